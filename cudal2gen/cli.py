@@ -1,0 +1,419 @@
+"""The command line: verbs that compose the rooms below, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from cudal2gen import catalog, places
+from cudal2gen.kernel import GPUS, IllegalRecord, Problem, parse
+
+if TYPE_CHECKING:
+    from cudal2gen.compiler import Artifact
+
+Record = catalog.Record
+
+EXIT_FAILED, EXIT_USAGE, EXIT_TOOLCHAIN = 1, 2, 3
+
+app = typer.Typer(
+    help="Half-precision matrix-multiply kernels for NVIDIA GPUs, regenerated from records. "
+    "Exit codes: 0 done, 1 the kernel failed, 2 the input is wrong, 3 a tool is missing.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Mnk = Annotated[str, typer.Option("--mnk", metavar="M_N_K", help="Problem size, e.g. 4096_4096_64.")]
+OptionalMnk = Annotated[str | None, typer.Option("--mnk", metavar="M_N_K", help="Problem size, e.g. 4096_4096_64.")]
+Gpu = Annotated[str, typer.Option("--gpu", help=f"One of {', '.join(GPUS)}.")]
+Acc = Annotated[str, typer.Option("--acc", help="Accumulator in the MMA: f16 or f32.")]
+Layout = Annotated[str, typer.Option("--layout", help="tn: B stored (N,K); nn: B stored (K,N).")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Change a field of the record, e.g. bm=256, mma_repeat=2,4,1, prefetch=multi:3, c_batch=null. Repeatable.",
+    ),
+]
+All = Annotated[bool, typer.Option("--all", help="All records of --gpu, --acc and --layout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes at a time; all cores by default.")
+]
+Nvcc = Annotated[Path | None, typer.Option("--nvcc", help="The nvcc to use, instead of the one that is found.")]
+
+
+@app.callback()
+def _settings(
+    catalog_path: Annotated[
+        Path | None, typer.Option("--catalog", envvar="CUDAL2GEN_CATALOG", help="The catalog: a kernels.jsonl.")
+    ] = None,
+    build_dir: Annotated[
+        Path | None, typer.Option("--build-dir", envvar="CUDAL2GEN_BUILD_DIR", help="Where compiled kernels are kept.")
+    ] = None,
+) -> None:
+    import os
+
+    if catalog_path is not None:
+        os.environ["CUDAL2GEN_CATALOG"] = str(catalog_path)
+    if build_dir is not None:
+        os.environ["CUDAL2GEN_BUILD_DIR"] = str(build_dir)
+
+
+@app.command("list")
+def list_records(
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Only this GPU.")] = None,
+    acc: Annotated[str | None, typer.Option("--acc", help="Only this accumulator.")] = None,
+    layout: Annotated[str | None, typer.Option("--layout", help="Only this layout.")] = None,
+    family: Annotated[str | None, typer.Option("--family", help="Only this family.")] = None,
+    structure: Annotated[
+        str | None, typer.Option("--structure", help="Only this origin: exact, nearest, tuned, modelled.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the records of the catalog, one line each."""
+    with _user_errors():
+        filters = {"gpu": gpu, "acc": acc, "layout": layout, "family": family}
+        chosen = [
+            record
+            for record in catalog.load()
+            if all(value in (None, getattr(record, name)) for name, value in filters.items())
+            and structure in (None, record.origin.structure)
+        ]
+    for record in chosen:
+        if as_json:
+            print(catalog.dump(record))
+        else:
+            tile = f"{record.bm}x{record.bn}" + (f"x{record.bk}" if record.family == "sm80_multistage" else "")
+            print(
+                f"{record.gpu:8} {record.acc} {record.layout} {record.mnk:18} {record.family:16} {tile:12} "
+                f"{record.threads:4} threads  {record.smem_bytes:6} B  {record.origin.structure}"
+            )
+    if not chosen:
+        print("no record matches", file=sys.stderr)
+
+
+@app.command()
+def show(
+    mnk: Mnk,
+    gpu: Gpu = "a100",
+    acc: Acc = "f16",
+    layout: Layout = "tn",
+    changes: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Show a record and what follows from it: threads, shared memory, registers, occupancy, waves, padding."""
+    with _user_errors():
+        record = _record(mnk, gpu, acc, layout, changes)
+    facts = _facts(record, _built(record))
+    if as_json:
+        print(json.dumps({"record": record.model_dump(mode="json"), "derived": facts}, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for title, rows in (("record", record.model_dump(mode="json")), ("follows from it", facts)):
+        table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+        for name, value in rows.items():
+            table.add_row(name, value if isinstance(value, str) else json.dumps(value))
+        console.print(table)
+    for remark in record.remarks:
+        console.print(f"note: {remark}")
+
+
+@app.command()
+def render(
+    mnk: OptionalMnk = None,
+    gpu: Gpu = "a100",
+    acc: Acc = "f16",
+    layout: Layout = "tn",
+    changes: Set = None,
+    everything: All = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write; with --all, the folder to write one file per text to.")
+    ] = None,
+) -> None:
+    """Print the CuTe source of a record's kernel, highlighted on a terminal and plain in a pipe."""
+    from cudal2gen.renderer import render as text_of
+
+    with _user_errors():
+        if everything:
+            if out is None:
+                _usage("--all needs --out DIR")
+            texts = {record.name: text_of(record) for record in _chosen(None, True, gpu, acc, layout, changes)}
+            for name, text in texts.items():
+                _write(out / f"{name}.cu", text)
+            print(f"{len(texts)} distinct texts in {out}", file=sys.stderr)
+            return
+        text = text_of(_chosen(mnk, False, gpu, acc, layout, changes)[0])
+        if out is not None:
+            _write(out, text)
+            return
+    if not sys.stdout.isatty():
+        sys.stdout.write(text)
+        return
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    Console().print(Syntax(text, "cuda", word_wrap=True))
+
+
+@app.command()
+def build(
+    mnk: OptionalMnk = None,
+    gpu: Gpu = "a100",
+    acc: Acc = "f16",
+    layout: Layout = "tn",
+    changes: Set = None,
+    everything: All = False,
+    jobs: Jobs = None,
+    nvcc: Nvcc = None,
+    as_json: Json = False,
+) -> None:
+    """Compile a record's kernel, or all of them. A kernel that spills or has a stack frame fails."""
+    from cudal2gen import compiler
+
+    with _user_errors():
+        records = _chosen(mnk, everything, gpu, acc, layout, changes)
+        tools = compiler.toolchain(nvcc)
+        with _progress(f"compiling for {gpu}") as progress:
+            artifacts = compiler.build(records, tools=tools, jobs=jobs, progress=progress)
+    faults = 0
+    distinct = {artifact.digest: (record, artifact) for record, artifact in zip(records, artifacts, strict=True)}
+    for record, artifact in distinct.values():
+        for finding in artifact.ptxas.findings:
+            faults += 1
+            print(f"error: {record.name} {finding}", file=sys.stderr)
+        if as_json:
+            row = {"name": record.name, "directory": str(artifact.directory), "registers": artifact.ptxas.registers}
+            print(json.dumps(row | {"findings": artifact.ptxas.findings}))
+        elif not everything:
+            print(
+                f"{artifact.directory}: {artifact.ptxas.registers} registers, "
+                f"{record.smem_bytes} bytes of shared memory"
+            )
+    if everything and not as_json:
+        rss = compiler.peak_rss_bytes() >> 20
+        print(
+            f"{len(records)} records, {len(distinct)} distinct kernels in {places.build_dir()}; "
+            f"peak {rss} MiB a process"
+        )
+    if faults:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def edit(
+    mnk: Mnk,
+    gpu: Gpu = "a100",
+    acc: Acc = "f16",
+    layout: Layout = "tn",
+    changes: Set = None,
+) -> None:
+    """Write a changed record to the catalog, after checking that it is legal."""
+    with _user_errors():
+        if not changes:
+            _usage("nothing to change; give --set FIELD=VALUE")
+        record = _record(mnk, gpu, acc, layout, changes)
+        target = catalog.put(record)
+    print(f"{record.gpu} {record.acc} {record.layout} {record.mnk} written to {target}")
+
+
+@app.command()
+def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
+    """Tell what this machine can do, and what would add the rest."""
+    from cudal2gen import compiler
+
+    checks: dict[str, tuple[bool, str]] = {}
+    try:
+        checks["catalog"] = (True, f"{len(catalog.load())} records in {places.catalog()}")
+    except catalog.CatalogError as error:
+        checks["catalog"] = (False, str(error))
+    try:
+        tools = compiler.toolchain(nvcc)
+        checks["compile"] = (
+            True,
+            f"nvcc {tools.nvcc_version} ({tools.nvcc}), "
+            f"CuTe of CUTLASS {tools.cutlass_version} ({tools.cutlass_include})",
+        )
+    except compiler.ToolchainError as error:
+        checks["compile"] = (False, str(error))
+    checks["build directory"] = compiler.writable(places.build_dir())
+    driver = Path("/dev/nvidiactl")
+    checks["gpu"] = (
+        driver.exists(),
+        str(driver) if driver.exists() else "no NVIDIA driver; kernels are compiled, not run here",
+    )
+    if as_json:
+        print(json.dumps({name: {"ok": ok, "detail": detail} for name, (ok, detail) in checks.items()}, indent=1))
+    else:
+        for name, (ok, detail) in checks.items():
+            print(f"{'ok     ' if ok else 'missing'}  {name:16} {detail}")
+    if not checks["compile"][0]:
+        raise typer.Exit(EXIT_TOOLCHAIN)
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """What a user can mend is one line on stderr and an exit code, never a traceback."""
+    try:
+        yield
+    except (IllegalRecord, catalog.CatalogError) as error:
+        _fail(str(error), EXIT_USAGE)
+    except RuntimeError as error:
+        from cudal2gen.compiler import BuildError, ToolchainError
+
+        if isinstance(error, ToolchainError):
+            _fail(str(error), EXIT_TOOLCHAIN)
+        if isinstance(error, BuildError):
+            _fail(str(error), EXIT_FAILED)
+        raise
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _usage(message: str) -> NoReturn:
+    _fail(message, EXIT_USAGE)
+
+
+def _problem(mnk: str, gpu: str, acc: str, layout: str) -> Problem:
+    from pydantic import ValidationError
+
+    from cudal2gen.kernel import explain
+
+    parts = mnk.split("_")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        _usage(f"--mnk {mnk}: expected three sizes M_N_K, such as 4096_4096_64")
+    if gpu not in GPUS:
+        _usage(f"--gpu {gpu}: must be one of {', '.join(GPUS)}")
+    m, n, k = (int(part) for part in parts)
+    try:
+        return Problem.model_validate({"gpu": gpu, "acc": acc, "layout": layout, "m": m, "n": n, "k": k})
+    except ValidationError as error:
+        _usage(explain(error))
+
+
+def _record(mnk: str, gpu: str, acc: str, layout: str, changes: list[str] | None) -> Record:
+    found = catalog.find(_problem(mnk, gpu, acc, layout))
+    if found.note:
+        print(f"note: {found.note}", file=sys.stderr)
+    return _changed(found.record, changes or [])
+
+
+def _chosen(
+    mnk: str | None, everything: bool, gpu: str, acc: str, layout: str, changes: list[str] | None
+) -> list[Record]:
+    if (mnk is None) != everything:
+        _usage("give either --mnk M_N_K or --all")
+    if mnk is not None:
+        return [_record(mnk, gpu, acc, layout, changes)]
+    records = [record for record in catalog.load() if (record.gpu, record.acc, record.layout) == (gpu, acc, layout)]
+    if not records:
+        _usage(f"no records for {gpu} {acc} {layout}; see 'cudal2gen list'")
+    return [_changed(record, changes or []) for record in records]
+
+
+def _changed(record: Record, changes: list[str]) -> Record:
+    fields = record.model_dump(mode="json")
+    if not changes:
+        return record
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            _usage(f"--set {change}: expected FIELD=VALUE")
+        name, _, inner = name.partition(".")
+        if name == "prefetch" and not inner:
+            kind, _, distance = text.partition(":")
+            fields[name] = {"kind": kind, "distance": _value(distance) if distance else None}
+        elif inner and isinstance(fields.get(name), dict):
+            fields[name] = fields[name] | {inner: _value(text)}
+        else:
+            listed = isinstance(fields.get(name), list)
+            fields[name] = (
+                [_value(part) for part in text.split(",") if part] if listed and "[" not in text else _value(text)
+            )
+    touched = sorted(name for name, value in fields.items() if value != record.model_dump(mode="json").get(name, ...))
+    if touched and "origin" not in touched:
+        changed = sorted({*record.origin.changed, *touched} - {"origin"})
+        fields["origin"] = {"source": record.origin.source, "structure": "modelled", "changed": changed}
+    return parse(fields)
+
+
+def _value(text: str) -> Any:
+    if "," in text and "[" not in text:
+        return [_value(part) for part in text.split(",")]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        _usage(f"cannot write {path}: {error.strerror}")
+
+
+def _built(record: Record) -> Artifact | None:
+    from cudal2gen import compiler
+
+    try:
+        return compiler.find(record)
+    except compiler.ToolchainError:
+        return None
+
+
+def _facts(record: Record, artifact: Artifact | None) -> dict[str, Any]:
+    registers = artifact.ptxas.registers if artifact else record.estimated_registers
+    facts: dict[str, Any] = {
+        "name": record.name,
+        "threads": record.threads,
+        "smem_bytes": record.smem_bytes,
+        "smem_limit_bytes": record.target.smem_block_bytes,
+        "registers_estimated": record.estimated_registers,
+        "registers": artifact.ptxas.registers if artifact else None,
+        "ctas": record.ctas,
+        "ctas_per_sm": record.ctas_per_sm(registers),
+        "waves": round(record.waves(registers), 2),
+        "padding_waste": round(record.padding_waste, 4),
+        "remarks": record.remarks,
+    }
+    if artifact:
+        facts |= {"directory": str(artifact.directory), "findings": artifact.ptxas.findings}
+    return facts
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Any]:
+    """A progress bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield report
+
+
+def main() -> None:
+    """Entry point of the ``cudal2gen`` command."""
+    app()

@@ -1,0 +1,532 @@
+"""Records to compiled kernels: toolchain discovery, one ninja graph, a content-addressed build directory.
+
+``build/<digest>/`` holds kernel.cu, kernel.ptx, kernel.cubin, ptxas.json and kernel.launch. The digest covers text,
+architecture, flags and the versions of nvcc and CUTLASS, and no path. The directory appears by one rename when all is
+there, so its existence is its validity. Kernels are compiled to PTX in batches, the PTX is split per kernel, and each
+part is assembled on its own: a batched build and a single one give the same files.
+
+A kernel is compiled once however many processes ask for it: each holds a byte of ``build/.lock``, chosen by the
+digest, while it builds. Locks are taken without waiting, in one pass; what others hold is waited for afterwards,
+holding none, so no two processes wait for each other. A killed process loses its locks, and its scratch folder
+(``build/.tmp-<token>``, a lock of its own) is removed by the next build.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import resource
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from cudal2gen import places
+from cudal2gen.kernel import Sm80Direct, Sm80Multistage
+from cudal2gen.renderer import render
+
+Record = Sm80Multistage | Sm80Direct
+Progress = Callable[[int, int], None]
+
+NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo", "-diag-suppress=177")
+LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
+INSTALL = "pip install 'cudal2gen[nvcc]'"
+BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
+
+
+class ToolchainError(RuntimeError):
+    """A part of the toolchain is missing; the message says which, and what installs it."""
+
+
+class BuildError(RuntimeError):
+    """A kernel did not compile, or compiled to something that a catalog must not hold."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compilers and headers in use, and the versions that enter a digest."""
+
+    nvcc: Path
+    ptxas: Path
+    cuda_include: Path
+    cutlass_include: Path
+    nvcc_version: str
+    cutlass_version: str
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"nvcc": self.nvcc_version, "cutlass": self.cutlass_version}
+
+
+@dataclass(frozen=True)
+class Ptxas:
+    """What ptxas reports of one kernel: registers per thread, bytes of spills, stack frame and static shared memory."""
+
+    arch: str
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    smem_static_bytes: int
+    barriers: int
+
+    @property
+    def findings(self) -> list[str]:
+        """Reasons why a catalog must not hold this kernel; empty for a clean one."""
+        found = []
+        if self.spill_store_bytes or self.spill_load_bytes:
+            found.append(f"spills {self.spill_store_bytes} bytes ({self.registers} registers)")
+        elif self.stack_bytes:
+            found.append(f"has a stack frame of {self.stack_bytes} bytes")
+        return found
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A built kernel."""
+
+    directory: Path
+    ptxas: Ptxas
+
+    @property
+    def digest(self) -> str:
+        return self.directory.name
+
+    @property
+    def source(self) -> Path:
+        return self.directory / "kernel.cu"
+
+    @property
+    def ptx(self) -> Path:
+        return self.directory / "kernel.ptx"
+
+    @property
+    def cubin(self) -> Path:
+        return self.directory / "kernel.cubin"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One distinct binary to build."""
+
+    name: str
+    arch: str
+    text: str
+    launch: str
+    digest: str
+
+
+def find_nvcc(given: Path | None = None) -> Path | None:
+    """nvcc by argument, ``CUDAL2GEN_NVCC``, PATH, the usual system folder, or the PyPI wheels; None without any."""
+    configured = given or os.environ.get("CUDAL2GEN_NVCC")
+    if configured:
+        return Path(configured)
+    if on_path := shutil.which("nvcc"):
+        return Path(on_path)
+    candidates = [Path("/usr/local/cuda/bin/nvcc")]
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        candidates += sorted(Path(root).glob("cu1[3-9]/bin/nvcc"), reverse=True)
+    return next((path for path in candidates if os.access(path, os.X_OK)), None)
+
+
+def find_cutlass() -> Path | None:
+    """The folder that holds ``cute/``: ``CUTLASS_PATH``, else the nvidia-cutlass wheel's; None without either."""
+    if configured := os.environ.get("CUTLASS_PATH"):
+        return Path(configured) / "include"
+    spec = importlib.util.find_spec("cutlass_library")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "source" / "include"
+
+
+@cache
+def toolchain(nvcc: Path | None = None) -> Toolchain:
+    """The toolchain of this machine; raises ToolchainError that names what is missing and what installs it."""
+    found = find_nvcc(nvcc)
+    if found is None:
+        raise ToolchainError(
+            f"no nvcc found (option --nvcc, CUDAL2GEN_NVCC, PATH, PyPI wheels); install one: {INSTALL}"
+        )
+    cutlass = find_cutlass()
+    if cutlass is None or not (cutlass / "cute" / "layout.hpp").is_file():
+        raise ToolchainError("the CuTe headers are missing; install them: pip install nvidia-cutlass==4.2.0.0")
+    for compiler in ("gcc", "g++"):
+        if shutil.which(compiler) is None:
+            raise ToolchainError(
+                f"no {compiler} found, which nvcc and the launcher need; install gcc, e.g. apt install g++"
+            )
+    try:
+        # The dry run tells where the real tools are, also behind a wrapper script.
+        dry = subprocess.run(
+            [found, "-dryrun", "-ptx", "-x", "cu", os.devnull], capture_output=True, text=True, check=True
+        )
+        version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ToolchainError(f"{found} does not run: {error}; set CUDAL2GEN_NVCC, or install one: {INSTALL}") from None
+    top = re.search(r"^#\$ TOP=(.*)$", dry.stderr, re.MULTILINE)
+    release = re.search(r"V([\d.]+)", version)
+    if top is None or release is None:
+        raise ToolchainError(f"{found} does not answer like nvcc; set CUDAL2GEN_NVCC to one of CUDA 13.0")
+    root = Path(top.group(1)).resolve()
+    header = (cutlass / "cutlass" / "version.h").read_text()
+    numbers = re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH) +(\d+)", header)
+    return Toolchain(found, root / "bin" / "ptxas", root / "include", cutlass, release.group(1), ".".join(numbers))
+
+
+def job(record: Record, tools: Toolchain) -> Job:
+    """The binary that a record stands for. Records that differ in data fields only share one."""
+    text = render(record)
+    arch = record.target.sm
+    launch = "".join(f"{name}={value}\n" for name, value in record.launch.items())
+    identity = {"text": text, "arch": arch, "flags": NVCC_FLAGS, "launch": launch, **tools.versions}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+    return Job(record.name, arch, text, launch, digest)
+
+
+def find(record: Record, *, build_dir: Path | None = None, tools: Toolchain | None = None) -> Artifact | None:
+    """The record's compiled kernel where it is built already."""
+    return _open((build_dir or places.build_dir()) / job(record, tools or toolchain()).digest)
+
+
+def build(
+    records: Sequence[Record],
+    *,
+    build_dir: Path | None = None,
+    tools: Toolchain | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> list[Artifact]:
+    """Compiled kernels of the records, in their order; what is built already is taken as it is.
+
+    Raises BuildError with nvcc's message for kernels that do not compile (their text stays in ``build/failed``), after
+    all others are built; ToolchainError where there is no compiler. Spills and stack frames are no error here, see
+    ``Ptxas.findings``. ``progress`` is called with kernels done and to do.
+    """
+    tools = tools or toolchain()
+    root = build_dir or places.build_dir()
+    wanted = [job(record, tools) for record in records]
+    missing = {item.digest: item for item in wanted if _open(root / item.digest) is None}
+    try:
+        if missing:
+            root.mkdir(parents=True, exist_ok=True)
+            _build_missing(list(missing.values()), root, tools, jobs or os.cpu_count() or 1, progress)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        hint = "free some space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise BuildError(f"cannot write to {root}: {reason}; {hint}choose another folder with --build-dir") from error
+    artifacts = []
+    for item in wanted:
+        artifact = _open(root / item.digest)
+        if artifact is None:
+            raise BuildError(f"{item.name} vanished from {root} while it was being built; build again")
+        artifacts.append(artifact)
+    return artifacts
+
+
+def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -> Path:
+    """The generic launcher's shared library, compiled at first use (under a second)."""
+    tools = tools or toolchain()
+    root = build_dir or places.build_dir()
+    source = places.PACKAGE / "launcher.cpp"
+    identity = json.dumps([source.read_text(), LAUNCHER_FLAGS, tools.nvcc_version])
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    library = root / f"launcher-{digest}" / "libcudal2gen.so"
+    if library.is_file():
+        return library
+    root.mkdir(parents=True, exist_ok=True)
+    with _scratch(root) as scratch:
+        built = scratch / library.parent.name
+        built.mkdir()
+        command = [
+            "g++",
+            *LAUNCHER_FLAGS,
+            f"-I{tools.cuda_include}",
+            str(source),
+            "-o",
+            str(built / library.name),
+            "-ldl",
+        ]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise BuildError(f"the launcher did not compile:\n{done.stderr}")
+        _publish(built, library.parent)
+    return library
+
+
+def _open(directory: Path) -> Artifact | None:
+    try:
+        report = json.loads((directory / "ptxas.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return Artifact(directory, Ptxas(**report))
+
+
+def _build_missing(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> None:
+    with _Locks(root) as locks:
+        mine = [item for item in items if locks.try_take(item.digest)]
+        theirs = [item for item in items if item not in mine]
+        # Between the first look and the lock, somebody may have finished.
+        mine = [item for item in mine if _open(root / item.digest) is None]
+        failures = _run(mine, root, tools, jobs, progress) if mine else {}
+        locks.release_all()
+        for item in theirs:
+            with locks.take(item.digest):
+                if _open(root / item.digest) is None:
+                    failures |= _run([item], root, tools, jobs, progress)
+    if failures:
+        raise BuildError("\n".join(failures.values()))
+
+
+def _run(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> dict[str, str]:
+    """Builds and publishes; answers digest -> message for what failed. A failed batch is tried kernel by kernel."""
+    with _scratch(root) as scratch:
+        size = max(1, min(BATCH, -(-len(items) // jobs)))
+        batches = _batches(items, size)
+        total = len(items)
+
+        def report(done: int) -> None:
+            if progress:
+                progress(done, total)
+
+        report(0)
+        _ninja(batches, scratch, root, tools, jobs, report)
+        failed = [item for item in items if _open(root / item.digest) is None]
+        if failed and size > 1:
+            done = total - len(failed)
+            _ninja(_batches(failed, 1), scratch, root, tools, jobs, lambda more: report(done + more))
+            failed = [item for item in items if _open(root / item.digest) is None]
+        return {item.digest: _failure(item, scratch, root) for item in failed}
+
+
+def _batches(items: list[Job], size: int) -> list[list[Job]]:
+    ordered = sorted(items, key=lambda item: (item.arch, item.name))
+    batches: list[list[Job]] = []
+    for item in ordered:
+        if batches and batches[-1][0].arch == item.arch and len(batches[-1]) < size:
+            batches[-1].append(item)
+        else:
+            batches.append([item])
+    return batches
+
+
+def _ninja(
+    batches: list[list[Job]], scratch: Path, root: Path, tools: Toolchain, jobs: int, report: Callable[[int], None]
+) -> None:
+    for items in batches:
+        _write_batch(items, scratch)
+    (scratch / "build.ninja").write_text(ninja_text(batches, tools, Path(sys.executable)))
+    command = [str(_ninja_binary()), "-k", "0", "-j", str(jobs), "-C", str(scratch), "--quiet"]
+    by_name = {_folder(item): item for items in batches for item in items}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    log, done = [], 0
+    try:
+        for line in process.stdout:
+            if line.startswith("assembled "):
+                _finish(by_name[line.split()[1]], scratch, root)
+                done += 1
+                report(done)
+            else:
+                log.append(line)
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    with (scratch / "ninja.log").open("a") as file:
+        file.writelines(log)
+
+
+def _folder(item: Job) -> str:
+    return f"{item.arch}/{item.name}"
+
+
+def _batch_name(items: list[Job]) -> str:
+    return f"{items[0].arch}_{items[0].name}_{len(items)}"
+
+
+def _write_batch(items: list[Job], scratch: Path) -> None:
+    folder = scratch / items[0].arch
+    folder.mkdir(exist_ok=True)
+    for item in items:
+        (folder / f"{item.name}.cu").write_text(item.text)
+    includes = "".join(f'#include "{item.arch}/{item.name}.cu"\n' for item in items)
+    (scratch / f"{_batch_name(items)}.cu").write_text(includes)
+
+
+def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
+    """The build graph: batch.cu -> batch.ptx -> one kernel.ptx per kernel -> kernel.cubin and ptxas's report."""
+    quoted = {name: _quote(path) for name, path in asdict(tools).items() if isinstance(path, Path)}
+    lines = [
+        "ninja_required_version = 1.8",
+        "rule nvcc",
+        f"  command = {quoted['nvcc']} {' '.join(NVCC_FLAGS)} -arch=$arch"
+        f" -I{quoted['cutlass_include']} -I. -ptx $in -o $out",
+        "rule split",
+        f"  command = {_quote(python)} -I -S {_quote(places.PACKAGE / 'ptx_split.py')} $in $arch",
+        "rule ptxas",
+        f"  command = {quoted['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
+    ]
+    for items in batches:
+        arch, batch = items[0].arch, _batch_name(items)
+        parts = " ".join(f"{_folder(item)}/kernel.ptx" for item in items)
+        lines += [f"build {batch}.ptx: nvcc {batch}.cu", f"  arch = {arch}"]
+        lines += [f"build {parts}: split {batch}.ptx", f"  arch = {arch}"]
+        for item in items:
+            lines += [f"build {_folder(item)}/kernel.cubin: ptxas {_folder(item)}/kernel.ptx"]
+            lines += [f"  arch = {arch}", f"  kernel = {_folder(item)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _quote(path: Path) -> str:
+    """A path in a ninja command, safe for ninja and the shell."""
+    escaped = str(path).replace("$", "$$")
+    return "'" + escaped.replace("'", "'\\''") + "'"
+
+
+def _ninja_binary() -> Path:
+    if importlib.util.find_spec("ninja") is not None:
+        import ninja
+
+        return Path(ninja.BIN_DIR) / "ninja"
+    if found := shutil.which("ninja"):
+        return Path(found)
+    raise ToolchainError("no ninja found; install it: pip install ninja")
+
+
+def _finish(item: Job, scratch: Path, root: Path) -> None:
+    built = scratch / _folder(item)
+    log = built / "kernel.cubin.log"
+    (built / "ptxas.json").write_text(json.dumps(asdict(parse_ptxas(log.read_text(), item.arch)), indent=1) + "\n")
+    (built / "kernel.cu").write_text(item.text)
+    (built / "kernel.launch").write_text(item.launch)
+    log.unlink()
+    _publish(built, root / item.digest)
+
+
+def parse_ptxas(log: str, arch: str) -> Ptxas:
+    """ptxas -v's report of a module with one kernel."""
+
+    def number(pattern: str) -> int:
+        found = re.search(pattern, log)
+        return int(found.group(1)) if found else 0
+
+    return Ptxas(
+        arch=arch,
+        registers=number(r"Used (\d+) registers"),
+        spill_store_bytes=number(r"(\d+) bytes spill stores"),
+        spill_load_bytes=number(r"(\d+) bytes spill loads"),
+        stack_bytes=number(r"(\d+) bytes stack frame"),
+        smem_static_bytes=number(r"(\d+) bytes smem"),
+        barriers=number(r"used (\d+) barriers"),
+    )
+
+
+def _failure(item: Job, scratch: Path, root: Path) -> str:
+    kept = root / "failed" / f"{item.digest}.cu"
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text(item.text)
+    log = (scratch / "ninja.log").read_text()
+    log = log.replace(f"{item.arch}/{item.name}.cu", str(kept))
+    about = [line for line in log.splitlines() if str(kept) in line or item.name in line]
+    assembler = scratch / _folder(item) / "kernel.cubin.log"
+    if assembler.is_file():
+        about += assembler.read_text().splitlines()
+    return f"{item.name} did not compile; its text is kept in {kept}\n" + "\n".join(about or log.splitlines()[-20:])
+
+
+def _publish(built: Path, target: Path) -> None:
+    """Moves a finished directory into place. A half-written one from elsewhere, or a loser's, is replaced."""
+    try:
+        built.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(target, ignore_errors=True)
+        built.rename(target)
+
+
+@contextmanager
+def _scratch(root: Path) -> Iterator[Path]:
+    """A scratch folder of this build; folders that killed builds left behind are removed on the way."""
+    with _Locks(root) as locks:
+        for stale in root.glob(".tmp-*"):
+            if locks.try_take(stale.name):
+                shutil.rmtree(stale, ignore_errors=True)
+        scratch = root / f".tmp-{secrets.token_hex(16)}"
+        locks.try_take(scratch.name)
+        scratch.mkdir()
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Locks:
+    """Advisory locks on single bytes of one file, chosen by name.
+
+    They belong to the open file, so threads of one process exclude each other too.
+    """
+
+    # Linux's F_OFD_SETLK and F_OFD_SETLKW, which the fcntl module names from Python 3.9 on only where libc does.
+    SET, SET_WAIT = 37, 38
+
+    def __init__(self, root: Path) -> None:
+        self._file = (root / ".lock").open("a+b")
+
+    def __enter__(self) -> _Locks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def try_take(self, name: str) -> bool:
+        try:
+            self._call(self.SET, fcntl.F_WRLCK, name)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    @contextmanager
+    def take(self, name: str) -> Iterator[None]:
+        self._call(self.SET_WAIT, fcntl.F_WRLCK, name)
+        try:
+            yield
+        finally:
+            self._call(self.SET, fcntl.F_UNLCK, name)
+
+    def release_all(self) -> None:
+        self._lock(self.SET, fcntl.F_UNLCK, 0, 0)
+
+    def _call(self, command: int, kind: int, name: str) -> None:
+        self._lock(command, kind, int(hashlib.sha256(name.encode()).hexdigest()[:15], 16), 1)
+
+    def _lock(self, command: int, kind: int, start: int, length: int) -> None:
+        import struct
+
+        fcntl.fcntl(self._file, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident size of any compiler process that this process has waited for."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+
+def writable(folder: Path) -> tuple[bool, str]:
+    """Whether kernels can be built into a folder, and why not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _scratch(folder):
+            return True, str(folder)
+    except OSError as error:
+        return False, f"{folder}: {error.strerror}; choose another folder with --build-dir"

@@ -1,0 +1,564 @@
+"""The question and the answer: a GEMM problem, and one frozen record per kernel family.
+
+A record is one line of ``configs/kernels.jsonl``. Every legality rule is written once, in the ``violations`` of its
+family; catalog, CLI, tuner and tests all go through it by validating a record. Sizes named ``bm bn bk`` are in
+elements, ``*_bytes`` in bytes; problems are always in m, n, k order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+Acc = Literal["f16", "f32"]
+Layout = Literal["tn", "nn"]
+Baked = Literal["n", "k"]
+Padding = Literal["none", "predicate", "pad"]
+Extent = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
+MmaRepeat = tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, le=8)], Literal[1]]
+
+VECTOR = 8  # halves in the 16-byte vector that cp.async, ldmatrix rows and global stores move
+MMA_M, MMA_N, MMA_K = 16, 8, 16  # mma.sync.m16n8k16
+MAX_GRID_YZ = 65535
+
+
+class Gpu(NamedTuple):
+    """Limits of one GPU model, from the CUDA programming guide's table of compute capabilities."""
+
+    title: str
+    sm: str
+    sms: int
+    smem_block_bytes: int
+    smem_sm_bytes: int
+    threads_sm: int
+    blocks_sm: int
+
+
+GPUS: dict[str, Gpu] = {
+    "a100": Gpu("A100", "sm_80", 108, 163 << 10, 164 << 10, 2048, 32),
+    "rtx3090": Gpu("GeForce RTX 3090", "sm_86", 82, 99 << 10, 100 << 10, 1536, 16),
+    "l40s": Gpu("L40S", "sm_89", 142, 99 << 10, 100 << 10, 1536, 24),
+    "h100": Gpu("H100", "sm_90a", 132, 227 << 10, 228 << 10, 2048, 32),
+    "h200": Gpu("H200", "sm_90a", 132, 227 << 10, 228 << 10, 2048, 32),
+    "rtx5090": Gpu("GeForce RTX 5090", "sm_120", 170, 99 << 10, 100 << 10, 1536, 24),
+}
+REGISTERS_SM = 65536
+REGISTERS_THREAD = 255
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Smallest integer not below a / b."""
+    return -(-a // b)
+
+
+class Frozen(BaseModel):
+    """Nothing changes after validation, nothing unknown gets in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class Problem(Frozen):
+    """What is asked: D(m,n) = A(m,k) B, fp16 in and out, on one GPU.
+
+    ``acc`` is the accumulator really in the MMA. ``layout`` ``tn``: B is stored (n,k); ``nn``: B is stored (k,n).
+    """
+
+    gpu: str
+    acc: Acc
+    layout: Layout
+    m: Extent
+    n: Extent
+    k: Extent
+
+    @property
+    def mnk(self) -> str:
+        return f"{self.m}_{self.n}_{self.k}"
+
+    @property
+    def key(self) -> tuple[str, str, str, int, int, int]:
+        return (self.gpu, self.acc, self.layout, self.m, self.n, self.k)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+
+class Origin(Frozen):
+    """Where a record's decisions come from, and which of its fields differ from that source."""
+
+    source: str
+    structure: Literal["exact", "nearest", "tuned", "modelled"]
+    changed: tuple[str, ...] = ()
+
+
+class Prefetch(Frozen):
+    """Order of shared-to-register loads and MMAs in a k-tile; ``distance`` in k-blocks, given for ``multi`` only."""
+
+    kind: Literal["single", "single_intra_tile", "none", "multi", "pingpong", "staggered"]
+    distance: Annotated[int, Field(ge=2, le=8)] | None = None
+
+
+class KernelBase(Problem):
+    """What the families share: problem, origin, CTA tile, warps, and what follows from them."""
+
+    family: str
+    origin: Origin
+    bm: Annotated[int, Field(ge=16, le=512)]
+    bn: Annotated[int, Field(ge=16, le=512)]
+    mma_repeat: MmaRepeat
+    unroll_k: bool
+    bake: tuple[Baked, ...]
+    padding: Padding
+    split_k: Annotated[int, Field(ge=1, le=64)]
+
+    DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
+
+    @model_validator(mode="after")
+    def _legal(self) -> KernelBase:
+        # Shared rules first: a family's own rules divide by what these guarantee.
+        broken = list(KernelBase.violations(self)) or list(self.violations())
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self
+
+    def violations(self) -> Iterator[str]:
+        """Every broken rule as ``field=value: rule``, in the record's own names."""
+        if self.gpu not in GPUS:
+            yield f"gpu={self.gpu}: must be one of {', '.join(GPUS)}"
+        if self.threads > 1024:
+            yield f"mma_repeat={list(self.mma_repeat)}: {self.threads} threads exceed the 1024 of a CTA"
+        if self.bm % (MMA_M * self.mma_repeat[0]):
+            yield f"bm={self.bm}: must be a multiple of 16*mma_repeat[0] = {MMA_M * self.mma_repeat[0]}"
+        if self.bn % (2 * MMA_N * self.mma_repeat[1]):
+            yield f"bn={self.bn}: must be a multiple of 16*mma_repeat[1] = {2 * MMA_N * self.mma_repeat[1]}"
+        if self.bake not in ((), ("k",), ("n", "k")):
+            yield f"bake={list(self.bake)}: must be [], [k] or [n, k]"
+        if self.unroll_k and ("k" not in self.bake or self.split_k > 1):
+            yield "unroll_k=true: needs k in bake and split_k=1, only a known number of steps can be unrolled"
+
+    def problem_violations(self, bk: int) -> Iterator[str]:
+        """Rules that tie the tile to the problem. ``bk``: elements of k that one main-loop step takes."""
+        if self.padding == "none":
+            for field, extent, tile in (("bm", self.m, self.bm), ("bn", self.n, self.bn), ("bk", self.k, bk)):
+                if extent % tile:
+                    yield (
+                        f"{field}={tile}: does not divide {field[1]}={extent}; "
+                        "padding must be predicate or pad for such a tile"
+                    )
+        if self.padding == "predicate" and self.k % VECTOR:
+            yield f"k={self.k}: must be a multiple of {VECTOR}, rows along k are read in 16-byte vectors"
+        if self.split_k > (tiles := ceil_div(self.k, bk)):
+            yield f"split_k={self.split_k}: exceeds the {tiles} k-steps of {bk}"
+        if (rows := ceil_div(self.m, self.bm) * self.split_k) > MAX_GRID_YZ:
+            yield f"bm={self.bm}: {rows} rows of CTAs exceed the grid's {MAX_GRID_YZ}"
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(**{name: getattr(self, name) for name in Problem.model_fields})
+
+    @property
+    def target(self) -> Gpu:
+        return GPUS[self.gpu]
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.mma_repeat[0] * self.mma_repeat[1]
+
+    @property
+    def warp_m(self) -> int:
+        """16-row MMA blocks of one warp."""
+        return self.bm // (MMA_M * self.mma_repeat[0])
+
+    @property
+    def warp_n(self) -> int:
+        """8-column MMA blocks of one warp; always even, ldmatrix.x4 brings two."""
+        return self.bn // (MMA_N * self.mma_repeat[1])
+
+    @property
+    def tiles_m(self) -> int:
+        return ceil_div(self.m, self.bm)
+
+    @property
+    def tiles_n(self) -> int:
+        return ceil_div(self.n, self.bn)
+
+    @property
+    def ctas(self) -> int:
+        """CTA tiles of the problem, slices of k included."""
+        return self.tiles_m * self.tiles_n * self.split_k
+
+    @property
+    def padding_waste(self) -> float:
+        """Work on padding, as a fraction of the useful work."""
+        return self.tiles_m * self.bm * self.tiles_n * self.bn / (self.m * self.n) - 1
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return 0
+
+    def ctas_per_sm(self, registers: int) -> int:
+        """CTAs that one SM holds at ``registers`` per thread, by the rules of NVIDIA's occupancy calculator."""
+        gpu, warps = self.target, self.threads // 32
+        register_warps = REGISTERS_SM // (ceil_div(registers * 32, 256) * 256)
+        by_smem = gpu.smem_sm_bytes // (ceil_div(self.smem_bytes, 128) * 128 + 1024)  # 1 KiB is the system's
+        return min(gpu.blocks_sm, gpu.threads_sm // self.threads, register_warps // warps, by_smem)
+
+    def waves(self, registers: int) -> float:
+        """How often the GPU is filled; infinite where no CTA fits."""
+        resident = self.ctas_per_sm(registers) * self.target.sms
+        return self.ctas / resident if resident else float("inf")
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.bm * self.bn // self.threads // (2 if self.acc == "f16" else 1)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its author should know of a legal record."""
+        return []
+
+    @property
+    def predicated(self) -> bool:
+        return self.padding == "predicate"
+
+    def code(self) -> dict[str, Any]:
+        """The fields that the rendered text depends on, as JSON values; records with equal code share one text."""
+        fields = self.model_dump(mode="json", exclude=set(self.DATA_FIELDS))
+        fields["baked"] = {name: getattr(self, name) for name in self.bake}
+        # A caller who pads hands over a problem that the tile divides: the kernel is the same.
+        fields["padding"] = "predicate" if self.predicated else "none"
+        return fields
+
+    def named(self, tile: str) -> str:
+        digest = hashlib.sha256(json.dumps(self.code(), sort_keys=True).encode()).hexdigest()
+        return f"hgemm_{self.family}_{self.acc}_{self.layout}_{tile}_{digest[:10]}"
+
+    @property
+    def baked_n(self) -> int:
+        return self.n if "n" in self.bake else 0
+
+    @property
+    def baked_k(self) -> int:
+        return self.k if "k" in self.bake else 0
+
+
+class Sm80Multistage(KernelBase):
+    """A ring of cp.async stages in shared memory, ldmatrix and mma.sync; for sm_80, 86, 89, 90 and 120."""
+
+    family: Literal["sm80_multistage"]
+    bk: Annotated[int, Field(ge=16, le=256)]
+    stages: Annotated[int, Field(ge=1, le=13)]
+    min_blocks: Annotated[int, Field(ge=1, le=32)]
+    smem_swizzle: Swizzle
+    smem_swizzle_c: Swizzle | None
+    g2s_cols: Literal[1, 2, 4, 8, 16, 32]
+    g2s_slot: Annotated[int, Field(ge=0, le=15)]
+    raster: Literal["plain", "zsplit", "persistent"]
+    swizzle_stride: Extent | None
+    prefetch: Prefetch
+    epilogue: Literal["staged", "direct", "global"]
+    c_batch: Annotated[int, Field(ge=1, le=64)] | None
+    r2s_bytes: Literal[4, 8, 16] | None
+
+    DATA_FIELDS: ClassVar[frozenset[str]] = KernelBase.DATA_FIELDS | {"swizzle_stride"}
+
+    def violations(self) -> Iterator[str]:
+        if self.bk % MMA_K:
+            yield f"bk={self.bk}: must be a multiple of {MMA_K}, the k of one MMA"
+            return
+        yield from self.problem_violations(self.bk)
+        yield from self._copy_violations()
+        yield from self._mainloop_violations()
+        yield from self._epilogue_violations()
+        yield from self._raster_violations()
+        limit = self.target.smem_block_bytes
+        if self.smem_bytes > limit:
+            yield f"stages={self.stages}: {self.smem_bytes} bytes of shared memory exceed the {limit} of {self.gpu}"
+
+    def _copy_violations(self) -> Iterator[str]:
+        vectors = self.bk // VECTOR
+        if vectors % self.g2s_cols:
+            yield f"g2s_cols={self.g2s_cols}: must divide the {vectors} vectors of a row of bk={self.bk}"
+        if self.threads % self.g2s_cols:
+            yield f"g2s_cols={self.g2s_cols}: must divide the {self.threads} threads"
+        yield from _swizzle_violations("smem_swizzle", self.smem_swizzle, {"bm*bk": self.bm * self.bk})
+        yield from _swizzle_violations("smem_swizzle", self.smem_swizzle_b, {"bn*bk": self.bn * self.bk})
+
+    def _mainloop_violations(self) -> Iterator[str]:
+        kind, distance = self.prefetch.kind, self.prefetch.distance
+        if (distance is not None) != (kind == "multi"):
+            yield f"prefetch.distance={distance}: is given for kind multi, and only there"
+        elif self.prefetch_distance >= self.k_blocks:
+            yield (
+                f"prefetch={kind}: loads {self.prefetch_distance} k-blocks ahead, "
+                f"which needs more than the {self.k_blocks} k-blocks of bk={self.bk}"
+            )
+        elif self.stages == 1 and self.g2s_slot:
+            yield f"g2s_slot={self.g2s_slot}: must be 0 with one stage, its copy waits for the end of the tile"
+        elif self.g2s_slot > self.last_slot:
+            yield (
+                f"g2s_slot={self.g2s_slot}: must not exceed {self.last_slot}, "
+                f"the k-block of bk={self.bk} in which prefetch {kind} waits for the next tile"
+            )
+
+    def _epilogue_violations(self) -> Iterator[str]:
+        staged = self.epilogue != "global"
+        if (self.r2s_bytes is not None) != staged:
+            yield f"r2s_bytes={self.r2s_bytes}: is given unless epilogue is global"
+            return
+        if (self.c_batch is not None) != (self.epilogue == "staged"):
+            yield f"c_batch={self.c_batch}: is given for epilogue staged, and only there"
+            return
+        if (self.smem_swizzle_c is not None) != (self.r2s_bytes == 4):
+            yield f"smem_swizzle_c={_list(self.smem_swizzle_c)}: is given iff r2s_bytes is 4 (rows are staged)"
+            return
+        if self.c_batch is not None:
+            if self.c_batch > self.mma_tiles:
+                yield f"c_batch={self.c_batch}: exceeds the {self.mma_tiles} MMA tiles of a warp"
+            elif self.staging_bytes > self.ring_bytes:
+                yield f"c_batch={self.c_batch}: {self.staging_bytes} staged bytes exceed the ring's {self.ring_bytes}"
+        if self.smem_swizzle_c is not None:
+            size = {"bm*bn": self.bm * self.bn} if self.epilogue == "direct" else {"MMA tile": 8 * self.threads}
+            yield from _swizzle_violations("smem_swizzle_c", self.smem_swizzle_c, size)
+
+    def _raster_violations(self) -> Iterator[str]:
+        if (self.swizzle_stride is not None) != (self.raster == "zsplit"):
+            yield f"swizzle_stride={self.swizzle_stride}: is given for raster zsplit, and only there"
+        elif self.slices_n > MAX_GRID_YZ:
+            yield f"swizzle_stride={self.swizzle_stride}: {self.slices_n} slices exceed the grid's {MAX_GRID_YZ}"
+
+    @property
+    def k_blocks(self) -> int:
+        """MMA steps in one k-tile."""
+        return self.bk // MMA_K
+
+    @property
+    def k_tiles(self) -> int:
+        return ceil_div(self.k, self.bk)
+
+    @property
+    def prefetch_distance(self) -> int:
+        """k-blocks by which a fragment is loaded ahead of its MMA; inside one tile for single_intra_tile."""
+        kind = self.prefetch.kind
+        return 0 if kind == "none" else self.prefetch.distance or 1
+
+    @property
+    def across_tiles(self) -> bool:
+        """Whether the first fragments of a k-tile are loaded while the previous one is being multiplied."""
+        return self.prefetch.kind not in ("none", "single_intra_tile")
+
+    @property
+    def last_slot(self) -> int:
+        return self.k_blocks - (self.prefetch_distance if self.across_tiles else 1)
+
+    @property
+    def copies_in_slot(self) -> bool:
+        """Whether the next copy is issued by k-block alone; else it precedes the wait, or there is one stage."""
+        return self.stages > 1 and not (self.across_tiles and self.g2s_slot == self.last_slot)
+
+    @property
+    def g2s_cols_b(self) -> int:
+        """Threads along the contiguous extent of B: as A's for tn; for nn as many as a 128-byte line serves."""
+        if self.layout == "tn":
+            return self.g2s_cols
+        vectors = self.bn // VECTOR
+        return min(vectors & -vectors, 8)
+
+    @property
+    def smem_swizzle_b(self) -> Swizzle:
+        """B's swizzle: as A's for tn; for nn the one whose source bits are the low bits of the row."""
+        if self.layout == "tn":
+            return self.smem_swizzle
+        vectors = self.bn // VECTOR
+        return (3, 3, max(3, (vectors & -vectors).bit_length() - 1))
+
+    @property
+    def swizzle_period(self) -> int:
+        """16-byte vectors after which both swizzles repeat: steps by its multiples are plain additions."""
+        return max(1 << (bits + base - 3 + shift) for bits, base, shift in (self.smem_swizzle, self.smem_swizzle_b))
+
+    @property
+    def static_steps_a(self) -> bool:
+        """Whether ldmatrix addresses of A advance by constants: rows by sums, columns by xor."""
+        vectors = self.bk // VECTOR
+        return vectors & (vectors - 1) == 0 and MMA_M * self.mma_repeat[0] * vectors % self.swizzle_period == 0
+
+    @property
+    def static_steps_b(self) -> bool:
+        """The same for B; for nn its rows run along k."""
+        if self.layout == "nn":
+            return MMA_K * (self.bn // VECTOR) % self.swizzle_period == 0
+        vectors = self.bk // VECTOR
+        return vectors & (vectors - 1) == 0 and 2 * MMA_N * self.mma_repeat[1] * vectors % self.swizzle_period == 0
+
+    @property
+    def mma_tiles(self) -> int:
+        """16x16 MMA tiles of one warp, the unit of ``c_batch``."""
+        return self.warp_m * self.warp_n // 2
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.stages * (self.bm + self.bn) * self.bk * 2
+
+    @property
+    def staging_tiles(self) -> int:
+        """MMA tiles of a warp in one round through shared memory."""
+        return {"staged": self.c_batch or 0, "direct": self.mma_tiles, "global": 0}[self.epilogue]
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.staging_tiles * self.threads * 16
+
+    @property
+    def smem_bytes(self) -> int:
+        return max(self.ring_bytes, self.staging_bytes)
+
+    @property
+    def slices_n(self) -> int:
+        """grid.z: slices of ``swizzle_stride`` columns, counted on the padded extent."""
+        return ceil_div(self.tiles_n * self.bn, self.swizzle_stride) if self.swizzle_stride else 1
+
+    @property
+    def estimated_registers(self) -> int:
+        """Accumulators, live fragments and addressing; a rough guide for pruning, ptxas decides."""
+        live = {"none": 1, "single_intra_tile": 2, "staggered": 2}.get(self.prefetch.kind, 1 + self.prefetch_distance)
+        fragments = (4 * self.warp_m + 2 * self.warp_n) * min(live, self.k_blocks)
+        if self.prefetch.kind == "staggered":
+            fragments -= 2 * self.warp_n
+        return self.accumulator_registers + fragments + 32 + (8 if self.predicated else 0)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its author should know of a legal record."""
+        found = []
+        reachable = self.ctas_per_sm(1)
+        if self.min_blocks > reachable:
+            found.append(f"min_blocks={self.min_blocks} only bounds registers: {reachable} CTAs fit on an SM otherwise")
+        if self.epilogue == "staged" and self.c_batch == self.mma_tiles and self.acc == "f16":
+            found.append("epilogue staged with all MMA tiles in one round moves what direct moves")
+        if self.prefetch.kind == "pingpong" and self.warp_m == 1:
+            found.append("prefetch pingpong with one MMA row per warp orders instructions as single does")
+        if self.raster == "zsplit" and self.slices_n == 1:
+            found.append("swizzle_stride covers all of n: the zsplit raster is the plain one")
+        return found
+
+    @property
+    def name(self) -> str:
+        return self.named(f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}")
+
+    @property
+    def launch(self) -> dict[str, str | int]:
+        """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
+        return _launch(self, self.bk, self.smem_bytes, self.raster)
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """Data fields that the launcher takes when it opens the kernel."""
+        return {"swizzle_stride": self.swizzle_stride} if self.swizzle_stride else {}
+
+
+class Sm80Direct(KernelBase):
+    """Fragments straight from global memory, no shared memory: for problems too small to fill a ring."""
+
+    family: Literal["sm80_direct"]
+
+    K_STEP: ClassVar[int] = 32  # a 16-byte vector per lane and row feeds two MMAs
+
+    def violations(self) -> Iterator[str]:
+        yield from self.problem_violations(self.K_STEP)
+
+    @property
+    def estimated_registers(self) -> int:
+        """Accumulators, two generations of fragments and addressing; a rough guide for pruning."""
+        return self.accumulator_registers + 2 * (8 * self.warp_m + 4 * self.warp_n) + 32
+
+    @property
+    def name(self) -> str:
+        return self.named(f"{self.bm}x{self.bn}")
+
+    @property
+    def launch(self) -> dict[str, str | int]:
+        """What the generic launcher must know of the compiled kernel."""
+        return _launch(self, self.K_STEP, 0, "plain")
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        return {}
+
+
+Kernel = Annotated[Sm80Multistage | Sm80Direct, Field(discriminator="family")]
+FAMILIES: dict[str, type[Sm80Multistage] | type[Sm80Direct]] = {
+    "sm80_multistage": Sm80Multistage,
+    "sm80_direct": Sm80Direct,
+}
+_KERNEL: TypeAdapter[Sm80Multistage | Sm80Direct] = TypeAdapter(Kernel)
+
+
+class IllegalRecord(ValueError):
+    """A record that breaks a rule; the message names field, value and rule."""
+
+
+def parse(fields: dict[str, Any] | str | bytes) -> Sm80Multistage | Sm80Direct:
+    """A record from a JSON line or from its fields; raises IllegalRecord with every broken rule in one line."""
+    try:
+        if isinstance(fields, dict):
+            return _KERNEL.validate_python(fields)
+        return _KERNEL.validate_json(fields)
+    except ValidationError as error:
+        raise IllegalRecord(explain(error)) from None
+
+
+def explain(error: ValidationError) -> str:
+    """pydantic's findings as ``field=value: rule``, without its model names."""
+    lines = []
+    for item in error.errors(include_url=False):
+        where = ".".join(str(part) for part in item["loc"] if part not in FAMILIES)
+        message = item["msg"].removeprefix("Value error, ")
+        message = message[0].lower() + message[1:] if item["type"] != "value_error" else message
+        value = json.dumps(item["input"], default=str)
+        shown = f"={value}" if where and item["type"] not in ("missing", "extra_forbidden") else ""
+        lines.append(f"{where}{shown}: {message}" if where else message)
+    return "; ".join(lines)
+
+
+def revise(record: Sm80Multistage | Sm80Direct, **changes: Any) -> Sm80Multistage | Sm80Direct:
+    """The record with fields changed, validated anew (pydantic's model_copy would skip the rules)."""
+    return parse(record.model_dump(mode="json") | changes)
+
+
+def _swizzle_violations(field: str, swizzle: Swizzle, sizes: dict[str, int]) -> Iterator[str]:
+    bits, base, shift = swizzle
+    if shift < bits:
+        yield f"{field}={list(swizzle)}: the shift must not be below the bits, or the permutation is not one"
+    for name, halves in sizes.items():
+        if halves % (1 << (bits + base)):
+            block = 1 << (bits + base)
+            yield f"{field}={list(swizzle)}: permutes blocks of {block} halves, {name}={halves} is no multiple"
+
+
+def _list(value: tuple[int, ...] | None) -> list[int] | None:
+    return None if value is None else list(value)
+
+
+def _launch(record: Sm80Multistage | Sm80Direct, bk: int, smem_bytes: int, raster: str) -> dict[str, str | int]:
+    return {
+        "entry": record.name,
+        "launch": "tiles",
+        "raster": raster,
+        "layout": record.layout,
+        "threads": record.threads,
+        "smem_bytes": smem_bytes,
+        "bm": record.bm,
+        "bn": record.bn,
+        "bk": bk,
+        "split_k": record.split_k,
+        "predicated": int(record.predicated),
+        "baked_n": record.baked_n,
+        "baked_k": record.baked_k,
+    }

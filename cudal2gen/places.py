@@ -1,0 +1,56 @@
+"""Where things are: the checkout or the installed package, the catalog, the build directory, the caches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def checkout() -> Path | None:
+    """The root of the source checkout that this package runs from, or None for an installed wheel."""
+    root = PACKAGE.parent
+    return root if (root / "pyproject.toml").is_file() and (root / "templates").is_dir() else None
+
+
+def shipped(name: str) -> Path:
+    """``templates`` or ``configs`` as shipped: beside the package in a checkout, inside it in a wheel."""
+    return (checkout() or PACKAGE) / name
+
+
+def user_data() -> Path:
+    """The user's folder for an edited catalog."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "cudal2gen"
+
+
+def user_cache() -> Path:
+    """The user's folder for what can be made again; ``CUDAL2GEN_CACHE_DIR`` moves it."""
+    if configured := os.environ.get("CUDAL2GEN_CACHE_DIR"):
+        return Path(configured)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cudal2gen"
+
+
+def catalog() -> Path:
+    """The catalog to read: ``CUDAL2GEN_CATALOG``, the checkout's, the user's edited copy, or the shipped one."""
+    if configured := os.environ.get("CUDAL2GEN_CATALOG"):
+        return Path(configured)
+    edited = user_data() / "kernels.jsonl"
+    if checkout() is None and edited.is_file():
+        return edited
+    return shipped("configs") / "kernels.jsonl"
+
+
+def editable_catalog() -> Path:
+    """The catalog to write: an installed wheel's own files stay as they are, edits go to the user's data folder."""
+    if os.environ.get("CUDAL2GEN_CATALOG") or checkout() is not None:
+        return catalog()
+    return user_data() / "kernels.jsonl"
+
+
+def build_dir() -> Path:
+    """``CUDAL2GEN_BUILD_DIR``, ``build`` in a checkout, else the user's cache."""
+    if configured := os.environ.get("CUDAL2GEN_BUILD_DIR"):
+        return Path(configured)
+    root = checkout()
+    return root / "build" if root is not None else user_cache() / "build"

@@ -1,0 +1,66 @@
+"""Batch PTX to one PTX file per kernel. Runs inside the ninja graph, so it imports the standard library only.
+
+The parts are normal forms: a kernel gives the same part whether it was compiled alone or in a batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from pathlib import Path
+
+_ENTRY = re.compile(r"^\.visible \.entry (\w+)\($.*?^}$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r'^\t\.file\t(\d+) "([^"]*)"', re.MULTILINE)
+_LOC = re.compile(r"^\t\.loc\t(\d+) (\d+) (\d+).*\n", re.MULTILINE)
+_LABEL = re.compile(r"^(\$L__(?:tmp|func)\w*):\n", re.MULTILINE)
+_SYMBOL = re.compile(
+    r"^\.(?:global|const|shared|extern \.shared)[^;]*?\b([A-Za-z_$][\w$]*)(?:\[\d*\])?(?: = [^;]*)?;$", re.MULTILINE
+)
+
+
+def split(ptx: str) -> dict[str, str]:
+    """Entry name -> PTX module with that entry and the symbols that it uses.
+
+    Line information is kept for the kernel's own source, as file ``kernel.cu``; what was inlined from headers takes
+    the line of the source before it. Raises ValueError where the module has no entry.
+    """
+    header = re.search(r"^\.version.*\n\.target.*\n\.address_size.*\n", ptx, re.MULTILINE)
+    entries = list(_ENTRY.finditer(ptx))
+    if header is None or not entries:
+        raise ValueError("no kernel entry in the PTX that nvcc wrote")
+    globals_text = ptx[header.end() : entries[0].start()] + "".join(
+        ptx[a.end() : b.start()] for a, b in itertools.pairwise(entries)
+    )
+    symbols = [(found.group(1), found.group(0)) for found in _SYMBOL.finditer(globals_text)]
+    files = {number: Path(name).stem for number, name in _FILE.findall(ptx)}
+    return {entry.group(1): _part(header.group(0), entry.group(1), entry.group(0), symbols, files) for entry in entries}
+
+
+def _part(header: str, name: str, body: str, symbols: list[tuple[str, str]], files: dict[str, str]) -> str:
+    def locate(found: re.Match[str]) -> str:
+        number, line, column = found.groups()
+        return f"\t.loc\t1 {line} {column}\n" if files.get(number) == name else ""
+
+    body = _LOC.sub(locate, body)
+    # A line that repeats the one before it says nothing.
+    body = re.sub(r"(\t\.loc\t\S+ \S+ \S+\n)(?:\1)+", r"\1", body)
+    body = _LABEL.sub("", body)
+    body = re.sub(r"\$L__BB\d+_", "$L__BB_", body)
+    words = set(re.findall(r"[A-Za-z_$][\w$]*", body))
+    used = [text for symbol, text in symbols if symbol in words]
+    file = '\t.file\t1 "kernel.cu"\n' if "\t.loc\t" in body else ""
+    return "\n".join([header, *used, "", body, file])
+
+
+def main(batch: str, parts: str) -> int:
+    """Writes ``parts/<entry>/kernel.ptx`` for every entry of the batch."""
+    for name, text in split(Path(batch).read_text()).items():
+        folder = Path(parts) / name
+        folder.mkdir(exist_ok=True)
+        (folder / "kernel.ptx").write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,42 @@
+"""Record to CUDA source: the one Jinja environment."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cudal2gen import places
+from cudal2gen.kernel import Sm80Direct, Sm80Multistage
+
+
+def _cxx(value: Any) -> str | int:
+    """Lets only text and integers into C++: anything else has a Python spelling, not a C++ one."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise TypeError(f"{value!r} has no C++ spelling: a template may print text and integers only")
+    return value
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(places.shipped("templates")),
+        undefined=StrictUndefined,
+        finalize=_cxx,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def render(record: Sm80Multistage | Sm80Direct) -> str:
+    """The kernel's complete CuTe source. Pure: equal code fields give the same bytes.
+
+    Raises jinja2.UndefinedError or TypeError only for a fault in a template, never for a legal record.
+    """
+    text = _environment().get_template(f"{record.family}.cu.j2").render(r=record)
+    # A macro with nothing to say leaves an empty line behind.
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text))

@@ -1,0 +1,292 @@
+"""Catalog records from facts about the published CUDA-L2 kernels, and a check of the catalog's claims against them.
+
+    python scripts/published.py FACTS --write configs/kernels.jsonl    make all records anew
+    python scripts/published.py FACTS --check configs/kernels.jsonl    recompute every line's `structure` and `changed`
+
+FACTS is a folder with a100_f16.jsonl, a100_f32.jsonl and rtx3090_f32.jsonl: one JSON object per published kernel. A
+key that is absent there was not determined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cudal2gen import catalog, compiler
+from cudal2gen.kernel import FAMILIES, IllegalRecord, parse, revise
+
+SETS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"))
+SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
+# What a record of structure `exact` may change, and must list.
+FREE = {"g2s_cols", "g2s_slot", "smem_swizzle", "smem_swizzle_c", "min_blocks", "r2s_bytes", "c_batch"}
+EPILOGUES = {
+    "smem_via_t": "staged",
+    "smem_tiled_copy": "direct",
+    "smem_autovec_copy": "direct",
+    "direct_gmem_copy": "global",
+    "direct_gmem_elements": "global",
+}
+RASTERS = {"plain": "plain", "zsplit": "zsplit", "persistent_loop": "persistent"}
+
+Facts = dict[str, Any]
+Record = catalog.Record
+
+
+def published(facts: Facts) -> dict[str, Any]:
+    """A published kernel in the record's terms; None: not determined, or something that no record says."""
+    kind = facts.get("prefetch_inner") if facts.get("prefetch") == "k_unrolled" else facts.get("prefetch")
+    rings = facts.get("g2s_op_a") == "SM80_CP_ASYNC_CACHEGLOBAL" and not facts.get("smem_pad_a")
+    own_c = str(facts.get("c_smem", "")).startswith("offset")
+    return {
+        "acc": facts["acc_actual"],
+        "family": "sm80_multistage" if facts["abstraction"] == "cute_sm80_mma" and rings else None,
+        "bm": facts["bm"],
+        "bn": facts["bn"],
+        "bk": facts["bk"],
+        "stages": facts.get("stages"),
+        "mma_repeat": [facts["mma_rep_m"], facts["mma_rep_n"], 1] if "mma_rep_m" in facts else None,
+        "min_blocks": facts.get("launch_bounds_min_blocks", 1),
+        "smem_swizzle": _same(facts, "swizzle_a", "swizzle_b") if facts.get("smem_atom_rows_a") == 8 else None,
+        "smem_swizzle_c": facts.get("swizzle_c"),
+        "g2s_cols": (_same(facts, "g2s_thr_a", "g2s_thr_b") or [None, None])[1],
+        "g2s_slot": (_same(facts, "g2s_slot_a", "g2s_slot_b") or [None])[0],
+        "raster": RASTERS.get(facts["cta_map"]),
+        "swizzle_stride": _stride(facts),
+        "prefetch": {"kind": kind, "distance": facts.get("prefetch_dist_a") if kind == "multi" else None},
+        "unroll_k": facts.get("prefetch") == "k_unrolled",
+        "bake": [] if facts.get("k_generic", True) else ["k"],
+        "epilogue": None if own_c else EPILOGUES.get(facts.get("epilogue", "")),
+        "c_batch": facts.get("c_batch"),
+        "r2s_bytes": facts.get("r2s_bytes"),
+        "padding": "pad" if facts["pads_problem"] else "none",
+        "split_k": None if facts["split_k"] else 1,
+    }
+
+
+def _same(facts: Facts, a: str, b: str) -> Any:
+    return facts.get(a) if facts.get(a) == facts.get(b) else None
+
+
+def _stride(facts: Facts) -> int | None:
+    """Columns per slice; where only the grid is known, the stride that gives this grid."""
+    if facts["cta_map"] != "zsplit":
+        return None
+    return facts.get("swizzle_stride") or math.ceil(facts["padded_n"] / facts["grid_z"])
+
+
+def judge(record: Record, facts: Facts) -> tuple[str, list[str]]:
+    """`structure` and `changed` of a record made from this published kernel."""
+    theirs = published(facts)
+    ours = record.model_dump(mode="json")
+    if record.family != "sm80_multistage":
+        theirs = {name: theirs[name] for name in theirs if name in ours}
+    changed = sorted(name for name, value in theirs.items() if ours[name] != value)
+    return ("exact" if set(changed) <= FREE else "nearest"), changed
+
+
+def translate(gpu: str, acc: str, facts: Facts) -> Record:
+    """The legal record closest to a published kernel, not yet compiled."""
+    theirs = published(facts)
+    fields = {name: value for name, value in theirs.items() if value is not None}
+    fields |= {"gpu": gpu, "acc": acc, "layout": "tn", "m": facts["m"], "n": facts["n"], "k": facts["k"]}
+    fields["origin"] = {"source": f"CUDA-L2 {gpu} {facts['acc_published']} {facts['m']}_{facts['n']}_{facts['k']}"}
+    if facts["abstraction"] == "wmma" or (fields.get("stages") is None and theirs["mma_repeat"] is None):
+        return _direct(fields)
+    return _multistage(fields, facts)
+
+
+def _direct(fields: dict[str, Any]) -> Record:
+    keep = {name: fields[name] for name in ("gpu", "acc", "layout", "m", "n", "k", "origin", "bake", "unroll_k")}
+    keep["origin"] |= {"structure": "nearest"}
+    return parse(
+        keep | {"family": "sm80_direct", "bm": 16, "bn": 16, "mma_repeat": [1, 1, 1], "padding": "none", "split_k": 1}
+    )
+
+
+def _multistage(fields: dict[str, Any], facts: Facts) -> Record:
+    fields["origin"] |= {"structure": "nearest"}
+    k_blocks = fields["bk"] // 16
+    fields.setdefault("stages", max(1, min(3, facts["k"] // fields["bk"])))
+    fields.setdefault("raster", "plain")
+    fields["swizzle_stride"] = fields.get("swizzle_stride") if fields["raster"] == "zsplit" else None
+    fields.setdefault("smem_swizzle", [3, 3, 3] if fields["bk"] >= 64 else [2, 3, 3])
+    fields.setdefault("epilogue", "staged")
+    if fields.get("r2s_bytes") not in (4, 8, 16):
+        fields["r2s_bytes"] = 4
+    fields.setdefault("split_k", min(facts.get("grid_z") or 4, facts["k"] // fields["bk"]))
+    if fields["prefetch"]["kind"] is None:
+        fields["prefetch"] = {"kind": "single" if k_blocks > 1 else "none", "distance": None}
+    multistage = set(FAMILIES["sm80_multistage"].model_fields)
+    fields = {name: value for name, value in fields.items() if name in multistage} | {"family": "sm80_multistage"}
+    if fields["epilogue"] == "global":
+        fields |= {"c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None}
+    if fields["epilogue"] == "direct":
+        fields["c_batch"] = None
+    if fields["r2s_bytes"] != 4:
+        fields["smem_swizzle_c"] = None
+    else:
+        fields.setdefault("smem_swizzle_c", fields["smem_swizzle"])
+    threads = 32 * fields["mma_repeat"][0] * fields["mma_repeat"][1]
+    tiles = fields["bm"] * fields["bn"] // (threads * 8)
+    ring = fields["stages"] * (fields["bm"] + fields["bn"]) * fields["bk"] * 2
+    fields.setdefault("g2s_cols", 4)
+    fields.setdefault("g2s_slot", 0)
+    if fields["epilogue"] == "staged":
+        fields["c_batch"] = min(fields.get("c_batch", 4), tiles, ring // (threads * 16))
+    attempts = (
+        {},
+        {"g2s_slot": 0},
+        {"smem_swizzle_c": [2, 3, 3]},
+        {"smem_swizzle": [2, 3, 3], "smem_swizzle_c": [2, 3, 3]},
+        {"g2s_cols": min(4, fields["bk"] // 8), "g2s_slot": 0},
+    )
+    for change in attempts:
+        applied = {name: value for name, value in change.items() if fields[name] is not None}
+        try:
+            return parse(fields | applied)
+        except IllegalRecord as error:
+            reason = error
+    raise SystemExit(f"{facts['m']}_{facts['n']}_{facts['k']}: {reason}")
+
+
+def relieved(record: Record) -> Iterator[Record]:
+    """What to try, in turn, when ptxas spills: looser bounds first, then other orders of the same structure."""
+    if record.family != "sm80_multistage":
+        return
+    for blocks in range(record.min_blocks - 1, 0, -1):
+        yield revise(record, min_blocks=blocks)
+    base = revise(record, min_blocks=1)
+    for change in ({"g2s_cols": 8}, {"g2s_slot": 1}, {"c_batch": 1}, {"c_batch": 2}, {"g2s_cols": 8, "g2s_slot": 1}):
+        try:
+            yield revise(base, **{name: value for name, value in change.items() if getattr(base, name) is not None})
+        except IllegalRecord:
+            continue
+    for kind in ("staggered", "single_intra_tile", "none"):
+        try:
+            yield revise(base, prefetch={"kind": kind, "distance": None}, g2s_slot=0)
+        except IllegalRecord:
+            continue
+    for repeat in ([2, 4, 1], [4, 2, 1]):
+        try:
+            yield revise(base, mma_repeat=repeat, c_batch=base.c_batch and 1)
+        except IllegalRecord:
+            continue
+
+
+def compiled(records: list[Record]) -> list[Record]:
+    """The records, each replaced by its first relieved form that compiles without spills."""
+    done = compiler.build(records)
+    final = list(records)
+    pending = {i: relieved(records[i]) for i, artifact in enumerate(done) if artifact.ptxas.findings}
+    print(f"{len(pending)} of {len(records)} spill as published", file=sys.stderr)
+    while pending:
+        trial = {i: next(options, None) for i, options in pending.items()}
+        hopeless = [records[i] for i, record in trial.items() if record is None]
+        if hopeless:
+            raise SystemExit(f"no form without spills: {[catalog.dump(record) for record in hopeless]}")
+        built = compiler.build(list(trial.values()))
+        for (i, record), artifact in zip(trial.items(), built, strict=True):
+            if not artifact.ptxas.findings:
+                final[i] = record
+                del pending[i]
+    return final
+
+
+def claimed(record: Record, facts: Facts) -> Record:
+    structure, changed = judge(record, facts)
+    return revise(record, origin={"source": record.origin.source, "structure": structure, "changed": changed})
+
+
+def fill(records: list[Record], gpu: str, acc: str) -> list[Record]:
+    """The sizes of the grid that have no published kernel, by the nearest one that is legal there."""
+    have = {(record.m, record.n, record.k) for record in records}
+    made = []
+    for m, n, k in ((m, n, k) for m in SIZES for n in SIZES for k in SIZES if (m, n, k) not in have):
+
+        def distance(record: Record, m: int = m, n: int = n, k: int = k) -> float:
+            return abs(math.log2(record.m / m)) + abs(math.log2(record.n / n)) + abs(math.log2(record.k / k))
+
+        for record in sorted(records, key=distance):
+            candidate = _moved(record, m, n, k)
+            if candidate is not None:
+                made.append(candidate)
+                break
+        else:
+            raise SystemExit(f"{gpu} {acc} {m}_{n}_{k}: no record is legal there")
+    return made
+
+
+def _moved(record: Record, m: int, n: int, k: int) -> Record | None:
+    if record.bake:
+        return None
+    moved = {name: value for name, value in (("m", m), ("n", n), ("k", k)) if getattr(record, name) != value}
+    divides = m % record.bm == 0 and n % record.bn == 0
+    padding = "none" if divides else "pad"
+    changes = sorted([*moved, *(["padding"] if padding != record.padding else [])])
+    origin = {"source": record.origin.source, "structure": "nearest", "changed": changes}
+    try:
+        return revise(record, **moved, padding=padding, origin=origin)
+    except IllegalRecord:
+        return None
+
+
+def facts_of(folder: Path, gpu: str, acc: str) -> dict[tuple[int, int, int], Facts]:
+    rows = [json.loads(line) for line in (folder / f"{gpu}_{acc}.jsonl").read_text().splitlines()]
+    return {(row["m"], row["n"], row["k"]): row for row in rows}
+
+
+def write(folder: Path, target: Path) -> None:
+    everything: list[Record] = []
+    for gpu, acc in SETS:
+        rows = facts_of(folder, gpu, acc)
+        drafts = compiled([translate(gpu, acc, row) for row in rows.values()])
+        records = [claimed(record, row) for record, row in zip(drafts, rows.values(), strict=True)]
+        everything += records + fill(records, gpu, acc)
+    catalog.save(everything, target)
+
+
+def check(folder: Path, target: Path) -> int:
+    wrong = 0
+    records = catalog.load(target)
+    for gpu, acc in SETS:
+        rows = facts_of(folder, gpu, acc)
+        own = [record for record in records if (record.gpu, record.acc, record.layout) == (gpu, acc, "tn")]
+        structures: Counter[str] = Counter()
+        changes: Counter[str] = Counter()
+        for record in own:
+            row = rows.get((record.m, record.n, record.k))
+            if row is None:
+                structures["nearest, no published kernel"] += 1
+                continue
+            structure, changed = judge(record, row)
+            structures[structure] += 1
+            changes.update(changed if structure == "exact" else [])
+            if (structure, changed) != (record.origin.structure, list(record.origin.changed)):
+                wrong += 1
+                print(f"{gpu} {acc} {record.mnk}: claims {record.origin}, the facts say {structure} {changed}")
+        print(f"{gpu} {acc}: {len(own)} records: {dict(structures)}; changed in exact ones: {dict(changes)}")
+    print(f"{wrong} wrong claims")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("facts", type=Path)
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--write", type=Path)
+    action.add_argument("--check", type=Path)
+    given = parser.parse_args()
+    if given.write:
+        write(given.facts, given.write)
+        return 0
+    return check(given.facts, given.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Hypothesis strategies for legal records of every family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from cudal2gen.kernel import GPUS, IllegalRecord, Sm80Direct, Sm80Multistage, parse
+
+ORIGIN = {"source": "test", "structure": "modelled", "changed": []}
+
+MULTISTAGE: dict[str, Any] = {
+    "gpu": "a100",
+    "acc": "f16",
+    "layout": "tn",
+    "m": 4096,
+    "n": 4096,
+    "k": 4096,
+    "family": "sm80_multistage",
+    "origin": ORIGIN,
+    "bm": 128,
+    "bn": 128,
+    "bk": 64,
+    "stages": 3,
+    "mma_repeat": [2, 2, 1],
+    "min_blocks": 1,
+    "smem_swizzle": [3, 3, 3],
+    "smem_swizzle_c": [3, 3, 3],
+    "g2s_cols": 4,
+    "g2s_slot": 0,
+    "raster": "plain",
+    "swizzle_stride": None,
+    "prefetch": {"kind": "single", "distance": None},
+    "unroll_k": False,
+    "bake": [],
+    "epilogue": "staged",
+    "c_batch": 4,
+    "r2s_bytes": 4,
+    "padding": "none",
+    "split_k": 1,
+}
+DIRECT: dict[str, Any] = {
+    "gpu": "a100",
+    "acc": "f16",
+    "layout": "tn",
+    "m": 64,
+    "n": 64,
+    "k": 128,
+    "family": "sm80_direct",
+    "origin": ORIGIN,
+    "bm": 32,
+    "bn": 32,
+    "mma_repeat": [1, 1, 1],
+    "unroll_k": False,
+    "bake": [],
+    "padding": "none",
+    "split_k": 1,
+}
+SMALL: dict[str, Any] = {
+    "bm": 32,
+    "bn": 32,
+    "bk": 32,
+    "mma_repeat": [1, 2, 1],
+    "c_batch": 1,
+    "m": 64,
+    "n": 64,
+    "k": 128,
+}
+
+
+def multistage(**changes: Any) -> Sm80Multistage:
+    """The plain 128x128x64 record with fields changed."""
+    record = parse(MULTISTAGE | changes)
+    assert isinstance(record, Sm80Multistage)
+    return record
+
+
+def direct(**changes: Any) -> Sm80Direct:
+    """The plain 32x32 record of the direct family with fields changed."""
+    record = parse(DIRECT | changes)
+    assert isinstance(record, Sm80Direct)
+    return record
+
+
+def prefetch(kind: str, distance: int | None = None) -> dict[str, Any]:
+    return {"prefetch": {"kind": kind, "distance": distance}}
+
+
+STAGED_16 = {"r2s_bytes": 16, "smem_swizzle_c": None}
+STAGED_8 = {"r2s_bytes": 8, "smem_swizzle_c": None}
+TO_GLOBAL = {"epilogue": "global", "c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None}
+STRAIGHT = {"epilogue": "direct", "c_batch": None}
+
+problem_sizes = st.integers(1, 4)
+
+
+def _divisors(number: int, of: tuple[int, ...]) -> list[int]:
+    return [divisor for divisor in of if number % divisor == 0]
+
+
+@st.composite
+def multistage_records(draw: st.DrawFn, max_tile: int = 256) -> Sm80Multistage:
+    """Legal sm80_multistage records over the whole space, odd tiles and maps included."""
+    repeat_m, repeat_n = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 2), (2, 4), (1, 3)]))
+    bm = 16 * repeat_m * draw(st.integers(1, max(1, max_tile // (32 * repeat_m))))
+    bn = 16 * repeat_n * draw(st.integers(1, max(1, max_tile // (32 * repeat_n))))
+    bk = draw(st.sampled_from([16, 32, 48, 64, 80, 96, 128]))
+    threads = 32 * repeat_m * repeat_n
+    blocks = bk // 16
+    gpu = draw(st.sampled_from(sorted(GPUS)))
+    ring = (bm + bn) * bk * 2
+    stages = draw(st.integers(1, max(1, min(13, GPUS[gpu].smem_block_bytes // ring))))
+    kinds = (
+        ["none", "single_intra_tile"]
+        if blocks == 1
+        else ["single", "single_intra_tile", "none", "pingpong", "staggered"]
+    )
+    kind = draw(st.sampled_from(kinds + (["multi"] if blocks > 2 else [])))
+    distance = draw(st.integers(2, blocks - 1)) if kind == "multi" else None
+    ahead = {"none": 1, "single_intra_tile": 1}.get(kind, distance or 1)
+    padding = draw(st.sampled_from(["none", "predicate", "pad"]))
+    split_k = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    m, n = bm * draw(problem_sizes), bn * draw(problem_sizes)
+    k = bk * draw(st.integers(split_k, 6))
+    if padding != "none":
+        m, n = draw(st.integers(1, m)), draw(st.integers(1, n))
+    if padding == "predicate":
+        k = max(8, k - 8 * draw(st.integers(0, bk // 8 - 1)))
+    assume(-(-k // bk) >= split_k)
+    epilogue = draw(st.sampled_from(["staged", "direct", "global"]))
+    r2s_bytes = draw(st.sampled_from([4, 8, 16])) if epilogue != "global" else None
+    mma_tiles = bm * bn // (threads * 8)
+    raster = draw(st.sampled_from(["plain", "zsplit", "persistent"]))
+    bake = draw(st.sampled_from([[], [], ["k"], ["n", "k"]]))
+    fields = {
+        **MULTISTAGE,
+        "gpu": gpu,
+        "acc": draw(st.sampled_from(["f16", "f32"])),
+        "layout": draw(st.sampled_from(["tn", "nn"])),
+        "m": m,
+        "n": n,
+        "k": k,
+        "bm": bm,
+        "bn": bn,
+        "bk": bk,
+        "stages": stages,
+        "mma_repeat": [repeat_m, repeat_n, 1],
+        "smem_swizzle": draw(st.sampled_from([[3, 3, 3], [2, 3, 3], [2, 4, 3], [3, 3, 4], [0, 3, 3], [1, 3, 2]])),
+        "smem_swizzle_c": draw(st.sampled_from([[3, 3, 3], [2, 3, 3], [0, 3, 0]])) if r2s_bytes == 4 else None,
+        "g2s_cols": draw(st.sampled_from([c for c in _divisors(bk // 8, (1, 2, 4, 8, 16)) if threads % c == 0])),
+        "g2s_slot": 0 if stages == 1 else draw(st.integers(0, blocks - ahead)),
+        "raster": raster,
+        "swizzle_stride": draw(st.integers(1, 2 * n + bn)) if raster == "zsplit" else None,
+        "prefetch": {"kind": kind, "distance": distance},
+        "unroll_k": bool(bake) and split_k == 1 and draw(st.booleans()),
+        "bake": bake,
+        "epilogue": epilogue,
+        "c_batch": draw(st.integers(1, max(1, min(mma_tiles, stages * ring // (threads * 16)))))
+        if epilogue == "staged"
+        else None,
+        "r2s_bytes": r2s_bytes,
+        "padding": padding,
+        "split_k": split_k,
+    }
+    try:
+        return multistage(**fields)
+    except IllegalRecord:
+        # What is left are rules that this strategy does not model: block sizes of swizzles, staging of large tiles.
+        assume(False)
+        raise
+
+
+@st.composite
+def direct_records(draw: st.DrawFn) -> Sm80Direct:
+    """Legal sm80_direct records."""
+    repeat_m, repeat_n = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2)]))
+    bm, bn = 16 * repeat_m * draw(st.integers(1, 2)), 16 * repeat_n * draw(st.integers(1, 2))
+    padding = draw(st.sampled_from(["none", "predicate", "pad"]))
+    split_k = draw(st.sampled_from([1, 1, 2, 3]))
+    m, n, k = bm * draw(problem_sizes), bn * draw(problem_sizes), 32 * draw(st.integers(split_k, 5))
+    if padding != "none":
+        m, n = draw(st.integers(1, m)), draw(st.integers(1, n))
+    if padding == "predicate":
+        k = max(8, k - 8 * draw(st.integers(0, 3)))
+    bake = draw(st.sampled_from([[], ["k"], ["n", "k"]]))
+    assume(-(-k // 32) >= split_k)
+    return direct(
+        gpu=draw(st.sampled_from(sorted(GPUS))),
+        acc=draw(st.sampled_from(["f16", "f32"])),
+        layout=draw(st.sampled_from(["tn", "nn"])),
+        m=m,
+        n=n,
+        k=k,
+        bm=bm,
+        bn=bn,
+        mma_repeat=[repeat_m, repeat_n, 1],
+        unroll_k=bool(bake) and split_k == 1 and draw(st.booleans()),
+        bake=bake,
+        padding=padding,
+        split_k=split_k,
+    )
+
+
+records = st.one_of(multistage_records(), direct_records())

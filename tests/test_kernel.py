@@ -1,0 +1,244 @@
+"""Records: round trips, legality, derived facts."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+
+from cudal2gen.kernel import GPUS, IllegalRecord, Sm80Direct, Sm80Multistage, parse, revise
+from tests.strategies import (
+    DIRECT,
+    MULTISTAGE,
+    STAGED_16,
+    STRAIGHT,
+    TO_GLOBAL,
+    direct,
+    multistage,
+    multistage_records,
+    prefetch,
+    records,
+)
+
+
+@given(records)
+def test_a_record_survives_the_round_trip_through_json(record: Sm80Multistage | Sm80Direct) -> None:
+    line = record.model_dump_json()
+    assert parse(line) == record
+    assert set(json.loads(line)) == set(type(record).model_fields), "every field is written out"
+
+
+# field, broken record, and what the message must say: the rule
+ILLEGAL = [
+    ("bm", {"bm": 100}, "multiple of 16\\*mma_repeat"),
+    ("bn", {"bn": 48}, "multiple of 16\\*mma_repeat"),
+    ("bm", {"bm": 96}, "does not divide m=4096"),
+    ("bn", {"bn": 96}, "does not divide n=4096"),
+    ("bk", {"bk": 96}, "does not divide k=4096"),
+    ("bk", {"bk": 40}, "multiple of 16"),
+    ("bk", {"bk": 512}, "less than or equal to 256"),
+    ("stages", {"stages": 14}, "less than or equal to 13"),
+    ("stages", {"stages": 0}, "greater than or equal to 1"),
+    ("stages", {"stages": 6}, "196608 bytes of shared memory exceed the 166912 of a100"),
+    ("stages", {"gpu": "rtx3090", "stages": 4}, "131072 bytes of shared memory exceed the 101376 of rtx3090"),
+    ("gpu", {"gpu": "v100"}, "must be one of a100"),
+    ("mma_repeat", {"mma_repeat": [8, 8, 1]}, "2048 threads exceed the 1024"),
+    ("mma_repeat.2", {"mma_repeat": [2, 2, 2]}, "input should be 1"),
+    ("g2s_cols", {"g2s_cols": 16}, "must divide the 8 vectors"),
+    ("g2s_cols", {"g2s_cols": 3}, "input should be 1, 2, 4"),
+    ("g2s_slot", {"g2s_slot": 4}, "must not exceed 3"),
+    ("g2s_slot", {"g2s_slot": 1, "stages": 1}, "must be 0 with one stage"),
+    ("smem_swizzle", {"smem_swizzle": [3, 3, 2]}, "shift must not be below the bits"),
+    ("smem_swizzle.1", {"smem_swizzle": [3, 2, 3]}, "greater than or equal to 3"),
+    (
+        "smem_swizzle",
+        {"bm": 16, "bk": 16, "mma_repeat": [1, 2, 1], "smem_swizzle": [5, 4, 5], **prefetch("none")},
+        "permutes blocks of 512",
+    ),
+    ("smem_swizzle_c", {"smem_swizzle_c": None}, "given iff r2s_bytes is 4"),
+    ("prefetch.distance", prefetch("multi"), "given for kind multi"),
+    ("prefetch.distance", prefetch("single", 2), "given for kind multi"),
+    ("prefetch", prefetch("multi", 4), "loads 4 k-blocks ahead"),
+    ("prefetch", {"bk": 16, **prefetch("single")}, "loads 1 k-blocks ahead"),
+    ("swizzle_stride", {"raster": "zsplit"}, "given for raster zsplit"),
+    ("swizzle_stride", {"swizzle_stride": 2048}, "given for raster zsplit"),
+    ("swizzle_stride", {"raster": "zsplit", "swizzle_stride": 1, "n": 65536 * 2}, "exceed the grid's 65535"),
+    ("bake", {"bake": ["n"]}, "must be \\[\\], \\[k\\] or \\[n, k\\]"),
+    ("unroll_k", {"unroll_k": True}, "needs k in bake"),
+    ("unroll_k", {"unroll_k": True, "bake": ["k"], "split_k": 2}, "needs k in bake and split_k=1"),
+    ("c_batch", {"c_batch": 33}, "exceeds the 16 MMA tiles"),
+    ("c_batch", {"c_batch": None}, "given for epilogue staged"),
+    ("c_batch", {"epilogue": "direct"}, "given for epilogue staged"),
+    ("c_batch", {"bk": 16, "g2s_cols": 2, "stages": 1, "c_batch": 5, **prefetch("none")}, "exceed the ring's 8192"),
+    ("r2s_bytes", {"epilogue": "global"}, "given unless epilogue is global"),
+    ("split_k", {"split_k": 64, "k": 64}, "exceeds the 1 k-steps"),
+    ("k", {"padding": "predicate", "k": 100}, "must be a multiple of 8"),
+    ("bm", {"m": 128 * 65536}, "exceed the grid's 65535"),
+    ("m", {"m": 0}, "greater than or equal to 1"),
+    ("acc", {"acc": "bf16"}, "input should be 'f16' or 'f32'"),
+    ("speed", {"speed": 1}, "extra inputs are not permitted"),
+]
+
+
+@pytest.mark.parametrize(("field", "changes", "rule"), ILLEGAL, ids=[f"{f}-{i}" for i, (f, _, _) in enumerate(ILLEGAL)])
+def test_an_illegal_record_names_field_value_and_rule(field: str, changes: dict[str, object], rule: str) -> None:
+    with pytest.raises(IllegalRecord) as caught:
+        parse(MULTISTAGE | changes)
+    message = str(caught.value)
+    assert re.search(rf"\b{re.escape(field)}\b", message), message
+    assert re.search(rule, message), message
+    value = changes.get(field)
+    if isinstance(value, (int, str)) and "extra" not in rule:
+        assert f"{field}={value}" in message or f"{field}={json.dumps(value)}" in message, message
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"bm": 24}, "multiple of 16\\*mma_repeat"),
+        ({"m": 40}, "does not divide m=40"),
+        ({"k": 48}, "does not divide k=48"),
+        ({"split_k": 5}, "exceeds the 4 k-steps"),
+        ({"bk": 32}, "extra inputs"),
+    ],
+)
+def test_the_direct_family_has_its_rules(changes: dict[str, object], rule: str) -> None:
+    with pytest.raises(IllegalRecord, match=rule):
+        parse(DIRECT | changes)
+
+
+def test_all_broken_rules_are_reported_at_once() -> None:
+    with pytest.raises(IllegalRecord) as caught:
+        parse(MULTISTAGE | {"bm": 100, "bn": 48, "bake": ["n"]})
+    assert [part.split("=")[0] for part in str(caught.value).split("; ")] == ["bm", "bn", "bake"]
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(IllegalRecord, match=r"^stages: field required$"):
+        parse({name: value for name, value in MULTISTAGE.items() if name != "stages"})
+
+
+def test_an_unknown_family_is_named() -> None:
+    with pytest.raises(IllegalRecord, match="sm70_volta"):
+        parse(MULTISTAGE | {"family": "sm70_volta"})
+
+
+def test_revise_validates_anew() -> None:
+    with pytest.raises(IllegalRecord, match="stages"):
+        revise(multistage(), stages=99)
+
+
+def test_records_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        multistage().stages = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("gpu", "limit"), [("a100", 163), ("rtx3090", 99), ("l40s", 99), ("h100", 227), ("h200", 227)])
+def test_shared_memory_limits(gpu: str, limit: int) -> None:
+    assert GPUS[gpu].smem_block_bytes == limit * 1024
+
+
+def test_derived_facts_by_hand() -> None:
+    record = multistage(raster="zsplit", swizzle_stride=2048)
+    assert record.threads == 128
+    assert record.ring_bytes == 3 * (128 + 128) * 64 * 2 == 98304
+    assert record.smem_bytes == 98304
+    assert record.k_blocks == 4
+    assert record.k_tiles == 64
+    assert record.warp_m == 4
+    assert record.warp_n == 8
+    assert record.mma_tiles == 16
+    assert record.accumulator_registers == 64
+    assert record.slices_n == 2
+    assert record.ctas == 32 * 32
+    # 98304 + 1024 of 167936 bytes: one CTA on each of 108 SMs
+    assert record.ctas_per_sm(168) == 1
+    assert record.waves(168) == pytest.approx(1024 / 108)
+    assert record.padding_waste == 0
+
+
+def test_occupancy_follows_registers_threads_and_shared_memory() -> None:
+    small = multistage(stages=1, bk=32, bm=64, bn=64)  # 8 KiB
+    assert small.ctas_per_sm(32) == 16  # 2048 threads / 128
+    assert small.ctas_per_sm(128) == 4  # 65536 / (128 * 128)
+    assert small.ctas_per_sm(255) == 2
+    assert multistage(stages=2).ctas_per_sm(64) == 2  # 65536 + 1024 of 167936
+
+
+def test_staging_may_exceed_the_ring_only_where_the_whole_tile_is_staged() -> None:
+    record = multistage(bk=16, g2s_cols=2, stages=1, **STRAIGHT, **prefetch("none"))
+    assert record.staging_bytes == 128 * 128 * 2 > record.ring_bytes
+    assert record.smem_bytes == record.staging_bytes
+    assert multistage(**TO_GLOBAL).staging_bytes == 0
+
+
+def test_padding_waste() -> None:
+    record = multistage(m=100, n=200, padding="pad")
+    assert record.padding_waste == pytest.approx(128 * 256 / (100 * 200) - 1)
+
+
+@given(multistage_records())
+def test_smem_swizzle_is_a_bijection_on_a_stage(record: Sm80Multistage) -> None:
+    for (bits, base, shift), rows, row in (
+        (record.smem_swizzle, record.bm, record.bk),
+        (record.smem_swizzle_b, *((record.bn, record.bk) if record.layout == "tn" else (record.bk, record.bn))),
+    ):
+        mask = ((1 << bits) - 1) << (base + shift)
+        image = {offset ^ ((offset & mask) >> shift) for offset in range(rows * row)}
+        assert image == set(range(rows * row))
+
+
+@given(multistage_records())
+def test_thread_copies_cover_the_tile_exactly_once(record: Sm80Multistage) -> None:
+    tiles = ((record.bm, record.bk // 8, record.g2s_cols), (record.bn, record.bk // 8, record.g2s_cols_b))
+    if record.layout == "nn":
+        tiles = (tiles[0], (record.bk, record.bn // 8, record.g2s_cols_b))
+    for rows, vectors, cols in tiles:
+        assert record.threads % cols == 0
+        assert vectors % cols == 0
+        step = record.threads // cols
+        copied = [
+            (row, col)
+            for thread in range(record.threads)
+            for row in range(thread // cols, rows, step)
+            for col in range(thread % cols, vectors, cols)
+        ]
+        assert len(copied) == len(set(copied)) == rows * vectors
+
+
+@given(multistage_records())
+def test_static_steps_are_those_of_the_swizzled_layout(record: Sm80Multistage) -> None:
+    """The template replaces layout evaluation by sums and xors where the record says that they agree."""
+    bits, base, shift = record.smem_swizzle
+    base -= 3
+    mask = ((1 << bits) - 1) << (base + shift)
+    vectors = record.bk // 8
+
+    def offset(row: int, col: int) -> int:
+        linear = row * vectors + col
+        return linear ^ ((linear & mask) >> shift)
+
+    if record.static_steps_a:
+        step = 16 * record.mma_repeat[0]
+        for row in range(step):
+            for col in (0, 1):
+                for kb in range(record.k_blocks):
+                    for i in range(record.warp_m):
+                        fast = (offset(row, col) ^ offset(0, 2 * kb)) + i * step * vectors
+                        assert fast == offset(row + i * step, col + 2 * kb)
+
+
+def test_names_depend_on_code_fields_only() -> None:
+    base = multistage()
+    assert base.name == revise(base, m=8192, n=128, k=128, gpu="h200").name
+    assert base.name != revise(base, stages=2).name
+    zsplit = multistage(raster="zsplit", swizzle_stride=2048)
+    assert zsplit.name == revise(zsplit, swizzle_stride=512).name != base.name
+    assert base.name == revise(base, padding="pad").name != revise(base, padding="predicate").name
+    baked = revise(base, bake=["k"])
+    assert baked.name != revise(baked, k=2048).name
+    assert baked.name == revise(baked, n=128).name
+    assert direct().name != direct(split_k=2).name
+    assert multistage(**STAGED_16).name != base.name
