@@ -401,6 +401,9 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Any]:
 @contextmanager
 def _progress(title: str) -> Iterator[Any]:
     """A progress bar on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -38,7 +38,7 @@ from cudal2gen.renderer import render
 Record = Sm80Multistage | Sm80Direct
 Progress = Callable[[int, int], None]
 
-NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo", "-diag-suppress=177")
+NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
 INSTALL = "pip install 'cudal2gen[nvcc]'"
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small

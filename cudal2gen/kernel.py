@@ -202,11 +202,18 @@ class KernelBase(Problem):
         """Dynamic shared memory of a CTA."""
         return 0
 
+    @property
+    def smem_static_bytes(self) -> int:
+        """Shared memory that a split of k adds: the last arrival's flag, padded to the alignment of what follows."""
+        return 16 if self.split_k > 1 else 0
+
     def ctas_per_sm(self, registers: int) -> int:
         """CTAs that one SM holds at ``registers`` per thread, by the rules of NVIDIA's occupancy calculator."""
         gpu, warps = self.target, self.threads // 32
         register_warps = REGISTERS_SM // (ceil_div(registers * 32, 256) * 256)
-        by_smem = gpu.smem_sm_bytes // (ceil_div(self.smem_bytes, 128) * 128 + 1024)  # 1 KiB is the system's
+        by_smem = gpu.smem_sm_bytes // (
+            ceil_div(self.smem_bytes + self.smem_static_bytes, 128) * 128 + 1024
+        )  # 1 KiB is the system's
         return min(gpu.blocks_sm, gpu.threads_sm // self.threads, register_warps // warps, by_smem)
 
     def waves(self, registers: int) -> float:
@@ -277,9 +284,9 @@ class Sm80Multistage(KernelBase):
         yield from self._mainloop_violations()
         yield from self._epilogue_violations()
         yield from self._raster_violations()
-        limit = self.target.smem_block_bytes
-        if self.smem_bytes > limit:
-            yield f"stages={self.stages}: {self.smem_bytes} bytes of shared memory exceed the {limit} of {self.gpu}"
+        limit, needed = self.target.smem_block_bytes, self.smem_bytes + self.smem_static_bytes
+        if needed > limit:
+            yield f"stages={self.stages}: {needed} bytes of shared memory exceed the {limit} of {self.gpu}"
 
     def _copy_violations(self) -> Iterator[str]:
         vectors = self.bk // VECTOR

@@ -1,0 +1,255 @@
+// D(m,n) = A(m,k) * B(n,k)^T: fp16 in and out, f16 accumulators, row-major, leading dimensions in elements.
+// By a ring of cp.async stages in shared memory, ldmatrix, mma.sync.
+//
+// Launch, all divisions rounded up:
+//   grid   (n / 128, m / 128, 1)
+//   block  128
+//   shared 32768 bytes, dynamic
+//
+// Needs  m, n, k multiples of 128, 128, 64; pointers aligned to 16 bytes, leading dimensions multiples of 8; k = 128, packed
+
+#include <cstdint>
+
+#include <cuda_fp16.h>
+
+#include <cute/layout.hpp>
+#include <cute/swizzle_layout.hpp>
+#include <cute/tensor_impl.hpp>
+#include <cute/arch/mma_sm80.hpp>
+#include <cute/arch/copy_sm75.hpp>
+#include <cute/arch/copy_sm80.hpp>
+
+namespace hgemm_sm80_multistage_f16_tn_128x128x64_s1_f2fec539be {
+
+using namespace cute;
+
+// CTA tile in elements, MMA warps, and what each warp owns: kMmaM blocks of 16 rows, kMmaN blocks of 8 columns.
+constexpr int kBM = 128, kBN = 128;
+constexpr int kWarpsM = 2, kWarpsN = 2;
+constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+constexpr int kMmaM = kBM / (16 * kWarpsM);
+constexpr int kMmaN = kBN / (8 * kWarpsN);
+constexpr int kVector = 8;  // halves in the 16 bytes that one copy instruction moves
+static_assert(kThreads == 128 && kBM % (16 * kWarpsM) == 0 && kBN % (16 * kWarpsN) == 0);
+
+// The ring: kStages k-tiles of A and of B, each a swizzled tile of 16-byte vectors.
+constexpr int kBK = 64, kStages = 1;
+constexpr int kBlocks = kBK / 16;  // MMA steps (k-blocks) in a k-tile
+constexpr int kVectorsK = kBK / kVector;
+using TileA = decltype(composition(Swizzle<3, 3 - 3, 3>{}, Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
+using TileB = decltype(composition(Swizzle<3, 3 - 3, 3>{}, Layout<Shape<Int<kBN>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
+constexpr int kStageA = cosize_v<TileA>, kStageB = cosize_v<TileB>;
+static_assert(kStages * (kStageA + kStageB) * sizeof(uint128_t) == 32768);
+
+// Accumulators of mma.sync.m16n8k16: a pair of halves for row lane / 4, another for the row 8 below.
+using Mma = SM80_16x8x16_F16F16F16F16_TN;
+using TensorD = decltype(make_tensor<uint32_t>(Shape<_2, Int<kMmaM>, Int<kMmaN>>{}));
+
+CUTE_DEVICE uint32_t pair(TensorD const& tCrD, int half_tile, int i, int j) { return tCrD(half_tile, i, j); }
+
+// The problem, as the kernel was handed it.
+struct Gemm {
+  half const* a;
+  int lda;
+  half const* b;
+  int ldb;
+  half* d;
+  int ldd;
+  int m;
+  int n;
+  static constexpr int k = 128;
+  float* partials;
+  unsigned* arrivals;
+};
+
+// A thread's share of the copy of one operand's k-tile: vectors (row + i * kLoadRows, col + j * Cols) of the tile.
+template <class Tile, int Cols>
+struct Copy {
+  static constexpr int kRows = size<0>(Tile{}), kVectors = size<1>(Tile{});
+  static constexpr int kLoadRows = kThreads / Cols;
+  static constexpr int kPeriod = 64;  // vectors after which every swizzle here repeats its phase
+  static_assert(kThreads % Cols == 0 && kVectors % Cols == 0);
+
+  half const* source;  // this thread's first vector of the next k-tile
+  int ld;
+  int64_t step;  // elements from one k-tile to the next
+
+  CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
+  CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
+
+  // Where a static row step keeps the phase of the swizzle, it is one addition for all i.
+  CUTE_DEVICE static int offset(int i, int j) {
+    if constexpr (kLoadRows * kVectors % kPeriod == 0) {
+      return Tile{}(row(), col() + j * Cols) + i * (kLoadRows * kVectors);
+    } else {
+      return Tile{}(row() + i * kLoadRows, col() + j * Cols);
+    }
+  }
+
+  CUTE_DEVICE void operator()(uint128_t* stage) {
+    Tensor gX = make_tensor(make_gmem_ptr(reinterpret_cast<uint128_t const*>(source)),
+                            make_layout(Shape<Int<ceil_div(kRows, kLoadRows)>, Int<kVectors / Cols>>{},
+                                        make_stride(kLoadRows * (ld / kVector), Int<Cols>{})));
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(gX); ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(gX); ++j) {
+        if (kRows % kLoadRows == 0 || row() + i * kLoadRows < kRows) {
+          SM80_CP_ASYNC_CACHEGLOBAL<uint128_t>::copy(gX(i, j), stage[offset(i, j)]);
+        }
+      }
+    }
+    source += step;
+
+  }
+};
+
+// Two pairs to shared memory, in one store.
+CUTE_DEVICE void store_packet(uint32_t* target, uint32_t x, uint32_t y) {
+  asm volatile("st.shared.v2.u32 [%0], { %1, %2 };" :: "r"(cast_smem_ptr_to_uint(target)), "r"(x), "r"(y) : "memory");
+}
+// Eight elements of one row of D.
+CUTE_DEVICE void store_vector(Gemm const& gemm, int row, int col, uint4 value) {
+  *reinterpret_cast<uint4*>(gemm.d + int64_t(row) * gemm.ldd + col) = value;
+}
+
+// One CTA tile of D: rows from tile_m * kBM, columns from tile_n * kBN.
+CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
+  extern __shared__ uint128_t smem[];
+  uint128_t* const sA = smem;
+  uint128_t* const sB = smem + kStages * kStageA;
+  const int warp_m = threadIdx.x / 32 % kWarpsM;
+  const int warp_n = threadIdx.x / 32 / kWarpsM;
+  const int lane = threadIdx.x % 32;
+
+  constexpr int first = 0, tiles = (Gemm::k + kBK - 1) / kBK;
+
+  using CopyA = Copy<TileA, 4>;
+  using CopyB = Copy<TileB, 4>;
+  const int row_a = tile_m * kBM + CopyA::row(), col_a = first * kBK + CopyA::col() * kVector;
+  const int row_b = tile_n * kBN + CopyB::row(), col_b = first * kBK + CopyB::col() * kVector;
+  CopyA copy_a{gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK};
+  CopyB copy_b{gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb, kBK};
+
+  // Fragments of mma.sync, one per k-block of a k-tile; the loop below decides how many live at a time.
+  Tensor tCrA = make_tensor<uint32_t>(Shape<_4, Int<kMmaM>, Int<kBlocks>>{});
+  Tensor tCrB = make_tensor<uint32_t>(Shape<_2, Int<kMmaN>, Int<kBlocks>>{});
+  TensorD tCrD;
+  CUTE_UNROLL
+  for (int i = 0; i < size(tCrD); ++i) {
+    tCrD(i) = 0;
+  }
+
+  // The row of a tile that this lane hands to ldmatrix. Warps interleave: their blocks are kWarpsM * 16 rows apart.
+  const int row_lda = warp_m * 16 + lane % 16, col_lda = lane / 16;
+  auto load_a_block = [&](int stage, int kb, int i) {
+    SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) + i * (16 * kWarpsM * kVectorsK)],
+                            tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb));
+  };
+  const int row_ldb = warp_n * 16 + lane % 8 + lane / 16 * 8, col_ldb = lane / 8 % 2;
+  auto load_b_block = [&](int stage, int kb, int j) {
+    SM75_U32x4_LDSM_N::copy(sB[stage * kStageB + (TileB{}(row_ldb, col_ldb) ^ TileB{}(0, kb * 2)) + j * (8 * kWarpsN * kVectorsK)],
+                            tCrB(0, j, kb), tCrB(1, j, kb), tCrB(0, j + 1, kb), tCrB(1, j + 1, kb));
+  };
+  auto load_a = [&](int stage, int kb) {
+    CUTE_UNROLL
+    for (int i = 0; i < kMmaM; ++i) {
+      load_a_block(stage, kb, i);
+    }
+  };
+  auto load_b = [&](int stage, int kb) {
+    CUTE_UNROLL
+    for (int j = 0; j < kMmaN; j += 2) {
+      load_b_block(stage, kb, j);
+    }
+  };
+
+  // Serpentine over the columns, so that the B fragment of a turn is used twice in a row.
+  auto multiply_row = [&](int kb, int i) {
+    CUTE_UNROLL
+    for (int step = 0; step < kMmaN; ++step) {
+      const int j = i % 2 ? kMmaN - 1 - step : step;
+      Mma::fma(tCrD(0, i, j), tCrD(1, i, j),
+               tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb), tCrB(0, j, kb), tCrB(1, j, kb),
+               tCrD(0, i, j), tCrD(1, i, j));
+    }
+  };
+  auto multiply = [&](int kb) {
+    CUTE_UNROLL
+    for (int i = 0; i < kMmaM; ++i) {
+      multiply_row(kb, i);
+    }
+  };
+
+  // One stage: a k-tile is copied when all warps have read the one before it.
+  constexpr int read = 0;
+  auto replace = [&] {
+    copy_a(sA);
+    copy_b(sB);
+    cp_async_fence();
+    cp_async_wait<0>();
+  };
+  replace();
+  __syncthreads();
+
+  // Each k-block's fragments are loaded right before its MMAs.
+  CUTE_UNROLL
+  for (int tile = 0; tile < tiles; ++tile) {
+    if (tile > 0) {
+      __syncthreads();
+      replace();
+      __syncthreads();
+    }
+    CUTE_UNROLL
+    for (int kb = 0; kb < kBlocks; ++kb) {
+      load_a(read, kb);
+      load_b(read, kb);
+
+      multiply(kb);
+    }
+
+  }
+
+  // One round: the accumulators of the whole CTA tile straight to shared memory, then out row by row.
+  constexpr int kVectorsD = kBN / kVector;
+  // Staged in fragment order, (lane / 4, half tile, warp, MMA tile) x (lane % 4, 8-column block, warp, MMA tile):
+  // written 8 bytes at a time, read back pair by pair.
+  using TileC = Layout<Shape<Shape<_8, _2, Int<kWarpsM>, Int<kMmaM>>, Shape<_4, _2, Int<kWarpsN>, Int<kMmaN / 2>>>,
+                       Stride<Stride<Int<8>, _1, _128, Int<kMmaN / 2 * kThreads * 4>>, Stride<Int<2>, Int<64>, Int<kWarpsM * 128>, Int<kThreads * 4>>>>;
+  static_assert(kMmaM * kMmaN / 2 * kThreads * sizeof(uint128_t) <= 32768);
+  uint32_t* const sC = reinterpret_cast<uint32_t*>(smem);
+  // This thread's four pairs of an MMA tile whose first is at (row, pair): (row, row + 8) x (8 columns, the next 8).
+  auto put = [&](uint32_t* tile, int row, int pair_n, auto&& value) {
+    CUTE_UNROLL
+    for (int e = 0; e < 4; e += 2) {
+      store_packet(tile + TileC{}(row + e % 2 * 8, pair_n + e / 2 * 4), value(e), value(e + 1));
+    }
+  };
+  auto get = [&](uint32_t const* tile, int row, int vector) {
+    auto pair_at = [&](int p) { return tile[TileC{}(row, vector * 4 + p)]; };
+    return make_uint4(pair_at(0), pair_at(1), pair_at(2), pair_at(3));
+  };
+  const int row_put = warp_m * 16 + lane / 4, pair_put = warp_n * 8 + lane % 4;
+  __syncthreads();  // all warps are done with the ring
+  CUTE_UNROLL
+  for (int i = 0; i < kMmaM; ++i) {
+    CUTE_UNROLL
+    for (int j = 0; j < kMmaN; j += 2) {
+      put(sC, row_put + i * 16 * kWarpsM, pair_put + j * 4 * kWarpsN, [&](int e) { return pair(tCrD, e % 2, i, j + e / 2); });
+    }
+  }
+  __syncthreads();
+  CUTE_UNROLL
+  for (int i = 0; i < kBM * kVectorsD / kThreads; ++i) {
+    const int v = threadIdx.x + i * kThreads;
+    store_vector(gemm, tile_m * kBM + v / kVectorsD, tile_n * kBN + v % kVectorsD * kVector, get(sC, v / kVectorsD, v % kVectorsD));
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+hgemm_sm80_multistage_f16_tn_128x128x64_s1_f2fec539be(half const* a, int lda, half const* b, int ldb, half* d, int ldd, int m, int n, int k, float* partials, unsigned* arrivals) {
+  const Gemm gemm{a, Gemm::k, b, Gemm::k, d, ldd, m, n, partials, arrivals};
+  compute_tile(gemm, blockIdx.y, blockIdx.x);
+}
+
+}  // namespace hgemm_sm80_multistage_f16_tn_128x128x64_s1_f2fec539be

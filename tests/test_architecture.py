@@ -1,0 +1,109 @@
+"""The house: imports go strictly down, torch is imported late, public things are documented, nothing is named by accident."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FLOORS = {
+    "places": 0,
+    "ptx_split": 0,
+    "kernel": 0,
+    "catalog": 1,
+    "renderer": 1,
+    "compiler": 2,
+    "emulator": 2,
+    "gpu": 2,
+    "results": 2,
+    "validator": 3,
+    "baselines": 3,
+    "bench": 4,
+    "pack": 4,
+    "report": 5,
+    "tuner": 5,
+    "matmul": 5,
+    "cli": 6,
+    "__main__": 7,
+    "__init__": 7,
+}
+# Rooms that may stand on one of their own floor.
+NEIGHBOURS = {("kernel", "places"), ("renderer", "places")}
+TORCH = {"gpu", "baselines", "bench", "matmul", "tuner"}
+
+
+def room(path: Path, package: Path) -> str:
+    return path.relative_to(package).parts[0].removesuffix(".py")
+
+
+def sources(checkout: Path) -> list[Path]:
+    return sorted((checkout / "cudal2gen").rglob("*.py"))
+
+
+def imported(tree: ast.AST) -> list[tuple[str, bool]]:
+    """Modules that a file imports, and whether at module level."""
+    top = {id(node) for node in ast.iter_child_nodes(tree)}
+    found = []
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = (
+                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "cudal2gen" else [node.module]
+            )
+        found += [(name, id(node) in top) for name in names]
+    return found
+
+
+def test_imports_go_strictly_down(checkout: Path) -> None:
+    package = checkout / "cudal2gen"
+    for path in sources(checkout):
+        own = room(path, package)
+        for name, _ in imported(ast.parse(path.read_text())):
+            parts = name.split(".")
+            if parts[0] != "cudal2gen" or len(parts) == 1 or parts[1] == own:
+                continue
+            assert FLOORS[parts[1]] < FLOORS[own] or (own, parts[1]) in NEIGHBOURS, f"{path.name} imports {name}"
+
+
+def test_torch_is_imported_late_and_only_where_it_may_be(checkout: Path) -> None:
+    for path in sources(checkout):
+        for name, at_top in imported(ast.parse(path.read_text())):
+            if name.split(".")[0] in ("torch", "nvmath"):
+                assert room(path, checkout / "cudal2gen") in TORCH, path
+                assert not at_top, path
+
+
+def test_the_emulator_knows_nothing_of_records(checkout: Path) -> None:
+    for path in sorted((checkout / "cudal2gen" / "emulator").rglob("*.py")):
+        for name, _ in imported(ast.parse(path.read_text())):
+            root = name.split(".")[0]
+            assert root in sys.stdlib_module_names | {"numpy", "__future__"} or name.startswith("cudal2gen.emulator"), (
+                name
+            )
+
+
+def test_rendering_and_building_import_neither_torch_nor_the_emulator() -> None:
+    program = "import sys, cudal2gen.cli, cudal2gen.compiler; print([m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_room_for_leftovers(checkout: Path) -> None:
+    forbidden = {"util", "utils", "common", "core", "helper", "helpers", "manager", "misc"}
+    for path in sources(checkout):
+        assert not forbidden & set(path.stem.split("_")), path
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
+def test_documents_name_commands_and_rooms_that_exist(checkout: Path, name: str) -> None:
+    text = (checkout / name).read_text()
+    assert len(text.splitlines()) <= 140
+    for path in sources(checkout):
+        own = room(path, checkout / "cudal2gen")
+        if name == "ARCHITECTURE.md" and not own.startswith("_"):
+            assert own in text, f"{own} is not in {name}"

@@ -1,0 +1,160 @@
+"""The catalog: what it holds, what it refuses, how it is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cudal2gen import catalog, places
+from cudal2gen.kernel import Problem, revise
+from tests.strategies import multistage
+
+
+@pytest.fixture(scope="module")
+def records() -> list[catalog.Record]:
+    return catalog.load(places.shipped("configs") / "kernels.jsonl")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "kernels.jsonl"
+    catalog.save([multistage(m=m, n=n, k=k) for m in (128, 1024) for n in (128, 1024) for k in (64, 4096)], path)
+    return path
+
+
+def asked(m: int, n: int, k: int, gpu: str = "a100", acc: str = "f16", layout: str = "tn") -> Problem:
+    return Problem.model_validate({"gpu": gpu, "acc": acc, "layout": layout, "m": m, "n": n, "k": k})
+
+
+def test_every_line_is_legal_unique_sorted_and_in_normal_form(records: list[catalog.Record]) -> None:
+    lines = (places.shipped("configs") / "kernels.jsonl").read_text().splitlines()
+    assert lines == [catalog.dump(record) for record in records]
+    keys = [record.key for record in records]
+    assert keys == sorted(set(keys))
+
+
+def test_the_grid_is_complete(records: list[catalog.Record]) -> None:
+    sizes = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
+    grid = {(m, n, k) for m in sizes for n in sizes for k in sizes}
+    for gpu, acc in (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32")):
+        have = {(r.m, r.n, r.k) for r in records if (r.gpu, r.acc, r.layout) == (gpu, acc, "tn")}
+        assert have == grid
+
+
+def test_origins_are_what_they_may_be(records: list[catalog.Record]) -> None:
+    free = {"g2s_cols", "g2s_slot", "smem_swizzle", "smem_swizzle_c", "min_blocks", "r2s_bytes", "c_batch"}
+    for record in records:
+        if record.origin.structure == "exact":
+            assert set(record.origin.changed) <= free
+    exact = Counter((record.gpu, record.acc) for record in records if record.origin.structure == "exact")
+    assert exact["a100", "f16"] >= 950
+
+
+def test_k_is_baked_only_where_it_was_published(records: list[catalog.Record]) -> None:
+    baked = [record for record in records if record.bake and (record.gpu, record.acc) == ("a100", "f16")]
+    assert len(baked) == 85
+    assert all(record.bake == ("k",) for record in baked)
+
+
+def test_a_problem_of_the_catalog_finds_its_own_record(records: list[catalog.Record]) -> None:
+    for record in records[::97]:
+        found = catalog.find(record.problem, places.shipped("configs") / "kernels.jsonl")
+        assert found.record == record
+        assert found.note is None
+
+
+def test_off_the_grid_it_is_the_nearest_larger_record(small: Path) -> None:
+    found = catalog.find(asked(100, 200, 64), small)
+    assert found.record.mnk == "128_1024_64"
+    assert (
+        found.note
+        == "no record for a100 f16 tn 100_200_64; taking that of a100 f16 tn 128_1024_64, the nearest larger one"
+    )
+    beyond = catalog.find(asked(5000, 128, 64), small)
+    assert beyond.record.mnk == "1024_128_64"
+    assert beyond.note is not None
+    assert beyond.note.endswith("the nearest one")
+
+
+def test_another_gpu_or_layout_takes_the_record_with_that_field_changed(small: Path) -> None:
+    found = catalog.find(asked(128, 128, 64, gpu="h200", layout="nn"), small)
+    assert (found.record.gpu, found.record.layout, found.record.mnk) == ("h200", "nn", "128_128_64")
+    assert found.note is not None
+    assert found.note.endswith("a100 f16 tn 128_128_64, with gpu and layout changed")
+
+
+def test_a_gpu_that_the_record_does_not_fit_takes_the_nearest_that_does(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.jsonl"
+    catalog.save([multistage(m=128, n=128, stages=5), multistage(m=256, n=256, stages=2)], path)
+    found = catalog.find(asked(128, 128, 4096, gpu="rtx3090"), path)
+    assert (found.record.gpu, found.record.stages) == ("rtx3090", 2)  # type: ignore[union-attr]
+    assert found.note is not None
+    assert "the nearest larger one" in found.note
+
+
+def test_no_record_of_the_accumulator_is_an_error(small: Path) -> None:
+    with pytest.raises(catalog.CatalogError, match="no record for a100 f32 tn 128_128_64"):
+        catalog.find(asked(128, 128, 64, acc="f32"), small)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda line: line[: len(line) // 2], r":2: invalid JSON"),
+        (lambda line: line.replace('"stages":3', '"stages":99'), r":2: stages=99: input should be less than"),
+        (
+            lambda line: line.replace('"stages":3', '"stages":"three"'),
+            r':2: stages="three": input should be a valid int',
+        ),
+        (lambda line: line.replace('"stages"', '"stagez"'), r":2: stages: field required; stagez: extra inputs"),
+        (lambda line: line.replace('"bm":128', '"bm":100'), r":2: bm=100: must be a multiple of 16\*mma_repeat"),
+        (lambda line: "[1, 2]", r":2: "),
+    ],
+)
+def test_a_bad_line_is_named_by_file_line_field_and_rule(small: Path, spoil, message: str) -> None:  # type: ignore[no-untyped-def]
+    lines = small.read_text().splitlines()
+    lines[1] = spoil(lines[1])
+    small.write_text("\n".join(lines) + "\n")
+    with pytest.raises(catalog.CatalogError, match=message) as caught:
+        catalog.load(small)
+    assert str(small) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_duplicate_is_refused(small: Path) -> None:
+    lines = small.read_text().splitlines()
+    small.write_text("\n".join([*lines, lines[0]]) + "\n")
+    with pytest.raises(catalog.CatalogError, match=":9: duplicate of line 1: a100 f16 tn 128_128_64"):
+        catalog.load(small)
+
+
+def test_an_absent_catalog_says_so(tmp_path: Path) -> None:
+    with pytest.raises(catalog.CatalogError, match="no catalog at"):
+        catalog.load(tmp_path / "none.jsonl")
+
+
+def test_put_replaces_the_problems_record_and_keeps_the_order(small: Path) -> None:
+    changed = revise(multistage(m=1024, n=128, k=64), stages=4)
+    before = catalog.load(small)
+    assert catalog.put(changed, small) == small
+    after = catalog.load(small)
+    assert len(after) == len(before)
+    assert catalog.find(changed.problem, small).record == changed
+    assert [record.key for record in after] == [record.key for record in before]
+    catalog.put(revise(changed, m=2048), small)
+    assert len(catalog.load(small)) == len(before) + 1
+
+
+def test_a_failed_save_leaves_the_old_catalog(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = small.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(catalog.CatalogError, match="No space left on device; the catalog is as it was"):
+        catalog.put(multistage(m=1024, n=128, k=64, stages=4), small)
+    assert small.read_bytes() == before
+    assert [path.name for path in small.parent.iterdir()] == ["kernels.jsonl"], "no scratch file is left"
