@@ -15,6 +15,7 @@ from cudal2gen import catalog, places
 from cudal2gen.kernel import GPUS, IllegalRecord, Problem, parse
 
 if TYPE_CHECKING:
+    from cudal2gen import results
     from cudal2gen.compiler import Artifact
 
 Record = catalog.Record
@@ -49,6 +50,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to 
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes at a time; all cores by default.")
 ]
+On = Annotated[str, typer.Option("--on", help="Where kernels run: emulator.")]
 Nvcc = Annotated[Path | None, typer.Option("--nvcc", help="The nvcc to use, instead of the one that is found.")]
 
 
@@ -210,6 +212,131 @@ def build(
         )
     if faults:
         raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def run(
+    mnk: Mnk,
+    gpu: Gpu = "a100",
+    acc: Acc = "f16",
+    layout: Layout = "tn",
+    changes: Set = None,
+    inputs: Annotated[
+        str,
+        typer.Option("--inputs", help="binary (0 and 1), sparse, integers, normal or special (NaN and infinities)."),
+    ] = "normal",
+    on: On = "emulator",
+    nvcc: Nvcc = None,
+    as_json: Json = False,
+) -> None:
+    """Build a record's kernel, execute it on one problem and compare it with NumPy.
+
+    The problem is the record's own. Of a large one the CTAs at the corners of the grid are executed.
+    """
+    from cudal2gen import compiler, validator
+
+    with _user_errors():
+        _emulated(on)
+        if inputs not in validator.INPUTS:
+            _usage(f"--inputs {inputs}: must be one of {', '.join(validator.INPUTS)}")
+        record = _record(mnk, gpu, acc, layout, changes)
+        tools = compiler.toolchain(nvcc)
+        artifact = compiler.build([record], tools=tools)[0]
+        library = compiler.launcher(tools=tools)
+        case, done = validator.run_case(record, artifact, library, validator.own_shape(record), inputs, counters=True)
+    shape = validator.own_shape(record)
+    counters = validator.summary(record, done)
+    if as_json:
+        print(json.dumps({"name": record.name, "case": case.model_dump(), "counters": counters}, indent=1))
+    else:
+        print(f"kernel   {record.name}")
+        print(
+            f"built    {artifact.directory}, {artifact.ptxas.registers} registers, {record.smem_bytes} B shared memory"
+        )
+        part = f"the {case.ctas} CTAs at the grid's corners" if shape.corners else f"{case.ctas} CTAs"
+        print(f"ran      {case.m}_{case.n}_{case.k} on the emulator, {part}, {inputs} inputs")
+        allowed = "" if case.allowed is None else f", allowed there {case.allowed:.3g}"
+        print(f"compared {case.compared}: max error {case.max_error:.3g}{allowed}")
+        for name, value in counters.items():
+            print(f"         {name:32} {value:g}")
+        for finding in case.findings:
+            print(f"found    {finding}")
+        print("verdict  right, no hazards" if case.passed else "verdict  WRONG")
+    if not case.passed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def validate(
+    mnk: OptionalMnk = None,
+    gpu: Gpu = "a100",
+    acc: Acc = "f16",
+    layout: Layout = "tn",
+    changes: Set = None,
+    everything: All = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Like --all, but only records without a verdict.")] = False,
+    on: On = "emulator",
+    jobs: Jobs = None,
+    nvcc: Nvcc = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether kernels are right: build them, execute problems that stress them, compare, look for hazards."""
+    import os
+
+    from cudal2gen import compiler, results, validator
+
+    with _user_errors():
+        _emulated(on)
+        records = _chosen(mnk, everything or changed, gpu, acc, layout, changes)
+        tools = compiler.toolchain(nvcc)
+        with _progress("compiling") as progress:
+            artifacts = compiler.build(records, tools=tools, jobs=jobs, progress=progress)
+        library = compiler.launcher(tools=tools)
+        work = {artifact.digest: (record, artifact) for record, artifact in zip(records, artifacts, strict=True)}
+        known = results.latest() if changed else {}
+        pending = [pair for digest, pair in work.items() if (digest, on) not in known]
+        verdicts: list[results.Verdict] = []
+        with _progress("validating") as progress:
+
+            def note(verdict: results.Verdict) -> None:
+                verdicts.append(verdict)
+                results.append([verdict])
+                if progress:
+                    progress(len(verdicts), len(pending))
+
+            validator.validate_all(pending, library, jobs or os.cpu_count() or 1, note)
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    if as_json:
+        for verdict in verdicts:
+            print(verdict.model_dump_json())
+    else:
+        for verdict in verdicts if mnk else failed:
+            _print_verdict(verdict)
+        cases = sum(len(verdict.cases) for verdict in verdicts)
+        skipped = f", {len(work) - len(pending)} had a verdict" if changed else ""
+        print(
+            f"{len(records)} records, {len(pending)} kernels executed in {cases} cases{skipped}: "
+            f"{len(verdicts) - len(failed)} right, {len(failed)} wrong"
+        )
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _print_verdict(verdict: results.Verdict) -> None:
+    print(f"{verdict.record}: {'right' if verdict.passed else 'WRONG'}")
+    for case in verdict.cases:
+        allowed = "" if case.allowed is None else f" (allowed there {case.allowed:.3g})"
+        print(
+            f"  {case.m}_{case.n}_{case.k} {case.inputs}, {case.ctas} CTAs: {case.compared}, "
+            f"max error {case.max_error:.3g}{allowed}{'' if case.passed else ': failed'}"
+        )
+    for finding in verdict.findings:
+        print(f"  found: {finding}")
+
+
+def _emulated(on: str) -> None:
+    if on != "emulator":
+        _usage(f"--on {on}: this version runs kernels on the emulator only")
 
 
 @app.command()
@@ -394,6 +521,11 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Any]:
         "remarks": record.remarks,
     }
     if artifact:
+        from cudal2gen import results
+
+        verdict = results.latest().get((artifact.digest, "emulator"))
+        facts["verdict"] = None if verdict is None else "right" if verdict.passed else "wrong"
+        facts |= verdict.counters if verdict else {}
         facts |= {"directory": str(artifact.directory), "findings": artifact.ptxas.findings}
     return facts
 

@@ -15,6 +15,7 @@ FLOORS = {
     "kernel": 0,
     "catalog": 1,
     "renderer": 1,
+    "launcher": 1,
     "compiler": 2,
     "emulator": 2,
     "gpu": 2,

@@ -221,15 +221,16 @@ EPILOGUES = {
     "direct with 16 bytes": STRAIGHT | STAGED_16,
     "global": TO_GLOBAL,
 }
-# barriers, stores to shared memory, loads from it, stores to global memory, per thread; 16 MMA tiles
+# barriers, stores to shared memory, loads from it, stores to global memory, per thread; 16 MMA tiles. The way out of
+# direct is a loop of four turns.
 ROUNDS = {
     "staged": (16, 64, 16, 16),
     "staged in one round": (2, 64, 16, 16),
     "staged with 8 bytes": (16, 32, 64, 16),
     "staged with 16 bytes": (16, 16, 64, 16),
     "staged, last round short": (12, 64, 16, 16),
-    "direct": (2, 64, 16, 16),
-    "direct with 16 bytes": (2, 16, 64, 16),
+    "direct": (2, 64, 4, 4),
+    "direct with 16 bytes": (2, 16, 16, 4),
     "global": (0, 0, 0, 64),
 }
 

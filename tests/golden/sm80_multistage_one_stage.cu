@@ -239,7 +239,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
     }
   }
   __syncthreads();
-  CUTE_UNROLL
+#pragma unroll 4  // not all: their addresses would take registers that the main loop needs
   for (int i = 0; i < kBM * kVectorsD / kThreads; ++i) {
     const int v = threadIdx.x + i * kThreads;
     store_vector(gemm, tile_m * kBM + v / kVectorsD, tile_n * kBN + v % kVectorsD * kVector, get(sC, v / kVectorsD, v % kVectorsD));

@@ -1,0 +1,32 @@
+# Everything runs in .venv, which these targets make. Compiled kernels are cached outside the checkout.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check goldens clean
+
+demo: .venv/demo
+	$(BIN)/cudal2gen run --mnk 64_256_256
+
+test: .venv/dev check
+	$(BIN)/python -m pytest
+
+check: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Accepts changed templates: rewrites the golden texts.
+goldens: .venv/dev
+	$(BIN)/python -m tests.test_renderer
+
+.venv/demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nvcc]'
+	touch $@
+
+.venv/dev: .venv/demo
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nvcc,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist

@@ -1,0 +1,85 @@
+"""The generic launcher from Python: opens a built kernel, launches it on device pointers. Source: launcher.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import TracebackType
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+_LAUNCH = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER)
+
+
+class LaunchError(RuntimeError):
+    """The launcher or the CUDA runtime refused; ``code`` is the cudaError_t."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{message} (cudaError {code})")
+        self.code = code
+
+
+class OpenKernel:
+    """A built kernel, opened for the current device of one CUDA runtime.
+
+    ``library`` is the launcher, ``directory`` a built kernel, ``options`` its record's ``launch_options``, ``runtime``
+    the CUDA runtime library, by default the system's libcudart.so.13. Raises LaunchError.
+    """
+
+    def __init__(
+        self, library: Path, directory: Path, options: dict[str, int] | None = None, runtime: Path | None = None
+    ) -> None:
+        self._api = ctypes.CDLL(str(library))
+        self._api.cudal2gen_message.restype = ctypes.c_char_p
+        self._api.cudal2gen_launch.argtypes = _LAUNCH
+        self._api.cudal2gen_workspace_bytes.argtypes = (_POINTER, _INT, _INT, _INT)
+        self._api.cudal2gen_workspace_bytes.restype = ctypes.c_int64
+        self._api.cudal2gen_close.argtypes = (_POINTER,)
+        self._handle = ctypes.c_void_p()
+        text = " ".join(f"{name}={value}" for name, value in (options or {}).items())
+        self._check(
+            self._api.cudal2gen_open(
+                str(directory).encode(),
+                text.encode(),
+                str(runtime).encode() if runtime else None,
+                ctypes.byref(self._handle),
+            )
+        )
+
+    def workspace_bytes(self, m: int, n: int, k: int) -> int:
+        """Bytes of scratch memory, aligned to 256, that a launch of this size needs."""
+        return int(self._api.cudal2gen_workspace_bytes(self._handle, m, n, k))
+
+    def launch(
+        self,
+        a: int,
+        lda: int,
+        b: int,
+        ldb: int,
+        d: int,
+        ldd: int,
+        m: int,
+        n: int,
+        k: int,
+        workspace: int = 0,
+        stream: int = 0,
+    ) -> None:
+        """D = A B on the stream; pointers are device addresses, leading dimensions count elements."""
+        self._check(self._api.cudal2gen_launch(self._handle, a, lda, b, ldb, d, ldd, m, n, k, workspace, stream))
+
+    def close(self) -> None:
+        """Unloads the kernel; the object is of no use afterwards."""
+        if self._handle:
+            self._check(self._api.cudal2gen_close(self._handle))
+            self._handle = ctypes.c_void_p()
+
+    def __enter__(self) -> OpenKernel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise LaunchError(code, self._api.cudal2gen_message().decode())
