@@ -18,6 +18,7 @@ check: .venv/dev
 # Accepts changed templates: rewrites the golden texts.
 goldens: .venv/dev
 	$(BIN)/python -m tests.test_renderer
+	$(BIN)/python -m tests.test_validator
 
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -141,8 +142,9 @@ class KernelBase(Problem):
         if self.unroll_k and ("k" not in self.bake or self.split_k > 1):
             yield "unroll_k=true: needs k in bake and split_k=1, only a known number of steps can be unrolled"
 
-    def problem_violations(self, bk: int) -> Iterator[str]:
-        """Rules that tie the tile to the problem. ``bk``: elements of k that one main-loop step takes."""
+    def problem_violations(self) -> Iterator[str]:
+        """Rules that tie the tile to the problem."""
+        bk = self.k_step
         if self.padding == "none":
             for field, extent, tile in (("bm", self.m, self.bm), ("bn", self.n, self.bn), ("bk", self.k, bk)):
                 if extent % tile:
@@ -150,12 +152,32 @@ class KernelBase(Problem):
                         f"{field}={tile}: does not divide {field[1]}={extent}; "
                         "padding must be predicate or pad for such a tile"
                     )
-        if self.padding == "predicate" and self.k % VECTOR:
-            yield f"k={self.k}: must be a multiple of {VECTOR}, rows along k are read in 16-byte vectors"
+        if self.padding == "predicate":
+            if self.k % VECTOR:
+                yield f"k={self.k}: must be a multiple of {VECTOR}, rows along k are read in 16-byte vectors"
+            if self.layout == "nn" and self.baked_n % VECTOR:
+                yield f"n={self.n}: must be a multiple of {VECTOR} where it is baked in, rows of B are packed then"
         if self.split_k > (tiles := ceil_div(self.k, bk)):
             yield f"split_k={self.split_k}: exceeds the {tiles} k-steps of {bk}"
         if (rows := ceil_div(self.m, self.bm) * self.split_k) > MAX_GRID_YZ:
             yield f"bm={self.bm}: {rows} rows of CTAs exceed the grid's {MAX_GRID_YZ}"
+
+    @property
+    def k_step(self) -> int:
+        """Elements of k that one step of the main loop takes."""
+        raise NotImplementedError
+
+    def k_order(self, k: int) -> list[list[int]]:
+        """The k of every partial sum, in the order in which MMAs add them: one list per slice of k."""
+        bk = self.k_step
+        total = ceil_div(k, bk)
+        ends = [min(k, total * part // self.split_k * bk) for part in range(self.split_k + 1)]
+        return [list(range(start, end)) for start, end in pairwise(ends)]
+
+    @property
+    def launch(self) -> dict[str, str | int]:
+        """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
+        raise NotImplementedError
 
     @property
     def problem(self) -> Problem:
@@ -237,7 +259,7 @@ class KernelBase(Problem):
     def code(self) -> dict[str, Any]:
         """The fields that the rendered text depends on, as JSON values; records with equal code share one text."""
         fields = self.model_dump(mode="json", exclude=set(self.DATA_FIELDS))
-        fields["baked"] = {name: getattr(self, name) for name in self.bake}
+        fields["baked"] = {name: getattr(self, f"baked_{name}") for name in self.bake}
         # A caller who pads hands over a problem that the tile divides: the kernel is the same.
         fields["padding"] = "predicate" if self.predicated else "none"
         return fields
@@ -248,11 +270,16 @@ class KernelBase(Problem):
 
     @property
     def baked_n(self) -> int:
-        return self.n if "n" in self.bake else 0
+        """The n that is compiled in, as the kernel is handed it: padded where the caller pads; 0 for none."""
+        n = self.tiles_n * self.bn if self.padding == "pad" else self.n
+        return n if "n" in self.bake else 0
 
     @property
     def baked_k(self) -> int:
-        return self.k if "k" in self.bake else 0
+        """The same of k."""
+        step = self.k_step
+        k = ceil_div(self.k, step) * step if self.padding == "pad" else self.k
+        return k if "k" in self.bake else 0
 
 
 class Sm80Multistage(KernelBase):
@@ -279,7 +306,7 @@ class Sm80Multistage(KernelBase):
         if self.bk % MMA_K:
             yield f"bk={self.bk}: must be a multiple of {MMA_K}, the k of one MMA"
             return
-        yield from self.problem_violations(self.bk)
+        yield from self.problem_violations()
         yield from self._copy_violations()
         yield from self._mainloop_violations()
         yield from self._epilogue_violations()
@@ -339,6 +366,11 @@ class Sm80Multistage(KernelBase):
             yield f"swizzle_stride={self.swizzle_stride}: is given for raster zsplit, and only there"
         elif self.slices_n > MAX_GRID_YZ:
             yield f"swizzle_stride={self.swizzle_stride}: {self.slices_n} slices exceed the grid's {MAX_GRID_YZ}"
+
+    @property
+    def k_step(self) -> int:
+        """A k-tile."""
+        return self.bk
 
     @property
     def k_blocks(self) -> int:
@@ -462,7 +494,7 @@ class Sm80Multistage(KernelBase):
     @property
     def launch(self) -> dict[str, str | int]:
         """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
-        return _launch(self, self.bk, self.smem_bytes, self.raster)
+        return _launch(self, self.raster)
 
     @property
     def launch_options(self) -> dict[str, int]:
@@ -475,10 +507,27 @@ class Sm80Direct(KernelBase):
 
     family: Literal["sm80_direct"]
 
-    K_STEP: ClassVar[int] = 32  # a 16-byte vector per lane and row feeds two MMAs
-
     def violations(self) -> Iterator[str]:
-        yield from self.problem_violations(self.K_STEP)
+        yield from self.problem_violations()
+
+    @property
+    def k_step(self) -> int:
+        """Two MMAs: a 16-byte vector of a row per lane feeds both."""
+        return 2 * MMA_K
+
+    def k_order(self, k: int) -> list[list[int]]:
+        """As in the base, with each step's k in the order of its two MMAs, which take four of a lane's eight each."""
+        half = [lane * VECTOR + e for lane in range(4) for e in range(4)]
+        step = half + [offset + 4 for offset in half]
+        return [
+            [
+                start + offset
+                for start in range(part[0], part[-1] + 1, self.k_step)
+                for offset in step
+                if start + offset < k
+            ]
+            for part in super().k_order(k)
+        ]
 
     @property
     def estimated_registers(self) -> int:
@@ -492,7 +541,7 @@ class Sm80Direct(KernelBase):
     @property
     def launch(self) -> dict[str, str | int]:
         """What the generic launcher must know of the compiled kernel."""
-        return _launch(self, self.K_STEP, 0, "plain")
+        return _launch(self, "plain")
 
     @property
     def launch_options(self) -> dict[str, int]:
@@ -553,17 +602,17 @@ def _list(value: tuple[int, ...] | None) -> list[int] | None:
     return None if value is None else list(value)
 
 
-def _launch(record: Sm80Multistage | Sm80Direct, bk: int, smem_bytes: int, raster: str) -> dict[str, str | int]:
+def _launch(record: Sm80Multistage | Sm80Direct, raster: str) -> dict[str, str | int]:
     return {
         "entry": record.name,
         "launch": "tiles",
         "raster": raster,
         "layout": record.layout,
         "threads": record.threads,
-        "smem_bytes": smem_bytes,
+        "smem_bytes": record.smem_bytes,
         "bm": record.bm,
         "bn": record.bn,
-        "bk": bk,
+        "bk": record.k_step,
         "split_k": record.split_k,
         "predicated": int(record.predicated),
         "baked_n": record.baked_n,

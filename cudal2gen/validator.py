@@ -69,7 +69,7 @@ def stress_shapes(record: Record) -> list[Shape]:
     One and several CTAs in each direction; k below, at and above the ring; ragged edges where they are predicated;
     slices of several widths; the record's own problem where it is small.
     """
-    bm, bn, bk = record.bm, record.bn, int(record.launch["bk"])
+    bm, bn, bk = record.bm, record.bn, record.k_step
     stages = record.stages if record.family == "sm80_multistage" else 1
     least = record.split_k
     below, at, above = (bk * max(least, tiles) for tiles in (stages - 1, stages, stages + 2))
@@ -83,9 +83,10 @@ def stress_shapes(record: Record) -> list[Shape]:
         baked.append((record.m, record.n, record.k))
     if record.padding == "pad":
         baked = [(_aligned(m, bm), _aligned(n, bn), _aligned(k, bk)) for m, n, k in baked]
+    persistent = record.launch["raster"] == "persistent"
     fitting = [(m, n, k) for m, n, k in dict.fromkeys(baked) if k > 0 and ceil_div(k, bk) >= record.split_k]
     return [
-        Shape(m, n, k, stride, corners=n > 4 * bn and "n" in record.bake)
+        Shape(m, n, k, stride, corners=n > 4 * bn and "n" in record.bake and not persistent)
         for m, n, k in fitting
         for stride in _strides(record, n)
     ]
@@ -98,11 +99,12 @@ def own_shape(record: Record) -> Shape:
     """
     m, n, k = record.m, record.n, record.k
     if record.padding == "pad":
-        m, n, k = record.tiles_m * record.bm, record.tiles_n * record.bn, _aligned(k, int(record.launch["bk"]))
-    large = m * n * k > SMALL_PROBLEM
-    if large and record.launch["raster"] == "persistent":
-        m, n = min(m, 3 * record.bm), record.baked_n or min(n, 3 * record.bn)
-    return Shape(m, n, k, corners=large)
+        m, n, k = record.tiles_m * record.bm, record.tiles_n * record.bn, _aligned(k, record.k_step)
+    if m * n * k <= SMALL_PROBLEM:
+        return Shape(m, n, k)
+    if record.launch["raster"] == "persistent":
+        return Shape(min(m, 3 * record.bm), record.baked_n or min(n, 3 * record.bn), k)
+    return Shape(m, n, k, corners=True)
 
 
 def _strides(record: Record, n: int) -> list[int | None]:
@@ -130,7 +132,9 @@ def operands(inputs: str, m: int, n: int, k: int, rng: np.random.Generator) -> t
     return a, b
 
 
-def compare(acc: str, inputs: str, a: Array, b: Array, d: Array) -> tuple[str, float, float | None, list[str]]:
+def compare(
+    acc: str, inputs: str, a: Array, b: Array, d: Array, order: list[list[int]]
+) -> tuple[str, float, float | None, list[str]]:
     """What was compared, the largest error, the error allowed there (None for equality), and what was found wrong."""
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -144,7 +148,7 @@ def compare(acc: str, inputs: str, a: Array, b: Array, d: Array) -> tuple[str, f
     error[np.isnan(error)] = np.inf
     worst = float(error.max())
     if inputs == "normal":
-        allowed = error_bound(acc, wide_a, wide_b, reference)
+        allowed = error_bound(acc, wide_a, wide_b, reference, order)
         at = np.unravel_index(np.argmax(error / allowed), error.shape)
         found = _wrong(error > allowed, reference, d)
         return "error bound of the accumulator", float(error[at]), float(allowed[at]), found
@@ -155,24 +159,27 @@ def compare(acc: str, inputs: str, a: Array, b: Array, d: Array) -> tuple[str, f
     return said, float(error[exact].max(initial=0.0)) if exact.any() else worst, None, _wrong(wrong, reference, d)
 
 
-def error_bound(acc: str, a: Array, b: Array, reference: Array) -> Array:
+def error_bound(acc: str, a: Array, b: Array, reference: Array, order: list[list[int]]) -> Array:
     """Largest |D - reference| that rounding explains, elementwise. a (m,k), b (n,k), reference (m,n), all fp64.
 
-    fp32 accumulator: k additions, each with a relative error of 2^-24 of the sum of magnitudes; then one rounding to
-    fp16. fp16 accumulator: the sum is rounded to fp16 after every 8 of k at most (mma.sync may take its 16 in two
-    steps), which costs 2^-11 of the partial sum and of the error it already carries; what is added between two
-    roundings has at least fp32's precision.
+    ``order``: the k of each partial sum, see ``k_order``. fp32 accumulator: k additions, each with a relative error of
+    2^-24 of the sum of magnitudes; then one rounding to fp16. fp16 accumulator: a partial sum is rounded to fp16 after
+    every 8 of k at most (mma.sync may take its 16 in two steps), which costs 2^-11 of the sum so far and of the error
+    it carries; what is added between two roundings has at least fp32's precision, and so has the sum of slices.
     """
-    k = a.shape[1]
-    within: Array = k * 2.0**-24 * (np.abs(a) @ np.abs(b).T)
+    within: Array = a.shape[1] * 2.0**-24 * (np.abs(a) @ np.abs(b).T)
     if acc == "f32":
         stored: Array = within + 2.0**-11 * (np.abs(reference) + within) + 2.0**-25
         return stored
-    partial_sum, error = np.zeros_like(reference), np.zeros_like(reference)
-    for start in range(0, k, 8):
-        partial_sum += a[:, start : start + 8] @ b[:, start : start + 8].T
-        error += 2.0**-11 * (np.abs(partial_sum) + error) + 2.0**-25
-    return error + within
+    error = within
+    for part in order:
+        partial_sum, carried = np.zeros_like(reference), np.zeros_like(reference)
+        for start in range(0, len(part), 8):
+            step = part[start : start + 8]
+            partial_sum += a[:, step] @ b[:, step].T
+            carried += 2.0**-11 * (np.abs(partial_sum) + carried) + 2.0**-25
+        error = error + carried
+    return error if len(order) == 1 else error + 2.0**-11 * (np.abs(reference) + error) + 2.0**-25
 
 
 def _wrong(wrong: Array, reference: Array, d: Array) -> list[str]:
@@ -224,7 +231,7 @@ def execute(
     gpu = record.target
     device = emulator.Device(SMS, gpu.smem_block_bytes, _capability(gpu.sm), gpu.title, gpu.smem_sm_bytes)
     chosen = None
-    if shape.corners and record.launch["raster"] != "persistent":
+    if shape.corners:
         chosen = partial(_chosen_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
     findings: list[str] = []
     with emulator.session(
@@ -293,7 +300,7 @@ def run_case(
     """Executes one problem with one kind of inputs and compares."""
     done = execute(record, artifact, library, shape, inputs, **options)
     if done.ctas:
-        compared, worst, allowed, wrong = compare(record.acc, inputs, done.a, done.b, done.d)
+        compared, worst, allowed, wrong = compare(record.acc, inputs, done.a, done.b, done.d, record.k_order(shape.k))
     else:
         compared, worst, allowed, wrong = "nothing", 0.0, None, []
     findings = (*done.findings, *wrong)
@@ -341,7 +348,7 @@ def summary(record: Record, done: Execution) -> dict[str, float]:
     counters = done.counters
     if counters is None:
         return {}
-    work = done.tiles * ceil_div(done.a.shape[1], int(record.launch["bk"])) * record.threads // 32
+    work = done.tiles * ceil_div(done.a.shape[1], record.k_step) * record.threads // 32
     table: dict[str, float] = {
         "mma_per_k_tile": counters.mma / work,
         "ldmatrix_per_k_tile": counters.ldmatrix / work,

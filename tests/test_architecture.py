@@ -1,4 +1,4 @@
-"""The house: imports go strictly down, torch is imported late, public things are documented, nothing is named by accident."""
+"""The house: imports go strictly down, torch is imported late, documents name what exists."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def test_the_emulator_knows_nothing_of_records(checkout: Path) -> None:
 
 
 def test_rendering_and_building_import_neither_torch_nor_the_emulator() -> None:
-    program = "import sys, cudal2gen.cli, cudal2gen.compiler; print([m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy')])"
+    program = (
+        "import sys, cudal2gen.cli, cudal2gen.compiler; "
+        "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'numpy')])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -71,8 +71,8 @@ def test_off_the_grid_a_note_says_what_is_taken() -> None:
     done = run("render", "--mnk", "4000_4000_60")
     assert done.returncode == 0
     assert (
-        done.stderr
-        == "note: no record for a100 f16 tn 4000_4000_60; taking that of a100 f16 tn 4096_4096_64, the nearest larger one\n"
+        done.stderr == "note: no record for a100 f16 tn 4000_4000_60; "
+        "taking that of a100 f16 tn 4096_4096_64, the nearest larger one\n"
     )
     assert done.stdout == run("render", "--mnk", "4096_4096_64").stdout
 

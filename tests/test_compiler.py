@@ -256,7 +256,7 @@ def test_missing_headers_say_what_installs_them(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
     compiler.toolchain.cache_clear()
     try:
-        with pytest.raises(ToolchainError, match="CuTe headers are missing.*nvidia-cutlass"):
+        with pytest.raises(ToolchainError, match=r"CuTe headers are missing.*nvidia-cutlass"):
             compiler.toolchain()
     finally:
         compiler.toolchain.cache_clear()
@@ -298,9 +298,11 @@ def test_split_refuses_what_has_no_kernel() -> None:
 def test_split_keeps_the_symbols_that_a_kernel_uses() -> None:
     text = (
         ".version 9.0\n.target sm_80\n.address_size 64\n\n"
-        ".global .align 1 .b8 unused[1];\n.const .align 4 .b8 table[8] = {1, 2};\n.extern .shared .align 16 .b8 smem[];\n"
+        ".global .align 1 .b8 unused[1];\n.const .align 4 .b8 table[8] = {1, 2};\n"
+        ".extern .shared .align 16 .b8 smem[];\n"
         ".visible .entry a(\n\t.param .u32 a_param_0\n)\n{\n\tmov.u32 %r1, table;\n$L__BB0_1:\n\tret;\n\n}\n"
-        ".visible .entry b(\n\t.param .u32 b_param_0\n)\n{\n\tmov.u32 %r1, smem;\n\tbra $L__BB1_2;\n$L__BB1_2:\n\tret;\n\n}\n"
+        ".visible .entry b(\n\t.param .u32 b_param_0\n)\n{\n"
+        "\tmov.u32 %r1, smem;\n\tbra $L__BB1_2;\n$L__BB1_2:\n\tret;\n\n}\n"
     )
     parts = split(text)
     assert set(parts) == {"a", "b"}

@@ -30,7 +30,7 @@ TOKENS = {
     "bar.sync": "B",
     "barrier.sync": "B",
 }
-# Two MMA rows and four MMA columns per warp, one warp: 4 ldmatrix and 8 mma a k-block, 4 k-blocks and 16 cp.async a k-tile.
+# One warp of two MMA rows and four MMA columns: 4 ldmatrix and 8 mma a k-block, 4 k-blocks and 16 cp.async a k-tile.
 ONE_WARP: dict[str, Any] = {
     "bm": 32,
     "bn": 32,

@@ -123,7 +123,10 @@ def test_rendering_is_deterministic(record: Sm80Multistage | Sm80Direct) -> None
 
 def test_rendering_is_the_same_in_another_process() -> None:
     record = multistage()
-    program = f"from cudal2gen.kernel import parse; from cudal2gen.renderer import render; print(render(parse({record.model_dump_json()!r})), end='')"
+    program = (
+        "from cudal2gen.kernel import parse; from cudal2gen.renderer import render; "
+        f"print(render(parse({record.model_dump_json()!r})), end='')"
+    )
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}

@@ -1,0 +1,113 @@
+"""The whole A100 fp16 library: built from nothing, without spills, and right."""
+
+from __future__ import annotations
+
+import os
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cudal2gen import catalog, compiler, places, validator
+from cudal2gen.renderer import render
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def records() -> list[catalog.Record]:
+    own = catalog.load(places.shipped("configs") / "kernels.jsonl")
+    return [record for record in own if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn")]
+
+
+@pytest.fixture(scope="module")
+def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("library")
+
+
+def test_all_records_render_in_three_seconds(records: list[catalog.Record]) -> None:
+    render(records[0])
+    started = time.perf_counter()
+    texts = {render(record) for record in records}
+    seconds = time.perf_counter() - started
+    print(f"\n{len(records)} records, {len(texts)} distinct texts, {seconds:.2f} s")
+    assert seconds < 3
+
+
+def test_the_library_compiles_from_nothing_without_spills(records: list[catalog.Record], build_dir: Path) -> None:
+    started = time.perf_counter()
+    artifacts = compiler.build(records, build_dir=build_dir)
+    seconds = time.perf_counter() - started
+    distinct = {artifact.digest for artifact in artifacts}
+    print(
+        f"\n{len(distinct)} kernels in {seconds:.0f} s on {os.cpu_count()} cores, {compiler.peak_rss_bytes() >> 20} MiB"
+    )
+    faults = {record.mnk: artifact.ptxas.findings for record, artifact in zip(records, artifacts, strict=True)}
+    assert {mnk: found for mnk, found in faults.items() if found} == {}
+    for record, artifact in zip(records, artifacts, strict=True):
+        assert artifact.ptxas.smem_static_bytes == 0
+        if record.family == "sm80_multistage":
+            by_registers = 65536 // (-(-artifact.ptxas.registers * 32 // 256) * 256) // (record.threads // 32)
+            assert by_registers >= record.min_blocks, record.mnk
+    assert seconds < 8 * 60
+
+
+def test_the_library_is_right(records: list[catalog.Record], build_dir: Path) -> None:
+    work = {}
+    for record, artifact in zip(records, compiler.build(records, build_dir=build_dir), strict=True):
+        work[artifact.digest] = (record, artifact)
+    started = time.perf_counter()
+    library = compiler.launcher(build_dir=build_dir)
+    verdicts = validator.validate_all(work.values(), library, os.cpu_count() or 1)
+    seconds = time.perf_counter() - started
+    print(f"\n{len(verdicts)} kernels, {sum(len(verdict.cases) for verdict in verdicts)} cases in {seconds:.0f} s")
+    assert {verdict.record: verdict.findings for verdict in verdicts if not verdict.passed} == {}
+    assert len(verdicts) == len(work)
+    assert seconds < 12 * 60
+
+
+def test_the_wheel_carries_templates_and_catalog(checkout: Path, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+        str(checkout),
+    ]
+    subprocess.run(command, check=True)
+    wheel = next(tmp_path.glob("cudal2gen-*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    program = (
+        "import cudal2gen, sys; from cudal2gen import catalog, places; from cudal2gen.renderer import render;"
+        "assert places.checkout() is None, places.checkout();"
+        "records = catalog.load(); print(len(records), len(render(records[0])), places.build_dir(), places.editable_catalog())"
+    )
+    environment = os.environ | {
+        "PYTHONPATH": str(tmp_path / "installed"),
+        "XDG_CACHE_HOME": "/c",
+        "XDG_DATA_HOME": "/d",
+    }
+    for name in ("CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_CATALOG", "CUDAL2GEN_CACHE_DIR"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    count, length, build, editable = done.stdout.split()
+    assert int(count) == 3000
+    assert int(length) > 5000
+    assert (build, editable) == ("/c/cudal2gen/build", "/d/cudal2gen/kernels.jsonl")

@@ -1,0 +1,269 @@
+"""Verdicts: every path of the templates is right, faulty kernels are not, and the checks notice what they claim to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from jinja2 import DictLoader, Environment
+
+from cudal2gen import catalog, compiler, places, renderer, validator
+from cudal2gen.kernel import IllegalRecord, revise
+from cudal2gen.validator import Shape, compare, error_bound, operands, stress_shapes
+from tests.paths import PATHS, small
+from tests.strategies import direct, prefetch, records
+
+GOLDEN = Path(__file__).parent / "golden"
+# A smaller batch would be compiled anew at every step, and the message names the record anyway.
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built_together() -> None:
+    compiler.build(list(PATHS.values()))
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_every_path_is_right(name: str, library: Path) -> None:
+    record = PATHS[name]
+    verdict = validator.validate(record, compiler.build([record])[0], library)
+    assert verdict.findings == []
+    assert verdict.passed
+    assert {case.inputs for case in verdict.cases} >= {"binary", "integers", "normal", "special"}
+    assert all(case.ctas for case in verdict.cases)
+
+
+def branches(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """Where marks go into a template: after every macro, if, elif and else; an if without else gets one."""
+    for tag in re.finditer(r"{%-?\s*(macro|if|elif|else|endif)\b[^%]*?(?:%(?!})[^%]*?)*-?%}", text):
+        yield tag.start(), tag.group(0)
+
+
+def marked(name: str, text: str) -> tuple[str, list[str]]:
+    """A template that reports which of its branches are taken, and all their names."""
+    marks: list[str] = []
+    out: list[str] = []
+    end, has_else = 0, []
+    for start, tag in branches(name, text):
+        line = text.count("\n", 0, start) + 1
+        kind = re.match(r"{%-?\s*(\w+)", tag)
+        assert kind is not None
+        out.append(text[end:start])
+        end = start + len(tag)
+
+        def mark(what: str, line: int = line) -> str:
+            marks.append(f"{name}:{line} {what}")
+            return "{{ took('" + marks[-1].replace("'", '"') + "') }}"
+
+        said = re.sub(r"{%-?\s*|\s*-?%}", "", tag)
+        if kind.group(1) == "endif":
+            out.append(tag if has_else.pop() else "{% else %}" + mark("not so") + tag)
+        else:
+            if kind.group(1) == "if":
+                has_else.append(False)
+            if kind.group(1) == "else":
+                has_else[-1] = True
+            out.append(tag + mark(said))
+    return "".join([*out, text[end:]]), marks
+
+
+def test_every_branch_of_the_templates_is_taken(checkout: Path) -> None:
+    """golden/branches.txt lists each with the first kernel that takes it; ``make goldens`` renews it."""
+    assert (GOLDEN / "branches.txt").read_text() == branch_table(checkout)
+
+
+def branch_table(checkout: Path) -> str:
+    folder = checkout / "templates"
+    texts, expected = {}, []
+    for path in sorted(folder.rglob("*.j2")):
+        name = str(path.relative_to(folder))
+        texts[name], marks = marked(name, path.read_text())
+        expected += marks
+    taken: dict[str, str] = {}
+    now = {"record": ""}
+
+    def took(mark: str) -> str:
+        taken.setdefault(mark, now["record"])
+        return ""
+
+    environment = Environment(loader=DictLoader(texts), trim_blocks=True, lstrip_blocks=True)
+    environment.globals["took"] = took
+    for name, record in PATHS.items():
+        now["record"] = name
+        environment.get_template(f"{record.family}.cu.j2").render(r=record)
+    never = [mark for mark in expected if mark.replace("'", '"') not in taken]
+    assert not never, f"branches that no executed kernel takes: {never}"
+    return "".join(f"{mark}: {taken[mark.replace(chr(39), chr(34))]}\n" for mark in expected)
+
+
+class TestRecordsDrawnAtRandom:
+    """Hypothesis draws records; they are compiled in batches and must be right."""
+
+    @given(st.lists(records.filter(lambda record: record.bm * record.bn <= 128 * 128), min_size=8, max_size=8))
+    @settings(max_examples=max(4, settings.default.max_examples // 25), phases=NO_SHRINKING)  # type: ignore[union-attr]
+    def test_legal_records_are_right(self, library: Path, drawn: list[catalog.Record]) -> None:
+        for record, artifact in zip(drawn, compiler.build(drawn), strict=True):
+            verdict = validator.validate(record, artifact, library)
+            assert verdict.findings == [], catalog.dump(record)
+
+    @given(st.data())
+    @settings(max_examples=max(2, settings.default.max_examples // 50), phases=NO_SHRINKING)  # type: ignore[union-attr]
+    def test_mutations_of_catalog_lines_are_right(self, library: Path, data: st.DataObject) -> None:
+        lines = catalog.load(places.shipped("configs") / "kernels.jsonl")
+        changes: list[dict[str, Any]] = [
+            {"stages": 1, "g2s_slot": 0},
+            {"stages": 2},
+            {"padding": "predicate"},
+            {"layout": "nn"},
+            {"acc": "f32"},
+            {"raster": "persistent", "swizzle_stride": None},
+            {"split_k": 2},
+            {"g2s_slot": 1},
+            prefetch("staggered"),
+            prefetch("pingpong"),
+            prefetch("none"),
+            {"epilogue": "global", "c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None},
+        ]
+        mutated = []
+        for _ in range(8):
+            record = data.draw(st.sampled_from(lines))
+            for change in data.draw(st.lists(st.sampled_from(changes), max_size=3)):
+                try:
+                    record = revise(record, **change)
+                except IllegalRecord:
+                    continue
+            mutated.append(record)
+        for record, artifact in zip(mutated, compiler.build(mutated), strict=True):
+            verdict = validator.validate(record, artifact, library)
+            assert verdict.findings == [], catalog.dump(record)
+
+
+def test_shapes_stress_a_record() -> None:
+    shapes = stress_shapes(small(stages=3))
+    sizes = {(shape.m, shape.n, shape.k // 64) for shape in shapes}
+    assert (32, 32, 1) in sizes
+    assert {k for _, _, k in sizes} >= {1, 2, 3, 5}, "k below, at and above the ring"
+    assert any(m > 32 and n > 32 for m, n, _ in sizes)
+    assert (64, 64, 4) in sizes, "its own problem"
+    ragged = stress_shapes(small(padding="predicate"))
+    assert any(shape.m % 32 and shape.n % 8 and shape.k % 64 for shape in ragged)
+    assert (1, 1) in {(shape.m, shape.n) for shape in ragged}
+    strides = {shape.swizzle_stride for shape in stress_shapes(small(raster="zsplit", swizzle_stride=4096))}
+    assert strides == {4096, 32, 48}
+    assert {shape.k for shape in stress_shapes(small(bake=["k"], k=192))} == {192}
+    assert min(shape.k for shape in stress_shapes(small(split_k=3))) == 3 * 64
+
+
+def test_a_large_baked_problem_is_executed_at_the_corners_of_its_grid(library: Path) -> None:
+    record = small(bake=["n", "k"], n=4096, k=192, raster="zsplit", swizzle_stride=1000)
+    verdict = validator.validate(record, compiler.build([record])[0], library)
+    assert verdict.passed, verdict.findings
+    assert {case.n for case in verdict.cases} == {4096}
+    # 2 rows; the first and last tile of the first slice and of the last one, and the empty CTA behind that
+    assert max(case.ctas for case in verdict.cases) <= 2 * 4 + 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"raster": "zsplit", "swizzle_stride": 1000}, {}, {"split_k": 2}, {"raster": "persistent"}]
+)
+def test_a_records_own_large_problem_runs_in_part(changes: dict[str, Any], library: Path) -> None:
+    record = small(m=4096, n=4096, k=2048, **changes)
+    shape = validator.own_shape(record)
+    case, done = validator.run_case(record, compiler.build([record])[0], library, shape, "normal", counters=True)
+    assert case.passed, case.findings
+    assert shape.corners == ("raster" not in changes or changes["raster"] != "persistent")
+    assert case.ctas <= 20
+    counters = validator.summary(record, done)
+    assert counters["mma_per_k_tile"] == record.warp_m * record.warp_n * record.k_blocks
+
+
+def test_an_fp16_accumulator_in_an_fp32_kernel_is_noticed(library: Path) -> None:
+    """What the published 0/1 test could not see."""
+    honest, swapped = small(acc="f32"), compiler.build([small()])[0]
+    shape = Shape(64, 96, 320)
+    binary, _ = validator.run_case(honest, swapped, library, shape, "binary")
+    assert binary.passed
+    random, _ = validator.run_case(honest, swapped, library, shape, "normal")
+    assert not random.passed
+    assert random.findings[0].startswith("wrong-value")
+
+
+def test_the_fp32_bound_holds_for_fp32_and_fails_for_fp16_sums() -> None:
+    for k in (64, 256, 1024):
+        a, b = operands("normal", 64, 64, k, np.random.default_rng(k))
+        wide = a.astype(np.float64) @ b.astype(np.float64).T
+        single = np.zeros((64, 64), np.float32)
+        half = np.zeros((64, 64), np.float16)
+        for start in range(0, k, 16):
+            part = a[:, start : start + 16].astype(np.float32) @ b[:, start : start + 16].astype(np.float32).T
+            single += part
+            half = (half.astype(np.float32) + part).astype(np.float16)
+        bound = error_bound("f32", a.astype(np.float64), b.astype(np.float64), wide, [list(range(k))])
+        assert (np.abs(single.astype(np.float16) - wide) <= bound).all()
+        assert not (np.abs(half - wide) <= bound).all()
+        loose = error_bound("f16", a.astype(np.float64), b.astype(np.float64), wide, [list(range(k))])
+        assert (np.abs(half - wide) <= loose).all()
+        assert not (np.abs(half - wide) <= loose / 100).all(), "and is of the errors' order"
+
+
+def test_comparisons_notice_single_elements() -> None:
+    rng = np.random.default_rng(0)
+    for acc in ("f16", "f32"):
+        for inputs in ("binary", "sparse", "integers", "normal", "special"):
+            a, b = operands(inputs, 32, 32, 64, rng)
+            with np.errstate(invalid="ignore"):
+                d = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.float16)
+            assert compare(acc, inputs, a, b, d, [list(range(64))])[3] == []
+            finite = np.argwhere(np.isfinite(d))[7]
+            d[tuple(finite)] = np.nan if inputs in ("special", "normal") else d[tuple(finite)] + 1
+            assert len(compare(acc, inputs, a, b, d, [list(range(64))])[3]) == 1, (acc, inputs)
+
+
+def test_above_2048_an_fp16_sum_must_not_be_small() -> None:
+    a, b = np.ones((1, 5000), np.float16), np.ones((1, 5000), np.float16)
+    assert compare("f16", "binary", a, b, np.full((1, 1), 2048, np.float16), [])[3] == []
+    assert compare("f16", "binary", a, b, np.full((1, 1), 2046, np.float16), [])[3]
+    assert compare("f32", "binary", a, b, np.full((1, 1), 2048, np.float16), [])[3]
+    assert compare("f32", "binary", a, b, np.full((1, 1), 5000, np.float16), [])[3] == []
+
+
+@pytest.mark.parametrize(
+    "record", [small(), small(split_k=3), direct(), direct(split_k=3)], ids=lambda record: record.name
+)
+def test_the_order_of_k_has_every_k_once(record: catalog.Record) -> None:
+    for k in (96, 200, 328):
+        order = record.k_order(k)
+        assert len(order) == record.split_k
+        assert sorted(k for part in order for k in part) == list(range(k))
+
+
+def test_integer_inputs_stay_exact_in_fp16() -> None:
+    for k in (64, 4096, 16384):
+        a, b = operands("integers", 32, 32, k, np.random.default_rng(k))
+        sums = np.cumsum(a.astype(np.float64)[:, None, :] * b.astype(np.float64)[None, :, :], axis=2)
+        assert np.abs(sums).max() <= 2048
+
+
+def test_a_refused_launch_is_a_finding(library: Path) -> None:
+    record = small()
+    case, _ = validator.run_case(record, compiler.build([record])[0], library, Shape(40, 32, 64), "binary")
+    assert not case.passed
+    assert "the tile does not divide the problem" in case.findings[0]
+
+
+if __name__ == "__main__":
+    root = places.checkout()
+    assert root is not None
+    renderer.render(small())
+    (GOLDEN / "branches.txt").write_text(branch_table(root))
