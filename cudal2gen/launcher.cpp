@@ -175,6 +175,7 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
   if (lda < k || ldb < (own.nn ? n : k) || ldd < n) return invalid("a leading dimension is shorter than its row");
   if (!own.predicated && (m % own.bm || n % own.bn || k % own.bk))
     return invalid("the tile does not divide the problem, and this kernel has no predicates");
+  if (own.predicated && k % 8) return invalid("k must be a multiple of 8: rows along k are read in 16-byte vectors");
   if (own.baked_k && (k != own.baked_k || lda != k || (!own.nn && ldb != k)))
     return invalid("this kernel has k baked in: it takes that k only, packed");
   if (own.baked_n && (n != own.baked_n || ldd != n || (own.nn && ldb != n)))

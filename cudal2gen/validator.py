@@ -234,9 +234,10 @@ def execute(
     if shape.corners:
         chosen = partial(_chosen_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
     findings: list[str] = []
-    with emulator.session(
-        memory, device, emulator.Options(hazards=hazards, counters=counters), cta_filter=chosen
-    ) as session:
+    # No loop of a right kernel turns more often than all its tiles have steps; the rest is room for copies and stores.
+    turns = 10_000 + 16 * ceil_div(m, record.bm) * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
+    modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns)
+    with emulator.session(memory, device, modes, cta_filter=chosen) as session:
         try:
             with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
                 size = kernel.workspace_bytes(m, n, k)

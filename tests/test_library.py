@@ -89,7 +89,8 @@ def test_the_wheel_carries_templates_and_catalog(checkout: Path, tmp_path: Path)
     program = (
         "import cudal2gen, sys; from cudal2gen import catalog, places; from cudal2gen.renderer import render;"
         "assert places.checkout() is None, places.checkout();"
-        "records = catalog.load(); print(len(records), len(render(records[0])), places.build_dir(), places.editable_catalog())"
+        "records = catalog.load();"
+        "print(len(records), len(render(records[0])), places.build_dir(), places.editable_catalog())"
     )
     environment = os.environ | {
         "PYTHONPATH": str(tmp_path / "installed"),

@@ -9,7 +9,7 @@
 // Scratch
 //   gemm.partials   m / 128 * n / 128 * 4 tiles of 128 x 128 floats
 //   gemm.arrivals   m / 128 * n / 128 counters, zero before the launch
-// Needs  A and B aligned to 16 bytes, lda and ldb multiples of 8
+// Needs  k a multiple of 8; A and B aligned to 16 bytes, lda and ldb multiples of 8
 
 #include <cstdint>
 
