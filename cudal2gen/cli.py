@@ -326,8 +326,9 @@ def _print_verdict(verdict: results.Verdict) -> None:
     print(f"{verdict.record}: {'right' if verdict.passed else 'WRONG'}")
     for case in verdict.cases:
         allowed = "" if case.allowed is None else f" (allowed there {case.allowed:.3g})"
+        slices = "" if case.swizzle_stride is None else f", slices of {case.swizzle_stride} columns"
         print(
-            f"  {case.m}_{case.n}_{case.k} {case.inputs}, {case.ctas} CTAs: {case.compared}, "
+            f"  {case.m}_{case.n}_{case.k} {case.inputs}, {case.ctas} CTAs{slices}: {case.compared}, "
             f"max error {case.max_error:.3g}{allowed}{'' if case.passed else ': failed'}"
         )
     for finding in verdict.findings:

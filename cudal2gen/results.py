@@ -20,6 +20,7 @@ class Case(BaseModel):
     m: int
     n: int
     k: int
+    swizzle_stride: int | None
     inputs: str
     compared: str
     max_error: float

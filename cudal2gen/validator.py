@@ -36,7 +36,7 @@ Array = NDArray[Any]
 INPUTS = ("binary", "sparse", "integers", "normal", "special")
 EXACT = 2048  # the last integer up to which fp16 has them all
 SMALL_PROBLEM = 1 << 24  # m n k up to which a record's own problem is executed as a whole
-SMS = 2  # few, so that persistent kernels take several tiles
+SMS = 2
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,11 @@ def stress_shapes(record: Record) -> list[Shape]:
     if record.split_k > 1:
         shapes += [(bm, bn, bk * (least + 1)), (bm, bn, bk * least * (stages + 1))]
     if record.predicated:
-        shapes += [(2 * bm - 3, 2 * bn - 5, above - 8), (bm + 1, bn + 8, bk * least - 8 * (bk > 8)), (1, 1, bk * least)]
+        shapes += [(2 * bm - 3, 2 * bn - 5, above - 8), (bm + 1, bn + 8, bk * least - 8)]
+        # A last k-tile of one vector, wherever in the loop it comes; every remainder of n; edges all over the tile.
+        shapes += [(1, 1, bk * tiles + 8) for tiles in sorted({least - 1, least, least + stages + 1})]
+        shapes += [(bm - e, bn * e // 64 * 8 + e, bk * least) for e in range(2, 8)]
+        shapes += [(bm * e // 8 + 1, bn, bk * least) for e in range(2, 8)]
     baked = [(m, record.baked_n or n, record.baked_k or k) for m, n, k in shapes]
     if record.m * record.n * record.k <= SMALL_PROBLEM:
         baked.append((record.m, record.n, record.k))
@@ -229,7 +233,15 @@ def execute(
     if shape.swizzle_stride is not None:
         options["swizzle_stride"] = shape.swizzle_stride
     gpu = record.target
-    device = emulator.Device(SMS, gpu.smem_block_bytes, _capability(gpu.sm), gpu.title, gpu.smem_sm_bytes)
+    # An SM holds one CTA, so that a persistent kernel's take several tiles each.
+    device = emulator.Device(
+        sm_count=SMS,
+        smem_optin_bytes=gpu.smem_block_bytes,
+        capability=_capability(gpu.sm),
+        name=gpu.title,
+        smem_per_sm_bytes=gpu.smem_sm_bytes,
+        threads_per_sm=record.threads,
+    )
     chosen = None
     if shape.corners:
         chosen = partial(_chosen_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
@@ -291,7 +303,7 @@ def _fill(buffer: emulator.Buffer, shape: tuple[int, int], rows: Array, cols: Ar
 
 
 def _capability(sm: str) -> tuple[int, int]:
-    number = sm.removeprefix("sm_").rstrip("a")
+    number = sm.removeprefix("sm_")
     return int(number[:-1]), int(number[-1])
 
 
@@ -306,9 +318,17 @@ def run_case(
         compared, worst, allowed, wrong = "nothing", 0.0, None, []
     findings = (*done.findings, *wrong)
     case = Case(
-        m=shape.m, n=shape.n, k=shape.k, inputs=inputs, compared=compared, max_error=worst, allowed=allowed,
-        ctas=done.ctas, findings=findings,
-    )  # fmt: skip
+        m=shape.m,
+        n=shape.n,
+        k=shape.k,
+        swizzle_stride=shape.swizzle_stride,
+        inputs=inputs,
+        compared=compared,
+        max_error=worst,
+        allowed=allowed,
+        ctas=done.ctas,
+        findings=findings,
+    )
     return case, done
 
 

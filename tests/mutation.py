@@ -1,7 +1,8 @@
-"""Mutants of built kernels: which of them the validator notices."""
+"""Mutants of built kernels: which of them the validator notices, and which of the others cannot be noticed."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from tempfile import TemporaryDirectory
 from cudal2gen import catalog, validator
 from cudal2gen.compiler import Artifact
 from cudal2gen.emulator.mutate import Mutant, mutants
+
+MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)")
 
 
 def survivors(record: catalog.Record, artifact: Artifact, library: Path) -> Iterator[tuple[Mutant, bool]]:
@@ -29,3 +32,108 @@ def _passes(record: catalog.Record, artifact: Artifact, library: Path, shape: va
         validator.run_case(record, artifact, library, shape, inputs, hazards=inputs == "binary")[0].passed
         for inputs in ("binary", "integers")
     )
+
+
+def equivalence(mutant: Mutant, ptx: str) -> str | None:
+    """Why a mutant behaves as the kernel does on all that the launcher lets through; None where no proof is known."""
+    lines = [line.strip() for line in ptx.splitlines()]
+    at = mutant.line - 1
+    following = [line for line in lines[at + 1 :] if line and not line.startswith((".loc", "//", "$"))]
+    if mutant.kind == "swap" and not MEMORY.match(following[0]):
+        return "what changed places with the barrier or fence touches no memory"
+    if mutant.kind == "swap" and lines[at].startswith("membar") and following[0].startswith("bar.sync"):
+        return "the barrier brings all writes before the arriving thread's own fence, which still precedes its atomic"
+    if mutant.kind == "drop" and "commit_group" in mutant.name and "cp.async.wait_group" not in ptx:
+        return "every wait is a wait_all, which waits for copies that no group holds, too"
+    if mutant.kind == "drop" and lines[at].startswith("bar.sync") and _only_the_vote_since_a_barrier(lines, at):
+        return "since the reduction's last barrier, shared memory was touched to read the vote only"
+    if mutant.kind == "drop" and lines[at].startswith("membar") and _read_through_l2(following):
+        return (
+            "behind the barrier that follows the atomic, what is read is read from L2 (.cg), where it was made visible"
+        )
+    if mutant.kind not in ("compare", "never", "unguard"):
+        return None
+    compared = _comparison(lines, at)
+    if re.match(r"setp\.(lt|gt|ge)\.s32\s+%p\d+, %r\d+, [01];", compared) and _derives_from_k(lines, compared):
+        return "the launcher refuses k < 1, so the branch for no k-tiles is never taken"
+    if compared.startswith("setp.ge.s32") and _operand_is(lines, compared, "%ctaid.x"):
+        return "the launcher starts no more CTAs than there is work, so the first item always exists"
+    if re.match(r"setp\.lt\.s32\s+%p\d+, %r\d+, 1;", compared) and mutant.kind == "never" and "atom.global" in ptx:
+        return "the launcher refuses fewer k-steps than slices, so no slice is empty"
+    copies = [line for line in _skipped(lines, at) if "cp.async.cg" in line]
+    if copies and all(re.search(r"\], 16, %r\d+;", line) for line in copies):
+        return (
+            "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"
+        )
+    if _leads_to_elements(lines, at):
+        return "the path element by element stores what the vector path stores"
+    return None
+
+
+def _comparison(lines: list[str], at: int) -> str:
+    """The comparison at a line, or the one that decides the branch at that line."""
+    branch = re.match(r"@!?(%p\d+)\s+bra", lines[at])
+    if branch is None:
+        return lines[at]
+    defined = rf"\S+\s+{branch.group(1)},"
+    return next(lines[i] for i in range(at, -1, -1) if re.match(defined, lines[i]))
+
+
+def _definition(lines: list[str], before: str, register: str) -> str:
+    """The instruction that gives a register the value it has where the line ``before`` stands."""
+    for line in reversed(lines[: lines.index(before)]):
+        if re.match(rf"\S+\s+{re.escape(register)},", line):
+            return line
+    return ""
+
+
+def _derives_from_k(lines: list[str], compared: str) -> bool:
+    """Whether a comparison's first operand is parameter 8, the kernel's k."""
+    return "_param_8]" in _definition(lines, compared, compared.split(",")[1].strip())
+
+
+def _operand_is(lines: list[str], compared: str, special: str) -> bool:
+    register = compared.split(",")[1].strip()
+    return special in _definition(lines, compared, register)
+
+
+def _skipped(lines: list[str], at: int) -> list[str]:
+    """What the branch that depends on this line jumps over."""
+    predicate = re.match(r"(?:@!?|setp\S+\s+)(%p\d+)", lines[at])
+    if predicate is None:
+        return []
+    for i in range(at, len(lines)):
+        branch = re.match(rf"@!?{predicate.group(1)}\s+bra(?:\.uni)?\s+(\S+);", lines[i])
+        if branch:
+            label = branch.group(1) + ":"
+            return lines[i + 1 : lines.index(label)] if label in lines[i:] else []
+    return []
+
+
+def _leads_to_elements(lines: list[str], at: int) -> bool:
+    """Whether the line decides between a vector store and the stores of single elements behind it."""
+    predicate = re.match(r"(?:@!?|setp\S+\s+)(%p\d+)", lines[at])
+    assert predicate is not None
+    names = {predicate.group(1)}
+    for line in lines[at:]:
+        merged = re.match(r"or\.pred\s+(%p\d+), (%p\d+), (%p\d+);", line)
+        if merged and names & set(merged.groups()[1:]):
+            names.add(merged.group(1))
+        branch = re.match(r"@!?(%p\d+)\s+bra\s+(\S+);", line)
+        if branch and branch.group(1) in names:
+            target = lines.index(branch.group(2) + ":")
+            stores = [item for item in lines[target:] if item.startswith("st.global")]
+            return bool(stores) and stores[0].startswith("st.global.u16")
+    return False
+
+
+def _only_the_vote_since_a_barrier(lines: list[str], at: int) -> bool:
+    earlier = max(i for i in range(at) if lines[i].startswith("bar.sync"))
+    touched = [line for line in lines[earlier:at] if ".shared" in line]
+    return all(line.startswith("ld.shared.u8") for line in touched) and any("last" in line for line in touched)
+
+
+def _read_through_l2(following: list[str]) -> bool:
+    """Whether the next global accesses are loads that bypass the L1 cache."""
+    accesses = [line for line in following if re.match(r"(ld|st|atom)\.global", line)]
+    return bool(accesses) and accesses[0].startswith("ld.global.cg")

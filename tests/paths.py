@@ -39,7 +39,7 @@ PATHS: dict[str, Sm80Multistage | Sm80Direct] = {
     "none bk 16": small(bk=16, g2s_cols=2, **prefetch("none")),
     "multi": small(**prefetch("multi", 2)),
     "multi one stage": small(stages=1, **prefetch("multi", 3)),
-    "pingpong": small(mma_repeat=[1, 1, 1], **prefetch("pingpong")),
+    "pingpong": small(bn=64, **prefetch("pingpong")),
     "pingpong one stage": small(stages=1, bm=64, **prefetch("pingpong")),
     "staggered": small(**prefetch("staggered")),
     "staggered late slot": small(g2s_slot=3, **prefetch("staggered")),

@@ -42,6 +42,13 @@ def test_every_path_is_right(name: str, library: Path) -> None:
     assert verdict.passed
     assert {case.inputs for case in verdict.cases} >= {"binary", "integers", "normal", "special"}
     assert all(case.ctas for case in verdict.cases)
+    # A and B are copied once per CTA that needs them, vector by vector, nothing twice.
+    if record.family == "sm80_multistage" and not record.predicated:
+        largest = max(stress_shapes(record), key=lambda shape: (shape.k, shape.m * shape.n))
+        tiles = -(-largest.m // record.bm) * -(-largest.n // record.bn)
+        expected = tiles * (record.bm + record.bn) * largest.k * 2
+        split = tiles * record.bm * record.bn * 4 * record.split_k if record.split_k > 1 else 0
+        assert verdict.counters["bytes ld.global"] == expected + split
 
 
 def branches(name: str, text: str) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,84 @@
+"""Execute compiled CUDA kernels on the CPU: their PTX, with their own host launcher, reporting ordering hazards.
+
+NumPy and the standard library only; the stand-in CUDA runtime needs a C compiler once. Explicit launch::
+
+    >>> import numpy as np
+    >>> from cudal2gen import emulator
+    >>> text = '''
+    ... .version 8.0
+    ... .target sm_80
+    ... .address_size 64
+    ... .visible .entry twice(.param .u64 x, .param .u64 y) {
+    ...   .reg .b32 %r<4>; .reg .b64 %rd<6>;
+    ...   ld.param.u64 %rd1, [x];
+    ...   ld.param.u64 %rd2, [y];
+    ...   mov.u32 %r1, %tid.x;
+    ...   mul.wide.u32 %rd3, %r1, 4;
+    ...   add.s64 %rd4, %rd1, %rd3;
+    ...   add.s64 %rd5, %rd2, %rd3;
+    ...   ld.global.u32 %r2, [%rd4];
+    ...   shl.b32 %r3, %r2, 1;
+    ...   st.global.u32 [%rd5], %r3;
+    ...   ret;
+    ... }'''
+    >>> program = emulator.load(text)
+    >>> memory = emulator.Memory()
+    >>> x = memory.upload(np.arange(32, dtype=np.uint32), role="input")
+    >>> y = memory.upload(np.empty(32, np.uint32), role="output")
+    >>> result = program.launch("twice", grid=1, block=32, args=[x, y], memory=memory)
+    >>> result.reports
+    []
+    >>> bool((y.download() == 2 * np.arange(32)).all())
+    True
+    >>> result = program.launch("twice", grid=1, block=64, args=[x, y], memory=memory)
+    >>> [(r.kind, r.line, len(r.threads)) for r in result.reports]
+    [('global-out-of-bounds', 13, 32), ('global-out-of-bounds', 15, 32)]
+
+Through a host launcher (a shared library built by ``nvcc -shared -Xcompiler -fPIC -cudart none``)::
+
+    program = emulator.load(Path("gemm.ptx"), launcher=Path("gemm.so"))
+    with emulator.session(memory=memory, device=emulator.Device(sm_count=4)) as s:
+        code = program.call("launch", a, b, d, m, n, k)        # any extern "C" function of the launcher; cudaError_t
+        comes back
+    s.reports, s.launches[0].counters, s.refusals, s.errors
+
+A launcher that opens the runtime itself is given ``emulator.runtime_path()``; inside a session, its
+``cudaLibraryLoadFromFile("DIR/kernel.cubin")`` is answered with ``DIR/kernel.ptx``.
+
+What is modelled: the values of all instructions that nvcc emits for GEMM kernels of sm_80 and its relatives; cp.async
+data landing as late as allowed; lockstep with divergence; barriers, fences, atomics and flags between warps and CTAs.
+Values that nobody has written (shared memory, scratch, data in flight) are a finding only if they reach memory: then a
+second run with other values for them differs. An instruction that is not known is an UnknownInstruction error.
+
+What is not: ptxas, registers, caches, timing, the tensor cores' order of rounding, the error of approximate functions,
+clusters, TMA, wgmma, mbarriers, textures, dynamic parallelism.
+
+``emulator.mutate`` makes mutants of a PTX text, to test a checker that is built on this package.
+"""
+
+from cudal2gen.emulator.counters import Counters
+from cudal2gen.emulator.hazards import EmulatorError, Report
+from cudal2gen.emulator.host import LaunchRefused, Program, Session, load, runtime_path, session
+from cudal2gen.emulator.machine import Device, LaunchResult, Options
+from cudal2gen.emulator.memory import Buffer, Memory
+from cudal2gen.emulator.ptx import PtxError
+from cudal2gen.emulator.translate import UnknownInstruction
+
+__all__ = [
+    "Buffer",
+    "Counters",
+    "Device",
+    "EmulatorError",
+    "LaunchRefused",
+    "LaunchResult",
+    "Memory",
+    "Options",
+    "Program",
+    "PtxError",
+    "Report",
+    "Session",
+    "UnknownInstruction",
+    "load",
+    "runtime_path",
+    "session",
+]

@@ -1,0 +1,184 @@
+"""Device memory: one arena of host memory with guard gaps, so that device pointers are real host addresses.
+
+A pointer therefore passes untouched through a C launcher, and every access can be traced to the buffer that it belongs
+to.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cudal2gen.emulator.hazards import EmulatorError
+
+Array = NDArray[Any]
+ROLES = ("input", "output", "inout", "scratch")
+ALIGN = 256
+# The type that moves 1, 2, 4, 8 or 16 bytes at once. complex128 is NumPy's only fast 16-byte element; moves keep its
+# bits.
+MOVER: dict[int, np.dtype[Any]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("u2"),
+    4: np.dtype("u4"),
+    8: np.dtype("u8"),
+    16: np.dtype("c16"),
+}
+SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
+# A negative quiet NaN in fp16, bf16 and fp32 alike, and a wild index.
+POISON = 0xFF
+
+
+@dataclass(eq=False)
+class Buffer:
+    """An allocation. ``address`` is the device pointer, ``nbytes`` its size.
+
+    ``role``: an ``input`` may not be written, an ``output`` and ``scratch`` may not be read before written, and an
+    ``output`` must be written everywhere (inside its region). ``written`` has a byte per byte (None: all defined),
+    ``allowed`` too (None: all).
+    """
+
+    memory: Memory
+    start: int
+    nbytes: int
+    role: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    written: Array | None = None
+    allowed: Array | None = None
+    name: str = ""
+    tags: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def address(self) -> int:
+        return self.memory.base + self.start
+
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+    def bytes(self) -> Array:
+        """A view (not a copy) of the buffer's bytes, shape (nbytes,), uint8."""
+        return self.memory.data[self.start : self.end]
+
+    def download(self) -> Array:
+        """A copy of the contents in the shape and dtype of the upload."""
+        return self.bytes().view(self.dtype).reshape(self.shape).copy()
+
+    def unwritten(self) -> Array:
+        """Byte offsets that are in the region but never were written, shape (n,)."""
+        if self.written is None:
+            return np.zeros(0, np.int64)
+        missing = self.written == 0
+        if self.allowed is not None:
+            missing &= self.allowed != 0
+        return np.flatnonzero(missing)
+
+
+# Linux's value, for Pythons that do not name it.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def _reserve(capacity: int) -> Array:
+    """Address space that costs nothing until touched; less than wanted where the system forbids so much."""
+    while True:
+        try:
+            block = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+            return np.frombuffer(block, np.uint8)
+        except OSError:
+            if capacity <= 1 << 26:
+                raise
+            capacity //= 2
+
+
+class Memory:
+    """Global memory. ``capacity`` bytes of address space are reserved; only what is touched costs memory."""
+
+    def __init__(self, capacity: int = 1 << 35, guard: int = 4096) -> None:
+        self.data: Array = _reserve(capacity)
+        capacity = len(self.data)
+        self.base = int(self.data.ctypes.data)
+        self.capacity, self.guard = capacity, guard
+        self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
+        self.starts: list[int] = []
+        self.buffers: list[Buffer] = []
+        self.next = guard
+        self.globals: dict[tuple[str, str], Buffer] = {}
+
+    def allocate(self, nbytes: int, role: str = "scratch", guard: int | None = None, name: str = "") -> Buffer:
+        """Allocate undefined memory. Raises EmulatorError when the arena is full or the role unknown."""
+        if role not in ROLES:
+            raise EmulatorError(f"role {role!r}: one of {', '.join(ROLES)}")
+        start = -(-self.next // ALIGN) * ALIGN
+        gap = self.guard if guard is None else max(guard, ALIGN)
+        if start + nbytes + gap > self.capacity:
+            raise EmulatorError(f"out of device memory: {nbytes} bytes wanted, {self.capacity - start} left")
+        self.next = start + nbytes + gap
+        buffer = Buffer(self, start, nbytes, role, (nbytes,), np.dtype(np.uint8), name=name)
+        if role in ("output", "scratch"):
+            buffer.written = np.zeros(nbytes, np.uint8)
+        self.starts.append(start)
+        self.buffers.append(buffer)
+        return buffer
+
+    def upload(
+        self,
+        array: ArrayLike,
+        role: str = "input",
+        *,
+        guard: int | None = None,
+        region: Any = None,
+        name: str = "",
+    ) -> Buffer:
+        """Copy ``array`` to the device; an ``output`` takes only its shape and dtype and starts as NaN bytes (0xFF).
+
+        ``guard``: bytes of forbidden memory that follow. ``region``: an index into the array (slices or a mask) outside
+        of which the kernel may not write and nothing is expected. Returns the buffer.
+        """
+        source = np.ascontiguousarray(array)
+        buffer = self.allocate(source.nbytes, role, guard, name)
+        buffer.shape, buffer.dtype = np.shape(array), source.dtype
+        if role == "output":
+            buffer.bytes()[:] = POISON
+        elif role != "scratch":
+            buffer.bytes()[:] = source.reshape(-1).view(np.uint8)
+        if region is not None:
+            allowed = np.zeros(source.shape, bool)
+            allowed[region] = True
+            buffer.allowed = np.repeat(allowed.reshape(-1).view(np.uint8), source.itemsize)
+        return buffer
+
+    def free(self, buffer: Buffer) -> None:
+        """Give a buffer back: later accesses to it are out of bounds (addresses are not used again)."""
+        i = self.buffers.index(buffer)
+        del self.buffers[i], self.starts[i]
+
+    def find(self, offset: int) -> Buffer | None:
+        """The buffer that contains this arena offset."""
+        i = bisect_right(self.starts, offset) - 1
+        if i >= 0 and offset < self.buffers[i].end:
+            return self.buffers[i]
+        return None
+
+    def describe(self, address: int) -> str:
+        """Where a device address lies, in words."""
+        offset = address - self.base
+        inside = self.find(offset)
+        if inside is not None:
+            return f"byte {offset - inside.start} of {self._label(inside)}"
+        i = bisect_right(self.starts, offset) - 1
+        if 0 <= offset < self.capacity and i >= 0:
+            before = self.buffers[i]
+            after = self.buffers[i + 1] if i + 1 < len(self.buffers) else None
+            if after is not None and after.start - offset < offset - before.end:
+                return f"{after.start - offset} bytes before {self._label(after)}"
+            return f"{offset - before.end} bytes past the end of {self._label(before)}"
+        return "outside any allocation"
+
+    def _label(self, buffer: Buffer) -> str:
+        number = self.buffers.index(buffer)
+        return f"{buffer.name or 'buffer ' + str(number)} ({buffer.role}, {buffer.nbytes} bytes)"

@@ -1,0 +1,55 @@
+"""Compiles the fixtures of these tests with nvcc, cached by content outside the clone."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from cudal2gen.emulator.host import cache_dir
+
+KERNELS = Path(__file__).with_name("kernels")
+
+
+@cache
+def nvcc() -> str:
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations or [] if spec is not None else []:
+        found = Path(root) / "cu13" / "bin" / "nvcc"
+        if found.exists():
+            return str(found)
+    on_path = shutil.which("nvcc")
+    assert on_path is not None, "these tests need nvcc: pip install nvidia-cuda-nvcc (13.0), or put one on PATH"
+    return on_path
+
+
+@cache
+def _version() -> str:
+    return subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def compiled(name: str, suffix: str, *flags: str) -> Path:
+    """``kernels/NAME.cu`` as ``.ptx`` or ``.so``."""
+    source = KERNELS / f"{name}.cu"
+    command = [nvcc(), "-O3", "-std=c++17", "-arch=sm_80", *flags]
+    if suffix == ".ptx":
+        command += ["-lineinfo", "-ptx"]
+    else:
+        command += ["-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
+    key = hashlib.sha256("\0".join([source.read_text(), _version(), *command]).encode()).hexdigest()[:20]
+    target = cache_dir() / "test-kernels" / f"{name}-{key}{suffix}"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(suffix=suffix, dir=target.parent)
+        os.close(handle)
+        done = subprocess.run(
+            [*command, "-o", temporary, source.name], cwd=KERNELS, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        Path(temporary).replace(target)
+    return target

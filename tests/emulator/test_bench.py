@@ -1,0 +1,42 @@
+"""Time of the pieces. The issue's bounds: 25 ms with hazards for 256^3, 100 ms to parse and translate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudal2gen import emulator
+from cudal2gen.emulator import Memory, Options
+from tests.emulator.build import compiled
+from tests.emulator.gemm import SHARED_BYTES
+
+
+@pytest.mark.parametrize("hazards", [True, False])
+@pytest.mark.parametrize("kernel", ["gemm_f32", "gemm_f16"])
+def test_run(benchmark: Any, kernel: str, hazards: bool) -> None:
+    program = emulator.load(compiled("multistage", ".ptx"))
+    memory = Memory()
+    a = memory.upload(np.ones((256, 256), np.float16))
+    d = memory.upload(np.empty((256, 256), np.float16), "output")
+
+    def launch() -> None:
+        result = program.launch(
+            kernel,
+            (2, 2),
+            128,
+            [a, a, d, 256, 256, 256],
+            memory=memory,
+            shared_bytes=SHARED_BYTES,
+            options=Options(hazards=hazards),
+        )
+        assert result.reports == []
+
+    benchmark.pedantic(launch, rounds=20, warmup_rounds=2)
+    assert (d.download() == 256).all()
+
+
+def test_parse_and_translate(benchmark: Any) -> None:
+    text = compiled("multistage", ".ptx").read_text()
+    benchmark.pedantic(lambda: emulator.load(text).compiled("gemm_f32"), rounds=5, warmup_rounds=1)
