@@ -1,4 +1,4 @@
-"""Time of the pieces. The issue's bounds: 25 ms with hazards for 256^3, 100 ms to parse and translate."""
+"""Time of the pieces. Bounds: 25 ms with hazards for 256^3, 100 ms to parse and translate."""
 
 from __future__ import annotations
 
