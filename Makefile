@@ -1,4 +1,4 @@
-# Everything runs in .venv, which these targets make. Compiled kernels are cached outside the checkout.
+# Everything runs in .venv, which these targets make. The tests cache compiled kernels in the user's cache folder.
 PYTHON ?= python3
 BIN := .venv/bin
 

@@ -5,11 +5,13 @@ One line is one record, sorted by problem, every field written out.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +45,7 @@ class Found:
 
 def dump(record: Record) -> str:
     """The record's line, without the newline."""
-    return json.dumps(record.model_dump(mode="json", by_alias=False), separators=(",", ":"))
+    return json.dumps(record.model_dump(mode="json"), separators=(",", ":"))
 
 
 def load(path: Path | None = None) -> list[Record]:
@@ -73,12 +75,14 @@ def find(problem: Problem, path: Path | None = None) -> Found:
     layout's. Raises CatalogError where no record of the accumulator fits.
     """
     path = path or places.catalog()
-    # The catalog writes the problem first, so a record's own line is found without parsing all the others.
+    # In normal form the problem comes first, so a record's own line is found without parsing all the others.
     start = dump_problem(problem)
-    for number, line in _lines(path):
-        if line.startswith(start):
-            return Found(_parse(path, number, line))
-    return nearest(problem, load(path))
+    own = [(number, line) for number, line in _lines(path) if line.startswith(start)]
+    if len(own) == 1:
+        return Found(_parse(path, *own[0]))
+    records = load(path)
+    exact = next((record for record in records if record.key == problem.key), None)
+    return Found(exact) if exact else nearest(problem, records)
 
 
 def nearest(problem: Problem, records: Iterable[Record]) -> Found:
@@ -103,15 +107,17 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Found:
 
 def put(record: Record, path: Path | None = None) -> Path:
     """Writes one record into the catalog, in place of the problem's old one; answers the file that was written."""
-    target = path or places.editable_catalog()
-    source = target if target.is_file() else places.catalog()
-    records = [old for old in load(source) if old.key != record.key]
-    save([*records, record], target)
+    target = (path or places.editable_catalog()).resolve()
+    with _edited_alone(target):
+        source = target if target.is_file() else places.catalog()
+        records = [old for old in load(source) if old.key != record.key]
+        save([*records, record], target)
     return target
 
 
 def save(records: Iterable[Record], path: Path) -> None:
     """Writes a catalog, sorted; readers see the old file or the new one, never a part."""
+    path = path.resolve()
     lines = "".join(dump(record) + "\n" for record in sorted(records, key=lambda record: record.key))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,11 +127,23 @@ def save(records: Iterable[Record], path: Path) -> None:
                 file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(scratch).chmod(0o644)
+            Path(scratch).chmod(path.stat().st_mode if path.exists() else 0o644)
             Path(scratch).replace(path)
         except BaseException:
             Path(scratch).unlink()
             raise
+    except OSError as error:
+        raise CatalogError(f"cannot write {path}: {error.strerror}; the catalog is as it was") from error
+
+
+@contextmanager
+def _edited_alone(path: Path) -> Iterator[None]:
+    """Holds off other edits of a catalog, in this process and in others, from reading it to writing it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
     except OSError as error:
         raise CatalogError(f"cannot write {path}: {error.strerror}; the catalog is as it was") from error
 
@@ -138,7 +156,7 @@ def dump_problem(problem: Problem) -> str:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise CatalogError(f"no catalog at {path}; set --catalog, or restore configs/kernels.jsonl") from None
     except (OSError, UnicodeDecodeError) as error:

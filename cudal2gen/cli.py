@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from cudal2gen import catalog, places
-from cudal2gen.kernel import GPUS, IllegalRecord, Problem, parse
+from cudal2gen.kernel import FAMILIES, GPUS, IllegalRecord, Problem, parse
 
 if TYPE_CHECKING:
     from cudal2gen import results
@@ -24,7 +25,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_TOOLCHAIN = 1, 2, 3
 
 app = typer.Typer(
     help="Half-precision matrix-multiply kernels for NVIDIA GPUs, regenerated from records. "
-    "Exit codes: 0 done, 1 the kernel failed, 2 the input is wrong, 3 a tool is missing.",
+    "Exit codes: 0 done, 1 a kernel or a file operation failed, 2 the input is wrong, 3 a tool is missing.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -54,8 +55,17 @@ On = Annotated[str, typer.Option("--on", help="Where kernels run: emulator.")]
 Nvcc = Annotated[Path | None, typer.Option("--nvcc", help="The nvcc to use, instead of the one that is found.")]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from cudal2gen import __version__
+
+        print(f"cudal2gen {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _settings(
+    _: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")] = False,
     catalog_path: Annotated[
         Path | None, typer.Option("--catalog", envvar="CUDAL2GEN_CATALOG", help="The catalog: a kernels.jsonl.")
     ] = None,
@@ -63,8 +73,6 @@ def _settings(
         Path | None, typer.Option("--build-dir", envvar="CUDAL2GEN_BUILD_DIR", help="Where compiled kernels are kept.")
     ] = None,
 ) -> None:
-    import os
-
     if catalog_path is not None:
         os.environ["CUDAL2GEN_CATALOG"] = str(catalog_path)
     if build_dir is not None:
@@ -116,7 +124,7 @@ def show(
     """Show a record and what follows from it: threads, shared memory, registers, occupancy, waves, padding."""
     with _user_errors():
         record = _record(mnk, gpu, acc, layout, changes)
-    facts = _facts(record, _built(record))
+        facts = _facts(record, _built(record))
     if as_json:
         print(json.dumps({"record": record.model_dump(mode="json"), "derived": facts}, indent=1))
         return
@@ -281,8 +289,6 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Say whether kernels are right: build them, execute problems that stress them, compare, look for hazards."""
-    import os
-
     from cudal2gen import compiler, results, validator
 
     with _user_errors():
@@ -352,7 +358,13 @@ def edit(
     with _user_errors():
         if not changes:
             _usage("nothing to change; give --set FIELD=VALUE")
-        record = _record(mnk, gpu, acc, layout, changes)
+        problem = _problem(mnk, gpu, acc, layout)
+        found = catalog.find(problem)
+        if found.record.key != problem.key:
+            _usage(f"{found.note}; edit changes records of the catalog's own sizes only")
+        record = _changed(found.record, changes)
+        if record.key != problem.key:
+            _usage("a record's problem does not change; name the other problem by --mnk, --gpu, --acc and --layout")
         target = catalog.put(record)
     print(f"{record.gpu} {record.acc} {record.layout} {record.mnk} written to {target}")
 
@@ -387,7 +399,7 @@ def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     else:
         for name, (ok, detail) in checks.items():
             print(f"{'ok     ' if ok else 'missing'}  {name:16} {detail}")
-    if not checks["compile"][0]:
+    if not all(checks[name][0] for name in ("catalog", "compile", "build directory")):
         raise typer.Exit(EXIT_TOOLCHAIN)
 
 
@@ -423,7 +435,7 @@ def _problem(mnk: str, gpu: str, acc: str, layout: str) -> Problem:
     from cudal2gen.kernel import explain
 
     parts = mnk.split("_")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 9 for part in parts):
         _usage(f"--mnk {mnk}: expected three sizes M_N_K, such as 4096_4096_64")
     if gpu not in GPUS:
         _usage(f"--gpu {gpu}: must be one of {', '.join(GPUS)}")
@@ -455,37 +467,44 @@ def _chosen(
 
 
 def _changed(record: Record, changes: list[str]) -> Record:
-    fields = record.model_dump(mode="json")
     if not changes:
         return record
+    before = record.model_dump(mode="json")
+    fields = dict(before)
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             _usage(f"--set {change}: expected FIELD=VALUE")
-        name, _, inner = name.partition(".")
-        if name == "prefetch" and not inner:
-            kind, _, distance = text.partition(":")
-            fields[name] = {"kind": kind, "distance": _value(distance) if distance else None}
-        elif inner and isinstance(fields.get(name), dict):
-            fields[name] = fields[name] | {inner: _value(text)}
-        else:
-            listed = isinstance(fields.get(name), list)
-            fields[name] = (
-                [_value(part) for part in text.split(",") if part] if listed and "[" not in text else _value(text)
-            )
-    touched = sorted(name for name, value in fields.items() if value != record.model_dump(mode="json").get(name, ...))
+        name, dot, inner = name.partition(".")
+        if dot and not isinstance(fields.get(name), dict):
+            _usage(f"--set {change}: {name} has no parts")
+        fields[name] = fields[name] | {inner: _value(text)} if dot else _field(name, text, fields.get(name))
+    if fields["family"] in FAMILIES and fields["family"] != record.family:
+        # Another family: what it shares with the old one stays, what it lacks goes.
+        fields = {name: value for name, value in fields.items() if name in FAMILIES[fields["family"]].model_fields}
+    touched = {name for name, value in fields.items() if value != before.get(name, ...)}
     if touched and "origin" not in touched:
-        changed = sorted({*record.origin.changed, *touched} - {"origin"})
+        changed = sorted({*record.origin.changed, *touched})
         fields["origin"] = {"source": record.origin.source, "structure": "modelled", "changed": changed}
     return parse(fields)
 
 
+def _field(name: str, text: str, old: Any) -> Any:
+    """A field's value from its spelling: JSON, or ``2,2,1`` for a list and ``multi:3`` for a prefetch."""
+    if name == "prefetch" and not text.startswith("{"):
+        kind, _, distance = text.partition(":")
+        return {"kind": kind, "distance": _value(distance) if distance else None}
+    if text.startswith("[") and isinstance(value := _value(text), str):
+        text = value.strip("[]")
+    if isinstance(old, list) and not text.startswith("[") and text != "null":
+        return [_value(part.strip()) for part in text.split(",") if part.strip()]
+    return [_value(part) for part in text.split(",")] if "," in text and text[0] not in "[{" else _value(text)
+
+
 def _value(text: str) -> Any:
-    if "," in text and "[" not in text:
-        return [_value(part) for part in text.split(",")]
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -551,5 +570,20 @@ def _progress(title: str) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Entry point of the ``cudal2gen`` command."""
-    app()
+    """Entry point of the ``cudal2gen`` command: what a user or a system can mend is one line and an exit code."""
+    import signal
+
+    # A reader that has seen enough ends this program quietly, as it does others.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # As an exit, so that compilers are ended and scratch folders removed on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        # What Python still holds back would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(EXIT_FAILED)

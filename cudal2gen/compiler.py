@@ -23,6 +23,7 @@ import re
 import resource
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,7 @@ Progress = Callable[[int, int], None]
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
 INSTALL = "pip install 'cudal2gen[nvcc]'"
+FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
 
 
@@ -126,24 +128,23 @@ class Job:
     digest: str
 
 
-def find_nvcc(given: Path | None = None) -> Path | None:
-    """nvcc by argument, ``CUDAL2GEN_NVCC``, PATH, the usual system folder, or the PyPI wheels; None without any."""
+def nvcc_candidates(given: Path | None = None) -> list[Path]:
+    """Where nvcc may be: the argument or ``CUDAL2GEN_NVCC`` alone; else PATH, the system folder, the PyPI wheels."""
     configured = given or os.environ.get("CUDAL2GEN_NVCC")
     if configured:
-        return Path(configured)
-    if on_path := shutil.which("nvcc"):
-        return Path(on_path)
-    candidates = [Path("/usr/local/cuda/bin/nvcc")]
+        return [Path(configured).absolute()]
+    candidates = [Path(found) for found in [shutil.which("nvcc")] if found]
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
-        candidates += sorted(Path(root).glob("cu1[3-9]/bin/nvcc"), reverse=True)
-    return next((path for path in candidates if os.access(path, os.X_OK)), None)
+        candidates += sorted(Path(root).glob("cu13/bin/nvcc"))
+    return [path.absolute() for path in candidates if os.access(path, os.X_OK)]
 
 
 def find_cutlass() -> Path | None:
     """The folder that holds ``cute/``: ``CUTLASS_PATH``, else the nvidia-cutlass wheel's; None without either."""
     if configured := os.environ.get("CUTLASS_PATH"):
-        return Path(configured) / "include"
+        return Path(configured).absolute() / "include"
     spec = importlib.util.find_spec("cutlass_library")
     if spec is None or spec.origin is None:
         return None
@@ -153,35 +154,48 @@ def find_cutlass() -> Path | None:
 @cache
 def toolchain(nvcc: Path | None = None) -> Toolchain:
     """The toolchain of this machine; raises ToolchainError that names what is missing and what installs it."""
-    found = find_nvcc(nvcc)
-    if found is None:
-        raise ToolchainError(
-            f"no nvcc found (option --nvcc, CUDAL2GEN_NVCC, PATH, PyPI wheels); install one: {INSTALL}"
-        )
     cutlass = find_cutlass()
     if cutlass is None or not (cutlass / "cute" / "layout.hpp").is_file():
         raise ToolchainError("the CuTe headers are missing; install them: pip install nvidia-cutlass==4.2.0.0")
     for compiler in ("gcc", "g++"):
         if shutil.which(compiler) is None:
             raise ToolchainError(
-                f"no {compiler} found, which nvcc and the launcher need; install gcc, e.g. apt install g++"
+                f"no {compiler} found, which nvcc and the launcher need; install it, e.g. apt install g++"
             )
-    try:
-        # The dry run tells where the real tools are, also behind a wrapper script.
-        dry = subprocess.run(
-            [found, "-dryrun", "-ptx", "-x", "cu", os.devnull], capture_output=True, text=True, check=True
-        )
-        version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise ToolchainError(f"{found} does not run: {error}; set CUDAL2GEN_NVCC, or install one: {INSTALL}") from None
-    top = re.search(r"^#\$ TOP=(.*)$", dry.stderr, re.MULTILINE)
-    release = re.search(r"V([\d.]+)", version)
-    if top is None or release is None:
-        raise ToolchainError(f"{found} does not answer like nvcc; set CUDAL2GEN_NVCC to one of CUDA 13.0")
-    root = Path(top.group(1)).resolve()
     header = (cutlass / "cutlass" / "version.h").read_text()
-    numbers = re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH) +(\d+)", header)
-    return Toolchain(found, root / "bin" / "ptxas", root / "include", cutlass, release.group(1), ".".join(numbers))
+    cutlass_version = ".".join(re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH) +(\d+)", header))
+    faults = ["no nvcc found (option --nvcc, CUDAL2GEN_NVCC, PATH, PyPI wheels)"]
+    for candidate in nvcc_candidates(nvcc):
+        try:
+            root, version = _interrogate(candidate)
+        except (OSError, subprocess.CalledProcessError, ValueError) as error:
+            faults.append(f"{candidate} does not run or answer like nvcc ({error})")
+            continue
+        if version.split(".")[0] == "13":
+            return Toolchain(candidate, root / "bin/ptxas", root / "include", cutlass, version, cutlass_version)
+        faults.append(f"{candidate} is of CUDA {version}, not 13")
+    raise ToolchainError(f"{faults[-1]}; install a compiler: {INSTALL}")
+
+
+def _interrogate(nvcc: Path) -> tuple[Path, str]:
+    """Where an nvcc's toolkit really is, also behind a wrapper script, and its version."""
+
+    def told(*arguments: str) -> str:
+        command = [str(nvcc), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
+        return done.stdout + done.stderr
+
+    top = re.search(r"^#\$ TOP=(.*)$", told("-dryrun", "-ptx", "-x", "cu", os.devnull), re.MULTILINE)
+    release = re.search(r"V([\d.]+)", told("--version"))
+    if top is None or release is None:
+        raise ValueError("no version")
+    return Path(top.group(1)).resolve(), release.group(1)
+
+
+def _environment() -> dict[str, str]:
+    """The environment of compilers, without what would change their output unseen by the digest."""
+    unseen = {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
+    return {name: value for name, value in os.environ.items() if name not in unseen}
 
 
 def job(record: Record, tools: Toolchain) -> Job:
@@ -222,9 +236,7 @@ def build(
             root.mkdir(parents=True, exist_ok=True)
             _build_missing(list(missing.values()), root, tools, jobs or os.cpu_count() or 1, progress)
     except OSError as error:
-        reason = error.strerror or str(error)
-        hint = "free some space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise BuildError(f"cannot write to {root}: {reason}; {hint}choose another folder with --build-dir") from error
+        raise _unwritable(root, error) from error
     artifacts = []
     for item in wanted:
         artifact = _open(root / item.digest)
@@ -244,32 +256,38 @@ def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -
     library = root / f"launcher-{digest}" / "libcudal2gen.so"
     if library.is_file():
         return library
-    root.mkdir(parents=True, exist_ok=True)
-    with _scratch(root) as scratch:
-        built = scratch / library.parent.name
-        built.mkdir()
-        command = [
-            "g++",
-            *LAUNCHER_FLAGS,
-            f"-I{tools.cuda_include}",
-            str(source),
-            "-o",
-            str(built / library.name),
-            "-ldl",
-        ]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise BuildError(f"the launcher did not compile:\n{done.stderr}")
-        _publish(built, library.parent)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _Locks(root) as locks, locks.take(library.parent.name), _scratch(root) as scratch:
+            if not library.is_file():
+                _compile_launcher(source, scratch / library.parent.name / library.name, tools)
+                _publish(scratch / library.parent.name, library.parent)
+    except OSError as error:
+        raise _unwritable(root, error) from error
     return library
+
+
+def _compile_launcher(source: Path, library: Path, tools: Toolchain) -> None:
+    library.parent.mkdir()
+    command = ["g++", *LAUNCHER_FLAGS, f"-I{tools.cuda_include}", str(source), "-o", str(library), "-ldl"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=_environment())
+    if done.returncode:
+        raise BuildError(f"the launcher did not compile:\n{done.stderr}")
+
+
+def _unwritable(root: Path, error: OSError) -> BuildError:
+    reason = error.strerror or str(error)
+    hint = "free some space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return BuildError(f"cannot write to {root}: {reason}; {hint}choose another folder with --build-dir")
 
 
 def _open(directory: Path) -> Artifact | None:
     try:
-        report = json.loads((directory / "ptxas.json").read_text())
-    except (OSError, ValueError):
+        ptxas = Ptxas(**json.loads((directory / "ptxas.json").read_text()))
+        whole = all((directory / name).stat().st_size for name in FILES)
+    except (OSError, ValueError, TypeError):
         return None
-    return Artifact(directory, Ptxas(**report))
+    return Artifact(directory, ptxas) if whole else None
 
 
 def _build_missing(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> None:
@@ -328,7 +346,9 @@ def _ninja(
     (scratch / "build.ninja").write_text(ninja_text(batches, tools, Path(sys.executable)))
     command = [str(_ninja_binary()), "-k", "0", "-j", str(jobs), "-C", str(scratch), "--quiet"]
     by_name = {_folder(item): item for items in batches for item in items}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_environment(), start_new_session=True
+    )
     assert process.stdout is not None
     log, done = [], 0
     try:
@@ -341,8 +361,10 @@ def _ninja(
                 log.append(line)
         process.wait()
     finally:
-        process.kill()
-        process.wait()
+        # Whatever ends this build early ends its compilers, too.
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
     with (scratch / "ninja.log").open("a") as file:
         file.writelines(log)
 

@@ -19,13 +19,15 @@ Acc = Literal["f16", "f32"]
 Layout = Literal["tn", "nn"]
 Baked = Literal["n", "k"]
 Padding = Literal["none", "predicate", "pad"]
-Extent = Annotated[int, Field(ge=1, le=2**31 - 1)]
+# Offsets within a CTA tile are 32-bit: a row may have so many elements.
+Extent = Annotated[int, Field(ge=1, le=2**24)]
 Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
 MmaRepeat = tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, le=8)], Literal[1]]
 
 VECTOR = 8  # halves in the 16-byte vector that cp.async, ldmatrix rows and global stores move
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # mma.sync.m16n8k16
 MAX_GRID_YZ = 65535
+MAX_UNROLLED = 64  # beyond some hundred MMAs in a row nvcc stops, or takes minutes
 
 
 class Gpu(NamedTuple):
@@ -60,7 +62,7 @@ def ceil_div(a: int, b: int) -> int:
 class Frozen(BaseModel):
     """Nothing changes after validation, nothing unknown gets in."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Problem(Frozen):
@@ -83,10 +85,6 @@ class Problem(Frozen):
     @property
     def key(self) -> tuple[str, str, str, int, int, int]:
         return (self.gpu, self.acc, self.layout, self.m, self.n, self.k)
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.m * self.n * self.k
 
 
 class Origin(Frozen):
@@ -139,6 +137,8 @@ class KernelBase(Problem):
             yield f"bn={self.bn}: must be a multiple of 16*mma_repeat[1] = {2 * MMA_N * self.mma_repeat[1]}"
         if self.bake not in ((), ("k",), ("n", "k")):
             yield f"bake={list(self.bake)}: must be [], [k] or [n, k]"
+        if self.unroll_k and (steps := ceil_div(self.k, self.k_step)) > MAX_UNROLLED:
+            yield f"unroll_k=true: {steps} steps of k exceed the {MAX_UNROLLED} that are unrolled"
         if self.unroll_k and ("k" not in self.bake or self.split_k > 1):
             yield "unroll_k=true: needs k in bake and split_k=1, only a known number of steps can be unrolled"
 
@@ -159,8 +159,11 @@ class KernelBase(Problem):
                 yield f"n={self.n}: must be a multiple of {VECTOR} where it is baked in, rows of B are packed then"
         if self.split_k > (tiles := ceil_div(self.k, bk)):
             yield f"split_k={self.split_k}: exceeds the {tiles} k-steps of {bk}"
-        if (rows := ceil_div(self.m, self.bm) * self.split_k) > MAX_GRID_YZ:
+        rows = self.tiles_m * self.split_k
+        if rows > MAX_GRID_YZ and self.launch["raster"] != "persistent":
             yield f"bm={self.bm}: {rows} rows of CTAs exceed the grid's {MAX_GRID_YZ}"
+        if self.ctas > 2**30:
+            yield f"bm={self.bm}: {self.ctas} CTA tiles exceed the {2**30} that are counted"
 
     @property
     def k_step(self) -> int:
@@ -232,7 +235,8 @@ class KernelBase(Problem):
     def ctas_per_sm(self, registers: int) -> int:
         """CTAs that one SM holds at ``registers`` per thread, by the rules of NVIDIA's occupancy calculator."""
         gpu, warps = self.target, self.threads // 32
-        register_warps = REGISTERS_SM // (ceil_div(registers * 32, 256) * 256)
+        # Each of an SM's four partitions has a quarter of the registers, given to whole warps in units of 256.
+        register_warps = REGISTERS_SM // 4 // (ceil_div(registers * 32, 256) * 256) * 4
         by_smem = gpu.smem_sm_bytes // (
             ceil_div(self.smem_bytes + self.smem_static_bytes, 128) * 128 + 1024
         )  # 1 KiB is the system's
@@ -250,7 +254,10 @@ class KernelBase(Problem):
     @property
     def remarks(self) -> list[str]:
         """What its author should know of a legal record."""
-        return []
+        if self.accumulator_registers < REGISTERS_THREAD:
+            return []
+        wanted = self.accumulator_registers
+        return [f"{wanted} accumulator registers of the {REGISTERS_THREAD} there are: it will spill, and compile long"]
 
     @property
     def predicated(self) -> bool:
@@ -311,9 +318,12 @@ class Sm80Multistage(KernelBase):
         yield from self._mainloop_violations()
         yield from self._epilogue_violations()
         yield from self._raster_violations()
-        limit, needed = self.target.smem_block_bytes, self.smem_bytes + self.smem_static_bytes
-        if needed > limit:
-            yield f"stages={self.stages}: {needed} bytes of shared memory exceed the {limit} of {self.gpu}"
+        gpu, needed = self.target, self.smem_bytes + self.smem_static_bytes
+        if needed > gpu.smem_block_bytes:
+            blamed = f"stages={self.stages}" if self.ring_bytes >= self.staging_bytes else f"epilogue={self.epilogue}"
+            yield f"{blamed}: {needed} bytes of shared memory exceed the {gpu.smem_block_bytes} of {self.gpu}"
+        if self.min_blocks > 1 and self.min_blocks * self.threads > gpu.threads_sm:
+            yield f"min_blocks={self.min_blocks}: {self.threads} threads each exceed the {gpu.threads_sm} of an SM"
 
     def _copy_violations(self) -> Iterator[str]:
         vectors = self.bk // VECTOR
@@ -321,8 +331,8 @@ class Sm80Multistage(KernelBase):
             yield f"g2s_cols={self.g2s_cols}: must divide the {vectors} vectors of a row of bk={self.bk}"
         if self.threads % self.g2s_cols:
             yield f"g2s_cols={self.g2s_cols}: must divide the {self.threads} threads"
-        yield from _swizzle_violations("smem_swizzle", self.smem_swizzle, {"bm*bk": self.bm * self.bk})
-        yield from _swizzle_violations("smem_swizzle", self.smem_swizzle_b, {"bn*bk": self.bn * self.bk})
+        sizes = {"bm*bk": self.bm * self.bk, "bn*bk": self.bn * self.bk}
+        yield from _swizzle_violations("smem_swizzle", self.smem_swizzle, sizes)
 
     def _mainloop_violations(self) -> Iterator[str]:
         kind, distance = self.prefetch.kind, self.prefetch.distance
@@ -376,10 +386,6 @@ class Sm80Multistage(KernelBase):
     def k_blocks(self) -> int:
         """MMA steps in one k-tile."""
         return self.bk // MMA_K
-
-    @property
-    def k_tiles(self) -> int:
-        return ceil_div(self.k, self.bk)
 
     @property
     def prefetch_distance(self) -> int:
@@ -475,7 +481,7 @@ class Sm80Multistage(KernelBase):
     @property
     def remarks(self) -> list[str]:
         """What its author should know of a legal record."""
-        found = []
+        found = super().remarks
         reachable = self.ctas_per_sm(1)
         if self.min_blocks > reachable:
             found.append(f"min_blocks={self.min_blocks} only bounds registers: {reachable} CTAs fit on an SM otherwise")
@@ -563,11 +569,25 @@ class IllegalRecord(ValueError):
 def parse(fields: dict[str, Any] | str | bytes) -> Sm80Multistage | Sm80Direct:
     """A record from a JSON line or from its fields; raises IllegalRecord with every broken rule in one line."""
     try:
-        if isinstance(fields, dict):
-            return _KERNEL.validate_python(fields)
-        return _KERNEL.validate_json(fields)
+        if not isinstance(fields, dict):
+            _refuse_repeated_keys(fields)
+        # By way of JSON in any case: there lists may stand for tuples, and a number is never text or truth.
+        return _KERNEL.validate_json(json.dumps(fields) if isinstance(fields, dict) else fields)
     except ValidationError as error:
         raise IllegalRecord(explain(error)) from None
+
+
+def _refuse_repeated_keys(line: str | bytes) -> None:
+    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise IllegalRecord(f"{', '.join(repeated)}: appears more than once")
+        return dict(pairs)
+
+    try:
+        json.loads(line, object_pairs_hook=check)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        return  # the parser that follows says it better
 
 
 def explain(error: ValidationError) -> str:
@@ -575,6 +595,9 @@ def explain(error: ValidationError) -> str:
     lines = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"] if part not in FAMILIES)
+        if item["type"] == "union_tag_not_found":
+            lines.append("family: field required")
+            continue
         message = item["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:] if item["type"] != "value_error" else message
         value = json.dumps(item["input"], default=str)

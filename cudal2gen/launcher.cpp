@@ -2,7 +2,7 @@
 // the emulator's stand-in: the runtime is found by name when a kernel is opened, nothing is linked at build time.
 //
 // All functions return a cudaError_t as int; cudal2gen_message() tells in words what the last one of this thread
-// refused. A kernel is opened for the current device. launch() allocates nothing, waits for nothing, queries nothing.
+// refused. A kernel is opened, and loaded, for the current device. launch() allocates, waits for and queries nothing.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
@@ -31,6 +31,7 @@ struct Runtime {
   decltype(&cudaKernelSetAttributeForDevice) set_attribute;
   decltype(&cudaGetDevice) get_device;
   decltype(&cudaDeviceGetAttribute) device_attribute;
+  cudaError_t (*attributes)(cudaFuncAttributes*, void const*);
   cudaError_t (*occupancy)(int*, void const*, int, size_t);
   decltype(&cudaMemsetAsync) memset_async;
   decltype(&cudaLaunchKernelExC) launch;
@@ -50,6 +51,7 @@ bool connect(void* library, Runtime& runtime) {
          find(library, "cudaKernelSetAttributeForDevice", runtime.set_attribute) &&
          find(library, "cudaGetDevice", runtime.get_device) &&
          find(library, "cudaDeviceGetAttribute", runtime.device_attribute) &&
+         find(library, "cudaFuncGetAttributes", runtime.attributes) &&
          find(library, "cudaOccupancyMaxActiveBlocksPerMultiprocessor", runtime.occupancy) &&
          find(library, "cudaMemsetAsync", runtime.memset_async) && find(library, "cudaLaunchKernelExC", runtime.launch) &&
          find(library, "cudaGetErrorString", runtime.error_string);
@@ -65,6 +67,8 @@ void read_facts(std::istream& text, Facts& facts) {
     if (split != std::string::npos) facts[token.substr(0, split)] = token.substr(split + 1);
   }
 }
+
+constexpr int kMostRows = 1 << 24;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -98,7 +102,10 @@ int cudal2gen_open(char const* directory, char const* options, char const* runti
   if (!file) return refuse(cudaErrorFileNotFound, folder + "/kernel.launch is missing; build the kernel first");
   read_facts(file, facts);
   std::istringstream given(options ? options : "");
-  read_facts(given, facts);
+  Facts chosen;
+  read_facts(given, chosen);
+  for (auto const& [name, value] : chosen)
+    if (name != "swizzle_stride") return refuse(cudaErrorInvalidValue, "unknown option " + name);
 
   auto kernel = std::make_unique<cudal2gen_kernel>();
   void* const library = dlopen(runtime ? runtime : "libcudart.so.13", RTLD_NOW | RTLD_LOCAL);
@@ -118,7 +125,7 @@ int cudal2gen_open(char const* directory, char const* options, char const* runti
   kernel->split_k = number("split_k");
   kernel->baked_n = number("baked_n");
   kernel->baked_k = number("baked_k");
-  kernel->swizzle_stride = number("swizzle_stride");
+  kernel->swizzle_stride = std::strtoll(chosen["swizzle_stride"].c_str(), nullptr, 10);
   if (facts["launch"] != "tiles" || !kernel->threads || !kernel->bm || !kernel->bn || !kernel->bk || !kernel->split_k)
     return refuse(cudaErrorInvalidValue, folder + "/kernel.launch is not one that this launcher understands");
   if (kernel->zsplit && kernel->swizzle_stride <= 0)
@@ -139,6 +146,10 @@ int cudal2gen_open(char const* directory, char const* options, char const* runti
   if (error) return fail(error, "cudaGetDevice");
   error = cuda.set_attribute(kernel->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel->smem_bytes, device);
   if (error) return fail(error, std::to_string(kernel->smem_bytes) + " bytes of shared memory");
+  // Libraries load lazily; asked for its attributes, the kernel is loaded here, and not in the first launch.
+  cudaFuncAttributes loaded;
+  error = cuda.attributes(&loaded, kernel->kernel);
+  if (error) return fail(error, "loading " + cubin);
   if (kernel->persistent) {
     int per_sm = 0, sms = 0;
     error = cuda.occupancy(&per_sm, kernel->kernel, kernel->threads, kernel->smem_bytes);
@@ -172,6 +183,8 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
   cudal2gen_kernel const& own = *kernel;
   auto const invalid = [](char const* why) { return refuse(cudaErrorInvalidValue, why); };
   if (m <= 0 || n <= 0 || k <= 0) return invalid("m, n and k must be positive");
+  if (m > kMostRows || lda > kMostRows || ldb > kMostRows || ldd > kMostRows || n > kMostRows || k > kMostRows)
+    return invalid("sizes and leading dimensions must not exceed 16777216: offsets within a tile are 32-bit");
   if (lda < k || ldb < (own.nn ? n : k) || ldd < n) return invalid("a leading dimension is shorter than its row");
   if (!own.predicated && (m % own.bm || n % own.bn || k % own.bk))
     return invalid("the tile does not divide the problem, and this kernel has no predicates");
@@ -205,6 +218,7 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
     x = tiles_n * y < own.resident ? tiles_n * y : own.resident;
     y = 1;
   }
+  if (tiles_m * tiles_n * own.split_k > (1 << 30)) return invalid("the problem has more CTA tiles than are counted");
   if (y > 65535 || z > 65535) return invalid("the problem needs more rows or slices of CTAs than a grid has");
 
   cudaLaunchConfig_t config = {};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from types import TracebackType
 
@@ -38,9 +39,9 @@ class OpenKernel:
         text = " ".join(f"{name}={value}" for name, value in (options or {}).items())
         self._check(
             self._api.cudal2gen_open(
-                str(directory).encode(),
+                os.fsencode(directory),
                 text.encode(),
-                str(runtime).encode() if runtime else None,
+                os.fsencode(runtime) if runtime else None,
                 ctypes.byref(self._handle),
             )
         )
@@ -63,7 +64,12 @@ class OpenKernel:
         workspace: int = 0,
         stream: int = 0,
     ) -> None:
-        """D = A B on the stream; pointers are device addresses, leading dimensions count elements."""
+        """D = A B on the stream; pointers are device addresses, leading dimensions count elements.
+
+        Raises LaunchError for what the kernel or the runtime refuses, and for numbers that no C int holds.
+        """
+        if not all(0 <= number < 2**31 for number in (lda, ldb, ldd, m, n, k)):
+            raise LaunchError(1, f"a size or leading dimension of {m}_{n}_{k} is out of range")
         self._check(self._api.cudal2gen_launch(self._handle, a, lda, b, ldb, d, ldd, m, n, k, workspace, stream))
 
     def close(self) -> None:

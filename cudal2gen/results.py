@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable
@@ -67,15 +68,18 @@ def store() -> Path:
 
 
 def append(verdicts: Iterable[Verdict], path: Path | None = None) -> None:
-    """Adds verdicts; a line is written whole or not at all, also when several processes append."""
+    """Adds verdicts. Processes take turns; a write that fails leaves the file as it was. Raises OSError."""
     target = path or store()
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(verdict.model_dump_json() + "\n" for verdict in verdicts)
-    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.write(handle, text.encode())
-    finally:
-        os.close(handle)
+    with target.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = file.seek(0, os.SEEK_END)
+        try:
+            file.write("".join(verdict.model_dump_json() + "\n" for verdict in verdicts).encode())
+            file.flush()
+        except OSError:
+            os.ftruncate(file.fileno(), before)
+            raise
 
 
 def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
@@ -84,7 +88,7 @@ def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
     found: dict[tuple[str, str], Verdict] = {}
     if not target.is_file():
         return found
-    for line in target.read_text().splitlines():
+    for line in target.read_text(errors="replace").splitlines():
         try:
             verdict = Verdict.model_validate(json.loads(line))
         except ValueError:

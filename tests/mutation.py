@@ -128,7 +128,7 @@ def _leads_to_elements(lines: list[str], at: int) -> bool:
 
 
 def _only_the_vote_since_a_barrier(lines: list[str], at: int) -> bool:
-    earlier = max(i for i in range(at) if lines[i].startswith("bar.sync"))
+    earlier = max((i for i in range(at) if lines[i].startswith("bar.sync")), default=at)
     touched = [line for line in lines[earlier:at] if ".shared" in line]
     return all(line.startswith("ld.shared.u8") for line in touched) and any("last" in line for line in touched)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -147,6 +150,42 @@ def test_put_replaces_the_problems_record_and_keeps_the_order(small: Path) -> No
     assert len(catalog.load(small)) == len(before) + 1
 
 
+def test_normal_form_is_only_the_fast_way(small: Path) -> None:
+    loose = [json.dumps(json.loads(line)) for line in small.read_text().splitlines()]
+    small.write_text("\ufeff" + "\n".join(loose) + "\n")
+    found = catalog.find(asked(128, 128, 64), small)
+    assert (found.record.mnk, found.note) == ("128_128_64", None)
+    small.write_text("\n".join([*loose, loose[0]]))
+    with pytest.raises(catalog.CatalogError, match="duplicate of line 1"):
+        catalog.find(asked(128, 128, 64), small)
+
+
+def test_a_duplicate_line_is_noticed_when_its_problem_is_looked_up(small: Path) -> None:
+    small.write_text(small.read_text() + small.read_text().splitlines()[0] + "\n")
+    with pytest.raises(catalog.CatalogError, match="duplicate of line 1"):
+        catalog.find(asked(128, 128, 64), small)
+
+
+def test_edits_at_the_same_time_are_all_kept(small: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from cudal2gen import catalog; from tests.strategies import multistage;"
+    )
+    program += "catalog.put(multistage(m=128 * int(sys.argv[2]), n=256, k=64), Path(sys.argv[1]))"
+    editors = [subprocess.Popen([sys.executable, "-c", program, str(small), str(m)]) for m in range(1, 9)]
+    assert [editor.wait(60) for editor in editors] == [0] * 8
+    assert len(catalog.load(small)) == 8 + 8
+
+
+def test_an_edit_goes_through_a_link_and_keeps_the_mode(small: Path, tmp_path: Path) -> None:
+    small.chmod(0o600)
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(small)
+    catalog.put(multistage(m=2048, n=128, k=64), link)
+    assert link.is_symlink()
+    assert len(catalog.load(small)) == 9
+    assert small.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_failed_save_leaves_the_old_catalog(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = small.read_bytes()
 
@@ -157,4 +196,4 @@ def test_a_failed_save_leaves_the_old_catalog(small: Path, monkeypatch: pytest.M
     with pytest.raises(catalog.CatalogError, match="No space left on device; the catalog is as it was"):
         catalog.put(multistage(m=1024, n=128, k=64, stages=4), small)
     assert small.read_bytes() == before
-    assert [path.name for path in small.parent.iterdir()] == ["kernels.jsonl"], "no scratch file is left"
+    assert {path.name for path in small.parent.iterdir()} == {"kernels.jsonl", ".kernels.jsonl.lock"}, "no scratch file"

@@ -90,8 +90,8 @@ def test_show_gives_the_record_and_what_follows() -> None:
 
 
 def test_show_says_when_min_blocks_is_out_of_reach() -> None:
-    done = run("show", "--mnk", "4096_4096_4096", "--set", "min_blocks=32")
-    assert "min_blocks=32 only bounds registers" in done.stdout.replace("\n", " ")
+    done = run("show", "--mnk", "4096_4096_4096", "--set", "min_blocks=16")
+    assert "min_blocks=16 only bounds registers" in done.stdout.replace("\n", " ")
 
 
 def test_list_filters(own_catalog: dict[str, str]) -> None:
@@ -111,6 +111,122 @@ def test_edit_writes_a_checked_change(own_catalog: dict[str, str]) -> None:
     assert shown["origin"]["structure"] == "modelled"
     assert "prefetch" in shown["origin"]["changed"]
     assert len(Path(own_catalog["CUDAL2GEN_CATALOG"]).read_text().splitlines()) == 3000
+
+
+def test_edit_changes_the_asked_record_only(own_catalog: dict[str, str]) -> None:
+    before = Path(own_catalog["CUDAL2GEN_CATALOG"]).read_bytes()
+    assert "edit changes records of the catalog's own sizes only" in error(
+        "edit", "--mnk", "4000_4000_60", "--set", "min_blocks=1", env=own_catalog
+    )
+    assert "a record's problem does not change" in error(
+        "edit", "--mnk", "4096_4096_64", "--set", "m=8192", env=own_catalog
+    )
+    assert Path(own_catalog["CUDAL2GEN_CATALOG"]).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        (["r2s_bytes=16", "smem_swizzle_c=null"], "smem_swizzle_c", None),
+        (["epilogue=global", "r2s_bytes=null", "smem_swizzle_c=null", "c_batch=null"], "epilogue", "global"),
+        (["bake=n,k"], "bake", ["n", "k"]),
+        (["bake=[n,k]"], "bake", ["n", "k"]),
+        (['bake=["k"]'], "bake", ["k"]),
+        (["bake=k", "bake="], "bake", []),
+        (["mma_repeat=[4,2,1]"], "mma_repeat", [4, 2, 1]),
+        (["prefetch=pingpong"], "prefetch", {"kind": "pingpong", "distance": None}),
+        (['prefetch={"kind":"none","distance":null}'], "prefetch", {"kind": "none", "distance": None}),
+        (["bk=64", "stages=2", "prefetch=multi:3"], "prefetch", {"kind": "multi", "distance": 3}),
+        (
+            ["bk=64", "stages=2", "prefetch=multi:3", "prefetch.distance=2"],
+            "prefetch",
+            {"kind": "multi", "distance": 2},
+        ),
+        (["family=sm80_direct", "bm=32", "bn=32"], "family", "sm80_direct"),
+    ],
+)
+def test_fields_are_set_by_json_or_by_shorthand(changes: list[str], field: str, value: object) -> None:
+    done = run("show", "--mnk", "4096_4096_4096", "--json", *[f"--set={change}" for change in changes])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["record"][field] == value
+
+
+def test_run_executes_and_reports(tmp_path: Path) -> None:
+    done = run("run", "--mnk", "64_256_256")
+    assert done.returncode == 0, done.stderr
+    assert "ran      64_256_256 on the emulator, 16 CTAs, normal inputs" in done.stdout
+    assert done.stdout.endswith("verdict  right, no hazards\n")
+    answer = json.loads(run("run", "--mnk", "64_256_256", "--inputs", "binary", "--json").stdout)
+    assert answer["case"]["max_error"] == 0
+    assert answer["counters"]["mma_per_k_tile"] == 8
+    assert "--on gpu" in error("run", "--mnk", "64_64_64", "--on", "gpu")
+
+
+def test_validate_stores_verdicts_and_changed_skips_them(tmp_path: Path) -> None:
+    env = {"CUDAL2GEN_RESULTS": str(tmp_path / "results"), "CUDAL2GEN_CATALOG": str(tmp_path / "kernels.jsonl")}
+    catalog.save(
+        [catalog.find(Problem(gpu="a100", acc="f16", layout="tn", m=64, n=64, k=k)).record for k in (64, 256)],
+        tmp_path / "kernels.jsonl",
+    )
+    first = run("validate", "--all", env=env)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("2 records, 2 kernels executed in ")
+    assert first.stdout.endswith(": 2 right, 0 wrong\n")
+    again = run("validate", "--changed", env=env)
+    assert "0 kernels executed in 0 cases, 2 had a verdict" in again.stdout
+    one = run("validate", "--mnk", "64_64_64", "--json", env=env)
+    assert json.loads(one.stdout)["record"].startswith("hgemm_sm80_direct")
+    assert len((tmp_path / "results" / "verdicts.jsonl").read_text().splitlines()) == 3
+    shown = json.loads(run("show", "--mnk", "64_64_64", "--json", env=env).stdout)["derived"]
+    assert shown["verdict"] == "right"
+    assert shown["mma_per_k_tile"] > 0
+
+
+def test_a_wrong_kernel_is_exit_code_1(tmp_path: Path) -> None:
+    build = run("--build-dir", str(tmp_path), "build", "--mnk", "64_64_256", "--json")
+    ptx = Path(json.loads(build.stdout)["directory"]) / "kernel.ptx"
+    lines = ptx.read_text().splitlines()
+    barrier = next(i for i, line in enumerate(lines) if "bar.sync" in line)
+    ptx.write_text("\n".join(lines[:barrier] + lines[barrier + 1 :]))
+    done = run("--build-dir", str(tmp_path), "run", "--mnk", "64_64_256", "--inputs", "binary")
+    assert done.returncode == 1
+    assert "found    shared-race" in done.stdout
+    assert done.stdout.endswith("verdict  WRONG\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "message"),
+    [
+        (["run", "--mnk", "64_64_64"], {"CUDAL2GEN_BUILD_DIR": "/proc/x"}, "cannot write to /proc/x"),
+        (["validate", "--mnk", "64_64_64"], {"CUDAL2GEN_RESULTS": "/dev/null"}, "/dev/null"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line_and_exit_code_1(
+    arguments: list[str], env: dict[str, str], message: str
+) -> None:
+    assert message in error(*arguments, code=1, env=env)
+
+
+def test_a_full_output_and_an_early_reader_are_no_tracebacks() -> None:
+    script = f"{sys.executable} -m cudal2gen list"
+    full = subprocess.run(f"{script} > /dev/full", shell=True, capture_output=True, text=True, check=False)
+    assert (full.returncode, full.stderr) == (1, "error: output: No space left on device\n")
+    early = subprocess.run(f"{script} | head -1", shell=True, capture_output=True, text=True, check=True)
+    assert early.stderr == ""
+
+
+def test_a_damaged_store_of_verdicts_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "verdicts.jsonl").write_bytes(b"\xff\xfe rubbish\n{\n")
+    assert run("show", "--mnk", "64_64_64", env={"CUDAL2GEN_RESULTS": str(tmp_path)}).returncode == 0
+
+
+def test_a_cold_start_renders_in_half_a_second() -> None:
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        run("render", "--mnk", "4096_4096_64")
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.5, seconds
 
 
 def test_a_refused_edit_leaves_the_catalog_as_it_was(own_catalog: dict[str, str]) -> None:
@@ -184,7 +300,7 @@ def test_doctor_tells_what_there_is() -> None:
     assert "missing  compile" in broken.stdout
 
 
-@pytest.mark.parametrize("command", ["list", "show", "render", "build", "edit", "doctor"])
+@pytest.mark.parametrize("command", ["list", "show", "render", "build", "run", "validate", "edit", "doctor"])
 def test_every_command_has_help_that_explains_its_options(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0

@@ -176,9 +176,19 @@ def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path: Path, counting
 
 def test_a_directory_without_its_report_is_no_kernel(tmp_path: Path) -> None:
     artifact = compiler.build(RECORDS[:1], build_dir=tmp_path)[0]
-    (artifact.directory / "ptxas.json").write_text("{")
-    assert compiler.find(RECORDS[0], build_dir=tmp_path) is None
+    for name, text in [
+        ("ptxas.json", "{"),
+        ("ptxas.json", "{}"),
+        ("ptxas.json", "[]"),
+        ("kernel.cubin", ""),
+        ("kernel.ptx", ""),
+    ]:
+        (artifact.directory / name).write_text(text)
+        assert compiler.find(RECORDS[0], build_dir=tmp_path) is None
+        assert compiler.build(RECORDS[:1], build_dir=tmp_path) == [artifact]
+    (artifact.directory / "kernel.cubin").unlink()
     assert compiler.build(RECORDS[:1], build_dir=tmp_path) == [artifact]
+    assert contents(artifact.directory) == FILES
 
 
 def test_a_compile_error_shows_nvccs_message_against_the_kept_text(
@@ -221,7 +231,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_missing_nvcc_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "find_nvcc", lambda given: None)
+    monkeypatch.setattr(compiler, "nvcc_candidates", lambda given: [])
     compiler.toolchain.cache_clear()
     try:
         with pytest.raises(ToolchainError, match=r"no nvcc found .*pip install 'cudal2gen\[nvcc\]'"):
@@ -236,7 +246,11 @@ def test_an_nvcc_that_is_none_says_so(tmp_path: Path) -> None:
     fake = tmp_path / "nvcc"
     fake.write_text("#!/bin/sh\nexit 0\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-    with pytest.raises(ToolchainError, match="does not answer like nvcc"):
+    with pytest.raises(ToolchainError, match="does not run or answer like nvcc"):
+        compiler.toolchain(fake)
+    fake.write_text("#!/bin/sh\necho '#$ TOP=/usr'; echo V12.4.131\n")
+    compiler.toolchain.cache_clear()
+    with pytest.raises(ToolchainError, match=r"is of CUDA 12.4.131, not 13; install a compiler"):
         compiler.toolchain(fake)
 
 
@@ -246,10 +260,39 @@ def test_nvcc_is_taken_by_argument_then_environment_then_path(tmp_path: Path, mo
     on_path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDAL2GEN_NVCC", "/from/environment")
-    assert compiler.find_nvcc(Path("/given")) == Path("/given")
-    assert compiler.find_nvcc() == Path("/from/environment")
+    assert compiler.nvcc_candidates(Path("/given")) == [Path("/given")]
+    assert compiler.nvcc_candidates(Path("here/nvcc")) == [Path.cwd() / "here/nvcc"]
+    assert compiler.nvcc_candidates() == [Path("/from/environment")]
     monkeypatch.delenv("CUDAL2GEN_NVCC")
-    assert compiler.find_nvcc() == on_path
+    assert compiler.nvcc_candidates()[0] == on_path
+
+
+def test_the_environment_cannot_change_a_kernel_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-G")
+    monkeypatch.setenv("CPATH", "/nowhere")
+    changed = compiler.build(RECORDS[:1], build_dir=tmp_path / "changed")[0]
+    monkeypatch.undo()
+    plain = compiler.build(RECORDS[:1], build_dir=tmp_path / "plain")[0]
+    assert changed.ptx.read_bytes() == plain.ptx.read_bytes()
+
+
+def test_processes_that_race_for_the_launcher_all_get_it(tmp_path: Path) -> None:
+    program = "import sys; from pathlib import Path; from cudal2gen import compiler, launcher; import ctypes;"
+    program += "[ctypes.CDLL(str(compiler.launcher(build_dir=Path(sys.argv[1]) / str(i)))) for i in range(3)]"
+    racers = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)]) for _ in range(4)]
+    assert [racer.wait(60) for racer in racers] == [0] * 4
+
+
+def test_a_terminated_build_takes_its_compilers_along(tmp_path: Path, counting_nvcc: Path) -> None:
+    command = [sys.executable, "-m", "cudal2gen", "--build-dir", str(tmp_path / "b"), "build", "--mnk", "64_64_64"]
+    victim = subprocess.Popen([*command, "--nvcc", str(counting_nvcc)], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "calls").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    victim.terminate()
+    assert victim.wait(10) == 128 + signal.SIGTERM
+    assert contents(tmp_path / "b") == {".lock"}
 
 
 def test_missing_headers_say_what_installs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,14 @@ ILLEGAL = [
     ("swizzle_stride", {"swizzle_stride": 2048}, "given for raster zsplit"),
     ("swizzle_stride", {"raster": "zsplit", "swizzle_stride": 1, "n": 65536 * 2}, "exceed the grid's 65535"),
     ("bake", {"bake": ["n"]}, "must be \\[\\], \\[k\\] or \\[n, k\\]"),
+    ("unroll_k", {"unroll_k": True, "bake": ["k"], "k": 64 * 65}, "65 steps of k exceed the 64"),
+    ("min_blocks", {"min_blocks": 17}, "128 threads each exceed the 2048"),
+    ("k", {"k": 2**24 + 64}, "less than or equal to 16777216"),
+    (
+        "epilogue",
+        {"bm": 256, "bn": 256, "bk": 16, "g2s_cols": 2, "stages": 1, "gpu": "l40s", **STRAIGHT, **prefetch("none")},
+        "131072 bytes of shared memory exceed the 101376",
+    ),
     ("unroll_k", {"unroll_k": True}, "needs k in bake"),
     ("unroll_k", {"unroll_k": True, "bake": ["k"], "split_k": 2}, "needs k in bake and split_k=1"),
     ("c_batch", {"c_batch": 33}, "exceeds the 16 MMA tiles"),
@@ -115,6 +123,28 @@ def test_all_broken_rules_are_reported_at_once() -> None:
     assert [part.split("=")[0] for part in str(caught.value).split("; ")] == ["bm", "bn", "bake"]
 
 
+@pytest.mark.parametrize(
+    "line", ['"stages":"3"', '"stages":3.0', '"min_blocks":true', '"unroll_k":"off"', '"unroll_k":0']
+)
+def test_types_are_not_guessed(line: str) -> None:
+    name = line.split('"')[1]
+    text = json.dumps(MULTISTAGE)
+    assert parse(text)
+    spoiled = re.sub(rf'"{name}": [^,]+', line, text)
+    with pytest.raises(IllegalRecord, match=rf"^{name}=.*input should be a valid"):
+        parse(spoiled)
+
+
+def test_a_key_that_appears_twice_is_refused() -> None:
+    with pytest.raises(IllegalRecord, match="stages: appears more than once"):
+        parse(json.dumps(MULTISTAGE)[:-1] + ', "stages": 2}')
+
+
+def test_a_missing_family_is_named() -> None:
+    with pytest.raises(IllegalRecord, match=r"^family: field required$"):
+        parse('{"x": 1}')
+
+
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(IllegalRecord, match=r"^stages: field required$"):
         parse({name: value for name, value in MULTISTAGE.items() if name != "stages"})
@@ -146,7 +176,6 @@ def test_derived_facts_by_hand() -> None:
     assert record.ring_bytes == 3 * (128 + 128) * 64 * 2 == 98304
     assert record.smem_bytes == 98304
     assert record.k_blocks == 4
-    assert record.k_tiles == 64
     assert record.warp_m == 4
     assert record.warp_n == 8
     assert record.mma_tiles == 16
@@ -164,6 +193,11 @@ def test_occupancy_follows_registers_threads_and_shared_memory() -> None:
     assert small.ctas_per_sm(32) == 16  # 2048 threads / 128
     assert small.ctas_per_sm(128) == 4  # 65536 / (128 * 128)
     assert small.ctas_per_sm(255) == 2
+    # Registers come from four partitions of 16384, by whole warps: 2 of 6400 fit in each, 8 in all; not 65536 / 12800.
+    two_warps = multistage(stages=1, bk=32, bm=32, bn=32, mma_repeat=[1, 2, 1], c_batch=1)
+    assert two_warps.ctas_per_sm(200) == 4
+    three_warps = multistage(stages=1, bk=32, bm=32, bn=48, n=48, mma_repeat=[1, 3, 1], c_batch=1)
+    assert three_warps.ctas_per_sm(168) == 4  # 3 of 5376 in each partition: 12 warps
     assert multistage(stages=2).ctas_per_sm(64) == 2  # 65536 + 1024 of 167936
 
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -891,16 +891,16 @@ class Session:
         return SUCCESS
 
 
-_files: dict[tuple[str, int, int], Program] = {}
+@lru_cache(maxsize=16)
+def _program_of(path: Path, modified_ns: int, nbytes: int) -> Program:
+    """The program of one version of a file."""
+    del modified_ns, nbytes
+    return Program(path.read_text(), str(path))
 
 
 def _cached_file(path: Path) -> Program:
     stat = path.stat()
-    key = (str(path.resolve()), stat.st_mtime_ns, stat.st_size)
-    program = _files.get(key)
-    if program is None:
-        program = _files[key] = Program(path.read_text(), str(path))
-    return program
+    return _program_of(path.resolve(), stat.st_mtime_ns, stat.st_size)
 
 
 def session(

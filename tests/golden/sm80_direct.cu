@@ -6,6 +6,7 @@
 //   block  32
 //   shared 0 bytes, dynamic
 //
+//
 // Needs  m, n, k multiples of 32, 32, 32; pointers aligned to 16 bytes, leading dimensions multiples of 8
 
 #include <cstdint>
@@ -27,7 +28,7 @@ constexpr int kWarpsM = 1, kWarpsN = 1;
 constexpr int kThreads = 32 * kWarpsM * kWarpsN;
 constexpr int kMmaM = kBM / (16 * kWarpsM);
 constexpr int kMmaN = kBN / (8 * kWarpsN);
-constexpr int kVector = 8;  // halves in the 16 bytes that one copy instruction moves
+constexpr int kVectorBits = 3, kVector = 1 << kVectorBits;  // halves in the 16 bytes that one copy instruction moves
 static_assert(kThreads == 32 && kBM % (16 * kWarpsM) == 0 && kBN % (16 * kWarpsN) == 0);
 constexpr int kStep = 32;  // k of one step: a vector of a row per lane feeds two MMAs
 
@@ -98,8 +99,12 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
     for (int i = 0; i < kMmaM; ++i) {
       CUTE_UNROLL
       for (int j = 0; j < kMmaN; ++j) {
-        Mma::fma(tCrD(0, i, j), tCrD(1, i, j), tCrA(0, i).x, tCrA(1, i).x, tCrA(0, i).y, tCrA(1, i).y, tCrB(j).x, tCrB(j).y, tCrD(0, i, j), tCrD(1, i, j));
-        Mma::fma(tCrD(0, i, j), tCrD(1, i, j), tCrA(0, i).z, tCrA(1, i).z, tCrA(0, i).w, tCrA(1, i).w, tCrB(j).z, tCrB(j).w, tCrD(0, i, j), tCrD(1, i, j));
+        Mma::fma(tCrD(0, i, j), tCrD(1, i, j),
+                 tCrA(0, i).x, tCrA(1, i).x, tCrA(0, i).y, tCrA(1, i).y, tCrB(j).x, tCrB(j).y,
+                 tCrD(0, i, j), tCrD(1, i, j));
+        Mma::fma(tCrD(0, i, j), tCrD(1, i, j),
+                 tCrA(0, i).z, tCrA(1, i).z, tCrA(0, i).w, tCrA(1, i).w, tCrB(j).z, tCrB(j).w,
+                 tCrD(0, i, j), tCrD(1, i, j));
       }
     }
   };
@@ -124,14 +129,16 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
       CUTE_UNROLL
       for (int half_tile = 0; half_tile < 2; ++half_tile) {
         store_pair(gemm, tile_m * kBM + (i * kWarpsM + warp_m) * 16 + half_tile * 8 + lane / 4,
-                   tile_n * kBN + (j / 2 * kWarpsN + warp_n) * 16 + j % 2 * 8 + lane % 4 * 2, pair(tCrD, half_tile, i, j));
+                   tile_n * kBN + (j / 2 * kWarpsN + warp_n) * 16 + j % 2 * 8 + lane % 4 * 2,
+                   pair(tCrD, half_tile, i, j));
       }
     }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hgemm_sm80_direct_f16_tn_32x32_260df53446(half const* a, int lda, half const* b, int ldb, half* d, int ldd, int m, int n, int k, float* partials, unsigned* arrivals) {
+hgemm_sm80_direct_f16_tn_32x32_260df53446(half const* a, int lda, half const* b, int ldb, half* d, int ldd,
+    int m, int n, int k, float* partials, unsigned* arrivals) {
   const Gemm gemm{a, lda, b, ldb, d, ldd, m, n, k, partials, arrivals};
   compute_tile(gemm, blockIdx.y, blockIdx.x);
 }

@@ -4,7 +4,8 @@
 // Launch, all divisions rounded up:
 //   grid   (n / 256 / grid.z, m / 128, n rounded up to 256 / columns per slice)
 //   block  128
-//   shared 73728 bytes, dynamic
+//   shared 73728 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
+//
 //
 // Needs  m, n, k multiples of 128, 256, 32; pointers aligned to 16 bytes, leading dimensions multiples of 8
 
@@ -29,15 +30,18 @@ constexpr int kWarpsM = 2, kWarpsN = 2;
 constexpr int kThreads = 32 * kWarpsM * kWarpsN;
 constexpr int kMmaM = kBM / (16 * kWarpsM);
 constexpr int kMmaN = kBN / (8 * kWarpsN);
-constexpr int kVector = 8;  // halves in the 16 bytes that one copy instruction moves
+constexpr int kVectorBits = 3, kVector = 1 << kVectorBits;  // halves in the 16 bytes that one copy instruction moves
 static_assert(kThreads == 128 && kBM % (16 * kWarpsM) == 0 && kBN % (16 * kWarpsN) == 0);
 
 // The ring: kStages k-tiles of A and of B, each a swizzled tile of 16-byte vectors.
 constexpr int kBK = 32, kStages = 3;
 constexpr int kBlocks = kBK / 16;  // MMA steps (k-blocks) in a k-tile
 constexpr int kVectorsK = kBK / kVector;
-using TileA = decltype(composition(Swizzle<3, 3 - 3, 3>{}, Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
-using TileB = decltype(composition(Swizzle<3, 3 - 3, 3>{}, Layout<Shape<Int<kBN>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
+// Swizzles are stated on halves; on vectors, which they keep whole, the base is smaller.
+using TileA = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
+                                   Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
+using TileB = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
+                                   Layout<Shape<Int<kBN>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
 constexpr int kStageA = cosize_v<TileA>, kStageB = cosize_v<TileB>;
 static_assert(kStages * (kStageA + kStageB) * sizeof(uint128_t) == 73728);
 
@@ -100,12 +104,12 @@ struct Copy {
       }
     }
     source += step;
-
   }
 };
 
 // A pair of columns to shared memory.
 CUTE_DEVICE void store_packet(uint32_t* target, uint32_t pair) { *target = pair; }
+
 // Eight elements of one row of D.
 CUTE_DEVICE void store_vector(Gemm const& gemm, int row, int col, uint4 value) {
   *reinterpret_cast<uint4*>(gemm.d + int64_t(row) * gemm.ldd + col) = value;
@@ -142,12 +146,14 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   // The row of a tile that this lane hands to ldmatrix. Warps interleave: their blocks are kWarpsM * 16 rows apart.
   const int row_lda = warp_m * 16 + lane % 16, col_lda = lane / 16;
   auto load_a_block = [&](int stage, int kb, int i) {
-    SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) + i * (16 * kWarpsM * kVectorsK)],
+    SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) +
+                               i * (16 * kWarpsM * kVectorsK)],
                             tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb));
   };
   const int row_ldb = warp_n * 16 + lane % 8 + lane / 16 * 8, col_ldb = lane / 8 % 2;
   auto load_b_block = [&](int stage, int kb, int j) {
-    SM75_U32x4_LDSM_N::copy(sB[stage * kStageB + (TileB{}(row_ldb, col_ldb) ^ TileB{}(0, kb * 2)) + j * (8 * kWarpsN * kVectorsK)],
+    SM75_U32x4_LDSM_N::copy(sB[stage * kStageB + (TileB{}(row_ldb, col_ldb) ^ TileB{}(0, kb * 2)) +
+                               j * (8 * kWarpsN * kVectorsK)],
                             tCrB(0, j, kb), tCrB(1, j, kb), tCrB(0, j + 1, kb), tCrB(1, j + 1, kb));
   };
   auto load_a = [&](int stage, int kb) {
@@ -227,16 +233,21 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
 
   // Rounds of kBatch MMA tiles through shared memory, by way of a temporary fragment in D's type.
   constexpr int kBatch = 4, kMmaTilesN = kMmaN / 2, kMmaTiles = kMmaM * kMmaTilesN;
+  constexpr int kTilesM = 1, kTilesN = 1;  // MMA tiles that are staged at a time, as one block
   // Staged row by row, swizzled: written a pair at a time, read back as vectors.
-  using TileC = decltype(composition(Swizzle<3, 3 - 1, 3>{},
-                                     Layout<Shape<Int<1 * 16 * kWarpsM>, Int<1 * 8 * kWarpsN>>, Stride<Int<1 * 8 * kWarpsN>, _1>>{}));
-  static_assert(1 * 1 * kThreads * sizeof(uint128_t) <= 73728);
+  constexpr int kPairBits = 1;  // halves in a pair
+  using RowsC = Int<kTilesM * 16 * kWarpsM>;
+  using PairsC = Int<kTilesN * 8 * kWarpsN>;
+  using TileC = decltype(composition(Swizzle<3, 3 - kPairBits, 3>{},
+                                     Layout<Shape<RowsC, PairsC>, Stride<PairsC, _1>>{}));
+  static_assert(kTilesM * kTilesN * kThreads * sizeof(uint128_t) <= 73728);
   uint32_t* const sC = reinterpret_cast<uint32_t*>(smem);
   // This thread's four pairs of an MMA tile whose first is at (row, pair): (row, row + 8) x (8 columns, the next 8).
   auto put = [&](uint32_t* tile, int row, int pair_n, auto&& value) {
     CUTE_UNROLL
     for (int e = 0; e < 4; e += 1) {
-      store_packet(tile + TileC{}(row + e % 2 * 8, pair_n + e / 2 * 4), value(e));
+      store_packet(tile + TileC{}(row + e % 2 * 8, pair_n + e / 2 * 4),
+                   value(e));
     }
   };
   auto get = [&](uint32_t const* tile, int row, int vector) {
@@ -270,7 +281,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hgemm_sm80_multistage_f16_tn_128x256x32_s3_0ea8206fe5(half const* a, int lda, half const* b, int ldb, half* d, int ldd, int m, int n, int k, float* partials, unsigned* arrivals) {
+hgemm_sm80_multistage_f16_tn_128x256x32_s3_0ea8206fe5(half const* a, int lda, half const* b, int ldb, half* d, int ldd,
+    int m, int n, int k, float* partials, unsigned* arrivals) {
   const Gemm gemm{a, lda, b, ldb, d, ldd, m, n, k, partials, arrivals};
   // A slice of columns per grid.z, so that CTAs that run together share their columns of B in L2.
   const int tile_n = blockIdx.z * gridDim.x + blockIdx.x;

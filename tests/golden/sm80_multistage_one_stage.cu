@@ -6,7 +6,9 @@
 //   block  128
 //   shared 32768 bytes, dynamic
 //
-// Needs  m, n, k multiples of 128, 128, 64; pointers aligned to 16 bytes, leading dimensions multiples of 8; k = 128, packed
+//
+// Needs  m, n, k multiples of 128, 128, 64; pointers aligned to 16 bytes, leading dimensions multiples of 8
+//        k = 128, packed
 
 #include <cstdint>
 
@@ -29,15 +31,18 @@ constexpr int kWarpsM = 2, kWarpsN = 2;
 constexpr int kThreads = 32 * kWarpsM * kWarpsN;
 constexpr int kMmaM = kBM / (16 * kWarpsM);
 constexpr int kMmaN = kBN / (8 * kWarpsN);
-constexpr int kVector = 8;  // halves in the 16 bytes that one copy instruction moves
+constexpr int kVectorBits = 3, kVector = 1 << kVectorBits;  // halves in the 16 bytes that one copy instruction moves
 static_assert(kThreads == 128 && kBM % (16 * kWarpsM) == 0 && kBN % (16 * kWarpsN) == 0);
 
 // The ring: kStages k-tiles of A and of B, each a swizzled tile of 16-byte vectors.
 constexpr int kBK = 64, kStages = 1;
 constexpr int kBlocks = kBK / 16;  // MMA steps (k-blocks) in a k-tile
 constexpr int kVectorsK = kBK / kVector;
-using TileA = decltype(composition(Swizzle<3, 3 - 3, 3>{}, Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
-using TileB = decltype(composition(Swizzle<3, 3 - 3, 3>{}, Layout<Shape<Int<kBN>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
+// Swizzles are stated on halves; on vectors, which they keep whole, the base is smaller.
+using TileA = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
+                                   Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
+using TileB = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
+                                   Layout<Shape<Int<kBN>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
 constexpr int kStageA = cosize_v<TileA>, kStageB = cosize_v<TileB>;
 static_assert(kStages * (kStageA + kStageB) * sizeof(uint128_t) == 32768);
 
@@ -100,7 +105,6 @@ struct Copy {
       }
     }
     source += step;
-
   }
 };
 
@@ -108,6 +112,7 @@ struct Copy {
 CUTE_DEVICE void store_packet(uint32_t* target, uint32_t x, uint32_t y) {
   asm volatile("st.shared.v2.u32 [%0], { %1, %2 };" :: "r"(cast_smem_ptr_to_uint(target)), "r"(x), "r"(y) : "memory");
 }
+
 // Eight elements of one row of D.
 CUTE_DEVICE void store_vector(Gemm const& gemm, int row, int col, uint4 value) {
   *reinterpret_cast<uint4*>(gemm.d + int64_t(row) * gemm.ldd + col) = value;
@@ -143,12 +148,14 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   // The row of a tile that this lane hands to ldmatrix. Warps interleave: their blocks are kWarpsM * 16 rows apart.
   const int row_lda = warp_m * 16 + lane % 16, col_lda = lane / 16;
   auto load_a_block = [&](int stage, int kb, int i) {
-    SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) + i * (16 * kWarpsM * kVectorsK)],
+    SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) +
+                               i * (16 * kWarpsM * kVectorsK)],
                             tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb));
   };
   const int row_ldb = warp_n * 16 + lane % 8 + lane / 16 * 8, col_ldb = lane / 8 % 2;
   auto load_b_block = [&](int stage, int kb, int j) {
-    SM75_U32x4_LDSM_N::copy(sB[stage * kStageB + (TileB{}(row_ldb, col_ldb) ^ TileB{}(0, kb * 2)) + j * (8 * kWarpsN * kVectorsK)],
+    SM75_U32x4_LDSM_N::copy(sB[stage * kStageB + (TileB{}(row_ldb, col_ldb) ^ TileB{}(0, kb * 2)) +
+                               j * (8 * kWarpsN * kVectorsK)],
                             tCrB(0, j, kb), tCrB(1, j, kb), tCrB(0, j + 1, kb), tCrB(1, j + 1, kb));
   };
   auto load_a = [&](int stage, int kb) {
@@ -212,17 +219,20 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
 
   // One round: the accumulators of the whole CTA tile straight to shared memory, then out row by row.
   constexpr int kVectorsD = kBN / kVector;
+  constexpr int kTilesM = kMmaM, kTilesN = kMmaN / 2;  // MMA tiles that are staged at a time, as one block
   // Staged in fragment order, (lane / 4, half tile, warp, MMA tile) x (lane % 4, 8-column block, warp, MMA tile):
   // written 8 bytes at a time, read back pair by pair.
-  using TileC = Layout<Shape<Shape<_8, _2, Int<kWarpsM>, Int<kMmaM>>, Shape<_4, _2, Int<kWarpsN>, Int<kMmaN / 2>>>,
-                       Stride<Stride<Int<8>, _1, _128, Int<kMmaN / 2 * kThreads * 4>>, Stride<Int<2>, Int<64>, Int<kWarpsM * 128>, Int<kThreads * 4>>>>;
-  static_assert(kMmaM * kMmaN / 2 * kThreads * sizeof(uint128_t) <= 32768);
+  using TileC = Layout<Shape<Shape<_8, _2, Int<kWarpsM>, Int<kTilesM>>, Shape<_4, _2, Int<kWarpsN>, Int<kTilesN>>>,
+                       Stride<Stride<Int<8>, _1, _128, Int<kTilesN * kThreads * 4>>,
+                              Stride<Int<2>, Int<64>, Int<kWarpsM * 128>, Int<kThreads * 4>>>>;
+  static_assert(kTilesM * kTilesN * kThreads * sizeof(uint128_t) <= 32768);
   uint32_t* const sC = reinterpret_cast<uint32_t*>(smem);
   // This thread's four pairs of an MMA tile whose first is at (row, pair): (row, row + 8) x (8 columns, the next 8).
   auto put = [&](uint32_t* tile, int row, int pair_n, auto&& value) {
     CUTE_UNROLL
     for (int e = 0; e < 4; e += 2) {
-      store_packet(tile + TileC{}(row + e % 2 * 8, pair_n + e / 2 * 4), value(e), value(e + 1));
+      store_packet(tile + TileC{}(row + e % 2 * 8, pair_n + e / 2 * 4),
+                   value(e), value(e + 1));
     }
   };
   auto get = [&](uint32_t const* tile, int row, int vector) {
@@ -235,19 +245,22 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   for (int i = 0; i < kMmaM; ++i) {
     CUTE_UNROLL
     for (int j = 0; j < kMmaN; j += 2) {
-      put(sC, row_put + i * 16 * kWarpsM, pair_put + j * 4 * kWarpsN, [&](int e) { return pair(tCrD, e % 2, i, j + e / 2); });
+      put(sC, row_put + i * 16 * kWarpsM, pair_put + j * 4 * kWarpsN,
+          [&](int e) { return pair(tCrD, e % 2, i, j + e / 2); });
     }
   }
   __syncthreads();
 #pragma unroll 4  // not all: their addresses would take registers that the main loop needs
   for (int i = 0; i < kBM * kVectorsD / kThreads; ++i) {
     const int v = threadIdx.x + i * kThreads;
-    store_vector(gemm, tile_m * kBM + v / kVectorsD, tile_n * kBN + v % kVectorsD * kVector, get(sC, v / kVectorsD, v % kVectorsD));
+    store_vector(gemm, tile_m * kBM + v / kVectorsD, tile_n * kBN + v % kVectorsD * kVector,
+                 get(sC, v / kVectorsD, v % kVectorsD));
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hgemm_sm80_multistage_f16_tn_128x128x64_s1_f2fec539be(half const* a, int lda, half const* b, int ldb, half* d, int ldd, int m, int n, int k, float* partials, unsigned* arrivals) {
+hgemm_sm80_multistage_f16_tn_128x128x64_s1_f2fec539be(half const* a, int lda, half const* b, int ldb, half* d, int ldd,
+    int m, int n, int k, float* partials, unsigned* arrivals) {
   const Gemm gemm{a, Gemm::k, b, Gemm::k, d, ldd, m, n, partials, arrivals};
   compute_tile(gemm, blockIdx.y, blockIdx.x);
 }

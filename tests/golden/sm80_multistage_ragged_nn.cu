@@ -4,11 +4,12 @@
 // Launch, all divisions rounded up:
 //   grid   (at most n / 128 * m / 128 * 4, 1, 1): as many CTAs as fit on the GPU
 //   block  128
-//   shared 98304 bytes, dynamic
+//   shared 98304 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
 //
 // Scratch
 //   gemm.partials   m / 128 * n / 128 * 4 tiles of 128 x 128 floats
 //   gemm.arrivals   m / 128 * n / 128 counters, zero before the launch
+//
 // Needs  k a multiple of 8; A and B aligned to 16 bytes, lda and ldb multiples of 8
 
 #include <cstdint>
@@ -32,16 +33,19 @@ constexpr int kWarpsM = 2, kWarpsN = 2;
 constexpr int kThreads = 32 * kWarpsM * kWarpsN;
 constexpr int kMmaM = kBM / (16 * kWarpsM);
 constexpr int kMmaN = kBN / (8 * kWarpsN);
-constexpr int kVector = 8;  // halves in the 16 bytes that one copy instruction moves
+constexpr int kVectorBits = 3, kVector = 1 << kVectorBits;  // halves in the 16 bytes that one copy instruction moves
 static_assert(kThreads == 128 && kBM % (16 * kWarpsM) == 0 && kBN % (16 * kWarpsN) == 0);
 
 // The ring: kStages k-tiles of A and of B, each a swizzled tile of 16-byte vectors.
 constexpr int kBK = 64, kStages = 3;
 constexpr int kBlocks = kBK / 16;  // MMA steps (k-blocks) in a k-tile
 constexpr int kVectorsK = kBK / kVector;
-using TileA = decltype(composition(Swizzle<3, 3 - 3, 3>{}, Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
+// Swizzles are stated on halves; on vectors, which they keep whole, the base is smaller.
+using TileA = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
+                                   Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
 constexpr int kVectorsN = kBN / kVector;
-using TileB = decltype(composition(Swizzle<3, 3 - 3, 4>{}, Layout<Shape<Int<kBK>, Int<kVectorsN>>, Stride<Int<kVectorsN>, _1>>{}));
+using TileB = decltype(composition(Swizzle<3, 3 - kVectorBits, 4>{},
+                                   Layout<Shape<Int<kBK>, Int<kVectorsN>>, Stride<Int<kVectorsN>, _1>>{}));
 constexpr int kStageA = cosize_v<TileA>, kStageB = cosize_v<TileB>;
 static_assert(kStages * (kStageA + kStageB) * sizeof(uint128_t) == 98304);
 
@@ -109,7 +113,7 @@ struct Copy {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(gX); ++j) {
         if (kRows % kLoadRows == 0 || row() + i * kLoadRows < kRows) {
-          const int bytes = i * kLoadRows < rows ? max(0, min(16, 2 * (cols - j * Cols * kVector))) : 0;
+          const int bytes = i * kLoadRows < rows ? 2 * max(0, min(kVector, cols - j * Cols * kVector)) : 0;
           copy_vector(&gX(i, j), stage + offset(i, j), bytes);
         }
       }
@@ -126,7 +130,8 @@ constexpr int kPartials = kBM * kBN / kThreads;  // floats that a thread contrib
 // Sets tCrD to the sum of all slices, in slice order, in the CTA that arrives last; false in the others.
 CUTE_DEVICE bool reduce_slices(Gemm const& gemm, int tile, int slice, TensorD& tCrD) {
   __shared__ bool last;
-  float2* const partials = reinterpret_cast<float2*>(gemm.partials) + int64_t(tile) * kSplitK * (kBM * kBN / 2) + threadIdx.x;
+  float2* const partials =
+      reinterpret_cast<float2*>(gemm.partials) + int64_t(tile) * kSplitK * (kBM * kBN / 2) + threadIdx.x;
   CUTE_UNROLL
   for (int i = 0; i < kPartials / 2; ++i) {
     partials[int64_t(slice) * (kBM * kBN / 2) + i * kThreads] = make_float2(tCrD(2 * i), tCrD(2 * i + 1));
@@ -190,7 +195,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
   const int row_a = tile_m * kBM + CopyA::row(), col_a = first * kBK + CopyA::col() * kVector;
   const int row_b = first * kBK + CopyB::row(), col_b = tile_n * kBN + CopyB::col() * kVector;
   CopyA copy_a{gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK, gemm.m - row_a, gemm.k - col_a, 0, kBK};
-  CopyB copy_b{gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb, int64_t(kBK) * gemm.ldb, gemm.k - row_b, gemm.n - col_b, kBK, 0};
+  CopyB copy_b{gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb,
+               int64_t(kBK) * gemm.ldb, gemm.k - row_b, gemm.n - col_b, kBK, 0};
 
   // Fragments of mma.sync, one per k-block of a k-tile; the loop below decides how many live at a time.
   Tensor tCrA = make_tensor<uint32_t>(Shape<_4, Int<kMmaM>, Int<kBlocks>>{});
@@ -204,7 +210,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
   // The row of a tile that this lane hands to ldmatrix. Warps interleave: their blocks are kWarpsM * 16 rows apart.
   const int row_lda = warp_m * 16 + lane % 16, col_lda = lane / 16;
   auto load_a_block = [&](int stage, int kb, int i) {
-    SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) + i * (16 * kWarpsM * kVectorsK)],
+    SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) +
+                               i * (16 * kWarpsM * kVectorsK)],
                             tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb));
   };
   const int row_ldb = lane % 16, col_ldb = warp_n * 2 + lane / 16;
@@ -296,14 +303,16 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
       CUTE_UNROLL
       for (int half_tile = 0; half_tile < 2; ++half_tile) {
         store_pair(gemm, tile_m * kBM + (i * kWarpsM + warp_m) * 16 + half_tile * 8 + lane / 4,
-                   tile_n * kBN + (j / 2 * kWarpsN + warp_n) * 16 + j % 2 * 8 + lane % 4 * 2, pair(tCrD, half_tile, i, j));
+                   tile_n * kBN + (j / 2 * kWarpsN + warp_n) * 16 + j % 2 * 8 + lane % 4 * 2,
+                   pair(tCrD, half_tile, i, j));
       }
     }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hgemm_sm80_multistage_f32_nn_128x128x64_s3_3776245fde(half const* a, int lda, half const* b, int ldb, half* d, int ldd, int m, int n, int k, float* partials, unsigned* arrivals) {
+hgemm_sm80_multistage_f32_nn_128x128x64_s3_3776245fde(half const* a, int lda, half const* b, int ldb, half* d, int ldd,
+    int m, int n, int k, float* partials, unsigned* arrivals) {
   const Gemm gemm{a, lda, b, ldb, d, ldd, m, n, k, partials, arrivals};
   // Every CTA takes tiles until none is left.
   const int tiles_n = (gemm.n + kBN - 1) / kBN;
