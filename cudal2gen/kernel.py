@@ -27,7 +27,7 @@ MmaRepeat = tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, 
 VECTOR = 8  # halves in the 16-byte vector that cp.async, ldmatrix rows and global stores move
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # mma.sync.m16n8k16
 MAX_GRID_YZ = 65535
-MAX_UNROLLED = 64  # beyond some hundred MMAs in a row nvcc stops, or takes minutes
+MAX_UNROLLED = 64  # steps; code and compile time grow with them
 
 
 class Gpu(NamedTuple):

@@ -71,14 +71,15 @@ def append(verdicts: Iterable[Verdict], path: Path | None = None) -> None:
     """Adds verdicts. Processes take turns; a write that fails leaves the file as it was. Raises OSError."""
     target = path or store()
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("ab") as file:
+    with target.open("ab", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         before = file.seek(0, os.SEEK_END)
+        rest = "".join(verdict.model_dump_json() + "\n" for verdict in verdicts).encode()
         try:
-            file.write("".join(verdict.model_dump_json() + "\n" for verdict in verdicts).encode())
-            file.flush()
+            while rest:
+                rest = rest[file.write(rest) :]
         except OSError:
-            os.ftruncate(file.fileno(), before)
+            file.truncate(before)
             raise
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from cudal2gen import cli
 
 FLOORS = {
     "places": 0,
@@ -31,8 +34,6 @@ FLOORS = {
     "__main__": 7,
     "__init__": 7,
 }
-# Rooms that may stand on one of their own floor.
-NEIGHBOURS = {("kernel", "places"), ("renderer", "places")}
 TORCH = {"gpu", "baselines", "bench", "matmul", "tuner"}
 
 
@@ -68,7 +69,7 @@ def test_imports_go_strictly_down(checkout: Path) -> None:
             parts = name.split(".")
             if parts[0] != "cudal2gen" or len(parts) == 1 or parts[1] in (own, "__version__"):
                 continue
-            assert FLOORS[parts[1]] < FLOORS[own] or (own, parts[1]) in NEIGHBOURS, f"{path.name} imports {name}"
+            assert FLOORS[parts[1]] < FLOORS[own], f"{path.name} imports {name}"
 
 
 def test_torch_is_imported_late_and_only_where_it_may_be(checkout: Path) -> None:
@@ -107,6 +108,14 @@ def test_no_room_for_leftovers(checkout: Path) -> None:
 def test_documents_name_commands_and_rooms_that_exist(checkout: Path, name: str) -> None:
     text = (checkout / name).read_text()
     assert len(text.splitlines()) <= 140
+    commands = set(re.findall(r"^cudal2gen (\w+)", text, re.MULTILINE)) | set(re.findall(r"`cudal2gen (\w+)", text))
+    known = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
+    assert commands <= known
+    assert name != "README.md" or commands == known, "the README shows every command"
+    for target in re.findall(r"^make (\w+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", (checkout / "Makefile").read_text(), re.MULTILINE)
+    for mentioned in re.findall(r"`((?:tests|scripts|configs|templates)/[\w./]+)`", text):
+        assert (checkout / mentioned).exists(), mentioned
     for path in sources(checkout):
         own = room(path, checkout / "cudal2gen")
         if name == "ARCHITECTURE.md" and not own.startswith("_"):

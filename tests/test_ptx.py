@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cudal2gen import compiler
+from cudal2gen import catalog, compiler, places
 from cudal2gen.kernel import Sm80Direct, Sm80Multistage
 from tests.strategies import (
     STAGED_8,
@@ -275,6 +275,26 @@ def test_a_code_field_changes_the_ptx(field: str) -> None:
     assert anonymous(before) != anonymous(after)
 
 
+DIRECT_CHANGES: dict[str, dict[str, Any]] = {
+    "acc": {"acc": "f32"},
+    "layout": {"layout": "nn"},
+    "bm": {"bm": 16},
+    "bn": {"bn": 16},
+    "mma_repeat": {"mma_repeat": [2, 1, 1]},
+    "bake": {"bake": ["k"]},
+    "unroll_k": {"bake": ["k"], "unroll_k": True},
+    "padding": {"padding": "predicate"},
+    "split_k": {"split_k": 2},
+}
+
+
+@pytest.mark.parametrize("field", DIRECT_CHANGES)
+def test_a_code_field_of_the_direct_family_changes_the_ptx(field: str) -> None:
+    before = {name: value for name, value in DIRECT_CHANGES[field].items() if name != field}
+    assert anonymous(direct(**before)) != anonymous(direct(**DIRECT_CHANGES[field]))
+    assert {"family", *DIRECT_CHANGES} == set(Sm80Direct.model_fields) - Sm80Direct.DATA_FIELDS
+
+
 @pytest.mark.parametrize("field", sorted(DATA_CHANGES))
 def test_a_data_field_shares_the_binary_within_an_architecture(field: str) -> None:
     before, after = pair(DATA_CHANGES, field)
@@ -304,6 +324,38 @@ def test_registers_stay_within_the_occupancy_that_min_blocks_asks_for() -> None:
     for record in BOUNDED:
         registers = compiler.build([record])[0].ptxas.registers
         assert record.ctas_per_sm(registers) >= record.min_blocks
+
+
+def test_unrolling_leaves_no_loop() -> None:
+    """At the rule's limit of 64 steps, and for the longest unrolled record of the catalog."""
+    longest = max(
+        (record for record in catalog.load(places.shipped("configs") / "kernels.jsonl") if record.unroll_k),
+        key=lambda record: -(-record.k // record.k_step) * record.warp_m * record.warp_n,
+    )
+    for record in (
+        _one_warp(bake=["k"], k=64 * 64, unroll_k=True),
+        direct(bake=["k"], k=64 * 32, unroll_k=True),
+        longest,
+    ):
+        lines = instructions(ptx(record))
+        per_step = record.warp_m * record.warp_n * record.k_step // 16
+        assert count(lines, "mma.sync") == per_step * -(-record.k // record.k_step), record.mnk
+        labels = [line.rstrip(":") for line in lines if line.startswith("$")]
+        for label in labels:
+            branches = [at for at, line in enumerate(lines) if "bra" in line and line.endswith(f"{label};")]
+            before = [at for at in branches if at > lines.index(f"{label}:")]
+            assert not any("mma.sync" in line for at in before for line in lines[lines.index(f"{label}:") : at])
+
+
+def test_min_blocks_bounds_registers_up_to_the_limit_of_its_rule() -> None:
+    used = [compiler.build([small_bounded])[0].ptxas.registers for small_bounded in BOUNDED_UP_TO_THE_LIMIT]
+    assert used[-1] <= 32 < min(used[:-1])
+
+
+BOUNDED_UP_TO_THE_LIMIT = [
+    multistage(stages=1, bm=32, bn=32, mma_repeat=[2, 2, 1], min_blocks=blocks, c_batch=1, m=64, n=64)
+    for blocks in (1, 8, 16)
+]
 
 
 def test_static_shared_memory_is_what_the_record_counts() -> None:

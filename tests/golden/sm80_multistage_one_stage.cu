@@ -118,6 +118,12 @@ CUTE_DEVICE void store_vector(Gemm const& gemm, int row, int col, uint4 value) {
   *reinterpret_cast<uint4*>(gemm.d + int64_t(row) * gemm.ldd + col) = value;
 }
 
+// body(Int<0>{}), body(Int<1>{}) and so on, for every index of a sequence.
+template <int... I, class Body>
+CUTE_DEVICE void for_each_index(int_sequence<I...>, Body&& body) {
+  (body(Int<I>{}), ...);
+}
+
 // One CTA tile of D: rows from tile_m * kBM, columns from tile_n * kBN.
 CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   extern __shared__ uint128_t smem[];
@@ -200,8 +206,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   __syncthreads();
 
   // Each k-block's fragments are loaded right before its MMAs.
-  CUTE_UNROLL
-  for (int tile = 0; tile < tiles; ++tile) {
+  for_each_index(make_int_sequence<tiles>{}, [&](auto tile) {
     if (tile > 0) {
       __syncthreads();
       replace();
@@ -215,7 +220,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
       multiply(kb);
     }
 
-  }
+  });
 
   // One round: the accumulators of the whole CTA tile straight to shared memory, then out row by row.
   constexpr int kVectorsD = kBN / kVector;

@@ -1,0 +1,161 @@
+"""The launcher: what it refuses and in which words, what it passes on, on the emulator's runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudal2gen import catalog, compiler, emulator
+from cudal2gen.launcher import LaunchError, OpenKernel
+from tests.paths import small
+
+VALUE, MISALIGNED, NO_FILE = 1, 716, 301
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+@pytest.fixture
+def session() -> Iterator[emulator.Session]:
+    with emulator.session(device=emulator.Device(sm_count=2)) as opened:
+        yield opened
+
+
+def opened(record: catalog.Record, library: Path, options: dict[str, int] | None = None) -> OpenKernel:
+    directory = compiler.build([record])[0].directory
+    return OpenKernel(
+        library, directory, record.launch_options if options is None else options, emulator.runtime_path()
+    )
+
+
+# A launch that the plain 32x32x64 kernel takes, and what makes it one that it does not.
+GOOD: dict[str, Any] = {
+    "a": 1 << 20,
+    "lda": 64,
+    "b": 1 << 21,
+    "ldb": 64,
+    "d": 1 << 22,
+    "ldd": 32,
+    "m": 32,
+    "n": 32,
+    "k": 64,
+}
+REFUSED = [
+    ({}, {"m": 0}, VALUE, "m, n and k must be positive"),
+    ({}, {"k": 1 << 25, "lda": 1 << 25, "ldb": 1 << 25}, VALUE, "must not exceed 16777216"),
+    ({}, {"m": 2**32 + 32}, VALUE, "out of range"),
+    ({}, {"n": -32}, VALUE, "out of range"),
+    ({}, {"lda": 56}, VALUE, "leading dimension is shorter than its row"),
+    ({}, {"ldb": 56}, VALUE, "leading dimension is shorter than its row"),
+    ({}, {"ldd": 24}, VALUE, "leading dimension is shorter than its row"),
+    ({"layout": "nn"}, {"ldb": 24}, VALUE, "leading dimension is shorter than its row"),
+    ({}, {"m": 40}, VALUE, "the tile does not divide the problem"),
+    ({}, {"n": 40, "ldd": 40}, VALUE, "the tile does not divide the problem"),
+    ({}, {"k": 72, "lda": 72, "ldb": 72}, VALUE, "the tile does not divide the problem"),
+    ({"padding": "predicate"}, {"k": 60}, VALUE, "k must be a multiple of 8"),
+    ({}, {"a": (1 << 20) + 8}, MISALIGNED, "A and B must be aligned to 16 bytes"),
+    ({}, {"ldb": 68}, MISALIGNED, "lda and ldb be multiples of 8"),
+    ({}, {"d": (1 << 22) + 8}, MISALIGNED, "D must be aligned to 16 bytes"),
+    ({}, {"ldd": 36}, MISALIGNED, "ldd be a multiple of 8"),
+    ({"padding": "predicate"}, {"d": (1 << 22) + 1}, MISALIGNED, "D must be aligned"),
+    ({"bake": ["k"], "k": 128}, {}, VALUE, "has k baked in"),
+    ({"bake": ["k"], "k": 64}, {"lda": 72}, VALUE, "has k baked in: it takes that k only, packed"),
+    ({"bake": ["n", "k"], "k": 64, "n": 64}, {}, VALUE, "has n baked in"),
+    ({"bake": ["n", "k"], "k": 64, "n": 32}, {"ldd": 40}, VALUE, "has n baked in: it takes that n only, packed"),
+    ({"split_k": 2}, {}, VALUE, "k has fewer steps than this kernel has slices"),
+    ({"split_k": 2}, {"k": 128, "lda": 128, "ldb": 128}, VALUE, "needs a workspace, aligned to 256 bytes"),
+    ({"split_k": 2}, {"k": 128, "lda": 128, "ldb": 128, "workspace": 128}, VALUE, "needs a workspace, aligned"),
+    ({}, {"m": 32 * 65536}, VALUE, "more rows or slices of CTAs than a grid has"),
+    (
+        {"padding": "predicate", "raster": "persistent", "bm": 32, "bn": 32},
+        {"m": 1 << 24, "n": 1 << 24, "ldd": 1 << 24},
+        VALUE,
+        "more CTA tiles",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "arguments", "code", "message"), REFUSED)
+def test_what_a_kernel_cannot_do_is_refused_in_words(
+    changes: dict[str, Any],
+    arguments: dict[str, Any],
+    code: int,
+    message: str,
+    library: Path,
+    session: emulator.Session,
+) -> None:
+    with opened(small(**changes), library) as kernel, pytest.raises(LaunchError, match=message) as caught:
+        kernel.launch(**(GOOD | arguments))
+    assert caught.value.code == code
+    assert session.launches == []
+
+
+def test_opening_is_refused_in_words(library: Path, session: emulator.Session, tmp_path: Path) -> None:
+    record = small(raster="zsplit", swizzle_stride=64)
+    with pytest.raises(LaunchError, match="needs the option swizzle_stride"):
+        opened(record, library, {})
+    with pytest.raises(LaunchError, match="unknown option bm"):
+        opened(record, library, {"bm": 1, "swizzle_stride": 64})
+    with pytest.raises(LaunchError, match=r"kernel.launch is missing; build the kernel first") as caught:
+        OpenKernel(library, tmp_path, {}, emulator.runtime_path())
+    assert caught.value.code == NO_FILE
+    (tmp_path / "kernel.launch").write_text("launch=clusters threads=128")
+    with pytest.raises(LaunchError, match="not one that this launcher understands"):
+        OpenKernel(library, tmp_path, {}, emulator.runtime_path())
+    with pytest.raises(LaunchError, match="no_such_runtime"):
+        OpenKernel(library, compiler.build([small()])[0].directory, {}, Path("/no_such_runtime.so"))
+    with pytest.raises(LaunchError, match="is missing from the CUDA runtime"):
+        OpenKernel(library, compiler.build([small()])[0].directory, {}, library)
+
+
+def test_shared_memory_beyond_the_device_is_refused_when_opened(library: Path) -> None:
+    with (
+        emulator.session(device=emulator.Device(smem_optin_bytes=48 * 1024)),
+        pytest.raises(LaunchError, match="65536 bytes"),
+    ):
+        opened(small(bm=64, bn=64, stages=4), library)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "grid"),
+    [
+        ({}, (96, 64, 128), (2, 3, 1)),
+        ({"raster": "zsplit", "swizzle_stride": 64}, (32, 160, 64), (2, 1, 3)),
+        ({"raster": "zsplit", "swizzle_stride": 48}, (32, 160, 64), (2, 1, 4)),
+        ({"raster": "zsplit", "swizzle_stride": 16}, (32, 64, 64), (1, 1, 4)),
+        ({"raster": "persistent"}, (32 * 9, 32 * 9, 64), (2 * 6, 1, 1)),
+        ({"raster": "persistent"}, (64, 64, 64), (4, 1, 1)),
+        ({"split_k": 2}, (64, 64, 128), (2, 4, 1)),
+        ({"padding": "predicate"}, (33, 65, 64), (3, 2, 1)),
+    ],
+)
+def test_grids_by_hand(
+    changes: dict[str, Any], size: tuple[int, int, int], grid: tuple[int, int, int], library: Path
+) -> None:
+    m, n, k = size
+    memory = emulator.Memory()
+    # Two SMs that hold six CTAs of 24 KiB and 64 threads each.
+    device = emulator.Device(sm_count=2, smem_per_sm_bytes=160 * 1024)
+    with emulator.session(memory, device) as session, opened(small(**changes), library) as kernel:
+        a = memory.upload(np.zeros((m, k), np.float16))
+        b = memory.upload(np.zeros((n, k), np.float16))
+        d = memory.upload(np.zeros((m, n + 8), np.float16), "output", region=np.s_[:, :n])
+        workspace = memory.allocate(max(1, kernel.workspace_bytes(m, n, k)))
+        kernel.launch(a.address, k, b.address, k, d.address, n + 8, m, n, k, workspace.address)
+    assert session.launches[-1].grid == grid
+    assert session.launches[-1].block == (64, 1, 1)
+    assert session.reports == []
+
+
+def test_workspace_is_counters_then_partials(library: Path, session: emulator.Session) -> None:
+    with opened(small(split_k=3), library) as kernel:
+        assert kernel.workspace_bytes(64, 96, 256) == 256 + 6 * 3 * 32 * 32 * 4
+        assert kernel.workspace_bytes(32 * 65, 32, 256) == 512 + 65 * 3 * 32 * 32 * 4
+    with opened(small(), library) as kernel:
+        assert kernel.workspace_bytes(64, 96, 256) == 0
