@@ -12,6 +12,7 @@ from cudal2gen import catalog, validator
 from cudal2gen.compiler import Artifact
 from cudal2gen.emulator.mutate import Mutant, mutants
 
+NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
 MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)")
 
 
@@ -59,8 +60,11 @@ def equivalence(mutant: Mutant, ptx: str) -> str | None:
     if compared.startswith("setp.ge.s32") and _operand_is(lines, compared, "%ctaid.x"):
         return "the launcher starts no more CTAs than there is work, so the first item always exists"
     if re.match(r"setp\.lt\.s32\s+%p\d+, %r\d+, 1;", compared) and mutant.kind == "never" and "atom.global" in ptx:
-        return "the launcher refuses fewer k-steps than slices, so no slice is empty"
-    copies = [line for line in _skipped(lines, at) if "cp.async.cg" in line]
+        return NO_EMPTY_SLICE
+    skipped = _skipped(lines, at)
+    if compared.startswith("setp.ge.s32") and "atom.global" in ptx and any("mma.sync" in line for line in skipped):
+        return NO_EMPTY_SLICE
+    copies = [line for line in skipped if "cp.async.cg" in line]
     if copies and all(re.search(r"\], 16, %r\d+;", line) for line in copies):
         return (
             "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"

@@ -108,7 +108,7 @@ class SharedMemory:
         self.retag()
         self.fresh = self.tick << ACTOR_BITS
 
-    def _ordered(self, lanes: Array, tags: Array, collective: bool) -> Array:
+    def _ordered(self, lanes: Array, tags: Array) -> Array:
         """Is each tagged access ordered before the present of the lane that now touches the word?"""
         batch = self.batch
         actor = (tags & ACTOR).astype(np.int64)
@@ -119,12 +119,10 @@ class SharedMemory:
         cta = batch.row_of[lanes]
         mine = batch.warp[lanes]
         out |= ticks < batch.known(cta, mine, warp_of)
-        if collective:
-            out |= warp_of == mine
         result: Array = out
         return result
 
-    def _check_read(self, lanes: Array | None, tags: Array, site: int, offset: Array, collective: bool) -> None:
+    def _check_read(self, lanes: Array | None, tags: Array, site: int, offset: Array) -> None:
         suspicious: Array = np.asarray(tags >= max(self.fresh, 1))
         if tags.ndim > 1:
             suspicious = np.asarray(suspicious.any(axis=1))
@@ -167,7 +165,7 @@ class SharedMemory:
             )
         rest = ~(bad | flying)
         if rest.any():
-            rest[rest] = ~self._ordered(lane[rest], flat[rest], collective)
+            rest[rest] = ~self._ordered(lane[rest], flat[rest])
             if rest.any():
                 self._report(
                     "shared-race", "read after write without a barrier between", site, lane, rows, offset, rest, flat
@@ -204,7 +202,7 @@ class SharedMemory:
             # Writing what is already there is harmless whoever comes first.
             clash &= ~np.repeat(same()[which], per)
         if clash.any():
-            clash[clash] = ~self._ordered(lane[clash], flat[clash], False)
+            clash[clash] = ~self._ordered(lane[clash], flat[clash])
             if clash.any():
                 self._report(
                     "shared-race", "write after write without a barrier between", site, lane, rows, offset, clash, flat
@@ -214,7 +212,7 @@ class SharedMemory:
             tag = seen[:, column]
             late = tag >= fresh
             if late.any():
-                late[late] = ~self._ordered(lane[late], tag[late], False)
+                late[late] = ~self._ordered(lane[late], tag[late])
                 if late.any():
                     self._report(
                         "shared-race", "write after read without a barrier between", site, lane, rows, offset, late, tag
@@ -325,7 +323,7 @@ class SharedMemory:
         if plain.any():
             chosen = lanes[plain]
             relative = (offset - (offset // self.stride) * self.stride)[plain]
-            self._check_read(chosen, tags[plain], site, relative, False)
+            self._check_read(chosen, tags[plain], site, relative)
         for lane, place in zip(lanes, offset, strict=True):
             news = self.flags.get(int(place))
             if news is not None:
@@ -361,7 +359,7 @@ class SharedMemory:
 
     def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         writer, latest, readers = self.rows[width]
-        self._check_read(lanes, writer[at], site, offset - (offset // self.stride) * self.stride, False)
+        self._check_read(lanes, writer[at], site, offset - (offset // self.stride) * self.stride)
         latest[at] = self.stamp
         mine = self.mine if lanes is None else self.mine[lanes]
         column = self.warp_column if lanes is None else self.warp_column[lanes]
@@ -437,7 +435,7 @@ class SharedMemory:
             # What an atomic wrote last is no race; anything else is an access like any other.
             plain = np.array([self.atomics.get(a) != int(t) for a, t in zip(words, tags, strict=True)], bool)
             if plain.any():
-                self._check_read(lanes[plain], writer[at][plain], site, relative[plain], False)
+                self._check_read(lanes[plain], writer[at][plain], site, relative[plain])
             self._check_write(lanes, width, at, site, relative, lambda: ~plain)
             mine = self.mine[lanes]
             writer[at] = mine if writer.ndim == 1 else mine[:, None]
@@ -467,7 +465,7 @@ class SharedMemory:
             writer, latest, readers = self.rows[16]
             tags = writer[at]
             if (tags >= max(self.fresh, 1)).any():
-                self._check_read(lanes, tags, site, offset - (offset // self.stride) * self.stride, True)
+                self._check_read(lanes, tags, site, offset - (offset // self.stride) * self.stride)
             latest[at] = self.stamp
             column = self.warp_column if lanes is None else self.warp_column[lanes]
             readers[at, :, column] = (self.ours if lanes is None else self.ours[lanes])[:, None]
