@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check goldens clean
+.PHONY: demo test thorough check goldens clean
 
 demo: .venv/demo
 	$(BIN)/cudal2gen run --mnk 64_256_256
@@ -14,6 +14,10 @@ check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Hundreds of drawn records, compiled and executed, other ones each time.
+thorough: .venv/dev
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest tests/test_validator.py tests/test_kernel.py tests/test_renderer.py
 
 # Accepts changed templates: rewrites the golden texts.
 goldens: .venv/dev

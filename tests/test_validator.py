@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,19 @@ def test_integer_inputs_stay_exact_in_fp16() -> None:
         a, b = operands("integers", 32, 32, k, np.random.default_rng(k))
         sums = np.cumsum(a.astype(np.float64)[:, None, :] * b.astype(np.float64)[None, :, :], axis=2)
         assert np.abs(sums).max() <= 2048
+
+
+def test_one_warp_needs_its_barrier_as_well(library: Path, tmp_path: Path) -> None:
+    """ldmatrix reads what other lanes copied; that it runs in all lanes at once does not order it."""
+    record = small(mma_repeat=[1, 1, 1])
+    built = compiler.build([record])[0]
+    lines = built.ptx.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if "bar.sync" in line)
+    faulty = compiler.Artifact(tmp_path / "faulty", built.ptxas)
+    shutil.copytree(built.directory, faulty.directory)
+    faulty.ptx.write_text("\n".join(lines[:first] + lines[first + 1 :]))
+    case, _ = validator.run_case(record, faulty, library, Shape(32, 32, 64), "binary")
+    assert any("ldmatrix" in finding for finding in case.findings), case.findings
 
 
 def test_a_refused_launch_is_a_finding(library: Path) -> None:
