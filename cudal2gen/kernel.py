@@ -170,12 +170,14 @@ class KernelBase(Problem):
         """Elements of k that one step of the main loop takes."""
         raise NotImplementedError
 
-    def k_order(self, k: int) -> list[list[int]]:
-        """The k of every partial sum, in the order in which MMAs add them: one list per slice of k."""
-        bk = self.k_step
-        total = ceil_div(k, bk)
-        ends = [min(k, total * part // self.split_k * bk) for part in range(self.split_k + 1)]
-        return [list(range(start, end)) for start, end in pairwise(ends)]
+    def k_order(self, k: int) -> list[list[list[int]]]:
+        """The k of every partial sum in the order in which MMAs add them: slices of k, each of groups of up to 8.
+
+        A group is half an MMA, the smallest step after which an accumulator may be rounded.
+        """
+        total = ceil_div(k, self.k_step)
+        ends = [min(k, total * part // self.split_k * self.k_step) for part in range(self.split_k + 1)]
+        return [[list(range(at, min(at + 8, end))) for at in range(start, end, 8)] for start, end in pairwise(ends)]
 
     @property
     def launch(self) -> dict[str, str | int]:
@@ -521,16 +523,14 @@ class Sm80Direct(KernelBase):
         """Two MMAs: a 16-byte vector of a row per lane feeds both."""
         return 2 * MMA_K
 
-    def k_order(self, k: int) -> list[list[int]]:
-        """As in the base, with each step's k in the order of its two MMAs, which take four of a lane's eight each."""
-        half = [lane * VECTOR + e for lane in range(4) for e in range(4)]
-        step = half + [offset + 4 for offset in half]
+    def k_order(self, k: int) -> list[list[list[int]]]:
+        """As in the base; of a lane's eight k, each half of a step's two MMAs takes two."""
+        halves = [[lane * VECTOR + pair + e for lane in range(4) for e in (0, 1)] for pair in (0, 2, 4, 6)]
         return [
             [
-                start + offset
-                for start in range(part[0], part[-1] + 1, self.k_step)
-                for offset in step
-                if start + offset < k
+                [start + offset for offset in half if start + offset < k]
+                for start in range(part[0][0], part[-1][-1] + 1, self.k_step)
+                for half in halves
             ]
             for part in super().k_order(k)
         ]

@@ -137,7 +137,7 @@ def operands(inputs: str, m: int, n: int, k: int, rng: np.random.Generator) -> t
 
 
 def compare(
-    acc: str, inputs: str, a: Array, b: Array, d: Array, order: list[list[int]]
+    acc: str, inputs: str, a: Array, b: Array, d: Array, order: list[list[list[int]]]
 ) -> tuple[str, float, float | None, list[str]]:
     """What was compared, the largest error, the error allowed there (None for equality), and what was found wrong."""
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
@@ -163,7 +163,7 @@ def compare(
     return said, float(error[exact].max(initial=0.0)) if exact.any() else worst, None, _wrong(wrong, reference, d)
 
 
-def error_bound(acc: str, a: Array, b: Array, reference: Array, order: list[list[int]]) -> Array:
+def error_bound(acc: str, a: Array, b: Array, reference: Array, order: list[list[list[int]]]) -> Array:
     """Largest |D - reference| that rounding explains, elementwise. a (m,k), b (n,k), reference (m,n), all fp64.
 
     ``order``: the k of each partial sum, see ``k_order``. fp32 accumulator: k additions, each with a relative error of
@@ -178,8 +178,7 @@ def error_bound(acc: str, a: Array, b: Array, reference: Array, order: list[list
     error = within
     for part in order:
         partial_sum, carried = np.zeros_like(reference), np.zeros_like(reference)
-        for start in range(0, len(part), 8):
-            step = part[start : start + 8]
+        for step in part:
             partial_sum += a[:, step] @ b[:, step].T
             carried += 2.0**-11 * (np.abs(partial_sum) + carried) + 2.0**-25
         error = error + carried

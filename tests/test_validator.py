@@ -217,10 +217,10 @@ def test_the_fp32_bound_holds_for_fp32_and_fails_for_fp16_sums() -> None:
             part = a[:, start : start + 16].astype(np.float32) @ b[:, start : start + 16].astype(np.float32).T
             single += part
             half = (half.astype(np.float32) + part).astype(np.float16)
-        bound = error_bound("f32", a.astype(np.float64), b.astype(np.float64), wide, [list(range(k))])
+        bound = error_bound("f32", a.astype(np.float64), b.astype(np.float64), wide, small().k_order(k))
         assert (np.abs(single.astype(np.float16) - wide) <= bound).all()
         assert not (np.abs(half - wide) <= bound).all()
-        loose = error_bound("f16", a.astype(np.float64), b.astype(np.float64), wide, [list(range(k))])
+        loose = error_bound("f16", a.astype(np.float64), b.astype(np.float64), wide, small().k_order(k))
         assert (np.abs(half - wide) <= loose).all()
         assert not (np.abs(half - wide) <= loose / 100).all(), "and is of the errors' order"
 
@@ -232,10 +232,10 @@ def test_comparisons_notice_single_elements() -> None:
             a, b = operands(inputs, 32, 32, 64, rng)
             with np.errstate(invalid="ignore"):
                 d = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.float16)
-            assert compare(acc, inputs, a, b, d, [list(range(64))])[3] == []
+            assert compare(acc, inputs, a, b, d, small().k_order(64))[3] == []
             finite = np.argwhere(np.isfinite(d))[7]
             d[tuple(finite)] = np.nan if inputs in ("special", "normal") else d[tuple(finite)] + 1
-            assert len(compare(acc, inputs, a, b, d, [list(range(64))])[3]) == 1, (acc, inputs)
+            assert len(compare(acc, inputs, a, b, d, small().k_order(64))[3]) == 1, (acc, inputs)
 
 
 def test_above_2048_an_fp16_sum_must_not_be_small() -> None:
@@ -253,7 +253,20 @@ def test_the_order_of_k_has_every_k_once(record: catalog.Record) -> None:
     for k in (96, 200, 328):
         order = record.k_order(k)
         assert len(order) == record.split_k
-        assert sorted(k for part in order for k in part) == list(range(k))
+        assert sorted(k for part in order for group in part for k in group) == list(range(k))
+
+
+def test_the_direct_family_adds_k_by_lanes(library: Path) -> None:
+    """An MMA takes four of a lane's eight k; where k ends within a step, its groups are shorter, not shifted."""
+    assert direct().k_order(32)[0][:2] == [[0, 1, 8, 9, 16, 17, 24, 25], [2, 3, 10, 11, 18, 19, 26, 27]]
+    assert direct().k_order(24)[0] == [
+        [e + pair for lane in (0, 8, 16) for e in (lane, lane + 1)] for pair in (0, 2, 4, 6)
+    ]
+    record = direct(bm=64, layout="nn", padding="predicate", mma_repeat=[2, 2, 1], m=39, n=47, k=24)
+    artifact = compiler.build([record])[0]
+    for seed in range(20):
+        case, _ = validator.run_case(record, artifact, library, Shape(128, 96, 24), "normal", hazards=False, seed=seed)
+        assert case.findings == ()
 
 
 def test_integer_inputs_stay_exact_in_fp16() -> None:
