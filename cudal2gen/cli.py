@@ -251,8 +251,8 @@ def run(
         tools = compiler.toolchain(nvcc)
         artifact = compiler.build([record], tools=tools)[0]
         library = compiler.launcher(tools=tools)
-        case, done = validator.run_case(record, artifact, library, validator.own_shape(record), inputs, counters=True)
-    shape = validator.own_shape(record)
+        shape = validator.own_shape(record)
+        case, done = validator.run_case(record, artifact, library, shape, inputs, counters=True)
     counters = validator.summary(record, done)
     if as_json:
         print(json.dumps({"name": record.name, "case": case.model_dump(), "counters": counters}, indent=1))

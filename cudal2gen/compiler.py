@@ -292,8 +292,10 @@ def _open(directory: Path) -> Artifact | None:
 
 def _build_missing(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> None:
     with _Locks(root) as locks:
-        mine = [item for item in items if locks.try_take(item.digest)]
-        theirs = [item for item in items if item not in mine]
+        mine: list[Job] = []
+        theirs: list[Job] = []
+        for item in items:
+            (mine if locks.try_take(item.digest) else theirs).append(item)
         # Between the first look and the lock, somebody may have finished.
         mine = [item for item in mine if _open(root / item.digest) is None]
         failures = _run(mine, root, tools, jobs, progress) if mine else {}

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jinja2 import DictLoader, Environment
 
-from cudal2gen import catalog, compiler, places, renderer, validator
+from cudal2gen import catalog, compiler, places, validator
 from cudal2gen.kernel import IllegalRecord, revise
 from cudal2gen.validator import Shape, compare, error_bound, operands, stress_shapes
 from tests.paths import PATHS, small
@@ -299,5 +299,4 @@ def test_a_refused_launch_is_a_finding(library: Path) -> None:
 if __name__ == "__main__":
     root = places.checkout()
     assert root is not None
-    renderer.render(small())
     (GOLDEN / "branches.txt").write_text(branch_table(root))
