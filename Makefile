@@ -30,7 +30,7 @@ goldens: .venv/dev
 	touch $@
 
 .venv/dev: .venv/demo
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nvcc,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nvcc,gpu,dev]'
 	touch $@
 
 clean:

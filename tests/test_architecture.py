@@ -22,7 +22,7 @@ FLOORS = {
     "compiler": 2,
     "emulator": 2,
     "gpu": 2,
-    "results": 2,
+    "results": 1,
     "validator": 3,
     "baselines": 3,
     "bench": 4,
