@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 
 Call = Callable[[], None]
 Stream = Callable[[], int]
+Binder = Callable[["Operands"], Call]
+
+
+@dataclass(frozen=True)
+class Winner:
+    """What a race of candidates found. ``timed``: how many could be timed."""
+
+    index: int
+    median_us: float
+    timed: int
+
+
+Race = Callable[[Sequence[Binder]], Winner]
 
 ALIGNMENT = 256  # bytes, as torch's allocator gives them
 RESERVE = 2 << 30  # bytes of device memory left to libraries
@@ -70,12 +83,17 @@ class Contender(Protocol):
     @property
     def name(self) -> str: ...
 
+    def prepare(self, problem: Problem, race: Race) -> None:
+        """What is done once per problem, off the clock, such as choosing an algorithm. Raises Absent."""
+        ...
+
     def bind(self, operands: Operands) -> Call:
         """A call that enqueues one product on the device's current stream. Raises Absent where it cannot."""
         ...
 
-    def detail(self, problem: Problem) -> str:
-        """What really runs for a bound problem, in words."""
+    @property
+    def detail(self) -> str:
+        """What really runs for the problem prepared last, in words."""
         ...
 
 
@@ -91,6 +109,10 @@ class Device(Protocol):
 
     def stream(self) -> int:
         """The handle of the stream that calls are to use."""
+        ...
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """fp16 memory of this shape, of undefined content."""
         ...
 
     def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
@@ -162,12 +184,14 @@ class Kernel:
     ) -> None:
         self.record = record
         self.digest = directory.name
+        self.detail = ""
         self._stream = stream
         self._kernel = OpenKernel(library, directory, record.launch_options, runtime_library or runtime())
 
-    def detail(self, problem: Problem) -> str:
+    def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
+        """Nothing to choose: tuning is done before, into the record."""
         padded = self.padded(problem)
-        return "" if padded == problem else f"padded to {padded.mnk}, in the timing"
+        self.detail = "" if padded == problem else f"padded to {padded.mnk}, in the timing"
 
     def padded(self, problem: Problem) -> Problem:
         """The problem that is launched: of whole tiles, where the record leaves the padding to its caller."""
@@ -227,6 +251,12 @@ class Kernel:
     def close(self) -> None:
         """Unloads the kernel; its calls are of no use afterwards."""
         self._kernel.close()
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _problem(record: Record, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Problem:
@@ -333,6 +363,10 @@ class Gpu:
 
     def stream(self) -> int:
         return int(self._torch.cuda.current_stream(self.device).cuda_stream)
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """fp16 memory of this shape, filled with NaN: nobody finds there by chance what he needs."""
+        return self._torch.full(shape, float("nan"), dtype=self._torch.float16, device=self.device)
 
     def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
         m, n, k = problem.m, problem.n, problem.k

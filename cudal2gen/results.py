@@ -33,6 +33,8 @@ DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
 }
 RESAMPLES = 2000
+# FLOP per clock and SM, fp16 with fp16 accumulators, dense, by capability. Source: NVIDIA's architecture white papers.
+TENSOR_FLOPS = {"8.0": 2048, "8.6": 1024, "8.9": 1024, "9.0": 4096, "10.0": 8192, "12.0": 1024}
 
 T = TypeVar("T")
 
@@ -106,8 +108,24 @@ class Environment(Line):
 
     @property
     def bandwidth_bytes_us(self) -> float:
-        """Peak of device memory, two transfers a clock; 0 where the clock is not known."""
+        """Peak of device memory, two transfers a clock."""
         return 2.0 * self.max_memory_mhz * self.memory_bus_bits / 8
+
+    def peak_flops_us(self, acc: Acc) -> float:
+        """Dense fp16 peak of the tensor cores at the highest clock the card allows."""
+        a_clock = TENSOR_FLOPS[self.capability]
+        if acc == "f32" and "GeForce" in self.name:
+            a_clock //= 2
+        return float(a_clock * self.sms * self.max_sm_mhz)
+
+    def floor_us(self, problem: Problem, cold: bool) -> float:
+        """No kernel is faster: the MMAs at peak, and, from a cold L2, A and B once through device memory.
+
+        D may stay in the L2 until after the kernel.
+        """
+        floor = problem.flops / self.peak_flops_us(problem.acc)
+        read = 2 * problem.k * (problem.m + problem.n)
+        return max(floor, read / self.bandwidth_bytes_us) if cold else floor
 
 
 class Conditions(Line):
@@ -148,6 +166,7 @@ class Measurement(Line):
     """One problem under one protocol. ``absent``: contenders that could not run, and why.
 
     ``l2`` is ``exceeded`` where one set of operands is larger than three times the L2: hot and cold are then the same.
+    ``digest``: our binary's, also where it is absent.
     """
 
     kind: Literal["measurement"] = "measurement"
@@ -163,6 +182,7 @@ class Measurement(Line):
     l2: L2
     target_qps: float | None = None
     seed: int
+    digest: str = ""
     timings: tuple[Timing, ...]
     absent: dict[str, str] = {}
     conditions: Conditions

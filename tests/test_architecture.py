@@ -22,6 +22,7 @@ FLOORS = {
     "compiler": 2,
     "emulator": 2,
     "gpu": 2,
+    "triton_matmul": 2,
     "results": 1,
     "validator": 3,
     "baselines": 3,
