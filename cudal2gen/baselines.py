@@ -7,6 +7,7 @@ accumulator's. cuBLAS thinks in columns: it is asked for D^T = B^T A^T, so that 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from pathlib import Path
@@ -274,7 +275,7 @@ class CublasLt(Vendor):
             except cublasLt.cuBLASLtError as error:
                 raise Absent(f"cuBLASLt has no algorithm: {error}") from None
         finally:
-            self._destroy(matrices)
+            _destroy(*matrices[:4])()
             cublasLt.matmul_preference_destroy(preference)
         answered = found[: returned[0]]
         usable: Array = answered[answered["state"] == 0]
@@ -300,13 +301,6 @@ class CublasLt(Vendor):
         of_d = int(cublasLt.matrix_layout_create(half, n, m, ldd))
         return operation, of_b, of_a, of_d, of_d
 
-    def _destroy(self, matrices: tuple[int, int, int, int, int]) -> None:
-        from nvmath.bindings import cublasLt
-
-        cublasLt.matmul_desc_destroy(matrices[0])
-        for layout in set(matrices[1:]):
-            cublasLt.matrix_layout_destroy(layout)
-
     def _bound(self, operands: Operands, algorithm: Array) -> Call:
         from nvmath.bindings import cublasLt
 
@@ -320,23 +314,27 @@ class CublasLt(Vendor):
             self._workspace.data_ptr(), self._workspace.nbytes,
         )  # fmt: skip
         stream = self._device.stream
-        # The descriptors live as long as the call that uses them.
-        keep = _Released((operands, self._scalars, own), partial(self._destroy, (operation, of_b, of_a, of_c, of_d)))
 
-        def call(_keep: Any = keep) -> None:
+        def call(_keep: Any = (operands, self._scalars, own)) -> None:
             matmul(stream())
 
+        # The descriptors live as long as the call that uses them; at exit the library cleans up itself.
+        weakref.finalize(call, _destroy(operation, of_b, of_a, of_d)).atexit = False
         return call
 
 
-class _Released:
-    """Keeps things alive, and calls ``at_end`` when nobody needs them any more."""
+def _destroy(operation: int, *layouts: int) -> Callable[[], None]:
+    """What frees these descriptors."""
+    from nvmath.bindings import cublasLt
 
-    def __init__(self, kept: Any, at_end: Callable[[], None]) -> None:
-        self._kept, self._at_end = kept, at_end
+    free_operation, free_layout = cublasLt.matmul_desc_destroy, cublasLt.matrix_layout_destroy
 
-    def __del__(self) -> None:
-        self._at_end()
+    def free() -> None:
+        free_operation(operation)
+        for layout in layouts:
+            free_layout(layout)
+
+    return free
 
 
 class AutoTuned(CublasLt):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,9 +41,13 @@ class FakeDevice:
         return 7
 
     def empty(self, *shape: int) -> Any:
+        """Aligned as on a GPU."""
         import torch
 
-        return torch.full(shape, float("nan"), dtype=torch.float16)
+        size = math.prod(shape)
+        wide = torch.full((size + 128,), float("nan"), dtype=torch.float16)
+        start = -wide.data_ptr() % 256 // 2
+        return wide[start : start + size].reshape(shape)
 
     def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
         import torch
