@@ -151,7 +151,9 @@ def test_a_click_and_a_link_show_the_record(tab: browser.Page, measured: Path) -
     tab.run("document.querySelector('#measured-1 td a').click()")
     tab.settle()
     assert tab.run("document.getElementById('record').open")
-    assert tab.run("document.getElementById('record-name').textContent").startswith(name)
+    words = tab.run("document.getElementById('record-name').textContent")
+    problem = tab.run("document.querySelector('#measured-1 td a').closest('tr').cells[0].textContent")
+    assert words == f"{name}, binary {'0' * 16}; in the catalog for a100 f16 tn {problem}"
     assert tab.faults == []
 
 

@@ -7,6 +7,7 @@ import math
 import re
 import statistics
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +366,21 @@ def test_records_are_found_by_name() -> None:
     assert linked[own.name] == own.model_dump(mode="json")
     assert linked[other.name]["bm"] == other.bm
     assert linked["gone"] is None
+
+
+def test_problems_that_share_a_kernel_keep_their_own_records() -> None:
+    records = [record for record in catalog.load() if record.gpu == "a100"]
+    names = Counter(record.name for record in records)
+    twins = [record for record in records if record.name == names.most_common(1)[0][0]]
+    assert len(twins) > 1
+    found = [
+        measurement((one.m, one.n, one.k), [timing(OURS, [1.0], record=one.name), timing("torch.matmul", [2.0])])
+        for one in twins
+    ]
+    data = embedded(report.report(of(*found), records).html())
+    for m, n, k, _, place, *_ in data["groups"]["measured-1"]["shapes"]:
+        own = data["records"][place]["record"]
+        assert (own["m"], own["n"], own["k"]) == (m, n, k)
 
 
 def test_a_thousand_shapes_report_in_seconds() -> None:

@@ -49,7 +49,10 @@ def embedded(data: Any) -> str:
 
 
 class _Records:
-    """Records that measurements name, each once, found again by name; the problem's own first."""
+    """Records that measurements name, each once, found again by name.
+
+    Records that differ in data share a name: the problem's own comes first, on whatever GPU it was measured.
+    """
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._catalog = list(records)
@@ -57,14 +60,14 @@ class _Records:
         for record in self._catalog:
             self._by_problem[record.acc, record.m, record.n, record.k].append(record)
         self._by_name: dict[str, Record] | None = None
-        self._places: dict[tuple[str | None, str | None], int] = {}
+        self._places: dict[tuple[object, ...], int] = {}
         self.linked: list[dict[str, Any]] = []
 
     def place(self, one: Measurement, timing: Timing) -> int:
         """Where the record of a timing is in ``linked``; it is put there at its first use."""
-        key = (timing.record, timing.digest)
+        found = self._find(one, timing.record or "")
+        key = (timing.record, timing.digest, found.key if found else None)
         if key not in self._places:
-            found = self._find(one, timing.record or "")
             self._places[key] = len(self.linked)
             self.linked.append(
                 {

@@ -267,7 +267,9 @@
     const found = /^#record-(\d+)$/.exec(location.hash), entry = found && data.records[found[1]];
     if (!entry) return;
     tip.hidden = true;
-    document.getElementById("record-name").textContent = `${entry.name}, binary ${entry.digest}`;
+    const own = entry.record;
+    document.getElementById("record-name").textContent = `${entry.name}, binary ${entry.digest}`
+      + (own ? `; in the catalog for ${own.gpu} ${own.acc} ${own.layout} ${own.m}_${own.n}_${own.k}` : "");
     document.getElementById("record-text").textContent = entry.record
       ? JSON.stringify(entry.record, null, 1).replace(/\[\s+([^[\]{}]*?)\s+\]/g, (_, inner) => `[${inner.replace(/\s+/g, " ")}]`)
       : "This catalog has no record of that name: it was measured with another one, or changed for the run.";
@@ -276,10 +278,10 @@
   dialog.addEventListener("close", () => history.replaceState(null, "", location.pathname + location.search));
   addEventListener("hashchange", showRecord);
 
-  const placeOf = new Map(data.records.map((entry, i) => [entry.name, i]));
-  for (const cell of document.querySelectorAll("tbody td:last-child")) {
-    const place = placeOf.get(cell.textContent);
-    if (place !== undefined) {
+  for (const cell of document.querySelectorAll("section:has(details.all) tbody td:last-child")) {
+    const group = data.groups[cell.closest("section").id], problem = cell.parentElement.cells[0].textContent;
+    const place = group.shapes.find(([m, n, k]) => `${m}_${n}_${k}` === problem)?.[4] ?? null;
+    if (place !== null && data.records[place].name === cell.textContent) {
       cell.textContent = "";
       element(cell, "a", data.records[place].name, { href: `#record-${place}` });
     }
