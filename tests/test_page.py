@@ -197,5 +197,9 @@ def test_dark_and_print_are_readable(tab: browser.Page, measured: Path) -> None:
     assert tab.run("getComputedStyle(document.body).backgroundColor") != light
     tab.call("Emulation.setEmulatedMedia", media="print")
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert tab.run("getComputedStyle(document.getElementById('controls')).display") == "none"
+    assert tab.run("getComputedStyle(baseline.parentElement).display") == "none"
+    assert tab.run("document.querySelector('.chip').innerText") == "small-m", "the legend stays"
+    tab.call("Emulation.setDeviceMetricsOverride", width=720, height=1000, deviceScaleFactor=1, mobile=False)
+    assert not tab.run("document.documentElement.scrollWidth > innerWidth"), "it fits on a page"
+    tab.call("Emulation.clearDeviceMetricsOverride")
     tab.call("Emulation.setEmulatedMedia", media="")
