@@ -117,7 +117,7 @@ def _table(chosen: Sequence[Sm80Multistage]) -> Table:
         for one in figures(chosen)[:5]
     ]  # fmt: skip
     rows += [
-        (one.what, percent(one.ours), percent(one.paper), f"{100 * (one.ours - one.paper):+.1f} points",
+        (one.what, percent(one.ours), percent(one.paper), f"{round(100 * (one.ours - one.paper), 1) + 0.0:+.1f} points",
          "yes" if one.agrees else "no")
         for one in figures(chosen)[5:]
     ]  # fmt: skip
