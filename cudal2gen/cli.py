@@ -516,6 +516,68 @@ def edit(
 
 
 @app.command()
+def report(
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Page to write: one HTML file that needs no network.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Markdown file to write; with neither, Markdown is printed.")
+    ] = None,
+    result_files: Annotated[
+        list[Path] | None,
+        typer.Option("--results", metavar="FILE", help="Measurements to read, instead of the store's. Repeatable."),
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--compare", metavar="A B", help="Two result files: what is faster or slower in B, beyond noise."),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Only measurements on this GPU.")] = None,
+    acc: Annotated[str | None, typer.Option("--acc", help="Only measurements with this accumulator.")] = None,
+    layout: Annotated[str | None, typer.Option("--layout", help="Only measurements with this layout.")] = None,
+) -> None:
+    """Report what was measured, in tables and pictures, beside the catalog's choices and published figures."""
+    from cudal2gen import report as reports
+    from cudal2gen import results
+
+    filters = {"gpu": gpu, "acc": acc, "layout": layout}
+
+    def wanted(one: results.Measurement) -> bool:
+        return all(value in (None, getattr(one, name)) for name, value in filters.items())
+
+    with _user_errors():
+        try:
+            if compare is not None:
+                a, b = (_measurements([path]) for path in compare)
+                made = reports.comparison(a, b, (compare[0].name, compare[1].name), wanted)
+            else:
+                made = reports.report(_measurements(result_files), catalog.load(), wanted)
+            texts = {path: text() for path, text in ((out, made.html), (markdown, made.markdown)) if path is not None}
+        except results.Unpaired as error:
+            _fail(str(error), EXIT_FAILED)
+    for path, text in texts.items():
+        _write(path, text)
+        print(f"written to {path}", file=sys.stderr)
+    if not texts:
+        print(made.markdown(), end="")
+
+
+def _measurements(paths: list[Path] | None) -> results.Measurements:
+    """What the given files hold together, or the store; a given file must be there."""
+    from cudal2gen import results
+
+    if paths is None:
+        return results.measurements()
+    read = results.Measurements({}, [])
+    for path in paths:
+        if not path.is_file():
+            _usage(f"no results file at {path}")
+        part = results.measurements(path)
+        read.environments.update(part.environments)
+        read.measurements.extend(part.measurements)
+    return read
+
+
+@app.command()
 def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     """Tell what this machine can do, and what would add the rest."""
     from cudal2gen import compiler

@@ -12,6 +12,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
@@ -24,6 +25,9 @@ from cudal2gen.kernel import Acc, Layout, Problem
 if TYPE_CHECKING:
     import numpy as np
 
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+    Ranks = np.ndarray[Any, np.dtype[np.int64]]
+
 ProtocolName = Literal["device", "offline", "server"]
 L2 = Literal["cold", "hot", "exceeded"]
 
@@ -33,8 +37,12 @@ DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
 }
 RESAMPLES = 2000
-# FLOP per clock and SM, fp16 with fp16 accumulators, dense, by capability. Source: NVIDIA's architecture white papers.
+# Dense fp16 FLOP per clock of one SM, by compute capability: what NVIDIA's peak rates divided by SMs and boost clocks
+# give (A100 312 TFLOP/s, RTX 3090 142, L40S 362, H100 989, RTX 5090 419). GeForce halves them with fp32 accumulators.
 TENSOR_FLOPS = {"8.0": 2048, "8.6": 1024, "8.9": 1024, "9.0": 4096, "10.0": 8192, "12.0": 1024}
+
+# A sample. Nothing takes no time: a zero, a NaN or an infinity is a fault of the clock or of the file.
+Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 T = TypeVar("T")
 
@@ -112,8 +120,8 @@ class Environment(Line):
         return 2.0 * self.max_memory_mhz * self.memory_bus_bits / 8
 
     def peak_flops_us(self, acc: Acc) -> float:
-        """Dense fp16 peak of the tensor cores at the highest clock the card allows."""
-        a_clock = TENSOR_FLOPS[self.capability]
+        """Dense fp16 peak of the tensor cores at the highest clock the card allows; 0 where it is not known."""
+        a_clock = TENSOR_FLOPS.get(self.capability, 0)
         if acc == "f32" and "GeForce" in self.name:
             a_clock //= 2
         return float(a_clock * self.sms * self.max_sm_mhz)
@@ -123,7 +131,8 @@ class Environment(Line):
 
         D may stay in the L2 until after the kernel.
         """
-        floor = problem.flops / self.peak_flops_us(problem.acc)
+        peak = self.peak_flops_us(problem.acc)
+        floor = problem.flops / peak if peak else 0.0
         read = 2 * problem.k * (problem.m + problem.n)
         return max(floor, read / self.bandwidth_bytes_us) if cold else floor
 
@@ -151,8 +160,8 @@ class Timing(Line):
     digest: str | None = None
     detail: str = ""
     calls: int
-    event_us: tuple[float, ...]
-    wall_us: tuple[float, ...] = ()
+    event_us: Annotated[tuple[Microseconds, ...], Field(min_length=1)]
+    wall_us: tuple[Microseconds, ...] = ()
     padding_us: float | None = None
     error: float
 
@@ -348,19 +357,68 @@ class Ratio(NamedTuple):
     high: float
 
 
+class Unpaired(ValueError):
+    """Samples of two contenders that were not taken in turns."""
+
+
 def speedup(measurement: Measurement, baseline: str, contender: str = OURS) -> Ratio | None:
     """Baseline's time over the contender's: exp of the median paired log ratio. None where one of them is absent.
 
     The interval is the percentile bootstrap over pairs. Samples that were not taken in turns are no pairs: the lengths
-    must agree, else ValueError.
+    must agree, else Unpaired.
     """
+    return speedups([measurement], baseline, contender)[0]
+
+
+def speedups(measured: Iterable[Measurement], baseline: str, contender: str = OURS) -> list[Ratio | None]:
+    """``speedup`` of each measurement; a thousand of them in a fraction of a second."""
+    import numpy as np
+
+    logs = [_paired_logs(one, baseline, contender) for one in measured]
+    found: list[Ratio | None] = [None] * len(logs)
+    for pairs in {row.size for row in logs if row is not None}:
+        where = [i for i, row in enumerate(logs) if row is not None and row.size == pairs]
+        rows = np.stack([row for row in logs if row is not None and row.size == pairs])
+        bounds = np.percentile(resampled_medians(rows), (2.5, 97.5), axis=1)
+        for i, value, low, high in zip(where, *np.exp([np.median(rows, axis=1), *bounds]).tolist(), strict=True):
+            found[i] = Ratio(value, low, high)
+    return found
+
+
+def _paired_logs(measurement: Measurement, baseline: str, contender: str) -> Array | None:
+    import numpy as np
+
     ours, theirs = measurement.timing(contender), measurement.timing(baseline)
     if ours is None or theirs is None:
         return None
+    below, above = (timing.wall_us or timing.event_us for timing in (ours, theirs))
+    if len(below) != len(above):
+        raise Unpaired(
+            f"{measurement.mnk}: {len(above)} samples of {baseline} and {len(below)} of {contender} make no pairs"
+        )
+    return np.log(above) - np.log(below)
+
+
+def resampled_medians(rows: Array, seed: int = 0) -> Array:
+    """Bootstrap medians of each row: (rows, RESAMPLES). Rows that differ in ``seed`` are resampled independently."""
     import numpy as np
 
-    above, below = (np.log(timing.wall_us or timing.event_us) for timing in (theirs, ours))
-    return _ratio(above - below, np.median)
+    lower, upper = _middle_ranks(rows.shape[1], seed)
+    ordered = np.sort(rows, axis=1)
+    return (ordered[:, lower] + ordered[:, upper]) / 2
+
+
+@cache
+def _middle_ranks(samples: int, seed: int) -> tuple[Ranks, Ranks]:
+    """Which order statistics are a resample's two middle ones (one and the same where ``samples`` is odd).
+
+    A resample draws each sample with equal chance, so it may as well draw ranks: then one table of draws serves every
+    row of so many samples, and no resample is sorted again.
+    """
+    import numpy as np
+
+    drawn = np.sort(np.random.default_rng(seed).integers(0, samples, (RESAMPLES, samples)), axis=1)
+    return drawn[:, (samples - 1) // 2], drawn[:, samples // 2]
 
 
 def geomean(ratios: Iterable[float]) -> Ratio | None:
@@ -368,12 +426,8 @@ def geomean(ratios: Iterable[float]) -> Ratio | None:
     import numpy as np
 
     logs = np.log(np.fromiter(ratios, np.float64))
-    return _ratio(logs, np.mean) if logs.size else None
-
-
-def _ratio(logs: np.ndarray[Any, np.dtype[np.float64]], statistic: Any) -> Ratio:
-    import numpy as np
-
+    if not logs.size:
+        return None
     picks = np.random.default_rng(0).integers(0, logs.size, (RESAMPLES, logs.size))
-    low, high = np.percentile(statistic(logs[picks], axis=1), (2.5, 97.5))
-    return Ratio(math.exp(float(statistic(logs))), math.exp(float(low)), math.exp(float(high)))
+    low, high = np.percentile(logs[picks].mean(axis=1), (2.5, 97.5))
+    return Ratio(math.exp(float(logs.mean())), math.exp(float(low)), math.exp(float(high)))
