@@ -363,3 +363,104 @@ def test_medians_and_ratios_by_hand() -> None:
     assert mean.value == pytest.approx(math.exp(math.log(4.0) / 3))
     assert mean.low < mean.value < mean.high
     assert results.geomean([]) is None
+
+
+class FakeCard(FakeDevice):
+    """What the command line opens in the place of a GPU."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+
+    def check(self, record: catalog.Record) -> None:
+        assert record.gpu == "h200"
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The bench command on a fake card; answers exit code, output, and errors."""
+    from typer.testing import CliRunner
+
+    from cudal2gen import baselines, cli, gpu
+
+    def opened(record: catalog.Record, directory: Path, library: Path, stream: Any) -> FakeKernel:
+        kernel = FakeKernel(stream.__self__, record, 8.0)
+        kernel.digest = directory.name
+        return kernel
+
+    monkeypatch.setattr(gpu, "Gpu", FakeCard)
+    monkeypatch.setattr(gpu, "Kernel", opened)
+    real = baselines.contenders
+
+    def contenders(names: list[str], acc: Any, device: Any, tuned: Path) -> list[Any]:
+        real(names, acc, device, tuned)
+        return [Product(device, name, 9.0) for name in names]
+
+    monkeypatch.setattr(baselines, "contenders", contenders)
+
+    def invoke(*arguments: str) -> Any:
+        return CliRunner().invoke(
+            cli.app, ["bench", "--warmup-seconds", "0", "--out", str(tmp_path / "m.jsonl"), *arguments]
+        )
+
+    return invoke
+
+
+def test_the_command_measures_and_resumes(command: Any, tmp_path: Path) -> None:
+    chosen = ["--mnk", "64_64_64", "--mnk", "128_64_64", "--acc", "f32"]
+    done = command(*chosen)
+    assert done.exit_code == 0, done.output
+    assert "2 problems, 0 of them stored before: 4 measurements added" in done.stdout
+    assert "0 problems left, 0 faults" in done.stdout
+    assert {one.gpu for one in stored(tmp_path / "m.jsonl")} == {"h200"}
+    assert stored(tmp_path / "m.jsonl")[0].contenders[:2] == ["cudal2gen", "torch.matmul"]
+    assert len(stored(tmp_path / "m.jsonl")[0].contenders) == 11
+    assert "2 of them stored before: 0 measurements" in command(*chosen, "--resume").stdout
+    assert "0 of them stored before: 4 measurements" in command(*chosen, "--again").stdout
+    hosted = command("--mnk", "64_64_64", "--acc", "f32", "--protocol", "server,offline", "--benchmark-seconds", "0.01")
+    assert "2 measurements added" in hosted.stdout
+    few = command("--mnk", "64_64_64", "--acc", "f32", "--again", "--baselines", "cublas-nn,cublas-tn")
+    assert few.exit_code == 0
+    assert stored(tmp_path / "m.jsonl")[-1].contenders == ["cudal2gen", "cublas-nn", "cublas-tn", "cublas-max"]
+
+
+def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) -> None:
+    done = command("--mnk", "64_64_64", "--acc", "f32", "--records-of", "rtx3090", "--baselines", "none")
+    assert done.exit_code == 0, done.output
+    theirs = catalog.find(Problem(gpu="rtx3090", acc="f32", layout="tn", m=64, n=64, k=64)).record
+    ours = stored(tmp_path / "m.jsonl")[0].timings[0]
+    assert ours.record == theirs.name
+    refused = command("--mnk", "65_64_64", "--acc", "f32", "--records-of", "rtx3090")
+    assert (refused.exit_code, "has no 65_64_64" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one of --mnk M_N_K, --all and --sample N"),
+        (["--all", "--sample", "3"], "give one of"),
+        (["--mnk", "64_64"], "expected three sizes"),
+        (["--mnk", "64_64_64", "--protocol", "hot"], "--protocol hot: must be of device, offline, server"),
+        (["--mnk", "64_64_64", "--budget", "8x"], "--budget 8x: expected a duration"),
+        (["--mnk", "64_64_64", "--budget", "-1m"], "--budget -1m: expected a duration"),
+        (["--mnk", "64_64_64", "--baselines", "cublaslt"], "--baselines cublaslt: cublaslt: must be of torch.matmul"),
+    ],
+)
+def test_what_the_command_refuses(command: Any, arguments: list[str], message: str) -> None:
+    done = command(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("8m", 480.0), ("90s", 90.0), ("1.5h", 5400.0), ("7", 7.0)])
+def test_durations(text: str, seconds: float) -> None:
+    from cudal2gen.cli import _seconds
+
+    assert _seconds(text) == seconds
+
+
+def test_without_a_gpu_the_command_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cudal2gen", "bench", "--mnk", "64_64_64"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: torch sees no CUDA device; without one, kernels are executed by the emulator")
