@@ -283,7 +283,7 @@ class Gpu:
         except ImportError:
             raise GpuError("torch is missing, which runs kernels on a GPU: pip install 'cudal2gen[gpu]'") from None
         if not torch.cuda.is_available():
-            raise GpuError("torch sees no CUDA device; without one, kernels are executed by the emulator: validate, run")
+            raise GpuError("torch sees no CUDA device; without one, the emulator runs kernels: validate, run")
         if index >= torch.cuda.device_count():
             raise GpuError(f"--device {index}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
         self._torch = torch

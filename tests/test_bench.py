@@ -463,4 +463,4 @@ def test_without_a_gpu_the_command_says_so() -> None:
         [sys.executable, "-m", "cudal2gen", "bench", "--mnk", "64_64_64"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 3
-    assert done.stderr.startswith("error: torch sees no CUDA device; without one, kernels are executed by the emulator")
+    assert done.stderr.startswith("error: torch sees no CUDA device; without one, the emulator runs kernels")
