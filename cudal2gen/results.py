@@ -63,13 +63,19 @@ class Case(Line):
 
 
 class Verdict(Line):
-    """Whether one binary is right: its cases, and what its execution counted."""
+    """Whether one binary is right: its cases, and what its execution counted.
+
+    ``on``: the emulator, or a GPU's model. ``deterministic``: whether runs of one problem gave the same bits; None
+    where each was run once. ``tools``: what other programs said of it, as compute-sanitizer, or why they were not run.
+    """
 
     record: str
     digest: str
     on: str
     cases: tuple[Case, ...]
     counters: dict[str, float]
+    deterministic: bool | None = None
+    tools: dict[str, str] = {}
 
     @property
     def passed(self) -> bool:
@@ -209,6 +215,35 @@ class Algorithm(Line):
     @property
     def key(self) -> tuple[str, str, str, str, int, int, int]:
         return (self.name, self.library, self.acc, self.layout, self.m, self.n, self.k)
+
+
+class Rounding(Line):
+    """Two executions of one binary on the same inputs, bit for bit: ``on`` and the emulator.
+
+    ``differing``: share of elements; ``max_ulp``: in units of D's last place. ``models``: for each way in which tensor
+    cores might round, the share of ``compared`` elements that it predicts; empty for inputs that are exact in all.
+    """
+
+    kind: Literal["rounding"] = "rounding"
+    on: str
+    record: str
+    digest: str
+    family: str
+    acc: Acc
+    m: int
+    n: int
+    k: int
+    inputs: str
+    differing: float
+    max_ulp: int
+    compared: int = 0
+    models: dict[str, float] = {}
+
+    @property
+    def best(self) -> list[str]:
+        """The models that predict most; several where inputs do not tell them apart."""
+        most = max(self.models.values(), default=0.0)
+        return [name for name, share in self.models.items() if share == most]
 
 
 Stored = Annotated[Environment | Measurement, Field(discriminator="kind")]

@@ -339,7 +339,7 @@ def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
     largest = max(shapes, key=lambda shape: (shape.k, shape.m * shape.n))
     for shape in shapes:
         # Hazards do not depend on data: one kind of inputs finds them.
-        for number, inputs in enumerate(_inputs(shape, thorough=shape == largest)):
+        for number, inputs in enumerate(kinds(shape, thorough=shape == largest)):
             case, done = run_case(
                 record, artifact, library, shape, inputs,
                 hazards=number == 0, counters=number == 1 and shape == largest, seed=len(cases),
@@ -355,7 +355,8 @@ def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
     )
 
 
-def _inputs(shape: Shape, thorough: bool) -> Iterator[str]:
+def kinds(shape: Shape, thorough: bool) -> Iterator[str]:
+    """The kinds of inputs that a problem is executed with."""
     yield "binary"
     if shape.k > 2 * EXACT:
         yield "sparse"

@@ -23,8 +23,11 @@ FLOORS = {
     "emulator": 2,
     "gpu": 2,
     "results": 1,
+    "sanitizer": 2,
+    "rounding": 2,
     "validator": 3,
     "baselines": 3,
+    "trial": 4,
     "bench": 4,
     "pack": 4,
     "report": 5,
@@ -34,7 +37,7 @@ FLOORS = {
     "__main__": 7,
     "__init__": 7,
 }
-TORCH = {"gpu", "baselines", "bench", "matmul", "tuner"}
+TORCH = {"gpu", "baselines", "trial", "bench", "matmul", "tuner"}
 
 
 def room(path: Path, package: Path) -> str:
