@@ -39,13 +39,14 @@ class Streams(emulator.Session):
         before = [(buffer, buffer.bytes().copy()) for buffer in self.memory.buffers]
         code = super()._on_launch(a)
         for buffer, content in before:
-            after = buffer.bytes().copy()
-            changed = np.flatnonzero(after != content)
+            changed = np.flatnonzero(buffer.bytes() != content)
+            self.later.append(partial(_put, buffer, changed, buffer.bytes()[changed]))
             buffer.bytes()[:] = content
-            self.later.append(
-                lambda into=buffer, at=changed, values=after[changed]: into.bytes().__setitem__(at, values)
-            )
         return code
+
+
+def _put(buffer: emulator.Buffer, at: Any, values: Any) -> None:
+    buffer.bytes()[at] = values
 
 
 class EmulatedDevice:

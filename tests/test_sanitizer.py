@@ -16,9 +16,7 @@ from tests.paths import PATHS, small
 
 CLEAN = "========= COMPUTE-SANITIZER\nlaunching\nlaunched once\n========= ERROR SUMMARY: 0 errors\n"
 RACES = "========= COMPUTE-SANITIZER\nlaunching\n========= Error: Race reported between Write access at hgemm+0x40\n"
-FAULT = (
-    "========= COMPUTE-SANITIZER\nlaunching\n========= Invalid __global__ write of size 16 bytes\n=========     at x\n"
-)
+FAULT = "========= COMPUTE-SANITIZER\nlaunching\n========= Invalid __global__ write of size 16\n=========   at x\n"
 REFUSED = (
     "========= COMPUTE-SANITIZER\n========= Error: Device not supported. Please refer to the documentation\n"
     "=========\n========= Program hit cudaErrorUnknown (error 999) on CUDA API call to cudaMalloc.\n"
