@@ -284,6 +284,10 @@ class Gpu:
         return sku(self._properties.name) or str(self._properties.name)
 
     @property
+    def runtime_library(self) -> Path:
+        return runtime()
+
+    @property
     def capability(self) -> tuple[int, int]:
         return (self._properties.major, self._properties.minor)
 

@@ -317,6 +317,13 @@ def algorithms(path: Path | None = None) -> dict[tuple[str, str, str, str, int, 
     return {algorithm.key: algorithm for algorithm in found if algorithm}
 
 
+def roundings(path: Path | None = None) -> list[Rounding]:
+    """The last comparison of each binary, problem and kind of inputs."""
+    target = path or store("rounding")
+    found = (_valid(TypeAdapter(Rounding), value, target) for value in _read(target))
+    return list({(it.on, it.digest, it.m, it.n, it.k, it.inputs): it for it in found if it}.values())
+
+
 class Measurements(NamedTuple):
     """What a file holds: environments by id, and measurements in the order in which they were taken."""
 

@@ -15,18 +15,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen import sanitizer
 from cudal2gen.catalog import Record
-from cudal2gen.gpu import Absent, Contender, GpuError, Operands
+from cudal2gen.compiler import Artifact
+from cudal2gen.gpu import Absent, Contender, GpuError, Kernel, Operands
 from cudal2gen.kernel import Acc, Problem, ceil_div
 from cudal2gen.launcher import LaunchError
-from cudal2gen.results import Case, Verdict
-from cudal2gen.validator import EXACT, Shape, kinds, stress_shapes
+from cudal2gen.results import Case, Rounding, Verdict
+from cudal2gen.rounding import SAMPLE, agreement, ulps
+from cudal2gen.validator import EXACT, Shape, execute, kinds, stress_shapes
 
 if TYPE_CHECKING:
     import torch
 
+Array = NDArray[Any]
 Order = list[list[list[int]]]
 Open = Callable[[Record], Contender]
 
@@ -35,6 +43,7 @@ GUARD = 4096  # elements before and after each matrix
 NAN, POISONS, CANARY = 0x7E01, (0x7D5A, 0xBADA - 0x10000), 0x5A5A
 CHUNK = 1 << 27  # elements of D that are compared at a time, in fp64
 SAMPLED = 1 << 36  # m n k up to which an fp16 accumulator's bound is computed for every element
+LENGTHS = (32, 256, 2048)  # of k, at which device and emulator are compared
 DRAWS = 3  # of normal inputs, for the published criterion
 SLACK = 2.0**-6  # by which, relatively, the largest error may exceed the baseline's: orders of sums differ
 
@@ -44,6 +53,13 @@ class Bed(Protocol):
 
     @property
     def model(self) -> str: ...
+
+    @property
+    def runtime_library(self) -> Path:
+        """The CUDA runtime that launches there."""
+        ...
+
+    def stream(self) -> int: ...
 
     def empty(self, *shape: int) -> torch.Tensor:
         """fp16 memory of its own, in which nothing useful is."""
@@ -56,6 +72,20 @@ class Bed(Protocol):
     def wait(self) -> None:
         """Until the stream, and no other, is done. Raises RuntimeError for what went wrong on the device."""
         ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A built kernel; ``library``: the launcher."""
+
+    record: Record
+    artifact: Artifact
+    library: Path
+
+    def open(self, bed: Bed, record: Record | None = None) -> Kernel:
+        """The kernel on a device; a ``record`` in place of its own differs in data fields only. Raises LaunchError."""
+        record = record or self.record
+        return Kernel(record, self.artifact.directory, self.library, bed.stream, bed.runtime_library, bed.empty)
 
 
 class Guarded:
@@ -199,7 +229,7 @@ def compare(acc: Acc, inputs: str, a: torch.Tensor, b: torch.Tensor, d: torch.Te
     compared, ceiling = Compared("equality", size=m * n), None
     if inputs == "special":
         compared.said = "NaN and infinities in their places"
-    if inputs == "normal":
+    if inputs in ("normal", "cancelling"):
         compared.said = "error bound of the accumulator"
         if acc == "f16" and m * n * k > SAMPLED:
             every = max(1, m * n * k // SAMPLED)
@@ -218,7 +248,7 @@ def compare(acc: Acc, inputs: str, a: torch.Tensor, b: torch.Tensor, d: torch.Te
         if inputs == "special":
             wrong = _misplaced(part, reference)
             compared.worst += float(wrong.sum())
-        elif inputs == "normal":
+        elif inputs in ("normal", "cancelling"):
             if ceiling is None:
                 allowed = error_bound(acc, wide_a, wide_b, reference, order)
                 compared.add_error(error, allowed)
@@ -456,3 +486,112 @@ def validate(bed: Bed, record: Record, digest: str, open_kernel: Open, baseline:
 
 def _sizes(shape: Shape) -> tuple[int, int, int]:
     return shape.m, shape.n, shape.k
+
+
+def product(bed: Bed, record: Record, contender: Contender, a: Array, b: Array) -> Array:
+    """D (m,n) of NumPy's A (m,k) and B (n,k), computed on the device."""
+    import torch
+
+    stage = Stage(bed, record, _problem(record, Shape(len(a), len(b), a.shape[1])))
+    stage.fill("binary", 0, POISONS[0])
+    operands = stage.operands
+    for matrix, values in ((operands.a, a), (operands.b, b), (operands.b_nn, b.T)):
+        matrix.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+    _enqueue(bed, contender.bind(operands))
+    return np.ascontiguousarray(operands.d.cpu().numpy())
+
+
+def sanitized(bed: Bed, subject: Subject, device: int, timeout_s: float = 120) -> tuple[list[Case], dict[str, str]]:
+    """compute-sanitizer over one small launch on CUDA device number ``device``: a case for each tool that ran, and what
+    each said."""
+    record = subject.record
+    shapes = stress_shapes(record)
+    ragged = [shape for shape in shapes if shape.m % record.bm] or shapes
+    shape = max(ragged, key=lambda shape: shape.m * shape.n * shape.k)
+    launch = sanitizer.Launch(
+        library=str(subject.library),
+        directory=str(subject.artifact.directory),
+        runtime=str(bed.runtime_library),
+        options=record.launch_options,
+        layout=record.layout,
+        m=shape.m,
+        n=shape.n,
+        k=shape.k,
+    )
+    cases, tools = [], {}
+    for tool in sanitizer.TOOLS:
+        tools[tool], found = sanitizer.check(launch, tool, device, timeout_s)
+        if not tools[tool].startswith(sanitizer.NOT_RUN):
+            findings = [f"{tool}: {finding}" for finding in found]
+            cases.append(_case(record, shape, "ones", f"compute-sanitizer {tool}", 0.0, None, findings))
+    return cases, tools
+
+
+def against_emulator(bed: Bed, subject: Subject) -> tuple[list[Case], list[Rounding]]:
+    """The same binary on the device and in the emulator, bit for bit, for several k.
+
+    Inputs whose sums are exact in any order must agree: cases. Others show how the device rounds: one line each.
+    """
+    record, artifact, library = subject.record, subject.artifact, subject.library
+    contender = subject.open(bed)
+    cases, lines = [], []
+    for k in _lengths(record):
+        shape = Shape(record.bm, record.baked_n or record.bn, k)
+        for inputs in ("binary", "integers", "normal", "cancelling"):
+            emulated = execute(record, artifact, library, shape, inputs, hazards=False, seed=k)
+            d = product(bed, record, contender, emulated.a, emulated.b)
+            apart = ulps(d, emulated.d)
+            differing, exact = float((apart != 0).mean()), inputs in ("binary", "integers")
+            if exact:
+                wrong = [f"differs-from-emulator: {int((apart != 0).sum())} of {d.size} elements"] if differing else []
+                said = "equality with the emulator"
+                cases.append(_case(record, shape, inputs, said, float(apart.max()), None, [*emulated.findings, *wrong]))
+            order = record.k_order(k)
+            lines.append(
+                Rounding(
+                    on=bed.model,
+                    record=record.name,
+                    digest=artifact.digest,
+                    family=record.family,
+                    acc=record.acc,
+                    m=shape.m,
+                    n=shape.n,
+                    k=k,
+                    inputs=inputs,
+                    differing=differing,
+                    max_ulp=int(apart.max()),
+                    compared=0 if exact else min(SAMPLE, shape.m) * min(SAMPLE, shape.n),
+                    models={} if exact else agreement(record.acc, emulated.a, emulated.b, d, order),
+                )
+            )
+    return cases, lines
+
+
+def _lengths(record: Record) -> list[int]:
+    """k to compare at: of few and of many steps. 0/1 sums stay exact up to 2048 also in fp16."""
+    if record.baked_k:
+        return [record.baked_k]
+    step, least = record.k_step, record.k_step * record.split_k
+    return sorted({max(least, ceil_div(k, step) * step) for k in LENGTHS})
+
+
+def judge(
+    bed: Bed,
+    subject: Subject,
+    *,
+    baseline: Contender | None = None,
+    sanitize: int | None = None,
+    emulator: bool = False,
+) -> tuple[Verdict, list[Rounding]]:
+    """``validate``, and what is asked for beside it. ``sanitize``: the CUDA device's number, for compute-sanitizer."""
+    record, artifact = subject.record, subject.artifact
+    verdict = validate(bed, record, artifact.digest, lambda it: subject.open(bed, it), baseline)
+    cases, tools = list(verdict.cases), dict(verdict.tools)
+    lines: list[Rounding] = []
+    if sanitize is not None:
+        more, said = sanitized(bed, subject, sanitize)
+        cases, tools = cases + more, tools | said
+    if emulator and verdict.passed:
+        more, lines = against_emulator(bed, subject)
+        cases += more
+    return verdict.model_copy(update={"cases": tuple(cases), "tools": tools}), lines

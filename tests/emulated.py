@@ -66,7 +66,7 @@ class EmulatedDevice:
         )
         self.memory = emulator.Memory()
         self.session = Streams(self.memory, device, emulator.Options(hazards=hazards))
-        self.held = 0
+        self.held = self.checked = 0
 
     def __enter__(self) -> EmulatedDevice:
         self.session.__enter__()
@@ -90,6 +90,9 @@ class EmulatedDevice:
         weakref.finalize(content, self.memory.free, buffer)
         return torch.from_numpy(content).view(torch.float16).view(shape)
 
+    def check(self, record: Record) -> None:
+        self.checked += 1
+
     def hold(self) -> None:
         self.held += 1
 
@@ -103,12 +106,16 @@ class EmulatedDevice:
             step()
         self.session.later.clear()
 
+    @property
+    def runtime_library(self) -> Path:
+        return emulator.runtime_path()
+
     def open(
         self, record: Record, artifact: Artifact, library: Path, stream: Callable[[], int] | None = None
     ) -> Kernel:
-        """A built kernel on this device."""
+        """A built kernel on this device, on its stream or another one."""
         return Kernel(
-            record, artifact.directory, library, stream or self.stream, emulator.runtime_path(), empty=self.empty
+            record, artifact.directory, library, stream or self.stream, self.runtime_library, empty=self.empty
         )
 
     def capture(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from cudal2gen import compiler, trial, validator
+from cudal2gen import catalog, cli, compiler, gpu, results, rounding, sanitizer, trial, validator
 from cudal2gen.catalog import Record
 from cudal2gen.gpu import Absent, Contender, Operands
 from cudal2gen.kernel import revise
@@ -224,7 +226,7 @@ def test_tensors_are_compared_as_arrays_are(acc: str, inputs: str) -> None:
             d = (a.astype(np.float32) @ b.astype(np.float32).T).astype(np.float16)
         for spoil in (False, True):
             if spoil:
-                d[5, 7] = np.nan if inputs in ("special", "normal") else d[5, 7] + 1
+                d[5, 7] = np.nan if inputs in ("special", "normal", "cancelling") else d[5, 7] + 1
             said, worst, allowed, wrong = validator.compare(acc, inputs, a, b, d, record.k_order(k))
             ours = trial.compare(acc, inputs, *map(torch.from_numpy, (a, b, d)), record.k_order(k))  # type: ignore[arg-type]
             assert (ours.said, ours.wrong > 0) == (said, bool(wrong))
@@ -327,3 +329,112 @@ def test_work_of_another_stream_shows_when_the_device_is_waited_for(library: Pat
         bed.synchronize()
         assert stage.findings(trial.POISONS[0]) == []
         assert stage.compared("f16", "binary", record.k_order(record.k)).findings == []
+
+
+class TestTheCommand:
+    """``validate --on gpu``, with the emulated device for the GPU."""
+
+    @pytest.fixture
+    def catalogued(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path / "results"))
+        monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "kernels.jsonl"))
+        catalog.save([small(), small(acc="f32"), small(bn=64, m=128, n=128)], tmp_path / "kernels.jsonl")
+        return tmp_path / "results"
+
+    @pytest.fixture
+    def bed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
+        with EmulatedDevice(small()) as device:
+            monkeypatch.setattr(gpu, "Gpu", lambda index: device)
+            yield device
+
+    def test_verdicts_are_stored_under_the_devices_name(self, catalogued: Path, bed: EmulatedDevice) -> None:
+        first = CliRunner().invoke(cli.app, ["validate", "--all", "--on", "gpu"])
+        assert (first.exit_code, first.exception) == (0, None)
+        assert first.stdout.startswith("2 records, 2 kernels executed in ")
+        assert first.stdout.endswith(": 2 right, 0 wrong\n")
+        assert {on for _, on in results.latest()} == {"emulated"}
+        again = CliRunner().invoke(cli.app, ["validate", "--changed", "--on", "gpu"])
+        assert "0 kernels executed in 0 cases, 2 had a verdict" in again.stdout
+        assert bed.checked == 4, "each record, each time"
+
+    def test_roundings_are_stored_and_tabled(self, catalogued: Path, bed: EmulatedDevice) -> None:
+        done = CliRunner().invoke(
+            cli.app, ["validate", "--mnk", "64_64_256", "--acc", "f32", "--on", "gpu", "--compare-emulator"]
+        )
+        assert done.exit_code == 0
+        assert "equality with the emulator, max error 0" in done.stdout
+        lines = results.roundings()
+        assert {(line.k, line.inputs) for line in lines} == {
+            (k, inputs) for k in (64, 256, 2048) for inputs in ("binary", "integers", "normal", "cancelling")
+        }
+        assert (catalogued / "rounding.md").read_text() == rounding.markdown(lines)
+
+    def test_a_tool_that_does_not_run_is_said(
+        self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sanitizer, "program", lambda: None)
+        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu", "--sanitize"])
+        assert done.exit_code == 0
+        assert "  memcheck: not run: compute-sanitizer is not installed\n" in done.stdout
+        (verdict,) = results.latest().values()
+        assert set(verdict.tools) == {"memcheck", "racecheck"}
+
+    def test_a_tools_finding_is_a_wrong_kernel(
+        self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def check(launch: sanitizer.Launch, tool: str, *_: object) -> tuple[str, list[str]]:
+            return ("2 errors", ["2 errors, first: a race"]) if tool == "racecheck" else ("0 errors", [])
+
+        monkeypatch.setattr(sanitizer, "check", check)
+        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu", "--sanitize"])
+        assert done.exit_code == 1
+        assert "found: 64_96_320 ones: racecheck: 2 errors, first: a race" in done.stdout
+        assert "compute-sanitizer memcheck, max error 0\n" in done.stdout
+
+    def test_a_broken_device_ends_it_after_storing(self, catalogued: Path, bed: EmulatedDevice) -> None:
+        def wait() -> None:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+        bed.wait = wait  # type: ignore[method-assign]
+        done = CliRunner().invoke(cli.app, ["validate", "--all", "--on", "gpu"])
+        assert done.exit_code == 1
+        assert "error: the device has stopped over hgemm_sm80_multistage" in done.stderr
+        (verdict,) = results.latest().values()
+        assert verdict.cases[0].findings == ("device-error: CUDA error: unspecified launch failure",)
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "message"),
+        [
+            (["--on", "tpu"], 2, "--on tpu: must be emulator or gpu"),
+            (["--sanitize"], 2, "--sanitize and --compare-emulator need --on gpu"),
+        ],
+    )
+    def test_wrong_options(self, arguments: list[str], code: int, message: str) -> None:
+        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_64", *arguments])
+        assert done.exit_code == code
+        assert message in done.stderr
+
+
+def test_a_device_that_differs_from_the_emulator_is_told(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = small()
+    subject = trial.Subject(record, compiler.build([record])[0], library)
+    right = trial.product
+
+    def off(*arguments: Any) -> Any:
+        d = right(*arguments).copy()
+        d[3, 4] += np.float16(0.25)
+        return d
+
+    monkeypatch.setattr(trial, "product", off)
+    monkeypatch.setattr(trial, "LENGTHS", (64,))
+    with EmulatedDevice(record) as bed:
+        cases, lines = trial.against_emulator(bed, subject)
+    assert [case.findings for case in cases] == [("differs-from-emulator: 1 of 1024 elements",)] * 2
+    assert [line.differing for line in lines] == [1 / 1024] * 4
+
+
+def test_which_lengths_are_compared() -> None:
+    assert trial._lengths(small()) == [64, 256, 2048]
+    assert trial._lengths(small(split_k=3)) == [192, 256, 2048]
+    assert trial._lengths(small(bake=["k"], k=192)) == [192]
+    assert trial._lengths(PATHS["odd k-tile"]) == [48, 288, 2064]
