@@ -243,7 +243,7 @@ class Kernel:
 def _problem(record: Record, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Problem:
     """The problem that these tensors pose; ValueError where they pose none of the record's layout."""
     for name, tensor in (("A", a), ("B", b), ("D", d)):
-        if tensor.ndim != 2 or tensor.stride(1) != 1 or "float16" not in str(tensor.dtype):
+        if tensor.ndim != 2 or tensor.stride(1) != 1 or str(tensor.dtype) != "torch.float16":
             raise ValueError(
                 f"{name}: expected an fp16 matrix with contiguous rows, got {tensor.dtype} {tuple(tensor.shape)} "
                 f"with strides {tensor.stride()}"
