@@ -39,14 +39,15 @@ class Streams(emulator.Session):
         before = [(buffer, buffer.bytes().copy()) for buffer in self.memory.buffers]
         code = super()._on_launch(a)
         for buffer, content in before:
-            changed = np.flatnonzero(buffer.bytes() != content)
-            self.later.append(partial(_put, buffer, changed, buffer.bytes()[changed]))
-            buffer.bytes()[:] = content
+            after = buffer.bytes().copy()
+            if not np.array_equal(after, content):
+                self.later.append(partial(_put, buffer, after))
+                buffer.bytes()[:] = content
         return code
 
 
-def _put(buffer: emulator.Buffer, at: Any, values: Any) -> None:
-    buffer.bytes()[at] = values
+def _put(buffer: emulator.Buffer, content: Any) -> None:
+    buffer.bytes()[:] = content
 
 
 class EmulatedDevice:
