@@ -178,6 +178,8 @@ def test_the_published_criterion(library: Path) -> None:
     assert not worse.passed
     assert "less-accurate: " in worse.findings[0]
     assert tried(small(), library, baseline=Exact(off=1.0)).passed
+    wrong = tried(small(), library, ChangesItsInput, baseline=Exact())
+    assert "less-accurate" not in str(wrong.findings), "what is wrong is not measured"
     absent = tried(small(), library, baseline=Exact(absent="no tensor cores"))
     assert absent.passed
     assert absent.tools == {"cublaslt-autotuning-tn": "not run: no tensor cores"}
