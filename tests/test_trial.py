@@ -177,6 +177,8 @@ def test_the_published_criterion(library: Path) -> None:
     assert not worse.passed
     assert "less-accurate: " in worse.findings[0]
     assert tried(small(), library, baseline=lambda _: Exact(off=1.0)).passed
+    wrong = tried(small(), library, ChangesItsInput, baseline=lambda _: Exact())
+    assert "less-accurate" not in str(wrong.findings), "what is wrong is not measured"
     absent = tried(small(), library, baseline=lambda _: Exact(absent="no tensor cores"))
     assert absent.passed
     assert absent.tools == {"baseline": "not run: no tensor cores"}
