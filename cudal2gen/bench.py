@@ -275,7 +275,10 @@ def run(
         except TooGood:
             raise
         except RuntimeError as error:
-            reason = f"stopped the device: {str(error).splitlines()[0]}"
+            if not _stopped(device):  # such as memory that was too small
+                outcome.faults.append(f"{problem.mnk}: {_first_line(error)}")
+                continue
+            reason = f"stopped the device: {_first_line(error)}"
             given_up = [
                 _measurement(environment, problem, one, digest(record), settings, [], {OURS: reason}, [])
                 for one in work
@@ -288,6 +291,19 @@ def run(
             left = min(left, budget_seconds - (device.now() - begin))
         progress(number + 1, len(todo), left)
     return outcome
+
+
+def _stopped(device: Device) -> bool:
+    """Whether the device refuses all work: an error of a kernel outlasts it."""
+    try:
+        device.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _measurement(
@@ -324,7 +340,11 @@ def _expected(spent: dict[SizeClass, list[float]], problem: Problem) -> float:
 def _ready(
     device: Device, problem: Problem, contenders: Sequence[Contender], operands: Sequence[Operands]
 ) -> tuple[list[Ready], dict[str, str]]:
-    """Contenders bound to every set and run once: what is loaded lazily is loaded now."""
+    """Contenders bound to every set and run once: what is loaded lazily is loaded now.
+
+    One that fails, in whatever way, is absent; the vendors' libraries have exceptions of their own. Raises RuntimeError
+    where that stopped the device.
+    """
     ready, absent = [], {}
     for contender in contenders:
         try:
@@ -332,8 +352,10 @@ def _ready(
             calls = [contender.bind(one) for one in operands]
             calls[0]()
             device.synchronize()
-        except (Absent, LaunchError) as error:
-            absent[contender.name] = str(error)
+        except Exception as error:
+            device.synchronize()
+            told = isinstance(error, Absent | LaunchError)
+            absent[contender.name] = str(error) if told else f"{type(error).__name__}: {_first_line(error)}"
             continue
         ready.append(Ready(contender, calls))
     return ready, absent

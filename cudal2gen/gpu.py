@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cudal2gen.catalog import Record
 from cudal2gen.kernel import GPUS, Layout, Problem, ceil_div
-from cudal2gen.launcher import OpenKernel
+from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Environment
 
 if TYPE_CHECKING:
@@ -266,8 +266,10 @@ class Kernel:
     def __enter__(self) -> Kernel:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> None:
+        # On a device that has stopped, unloading fails as well: what stopped it is what counts.
+        with contextlib.suppress(LaunchError) if value else contextlib.nullcontext():
+            self.close()
 
 
 def _problem(record: Record, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Problem:

@@ -48,9 +48,9 @@ T = TypeVar("T")
 
 
 class Line(BaseModel):
-    """Something that is stored, one JSON line each."""
+    """Something that is stored, one JSON line each. Infinite errors, which a NaN in D gives, are kept as such."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Case(Line):

@@ -19,6 +19,7 @@ import pytest
 from cudal2gen import bench, catalog, results
 from cudal2gen.bench import Settings, TooGood, Work, measure, states, stratified
 from cudal2gen.kernel import Problem
+from cudal2gen.launcher import LaunchError
 from tests.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
 from tests.paths import small
 
@@ -280,14 +281,29 @@ def test_a_budget_ends_the_run_and_says_what_is_left(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> None:
-    def crash(operands: Any, launches: int) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+    class Stopped(FakeDevice):
+        """After an error the device answers nothing else."""
 
-    device = FakeDevice()
+        stopped = False
+
+        def synchronize(self) -> None:
+            if self.stopped:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+            super().synchronize()
+
+    class Unloaded(FakeKernel):
+        def close(self) -> None:
+            if device.stopped:
+                raise LaunchError(700, "an illegal memory access was encountered")
+
+    def crash(operands: Any, launches: int) -> None:
+        device.stopped = True
+
+    device = Stopped()
     first = stratified(record.problem for record in records())[0]
 
     def open_kernel(record: catalog.Record) -> FakeKernel:
-        return FakeKernel(device, record, 8.0, faulty=crash if record.problem == first else None)
+        return Unloaded(device, record, 8.0, faulty=crash if record.problem == first else None)
 
     def go() -> bench.Outcome:
         return bench.run(
@@ -297,9 +313,36 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
 
     with pytest.raises(RuntimeError, match=f"{first.mnk}: .* stopped the device: CUDA error: an illegal"):
         go()
+    device.stopped = False
     outcome = go()
     assert (outcome.known, outcome.faults) == (1, [])
     assert len({one.mnk for one in stored(tmp_path / "m.jsonl")}) == 4
+
+
+def test_what_the_device_survives_is_the_problems_fault(tmp_path: Path) -> None:
+    """Too little memory, say: the others are measured, and this one is tried again."""
+    device = FakeDevice()
+    operands, first = device.operands, stratified(record.problem for record in records())[0]
+
+    def short(of: Problem, count: int, seed: int) -> Any:
+        if of == first:
+            raise RuntimeError("CUDA out of memory\nmore")
+        return operands(of, count, seed)
+
+    device.operands = short  # type: ignore[method-assign]
+    outcome = run(tmp_path / "m.jsonl", device)
+    assert outcome.faults == [f"{first.mnk}: CUDA out of memory"]
+    assert len({one.mnk for one in stored(tmp_path / "m.jsonl")}) == 3
+    assert run(tmp_path / "m.jsonl", FakeDevice()).known == 3
+
+
+def test_a_baseline_that_fails_in_its_own_way_is_absent() -> None:
+    def fail(operands: Any, launches: int) -> None:
+        raise ArithmeticError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    device = FakeDevice()
+    measured = one(device, [Product(device, "cudal2gen", 8.0), Product(device, "b", 9.0, faulty=fail)], HOT, SMALL)
+    assert measured.absent == {"b": "ArithmeticError: CUBLAS_STATUS_NOT_SUPPORTED"}
 
 
 CHILD = """
