@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen import results
-from cudal2gen.gpu import Absent, Binder, Call, Contender, Device, Operands, Race
+from cudal2gen.gpu import Absent, Binder, Call, Contender, Device, GpuError, Operands, Race
 from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
 
 if TYPE_CHECKING:
@@ -83,6 +83,13 @@ class Matmul(Baseline):
 
 class Compiled(Matmul):
     """``torch.compile`` in its max-autotune mode."""
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        """Forgets earlier problems: after a few of them torch would stop compiling, and say so in a log only."""
+        import torch
+
+        super().prepare(problem, race)
+        torch._dynamo.reset()
 
     def bind(self, operands: Operands) -> Call:
         import torch
@@ -179,13 +186,21 @@ class Vendor(Baseline):
 class Cublas(Vendor):
     """``cublasGemmEx`` with the default tensor-op algorithm and a workspace of ``WORKSPACE_BYTES``."""
 
+    _stream: int | None = None
+
     @cached_property
     def _handle(self) -> int:
         from nvmath.bindings import cublas
 
-        handle = int(cublas.create())
-        cublas.set_workspace(handle, self._workspace.data_ptr(), self._workspace.nbytes)
-        return handle
+        return int(cublas.create())
+
+    def _follow(self, stream: int) -> None:
+        """Tells the handle its stream, and its workspace, which that makes it forget."""
+        from nvmath.bindings import cublas
+
+        cublas.set_stream(self._handle, stream)
+        cublas.set_workspace(self._handle, self._workspace.data_ptr(), self._workspace.nbytes)
+        self._stream = stream
 
     def bind(self, operands: Operands) -> Call:
         from nvmath import CudaDataType
@@ -202,16 +217,11 @@ class Cublas(Vendor):
             int(cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F),
             int(cublas.GemmAlgo.DEFAULT_TENSOR_OP),
         )  # fmt: skip
-        handle, stream, workspace = self._handle, self._device.stream, self._workspace
-        set_stream, set_workspace = cublas.set_stream, cublas.set_workspace
-        last: list[int | None] = [None]
+        stream = self._device.stream
 
         def call(_keep: Any = (operands, self._scalars)) -> None:
-            # cublasSetStream forgets the workspace; a stream that stays needs neither.
-            if (now := stream()) != last[0]:
-                set_stream(handle, now)
-                set_workspace(handle, workspace.data_ptr(), workspace.nbytes)
-                last[0] = now
+            if (now := stream()) != self._stream:
+                self._follow(now)
             gemm()
 
         return call
@@ -302,6 +312,7 @@ class CublasLt(Vendor):
         return operation, of_b, of_a, of_d, of_d
 
     def _bound(self, operands: Operands, algorithm: Array) -> Call:
+        """A call of one algorithm; it raises Absent: the heuristic also names some that the library then refuses."""
         from nvmath.bindings import cublasLt
 
         a, b, d = operands.a, operands.stored(self.layout), operands.d
@@ -316,7 +327,10 @@ class CublasLt(Vendor):
         stream = self._device.stream
 
         def call(_keep: Any = (operands, self._scalars, own)) -> None:
-            matmul(stream())
+            try:
+                matmul(stream())
+            except cublasLt.cuBLASLtError as error:
+                raise Absent(f"cuBLASLt refuses its algorithm: {error}") from None
 
         # The descriptors live as long as the call that uses them; at exit the library cleans up itself.
         weakref.finalize(call, _destroy(operation, of_b, of_a, of_d)).atexit = False
@@ -360,7 +374,7 @@ class AutoTuned(CublasLt):
         known = self._known.get(key)
         if known is None:
             found = self._candidates(problem, CANDIDATES)
-            binders: list[Binder] = [partial(self._attempt, algorithm=result["algo"]) for result in found]
+            binders: list[Binder] = [partial(self._bound, algorithm=result["algo"]) for result in found]
             winner = race(binders)
             chosen = found[winner.index]
             known = results.Algorithm(
@@ -374,23 +388,26 @@ class AutoTuned(CublasLt):
         blob = bytes.fromhex(known.blob)
         self._algorithm = np.array(np.frombuffer(blob, cublasLt.matmul_algo_dtype)[0])
 
-    def _attempt(self, operands: Operands, algorithm: Array) -> Call:
-        """A candidate's call: the heuristic also names algorithms that the library then refuses."""
+
+def _check_vendor() -> None:
+    """Loads what nvmath finds only when it is called. Raises GpuError."""
+    try:
         from nvmath.bindings import cublasLt
 
-        bound = self._bound(operands, algorithm)
-
-        def call() -> None:
-            try:
-                bound()
-            except cublasLt.cuBLASLtError as error:
-                raise Absent(str(error)) from None
-
-        return call
+        cublasLt.get_version()
+    except Exception as error:
+        raise GpuError(
+            f"cuBLAS and cuBLASLt cannot be called ({type(error).__name__}: {error}): pip install 'cudal2gen[gpu]', "
+            f"or choose --baselines without them"
+        ) from None
 
 
 def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> list[Contender]:
-    """The baselines of these names; ``tuned`` is the file of auto-tuned algorithms. ValueError for an unknown name."""
+    """The baselines of these names; ``tuned`` is the file of auto-tuned algorithms.
+
+    Raises ValueError for an unknown name, and GpuError where the vendor's bindings or libraries are not installed: a
+    measurement without them would be stored as one that they could not take part in.
+    """
     names = list(names)
     alone: dict[str, type[Baseline]] = {"torch.matmul": Matmul, "torch.compile": Compiled, "triton": Persistent}
     vendors: dict[str, type[Vendor]] = {
@@ -400,6 +417,8 @@ def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> l
     }
     if unknown := [name for name in names if name not in (*MEASURED, *PEERS)]:
         raise ValueError(f"{', '.join(unknown)}: must be of {', '.join((*MEASURED, *PEERS))}")
+    if not set(names) <= set(alone):
+        _check_vendor()
     shared = Shared(device, tuned)
     made: list[Contender] = []
     for name in names:

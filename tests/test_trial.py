@@ -182,6 +182,33 @@ def test_the_published_criterion(library: Path) -> None:
     assert absent.tools == {"baseline": "not run: no tensor cores"}
 
 
+def test_another_order_of_fp16_sums_is_no_less_accurate() -> None:
+    """Kernels that round as often as each other, and elsewhere: either may have the larger error."""
+
+    class Backwards(Exact):
+        def bind(self, operands: Operands) -> Any:
+            from tests.vendor import product
+
+            def call() -> None:
+                a, b = operands.a.numpy()[:, ::-1], operands.b.numpy()[:, ::-1].T
+                operands.d.copy_(torch.from_numpy(product(a, b, 64)))
+
+            return call
+
+    class Forwards(Exact):
+        def bind(self, operands: Operands) -> Any:
+            from tests.vendor import product
+
+            return lambda: operands.d.copy_(torch.from_numpy(product(operands.a.numpy(), operands.b.numpy().T, 64)))
+
+    record = small()
+    with EmulatedDevice(record) as bed:
+        shapes = [Shape(64, 64, k) for k in (64, 128, 192, 256, 320)]
+        cases = [trial.accuracy_case(bed, record, Forwards(), Backwards(), shape) for shape in shapes]
+    assert [case.findings for case in cases if case.findings] == []
+    assert any(case.max_error > (case.allowed or 0.0) for case in cases), "by chance"
+
+
 def test_what_is_refused_is_a_finding(library: Path) -> None:
     record = small()
     artifact = compiler.build([record])[0]
