@@ -35,6 +35,7 @@ def one(device: FakeDevice, contenders: list[Any], work: Work, of: Problem, **se
     return measured
 
 
+EXCEEDED = Work("device", "exceeded")
 COLD, HOT, SERVER = Work("device", "cold"), Work("device", "hot"), Work("server", "hot")
 SMALL = problem(64, 64, 64)
 
@@ -88,7 +89,7 @@ def test_cold_evicts_before_each_sample_and_uses_a_set_per_call() -> None:
     assert timing.event_us == pytest.approx([8.0] * len(timing.event_us))
 
 
-@pytest.mark.parametrize(("work", "sets"), [(COLD, bench.MOST_CALLS), (HOT, 1)])
+@pytest.mark.parametrize(("work", "sets"), [(COLD, bench.MOST_CALLS), (SERVER, bench.RACE_CALLS), (EXCEEDED, 1)])
 def test_sets_of_operands(work: Work, sets: int) -> None:
     device = FakeDevice()
     asked = []
@@ -259,6 +260,18 @@ def test_what_is_stored_is_not_measured_again(tmp_path: Path) -> None:
     assert run(store, FakeDevice()).measured == 0
     hosted = Settings(protocols=("offline",), warmup_seconds=0.0, benchmark_seconds=0.001)
     assert run(store, FakeDevice(), settings=hosted).measured == 4
+
+
+def test_other_data_of_the_same_binary_is_measured_again(tmp_path: Path) -> None:
+    store = tmp_path / "m.jsonl"
+    narrow, wide = (
+        small(gpu="h200", acc="f32", m=64, n=160, k=64, stages=2, raster="zsplit", swizzle_stride=stride)
+        for stride in (32, 64)
+    )
+    assert narrow.name == wide.name
+    for record, measured in ((narrow, 2), (narrow, 0), (wide, 2)):
+        assert run(store, FakeDevice(), records=[record]).measured == measured
+    assert [one.options for one in stored(store)[1:3]] == [{"swizzle_stride": 32}, {"swizzle_stride": 64}]
 
 
 def stored(path: Path) -> list[results.Measurement]:
