@@ -67,6 +67,10 @@ class TooGood(RuntimeError):
     """A time that no correct kernel and honest clock can give."""
 
 
+class Stopped(RuntimeError):
+    """A kernel or a library took the device down: this process can use it no more."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How long to measure. Seconds: ``warmup`` once per run, ``benchmark`` per problem, protocol and L2 state."""
@@ -252,7 +256,7 @@ def run(
 
     What ``store`` holds is not measured again, unless ``again``; no problem is begun that the budget does not leave
     time for. ``progress`` is called with problems done, problems in all, and seconds left to the end of all or of the
-    budget. Raises TooGood, and RuntimeError where a kernel took the device down; that kernel is not tried again.
+    budget. Raises TooGood, and Stopped where a kernel took the device down; that kernel is not tried again.
     """
     begin = device.now()
     environment = device.environment
@@ -297,7 +301,7 @@ def run(
                 for one in work
             ]
             results.append(given_up, store)
-            raise RuntimeError(f"{problem.mnk}: {record.name} or a baseline {reason}") from error
+            raise Stopped(f"{problem.mnk}: {record.name} or a baseline {reason}") from error
         spent.setdefault(problem.size_class, []).append(device.now() - start)
         left = sum(_expected(spent, later) for later, _, _ in todo[number + 1 :])
         if budget_seconds is not None:

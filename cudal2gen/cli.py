@@ -703,13 +703,13 @@ def _user_errors() -> Iterator[None]:
     except (IllegalRecord, catalog.CatalogError) as error:
         _fail(str(error), EXIT_USAGE)
     except RuntimeError as error:
-        from cudal2gen.bench import TooGood
+        from cudal2gen.bench import Stopped, TooGood
         from cudal2gen.compiler import BuildError, ToolchainError
         from cudal2gen.gpu import GpuError
 
         if isinstance(error, ToolchainError | GpuError):
             _fail(str(error), EXIT_TOOLCHAIN)
-        if isinstance(error, BuildError | TooGood):
+        if isinstance(error, BuildError | Stopped | TooGood):
             _fail(str(error), EXIT_FAILED)
         raise
 

@@ -406,7 +406,8 @@ class Gpu:
         )
 
     def stream(self) -> int:
-        return int(self._torch.cuda.current_stream(self.device).cuda_stream)
+        # Asked at every call: torch.cuda.current_stream makes an object, which takes longer than a launch should.
+        return int(self._torch._C._cuda_getCurrentRawStream(self.device.index))
 
     def empty(self, *shape: int) -> torch.Tensor:
         """fp16 memory of this shape, filled with NaN: nobody finds there by chance what he needs."""

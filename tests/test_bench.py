@@ -324,7 +324,7 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
             tmp_path / "m.jsonl",
         )  # fmt: skip
 
-    with pytest.raises(RuntimeError, match=f"{first.mnk}: .* stopped the device: CUDA error: an illegal"):
+    with pytest.raises(bench.Stopped, match=f"{first.mnk}: .* stopped the device: CUDA error: an illegal"):
         go()
     device.stopped = False
     outcome = go()
@@ -478,6 +478,15 @@ def test_the_command_measures_and_resumes(command: Any, tmp_path: Path) -> None:
     few = command("--mnk", "64_64_64", "--acc", "f32", "--again", "--baselines", "cublas-nn,cublas-tn")
     assert few.exit_code == 0
     assert stored(tmp_path / "m.jsonl")[-1].contenders == ["cudal2gen", "cublas-nn", "cublas-tn", "cublas-max"]
+
+
+def test_a_stopped_device_is_one_line_of_the_command(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise bench.Stopped("64_64_64: k or a baseline stopped the device: CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(bench, "run", stop)
+    done = command("--mnk", "64_64_64", "--acc", "f32")
+    assert (done.exit_code, done.stderr.splitlines()[-1][:26]) == (1, "error: 64_64_64: k or a ba")
 
 
 def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) -> None:
