@@ -8,7 +8,7 @@ accumulator's. cuBLAS thinks in columns: it is asked for D^T = B^T A^T, so that 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -227,12 +227,37 @@ class Cublas(Vendor):
         return call
 
 
+class _Descriptors:
+    """cuBLASLt's descriptors of an operation and its matrices; D is its own C. They end with the last call that uses
+    them; at exit the library cleans up itself."""
+
+    def __init__(self, acc: Acc, layout: Layout, m: int, n: int, k: int, lda: int, ldb: int, ldd: int) -> None:
+        from nvmath import CudaDataType
+        from nvmath.bindings import cublas, cublasLt
+
+        compute = cublas.ComputeType.COMPUTE_16F if acc == "f16" else cublas.ComputeType.COMPUTE_32F
+        scale = CudaDataType.CUDA_R_16F if acc == "f16" else CudaDataType.CUDA_R_32F
+        half = int(CudaDataType.CUDA_R_16F)
+        self.operation = int(cublasLt.matmul_desc_create(int(compute), int(scale)))
+        transposed = np.array([int(cublas.Operation.T if layout == "tn" else cublas.Operation.N)], np.int32)
+        attribute = cublasLt.MatmulDescAttribute.TRANSA
+        cublasLt.matmul_desc_set_attribute(self.operation, int(attribute), transposed.ctypes.data, transposed.nbytes)
+        rows_b, cols_b = (k, n) if layout == "tn" else (n, k)
+        self.b = int(cublasLt.matrix_layout_create(half, rows_b, cols_b, ldb))
+        self.a = int(cublasLt.matrix_layout_create(half, k, m, lda))
+        self.d = int(cublasLt.matrix_layout_create(half, n, m, ldd))
+        weakref.finalize(self, cublasLt.matmul_desc_destroy, self.operation).atexit = False
+        for matrix in (self.b, self.a, self.d):
+            weakref.finalize(self, cublasLt.matrix_layout_destroy, matrix).atexit = False
+
+
 class CublasLt(Vendor):
     """``cublasLtMatmul`` with the first algorithm of its heuristic, which may use ``WORKSPACE_BYTES``."""
 
     def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
         super().__init__(name, acc, shared, layout)
         self._algorithm: Array | None = None
+        self._described: weakref.WeakValueDictionary[tuple[int, ...], _Descriptors] = weakref.WeakValueDictionary()
 
     @cached_property
     def _handle(self) -> int:
@@ -271,7 +296,8 @@ class CublasLt(Vendor):
         from nvmath.bindings import cublasLt
 
         preference = cublasLt.matmul_preference_create()
-        matrices = self._matrices(problem.m, problem.n, problem.k, problem.k, None, problem.n)
+        m, n, k = problem.m, problem.n, problem.k
+        of = self._descriptors(m, n, k, k, k if self.layout == "tn" else n, n)
         try:
             size = np.array([self._workspace.nbytes], np.uint64)
             attribute = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
@@ -280,12 +306,20 @@ class CublasLt(Vendor):
             returned = np.zeros(1, np.int32)
             try:
                 cublasLt.matmul_algo_get_heuristic(
-                    self._handle, *matrices, preference, count, found.ctypes.data, returned.ctypes.data
+                    self._handle,
+                    of.operation,
+                    of.b,
+                    of.a,
+                    of.d,
+                    of.d,
+                    preference,
+                    count,
+                    found.ctypes.data,
+                    returned.ctypes.data,
                 )
             except cublasLt.cuBLASLtError as error:
                 raise Absent(f"cuBLASLt has no algorithm: {error}") from None
         finally:
-            _destroy(*matrices[:4])()
             cublasLt.matmul_preference_destroy(preference)
         answered = found[: returned[0]]
         usable: Array = answered[answered["state"] == 0]
@@ -293,23 +327,12 @@ class CublasLt(Vendor):
             raise Absent("cuBLASLt has no algorithm for this problem")
         return usable
 
-    def _matrices(self, m: int, n: int, k: int, lda: int, ldb: int | None, ldd: int) -> tuple[int, int, int, int, int]:
-        """Descriptors of the operation, B, A, and D twice: as its own C, and as D."""
-        from nvmath import CudaDataType
-        from nvmath.bindings import cublas, cublasLt
-
-        compute = cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F
-        scale = CudaDataType.CUDA_R_16F if self.acc == "f16" else CudaDataType.CUDA_R_32F
-        half = int(CudaDataType.CUDA_R_16F)
-        operation = int(cublasLt.matmul_desc_create(int(compute), int(scale)))
-        transposed = np.array([int(cublas.Operation.T if self.layout == "tn" else cublas.Operation.N)], np.int32)
-        attribute = cublasLt.MatmulDescAttribute.TRANSA
-        cublasLt.matmul_desc_set_attribute(operation, int(attribute), transposed.ctypes.data, transposed.nbytes)
-        rows_b, cols_b = (k, n) if self.layout == "tn" else (n, k)
-        of_b = int(cublasLt.matrix_layout_create(half, rows_b, cols_b, ldb or rows_b))
-        of_a = int(cublasLt.matrix_layout_create(half, k, m, lda))
-        of_d = int(cublasLt.matrix_layout_create(half, n, m, ldd))
-        return operation, of_b, of_a, of_d, of_d
+    def _descriptors(self, *sizes: int) -> _Descriptors:
+        """The descriptors of m, n, k, lda, ldb and ldd: one set for all calls that are alive."""
+        found = self._described.get(sizes)
+        if found is None:
+            found = self._described[sizes] = _Descriptors(self.acc, self.layout, *sizes)
+        return found
 
     def _bound(self, operands: Operands, algorithm: Array) -> Call:
         """A call of one algorithm; it raises Absent: the heuristic also names some that the library then refuses."""
@@ -317,38 +340,22 @@ class CublasLt(Vendor):
 
         a, b, d = operands.a, operands.stored(self.layout), operands.d
         (m, k), n = a.shape, d.shape[1]
-        operation, of_b, of_a, of_c, of_d = self._matrices(m, n, k, a.stride(0), b.stride(0), d.stride(0))
+        of = self._descriptors(m, n, k, a.stride(0), b.stride(0), d.stride(0))
         own = np.array(algorithm)
         matmul = partial(
-            cublasLt.matmul, self._handle, operation, self._scalars.one, b.data_ptr(), of_b, a.data_ptr(), of_a,
-            self._scalars.zero, d.data_ptr(), of_c, d.data_ptr(), of_d, own.ctypes.data,
+            cublasLt.matmul, self._handle, of.operation, self._scalars.one, b.data_ptr(), of.b, a.data_ptr(), of.a,
+            self._scalars.zero, d.data_ptr(), of.d, d.data_ptr(), of.d, own.ctypes.data,
             self._workspace.data_ptr(), self._workspace.nbytes,
         )  # fmt: skip
         stream = self._device.stream
 
-        def call(_keep: Any = (operands, self._scalars, own)) -> None:
+        def call(_keep: Any = (operands, self._scalars, own, of)) -> None:
             try:
                 matmul(stream())
             except cublasLt.cuBLASLtError as error:
                 raise Absent(f"cuBLASLt refuses its algorithm: {error}") from None
 
-        # The descriptors live as long as the call that uses them; at exit the library cleans up itself.
-        weakref.finalize(call, _destroy(operation, of_b, of_a, of_d)).atexit = False
         return call
-
-
-def _destroy(operation: int, *layouts: int) -> Callable[[], None]:
-    """What frees these descriptors."""
-    from nvmath.bindings import cublasLt
-
-    free_operation, free_layout = cublasLt.matmul_desc_destroy, cublasLt.matrix_layout_destroy
-
-    def free() -> None:
-        free_operation(operation)
-        for layout in layouts:
-            free_layout(layout)
-
-    return free
 
 
 class AutoTuned(CublasLt):
