@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -285,10 +286,11 @@ class CublasLt(Vendor):
         for attribute in cublasLt.MatmulAlgoConfigAttribute:
             value = np.zeros(1, cublasLt.get_matmul_algo_config_attribute_dtype(int(attribute)))
             written = np.zeros(1, np.uint64)
-            cublasLt.matmul_algo_config_get_attribute(
-                self._algorithm.ctypes.data, int(attribute), value.ctypes.data, value.nbytes, written.ctypes.data
-            )
-            words.append(f"{attribute.name.lower()}={value[0]}")
+            with suppress(cublasLt.cuBLASLtError):  # of an attribute that this algorithm has not
+                cublasLt.matmul_algo_config_get_attribute(
+                    self._algorithm.ctypes.data, int(attribute), value.ctypes.data, value.nbytes, written.ctypes.data
+                )
+                words.append(f"{attribute.name.lower()}={value[0]}")
         return " ".join(words)
 
     def _candidates(self, problem: Problem, count: int) -> Array:

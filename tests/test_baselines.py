@@ -219,6 +219,25 @@ def test_an_algorithm_that_is_refused_later_is_absent(
         contender.bind(device.operands(problem(), 1, 0)[0])()
 
 
+def test_an_attribute_that_an_algorithm_lacks_is_left_out(
+    device: FakeDevice, library: vendor.Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvmath.bindings import cublasLt
+
+    get = cublasLt.matmul_algo_config_get_attribute
+
+    def some(algo: int, attr: int, *rest: int) -> None:
+        if attr == int(cublasLt.MatmulAlgoConfigAttribute.CLUSTER_SHAPE_ID):
+            raise library.error(7)
+        get(algo, attr, *rest)
+
+    monkeypatch.setattr(cublasLt, "matmul_algo_config_get_attribute", some)
+    (contender,) = first(device, ["cublaslt-heuristic-nn"], "f32", tmp_path)
+    contender.prepare(problem(), no_race)
+    assert "tile_id=" in contender.detail
+    assert "cluster" not in contender.detail
+
+
 def test_compiled_torch_is_a_contender(device: FakeDevice, tmp_path: Path) -> None:
     (contender,) = first(device, ["torch.compile"], "f32", tmp_path)
     operands = device.operands(problem(), 1, seed=3)[0]

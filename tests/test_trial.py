@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cudal2gen import bench, catalog, cli, compiler, gpu, results, rounding, sanitizer, trial, validator
+from cudal2gen import baselines, bench, catalog, cli, compiler, gpu, results, rounding, sanitizer, trial, validator
 from cudal2gen.catalog import Record
 from cudal2gen.gpu import Absent, Contender, Operands
 from cudal2gen.kernel import revise
@@ -377,6 +377,7 @@ class TestTheCommand:
         with EmulatedDevice(small()) as device:
             monkeypatch.setattr(gpu, "Gpu", lambda index: device)
             monkeypatch.setattr(bench, "made_ready", no_vendor)
+            monkeypatch.setattr(baselines, "_check_vendor", lambda: None)
             yield device
 
     def test_verdicts_are_stored_under_the_devices_name(self, catalogued: Path, bed: EmulatedDevice) -> None:
@@ -411,6 +412,16 @@ class TestTheCommand:
         (verdict,) = results.latest().values()
         assert set(verdict.tools) == {"memcheck", "racecheck", "baseline"}
         assert verdict.tools["baseline"] == "not run: cublaslt-autotuning-tn needs a GPU"
+
+    def test_a_trial_needs_no_vendors_library(
+        self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def missing() -> None:
+            raise gpu.GpuError("nvmath is missing")
+
+        monkeypatch.setattr(baselines, "_check_vendor", missing)
+        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu"])
+        assert (done.exit_code, "  baseline: not run: nvmath is missing\n" in done.stdout) == (0, True)
 
     def test_a_tools_finding_is_a_wrong_kernel(
         self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
