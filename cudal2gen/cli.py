@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -396,15 +395,26 @@ def _validate_on_gpu(
 ) -> None:
     """Tries kernels one after the other; each verdict is stored before the next, and a broken device ends it."""
     from cudal2gen import baselines, bench, results, rounding, trial
+    from cudal2gen.gpu import Absent, Contender, GpuError
+
+    vendors: dict[tuple[str, str], Contender] = {}
+
+    def vendor(problem: Problem) -> Contender:
+        key = (problem.acc, problem.layout)
+        if key not in vendors:
+            name, tuned = f"cublaslt-autotuning-{problem.layout}", results.store("cublaslt")
+            try:
+                (vendors[key],) = baselines.contenders([name], problem.acc, bed, tuned)
+            except GpuError as error:
+                raise Absent(str(error)) from None
+        return bench.made_ready(bed, vendors[key], problem)
 
     for record, artifact in work:
         subject = trial.Subject(record, artifact, library)
-        name, tuned = f"cublaslt-autotuning-{record.layout}", results.store("cublaslt")
-        (vendor,) = baselines.contenders([name], record.acc, bed, tuned)
         verdict, lines = trial.judge(
             bed,
             subject,
-            baseline=partial(bench.made_ready, bed, vendor),
+            baseline=vendor,
             sanitize=index if sanitize else None,
             emulator=compare_emulator,
         )
@@ -693,13 +703,13 @@ def _user_errors() -> Iterator[None]:
     except (IllegalRecord, catalog.CatalogError) as error:
         _fail(str(error), EXIT_USAGE)
     except RuntimeError as error:
-        from cudal2gen.bench import TooGood
+        from cudal2gen.bench import Stopped, TooGood
         from cudal2gen.compiler import BuildError, ToolchainError
         from cudal2gen.gpu import GpuError
 
         if isinstance(error, ToolchainError | GpuError):
             _fail(str(error), EXIT_TOOLCHAIN)
-        if isinstance(error, BuildError | TooGood):
+        if isinstance(error, BuildError | Stopped | TooGood):
             _fail(str(error), EXIT_FAILED)
         raise
 

@@ -161,6 +161,29 @@ def test_a_card_without_ecc_is_no_error(h200: Gpu, nvml: SimpleNamespace, monkey
     assert h200.environment.ecc is None
 
 
+def test_what_the_host_does_not_tell_is_zero(h200: Gpu, nvml: SimpleNamespace, monkeypatch: Any) -> None:
+    def refuses(*_: Any) -> Any:
+        raise nvml.module.NVMLError(nvml.module.NVML_ERROR_NO_PERMISSION)
+
+    for name in nvml.answers:
+        if name.startswith("nvmlDevice") and name != "nvmlDeviceGetHandleByUUID":
+            monkeypatch.setattr(nvml.module, name, refuses)
+    assert h200.reading() == gpu.Reading(0, 0, 0.0, 0, frozenset())
+    assert h200.environment.floor_us(small().problem, cold=True) == 0
+
+
+def test_without_nvml_the_error_says_what_to_do(h200: Gpu, nvml: SimpleNamespace, monkeypatch: Any) -> None:
+    def refuses() -> None:
+        raise nvml.module.NVMLError(nvml.module.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setattr(nvml.module, "nvmlInit", refuses)
+    with pytest.raises(GpuError, match="NVML does not tell of NVIDIA H200: Driver Not Loaded"):
+        _ = h200.environment
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(GpuError, match=r"nvidia-ml-py is missing, .*: pip install 'cudal2gen\[gpu\]'"):
+        _ = h200.environment
+
+
 def test_the_card_is_read(h200: Gpu, nvml: SimpleNamespace) -> None:
     reading = h200.reading()
     assert (reading.sm_mhz, reading.memory_mhz, reading.power_w, reading.temperature_c) == (1700, 3201, 512.5, 61)

@@ -41,6 +41,15 @@ def test_the_latest_verdict_of_a_binary_counts(tmp_path: Path) -> None:
     )
 
 
+def test_a_verdict_on_nan_is_read_back(tmp_path: Path) -> None:
+    """Lost, an earlier verdict of the same binary would acquit it."""
+    path = tmp_path / "verdicts.jsonl"
+    (case,) = verdict("a", "wrong-value").cases
+    endless = verdict("a").model_copy(update={"cases": (case.model_copy(update={"max_error": math.inf}),)})
+    results.append([verdict("a"), endless], path)
+    assert results.latest(path)["a", "emulator"] == endless
+
+
 def test_a_line_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "verdicts.jsonl"
     results.append([verdict("a")], path)
