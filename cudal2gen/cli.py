@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from cudal2gen import catalog, places
-from cudal2gen.kernel import FAMILIES, GPUS, IllegalRecord, Problem, parse
+from cudal2gen.kernel import FAMILIES, GPUS, IllegalRecord, Problem, Record, parse
 
 if TYPE_CHECKING:
     from cudal2gen import results
     from cudal2gen.compiler import Artifact
 
-Record = catalog.Record
 
 EXIT_FAILED, EXIT_USAGE, EXIT_TOOLCHAIN = 1, 2, 3
 

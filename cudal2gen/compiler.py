@@ -33,10 +33,9 @@ from functools import cache
 from pathlib import Path
 
 from cudal2gen import places
-from cudal2gen.kernel import Sm80Direct, Sm80Multistage
+from cudal2gen.kernel import Record
 from cudal2gen.renderer import render
 
-Record = Sm80Multistage | Sm80Direct
 Progress = Callable[[int, int], None]
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
@@ -201,7 +200,7 @@ def _environment() -> dict[str, str]:
 def job(record: Record, tools: Toolchain) -> Job:
     """The binary that a record stands for. Records that differ in data fields only share one."""
     text = render(record)
-    arch = record.target.sm
+    arch = record.arch
     launch = "".join(f"{name}={value}\n" for name, value in record.launch.items())
     identity = {"text": text, "arch": arch, "flags": NVCC_FLAGS, "launch": launch, **tools.versions}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]

@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 
 from cudal2gen import emulator
 from cudal2gen.compiler import Artifact
-from cudal2gen.kernel import Sm80Direct, Sm80Multistage, ceil_div
+from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
 
-Record = Sm80Multistage | Sm80Direct
 Array = NDArray[Any]
 
 INPUTS = ("binary", "sparse", "integers", "normal", "special")
@@ -70,7 +69,7 @@ def stress_shapes(record: Record) -> list[Shape]:
     slices of several widths; the record's own problem where it is small.
     """
     bm, bn, bk = record.bm, record.bn, record.k_step
-    stages = record.stages if record.family == "sm80_multistage" else 1
+    stages = record.ring_steps
     least = record.split_k
     below, at, above = (bk * max(least, tiles) for tiles in (stages - 1, stages, stages + 2))
     shapes = [(bm, bn, bk * least), (2 * bm, bn, below), (bm, 2 * bn, at), (2 * bm, 3 * bn, above)]
@@ -85,12 +84,12 @@ def stress_shapes(record: Record) -> list[Shape]:
     baked = [(m, record.baked_n or n, record.baked_k or k) for m, n, k in shapes]
     if record.m * record.n * record.k <= SMALL_PROBLEM:
         baked.append((record.m, record.n, record.k))
-    if record.padding == "pad":
+    if record.caller_pads:
         baked = [(_aligned(m, bm), _aligned(n, bn), _aligned(k, bk)) for m, n, k in baked]
-    persistent = record.launch["raster"] == "persistent"
+    persistent = record.persistent
     fitting = [(m, n, k) for m, n, k in dict.fromkeys(baked) if k > 0 and ceil_div(k, bk) >= record.split_k]
     return [
-        Shape(m, n, k, stride, corners=n > 4 * bn and "n" in record.bake and not persistent)
+        Shape(m, n, k, stride, corners=n > 4 * bn and bool(record.baked_n) and not persistent)
         for m, n, k in fitting
         for stride in _strides(record, n)
     ]
@@ -102,11 +101,11 @@ def own_shape(record: Record) -> Shape:
     A persistent kernel's CTAs share all tiles, so for it a large problem shrinks to three tiles in each direction.
     """
     m, n, k = record.m, record.n, record.k
-    if record.padding == "pad":
+    if record.caller_pads:
         m, n, k = record.tiles_m * record.bm, record.tiles_n * record.bn, _aligned(k, record.k_step)
     if m * n * k <= SMALL_PROBLEM:
         return Shape(m, n, k)
-    if record.launch["raster"] == "persistent":
+    if record.persistent:
         return Shape(min(m, 3 * record.bm), record.baked_n or min(n, 3 * record.bn), k)
     return Shape(m, n, k, corners=True)
 
