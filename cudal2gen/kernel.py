@@ -1100,6 +1100,11 @@ class Sm90Small(Sm90Kernel):
         return WGMMA_M if self.swap_ab else _widest(self.bn)
 
     @property
+    def prefetch(self) -> Prefetch:
+        """Fragments of mma.sync are loaded right before use: at most a few MMAs follow."""
+        return Prefetch(kind="none")
+
+    @property
     def smem_swizzle(self) -> Swizzle:
         """The 128-byte swizzle, of rows of one chunk."""
         return (3, 3, 3)
@@ -1187,17 +1192,17 @@ class Sm90Small(Sm90Kernel):
             "steps": self.k_chunks,
             "exact": int(self.exact),
             "baked_k": self.baked_k,
+            "cluster_m": 1,
+            "cluster_n": 1,
             "box_d_cols": 0,
+            "box_d_rows": 0,
         }
         if tma:
             facts |= {
-                "cluster_m": 1,
-                "cluster_n": 1,
                 "box_a_cols": CHUNK,
                 "box_a_rows": self.bm,
                 "box_b_cols": CHUNK if self.layout == "tn" else self.chunk_b,
                 "box_b_rows": self.bn if self.layout == "tn" else CHUNK,
-                "box_d_rows": 0,
             }
         return facts
 
