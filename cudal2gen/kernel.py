@@ -185,9 +185,29 @@ class KernelBase(Problem):
         return {}
 
     @property
-    def persistent(self) -> bool:
-        """Whether CTAs take tiles until none is left, instead of one each."""
+    def other_options(self) -> list[dict[str, int]]:
+        """Values of the launch options that a test should try beside the record's own."""
+        return []
+
+    @property
+    def grid_is_tiles(self) -> bool:
+        """Whether a CTA's place in the grid is its tile's place in D, so that a part of a grid is a part of D."""
         return False
+
+    @property
+    def stores_vectors(self) -> bool:
+        """Whether rows of D must be aligned to 16 bytes."""
+        return True
+
+    @property
+    def most_k(self) -> int:
+        """The largest k that the kernel takes, 0 for any."""
+        return 0
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs that are launched together, 1 where there are no clusters."""
+        return 1
 
     @property
     def problem(self) -> Problem:
@@ -327,7 +347,16 @@ class MmaSyncKernel(KernelBase):
 
     @property
     def persistent(self) -> bool:
+        """Whether CTAs take tiles until none is left, instead of one each."""
         return self.launch["raster"] == "persistent"
+
+    @property
+    def grid_is_tiles(self) -> bool:
+        return not self.persistent
+
+    @property
+    def stores_vectors(self) -> bool:
+        return not self.predicated
 
     @property
     def threads(self) -> int:
@@ -716,17 +745,8 @@ class Sm90Kernel(KernelBase):
         return self.bm if self.swap_ab else self.bn
 
     @property
-    def reduces_in_cluster(self) -> bool:
-        """Whether a cluster's CTAs share the k of one tile and sum through distributed shared memory."""
-        raise NotImplementedError
-
-    @property
-    def persistent(self) -> bool:
-        return bool(self.launch.get("persistent"))
-
-    @property
-    def predicated(self) -> bool:
-        return True
+    def stores_vectors(self) -> bool:
+        return bool(self.launch["box_d_cols"]) or not self.predicated
 
 
 class Sm90Wgmma(Sm90Kernel):
@@ -982,6 +1002,15 @@ class Sm90Wgmma(Sm90Kernel):
             "pdl": int(self.pdl),
         }
 
+    @property
+    def other_options(self) -> list[dict[str, int]]:
+        """Both axes, bands of one tile and of more than there are, all hints, overlap."""
+        return [
+            {"raster_axis": 1, "raster_group": 1, "hint_a": 1, "hint_b": 2, "pdl": 1},
+            {"raster_axis": 0, "raster_group": 2, "hint_a": 2, "hint_b": 0},
+            {"raster_axis": 1, "raster_group": 64, "hint_b": 1},
+        ]
+
 
 class Sm90Small(Sm90Kernel):
     """All of a CTA's k is in shared memory at once, no ring; for problems whose time is latency, on sm_90a.
@@ -1155,8 +1184,12 @@ class Sm90Small(Sm90Kernel):
         return self.operand_bytes + (8 * self.k_chunks if self.engine == "tma_wgmma" else 0)
 
     @property
-    def reduces_in_cluster(self) -> bool:
-        return self.split_k > 1
+    def cluster_ctas(self) -> int:
+        return self.split_k
+
+    @property
+    def most_k(self) -> int:
+        return CHUNK * self.k_chunks * self.split_k
 
     def code(self) -> dict[str, Any]:
         fields = super().code()
