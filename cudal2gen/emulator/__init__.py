@@ -59,12 +59,13 @@ clusters, TMA, wgmma, mbarriers, textures, dynamic parallelism.
 from cudal2gen.emulator.counters import Counters
 from cudal2gen.emulator.hazards import EmulatorError, Report
 from cudal2gen.emulator.host import LaunchRefused, Program, Session, load, runtime_path, session
-from cudal2gen.emulator.machine import Device, LaunchResult, Options
+from cudal2gen.emulator.machine import HOPPER, Device, LaunchResult, Options
 from cudal2gen.emulator.memory import Buffer, Memory
 from cudal2gen.emulator.ptx import PtxError
 from cudal2gen.emulator.translate import UnknownInstruction
 
 __all__ = [
+    "HOPPER",
     "Buffer",
     "Counters",
     "Device",

@@ -1,0 +1,306 @@
+"""Shared memory of clusters: tags that name any CTA's threads, asynchronous readers and writers, proxies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen.emulator.memory import MOVER, SHIFT
+from cudal2gen.emulator.shared import WINDOW_START, SharedMemory
+
+if TYPE_CHECKING:
+    from cudal2gen.emulator.machine import Batch
+
+Array = NDArray[Any]
+Mask = Array | None
+
+# mapa puts rank + 1 above the address within the CTA's window.
+RANK_SHIFT = 24
+# Actors: rank << 10 | thread, SEVERAL + (rank << 5 | warp), PSEUDO + column of a clock.
+SEVERAL, PSEUDO = 1 << 14, 1 << 15
+RANK_THREADS = 10
+
+
+class ClusterMemory(SharedMemory):
+    """Shared memory whose words remember asynchronous accesses and those of other CTAs of the cluster."""
+
+    TAG = np.uint64
+    BITS, SEVERAL, UNWRITTEN, IN_FLIGHT, MAX_TICK = 16, SEVERAL, (1 << 64) - 1, 1 << 63, 1 << 46
+
+    def __init__(self, batch: Batch, size: int, granule: int) -> None:
+        self.clocks = batch.clocks
+        super().__init__(batch, size, granule)
+        # Per lane, the tick of its last fence.proxy.async; per (row, warp), what its last one covers.
+        self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
+        self.proxy_known: dict[tuple[int, int], Array] = {}
+        # Accesses to other CTAs: row -> {column: (tick, site)} of the last one.
+        self.visits: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def _reader_columns(self) -> int:
+        clocks = self.clocks
+        return int(clocks.wgmma + clocks.groups + clocks.warps)
+
+    def _actors(self) -> tuple[Array, Array, Array]:
+        batch = self.batch
+        rank = batch.rank[batch.row_of]
+        thread = (rank << RANK_THREADS | batch.thread).astype(np.uint64)
+        several = (SEVERAL + (rank << 5 | batch.warp)).astype(np.uint64)
+        return thread, several, (rank * self.warps + batch.warp).astype(np.int64)
+
+    def barrier_all(self) -> None:
+        """A barrier orders threads, not what is asynchronous: every access is checked."""
+        self.retag()
+        self.fresh = 0
+
+    # --- order ---
+
+    def _column(self, actor: Array) -> Array:
+        """Actors -> columns of clocks."""
+        thread = (actor >> RANK_THREADS) * self.warps + ((actor & 1023) >> 5)
+        several = ((actor - SEVERAL) >> 5) * self.warps + ((actor - SEVERAL) & 31)
+        return np.where(actor < SEVERAL, thread, np.where(actor < PSEUDO, several, actor - PSEUDO))
+
+    def _ordered(self, lanes: Array, tags: Array) -> Array:
+        batch = self.batch
+        actor = (tags & 0xFFFF).astype(np.int64)
+        ticks = ((tags & (self.IN_FLIGHT - 1)) >> 16).astype(np.int64) - 1 + self.t0
+        column = np.minimum(self._column(actor), self.clocks.columns - 1)
+        out: Array = actor == self.actor[lanes].astype(np.int64)
+        out |= ticks < self.clocks.known[batch.row_of[lanes], batch.warp[lanes], column]
+        if self.clocks.private and not out.all():
+            for i in np.flatnonzero(~out):
+                out[i] = self.clocks.ordered_privately(int(lanes[i]), int(column[i]), int(ticks[i]))
+        return out
+
+    def _who(self, tag: int, row: int) -> str:
+        actor, clocks = tag & 0xFFFF, self.clocks
+        if actor < SEVERAL:
+            rank, what = actor >> RANK_THREADS, f"thread {actor & 1023}"
+        elif actor < PSEUDO:
+            rank, what = (actor - SEVERAL) >> 5, f"a lane of warp {(actor - SEVERAL) & 31}"
+        else:
+            column = actor - PSEUDO
+            if column < clocks.bulk:
+                rank, group = divmod(column - clocks.wgmma, clocks.groups)
+                what = f"a wgmma of warpgroup {group}"
+            elif column < clocks.barriers:
+                rank, warp = divmod(column - clocks.bulk, clocks.warps)
+                what = f"a bulk store of warp {warp}"
+            else:
+                return "a bulk copy"
+        return what if rank == self.batch.rank[row] else f"{what} of the cluster's CTA {rank}"
+
+    # --- asynchronous accesses, in units of 16 bytes of one CTA ---
+
+    def chunks(self, row: int, offsets: Array) -> Array:
+        """Byte offsets in a CTA's shared memory -> indices of 16-byte elements."""
+        out: Array = (offsets + row * self.stride) >> 4
+        return out
+
+    def fits(self, low: int, high: int, lane: int, site: int) -> bool:
+        """Are bytes [low, high) inside the CTA's shared memory? Reports if not."""
+        if low >= 0 and high <= self.size:
+            return True
+        self.batch.report_lanes(
+            "shared-out-of-bounds",
+            f"bytes {low} to {high} of the {self.size} bytes of shared memory",
+            site,
+            np.array([lane]),
+            low,
+        )
+        return False
+
+    def _complain(self, kind: str, text: str, site: int, lane: int, at: int, doubtful: bool = False) -> None:
+        offset = at * 16 % self.stride
+        self.batch.report_lanes(kind, f"{text}, shared offset {offset}", site, np.array([lane]), offset, doubtful)
+
+    def async_read(self, at: Array, lane: int, row: int, reader: int, site: int, what: str) -> None:
+        """An asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane, to be remembered under reader
+        column ``reader`` of that CTA."""
+        writer, latest, readers = self.rows[16]
+        tags = writer[at]
+        if tags.ndim > 1:
+            at_of = np.repeat(at, tags.shape[1])
+            tags = tags.reshape(-1)
+        else:
+            at_of = at
+        if tags.size and int(tags.max()) >= self.IN_FLIGHT:
+            for bad, kind, text, doubtful in (
+                (tags == self.UNWRITTEN, "uninitialised-shared", "reads shared memory that nobody has written", True),
+                (
+                    (tags >= self.IN_FLIGHT) & (tags != self.UNWRITTEN),
+                    "in-flight",
+                    "reads data of an asynchronous copy that has not been waited for",
+                    True,
+                ),
+            ):
+                if bad.any():
+                    self._complain(kind, f"{what} {text}", site, lane, int(at_of[bad][0]), doubtful)
+            good = tags < self.IN_FLIGHT
+            tags, at_of = tags[good], at_of[good]
+        actor = (tags & 0xFFFF).astype(np.int64)
+        ticks = (tags >> 16).astype(np.int64) - 1 + self.t0
+        column = self._column(actor)
+        clock = self.clocks.of(lane)
+        bad = (ticks >= clock[column]) & (actor != int(self.actor[lane]))
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            who = self._who(int(tags[i]), row)
+            self._complain(
+                "shared-race",
+                f"{what} reads after a write without synchronisation between (the other side: {who})",
+                site,
+                lane,
+                int(at_of[i]),
+            )
+        generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
+        if generic.any():
+            self._proxy(actor, ticks, column, generic, lane, at_of, site, f"{what} reads", row)
+        latest[at] = self.stamp
+        readers[at, :, reader] = self.TAG(self.stamp | PSEUDO | self._reader_actor(row, reader))
+
+    LONG_PAST = 1 << 16
+
+    def _reader_actor(self, row: int, reader: int) -> int:
+        """The clock's column of an asynchronous reader column of a row."""
+        clocks, rank = self.clocks, int(self.batch.rank[row])
+        local = reader - clocks.wgmma
+        if local < clocks.groups:
+            return int(clocks.wgmma + rank * clocks.groups + local)
+        return int(clocks.bulk + rank * clocks.warps + local - clocks.groups)
+
+    def _proxy(
+        self,
+        actor: Array,
+        ticks: Array,
+        column: Array,
+        generic: Array,
+        lane: int,
+        at: Array,
+        site: int,
+        what: str,
+        row: int,
+    ) -> None:
+        """Writes of threads that an asynchronous access follows need a fence.proxy.async between, by the writer or by
+        whoever issues the access."""
+        batch = self.batch
+        first = row - int(batch.rank[row])
+        writer = ((first + (actor[generic] >> RANK_THREADS)) * batch.width) + (actor[generic] & 1023)
+        bad = ticks[generic] >= self.proxy_fenced[writer]
+        if bad.any():
+            known = self.proxy_known.get((int(batch.row_of[lane]), int(batch.warp[lane])))
+            if known is not None:
+                bad &= ticks[generic] >= known[column[generic]]
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            place = at[generic][i]
+            thread = int(actor[generic][i]) & 1023
+            self._complain(
+                "proxy-fence",
+                f"{what} what thread {thread} wrote without a fence.proxy.async between",
+                site,
+                lane,
+                int(place),
+            )
+
+    def fence_proxy(self, m: Mask) -> None:
+        """fence.proxy.async by the lanes of ``m``."""
+        batch = self.batch
+        if not self.hazards:
+            return
+        batch.launch.tick += 1
+        lanes = np.arange(batch.size) if m is None else batch.lanes(m)
+        self.proxy_fenced[lanes] = batch.launch.tick
+        for warp in np.unique(lanes >> 5):
+            row, index = divmod(int(warp), self.warps)
+            self.proxy_known[(row, index)] = self.clocks.of(int(lanes[lanes >> 5 == warp][0])).copy()
+        self.retag()
+
+    def async_write(self, at: Array, lane: int, row: int, column: int, site: int) -> None:
+        """A bulk copy into 16-byte elements of CTA ``row`` starts: till it lands they are undefined."""
+        if self.hazards:
+            writer, _, readers = self.rows[16]
+            clock = self.clocks.of(lane)
+            tags = writer[at]
+            flat = tags.reshape(-1)
+            where = np.repeat(at, flat.size // len(at))
+            flying = (flat >= self.IN_FLIGHT) & (flat != self.UNWRITTEN)
+            if flying.any():
+                self._complain(
+                    "in-flight",
+                    "overwrites the destination of an asynchronous copy that has not been waited for",
+                    site,
+                    lane,
+                    int(where[flying][0]),
+                )
+            plain = np.flatnonzero((flat < self.IN_FLIGHT) & (flat > self.LONG_PAST))
+            if plain.size:
+                some = flat[plain]
+                actor = (some & 0xFFFF).astype(np.int64)
+                ticks = (some >> 16).astype(np.int64) - 1 + self.t0
+                columns = self._column(actor)
+                bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
+                self._race_report("write after write", bad, some, where[plain], lane, row, site)
+                generic = (actor < SEVERAL) & ~bad
+                if generic.any():
+                    self._proxy(actor, ticks, columns, generic, lane, where[plain], site, "a bulk copy overwrites", row)
+            seen = readers[at].reshape(-1, self.columns)
+            for reader in np.flatnonzero(seen.max(axis=0)):
+                some = seen[:, reader]
+                actor = (some & 0xFFFF).astype(np.int64)
+                ticks = (some >> 16).astype(np.int64) - 1 + self.t0
+                bad = (some != 0) & (ticks >= clock[self._column(actor)]) & (actor != int(self.actor[lane]))
+                self._race_report("write after read", bad, some, where, lane, row, site)
+            writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
+        self.views[16][at] = self.poison[16]
+
+    def _race_report(self, what: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            self._complain(
+                "shared-race",
+                f"a bulk copy starts: {what} without synchronisation between (the other side: "
+                f"{self._who(int(tags[i]), row)})",
+                site,
+                lane,
+                int(at[i]),
+            )
+
+    def land_chunks(self, at: Array, data: Array, column: int, tick: int) -> None:
+        """A bulk copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""
+        self.views[16][at] = data
+        if self.hazards:
+            self.rows[16][0][at] = self.TAG((tick - 1 - self.t0 + 1) << 16 | PSEUDO | column)
+        self.batch.launch.version += 1
+
+    # --- other CTAs ---
+
+    def locate(self, address: Array, width: int, m: Mask, site: int) -> tuple[Array | None, Array, Array] | None:
+        lanes = None
+        if m is not None:
+            lanes = self.batch.lanes(m)
+            if lanes.size == 0:
+                return None
+        chosen = address if lanes is None else address[lanes]
+        if int(chosen.max()) < 1 << RANK_SHIFT:
+            return super().locate(address, width, m, site)
+        if lanes is None:
+            lanes = np.arange(self.batch.size)
+        lanes, rows = self.batch.barriers.rows(chosen, lanes, site)
+        low = address & np.uint32((1 << RANK_SHIFT) - 1)
+        mask = np.zeros(self.batch.size, bool)
+        mask[lanes] = True
+        found = super().locate(low, width, mask, site)
+        if found is None:
+            return None
+        kept, _, _ = found
+        assert kept is not None
+        if len(kept) != len(lanes):
+            rows = rows[np.isin(lanes, kept)]
+        offset = low[kept].astype(np.int64) - WINDOW_START + rows * self.stride
+        return kept, offset >> SHIFT[width], offset
+
+
+__all__ = ["MOVER", "PSEUDO", "RANK_SHIFT", "ClusterMemory"]

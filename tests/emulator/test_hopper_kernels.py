@@ -1,0 +1,36 @@
+"""Whole TMA + wgmma kernels: exact on 0/1 data, without a report."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudal2gen.emulator import Options
+from tests.emulator.hopper import gemm
+
+ENTRIES = [
+    "tn_f32_1x1", "nn_f32_1x1", "tn_f16_2x1", "nn_f32_2x1", "tn_f32_1x2", "nn_f16_2x2", "tn_f32_pingpong",
+    "nn_f32_pingpong_2x1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mnk", [(256, 256, 256), (72, 40, 72), (136, 264, 328)])
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_exact(entry: str, mnk: tuple[int, int, int]) -> None:
+    run = gemm(entry, mnk)
+    assert (run.code, run.session.refusals, run.session.errors) == (0, [], [])
+    assert run.exact
+    assert run.session.reports == []
+
+
+@pytest.mark.parametrize("entry", ["tn_f32_1x1", "nn_f16_2x2", "tn_f32_pingpong", "nn_f32_pingpong_2x1"])
+def test_persistent(entry: str) -> None:
+    run = gemm(entry, (520, 264, 136), clusters=2, pdl=True)
+    assert run.exact
+    assert run.session.reports == []
+
+
+@pytest.mark.parametrize("lanes", [384, 8192])
+def test_batches_do_not_matter(lanes: int) -> None:
+    run = gemm("tn_f16_2x1", (512, 256, 128), options=Options(lanes=lanes))
+    assert run.exact
+    assert run.session.reports == []
