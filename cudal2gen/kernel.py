@@ -36,6 +36,8 @@ HINTS = ("normal", "first", "last")  # L2 eviction priorities
 CLUSTER_SPLITS = (2, 4, 8)  # 8 CTAs are the largest portable cluster
 # What ptxas wants beside the accumulators: of one wgmma at entry (C7602), and live in the main loop (C7511, spills).
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
+LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48  # of an epilogue that stores by itself, with bounds
+PRODUCER_REGISTERS = (24, 32, 40)  # alone, for a cluster, for a cluster in boxes of 16 columns
 MMA_SYNC_ACCUMULATORS = 128
 MAX_GRID_YZ = 65535
 MAX_UNROLLED = 64  # steps; code and compile time grow with them
@@ -711,10 +713,10 @@ class Sm90Kernel(KernelBase):
                 f"{blamed}: {atom} accumulator registers of one wgmma, and {ATOM_REGISTERS} beside them, "
                 f"exceed the {self.entry_registers} that {self.threads} threads start with"
             )
-        elif self.accumulator_registers + LIVE_REGISTERS > consumer_registers:
+        elif self.accumulator_registers + self.live_registers > consumer_registers:
             yield (
-                f"{'bm' if self.swap_ab else 'bn'}={self.bm if self.swap_ab else self.bn}: "
-                f"{self.accumulator_registers} accumulator registers, and {LIVE_REGISTERS} beside them, "
+                f"{'bm' if self.swap_ab else 'bn'}={self.cols}: "
+                f"{self.accumulator_registers} accumulator registers, and {self.live_registers} beside them, "
                 f"exceed the {consumer_registers} of a consumer thread"
             )
 
@@ -722,6 +724,11 @@ class Sm90Kernel(KernelBase):
     def arch(self) -> str:
         """The ``a`` unlocks wgmma and setmaxnreg, on exactly this architecture."""
         return "sm_90a"
+
+    @property
+    def live_registers(self) -> int:
+        """Registers of a consumer beside its accumulators."""
+        return LIVE_REGISTERS
 
     @property
     def ctas_at_least(self) -> int:
@@ -848,12 +855,20 @@ class Sm90Wgmma(Sm90Kernel):
                     f"exceed the {pool} that {self.threads} threads start with; the kernel would wait forever"
                 )
                 return
-            if consumer < self.entry_registers // 8 * 8 or producer > self.entry_registers:
+            if producer > self.entry_registers or consumer < self.entry_registers // 8 * 8:
                 yield (
                     f"registers={list(self.registers)}: the producer must give and consumers take, "
                     f"from the {self.entry_registers} that {self.threads} threads start with"
                 )
                 return
+            if producer < self.producer_registers:
+                narrow = (
+                    f" and boxes of {self.chunk_b} columns" if self.producer_registers == PRODUCER_REGISTERS[2] else ""
+                )
+                yield (
+                    f"registers={list(self.registers)}: a producer for cluster {list(self.cluster)}{narrow} "
+                    f"needs {self.producer_registers} registers"
+                )
         yield from self.register_violations(self.atom_n, f"atom_n={self.atom_n}", consumer)
 
     @property
@@ -877,6 +892,20 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def ctas_at_least(self) -> int:
         return self.min_blocks
+
+    @property
+    def live_registers(self) -> int:
+        if self.epilogue == "tma" or self.reduces_in_cluster:
+            return LIVE_REGISTERS
+        # Across the accumulators' rows, each 8 columns are another row of D: its address is kept.
+        return LIVE_REGISTERS_ACROSS + self.cols // 4 if self.swap_ab else LIVE_REGISTERS_DIRECT
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers that the producer needs at least, or it spills."""
+        if self.cluster == (1, 1):
+            return PRODUCER_REGISTERS[0]
+        return PRODUCER_REGISTERS[2 if self.layout == "nn" and self.chunk_b == 16 else 1]
 
     @property
     def accumulator_registers(self) -> int:
@@ -949,9 +978,7 @@ class Sm90Wgmma(Sm90Kernel):
     def remarks(self) -> list[str]:
         """What its author should know of a legal record."""
         found = super().remarks
-        if self.registers and self.registers[0] < 40 and self.cluster_ctas > 1:
-            found.append(f"registers={list(self.registers)}: a producer in a cluster wants 40 registers, it may spill")
-        if self.layout == "nn" and self.chunk_b < 64:
+        if self.layout == "nn" and self.chunk_b < CHUNK:
             found.append(f"boxes of B are {self.chunk_b} columns wide: {self.bn // self.chunk_b} of them per k-tile")
         tiles = self.tiles_m * self.tiles_n * self.split_k
         if self.schedule == "pingpong" and tiles <= self.target.sms:
