@@ -37,7 +37,7 @@ CLUSTER_SPLITS = (2, 4, 8)  # 8 CTAs are the largest portable cluster
 # What ptxas wants beside the accumulators: of one wgmma at entry (C7602), and live in the main loop (C7511, spills).
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
 LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48  # of an epilogue that stores by itself, with bounds
-PRODUCER_REGISTERS = (24, 32, 40)  # alone, for a cluster, for a cluster in boxes of 16 columns
+PRODUCER_REGISTERS = (24, 32, 40)  # alone or in simple clusters, for others, for others in boxes of 16 columns
 MMA_SYNC_ACCUMULATORS = 128
 MAX_GRID_YZ = 65535
 MAX_UNROLLED = 64  # steps; code and compile time grow with them
@@ -903,9 +903,11 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def producer_registers(self) -> int:
         """Registers that the producer needs at least, or it spills."""
-        if self.cluster == (1, 1):
-            return PRODUCER_REGISTERS[0]
-        return PRODUCER_REGISTERS[2 if self.layout == "nn" and self.chunk_b == 16 else 1]
+        alone, shared, narrow = PRODUCER_REGISTERS
+        in_line = 1 in self.cluster and self.layout == "tn" and self.split_k == 1
+        if self.cluster == (1, 1) or in_line:
+            return alone
+        return narrow if self.layout == "nn" and self.chunk_b == 16 else shared
 
     @property
     def accumulator_registers(self) -> int:

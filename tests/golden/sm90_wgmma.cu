@@ -125,11 +125,11 @@ CUTE_DEVICE void load_box(TensorMap const* map, uint32_t target, uint32_t barrie
                           uint16_t ctas) {
   if constexpr (Sharing == 1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1, { %2, %3}], [%4], %5;"
+                 " [%0], [%1, { %2, %3 }], [%4], %5;"
                  :: "r"(target), "l"(map), "r"(col), "r"(row), "r"(barrier), "l"(policy) : "memory");
   } else {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-                 ".L2::cache_hint [%0], [%1, { %2, %3}], [%4], %5, %6;"
+                 ".L2::cache_hint [%0], [%1, { %2, %3 }], [%4], %5, %6;"
                  :: "r"(target), "l"(map), "r"(col), "r"(row), "r"(barrier), "h"(ctas), "l"(policy) : "memory");
   }
 }
@@ -313,7 +313,7 @@ CUTE_DEVICE uint32_t pair(Accumulator const (&d)[kAtomRegisters], int columns, i
 
 // Four 8 x 8 matrices from registers to shared memory; every lane has the address of one row.
 CUTE_DEVICE void store_matrices(uint32_t target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};"
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
                :: "r"(target), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 

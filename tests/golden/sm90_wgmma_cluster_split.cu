@@ -121,11 +121,11 @@ CUTE_DEVICE void load_box(TensorMap const* map, uint32_t target, uint32_t barrie
                           uint16_t ctas) {
   if constexpr (Sharing == 1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1, { %2, %3}], [%4], %5;"
+                 " [%0], [%1, { %2, %3 }], [%4], %5;"
                  :: "r"(target), "l"(map), "r"(col), "r"(row), "r"(barrier), "l"(policy) : "memory");
   } else {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-                 ".L2::cache_hint [%0], [%1, { %2, %3}], [%4], %5, %6;"
+                 ".L2::cache_hint [%0], [%1, { %2, %3 }], [%4], %5, %6;"
                  :: "r"(target), "l"(map), "r"(col), "r"(row), "r"(barrier), "h"(ctas), "l"(policy) : "memory");
   }
 }
