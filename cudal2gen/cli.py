@@ -102,7 +102,7 @@ def list_records(
         if as_json:
             print(catalog.dump(record))
         else:
-            tile = f"{record.bm}x{record.bn}" + (f"x{record.bk}" if record.family == "sm80_multistage" else "")
+            tile = f"{record.bm}x{record.bn}x{record.k_step}" if record.ring_steps > 1 else f"{record.bm}x{record.bn}"
             print(
                 f"{record.gpu:8} {record.acc} {record.layout} {record.mnk:18} {record.family:16} {tile:12} "
                 f"{record.threads:4} threads  {record.smem_bytes:6} B  {record.origin.structure}"
@@ -470,6 +470,12 @@ def _changed(record: Record, changes: list[str]) -> Record:
         return record
     before = record.model_dump(mode="json")
     fields = dict(before)
+    wanted = next((change.removeprefix("family=") for change in changes if change.startswith("family=")), record.family)
+    if wanted in FAMILIES and wanted != record.family:
+        # Another family: what it shares with the old one stays, unless it has a better start; what it lacks goes.
+        known = FAMILIES[wanted].model_fields
+        fields = {name: value for name, value in fields.items() if name in known}
+        fields |= FAMILIES[wanted].plain(record.problem)
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -478,9 +484,6 @@ def _changed(record: Record, changes: list[str]) -> Record:
         if dot and not isinstance(fields.get(name), dict):
             _usage(f"--set {change}: {name} has no parts")
         fields[name] = fields[name] | {inner: _value(text)} if dot else _field(name, text, fields.get(name))
-    if fields["family"] in FAMILIES and fields["family"] != record.family:
-        # Another family: what it shares with the old one stays, what it lacks goes.
-        fields = {name: value for name, value in fields.items() if name in FAMILIES[fields["family"]].model_fields}
     touched = {name for name, value in fields.items() if value != before.get(name, ...)}
     if touched and "origin" not in touched:
         changed = sorted({*record.origin.changed, *touched})
@@ -537,6 +540,7 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Any]:
         "ctas_per_sm": record.ctas_per_sm(registers),
         "waves": round(record.waves(registers), 2),
         "padding_waste": round(record.padding_waste, 4),
+        **record.facts,
         "remarks": record.remarks,
     }
     if artifact:

@@ -128,6 +128,11 @@ class KernelBase(Problem):
     if TYPE_CHECKING:  # a field of every family, each with bounds and a place in the line of its own
         split_k: int
 
+    @classmethod
+    def plain(cls, problem: Problem) -> dict[str, Any]:  # noqa: ARG003
+        """Decisions to start from where another family's say nothing, as JSON values; sensible, not tuned."""
+        return {}
+
     @model_validator(mode="after")
     def _legal(self) -> KernelBase:
         # Shared rules first: a family's own rules divide by what these guarantee.
@@ -210,6 +215,11 @@ class KernelBase(Problem):
     def cluster_ctas(self) -> int:
         """CTAs that are launched together, 1 where there are no clusters."""
         return 1
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        """What a reader of the record should see beside what all families derive."""
+        return {}
 
     @property
     def problem(self) -> Problem:
@@ -755,6 +765,15 @@ class Sm90Kernel(KernelBase):
     def stores_vectors(self) -> bool:
         return bool(self.launch["box_d_cols"]) or not self.predicated
 
+    @property
+    def facts(self) -> dict[str, int | str]:
+        return {
+            "arch": self.arch,
+            "accumulator_registers": self.accumulator_registers,
+            "entry_registers": self.entry_registers,
+            "cluster_ctas": self.cluster_ctas,
+        }
+
 
 class Sm90Wgmma(Sm90Kernel):
     """TMA into a ring of mbarriers, wgmma in consumer warpgroups beside a producer, persistent; for sm_90a."""
@@ -785,6 +804,36 @@ class Sm90Wgmma(Sm90Kernel):
         "hint_b",
         "pdl",
     }
+
+    @classmethod
+    def plain(cls, problem: Problem) -> dict[str, Any]:
+        """A 128-row tile, as wide as the problem feeds; few rows of D become columns of the wgmma."""
+        swap_ab = problem.m <= WGMMA_M
+        bm = ceil_div(problem.m, 16) * 16 if swap_ab else 128
+        bn = 256 if not swap_ab and ceil_div(problem.m, bm) * ceil_div(problem.n, 256) >= 66 else 128
+        stages = min(8, 220_000 // ((bm + bn) * 128))
+        return {
+            "bm": bm,
+            "bn": bn,
+            "swap_ab": swap_ab,
+            "bk": 64,
+            "stages": stages,
+            "cluster": [1, 1],
+            "consumers": 2,
+            "warps_n": 1,
+            "atom_n": bm if swap_ab else bn,
+            "schedule": "cooperative",
+            "raster_axis": "m",
+            "raster_group": 8,
+            "split_k": 1,
+            "reduce": None,
+            "epilogue": "direct" if problem.n % VECTOR else "tma",
+            "registers": [40, 232],
+            "hint_a": "normal",
+            "hint_b": "normal",
+            "pdl": False,
+            "min_blocks": 1,
+        }
 
     def violations(self) -> Iterator[str]:
         if broken := [*self._tile_violations(), *self._split_violations()]:
@@ -1054,6 +1103,22 @@ class Sm90Small(Sm90Kernel):
     engine: Literal["tma_wgmma", "cpasync_mma"]
     exact: bool
     split_k: Literal[1, 2, 4, 8]
+
+    @classmethod
+    def plain(cls, problem: Problem) -> dict[str, Any]:
+        """A 64 x 64 tile, or as few rows as D has; slices of k until one fits into shared memory."""
+        swap_ab = problem.m < WGMMA_M
+        bm, chunks = ceil_div(problem.m, 16) * 16 if swap_ab else 64, ceil_div(problem.k, CHUNK)
+        split_k = next((split for split in (1, 2, 4) if ceil_div(chunks, split) <= 8), 8)
+        return {
+            "bm": bm,
+            "bn": 64,
+            "swap_ab": swap_ab,
+            "k_chunks": min(32, ceil_div(chunks, split_k)),
+            "engine": "tma_wgmma",
+            "exact": False,
+            "split_k": split_k,
+        }
 
     def violations(self) -> Iterator[str]:
         if broken := list(self._tile_violations()):
