@@ -32,7 +32,8 @@ class Clocks:
         self.wgmma = self.cluster * self.warps
         self.bulk = self.wgmma + self.cluster * self.groups
         self.barriers = self.bulk + self.cluster * self.warps
-        self.columns = self.barriers + MAX_BARRIERS * self.cluster
+        # The last column is the cluster barrier: its tick says that all CTAs have started.
+        self.columns = self.barriers + MAX_BARRIERS * self.cluster + 1
         self.known: Array = np.zeros((batch.count, self.warps, self.columns), np.int64)
         # What some lanes of a warp have learned and the others not yet: (row, warp) -> [lanes (32 bools), clock].
         self.private: dict[tuple[int, int], list[tuple[Array, Array]]] = {}

@@ -116,9 +116,11 @@ class ClusterMemory(SharedMemory):
         offset = at * 16 % self.stride
         self.batch.report_lanes(kind, f"{text}, shared offset {offset}", site, np.array([lane]), offset, doubtful)
 
-    def async_read(self, at: Array, lane: int, row: int, reader: int, site: int, what: str) -> None:
+    def async_read(
+        self, at: Array, lane: int, row: int, reader: int, site: int, what: str, column: int | None = None
+    ) -> None:
         """An asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane, to be remembered under reader
-        column ``reader`` of that CTA."""
+        column ``reader`` of that CTA. It has ended for those who know ``column`` (of clocks; None: the reader's)."""
         writer, latest, readers = self.rows[16]
         tags = writer[at]
         if tags.ndim > 1:
@@ -142,9 +144,9 @@ class ClusterMemory(SharedMemory):
             tags, at_of = tags[good], at_of[good]
         actor = (tags & 0xFFFF).astype(np.int64)
         ticks = (tags >> 16).astype(np.int64) - 1 + self.t0
-        column = self._column(actor)
+        columns = self._column(actor)
         clock = self.clocks.of(lane)
-        bad = (ticks >= clock[column]) & (actor != int(self.actor[lane]))
+        bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
             who = self._who(int(tags[i]), row)
@@ -157,9 +159,10 @@ class ClusterMemory(SharedMemory):
             )
         generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
-            self._proxy(actor, ticks, column, generic, lane, at_of, site, f"{what} reads", row)
+            self._proxy(actor, ticks, columns, generic, lane, at_of, site, f"{what} reads", row)
         latest[at] = self.stamp
-        readers[at, :, reader] = self.TAG(self.stamp | PSEUDO | self._reader_actor(row, reader))
+        ender = self._reader_actor(row, reader) if column is None else column
+        readers[at, :, reader] = self.TAG(self.stamp | PSEUDO | ender)
 
     LONG_PAST = 1 << 16
 
@@ -218,14 +221,14 @@ class ClusterMemory(SharedMemory):
             self.proxy_known[(row, index)] = self.clocks.of(int(lanes[lanes >> 5 == warp][0])).copy()
         self.retag()
 
-    def async_write(self, at: Array, lane: int, row: int, column: int, site: int) -> None:
-        """A bulk copy into 16-byte elements of CTA ``row`` starts: till it lands they are undefined."""
+    def async_write(self, at: Array, lane: int, row: int, column: int, site: int, width: int = 16) -> None:
+        """A copy into elements of ``width`` bytes of CTA ``row`` starts: till it lands they are undefined."""
         if self.hazards:
-            writer, _, readers = self.rows[16]
+            writer, _, readers = self.rows[width]
             clock = self.clocks.of(lane)
             tags = writer[at]
             flat = tags.reshape(-1)
-            where = np.repeat(at, flat.size // len(at))
+            where = np.repeat(at, flat.size // len(at)) * width // 16
             flying = (flat >= self.IN_FLIGHT) & (flat != self.UNWRITTEN)
             if flying.any():
                 self._complain(
@@ -244,7 +247,7 @@ class ClusterMemory(SharedMemory):
                 bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
                 self._race_report("write after write", bad, some, where[plain], lane, row, site)
                 generic = (actor < SEVERAL) & ~bad
-                if generic.any():
+                if generic.any() and width == 16:
                     self._proxy(actor, ticks, columns, generic, lane, where[plain], site, "a bulk copy overwrites", row)
             seen = readers[at].reshape(-1, self.columns)
             for reader in np.flatnonzero(seen.max(axis=0)):
@@ -254,7 +257,7 @@ class ClusterMemory(SharedMemory):
                 bad = (some != 0) & (ticks >= clock[self._column(actor)]) & (actor != int(self.actor[lane]))
                 self._race_report("write after read", bad, some, where, lane, row, site)
             writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
-        self.views[16][at] = self.poison[16]
+        self.views[width][at] = self.poison[width]
 
     def _race_report(self, what: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
         if bad.any():
@@ -268,12 +271,28 @@ class ClusterMemory(SharedMemory):
                 int(at[i]),
             )
 
-    def land_chunks(self, at: Array, data: Array, column: int, tick: int) -> None:
-        """A bulk copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""
-        self.views[16][at] = data
+    def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
+        """A copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""
+        self.views[width][at] = data
         if self.hazards:
-            self.rows[16][0][at] = self.TAG((tick - 1 - self.t0 + 1) << 16 | PSEUDO | column)
+            self.rows[width][0][at] = self.TAG((tick - self.t0) << 16 | PSEUDO | column)
         self.batch.launch.version += 1
+
+    def take_copies(self, lanes: Array) -> list[Any]:
+        """The cp.async of these lanes that have not landed, which now belong to an mbarrier."""
+        out = []
+        for group in ("open", "flying"):
+            kept = []
+            for copy in getattr(self, group):
+                mine = np.arange(self.batch.size) if copy.lanes is None else copy.lanes
+                inside = np.isin(mine, lanes)
+                if inside.any():
+                    out.append(type(copy)(mine[inside], copy.at[inside], copy.data[inside], copy.width, None))
+                if not inside.all():
+                    number = copy.group if copy.group is None or isinstance(copy.group, int) else copy.group[~inside]
+                    kept.append(type(copy)(mine[~inside], copy.at[~inside], copy.data[~inside], copy.width, number))
+            setattr(self, group, kept)
+        return out
 
     # --- other CTAs ---
 
