@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cudal2gen.emulator.clocks import distinct
 from cudal2gen.emulator.cluster_memory import RANK_SHIFT
 from cudal2gen.emulator.shared import WINDOW_START
 
@@ -196,7 +197,7 @@ class Barriers:
                     "fence.mbarrier_init or fence.proxy.async follows",
                     site, lanes, offset,
                 )  # fmt: skip
-            for warp in np.unique(lanes >> 5):
+            for warp in distinct(lanes >> 5):
                 if int(warp) not in bar.trusted:
                     self._trust(bar, int(lanes[lanes >> 5 == warp][0]), site)
         return bar
@@ -528,9 +529,9 @@ class Barriers:
     def exited(self, lanes: Array) -> None:
         """Lanes have left the kernel."""
         batch = self.batch
-        for index in np.unique(lanes // (batch.cluster_size * batch.width)):
+        for index in distinct(lanes // (batch.cluster_size * batch.width)):
             self._settle_cluster(int(index))
-        for row in np.unique(batch.row_of[lanes]):
+        for row in distinct(batch.row_of[lanes]):
             if not batch.alive[row * batch.width : (row + 1) * batch.width].any():
                 self._last_has_left(int(row))
 

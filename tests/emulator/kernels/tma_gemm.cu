@@ -191,22 +191,6 @@ __global__ __launch_bounds__(kThreads, 1) void gemm(__grid_constant__ CUtensorMa
   if (leader) bulk_wait_read<0>();
 }
 
-using Encode = int (*)(CUtensorMap*, int, unsigned, void*, uint64_t const*, uint64_t const*, uint32_t const*, uint32_t const*, int, int, int, int);
-
-int encode(CUtensorMap* map, void const* p, int inner, int outer, int ld, int columns, int rows) {
-  static Encode function = nullptr;
-  if (!function) {
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t const error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&function), 12000, cudaEnableDefault, &found);
-    if (error) return error;
-  }
-  uint64_t const extent[2] = {uint64_t(inner), uint64_t(outer)}, pitch[1] = {uint64_t(ld) * 2};
-  uint32_t const box[2] = {uint32_t(columns), uint32_t(rows)}, step[2] = {1, 1};
-  return function(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(p), extent, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-}
-
 template <class C>
 int launch(void const* a, void const* b, void* d, int m, int n, int k, int clusters, int pdl) {
   CUtensorMap ta, tb, td;
@@ -222,14 +206,9 @@ int launch(void const* a, void const* b, void* d, int m, int n, int k, int clust
   config.blockDim = dim3(kThreads, 1, 1);
   config.dynamicSmemBytes = C::kShared;
   cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = C::CN;
-  attributes[0].val.clusterDim.y = C::CM;
-  attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = pdl;
+  clustered(attributes, C::CN, C::CM, pdl);
   config.attrs = attributes;
-  config.numAttrs = pdl ? 2 : 1;
+  config.numAttrs = 2;
   void* arguments[] = {&ta, &tb, &td, &m, &n, &k};
   return cudaLaunchKernelExC(&config, reinterpret_cast<void const*>(&gemm<C>), arguments);
 }
