@@ -60,6 +60,7 @@ __global__ __launch_bounds__(kThreads, 1) void gemm(__grid_constant__ CUtensorMa
       int s = 0, phase = 0;
       for (int t = first; t < tiles; t += stride) {
         int const row = (t / tiles_n * C::CM + cy) * C::BM, column = (t % tiles_n * C::CN + cx) * C::BN;
+#pragma unroll 1
         for (int i = 0; i < steps; ++i) {
           mbarrier_wait(empty(s), phase ^ 1);
           mbarrier_expect(full(s), C::kStage);
@@ -91,6 +92,7 @@ __global__ __launch_bounds__(kThreads, 1) void gemm(__grid_constant__ CUtensorMa
         }
       }
       if constexpr (C::CS > 1)
+#pragma unroll 1
         for (int i = 0; i < kStages; ++i) {
           mbarrier_wait(empty(s), phase ^ 1);
           if (++s == kStages) s = 0, phase ^= 1;
@@ -136,6 +138,7 @@ __global__ __launch_bounds__(kThreads, 1) void gemm(__grid_constant__ CUtensorMa
       turn ^= 1;
     }
     int previous = -1;
+#pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       mbarrier_wait(full(s), phase);
       uint32_t const a = base + s * C::kStage + (C::PP ? 0 : group * 64 * 128), b = base + s * C::kStage + C::kA;
