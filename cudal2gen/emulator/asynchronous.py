@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudal2gen.emulator.movement import space_of
-from cudal2gen.emulator.ptx import Imm, Instr, Mem, Operand, Pair, Reg, Sym, Tensor, Vec
+from cudal2gen.emulator.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Pair, Reg, Sym, Tensor, Vec
 from cudal2gen.emulator.translate import Emitter, Value, instruction
 from cudal2gen.emulator.warpgroup import Form
 
@@ -40,9 +40,6 @@ def mbarrier(e: Emitter, ins: Instr) -> None:
         token = e.array(operands[2], "u4" if parity else "u8")
         text = f"B.test_wait({_shared(e, operands[1])}, {token}, {parity}, {e.mask()}, {e.site()})"
         e.assign(operands[0], Value(text, "p", False))
-        return
-    if what == "pending_count":
-        e.assign(operands[0], Value("B.pending_count()", "u4", False))
         return
     at = _shared(e, operands[0])
     if what == "init":
@@ -121,6 +118,17 @@ def stmatrix(e: Emitter, ins: Instr) -> None:
         raise e.fail()
     values = ", ".join(e.array(x, "u4") for x in sources)
     e.line(f"S.stmatrix({e.address(at, 'shared')}, ({values},), {e.mask()}, {e.site()}, {'trans' in parts})")
+
+
+def store_async(e: Emitter, ins: Instr) -> None:
+    """st.async: a store that completes on an mbarrier of the destination's CTA."""
+    width = TYPE_BYTES[ins.parts[-1]]
+    at, value, bar = ins.operands
+    items = value.items if isinstance(value, Vec) else (value,)
+    parts = [e.array(x, f"u{width}") for x in items]
+    joined = parts[0] if len(parts) == 1 else f"JOIN(({', '.join(parts)}), {width})"
+    total = width * len(parts)
+    e.line(f"C.store_async({_shared(e, at)}, {joined}, {total}, {_shared(e, bar)}, {e.mask()}, {e.site()})")
 
 
 def bulk(e: Emitter, ins: Instr) -> None:

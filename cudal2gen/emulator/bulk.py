@@ -14,6 +14,7 @@ from cudal2gen.emulator.shared import WINDOW_START
 
 if TYPE_CHECKING:
     from cudal2gen.emulator.machine import Batch
+    from cudal2gen.emulator.mbarrier import MBarrier
 
 Array = NDArray[Any]
 Mask = Array | None
@@ -272,10 +273,12 @@ class Bulk:
                     np.array([lane]),
                 )  # fmt: skip
                 continue
+            origin = None
             if shared:
-                data = self._shared_source(start, count, lane, site)
-                if data is None:
+                origin = self._shared_places(start, count, lane, site)
+                if origin is None:
                     continue
+                data = self.batch.shared.views[16][origin]
             else:
                 at = start - memory.base
                 buffer = memory.find(at)
@@ -287,25 +290,31 @@ class Bulk:
                     continue
                 data = memory.views[16][at >> 4 : (at + count) >> 4].copy()
                 self._global(np.array([at]), Box(np.array([at]), count, 0, count), lane, site, write=False)
-            self._deliver(
-                data, int(to[lane]), int(bar[lane]), None if ranks is None else int(ranks[lane]), 16, 16, lane, site
-            )
+            chosen = None if ranks is None else int(ranks[lane])
+            self._deliver(data, int(to[lane]), int(bar[lane]), chosen, 16, 16, lane, site, origin)
 
-    def _shared_source(self, start: int, count: int, lane: int, site: int) -> Array | None:
+    def _shared_places(self, start: int, count: int, lane: int, site: int) -> Array | None:
+        """16-byte elements of a run of bytes in the lane's CTA."""
         shared: Any = self.batch.shared
-        row = int(self.batch.row_of[lane])
         offset = start - WINDOW_START
         if not shared.fits(offset, offset + count, lane, site):
             return None
-        at = shared.chunks(row, offset + np.arange(0, count, 16))
-        if self.hazards:
-            self._remember(lane, at, row, site)
-        data: Array = shared.views[16][at]
-        return data
+        at: Array = shared.chunks(int(self.batch.row_of[lane]), offset + np.arange(0, count, 16))
+        return at
 
     def _deliver(
-        self, data: Array, to: int, bar_address: int, ranks: int | None, span: int, align: int, lane: int, site: int
+        self,
+        data: Array,
+        to: int,
+        bar_address: int,
+        ranks: int | None,
+        span: int,
+        align: int,
+        lane: int,
+        site: int,
+        origin: Array | None = None,
     ) -> None:
+        """Send 16-byte elements to shared memory. ``origin``: where in the lane's own they come from."""
         batch = self.batch
         shared: Any = batch.shared
         barriers = batch.barriers
@@ -344,14 +353,44 @@ class Bulk:
             bar = barriers.find(row, bar_offset, np.array([lane]), site, asynchronous=True)
             if bar is None:
                 continue
+            if origin is not None and self.hazards:
+                # Whoever waits for the copy knows that its source has been read.
+                reader = batch.clocks.wgmma + batch.clocks.groups + int(batch.warp[lane])
+                shared.async_read(origin, lane, own, reader, site, "a bulk copy", bar.column)
             at = shared.chunks(row, self._chunks(offset, data.size * 16, span))
-            shared.async_write(at, lane, row, bar.column, site)
-            column = bar.column
+            self._fly(at, data, 16, bar, lane, row, site)
 
-            def land(tick: int, at: Array = at, column: int = column) -> None:
-                shared.land_chunks(at, data, column, tick)
+    def _fly(self, at: Array, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
+        """``data`` is under way to elements of ``width`` bytes, and lands with the mbarrier's phase."""
+        shared: Any = self.batch.shared
+        shared.async_write(at, lane, row, bar.column, site, width)
 
-            barriers.deliver(bar, data.size * 16, land)
+        def land(tick: int) -> None:
+            shared.land(at, data, bar.column, tick, width)
+
+        self.batch.barriers.deliver(bar, data.size * width, land)
+
+    def store_async(self, address: Array, value: Array, width: int, bar_address: Array, m: Mask, site: int) -> None:
+        """st.async of ``width`` bytes per lane."""
+        batch = self.batch
+        shared: Any = batch.shared
+        low = np.uint32((1 << RANK_SHIFT) - 1)
+        everyone = batch.lanes(m) if m is not None else np.arange(batch.size)
+        # The mbarrier's phase says that it has arrived.
+        lanes, rows = batch.barriers.rows(address[everyone], everyone, site, remember=False)
+        for lane, row in zip(lanes, rows, strict=True):
+            lane, row = int(lane), int(row)
+            offset, place = int(address[lane] & low) - WINDOW_START, int(bar_address[lane] & low) - WINDOW_START
+            bar = batch.barriers.find(row, place, np.array([lane]), site)
+            if bar is None or not shared.fits(offset, offset + width, lane, site):
+                continue
+            if offset % width:
+                batch.report_lanes(
+                    "shared-misaligned", f"st.async of {width} bytes to shared offset {offset}", site, np.array([lane])
+                )
+                continue
+            at = np.array([(offset + row * shared.stride) >> SHIFT[width]])
+            self._fly(at, value[lane : lane + 1].copy(), width, bar, lane, row, site)
 
     # --- stores ---
 
@@ -434,11 +473,14 @@ class Bulk:
                     np.array([lane]), start,
                 )  # fmt: skip
                 continue
-            data = self._shared_source(int(source[lane]), count, lane, site)
+            places = self._shared_places(int(source[lane]), count, lane, site)
             at = start - memory.base
             buffer = memory.find(at)
-            if data is None:
+            if places is None:
                 continue
+            if self.hazards:
+                self._remember(lane, places, int(batch.row_of[lane]), site)
+            data: Array = batch.shared.views[16][places]
             if buffer is None or at + count > buffer.end:
                 batch.report_lanes(
                     "global-out-of-bounds", f"bulk copy of {count} bytes: {memory.describe(start)}", site,

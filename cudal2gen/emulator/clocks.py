@@ -21,6 +21,16 @@ Array = NDArray[Any]
 MAX_BARRIERS = 128
 
 
+def distinct(values: Array) -> Array:
+    """The distinct values of an array in ascending order."""
+    if len(values) < 2:
+        return values
+    keep = np.empty(len(values), bool)
+    keep[0] = True
+    np.not_equal(values[1:], values[:-1], out=keep[1:])
+    return values[keep]
+
+
 class Clocks:
     """The clocks of a batch of whole clusters."""
 
@@ -32,7 +42,8 @@ class Clocks:
         self.wgmma = self.cluster * self.warps
         self.bulk = self.wgmma + self.cluster * self.groups
         self.barriers = self.bulk + self.cluster * self.warps
-        self.columns = self.barriers + MAX_BARRIERS * self.cluster
+        # The last column is the cluster barrier: its tick says that all CTAs have started.
+        self.columns = self.barriers + MAX_BARRIERS * self.cluster + 1
         self.known: Array = np.zeros((batch.count, self.warps, self.columns), np.int64)
         # What some lanes of a warp have learned and the others not yet: (row, warp) -> [lanes (32 bools), clock].
         self.private: dict[tuple[int, int], list[tuple[Array, Array]]] = {}
@@ -67,9 +78,9 @@ class Clocks:
         row, last = int(batch.row_of[lanes[0]]), int(batch.row_of[lanes[-1]])
         if row != last:
             rows = batch.row_of[lanes]
-            parts = [self.publish(lanes[rows == r]) for r in np.unique(rows)]
+            parts = [self.publish(lanes[rows == r]) for r in distinct(rows)]
             return np.maximum.reduce(parts)  # type: ignore[no-any-return]
-        warps = np.unique(batch.warp[lanes])
+        warps = distinct(batch.warp[lanes])
         clock: Array = self.known[row, warps].max(axis=0)
         if self.private:
             for warp in warps:
@@ -83,7 +94,7 @@ class Clocks:
         """These lanes learn a clock; a whole warp as a warp, a part of one privately until it synchronises."""
         batch = self.batch
         warps = lanes >> 5
-        for start in np.unique(warps):
+        for start in distinct(warps):
             mine = lanes[warps == start] & 31
             row, warp = divmod(int(start), self.warps)
             alive = batch.alive[32 * start : 32 * start + 32]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cudal2gen.emulator.clocks import distinct
 from cudal2gen.emulator.memory import MOVER, SHIFT
 from cudal2gen.emulator.shared import WINDOW_START, SharedMemory
 
@@ -23,6 +25,17 @@ SEVERAL, PSEUDO = 1 << 14, 1 << 15
 RANK_THREADS = 10
 
 
+_tables: dict[tuple[int, int], Array] = {}
+
+
+def _table(make: Callable[[], Array], warps: int, columns: int) -> Array:
+    key = (warps, columns)
+    if key not in _tables:
+        _tables[key] = make()
+    out: Array = _tables[key]
+    return out
+
+
 class ClusterMemory(SharedMemory):
     """Shared memory whose words remember asynchronous accesses and those of other CTAs of the cluster."""
 
@@ -32,6 +45,7 @@ class ClusterMemory(SharedMemory):
     def __init__(self, batch: Batch, size: int, granule: int) -> None:
         self.clocks = batch.clocks
         super().__init__(batch, size, granule)
+        self.column = _table(self._column_table, self.warps, self.clocks.columns)
         # Per lane, the tick of its last fence.proxy.async; per (row, warp), what its last one covers.
         self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
         self.proxy_known: dict[tuple[int, int], Array] = {}
@@ -40,6 +54,8 @@ class ClusterMemory(SharedMemory):
 
     def _reader_columns(self) -> int:
         clocks = self.clocks
+        # Readers below this have one column of clocks each.
+        self.bulk_readers = clocks.wgmma + clocks.groups
         return int(clocks.wgmma + clocks.groups + clocks.warps)
 
     def _actors(self) -> tuple[Array, Array, Array]:
@@ -56,17 +72,20 @@ class ClusterMemory(SharedMemory):
 
     # --- order ---
 
-    def _column(self, actor: Array) -> Array:
-        """Actors -> columns of clocks."""
-        thread = (actor >> RANK_THREADS) * self.warps + ((actor & 1023) >> 5)
-        several = ((actor - SEVERAL) >> 5) * self.warps + ((actor - SEVERAL) & 31)
-        return np.where(actor < SEVERAL, thread, np.where(actor < PSEUDO, several, actor - PSEUDO))
+    def _column_table(self) -> Array:
+        """Actor -> column of clocks."""
+        actor, warps = np.arange(1 << 16), self.warps
+        thread = (actor >> RANK_THREADS) * warps + ((actor & 1023) >> 5)
+        several = ((actor - SEVERAL) >> 5) * warps + ((actor - SEVERAL) & 31)
+        table = np.where(actor < SEVERAL, thread, np.where(actor < PSEUDO, several, actor - PSEUDO))
+        out: Array = np.minimum(table, self.clocks.columns - 1)
+        return out
 
     def _ordered(self, lanes: Array, tags: Array) -> Array:
         batch = self.batch
         actor = (tags & 0xFFFF).astype(np.int64)
         ticks = ((tags & (self.IN_FLIGHT - 1)) >> 16).astype(np.int64) - 1 + self.t0
-        column = np.minimum(self._column(actor), self.clocks.columns - 1)
+        column = self.column[actor]
         out: Array = actor == self.actor[lanes].astype(np.int64)
         out |= ticks < self.clocks.known[batch.row_of[lanes], batch.warp[lanes], column]
         if self.clocks.private and not out.all():
@@ -116,9 +135,11 @@ class ClusterMemory(SharedMemory):
         offset = at * 16 % self.stride
         self.batch.report_lanes(kind, f"{text}, shared offset {offset}", site, np.array([lane]), offset, doubtful)
 
-    def async_read(self, at: Array, lane: int, row: int, reader: int, site: int, what: str) -> None:
+    def async_read(
+        self, at: Array, lane: int, row: int, reader: int, site: int, what: str, column: int | None = None
+    ) -> None:
         """An asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane, to be remembered under reader
-        column ``reader`` of that CTA."""
+        column ``reader`` of that CTA. It has ended for those who know ``column`` (of clocks; None: the reader's)."""
         writer, latest, readers = self.rows[16]
         tags = writer[at]
         if tags.ndim > 1:
@@ -126,7 +147,11 @@ class ClusterMemory(SharedMemory):
             tags = tags.reshape(-1)
         else:
             at_of = at
-        if tags.size and int(tags.max()) >= self.IN_FLIGHT:
+        first = tags[0]
+        if first < self.IN_FLIGHT and int(first) & 0xFFFF >= PSEUDO and (tags == first).all():
+            # One bulk copy wrote it all, the usual case.
+            tags, at_of = tags[:1], at_of[:1]
+        elif int(tags.max()) >= self.IN_FLIGHT:
             for bad, kind, text, doubtful in (
                 (tags == self.UNWRITTEN, "uninitialised-shared", "reads shared memory that nobody has written", True),
                 (
@@ -142,9 +167,9 @@ class ClusterMemory(SharedMemory):
             tags, at_of = tags[good], at_of[good]
         actor = (tags & 0xFFFF).astype(np.int64)
         ticks = (tags >> 16).astype(np.int64) - 1 + self.t0
-        column = self._column(actor)
+        columns = self.column[actor]
         clock = self.clocks.of(lane)
-        bad = (ticks >= clock[column]) & (actor != int(self.actor[lane]))
+        bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
             who = self._who(int(tags[i]), row)
@@ -157,9 +182,10 @@ class ClusterMemory(SharedMemory):
             )
         generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
-            self._proxy(actor, ticks, column, generic, lane, at_of, site, f"{what} reads", row)
+            self._proxy(actor, ticks, columns, generic, lane, at_of, site, f"{what} reads", row)
         latest[at] = self.stamp
-        readers[at, :, reader] = self.TAG(self.stamp | PSEUDO | self._reader_actor(row, reader))
+        ender = self._reader_actor(row, reader) if column is None else column
+        readers[at, :, reader] = self.TAG(self.stamp | PSEUDO | ender)
 
     LONG_PAST = 1 << 16
 
@@ -213,19 +239,19 @@ class ClusterMemory(SharedMemory):
         batch.launch.tick += 1
         lanes = np.arange(batch.size) if m is None else batch.lanes(m)
         self.proxy_fenced[lanes] = batch.launch.tick
-        for warp in np.unique(lanes >> 5):
+        for warp in distinct(lanes >> 5):
             row, index = divmod(int(warp), self.warps)
             self.proxy_known[(row, index)] = self.clocks.of(int(lanes[lanes >> 5 == warp][0])).copy()
         self.retag()
 
-    def async_write(self, at: Array, lane: int, row: int, column: int, site: int) -> None:
-        """A bulk copy into 16-byte elements of CTA ``row`` starts: till it lands they are undefined."""
+    def async_write(self, at: Array, lane: int, row: int, column: int, site: int, width: int = 16) -> None:
+        """A copy into elements of ``width`` bytes of CTA ``row`` starts: till it lands they are undefined."""
         if self.hazards:
-            writer, _, readers = self.rows[16]
+            writer, _, readers = self.rows[width]
             clock = self.clocks.of(lane)
             tags = writer[at]
             flat = tags.reshape(-1)
-            where = np.repeat(at, flat.size // len(at))
+            where = np.repeat(at, flat.size // len(at)) * width // 16
             flying = (flat >= self.IN_FLIGHT) & (flat != self.UNWRITTEN)
             if flying.any():
                 self._complain(
@@ -240,21 +266,26 @@ class ClusterMemory(SharedMemory):
                 some = flat[plain]
                 actor = (some & 0xFFFF).astype(np.int64)
                 ticks = (some >> 16).astype(np.int64) - 1 + self.t0
-                columns = self._column(actor)
+                columns = self.column[actor]
                 bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
                 self._race_report("write after write", bad, some, where[plain], lane, row, site)
                 generic = (actor < SEVERAL) & ~bad
-                if generic.any():
+                if generic.any() and width == 16:
                     self._proxy(actor, ticks, columns, generic, lane, where[plain], site, "a bulk copy overwrites", row)
             seen = readers[at].reshape(-1, self.columns)
-            for reader in np.flatnonzero(seen.max(axis=0)):
+            latest = seen.max(axis=0)
+            for reader in np.flatnonzero(latest):
+                last = int(latest[reader])
+                ender = self.column[last & 0xFFFF]
+                if reader < self.bulk_readers and (last >> 16) - 1 + self.t0 < clock[ender]:
+                    continue
                 some = seen[:, reader]
                 actor = (some & 0xFFFF).astype(np.int64)
                 ticks = (some >> 16).astype(np.int64) - 1 + self.t0
-                bad = (some != 0) & (ticks >= clock[self._column(actor)]) & (actor != int(self.actor[lane]))
+                bad = (some != 0) & (ticks >= clock[self.column[actor]]) & (actor != int(self.actor[lane]))
                 self._race_report("write after read", bad, some, where, lane, row, site)
             writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
-        self.views[16][at] = self.poison[16]
+        self.views[width][at] = self.poison[width]
 
     def _race_report(self, what: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
         if bad.any():
@@ -268,12 +299,28 @@ class ClusterMemory(SharedMemory):
                 int(at[i]),
             )
 
-    def land_chunks(self, at: Array, data: Array, column: int, tick: int) -> None:
-        """A bulk copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""
-        self.views[16][at] = data
+    def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
+        """A copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""
+        self.views[width][at] = data
         if self.hazards:
-            self.rows[16][0][at] = self.TAG((tick - 1 - self.t0 + 1) << 16 | PSEUDO | column)
+            self.rows[width][0][at] = self.TAG((tick - self.t0) << 16 | PSEUDO | column)
         self.batch.launch.version += 1
+
+    def take_copies(self, lanes: Array) -> list[Any]:
+        """The cp.async of these lanes that have not landed, which now belong to an mbarrier."""
+        out = []
+        for group in ("open", "flying"):
+            kept = []
+            for copy in getattr(self, group):
+                mine = np.arange(self.batch.size) if copy.lanes is None else copy.lanes
+                inside = np.isin(mine, lanes)
+                if inside.any():
+                    out.append(type(copy)(mine[inside], copy.at[inside], copy.data[inside], copy.width, None))
+                if not inside.all():
+                    number = copy.group if copy.group is None or isinstance(copy.group, int) else copy.group[~inside]
+                    kept.append(type(copy)(mine[~inside], copy.at[~inside], copy.data[~inside], copy.width, number))
+            setattr(self, group, kept)
+        return out
 
     # --- other CTAs ---
 

@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 
 from cudal2gen.emulator import bulk, ptx
 from cudal2gen.emulator.hazards import EmulatorError, Report
-from cudal2gen.emulator.machine import Compiled, Device, Launch, LaunchResult, Options, Overtaken, Runaway
+from cudal2gen.emulator.machine import (
+    Compiled,
+    Device,
+    Launch,
+    LaunchResult,
+    Options,
+    Overtaken,
+    Runaway,
+    in_clusters,
+)
 from cudal2gen.emulator.memory import POISON, Buffer, Memory
 from cudal2gen.emulator.ptx import Function, Module
 from cudal2gen.emulator.translate import translate
@@ -367,6 +376,9 @@ def execute(
     chosen = np.arange(count) if ctas is None else np.unique(np.fromiter((int(c) for c in ctas), np.int64))
     if len(chosen) and (chosen[0] < 0 or chosen[-1] >= count):
         raise EmulatorError(f"CTA numbers {chosen[0]}..{chosen[-1]} for a grid of {count}")
+
+    if cluster != (1, 1, 1):
+        chosen = in_clusters(chosen, grid, cluster)
 
     def once(code: Compiled, options: Options, poison: int = POISON) -> Launch:
         launch = Launch(

@@ -146,7 +146,6 @@ class Launch:
     def run(self, ctas: Array) -> None:
         """Execute the CTAs with these linear numbers."""
         size = self.cluster[0] * self.cluster[1] * self.cluster[2]
-        ctas = self.in_clusters(ctas) if size > 1 else ctas
         per = max(1, self.options.lanes // max(32, self.threads) // size) * size
         waiting = [ctas[i : i + per] for i in range(0, len(ctas), per)]
         waiting.reverse()
@@ -173,15 +172,16 @@ class Launch:
                         batch.report_stuck()
                     return
 
-    def in_clusters(self, ctas: Array) -> Array:
-        """The CTAs of all clusters that these belong to, cluster by cluster, by rank in each."""
-        (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
-        x, y, z = ctas % gx, ctas // gx % gy, ctas // (gx * gy)
-        first = np.unique(x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz)))
-        rank = np.arange(cx * cy * cz)
-        step = rank % cx + gx * (rank // cx % cy + gy * (rank // (cx * cy)))
-        out: Array = (first[:, None] + step).reshape(-1)
-        return out
+
+def in_clusters(ctas: Array, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Array:
+    """The CTAs of all clusters that these belong to, cluster by cluster, by rank in each."""
+    (gx, gy, _), (cx, cy, cz) = grid, cluster
+    x, y, z = ctas % gx, ctas // gx % gy, ctas // (gx * gy)
+    first = np.unique(x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz)))
+    rank = np.arange(cx * cy * cz)
+    step = rank % cx + gx * (rank // cx % cy + gy * (rank // (cx * cy)))
+    out: Array = (first[:, None] + step).reshape(-1)
+    return out
 
 
 class Batch:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cudal2gen.emulator.clocks import distinct
 from cudal2gen.emulator.cluster_memory import RANK_SHIFT
 from cudal2gen.emulator.shared import WINDOW_START
 
@@ -63,7 +64,7 @@ class ClusterBarrier:
         self.generation = 0
         self.arrived: Array = np.zeros(size, bool)
         self.clock: Array | None = None
-        self.done_clock: Array | None = None
+        self.done_clock: Array = np.zeros(0, np.int64)
         self.tick = 0
 
     def describe(self, row: int) -> str:  # noqa: ARG002
@@ -88,7 +89,7 @@ class Barriers:
 
     # --- places ---
 
-    def rows(self, address: Array, lanes: Array, site: int) -> tuple[Array, Array]:
+    def rows(self, address: Array, lanes: Array, site: int, remember: bool = True) -> tuple[Array, Array]:
         """Lanes and the rows of the CTAs that their shared::cluster addresses name; wrong ranks are reported."""
         batch = self.batch
         rank = (address >> RANK_SHIFT).astype(np.int64) - 1
@@ -104,18 +105,17 @@ class Barriers:
             away = rows != batch.row_of[lanes]
             if away.any():
                 for row in np.unique(rows[away]):
-                    self.visit(int(row), lanes[away & (rows == row)], site)
+                    self.visit(int(row), lanes[away & (rows == row)], site, remember)
         return lanes, rows
 
     def visit(self, row: int, lanes: Array, site: int, remember: bool = True) -> None:
         """Lanes of other CTAs touch CTA ``row``: it must have started, and must not have ended."""
         batch = self.batch
         clocks = batch.clocks
-        cluster = self.clusters[row // batch.cluster_size]
-        if cluster.generation == 0:
-            theirs = slice(int(clocks.first[row]), int(clocks.first[row]) + clocks.warps)
-            lane = int(lanes[0])
-            if not clocks.of(lane)[theirs].any():
+        theirs = slice(int(clocks.first[row]), int(clocks.first[row]) + clocks.warps)
+        for lane in lanes[np.unique(lanes >> 5, return_index=True)[1]]:
+            known = clocks.of(int(lane))
+            if not known[-1] and not known[theirs].any():
                 batch.report_lanes(
                     "cluster",
                     f"touches the shared memory of CTA {batch.cta_index(row)} before a cluster barrier says that it "
@@ -131,9 +131,8 @@ class Barriers:
         if not remember:
             return
         visits = batch.shared.visits.setdefault(row, {})  # type: ignore[attr-defined]
-        for lane in lanes:
-            column = int(clocks.first[batch.row_of[lane]] + batch.warp[lane])
-            visits[column] = (self.launch.tick, site)
+        for column in np.unique(clocks.first[batch.row_of[lanes]] + batch.warp[lanes]):
+            visits[int(column)] = (self.launch.tick, site)
 
     def mapa(self, address: Array, rank: Array) -> Array:
         """mapa of shared or generic addresses; the rank is checked where the address is used."""
@@ -198,7 +197,7 @@ class Barriers:
                     "fence.mbarrier_init or fence.proxy.async follows",
                     site, lanes, offset,
                 )  # fmt: skip
-            for warp in np.unique(lanes >> 5):
+            for warp in distinct(lanes >> 5):
                 if int(warp) not in bar.trusted:
                     self._trust(bar, int(lanes[lanes >> 5 == warp][0]), site)
         return bar
@@ -209,9 +208,8 @@ class Barriers:
         origin = int(batch.row_of[bar.init_lane])
         column = int(clocks.first[origin] + batch.warp[bar.init_lane])
         ok = lane == bar.init_lane or clocks.of(lane)[column] > bar.init_tick
-        cluster = self.clusters[bar.row // batch.cluster_size]
         # A relaxed cluster barrier carries what fence.mbarrier_init released.
-        ok = ok or 0 < bar.fenced < cluster.tick
+        ok = ok or 0 < bar.fenced < clocks.of(lane)[-1]
         bar.trusted.add(lane >> 5)
         if not ok:
             batch.report_lanes(
@@ -232,6 +230,14 @@ class Barriers:
                 batch.report_lanes("mbarrier", f"initialised with a count of {number}", site, lanes, offset)
                 number = max(1, min(number, MAX_COUNT))
             old = self.bars.get((row, offset))
+            if old is not None or len(lanes) > 1:
+                batch.report_lanes(
+                    "mbarrier",
+                    f"the mbarrier at shared offset {offset} is initialised again without mbarrier.inval",
+                    site,
+                    lanes,
+                    offset,
+                )
             column = old.column if old is not None else batch.clocks.barrier_column(row)
             self.bars[(row, offset)] = MBarrier(row, offset, number, column, int(lanes[-1]), self.launch.tick)
 
@@ -294,6 +300,26 @@ class Barriers:
                 self._settle(bar)
         batch.shared.retag()
         return states
+
+    def copies_arrive(self, address: Array, noinc: bool, m: Mask, site: int) -> None:
+        """cp.async.mbarrier.arrive: the lanes' copies so far land with the phase, each lane arrives once for them.
+        Without ``noinc`` the phase expects that arrival beside its own."""
+        shared: Any = self.batch.shared
+        for row, offset, _, lanes in list(self._groups(address, m, site)):
+            bar = self.find(row, offset, lanes, site)
+            if bar is None:
+                continue
+            for copy in shared.take_copies(lanes):
+
+                def land(tick: int, copy: Any = copy, column: int = bar.column) -> None:
+                    shared.land(copy.at, copy.data, column, tick, copy.width)
+
+                bar.flights.append(land)
+            if not noinc:
+                bar.pending += len(lanes)
+            mask = np.zeros(self.batch.size, bool)
+            mask[lanes] = True
+            self.arrive(address, 1, None, mask, site)
 
     def expect(self, address: Array, expected: Array, m: Mask, site: int) -> None:
         """mbarrier.expect_tx."""
@@ -453,7 +479,9 @@ class Barriers:
         cluster.tick = self.launch.tick
         cluster.generation += 1
         cluster.arrived[:] = False
-        cluster.done_clock, cluster.clock = cluster.clock, None
+        clock = np.zeros(batch.clocks.columns, np.int64) if cluster.clock is None else cluster.clock
+        clock[-1] = cluster.tick
+        cluster.done_clock, cluster.clock = clock, None
         self.launch.version += 1
         free = np.zeros(batch.size, bool)
         for w in batch.waiting:
@@ -465,7 +493,7 @@ class Barriers:
 
     def _leave(self, cluster: ClusterBarrier, lanes: Array) -> None:
         self.arrived_at[lanes] = -1
-        if self.hazards and cluster.done_clock is not None:
+        if self.hazards:
             self.batch.clocks.acquire(lanes, cluster.done_clock)
 
     def cluster_wait(self, acquire: bool, m: Mask, resume: int, site: int) -> Step:
@@ -501,9 +529,9 @@ class Barriers:
     def exited(self, lanes: Array) -> None:
         """Lanes have left the kernel."""
         batch = self.batch
-        for index in np.unique(lanes // (batch.cluster_size * batch.width)):
+        for index in distinct(lanes // (batch.cluster_size * batch.width)):
             self._settle_cluster(int(index))
-        for row in np.unique(batch.row_of[lanes]):
+        for row in distinct(batch.row_of[lanes]):
             if not batch.alive[row * batch.width : (row + 1) * batch.width].any():
                 self._last_has_left(int(row))
 

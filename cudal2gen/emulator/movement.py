@@ -88,7 +88,10 @@ def _load(e: Emitter, space: str, at: Mem, start: int, size: int, mask: str, str
 def store(e: Emitter, ins: Instr) -> None:
     """st to any space."""
     if "async" in ins.parts:
-        raise e.fail()
+        from cudal2gen.emulator import asynchronous
+
+        asynchronous.store_async(e, ins)
+        return
     kind = ins.parts[-1]
     n, width = _vector(ins), TYPE_BYTES[kind]
     at, s = ins.operands[:2]

@@ -98,12 +98,7 @@ def _of_function(function: Function, spans: _Spans) -> Iterator[Mutant]:
         elif _is_commit(ins):
             yield made("drop", "")
         elif ins.base == "barrier" and "arrive" in ins.parts and "cluster" in ins.parts:
-            # Without the arrival the wait would be illegal: both go.
-            wait = next((x for x in body[i:] if isinstance(x, Instr) and x.op.startswith("barrier.cluster.wait")), None)
-            if wait is not None:
-                s2, e2 = spans.find(wait)
-                without = spans.text[:start] + spans.text[end:s2] + spans.text[e2:]
-                yield Mutant(f"drop {ins.op} at {ins.line}", "drop", ins.line, without)
+            yield from _without_pair(ins, body[i:], spans)
         elif ins.base in _ASYNCHRONOUS or (ins.base == "cp" and "bulk" in ins.parts):
             for kind, new in _of_asynchronous(ins, statement):
                 yield made(kind, new)
@@ -137,6 +132,16 @@ def _of_function(function: Function, spans: _Spans) -> Iterator[Mutant]:
                 yield made("never", "")
 
 
+def _without_pair(ins: Instr, following: list[Instr | Label], spans: _Spans) -> Iterator[Mutant]:
+    """Without the arrival at a cluster barrier the wait would be illegal: both go."""
+    wait = next((x for x in following if isinstance(x, Instr) and x.op.startswith("barrier.cluster.wait")), None)
+    if wait is not None:
+        start, end = spans.find(ins)
+        s2, e2 = spans.find(wait)
+        without = spans.text[:start] + spans.text[end:s2] + spans.text[e2:]
+        yield Mutant(f"drop {ins.op} at {ins.line}", "drop", ins.line, without)
+
+
 _ASYNCHRONOUS = ("mbarrier", "wgmma", "mapa", "setmaxnreg", "griddepcontrol")
 
 
@@ -153,7 +158,7 @@ def _of_asynchronous(ins: Instr, statement: str) -> Iterator[tuple[str, str]]:
         if what in ("try_wait", "test_wait"):
             target = ins.operands[0]
             if isinstance(target, Reg):
-                name = statement.split(what, 1)[1].split(None, 1)[1].split(",")[0].strip()
+                name = statement.split(what, 1)[1].split(None, 1)[1].split(",", maxsplit=1)[0].strip()
                 yield "skip", f"setp.eq.u32 {name}, 0, 0;"
             if "parity" in ins.parts:
                 yield "parity", _changed(statement, 2, "b32", "xor.b32", "1")

@@ -369,7 +369,7 @@ class SharedMemory:
             if key in self.learned:
                 known[row, warp] = np.maximum(known[row, warp], self.learned.pop(key))
             self.fenced[key] = known[row, warp].copy()
-            self.fenced[key][warp] = batch.launch.tick + 1
+            self.fenced[key][batch.first_column(int(row)) + warp] = batch.launch.tick + 1
         batch.launch.tick += 1
         self.retag()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cudal2gen.emulator.clocks import distinct
 from cudal2gen.emulator.shared import WINDOW_START
 from cudal2gen.emulator.tensor import Accumulator
 
@@ -99,7 +100,7 @@ class Warpgroups:
             if m is None:
                 self.fenced[:] = False
             else:
-                self.fenced[np.unique(self.of_lane[self.batch.lanes(m)])] = False
+                self.fenced[distinct(self.of_lane[self.batch.lanes(m)])] = False
 
     def _settled(self, tile: Tile, m: Mask, site: int, what: str) -> None:
         busy = tile.group > self.retired
@@ -145,7 +146,7 @@ class Warpgroups:
         if m is None:
             self.fenced[:] = True
         else:
-            self.fenced[np.unique(self.of_lane[self.batch.lanes(m)])] = True
+            self.fenced[distinct(self.of_lane[self.batch.lanes(m)])] = True
 
     def _whole(self, m: Mask, site: int) -> list[int]:
         """The warpgroups in the mask; incomplete ones are reported and left out."""
@@ -155,7 +156,7 @@ class Warpgroups:
                 return list(range(len(self.starts)))
             m = batch.alive
         out = []
-        for q in np.unique(self.of_lane[batch.lanes(m)]):
+        for q in distinct(self.of_lane[batch.lanes(m)]):
             start = self.starts[q]
             part = m[start : start + 128]
             if part.size == 128 and part.all() and (start + 127) // batch.width == start // batch.width:
@@ -247,11 +248,15 @@ class Warpgroups:
     def _operand(self, form: Form, descriptors: Array, rows: int, along: bool, groups: list[int], site: int) -> Array:
         """A or B of every warpgroup as (warpgroups, rows, 16) in fp32."""
         batch, shared = self.batch, self.batch.shared
-        places = []
+        places: list[Array] = []
+        # Warpgroups of a CTA often share an operand.
+        slots: dict[tuple[int, int], int] = {}
+        which = []
         for q in groups:
             start = self.starts[q]
             row = start // batch.width
             descriptor = int(descriptors[start])
+            which.append(slots.setdefault((row, descriptor), len(slots)))
             offsets = self._pattern(descriptor, rows, along)
             low, high = int(offsets.min()), int(offsets.max()) + 16
             if not shared.fits(low, high, start, site):  # type: ignore[attr-defined]
@@ -260,9 +265,12 @@ class Warpgroups:
             if self.hazards:
                 reader = batch.clocks.wgmma + q % self.per_row
                 shared.async_read(at, start, row, reader, site, "wgmma")  # type: ignore[attr-defined]
-            places.append(at)
+            if which[-1] == len(places):
+                places.append(at)
         got = shared.views[16][np.stack(places)]
         values = _floats(np.ascontiguousarray(got).view(np.uint16), form.kind)
+        if len(places) < len(groups):
+            values = values[which]
         if along:
             # 16 rows of k, each with the elements along m or n.
             return values.reshape(len(groups), 16, rows).transpose(0, 2, 1)
@@ -309,7 +317,7 @@ class Warpgroups:
         """wgmma.wait_group: all but the ``pending`` newest groups are complete."""
         batch = self.batch
         lanes = np.arange(batch.size) if m is None else batch.lanes(m)
-        for q in np.unique(self.of_lane[lanes]):
+        for q in distinct(self.of_lane[lanes]):
             done = int(self.committed[q]) - pending
             if done <= 0:
                 continue
@@ -317,7 +325,7 @@ class Warpgroups:
             if self.hazards:
                 row, group = divmod(int(q), self.per_row)
                 column = batch.clocks.wgmma + int(batch.rank[row]) * self.per_row + group
-                warps = np.unique(batch.warp[lanes[self.of_lane[lanes] == q]])
+                warps = distinct(batch.warp[lanes[self.of_lane[lanes] == q]])
                 known = batch.clocks.known
                 known[row, warps, column] = np.maximum(known[row, warps, column], self.group_ticks[q][done - 1])
 
@@ -329,8 +337,8 @@ class Warpgroups:
         lanes = np.arange(batch.size) if m is None else batch.lanes(m)
         if not 24 <= count <= 256 or count % 8:
             batch.report_lanes("registers", f"setmaxnreg {count}: multiples of 8 from 24 to 256", site, lanes)
-        for q in np.unique(self.of_lane[lanes]):
-            warps = len(np.unique(batch.warp[lanes[self.of_lane[lanes] == q]]))
+        for q in distinct(self.of_lane[lanes]):
+            warps = len(distinct(batch.warp[lanes[self.of_lane[lanes] == q]]))
             self.limits.setdefault(int(q), []).append((count, site))
             self.limit_warps[int(q)] = self.limit_warps.get(int(q), 0) + warps
 

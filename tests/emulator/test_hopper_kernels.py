@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudal2gen.emulator import Options
-from tests.emulator.hopper import gemm
+from tests.emulator.hopper import gemm, program
 
 ENTRIES = [
     "tn_f32_1x1", "nn_f32_1x1", "tn_f16_2x1", "nn_f32_2x1", "tn_f32_1x2", "nn_f16_2x2", "tn_f32_pingpong",
@@ -25,6 +25,15 @@ def test_exact(entry: str, mnk: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("entry", ["tn_f32_1x1", "nn_f16_2x2", "tn_f32_pingpong", "nn_f32_pingpong_2x1"])
 def test_persistent(entry: str) -> None:
     run = gemm(entry, (520, 264, 136), clusters=2, pdl=True)
+    assert run.exact
+    assert run.session.reports == []
+
+
+@pytest.mark.parametrize("mnk", [(64, 64, 512), (128, 192, 256), (72, 40, 328), (64, 64, 64)])
+@pytest.mark.parametrize("entry", ["split_2", "split_4"])
+def test_split_over_a_cluster(entry: str, mnk: tuple[int, int, int]) -> None:
+    run = gemm(entry, mnk, pdl=True, source=program("tma_split"))
+    assert (run.code, run.session.refusals, run.session.errors) == (0, [], [])
     assert run.exact
     assert run.session.reports == []
 

@@ -110,3 +110,30 @@ DEVICE void wgmma(uint32_t (&d)[N / 4], uint64_t a, uint64_t b, int accumulate) 
   static_assert(N == 128);
   asm volatile(WGMMA("m64n128k16.f16.f16.f16", N32, "%32", "%33", "%34", "%35") : R32(PLUS_R, d) : "l"(a), "l"(b), "r"(accumulate), "n"(int(NN)));
 }
+
+// --- host ---
+
+using Encode = int (*)(CUtensorMap*, int, unsigned, void*, uint64_t const*, uint64_t const*, uint32_t const*, uint32_t const*, int, int, int, int);
+
+inline int encode(CUtensorMap* map, void const* p, int inner, int outer, int ld, int columns, int rows) {
+  static Encode function = nullptr;
+  if (!function) {
+    cudaDriverEntryPointQueryResult found;
+    cudaError_t const error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&function), 12000, cudaEnableDefault, &found);
+    if (error) return error;
+  }
+  uint64_t const extent[2] = {uint64_t(inner), uint64_t(outer)}, pitch[1] = {uint64_t(ld) * 2};
+  uint32_t const box[2] = {uint32_t(columns), uint32_t(rows)}, step[2] = {1, 1};
+  return function(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(p), extent, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+inline void clustered(cudaLaunchAttribute* attributes, int x, int y, int pdl) {
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = x;
+  attributes[0].val.clusterDim.y = y;
+  attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = pdl;
+}

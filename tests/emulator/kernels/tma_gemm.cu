@@ -60,6 +60,7 @@ __global__ __launch_bounds__(kThreads, 1) void gemm(__grid_constant__ CUtensorMa
       int s = 0, phase = 0;
       for (int t = first; t < tiles; t += stride) {
         int const row = (t / tiles_n * C::CM + cy) * C::BM, column = (t % tiles_n * C::CN + cx) * C::BN;
+#pragma unroll 1
         for (int i = 0; i < steps; ++i) {
           mbarrier_wait(empty(s), phase ^ 1);
           mbarrier_expect(full(s), C::kStage);
@@ -91,6 +92,7 @@ __global__ __launch_bounds__(kThreads, 1) void gemm(__grid_constant__ CUtensorMa
         }
       }
       if constexpr (C::CS > 1)
+#pragma unroll 1
         for (int i = 0; i < kStages; ++i) {
           mbarrier_wait(empty(s), phase ^ 1);
           if (++s == kStages) s = 0, phase ^= 1;
@@ -136,6 +138,7 @@ __global__ __launch_bounds__(kThreads, 1) void gemm(__grid_constant__ CUtensorMa
       turn ^= 1;
     }
     int previous = -1;
+#pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       mbarrier_wait(full(s), phase);
       uint32_t const a = base + s * C::kStage + (C::PP ? 0 : group * 64 * 128), b = base + s * C::kStage + C::kA;
@@ -191,22 +194,6 @@ __global__ __launch_bounds__(kThreads, 1) void gemm(__grid_constant__ CUtensorMa
   if (leader) bulk_wait_read<0>();
 }
 
-using Encode = int (*)(CUtensorMap*, int, unsigned, void*, uint64_t const*, uint64_t const*, uint32_t const*, uint32_t const*, int, int, int, int);
-
-int encode(CUtensorMap* map, void const* p, int inner, int outer, int ld, int columns, int rows) {
-  static Encode function = nullptr;
-  if (!function) {
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t const error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&function), 12000, cudaEnableDefault, &found);
-    if (error) return error;
-  }
-  uint64_t const extent[2] = {uint64_t(inner), uint64_t(outer)}, pitch[1] = {uint64_t(ld) * 2};
-  uint32_t const box[2] = {uint32_t(columns), uint32_t(rows)}, step[2] = {1, 1};
-  return function(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(p), extent, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-}
-
 template <class C>
 int launch(void const* a, void const* b, void* d, int m, int n, int k, int clusters, int pdl) {
   CUtensorMap ta, tb, td;
@@ -222,14 +209,9 @@ int launch(void const* a, void const* b, void* d, int m, int n, int k, int clust
   config.blockDim = dim3(kThreads, 1, 1);
   config.dynamicSmemBytes = C::kShared;
   cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = C::CN;
-  attributes[0].val.clusterDim.y = C::CM;
-  attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = pdl;
+  clustered(attributes, C::CN, C::CM, pdl);
   config.attrs = attributes;
-  config.numAttrs = pdl ? 2 : 1;
+  config.numAttrs = 2;
   void* arguments[] = {&ta, &tb, &td, &m, &n, &k};
   return cudaLaunchKernelExC(&config, reinterpret_cast<void const*>(&gemm<C>), arguments);
 }
