@@ -2,18 +2,30 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test thorough check goldens clean
+.PHONY: demo test thorough check browser goldens clean
 
 demo: .venv/demo
 	$(BIN)/cudal2gen run --mnk 64_256_256
 
-test: .venv/dev check
+test: .venv/dev browser check
 	$(BIN)/python -m pytest
 
 check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The report is looked at in a real browser. One that is there is taken, else Debian's chromium is installed.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  command -v $$name >/dev/null && exit 0; \
+	done; \
+	test "$$(id -u)" = 0 && sudo= || sudo='sudo -n'; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	{ $$sudo apt-get update -qq && $$sudo apt-get install -qq -y --no-install-recommends chromium; } || { \
+	  echo "The tests open the report in a browser, and none could be installed: install chromium or google-chrome." >&2; \
+	  exit 1; \
+	}
 
 # Hundreds of drawn records, compiled and executed, other ones each time.
 thorough: .venv/dev
@@ -30,7 +42,7 @@ goldens: .venv/dev
 	touch $@
 
 .venv/dev: .venv/demo
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nvcc,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nvcc,gpu,dev]'
 	touch $@
 
 clean:

@@ -103,6 +103,32 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Found:
     )
 
 
+def library(gpu: str, acc: str, layout: str, of: str | None = None, path: Path | None = None) -> list[Record]:
+    """All records of a GPU, accumulator and layout; where there are none, a related GPU's or layout's, taken over.
+
+    ``of``: take this GPU's records, whatever there is. Records that are not legal on ``gpu`` are left out. Raises
+    CatalogError where nothing is left.
+    """
+    records = [record for record in load(path) if record.acc == acc]
+    others = sorted({record.gpu for record in records} - {gpu, *STAND_INS.get(gpu, ())})
+    for source in [of] if of else [gpu, *STAND_INS.get(gpu, ()), *others]:
+        for stored in (layout, *({"tn", "nn"} - {layout})):
+            pool = [record for record in records if (record.gpu, record.layout) == (source, stored)]
+            taken = [one for record in pool if (one := _taken_over(record, gpu, layout))]
+            if taken:
+                return taken
+    raise CatalogError(f"no record of {of or 'any GPU'} with acc {acc} is legal on {gpu}; see 'cudal2gen list'")
+
+
+def _taken_over(record: Record, gpu: str, layout: str) -> Record | None:
+    if (record.gpu, record.layout) == (gpu, layout):
+        return record
+    try:
+        return revise(record, gpu=gpu, layout=layout)
+    except IllegalRecord:
+        return None
+
+
 def put(record: Record, path: Path | None = None) -> Path:
     """Writes one record into the catalog, in place of the problem's old one; answers the file that was written."""
     target = (path or places.editable_catalog()).resolve()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -345,6 +346,151 @@ def _emulated(on: str) -> None:
         _usage(f"--on {on}: this version runs kernels on the emulator only")
 
 
+Duration = Annotated[str | None, typer.Option("--budget", metavar="DURATION", help="Stop after, e.g., 8m or 90s.")]
+
+
+@app.command()
+def bench(
+    mnk: Annotated[list[str] | None, typer.Option("--mnk", metavar="M_N_K", help="Problem size; repeatable.")] = None,
+    everything: All = False,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="This many problems, spread over the size classes.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU's model; by default as the device says.")] = None,
+    acc: Acc = "f16",
+    layout: Layout = "tn",
+    changes: Set = None,
+    of: Annotated[
+        str | None, typer.Option("--records-of", help="Measure this GPU's records, as far as they are legal here.")
+    ] = None,
+    protocol: Annotated[
+        str, typer.Option("--protocol", help="Any of device, offline, server, separated by commas.")
+    ] = "device",
+    baselines: Annotated[
+        str | None,
+        typer.Option("--baselines", help="Names separated by commas, or none; by default the seven vendor ones."),
+    ] = None,
+    budget: Duration = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume/--again", help="Skip what is stored (the default), or not."),
+    ] = True,
+    warmup_seconds: Annotated[float, typer.Option(min=0, help="Warm-up before the first problem.")] = 3.0,
+    benchmark_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Timing per problem, protocol and L2 state; 0.25, or 2 with the host.")
+    ] = None,
+    target_qps: Annotated[float, typer.Option(min=0.001, help="Arrivals per second in the server protocol.")] = 1000.0,
+    device: Annotated[int, typer.Option("--device", min=0, help="Number of the CUDA device.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file of measurements to add to.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of inputs and order.")] = 0,
+    jobs: Jobs = None,
+    nvcc: Nvcc = None,
+) -> None:
+    """Measure kernels against the vendor's libraries on the GPU; every measurement is stored as it is taken."""
+    from cudal2gen import baselines as vendors
+    from cudal2gen import bench as timing
+    from cudal2gen import compiler, results
+    from cudal2gen.gpu import Gpu, Kernel, sku
+
+    with _user_errors():
+        seconds = None if budget is None else _seconds(budget)
+        protocols = _protocols(protocol)
+        card = Gpu(device)
+        model = gpu or sku(card.environment.name)
+        if model is None:
+            _usage(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
+        records = _to_measure(mnk, everything, sample, model, acc, layout, of, changes, seed)
+        card.check(records[0])
+        tools = compiler.toolchain(nvcc)
+        with _progress("compiling") as progress:
+            artifacts = compiler.build(records, tools=tools, jobs=jobs, progress=progress)
+        directories = {record.problem: one.directory for record, one in zip(records, artifacts, strict=True)}
+        library = compiler.launcher(tools=tools)
+        store = out or results.store("measurements")
+        names = list(vendors.MEASURED) if baselines is None else [one for one in baselines.split(",") if one != "none"]
+        tuned = store.with_name("cublaslt.jsonl")
+        try:
+            contenders = vendors.contenders(names, records[0].acc, card, tuned)
+        except ValueError as error:
+            _usage(f"--baselines {baselines}: {error}")
+        settings = timing.Settings(
+            protocols=protocols,
+            warmup_seconds=warmup_seconds,
+            benchmark_seconds=benchmark_seconds or (0.25 if protocols == ("device",) else 2.0),
+            target_qps=target_qps,
+            seed=seed,
+        )
+        with _countdown() as progress:
+            outcome = timing.run(
+                card,
+                records,
+                lambda record: Kernel(record, directories[record.problem], library, card.stream),
+                lambda record: directories[record.problem].name,
+                contenders,
+                settings,
+                store,
+                budget_seconds=seconds,
+                again=not resume,
+                progress=progress,
+            )
+    for fault in outcome.faults:
+        print(f"fault: {fault}", file=sys.stderr)
+    print(
+        f"{len(records)} problems, {outcome.known} of them stored before: {outcome.measured} measurements added to "
+        f"{store}, {outcome.left} problems left, {len(outcome.faults)} faults"
+    )
+    if outcome.faults:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _to_measure(
+    mnk: list[str] | None,
+    everything: bool,
+    sample: int | None,
+    gpu: str,
+    acc: str,
+    layout: str,
+    of: str | None,
+    changes: list[str] | None,
+    seed: int,
+) -> list[Record]:
+    from cudal2gen.bench import stratified
+
+    if (bool(mnk), everything, sample is not None).count(True) != 1:
+        _usage("give one of --mnk M_N_K, --all and --sample N")
+    if mnk and not of:
+        return [_record(one, gpu, acc, layout, changes) for one in mnk]
+    records = {record.problem: record for record in catalog.library(gpu, acc, layout, of)}
+    if mnk:
+        wanted = [_problem(one, gpu, acc, layout) for one in mnk]
+        if absent := [one.mnk for one in wanted if one not in records]:
+            _usage(f"--records-of {of}: has no {', '.join(absent)} that is legal on {gpu}")
+    else:
+        wanted = stratified(records, seed)[:sample]
+    return [_changed(records[one], changes or []) for one in wanted]
+
+
+def _protocols(text: str) -> tuple[results.ProtocolName, ...]:
+    known: tuple[results.ProtocolName, ...] = ("device", "offline", "server")
+    names = text.split(",")
+    if unknown := set(names) - set(known):
+        _usage(f"--protocol {', '.join(sorted(unknown))}: must be of {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+def _seconds(text: str) -> float:
+    """A duration such as 90s, 8m or 1.5h; a number alone counts seconds."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        seconds = float(number) * units[unit]
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        _usage(f"--budget {text}: expected a duration such as 90s, 8m or 1h")
+    return seconds
+
+
 @app.command()
 def edit(
     mnk: Mnk,
@@ -366,6 +512,68 @@ def edit(
             _usage("a record's problem does not change; name the other problem by --mnk, --gpu, --acc and --layout")
         target = catalog.put(record)
     print(f"{record.gpu} {record.acc} {record.layout} {record.mnk} written to {target}")
+
+
+@app.command()
+def report(
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Page to write: one HTML file that needs no network.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Markdown file to write; with neither, Markdown is printed.")
+    ] = None,
+    result_files: Annotated[
+        list[Path] | None,
+        typer.Option("--results", metavar="FILE", help="Measurements to read, instead of the store's. Repeatable."),
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--compare", metavar="A B", help="Two result files: what is faster or slower in B, beyond noise."),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Only measurements on this GPU.")] = None,
+    acc: Annotated[str | None, typer.Option("--acc", help="Only measurements with this accumulator.")] = None,
+    layout: Annotated[str | None, typer.Option("--layout", help="Only measurements with this layout.")] = None,
+) -> None:
+    """Report what was measured, in tables and pictures, beside the catalog's choices and published figures."""
+    from cudal2gen import report as reports
+    from cudal2gen import results
+
+    filters = {"gpu": gpu, "acc": acc, "layout": layout}
+
+    def wanted(one: results.Measurement) -> bool:
+        return all(value in (None, getattr(one, name)) for name, value in filters.items())
+
+    with _user_errors():
+        try:
+            if compare is not None:
+                a, b = (_measurements([path]) for path in compare)
+                made = reports.comparison(a, b, (compare[0].name, compare[1].name), wanted)
+            else:
+                made = reports.report(_measurements(result_files), catalog.load(), wanted)
+            texts = {path: text() for path, text in ((out, made.html), (markdown, made.markdown)) if path is not None}
+        except results.Unpaired as error:
+            _fail(str(error), EXIT_FAILED)
+    for path, text in texts.items():
+        _write(path, text)
+        print(f"written to {path}", file=sys.stderr)
+    if not texts:
+        print(made.markdown(), end="")
+
+
+def _measurements(paths: list[Path] | None) -> results.Measurements:
+    """What the given files hold together, or the store; a given file must be there."""
+    from cudal2gen import results
+
+    if paths is None:
+        return results.measurements()
+    read = results.Measurements({}, [])
+    for path in paths:
+        if not path.is_file():
+            _usage(f"no results file at {path}")
+        part = results.measurements(path)
+        read.environments.update(part.environments)
+        read.measurements.extend(part.measurements)
+    return read
 
 
 @app.command()
@@ -410,8 +618,14 @@ def _user_errors() -> Iterator[None]:
     except (IllegalRecord, catalog.CatalogError) as error:
         _fail(str(error), EXIT_USAGE)
     except RuntimeError as error:
+        from cudal2gen.bench import TooGood
         from cudal2gen.compiler import BuildError, ToolchainError
+        from cudal2gen.gpu import GpuError
 
+        if isinstance(error, GpuError):
+            _fail(str(error), EXIT_TOOLCHAIN)
+        if isinstance(error, TooGood):
+            _fail(str(error), EXIT_FAILED)
         if isinstance(error, ToolchainError):
             _fail(str(error), EXIT_TOOLCHAIN)
         if isinstance(error, BuildError):
@@ -568,6 +782,22 @@ def _progress(title: str) -> Iterator[Any]:
 
         def report(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
+def _countdown() -> Iterator[Callable[[int, int, float], None]]:
+    """Progress on stderr: a bar on a terminal, else a line every ten seconds."""
+    with _progress("measuring") as bar:
+        last = [0.0]
+
+        def report(done: int, total: int, left: float) -> None:
+            if bar:
+                bar(done, total)
+            elif time.monotonic() - last[0] > 10:
+                last[0] = time.monotonic()
+                print(f"{done} of {total} problems, about {left:.0f} s left", file=sys.stderr, flush=True)
 
         yield report
 

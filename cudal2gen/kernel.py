@@ -19,6 +19,7 @@ Acc = Literal["f16", "f32"]
 Layout = Literal["tn", "nn"]
 Baked = Literal["n", "k"]
 Padding = Literal["none", "predicate", "pad"]
+SizeClass = Literal["small-m", "split-k", "tiny", "medium", "large", "huge"]
 # Offsets within a CTA tile are 32-bit: a row may have so many elements.
 Extent = Annotated[int, Field(ge=1, le=2**24)]
 Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
@@ -98,6 +99,27 @@ class Problem(Frozen):
     @property
     def key(self) -> tuple[str, str, str, int, int, int]:
         return (self.gpu, self.acc, self.layout, self.m, self.n, self.k)
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each of m*n*k."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Each operand once between device memory and the chip: the least that any kernel moves."""
+        return 2 * (self.m * self.k + self.n * self.k + self.m * self.n)
+
+    @property
+    def size_class(self) -> SizeClass:
+        """What limits problems of this kind; tuning and benchmarks are spread over these classes."""
+        if self.m <= 64:
+            return "small-m"
+        if self.m * self.n <= 1 << 20 and self.k >= 2048:
+            return "split-k"
+        if self.flops <= 10**8:
+            return "tiny"
+        return "medium" if self.flops <= 10**10 else "large" if self.flops <= 10**12 else "huge"
 
 
 class Origin(Frozen):

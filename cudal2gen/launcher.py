@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -37,7 +39,7 @@ class OpenKernel:
         self._api.cudal2gen_close.argtypes = (_POINTER,)
         self._handle = ctypes.c_void_p()
         text = " ".join(f"{name}={value}" for name, value in (options or {}).items())
-        self._check(
+        self.check(
             self._api.cudal2gen_open(
                 os.fsencode(directory),
                 text.encode(),
@@ -68,14 +70,23 @@ class OpenKernel:
 
         Raises LaunchError for what the kernel or the runtime refuses, and for numbers that no C int holds.
         """
+        self.check(self.bound(a, lda, b, ldb, d, ldd, m, n, k, workspace)(stream))
+
+    def bound(
+        self, a: int, lda: int, b: int, ldb: int, d: int, ldd: int, m: int, n: int, k: int, workspace: int = 0
+    ) -> Callable[[int], int]:
+        """``launch`` with all but the stream given: a function of the stream that returns a code for ``check``."""
         if not all(0 <= number < 2**31 for number in (lda, ldb, ldd, m, n, k)):
             raise LaunchError(1, f"a size or leading dimension of {m}_{n}_{k} is out of range")
-        self._check(self._api.cudal2gen_launch(self._handle, a, lda, b, ldb, d, ldd, m, n, k, workspace, stream))
+        values = (self._handle.value or 0, a, lda, b, ldb, d, ldd, m, n, k, workspace)
+        # Converted once: ctypes would do it at every call.
+        converted = [kind(value) for kind, value in zip(_LAUNCH[:-1], values, strict=True)]
+        return partial(self._api.cudal2gen_launch, *converted)
 
     def close(self) -> None:
         """Unloads the kernel; the object is of no use afterwards."""
         if self._handle:
-            self._check(self._api.cudal2gen_close(self._handle))
+            self.check(self._api.cudal2gen_close(self._handle))
             self._handle = ctypes.c_void_p()
 
     def __enter__(self) -> OpenKernel:
@@ -86,6 +97,7 @@ class OpenKernel:
     ) -> None:
         self.close()
 
-    def _check(self, code: int) -> None:
+    def check(self, code: int) -> None:
+        """Raises LaunchError for a code that is not 0."""
         if code:
             raise LaunchError(code, self._api.cudal2gen_message().decode())

@@ -1,22 +1,60 @@
-"""The store of verdicts: append-only JSON lines, keyed by record and binary."""
+"""The store: append-only JSON lines of verdicts, measurements and tuned vendor algorithms, and what follows from them.
+
+Times are in microseconds. A measurement is one problem under one protocol: every contender's samples, taken in turns on
+the same data, so that the i-th samples of two contenders make a pair.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from cudal2gen import places
+from cudal2gen.kernel import Acc, Layout, Problem
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+    Ranks = np.ndarray[Any, np.dtype[np.int64]]
+
+ProtocolName = Literal["device", "offline", "server"]
+L2 = Literal["cold", "hot", "exceeded"]
+
+OURS = "cudal2gen"
+# A vendor interface is measured with B stored both ways; "-max" is the faster of the two, problem by problem.
+DERIVED = {
+    f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
+}
+RESAMPLES = 2000
+# Dense fp16 FLOP per clock of one SM, by compute capability: what NVIDIA's peak rates divided by SMs and boost clocks
+# give (A100 312 TFLOP/s, RTX 3090 142, L40S 362, H100 989, RTX 5090 419). GeForce halves them with fp32 accumulators.
+TENSOR_FLOPS = {"8.0": 2048, "8.6": 1024, "8.9": 1024, "9.0": 4096, "10.0": 8192, "12.0": 1024}
+
+# A sample. Nothing takes no time: a zero, a NaN or an infinity is a fault of the clock or of the file.
+Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+T = TypeVar("T")
 
 
-class Case(BaseModel):
-    """One execution: problem, inputs, what was compared, what was found. Errors are absolute, in D's units."""
+class Line(BaseModel):
+    """Something that is stored, one JSON line each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Case(Line):
+    """One execution: problem, inputs, what was compared, what was found. Errors are absolute, in D's units."""
 
     m: int
     n: int
@@ -34,10 +72,8 @@ class Case(BaseModel):
         return not self.findings
 
 
-class Verdict(BaseModel):
+class Verdict(Line):
     """Whether one binary is right: its cases, and what its execution counted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     record: str
     digest: str
@@ -59,40 +95,339 @@ class Verdict(BaseModel):
         return list(seen.values())
 
 
-def store() -> Path:
-    """The file of verdicts: ``CUDAL2GEN_RESULTS``, the checkout's ``results``, or the user's data folder."""
+class Environment(Line):
+    """What a measurement depends on besides the kernel. Stored once per run, before its measurements."""
+
+    kind: Literal["environment"] = "environment"
+    id: str
+    gpu: str
+    name: str
+    capability: str
+    sms: int
+    l2_bytes: int
+    memory_bytes: int
+    max_sm_mhz: int
+    max_memory_mhz: int
+    memory_bus_bits: int
+    power_limit_w: float
+    ecc: bool | None
+    driver: str
+    versions: dict[str, str]
+
+    @property
+    def bandwidth_bytes_us(self) -> float:
+        """Peak of device memory, two transfers a clock."""
+        return 2.0 * self.max_memory_mhz * self.memory_bus_bits / 8
+
+    def peak_flops_us(self, acc: Acc) -> float:
+        """Dense fp16 peak of the tensor cores at the highest clock the card allows; 0 where it is not known."""
+        a_clock = TENSOR_FLOPS.get(self.capability, 0)
+        if acc == "f32" and "GeForce" in self.name:
+            a_clock //= 2
+        return float(a_clock * self.sms * self.max_sm_mhz)
+
+    def floor_us(self, problem: Problem, cold: bool) -> float:
+        """No kernel is faster: the MMAs at peak, and, from a cold L2, A and B once through device memory.
+
+        D may stay in the L2 until after the kernel.
+        """
+        peak = self.peak_flops_us(problem.acc)
+        floor = problem.flops / peak if peak else 0.0
+        read = 2 * problem.k * (problem.m + problem.n)
+        return max(floor, read / self.bandwidth_bytes_us) if cold else floor
+
+
+class Conditions(Line):
+    """The card while a measurement ran, read before each round. ``throttle``: NVML's reasons seen in any of them."""
+
+    sm_mhz: tuple[int, ...]
+    memory_mhz: tuple[int, ...]
+    power_w: tuple[float, ...]
+    temperature_c: tuple[int, ...]
+    throttle: tuple[str, ...]
+
+
+class Timing(Line):
+    """One contender's samples. ``event_us``: between device events, per call; ``wall_us``: the host's clock, where the
+    protocol has the host's launch inside; ``padding_us``: what of it is copying to and from padded matrices (median).
+
+    ``calls``: calls in a sample. ``error``: largest |D - fp32 reference| after the timing. ``record`` and ``digest``
+    are our kernel's; ``detail`` says what a baseline really ran.
+    """
+
+    contender: str
+    record: str | None = None
+    digest: str | None = None
+    detail: str = ""
+    calls: int
+    event_us: Annotated[tuple[Microseconds, ...], Field(min_length=1)]
+    wall_us: tuple[Microseconds, ...] = ()
+    padding_us: float | None = None
+    error: float
+
+    @property
+    def median_us(self) -> float:
+        """The protocol's own clock: the host's where it was kept, else the device's."""
+        return median(self.wall_us or self.event_us)
+
+
+class Measurement(Line):
+    """One problem under one protocol. ``absent``: contenders that could not run, and why.
+
+    ``l2`` is ``exceeded`` where one set of operands is larger than three times the L2: hot and cold are then the same.
+    ``digest``: our binary's, also where it is absent.
+    """
+
+    kind: Literal["measurement"] = "measurement"
+    environment: str
+    when: str
+    gpu: str
+    acc: Acc
+    layout: Layout
+    m: int
+    n: int
+    k: int
+    protocol: ProtocolName
+    l2: L2
+    target_qps: float | None = None
+    seed: int
+    digest: str = ""
+    timings: tuple[Timing, ...]
+    absent: dict[str, str] = {}
+    conditions: Conditions
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(gpu=self.gpu, acc=self.acc, layout=self.layout, m=self.m, n=self.n, k=self.k)
+
+    @property
+    def mnk(self) -> str:
+        return self.problem.mnk
+
+    def timing(self, contender: str) -> Timing | None:
+        """A contender's timing; of a derived one (``cublas-max``) the faster of its two. None where it is absent."""
+        names = DERIVED.get(contender, (contender,))
+        found = [timing for timing in self.timings if timing.contender in names]
+        return min(found, key=lambda timing: timing.median_us) if len(found) == len(names) else None
+
+    @property
+    def contenders(self) -> list[str]:
+        """Measured and derived, ours first."""
+        measured = [timing.contender for timing in self.timings]
+        derived = [name for name, parts in DERIVED.items() if set(parts) <= set(measured)]
+        return [*sorted(measured, key=lambda name: name != OURS), *derived]
+
+
+class Algorithm(Line):
+    """The cuBLASLt algorithm that won for one problem. ``blob``: the library's opaque description, in hex."""
+
+    kind: Literal["algorithm"] = "algorithm"
+    name: str
+    library: str
+    acc: Acc
+    layout: Layout
+    m: int
+    n: int
+    k: int
+    blob: str
+    workspace_bytes: int
+    candidates: int
+    rank: int
+    median_us: float
+
+    @property
+    def key(self) -> tuple[str, str, str, str, int, int, int]:
+        return (self.name, self.library, self.acc, self.layout, self.m, self.n, self.k)
+
+
+Stored = Annotated[Environment | Measurement, Field(discriminator="kind")]
+_STORED: TypeAdapter[Environment | Measurement] = TypeAdapter(Stored)
+
+
+def store(name: str = "verdicts") -> Path:
+    """The file ``<name>.jsonl`` in ``CUDAL2GEN_RESULTS``, the checkout's ``results``, or the user's data folder."""
     if configured := os.environ.get("CUDAL2GEN_RESULTS"):
-        return Path(configured) / "verdicts.jsonl"
+        return Path(configured) / f"{name}.jsonl"
     root = places.checkout()
-    return (root / "results" if root is not None else places.user_data() / "results") / "verdicts.jsonl"
+    return (root / "results" if root is not None else places.user_data() / "results") / f"{name}.jsonl"
 
 
-def append(verdicts: Iterable[Verdict], path: Path | None = None) -> None:
-    """Adds verdicts. Processes take turns; a write that fails leaves the file as it was. Raises OSError."""
+def append(lines: Iterable[Line], path: Path | None = None) -> None:
+    """Adds lines, on disk when it returns. Processes take turns; a write that fails leaves the file as it was.
+
+    What a killed process left of its last line is cut off first. Raises OSError.
+    """
     target = path or store()
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("ab", buffering=0) as file:
+    with target.open("a+b", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        before = file.seek(0, os.SEEK_END)
-        rest = "".join(verdict.model_dump_json() + "\n" for verdict in verdicts).encode()
+        before = _whole_lines(file.fileno())
+        file.truncate(before)
+        rest = "".join(line.model_dump_json() + "\n" for line in lines).encode()
         try:
             while rest:
                 rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
         except OSError:
             file.truncate(before)
             raise
 
 
+def _whole_lines(descriptor: int) -> int:
+    """Bytes of the file up to its last line break."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - 65536)
+        at = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0
+
+
+def _read(path: Path) -> Iterator[Any]:
+    """The JSON values of a file. A line that is none is passed over with a warning: a killed process left it."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                warnings.warn(f"{path}:{number}: not a whole line of JSON, passed over", stacklevel=3)
+
+
 def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
-    """The last verdict of each (digest, on). A line that a crash cut short is passed over."""
+    """The last verdict of each (digest, on)."""
     target = path or store()
-    found: dict[tuple[str, str], Verdict] = {}
-    if not target.is_file():
-        return found
-    for line in target.read_text(errors="replace").splitlines():
-        try:
-            verdict = Verdict.model_validate(json.loads(line))
-        except ValueError:
-            continue
-        found[verdict.digest, verdict.on] = verdict
+    verdicts = (_valid(TypeAdapter(Verdict), value, target) for value in _read(target))
+    return {(verdict.digest, verdict.on): verdict for verdict in verdicts if verdict}
+
+
+def algorithms(path: Path | None = None) -> dict[tuple[str, str, str, str, int, int, int], Algorithm]:
+    """The last tuned cuBLASLt algorithm of each problem, by ``Algorithm.key``."""
+    target = path or store("cublaslt")
+    found = (_valid(TypeAdapter(Algorithm), value, target) for value in _read(target))
+    return {algorithm.key: algorithm for algorithm in found if algorithm}
+
+
+class Measurements(NamedTuple):
+    """What a file holds: environments by id, and measurements in the order in which they were taken."""
+
+    environments: dict[str, Environment]
+    measurements: list[Measurement]
+
+    def latest(self) -> list[Measurement]:
+        """The last measurement of each problem, protocol and L2 state, per GPU."""
+        last = {
+            (one.problem.key, self.environments[one.environment].name, one.protocol, one.l2, one.target_qps): one
+            for one in self.measurements
+        }
+        return list(last.values())
+
+
+def measurements(path: Path | None = None) -> Measurements:
+    """Reads a file of measurements. One whose environment is not there before it is passed over with a warning."""
+    target = path or store("measurements")
+    read = Measurements({}, [])
+    for value in _read(target):
+        line = _valid(_STORED, value, target)
+        if isinstance(line, Environment):
+            read.environments[line.id] = line
+        elif line is not None and line.environment in read.environments:
+            read.measurements.append(line)
+        elif line is not None:
+            warnings.warn(f"{target}: {line.mnk} names an environment that is not there, passed over", stacklevel=2)
+    return read
+
+
+def _valid(adapter: TypeAdapter[T], value: Any, path: Path) -> T | None:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        warnings.warn(f"{path}: a line of another form, passed over: {error.errors()[0]['msg']}", stacklevel=3)
+        return None
+
+
+class Ratio(NamedTuple):
+    """How many times faster, and its bootstrap 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Unpaired(ValueError):
+    """Samples of two contenders that were not taken in turns."""
+
+
+def speedup(measurement: Measurement, baseline: str, contender: str = OURS) -> Ratio | None:
+    """Baseline's time over the contender's: exp of the median paired log ratio. None where one of them is absent.
+
+    The interval is the percentile bootstrap over pairs. Samples that were not taken in turns are no pairs: the lengths
+    must agree, else Unpaired.
+    """
+    return speedups([measurement], baseline, contender)[0]
+
+
+def speedups(measured: Iterable[Measurement], baseline: str, contender: str = OURS) -> list[Ratio | None]:
+    """``speedup`` of each measurement; a thousand of them in a fraction of a second."""
+    import numpy as np
+
+    logs = [_paired_logs(one, baseline, contender) for one in measured]
+    found: list[Ratio | None] = [None] * len(logs)
+    for pairs in {row.size for row in logs if row is not None}:
+        where = [i for i, row in enumerate(logs) if row is not None and row.size == pairs]
+        rows = np.stack([row for row in logs if row is not None and row.size == pairs])
+        bounds = np.percentile(resampled_medians(rows), (2.5, 97.5), axis=1)
+        for i, value, low, high in zip(where, *np.exp([np.median(rows, axis=1), *bounds]).tolist(), strict=True):
+            found[i] = Ratio(value, low, high)
     return found
+
+
+def _paired_logs(measurement: Measurement, baseline: str, contender: str) -> Array | None:
+    import numpy as np
+
+    ours, theirs = measurement.timing(contender), measurement.timing(baseline)
+    if ours is None or theirs is None:
+        return None
+    below, above = (timing.wall_us or timing.event_us for timing in (ours, theirs))
+    if len(below) != len(above):
+        raise Unpaired(
+            f"{measurement.mnk}: {len(above)} samples of {baseline} and {len(below)} of {contender} make no pairs"
+        )
+    return np.log(above) - np.log(below)
+
+
+def resampled_medians(rows: Array, seed: int = 0) -> Array:
+    """Bootstrap medians of each row: (rows, RESAMPLES). Rows that differ in ``seed`` are resampled independently."""
+    import numpy as np
+
+    lower, upper = _middle_ranks(rows.shape[1], seed)
+    ordered = np.sort(rows, axis=1)
+    return (ordered[:, lower] + ordered[:, upper]) / 2
+
+
+@cache
+def _middle_ranks(samples: int, seed: int) -> tuple[Ranks, Ranks]:
+    """Which order statistics are a resample's two middle ones (one and the same where ``samples`` is odd).
+
+    A resample draws each sample with equal chance, so it may as well draw ranks: then one table of draws serves every
+    row of so many samples, and no resample is sorted again.
+    """
+    import numpy as np
+
+    drawn = np.sort(np.random.default_rng(seed).integers(0, samples, (RESAMPLES, samples)), axis=1)
+    return drawn[:, (samples - 1) // 2], drawn[:, samples // 2]
+
+
+def geomean(ratios: Iterable[float]) -> Ratio | None:
+    """Geometric mean over problems, with the bootstrap interval over problems. None of nothing."""
+    import numpy as np
+
+    logs = np.log(np.fromiter(ratios, np.float64))
+    if not logs.size:
+        return None
+    picks = np.random.default_rng(0).integers(0, logs.size, (RESAMPLES, logs.size))
+    low, high = np.percentile(logs[picks].mean(axis=1), (2.5, 97.5))
+    return Ratio(math.exp(float(logs.mean())), math.exp(float(low)), math.exp(float(high)))

@@ -2,14 +2,17 @@
 
     python scripts/published.py FACTS --write configs/kernels.jsonl    make all records anew
     python scripts/published.py FACTS --check configs/kernels.jsonl    recompute every line's `structure` and `changed`
+    python scripts/published.py FACTS --summarise configs/published.json    figures of the published speedup tables
 
 FACTS is a folder with a100_f16.jsonl, a100_f32.jsonl and rtx3090_f32.jsonl: one JSON object per published kernel. A
-key that is absent there was not determined.
+key that is absent there was not determined. Its published_speedups/ has the speedup tables that CUDA-L2 publishes; of
+them the repository keeps means, medians and shares, for the report to set beside ours.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import sys
@@ -20,8 +23,22 @@ from typing import Any
 
 from cudal2gen import catalog, compiler
 from cudal2gen.kernel import FAMILIES, IllegalRecord, parse, revise
+from cudal2gen.report.statistics import best_of, summarise
+from cudal2gen.results import Ratio
 
 SETS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"))
+SPEEDUPS = {
+    ("a100", "f16"): "a100_F16F16F16F16",
+    ("a100", "f32"): "a100_F32F16F16F32",
+    ("rtx3090", "f32"): "3090_F32F16F16F32",
+    ("h100", "f32"): "h100_F32F16F16F32",
+}
+SOURCE = {
+    "title": "CUDA-L2, by DeepReinforce",
+    "paper": "arXiv 2512.02551",
+    "repository": "deepreinforce-ai/CUDA-L2",
+    "commit": "dbe0177",
+}
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
 # What a record of structure `exact` may change, and must list.
 FREE = {"g2s_cols", "g2s_slot", "smem_swizzle", "smem_swizzle_c", "min_blocks", "r2s_bytes", "c_batch"}
@@ -275,13 +292,60 @@ def check(folder: Path, target: Path) -> int:
     return 1 if wrong else 0
 
 
+def baseline_name(theirs: str) -> str:
+    """A published column in this project's names: B stored (N,K) is tn in both."""
+    return theirs.replace("cuBLASLt-auto-tuning", "cublaslt-autotuning").replace("cuBLAS", "cublas").replace("Lt", "lt")
+
+
+def published_speedups(path: Path) -> dict[str, list[float]]:
+    """Speedups of a published table by baseline, in the table's order."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {baseline_name(name): [float(row[name]) for row in rows] for name in rows[0] if name != "mnk"}
+
+
+def summary_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Per set, mode and baseline: mean, median, sample std, geometric mean, shares of wins and losses, best-of mean."""
+    for (gpu, acc), name in SPEEDUPS.items():
+        for mode in ("offline", "server"):
+            table = published_speedups(folder / f"cuda_l2_{name}_speedup_{mode}.csv")
+            for baseline, values in table.items():
+                ratios = [Ratio(value, value, value) for value in values]
+                own, best = summarise(ratios), summarise(best_of(ratios))
+                yield {
+                    "gpu": gpu,
+                    "acc": acc,
+                    "mode": mode,
+                    "baseline": baseline,
+                    "shapes": own.shapes,
+                    "mean": round(own.mean, 4),
+                    "median": round(own.median, 4),
+                    "std": round(own.std, 4),
+                    "geomean": round(own.geomean.value, 4),
+                    "wins": round(own.wins, 4),
+                    "losses": round(own.losses, 4),
+                    "best_of_mean": round(best.mean, 4),
+                    "best_of_geomean": round(best.geomean.value, 4),
+                }
+
+
+def summarise_speedups(facts: Path, target: Path) -> None:
+    rows = [json.dumps(row) for row in summary_rows(facts / "published_speedups")]
+    source = json.dumps(SOURCE)
+    target.write_text(f'{{\n"source": {source},\n"rows": [\n' + ",\n".join(rows) + "\n]\n}\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("facts", type=Path)
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--write", type=Path)
     action.add_argument("--check", type=Path)
+    action.add_argument("--summarise", type=Path)
     given = parser.parse_args()
+    if given.summarise:
+        summarise_speedups(given.facts, given.summarise)
+        return 0
     if given.write:
         write(given.facts, given.write)
         return 0

@@ -300,7 +300,7 @@ def test_doctor_tells_what_there_is() -> None:
     assert "missing  compile" in broken.stdout
 
 
-@pytest.mark.parametrize("command", ["list", "show", "render", "build", "run", "validate", "edit", "doctor"])
+@pytest.mark.parametrize("command", ["list", "show", "render", "build", "run", "validate", "edit", "report", "doctor"])
 def test_every_command_has_help_that_explains_its_options(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0

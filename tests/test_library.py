@@ -90,6 +90,9 @@ def test_the_wheel_carries_templates_and_catalog(checkout: Path, tmp_path: Path)
         "import cudal2gen, sys; from cudal2gen import catalog, places; from cudal2gen.renderer import render;"
         "assert places.checkout() is None, places.checkout();"
         "records = catalog.load();"
+        "from cudal2gen import report, results; from pathlib import Path;"
+        "page = report.report(results.measurements(Path('none')), records).html();"
+        "assert 'arXiv 2512.02551' in page and 'drawAll()' in page;"
         "print(len(records), len(render(records[0])), places.build_dir(), places.editable_catalog())"
     )
     environment = os.environ | {

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from cudal2gen import results
-from cudal2gen.results import Case, Verdict
+from cudal2gen.results import OURS, Case, Verdict
+from tests.measured import campaign, measurement, timing, write
 
 
 def verdict(digest: str, *findings: str) -> Verdict:
@@ -78,3 +83,53 @@ def test_the_store_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("CUDAL2GEN_RESULTS")
     assert results.store().parts[-2:] == ("results", "verdicts.jsonl")
     assert os.fspath(results.store()).startswith(os.fspath(Path(results.__file__).parents[1]))
+
+
+@pytest.mark.parametrize("samples", [1, 2, 9, 20, 51])
+def test_a_speedups_interval_is_the_bootstraps(samples: int) -> None:
+    """Against every resample drawn and its median taken, one by one."""
+    random = np.random.default_rng(samples)
+    ours, theirs = np.exp(random.normal(0, 0.1, samples)), np.exp(random.normal(0.2, 0.1, samples))
+    measured = measurement((64, 64, 64), [timing(OURS, ours), timing("torch.matmul", theirs)])
+    found = results.speedup(measured, "torch.matmul")
+    assert found is not None
+    logs = [math.log(b / a) for a, b in zip(ours, theirs, strict=True)]
+    draws = [sorted(statistics.median(random.choice(logs, samples)) for _ in range(4000)) for _ in range(2)]
+    assert found.value == pytest.approx(math.exp(statistics.median(logs)))
+    for bound, tail in ((found.low, 0.025), (found.high, 0.975)):
+        around = [math.exp(draw[int(4000 * (tail + off))]) for draw in draws for off in (-0.012, 0.012)]
+        assert min(around) - 1e-9 <= bound <= max(around) + 1e-9
+
+
+def test_many_speedups_are_those_of_each() -> None:
+    read = campaign(40)
+    short = measurement((64, 64, 64), [timing(OURS, [1.0, 2.0, 3.0]), timing("cublas-nn", [2.0, 2.0, 2.0])])
+    measured = [*read.measurements, short]
+    for baseline in ("cublas-nn", "cublas-max", "absent"):
+        assert results.speedups(measured, baseline) == [results.speedup(one, baseline) for one in measured]
+    assert results.speedups(measured, "cublas-max")[-1] is None, "tn was not measured"
+    assert results.speedups([], "cublas-nn") == []
+
+
+def test_samples_that_make_no_pairs_are_refused() -> None:
+    measured = measurement((64, 128, 256), [timing(OURS, [1.0]), timing("torch.matmul", [1.0, 2.0])])
+    with pytest.raises(results.Unpaired, match=r"64_128_256: 2 samples of torch\.matmul and 1 of cudal2gen"):
+        results.speedup(measured, "torch.matmul")
+
+
+@pytest.mark.parametrize("event_us", [[], [0.0], [-1.0], [math.nan], [math.inf]])
+def test_what_no_clock_can_say_is_not_a_sample(event_us: list[float]) -> None:
+    with pytest.raises(ValidationError):
+        timing(OURS, event_us)
+
+
+def test_measurements_are_read_back_and_damage_is_passed_over(tmp_path: Path) -> None:
+    read = campaign(3)
+    path = write(read, tmp_path / "measurements.jsonl")
+    assert results.measurements(path) == read
+    line = path.read_text().splitlines()[1]
+    path.write_text(
+        path.read_text() + line.replace("[2", "[NaN, 2", 1) + "\n" + line.replace("synthetic-h200", "x") + "\n"
+    )
+    with pytest.warns(UserWarning, match="passed over"):
+        assert results.measurements(path) == read

@@ -1,0 +1,411 @@
+"""What our kernels are compared with: torch.matmul, cuBLAS, cuBLASLt by its heuristic and auto-tuned; and peers.
+
+Every baseline is a ``gpu.Contender``: the same operands, the same stream, D written in place. Its compute type is our
+accumulator's. cuBLAS thinks in columns: it is asked for D^T = B^T A^T, so that our row-major matrices stay as they are;
+``tn`` and ``nn`` say how B is stored, as everywhere here, and are cuBLAS's own TN and NN.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen import results
+from cudal2gen.gpu import Absent, Binder, Call, Contender, Device, Operands, Race
+from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[Any]
+
+WORKSPACE_BYTES = 64 << 20  # cuBLASLt's own advice for Hopper is 32 MiB
+CANDIDATES = 100
+MEASURED = (
+    "torch.matmul",
+    *(
+        f"{name}-{layout}"
+        for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
+        for layout in ("nn", "tn")
+    ),
+)
+PEERS = ("triton", "torch.compile")
+
+
+class Baseline:
+    """A contender that needs no preparation."""
+
+    def __init__(self, name: str, acc: Acc, device: Device) -> None:
+        self.name = name
+        self.acc = acc
+        self._device = device
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        """Nothing to choose here."""
+
+    @property
+    def detail(self) -> str:
+        """What the last problem really runs."""
+        return ""
+
+    def bind(self, operands: Operands) -> Call:
+        """One product of these operands, enqueued on the device's stream by each call."""
+        raise NotImplementedError
+
+
+class Matmul(Baseline):
+    """``torch.matmul`` of row-major A and B, with torch's own choice of library and algorithm."""
+
+    def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
+        import torch
+
+        matmul = torch.backends.cuda.matmul
+        if hasattr(matmul, "allow_fp16_accumulation"):
+            matmul.allow_fp16_accumulation = self.acc == "f16"
+        elif self.acc == "f16":
+            raise Absent(f"torch {torch.__version__} cannot accumulate in fp16")
+
+    @property
+    def detail(self) -> str:
+        return f"allow_fp16_accumulation={self.acc == 'f16'}"
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        return partial(torch.matmul, operands.a, operands.b_nn, out=operands.d)
+
+
+class Compiled(Matmul):
+    """``torch.compile`` in its max-autotune mode."""
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        product = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False)
+        return partial(product, operands.a, operands.b_nn, out=operands.d)
+
+
+class Persistent(Baseline):
+    """A persistent Triton kernel with the fastest of its configurations, raced per problem."""
+
+    def __init__(self, name: str, acc: Acc, device: Device) -> None:
+        super().__init__(name, acc, device)
+        self._chosen: dict[str, Any] | None = None
+
+    def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
+        try:
+            from cudal2gen import triton_matmul
+        except ImportError as error:
+            raise Absent(f"triton is not installed ({error})") from None
+        binders: list[Binder] = [partial(self._bound, **chosen) for chosen in triton_matmul.CONFIGURATIONS]
+        self._chosen = triton_matmul.CONFIGURATIONS[race(binders).index]
+
+    @property
+    def detail(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in (self._chosen or {}).items())
+
+    def bind(self, operands: Operands) -> Call:
+        """Raises RuntimeError where no configuration was prepared."""
+        if self._chosen is None:
+            raise RuntimeError(f"{self.name}: prepare() comes before bind()")
+        return self._bound(operands, **self._chosen)
+
+    def _bound(self, operands: Operands, **chosen: Any) -> Call:
+        import torch
+        from triton.runtime.errors import OutOfResources
+
+        from cudal2gen.triton_matmul import persistent_matmul
+
+        a, b, d = operands.a, operands.b_nn, operands.d
+        (m, k), n = a.shape, d.shape[1]
+        sms = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 4
+        ctas = min(sms, ceil_div(m, chosen["BM"]) * ceil_div(n, chosen["BN"]))
+        launch = partial(
+            persistent_matmul[(ctas,)], a, b, d, m, n, k, a.stride(0), b.stride(0), d.stride(0),
+            CTAS=ctas, HALF=self.acc == "f16", **chosen,
+        )  # fmt: skip
+
+        def call() -> None:
+            try:
+                launch()
+            except OutOfResources as error:
+                raise Absent(str(error)) from None
+
+        return call
+
+
+class _Scalars:
+    """One and zero in the type that alpha and beta have: the accumulator's."""
+
+    def __init__(self, acc: Acc) -> None:
+        kind = np.float16 if acc == "f16" else np.float32
+        self._values = np.array([1, 0], kind)
+        self.one = self._values.ctypes.data
+        self.zero = self.one + self._values.itemsize
+
+
+class Shared:
+    """What the vendor's baselines share: the device, one workspace, and the file of auto-tuned algorithms."""
+
+    def __init__(self, device: Device, tuned: Path) -> None:
+        self.device = device
+        self.tuned = tuned
+
+    @cached_property
+    def workspace(self) -> torch.Tensor:
+        return self.device.empty(WORKSPACE_BYTES // 2)
+
+
+class Vendor(Baseline):
+    """A vendor library's product with B stored one way."""
+
+    def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
+        super().__init__(name, acc, shared.device)
+        self.layout = layout
+        self._shared = shared
+        self._scalars = _Scalars(acc)
+
+    @property
+    def _workspace(self) -> torch.Tensor:
+        return self._shared.workspace
+
+
+class Cublas(Vendor):
+    """``cublasGemmEx`` with the default tensor-op algorithm and a workspace of ``WORKSPACE_BYTES``."""
+
+    @cached_property
+    def _handle(self) -> int:
+        from nvmath.bindings import cublas
+
+        handle = int(cublas.create())
+        cublas.set_workspace(handle, self._workspace.data_ptr(), self._workspace.nbytes)
+        return handle
+
+    def bind(self, operands: Operands) -> Call:
+        from nvmath import CudaDataType
+        from nvmath.bindings import cublas
+
+        a, b, d = operands.a, operands.stored(self.layout), operands.d
+        (m, k), n = a.shape, d.shape[1]
+        half = int(CudaDataType.CUDA_R_16F)
+        gemm = partial(
+            cublas.gemm_ex, self._handle,
+            int(cublas.Operation.T if self.layout == "tn" else cublas.Operation.N), int(cublas.Operation.N), n, m, k,
+            self._scalars.one, b.data_ptr(), half, b.stride(0), a.data_ptr(), half, a.stride(0),
+            self._scalars.zero, d.data_ptr(), half, d.stride(0),
+            int(cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F),
+            int(cublas.GemmAlgo.DEFAULT_TENSOR_OP),
+        )  # fmt: skip
+        handle, stream, workspace = self._handle, self._device.stream, self._workspace
+        set_stream, set_workspace = cublas.set_stream, cublas.set_workspace
+        last: list[int | None] = [None]
+
+        def call(_keep: Any = (operands, self._scalars)) -> None:
+            # cublasSetStream forgets the workspace; a stream that stays needs neither.
+            if (now := stream()) != last[0]:
+                set_stream(handle, now)
+                set_workspace(handle, workspace.data_ptr(), workspace.nbytes)
+                last[0] = now
+            gemm()
+
+        return call
+
+
+class CublasLt(Vendor):
+    """``cublasLtMatmul`` with the first algorithm of its heuristic, which may use ``WORKSPACE_BYTES``."""
+
+    def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
+        super().__init__(name, acc, shared, layout)
+        self._algorithm: Array | None = None
+
+    @cached_property
+    def _handle(self) -> int:
+        from nvmath.bindings import cublasLt
+
+        return int(cublasLt.create())
+
+    def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
+        self._algorithm = np.array(self._candidates(problem, 1)["algo"][0])
+
+    def bind(self, operands: Operands) -> Call:
+        """Raises RuntimeError where no algorithm was prepared for this problem."""
+        if self._algorithm is None:
+            raise RuntimeError(f"{self.name}: prepare() comes before bind()")
+        return self._bound(operands, self._algorithm)
+
+    @property
+    def detail(self) -> str:
+        """The algorithm's attributes, as the library names them."""
+        from nvmath.bindings import cublasLt
+
+        if self._algorithm is None:
+            return ""
+        words = []
+        for attribute in cublasLt.MatmulAlgoConfigAttribute:
+            value = np.zeros(1, cublasLt.get_matmul_algo_config_attribute_dtype(int(attribute)))
+            written = np.zeros(1, np.uint64)
+            cublasLt.matmul_algo_config_get_attribute(
+                self._algorithm.ctypes.data, int(attribute), value.ctypes.data, value.nbytes, written.ctypes.data
+            )
+            words.append(f"{attribute.name.lower()}={value[0]}")
+        return " ".join(words)
+
+    def _candidates(self, problem: Problem, count: int) -> Array:
+        """Up to ``count`` results of the heuristic, best first. Raises Absent where it has none."""
+        from nvmath.bindings import cublasLt
+
+        preference = cublasLt.matmul_preference_create()
+        matrices = self._matrices(problem.m, problem.n, problem.k, problem.k, None, problem.n)
+        try:
+            size = np.array([self._workspace.nbytes], np.uint64)
+            attribute = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
+            cublasLt.matmul_preference_set_attribute(preference, int(attribute), size.ctypes.data, size.nbytes)
+            found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype)
+            returned = np.zeros(1, np.int32)
+            try:
+                cublasLt.matmul_algo_get_heuristic(
+                    self._handle, *matrices, preference, count, found.ctypes.data, returned.ctypes.data
+                )
+            except cublasLt.cuBLASLtError as error:
+                raise Absent(f"cuBLASLt has no algorithm: {error}") from None
+        finally:
+            _destroy(*matrices[:4])()
+            cublasLt.matmul_preference_destroy(preference)
+        answered = found[: returned[0]]
+        usable: Array = answered[answered["state"] == 0]
+        if not len(usable):
+            raise Absent("cuBLASLt has no algorithm for this problem")
+        return usable
+
+    def _matrices(self, m: int, n: int, k: int, lda: int, ldb: int | None, ldd: int) -> tuple[int, int, int, int, int]:
+        """Descriptors of the operation, B, A, and D twice: as its own C, and as D."""
+        from nvmath import CudaDataType
+        from nvmath.bindings import cublas, cublasLt
+
+        compute = cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F
+        scale = CudaDataType.CUDA_R_16F if self.acc == "f16" else CudaDataType.CUDA_R_32F
+        half = int(CudaDataType.CUDA_R_16F)
+        operation = int(cublasLt.matmul_desc_create(int(compute), int(scale)))
+        transposed = np.array([int(cublas.Operation.T if self.layout == "tn" else cublas.Operation.N)], np.int32)
+        attribute = cublasLt.MatmulDescAttribute.TRANSA
+        cublasLt.matmul_desc_set_attribute(operation, int(attribute), transposed.ctypes.data, transposed.nbytes)
+        rows_b, cols_b = (k, n) if self.layout == "tn" else (n, k)
+        of_b = int(cublasLt.matrix_layout_create(half, rows_b, cols_b, ldb or rows_b))
+        of_a = int(cublasLt.matrix_layout_create(half, k, m, lda))
+        of_d = int(cublasLt.matrix_layout_create(half, n, m, ldd))
+        return operation, of_b, of_a, of_d, of_d
+
+    def _bound(self, operands: Operands, algorithm: Array) -> Call:
+        from nvmath.bindings import cublasLt
+
+        a, b, d = operands.a, operands.stored(self.layout), operands.d
+        (m, k), n = a.shape, d.shape[1]
+        operation, of_b, of_a, of_c, of_d = self._matrices(m, n, k, a.stride(0), b.stride(0), d.stride(0))
+        own = np.array(algorithm)
+        matmul = partial(
+            cublasLt.matmul, self._handle, operation, self._scalars.one, b.data_ptr(), of_b, a.data_ptr(), of_a,
+            self._scalars.zero, d.data_ptr(), of_c, d.data_ptr(), of_d, own.ctypes.data,
+            self._workspace.data_ptr(), self._workspace.nbytes,
+        )  # fmt: skip
+        stream = self._device.stream
+
+        def call(_keep: Any = (operands, self._scalars, own)) -> None:
+            matmul(stream())
+
+        # The descriptors live as long as the call that uses them; at exit the library cleans up itself.
+        weakref.finalize(call, _destroy(operation, of_b, of_a, of_d)).atexit = False
+        return call
+
+
+def _destroy(operation: int, *layouts: int) -> Callable[[], None]:
+    """What frees these descriptors."""
+    from nvmath.bindings import cublasLt
+
+    free_operation, free_layout = cublasLt.matmul_desc_destroy, cublasLt.matrix_layout_destroy
+
+    def free() -> None:
+        free_operation(operation)
+        for layout in layouts:
+            free_layout(layout)
+
+    return free
+
+
+class AutoTuned(CublasLt):
+    """``cublasLtMatmul`` with the fastest of up to ``CANDIDATES`` algorithms of its heuristic, timed by the race.
+
+    Winners are kept in a file, and tuned once per GPU, library version and problem.
+    """
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str, str, str, int, int, int], results.Algorithm]:
+        return results.algorithms(self._shared.tuned)
+
+    @cached_property
+    def _library(self) -> str:
+        from nvmath.bindings import cublasLt
+
+        return f"cublasLt {cublasLt.get_version()}"
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        from nvmath.bindings import cublasLt
+
+        key = (self._device.environment.name, self._library, self.acc, self.layout, problem.m, problem.n, problem.k)
+        known = self._known.get(key)
+        if known is None:
+            found = self._candidates(problem, CANDIDATES)
+            binders: list[Binder] = [partial(self._attempt, algorithm=result["algo"]) for result in found]
+            winner = race(binders)
+            chosen = found[winner.index]
+            known = results.Algorithm(
+                name=self._device.environment.name, library=self._library, acc=self.acc, layout=self.layout,
+                m=problem.m, n=problem.n, k=problem.k,
+                blob=chosen["algo"].tobytes().hex(), workspace_bytes=int(chosen["workspace_size"]),
+                candidates=winner.timed, rank=winner.index, median_us=winner.median_us,
+            )  # fmt: skip
+            results.append([known], self._shared.tuned)
+            self._known[key] = known
+        blob = bytes.fromhex(known.blob)
+        self._algorithm = np.array(np.frombuffer(blob, cublasLt.matmul_algo_dtype)[0])
+
+    def _attempt(self, operands: Operands, algorithm: Array) -> Call:
+        """A candidate's call: the heuristic also names algorithms that the library then refuses."""
+        from nvmath.bindings import cublasLt
+
+        bound = self._bound(operands, algorithm)
+
+        def call() -> None:
+            try:
+                bound()
+            except cublasLt.cuBLASLtError as error:
+                raise Absent(str(error)) from None
+
+        return call
+
+
+def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> list[Contender]:
+    """The baselines of these names; ``tuned`` is the file of auto-tuned algorithms. ValueError for an unknown name."""
+    names = list(names)
+    alone: dict[str, type[Baseline]] = {"torch.matmul": Matmul, "torch.compile": Compiled, "triton": Persistent}
+    vendors: dict[str, type[Vendor]] = {
+        "cublas": Cublas,
+        "cublaslt-heuristic": CublasLt,
+        "cublaslt-autotuning": AutoTuned,
+    }
+    if unknown := [name for name in names if name not in (*MEASURED, *PEERS)]:
+        raise ValueError(f"{', '.join(unknown)}: must be of {', '.join((*MEASURED, *PEERS))}")
+    shared = Shared(device, tuned)
+    made: list[Contender] = []
+    for name in names:
+        if name in alone:
+            made.append(alone[name](name, acc, device))
+        else:
+            kind, _, ending = name.rpartition("-")
+            made.append(vendors[kind](name, acc, shared, "nn" if ending == "nn" else "tn"))
+    return made

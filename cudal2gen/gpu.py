@@ -1,0 +1,443 @@
+"""A compiled kernel on the GPU: the device, its facts and its state, and kernels bound to torch tensors.
+
+``Device`` is what validation and benchmarks ask of a GPU; ``Gpu`` is the real one. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cudal2gen.catalog import Record
+from cudal2gen.kernel import GPUS, Layout, Problem, ceil_div
+from cudal2gen.launcher import OpenKernel
+from cudal2gen.results import Environment
+
+if TYPE_CHECKING:
+    import torch
+
+Call = Callable[[], None]
+Stream = Callable[[], int]
+Binder = Callable[["Operands"], Call]
+
+
+@dataclass(frozen=True)
+class Winner:
+    """What a race of candidates found. ``timed``: how many could be timed."""
+
+    index: int
+    median_us: float
+    timed: int
+
+
+Race = Callable[[Sequence[Binder]], Winner]
+
+ALIGNMENT = 256  # bytes, as torch's allocator gives them
+RESERVE = 2 << 30  # bytes of device memory left to libraries
+# Names of a model's slower or cut-down relatives.
+OTHER_SKUS = {"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig"}
+
+
+class GpuError(RuntimeError):
+    """There is no GPU to use, or not the one that is needed; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """One set of matrices, fp16, row-major: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n)."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    b_nn: torch.Tensor
+    d: torch.Tensor
+
+    def stored(self, layout: Layout) -> torch.Tensor:
+        """B as the layout has it."""
+        return self.b if layout == "tn" else self.b_nn
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The card at one moment, from NVML."""
+
+    sm_mhz: int
+    memory_mhz: int
+    power_w: float
+    temperature_c: int
+    throttle: frozenset[str]
+
+
+class Contender(Protocol):
+    """Something that computes D = A B: our kernel, or a baseline."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        """What is done once per problem, off the clock, such as choosing an algorithm. Raises Absent."""
+        ...
+
+    def bind(self, operands: Operands) -> Call:
+        """A call that enqueues one product on the device's current stream. Raises Absent where it cannot."""
+        ...
+
+    @property
+    def detail(self) -> str:
+        """What really runs for the problem prepared last, in words."""
+        ...
+
+
+class Absent(Exception):
+    """A contender cannot compute this problem here; the message says why."""
+
+
+class Device(Protocol):
+    """What a measurement needs of a GPU. Work is enqueued on one stream, in order."""
+
+    @property
+    def environment(self) -> Environment: ...
+
+    def stream(self) -> int:
+        """The handle of the stream that calls are to use."""
+        ...
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """fp16 memory of this shape, of undefined content."""
+        ...
+
+    def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
+        """Sets of random normal matrices, each matrix at an address of its own."""
+        ...
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        """One call that enqueues all of these, without their host work: a CUDA graph."""
+        ...
+
+    def elapsed_us(self, run: Call, before: Call) -> float:
+        """Device time of ``run``, enqueued behind ``before`` so that the device does not wait for the host."""
+        ...
+
+    def evict(self) -> None:
+        """Enqueues a read of three times the L2's size: what was in the L2 is not there any more."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+    def now(self) -> float:
+        """The host's clock in seconds."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def reading(self) -> Reading: ...
+
+
+def sku(name: str) -> str | None:
+    """The model in ``GPUS`` of a device name such as ``NVIDIA H200``; None for a model or a variant not there."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    for gpu, facts in GPUS.items():
+        wanted = set(facts.title.lower().split())
+        if wanted <= words and not (words - wanted) & OTHER_SKUS:
+            return gpu
+    return None
+
+
+def runtime() -> Path:
+    """The CUDA 13 runtime library: the one that torch has loaded, else one in a PyPI package or the system's folder.
+
+    Raises GpuError. LD_LIBRARY_PATH has no part in it.
+    """
+    name = "libcudart.so.13"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if (mapped := Path(line.split(maxsplit=5)[-1])).name.startswith(name):
+                return mapped
+    folders = [Path(entry) / "nvidia" for entry in sys.path]
+    candidates = [folder / inside / name for folder in folders for inside in ("cu13/lib", "cuda_runtime/lib")]
+    candidates += [Path("/usr/local/cuda/lib64") / name, Path("/usr/local/cuda/targets/x86_64-linux/lib") / name]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise GpuError(f"{name} not found; install it: pip install nvidia-cuda-runtime==13.0.*, or a torch for CUDA 13")
+
+
+class Kernel:
+    """A built kernel on one device; a ``Contender``. ``stream`` answers the stream to launch on, at every call.
+
+    ``runtime_library`` stands in for the CUDA runtime in the emulator. Raises LaunchError where the runtime refuses.
+    """
+
+    name = "cudal2gen"
+
+    def __init__(
+        self, record: Record, directory: Path, library: Path, stream: Stream, runtime_library: Path | None = None
+    ) -> None:
+        self.record = record
+        self.digest = directory.name
+        self.detail = ""
+        self._stream = stream
+        self._kernel = OpenKernel(library, directory, record.launch_options, runtime_library or runtime())
+
+    def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
+        """Nothing to choose: tuning is done before, into the record."""
+        padded = self.padded(problem)
+        self.detail = "" if padded == problem else f"padded to {padded.mnk}, in the timing"
+
+    def padded(self, problem: Problem) -> Problem:
+        """The problem that is launched: of whole tiles, where the record leaves the padding to its caller."""
+        record = self.record
+        if record.padding != "pad":
+            return problem
+        sizes = zip(("m", "n", "k"), (record.bm, record.bn, record.k_step), strict=True)
+        return problem.model_copy(update={of: ceil_div(getattr(problem, of), tile) * tile for of, tile in sizes})
+
+    def bind(self, operands: Operands) -> Call:
+        """One product on these tensors; raises ValueError for tensors that are not what the kernel computes."""
+        launched, _ = self.stages(operands)
+        return launched
+
+    def stages(self, operands: Operands) -> tuple[Call, Call | None]:
+        """The whole call, and the part of it that copies to and from padded matrices, if there is any."""
+        record = self.record
+        a, b, d = operands.a, operands.stored(record.layout), operands.d
+        problem = _problem(record, a, b, d)
+        padded = self.padded(problem)
+        if padded == problem:
+            return self._bound(a, b, d), None
+        wide_a = a.new_zeros(padded.m, padded.k)
+        wide_b = a.new_zeros(padded.n, padded.k) if record.layout == "tn" else a.new_zeros(padded.k, padded.n)
+        wide_d = a.new_empty(padded.m, padded.n)
+        run = self._bound(wide_a, wide_b, wide_d)
+        inner_a, inner_b = wide_a[: problem.m, : problem.k], wide_b[: b.shape[0], : b.shape[1]]
+        inner_d = wide_d[: problem.m, : problem.n]
+
+        def whole() -> None:
+            inner_a.copy_(a)
+            inner_b.copy_(b)
+            run()
+            d.copy_(inner_d)
+
+        def copies() -> None:
+            inner_a.copy_(a)
+            inner_b.copy_(b)
+            d.copy_(inner_d)
+
+        return whole, copies
+
+    def _bound(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Call:
+        m, k = a.shape
+        n = d.shape[1]
+        workspace = a.new_empty(ceil_div(self._kernel.workspace_bytes(m, n, k), a.element_size()))
+        pointers = (a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), d.data_ptr(), d.stride(0))
+        launch = self._kernel.bound(*pointers, m, n, k, workspace.data_ptr() if workspace.numel() else 0)
+        stream, check = self._stream, self._kernel.check
+
+        def call(_keep: Any = (a, b, d, workspace)) -> None:
+            if code := launch(stream()):
+                check(code)
+
+        return call
+
+    def close(self) -> None:
+        """Unloads the kernel; its calls are of no use afterwards."""
+        self._kernel.close()
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _problem(record: Record, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Problem:
+    """The problem that these tensors pose; ValueError where they pose none of the record's layout."""
+    for name, tensor in (("A", a), ("B", b), ("D", d)):
+        if tensor.ndim != 2 or tensor.stride(1) != 1 or "float16" not in str(tensor.dtype):
+            raise ValueError(
+                f"{name}: expected an fp16 matrix with contiguous rows, got {tensor.dtype} {tuple(tensor.shape)} "
+                f"with strides {tensor.stride()}"
+            )
+    (m, k), n = a.shape, d.shape[1]
+    expected = (n, k) if record.layout == "tn" else (k, n)
+    if tuple(b.shape) != expected or d.shape[0] != m:
+        raise ValueError(f"A {tuple(a.shape)}, B {tuple(b.shape)} as {record.layout} and D {tuple(d.shape)} do not fit")
+    return Problem(gpu=record.gpu, acc=record.acc, layout=record.layout, m=m, n=n, k=k)
+
+
+class Gpu:
+    """One CUDA device, through torch and NVML. Raises GpuError where there is none, in words."""
+
+    def __init__(self, index: int = 0) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise GpuError("torch is missing, which runs kernels on a GPU: pip install 'cudal2gen[gpu]'") from None
+        if not torch.cuda.is_available():
+            raise GpuError("torch sees no CUDA device; without one, the emulator runs kernels: validate, run")
+        if index >= torch.cuda.device_count():
+            raise GpuError(f"--device {index}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+        self._torch = torch
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        self._own = torch.cuda.Stream(self.device)
+        torch.cuda.set_stream(self._own)
+        self._properties = torch.cuda.get_device_properties(self.device)
+        self._scratch: torch.Tensor | None = None
+        self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # Products that are compared with are in fp32 throughout.
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return (self._properties.major, self._properties.minor)
+
+    def check(self, record: Record) -> None:
+        """Raises GpuError for a record of another GPU model: its tuning, and perhaps its code, are not this one's."""
+        facts, (major, minor) = GPUS[record.gpu], self.capability
+        number = facts.sm.removeprefix("sm_")
+        if (int(number[:-1]), int(number[-1])) > (major, minor) or int(number[:-1]) != major:
+            raise GpuError(
+                f"{record.gpu} kernels are for {facts.sm}; this is {self._properties.name}, sm_{major}{minor}: "
+                f"choose --gpu {sku(self._properties.name) or 'of this capability'}"
+            )
+
+    @cached_property
+    def environment(self) -> Environment:
+        torch, found = self._torch, self._properties
+        nvml, handle = self._nvml
+        ecc: bool | None = None
+        with contextlib.suppress(nvml.NVMLError):
+            ecc = bool(nvml.nvmlDeviceGetEccMode(handle)[0])
+        versions = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda or ""}
+        for package in ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cuda-runtime", "nvmath-python", "triton"):
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[package] = metadata.version(package)
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            told = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+            versions["nvcc"] = (re.findall(r"V([\d.]+)", told) or [""])[0]
+        facts: dict[str, Any] = {
+            "gpu": sku(found.name) or "",
+            "name": found.name,
+            "capability": f"{found.major}.{found.minor}",
+            "sms": found.multi_processor_count,
+            "l2_bytes": found.L2_cache_size,
+            "memory_bytes": found.total_memory,
+            "max_sm_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "max_memory_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            "memory_bus_bits": nvml.nvmlDeviceGetMemoryBusWidth(handle),
+            "power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+            "ecc": ecc,
+            "driver": nvml.nvmlSystemGetDriverVersion(),
+            "versions": versions,
+        }
+        return Environment(id=sha256(repr(sorted(facts.items())).encode()).hexdigest()[:16], **facts)
+
+    @cached_property
+    def _nvml(self) -> tuple[Any, Any]:
+        """NVML, and this device in it, found by its UUID: NVML ignores CUDA_VISIBLE_DEVICES."""
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{self._properties.uuid}".encode())
+
+    def reading(self) -> Reading:
+        nvml, handle = self._nvml
+        mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        return Reading(
+            sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            memory_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            throttle=frozenset(_reasons(nvml, mask)),
+        )
+
+    def stream(self) -> int:
+        return int(self._torch.cuda.current_stream(self.device).cuda_stream)
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """fp16 memory of this shape, filled with NaN: nobody finds there by chance what he needs."""
+        return self._torch.full(shape, float("nan"), dtype=self._torch.float16, device=self.device)
+
+    def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
+        m, n, k = problem.m, problem.n, problem.k
+        free, _ = self._torch.cuda.mem_get_info(self.device)
+        needed = count * 2 * (m * k + 2 * n * k + m * n)
+        if needed > free + self._torch.cuda.memory_reserved(self.device) - RESERVE:
+            raise GpuError(f"{problem.mnk}: {count} sets of operands need {needed >> 20} MiB, {free >> 20} are free")
+        generator = self._torch.Generator(self.device).manual_seed(seed)
+        return draw(problem, count, generator, self.device)
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        graph = self._torch.cuda.CUDAGraph()
+        self._torch.cuda.synchronize(self.device)
+        graph.capture_begin()
+        try:
+            for call in calls:
+                call()
+        finally:
+            graph.capture_end()
+        replay: Call = graph.replay
+        return replay
+
+    def elapsed_us(self, run: Call, before: Call) -> float:
+        before()
+        self._start.record()
+        run()
+        self._stop.record()
+        self._stop.synchronize()
+        return float(self._start.elapsed_time(self._stop)) * 1000
+
+    def evict(self) -> None:
+        if self._scratch is None:
+            halves = 3 * self._properties.L2_cache_size // 2
+            self._scratch = self._torch.empty(halves, dtype=self._torch.float16, device=self.device).normal_()
+        self._scratch.amax()
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize(self.device)
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _reasons(nvml: Any, mask: int) -> Iterator[str]:
+    """Names of what holds the clocks down, idleness left out."""
+    prefix = "nvmlClocksEventReason"
+    for name in dir(nvml):
+        value = getattr(nvml, name)
+        if name.startswith(prefix) and isinstance(value, int) and value & mask:
+            reason = name.removeprefix(prefix)
+            if reason not in ("All", "None", "GpuIdle"):
+                yield reason
+
+
+def draw(problem: Problem, count: int, generator: torch.Generator, device: Any) -> list[Operands]:
+    """``count`` sets of standard normal operands; every matrix starts at a multiple of 256 bytes."""
+    import torch
+
+    def matrices(rows: int, cols: int) -> torch.Tensor:
+        size = ceil_div(rows * cols * 2, ALIGNMENT) * ALIGNMENT // 2
+        pool = torch.empty(count * size, dtype=torch.float16, device=device)
+        return pool.as_strided((count, rows, cols), (size, cols, 1))
+
+    a, b = matrices(problem.m, problem.k), matrices(problem.n, problem.k)
+    for matrix in (a, b):
+        for one in matrix:
+            one.normal_(generator=generator)
+    b_nn, d = matrices(problem.k, problem.n), matrices(problem.m, problem.n)
+    b_nn.copy_(b.transpose(1, 2))
+    d.fill_(float("nan"))
+    return [Operands(*matrix) for matrix in zip(a, b, b_nn, d, strict=True)]

@@ -1,0 +1,132 @@
+"""The page: one HTML file that needs nothing else, from the same sections as the Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cudal2gen import places
+from cudal2gen.catalog import Record
+from cudal2gen.report.measured import SIZE_CLASSES, Doubt, Group
+from cudal2gen.report.tables import Section
+from cudal2gen.results import OURS, Measurement, Ratio, Timing
+
+
+def html(title: str, sections: Sequence[Section], groups: dict[str, Group], records: Iterable[Record]) -> str:
+    """The complete page. ``groups``: what the charts of each section's anchor draw; ``records``: to be linked to."""
+    folder = places.shipped("templates") / "report"
+    environment = Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, autoescape=True)
+    book = _Records(records)
+    data = {
+        "classes": SIZE_CLASSES,
+        "groups": {anchor: _group(group, book) for anchor, group in groups.items()},
+        "charts": [chart.data | {"kind": chart.kind} for section in sections for chart in section.charts],
+        "records": book.linked,
+    }
+    baselines = list(dict.fromkeys(name for group in groups.values() for name in group.baselines))
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        sections=sections,
+        measured=bool(groups),
+        classes=SIZE_CLASSES,
+        baselines=baselines,
+        chosen=next((name for group in groups.values() if (name := group.strictest)), None),
+        style=(folder / "style.css").read_text(),
+        script=(folder / "script.js").read_text(),
+        data=embedded(data),
+    )
+
+
+def embedded(data: Any) -> str:
+    """JSON that may stand in a script element: no character of it can end the element or open another."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+class _Records:
+    """Records that measurements name, each once, found again by name.
+
+    Records that differ in data share a name: the problem's own comes first, on whatever GPU it was measured.
+    """
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._catalog = list(records)
+        self._by_problem: dict[tuple[str, int, int, int], list[Record]] = defaultdict(list)
+        for record in self._catalog:
+            self._by_problem[record.acc, record.m, record.n, record.k].append(record)
+        self._by_name: dict[str, Record] | None = None
+        self._places: dict[tuple[object, ...], int] = {}
+        self.linked: list[dict[str, Any]] = []
+
+    def place(self, one: Measurement, timing: Timing) -> int:
+        """Where the record of a timing is in ``linked``; it is put there at its first use."""
+        found = self._find(one, timing.record or "")
+        key = (timing.record, timing.digest, found.key if found else None)
+        if key not in self._places:
+            self._places[key] = len(self.linked)
+            self.linked.append(
+                {
+                    "name": timing.record or "(no name stored)",
+                    "digest": timing.digest or "(not stored)",
+                    "record": found.model_dump(mode="json") if found else None,
+                }
+            )
+        return self._places[key]
+
+    def _find(self, one: Measurement, name: str) -> Record | None:
+        own = self._by_problem[one.acc, one.m, one.n, one.k]
+        for record in sorted(own, key=lambda record: record.key != one.problem.key):
+            if record.name == name:
+                return record
+        if self._by_name is None:
+            self._by_name = {record.name: record for record in self._catalog}
+        return self._by_name.get(name)
+
+
+def _group(group: Group, book: _Records) -> dict[str, Any]:
+    doubts: dict[str, list[str]] = defaultdict(list)
+    for doubt in group.doubts:
+        doubts[doubt.measurement.mnk].append(_short(doubt))
+    return {
+        "title": group.title,
+        "contenders": group.contenders,
+        "baselines": group.baselines,
+        "strictest": group.strictest,
+        "roof": [group.roof.peak_tflops, group.roof.bandwidth_tbs],
+        "shapes": [_shape(group, i, book, doubts) for i in range(len(group.measured))],
+    }
+
+
+def _short(doubt: Doubt) -> str:
+    return f"{doubt.contender}: {doubt.tflops:.0f} TFLOP/s, limit {doubt.limit:.0f}"
+
+
+def _shape(group: Group, i: int, book: _Records, doubts: dict[str, list[str]]) -> list[Any]:
+    """[m, n, k, class, place of the record, median times, speedups with bounds, doubts], in the group's orders."""
+    one = group.measured[i]
+    ours = one.timing(OURS)
+    times = [one.timing(name) for name in group.contenders]
+    return [
+        one.m,
+        one.n,
+        one.k,
+        SIZE_CLASSES.index(one.problem.size_class),
+        book.place(one, ours) if ours else None,
+        [_digits(timing.median_us) if timing else None for timing in times],
+        [_bounds(group.ratios[name][i]) for name in group.baselines],
+        doubts.get(one.mnk, []),
+    ]
+
+
+def _bounds(ratio: Ratio | None) -> list[float] | None:
+    return [_digits(value) for value in ratio] if ratio else None
+
+
+def _digits(value: float) -> float:
+    """Five significant digits: what is drawn and shown, not what is computed with."""
+    return round(value, 4 - math.floor(math.log10(value)))

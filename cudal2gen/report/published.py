@@ -1,0 +1,110 @@
+"""The published speedups that stand beside ours: figures from ``configs/published.json``, and how ours differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cudal2gen import places
+from cudal2gen.kernel import GPUS
+from cudal2gen.report.tables import Section, Table, percent, times
+
+HOPPER = ("h100", "h200")
+# Published as fp32, accumulating in fp16: read off the sources, kernel by kernel.
+MISLABELLED = {("a100", "f32"): 56, ("rtx3090", "f32"): 33, ("h100", "f32"): 192}
+
+
+class Row(NamedTuple):
+    """Speedups of one published set over one baseline; arithmetic mean, sample std, shares of 1."""
+
+    gpu: str
+    acc: str
+    mode: str
+    baseline: str
+    shapes: int
+    mean: float
+    median: float
+    std: float
+    geomean: float
+    wins: float
+    losses: float
+    best_of_mean: float
+    best_of_geomean: float
+
+
+class Published(NamedTuple):
+    """Where the figures are from, and the figures."""
+
+    source: dict[str, str]
+    rows: tuple[Row, ...]
+
+    def nearest(self, gpu: str, acc: str, mode: str) -> dict[str, Row]:
+        """The set to stand beside a measurement, by baseline: same accumulator first, then same or related GPU."""
+
+        def distance(row: Row) -> tuple[bool, bool, bool]:
+            related = row.gpu in HOPPER and gpu in HOPPER
+            return row.acc != acc, row.gpu != gpu, not related
+
+        rows = [row for row in self.rows if row.mode == mode]
+        if not rows:
+            return {}
+        best = min(rows, key=distance)
+        return {row.baseline: row for row in rows if (row.gpu, row.acc) == (best.gpu, best.acc)}
+
+
+def load() -> Published:
+    """The shipped figures. Raises OSError or ValueError where the installation is damaged."""
+    found: dict[str, Any] = json.loads((places.shipped("configs") / "published.json").read_text())
+    return Published(found["source"], tuple(Row(**row) for row in found["rows"]))
+
+
+def section(published: Published) -> Section:
+    """All published sets and modes."""
+    source = published.source
+    sets = dict.fromkeys((row.gpu, row.acc) for row in published.rows)
+    return Section(
+        "published",
+        "Speedups as published by CUDA-L2",
+        (
+            f"Source: {source['title']}, {source['paper']}, repository {source['repository']} (commit "
+            f"{source['commit']}). Means, medians and shares of the speedup tables published there, one per set and "
+            "mode; nothing here was measured again. "
+            "They were taken on other cards under another protocol: a host clock around each call, operands just "
+            "written (so in the L2 as far as they fit), allocation and padding of the candidate outside the clock, "
+            "no intervals. “best-of” is max(theirs, baseline), problem by problem. Of the kernels published as fp32, "
+            + ", ".join(f"{count} on the {_title(gpu)}" for (gpu, _), count in MISLABELLED.items())
+            + " accumulate in fp16.",
+        ),
+        tables=tuple(_table(published.rows, *one) for one in sets),
+    )
+
+
+def _table(rows: Sequence[Row], gpu: str, acc: str) -> Table:
+    own = [row for row in rows if (row.gpu, row.acc) == (gpu, acc)]
+    modes = list(dict.fromkeys(row.mode for row in own))
+    by_place = {(row.baseline, row.mode): row for row in own}
+    figures = ("mean", "median", "std", "geomean", "wins", "best-of mean")
+    return Table(
+        f"Published: {_title(gpu)}, {acc}, {own[0].shapes} shapes, {' and '.join(modes)} mode",
+        ("baseline", *(f"{mode} {figure}" for mode in modes for figure in figures)),
+        tuple(
+            (baseline, *(cell for mode in modes for cell in _cells(by_place[baseline, mode])))
+            for baseline in dict.fromkeys(row.baseline for row in own)
+        ),
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        times(row.mean),
+        times(row.median),
+        times(row.std),
+        times(row.geomean),
+        percent(row.wins),
+        times(row.best_of_mean),
+    )
+
+
+def _title(gpu: str) -> str:
+    return GPUS[gpu].title

@@ -1,0 +1,74 @@
+"""What is said of a set of speedups (baseline's time over ours), and rank correlation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median, stdev
+from typing import NamedTuple
+
+from cudal2gen.results import Ratio, geomean
+
+
+class Summary(NamedTuple):
+    """Speedups over problems. ``std``: of a sample, 0 for one problem; ``wins``, ``losses``: shares above and below 1.
+
+    ``sure_wins``, ``sure_losses``: shares whose whole 95 % interval is above, below 1.
+    """
+
+    shapes: int
+    mean: float
+    median: float
+    std: float
+    geomean: Ratio
+    wins: float
+    losses: float
+    sure_wins: float
+    sure_losses: float
+
+
+def summarise(ratios: Sequence[Ratio]) -> Summary | None:
+    """None of nothing."""
+    values = [ratio.value for ratio in ratios]
+    mean = geomean(values)
+    if mean is None:
+        return None
+    return Summary(
+        shapes=len(values),
+        mean=fmean(values),
+        median=median(values),
+        std=stdev(values) if len(values) > 1 else 0.0,
+        geomean=mean,
+        wins=share(value > 1 for value in values),
+        losses=share(value < 1 for value in values),
+        sure_wins=share(ratio.low > 1 for ratio in ratios),
+        sure_losses=share(ratio.high < 1 for ratio in ratios),
+    )
+
+
+def best_of(ratios: Sequence[Ratio]) -> list[Ratio]:
+    """Speedups of a dispatcher that takes the baseline wherever it is the faster one."""
+    return [Ratio(max(1.0, value), max(1.0, low), max(1.0, high)) for value, low, high in ratios]
+
+
+def share(flags: Iterable[bool]) -> float:
+    """The part that is true; NaN of nothing."""
+    found = list(flags)
+    return sum(found) / len(found) if found else math.nan
+
+
+def spearman(x: Sequence[float], y: Sequence[float]) -> float:
+    """Rank correlation, ties at their mean rank; NaN where one side does not vary."""
+    import numpy as np
+
+    if len(set(x)) < 2 or len(set(y)) < 2:
+        return math.nan
+    return float(np.corrcoef([_ranks(x), _ranks(y)])[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    import numpy as np
+
+    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    ranks: list[float] = (np.cumsum(counts) - (counts - 1) / 2)[inverse].tolist()
+    return ranks

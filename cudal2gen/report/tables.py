@@ -1,0 +1,92 @@
+"""Tables and sections: said once, printed as HTML and as Markdown with the same figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cudal2gen.results import Ratio
+
+
+class Table(NamedTuple):
+    """``caption`` says what and over which problems; the first column names the row, the others are figures."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class Chart(NamedTuple):
+    """A picture that the page's script draws from ``data``; ``text`` says in words what is to be seen."""
+
+    kind: str
+    title: str
+    text: str
+    data: dict[str, Any]
+
+
+class Section(NamedTuple):
+    """A part of the report, in the order in which it reads. ``alerts``: what must not be overlooked."""
+
+    anchor: str
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    alerts: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    notes: tuple[str, ...] = ()
+    level: int = 2
+
+
+def markdown(title: str, sections: Sequence[Section]) -> str:
+    """All but the pictures."""
+    blocks = [f"# {_plain(title)}"]
+    for section in sections:
+        blocks.append(f"{'#' * section.level} {_plain(section.title)}")
+        blocks += [_plain(text) for text in section.paragraphs]
+        blocks += [f"> **Note.** {_plain(text)}" for text in section.alerts]
+        blocks += [_table(table) for table in section.tables]
+        blocks += [_plain(text) for text in section.notes]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _table(table: Table) -> str:
+    rule = "|".join(["---", *["---:"] * (len(table.columns) - 1)])
+    rows = ["| " + " | ".join(_plain(cell) for cell in row) + " |" for row in (table.columns, *table.rows)]
+    return "\n".join([f"**{_plain(table.caption)}**", "", rows[0], f"|{rule}|", *rows[1:]])
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is: nothing in a name makes a cell, a tag, a link or a line."""
+    flat = re.sub(r"\s+", " ", text).strip()
+    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", flat)
+
+
+def times(value: float) -> str:
+    """A speedup."""
+    return "—" if math.isnan(value) else f"{value:.3f}"
+
+
+def interval(ratio: Ratio) -> str:
+    """A speedup with its 95 % interval."""
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def percent(share: float) -> str:
+    """A share, such as 44.0 %."""
+    return "—" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def microseconds(value: float) -> str:
+    """A time, to four digits."""
+    return f"{value:.4g}" if value < 10000 else f"{value:.0f}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Smallest to largest of some readings."""
+    if not values:
+        return "not read"
+    low, high = min(values), max(values)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"

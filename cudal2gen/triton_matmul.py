@@ -1,0 +1,53 @@
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+"""A peer written in Triton: a persistent matrix product, D = A B. Importing this module needs triton."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def persistent_matmul(
+    a_ptr, b_ptr, d_ptr, m, n, k, lda, ldb, ldd,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, CTAS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """A (m,k) and B (k,n), row-major; CTAs take every ``CTAS``-th tile, in groups of ``GROUP`` rows of tiles."""
+    rows_of_tiles = tl.cdiv(m, BM)
+    columns_of_tiles = tl.cdiv(n, BN)
+    in_group = GROUP * columns_of_tiles
+    accumulator_type = tl.float16 if HALF else tl.float32
+    for tile in range(tl.program_id(0), rows_of_tiles * columns_of_tiles, CTAS):
+        first = tile // in_group * GROUP
+        height = min(rows_of_tiles - first, GROUP)
+        rows = (first + tile % in_group % height) * BM + tl.arange(0, BM)
+        columns = tile % in_group // height * BN + tl.arange(0, BN)
+        along = tl.arange(0, BK)
+        total = tl.zeros((BM, BN), dtype=accumulator_type)
+        for start in range(0, k, BK):
+            left = k - start
+            a = tl.load(
+                a_ptr + rows[:, None].to(tl.int64) * lda + (start + along)[None, :],
+                mask=(rows[:, None] < m) & (along[None, :] < left), other=0.0,
+            )  # fmt: skip
+            b = tl.load(
+                b_ptr + (start + along)[:, None].to(tl.int64) * ldb + columns[None, :],
+                mask=(along[:, None] < left) & (columns[None, :] < n), other=0.0,
+            )  # fmt: skip
+            total = tl.dot(a, b, total, out_dtype=accumulator_type)
+        tl.store(
+            d_ptr + rows[:, None].to(tl.int64) * ldd + columns[None, :],
+            total.to(tl.float16),
+            mask=(rows[:, None] < m) & (columns[None, :] < n),
+        )
+
+
+# Tiles that Triton users try on Ampere and Hopper.
+TILES = ((128, 256, 64), (128, 128, 64), (64, 128, 64), (64, 64, 128), (32, 64, 128), (16, 64, 128))
+CONFIGURATIONS: list[dict[str, Any]] = [
+    {"BM": bm, "BN": bn, "BK": bk, "GROUP": 8, "num_stages": stages, "num_warps": 8 if bm * bn > 128 * 128 else 4}
+    for (bm, bn, bk), stages in product(TILES, (3, 4))
+]

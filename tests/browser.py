@@ -1,0 +1,169 @@
+"""A headless Chromium or Chrome, driven through its own debugging pipe: no driver, no package, no network.
+
+Messages of the DevTools protocol are JSON, each ended by a zero byte, on file descriptors 3 (to it) and 4 (from it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",  # a container has no user namespaces; only this repository's own page is opened
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-pipe",
+    "--window-size=1280,900",
+)
+PATIENCE_S = 60.0
+
+
+class BrowserError(Exception):
+    """The browser is absent, died, was silent too long, or the page's script threw."""
+
+
+def find() -> str:
+    """The browser's path."""
+    for name in NAMES:
+        if path := shutil.which(name):
+            return path
+    raise BrowserError("no chromium or google-chrome: 'make browser' installs Debian's chromium")
+
+
+class Page:
+    """One tab. ``faults``: console errors, exceptions and failed or attempted requests, in words."""
+
+    def __init__(self, to_browser: int, from_browser: int) -> None:
+        self._to, self._from = to_browser, from_browser
+        self._rest = b""
+        self._count = 0
+        self._session: str | None = None
+        self._loaded = False
+        self.faults: list[str] = []
+        self.requests: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        self.call("Network.emulateNetworkConditions", **offline)
+
+    def open(self, url: str) -> None:
+        """Loads a page and waits until it is complete."""
+        self._loaded = False
+        answer = self.call("Page.navigate", url=url)
+        if "errorText" in answer:
+            raise BrowserError(f"{url}: {answer['errorText']}")
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._loaded:
+            self._handle(self._read(deadline))
+
+    def run(self, script: str) -> Any:
+        """An expression's value, waited for where it is a promise."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise BrowserError(f"{script}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    def settle(self) -> None:
+        """Two frames, so that events are handled and what follows is drawn."""
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+
+    def point(self, x: float, y: float, click: bool = False) -> None:
+        """Moves the mouse there, in CSS pixels of the window; and clicks."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        for kind in ("mousePressed", "mouseReleased") if click else ():
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        self.settle()
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command of the protocol, answered."""
+        self._count += 1
+        message: dict[str, Any] = {"id": self._count, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + PATIENCE_S
+        while (answer := self._read(deadline)).get("id") != self._count:
+            self._handle(answer)
+        if "error" in answer:
+            raise BrowserError(f"{method}: {answer['error']}")
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def _read(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            if not select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise BrowserError(f"the browser said nothing for {PATIENCE_S:.0f} s")
+            part = os.read(self._from, 1 << 20)
+            if not part:
+                raise BrowserError("the browser ended")
+            self._rest += part
+        message, self._rest = self._rest.split(b"\0", 1)
+        found: dict[str, Any] = json.loads(message)
+        return found
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        method, told = event.get("method"), event.get("params", {})
+        if method == "Page.loadEventFired":
+            self._loaded = True
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(told["request"]["url"])
+        elif method == "Network.loadingFailed":
+            self.faults.append(f"request failed: {told['errorText']} {told.get('blockedReason', '')}")
+        elif method == "Runtime.exceptionThrown":
+            self.faults.append(f"exception: {told['exceptionDetails']}")
+        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
+            self.faults.append(f"console: {told['args']}")
+        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
+            self.faults.append(f"log: {told['entry']['text']} {told['entry'].get('url', '')}")
+
+
+@contextmanager
+def page() -> Iterator[Page]:
+    """A tab of a browser of its own, with a profile of its own; both are gone afterwards."""
+    to_read, to_write = os.pipe()
+    from_read, from_write = os.pipe()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        log = Path(profile) / "browser.log"
+        # bash, since the descriptors must be 3 and 4 in the browser, whatever they are here.
+        script = f'exec "$0" "$@" 3<&{to_read} 4>&{from_write}'
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", script, find(), *FLAGS, f"--user-data-dir={profile}/user", "about:blank"],
+                pass_fds=(to_read, from_write),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        os.close(to_read)
+        os.close(from_write)
+        try:
+            yield Page(to_write, from_read)
+        except BrowserError as error:
+            error.add_note(log.read_text(errors="replace")[-2000:])
+            raise
+        finally:
+            os.close(to_write)  # the browser ends when nobody can speak to it
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            os.close(from_read)

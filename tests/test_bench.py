@@ -1,0 +1,466 @@
+"""The instrument: order, statistics, L2 states, refusals, budget and resumption, on a device whose clock is ours."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from cudal2gen import bench, catalog, results
+from cudal2gen.bench import Settings, TooGood, Work, measure, states, stratified
+from cudal2gen.kernel import Problem
+from tests.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
+from tests.paths import small
+
+pytestmark = pytest.mark.torch
+
+
+def problem(m: int, n: int, k: int, acc: str = "f32") -> Problem:
+    return Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k)  # type: ignore[arg-type]
+
+
+def one(device: FakeDevice, contenders: list[Any], work: Work, of: Problem, **settings: Any) -> results.Measurement:
+    (measured,) = measure(device, of, contenders, [work], Settings(warmup_seconds=0.0, **settings))
+    return measured
+
+
+COLD, HOT, SERVER = Work("device", "cold"), Work("device", "hot"), Work("server", "hot")
+SMALL = problem(64, 64, 64)
+
+
+def test_a_drifting_device_favours_nobody() -> None:
+    """The card slows by a third during the measurement; in turns, the ratio stays what it is."""
+    device = FakeDevice(drift=10.0)
+    ours, theirs = Product(device, "cudal2gen", 8.0), Product(device, "torch.matmul", 10.0)
+    measured = one(device, [ours, theirs], HOT, SMALL)
+    timing = measured.timing("torch.matmul")
+    assert timing is not None
+    assert timing.event_us[-1] / timing.event_us[0] > 1.3
+    ratio = results.speedup(measured, "torch.matmul")
+    assert ratio is not None
+    assert ratio.value == pytest.approx(1.25, rel=0.01)
+    assert ratio.low <= 1.25 <= ratio.high
+
+
+def test_rounds_are_mirrored_in_random_order() -> None:
+    device = FakeDevice()
+    names = ["a", "b", "c"]
+    contenders = [Product(device, name, 5.0) for name in names]
+    one(device, contenders, HOT, SMALL, benchmark_seconds=1.0)
+    order = [name for name in device.log if name in names]
+    # The first calls and the warm-up of the graphs come before the rounds; a sample has a call to warm up for each.
+    per_sample = 2 * bench.calls_per_sample(SMALL, ENVIRONMENT)
+    start = 3 + 3 * per_sample
+    rounds = [order[at] for at in range(start, start + 15 * 6 * per_sample, per_sample)]
+    for at in range(0, len(rounds), 6):
+        assert rounds[at : at + 3] == rounds[at + 3 : at + 6][::-1]
+        assert sorted(rounds[at : at + 3]) == names
+    assert len({tuple(rounds[at : at + 3]) for at in range(0, len(rounds), 6)}) > 1
+
+
+def test_noise_has_an_interval_that_holds_the_truth() -> None:
+    device = FakeDevice()
+    ours, theirs = Product(device, "cudal2gen", 8.0, noise=0.2), Product(device, "torch.matmul", 8.4, noise=0.2)
+    ratio = results.speedup(one(device, [ours, theirs], HOT, SMALL), "torch.matmul")
+    assert ratio is not None
+    assert ratio.low < 1.05 < ratio.high
+    assert ratio.high - ratio.low > 0.001
+
+
+def test_cold_evicts_before_each_sample_and_uses_a_set_per_call() -> None:
+    device = FakeDevice()
+    measured = one(device, [Product(device, "cudal2gen", 8.0)], COLD, SMALL)
+    (timing,) = measured.timings
+    assert timing.calls == bench.MOST_CALLS
+    # One warm-up of the graph, then a sample for each eviction.
+    assert device.evictions == len(timing.event_us) + 1
+    assert timing.event_us == pytest.approx([8.0] * len(timing.event_us))
+
+
+@pytest.mark.parametrize(("work", "sets"), [(COLD, bench.MOST_CALLS), (HOT, 1)])
+def test_sets_of_operands(work: Work, sets: int) -> None:
+    device = FakeDevice()
+    asked = []
+    operands = device.operands
+
+    def watched(of: Problem, count: int, seed: int) -> Any:
+        asked.append(count)
+        return operands(of, count, seed)
+
+    device.operands = watched  # type: ignore[method-assign]
+    one(device, [Product(device, "cudal2gen", 8.0)], work, SMALL)
+    assert asked == [sets]
+
+
+def test_states_of_the_l2() -> None:
+    large = problem(256, 256, 256)
+    assert states(SMALL, "device", 1 << 16) == ("cold", "hot")
+    assert states(large, "device", 1 << 16) == ("exceeded",)
+    assert states(SMALL, "server", 1 << 16) == ("hot",)
+
+
+def test_the_host_is_inside_the_clock_of_the_paper_modes() -> None:
+    device = FakeDevice()
+    measured = one(device, [Product(device, "cudal2gen", 8.0)], SERVER, SMALL, target_qps=500.0, benchmark_seconds=2.0)
+    (timing,) = measured.timings
+    # The fake synchronises in a microsecond of the host's time.
+    assert timing.wall_us == pytest.approx([9.0] * len(timing.wall_us))
+    assert timing.event_us == pytest.approx([8.0] * len(timing.event_us))
+    assert timing.median_us == pytest.approx(9.0)
+    assert measured.target_qps == 500.0
+    pauses = device.log.count("sleep")
+    assert pauses == 2 * len(timing.wall_us)
+    assert device.time / pauses == pytest.approx(1 / 500, rel=0.2)
+
+
+def test_padding_is_inside_and_shown() -> None:
+    device = FakeDevice()
+    kernel = FakeKernel(device, small(gpu="h200", acc="f32"), 8.0, copies_us=3.0)
+    (timing,) = one(device, [kernel], HOT, SMALL).timings
+    assert timing.padding_us == pytest.approx(3.0)
+    assert timing.record == kernel.record.name
+
+
+def test_conditions_are_read_in_each_round() -> None:
+    device = FakeDevice()
+    measured = one(device, [Product(device, "cudal2gen", 8000.0)], HOT, SMALL, benchmark_seconds=2.0)
+    rounds = len(measured.timings[0].event_us) / 2
+    assert len(measured.conditions.sm_mhz) == rounds
+    assert measured.conditions.throttle == ("SwPowerCap",)
+
+
+@pytest.mark.parametrize("contender", ["cudal2gen", "cublas-nn"])
+def test_better_than_the_hardware_stops_the_run(contender: str) -> None:
+    slowed = ENVIRONMENT.model_copy(update={"max_sm_mhz": 1})
+    device = FakeDevice(environment=slowed)
+    slow, fast = Product(device, "torch.matmul", 500.0), Product(device, contender, 0.9)
+    with pytest.raises(TooGood, match=rf"{contender} on 64_64_64 f32: 0.900 us, but NVIDIA H200 cannot .* 0.970 us"):
+        one(device, [slow, fast], HOT, SMALL)
+    device = FakeDevice()
+    with pytest.raises(TooGood, match=r"0.400 us, but .* less than 0.500 us"):
+        one(device, [Product(device, contender, 0.4)], HOT, SMALL)
+
+
+def test_the_floor_of_a_cold_problem_is_its_reading() -> None:
+    skinny = problem(64, 64, 8192)
+    bandwidth = 2 * 3201e6 * 6144 / 8
+    assert ENVIRONMENT.floor_us(skinny, cold=True) == pytest.approx(2 * 8192 * 128 / bandwidth * 1e6)
+    assert ENVIRONMENT.floor_us(skinny, cold=False) == pytest.approx(2 * 64 * 64 * 8192 / (4096 * 132 * 1980e6) * 1e6)
+
+
+def spoil_one(operands: Any, launches: int) -> None:
+    operands.d[63, 17] += 5
+
+
+def spoil_late(operands: Any, launches: int) -> None:
+    if launches > 100:
+        operands.d[:] = 0
+
+
+def unwritten(operands: Any, launches: int) -> None:
+    operands.d[5] = float("nan")
+
+
+@pytest.mark.parametrize("faulty", [spoil_one, spoil_late, unwritten])
+def test_wrong_after_the_timing_is_no_result(faulty: Any) -> None:
+    device = FakeDevice()
+    measured = one(device, [Product(device, "cudal2gen", 8.0, faulty=faulty), Product(device, "b", 9.0)], HOT, SMALL)
+    assert [timing.contender for timing in measured.timings] == ["b"]
+    assert measured.absent["cudal2gen"].startswith("wrong result after the timing: an error of")
+
+
+def test_every_tile_of_a_large_problem_is_checked() -> None:
+    """A wrong 64x64 tile anywhere in D is found by the rows and columns that are compared."""
+    rows = bench._bands(16384)
+    assert len(rows) == 256
+    assert {row // 64 for row in rows} == set(range(256))
+    assert len({row % 64 for row in rows}) > 16
+    assert bench._bands(100) == list(range(100))
+    assert sorted({col // 16 for col in bench._bands(4096)}) == list(range(256))
+
+
+@pytest.mark.parametrize("acc", ["f16", "f32"])
+@pytest.mark.parametrize("k", [64, 4096])
+def test_tolerance_separates_rounding_from_faults(acc: str, k: int) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    a, b = torch.randn(64, k).half(), torch.randn(k, 64).half()
+    exact = a.double() @ b.double()
+    if acc == "f32":
+        got = exact.half()
+    else:
+        got = torch.zeros(64, 64).half()
+        for at in range(0, k, 8):
+            got = (got.double() + a[:, at : at + 8].double() @ b[at : at + 8].double()).half()
+    rounding = float((got.double() - exact).abs().max())
+    missing = float((a[:, : k // 2].double() @ b[: k // 2].double() - exact).abs().max())
+    assert rounding < bench.tolerance(acc, k) < missing / 2  # type: ignore[arg-type]
+
+
+def test_who_cannot_run_is_named() -> None:
+    device = FakeDevice()
+    measured = one(
+        device, [Product(device, "cudal2gen", 8.0), Product(device, "x", 1.0, absent="no such algorithm")], HOT, SMALL
+    )
+    assert measured.absent == {"x": "no such algorithm"}
+
+
+def test_stratified_order_is_a_sample_at_any_length() -> None:
+    grid = [problem(m, n, k) for m in (64, 512, 4096) for n in (64, 512, 4096, 16384) for k in (64, 2048, 16384)]
+    order = stratified(grid)
+    assert sorted(order, key=lambda one: one.key) == sorted(grid, key=lambda one: one.key)
+    classes = {one.size_class for one in grid}
+    assert {one.size_class for one in order[: len(classes)]} == classes
+    assert order[0].size_class == "large"
+    assert stratified(grid, seed=1) != order
+
+
+def records() -> list[catalog.Record]:
+    return [small(gpu="h200", acc="f32", m=m, n=n, k=64, stages=2) for m in (64, 128) for n in (64, 128)]
+
+
+def run(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> bench.Outcome:
+    settings = options.pop("settings", Settings(warmup_seconds=0.0))
+    return bench.run(
+        device,
+        options.pop("records", records()),
+        lambda record: FakeKernel(device, record, us),
+        lambda record: FakeKernel(device, record, us).digest,
+        options.pop("baselines", [Product(device, "torch.matmul", 9.0)]),
+        settings,
+        store,
+        **options,
+    )
+
+
+def test_what_is_stored_is_not_measured_again(tmp_path: Path) -> None:
+    store = tmp_path / "m.jsonl"
+    first = run(store, FakeDevice())
+    assert (first.measured, first.known, first.left, first.faults) == (len(stored(store)), 0, 0, [])
+    again = run(store, FakeDevice())
+    assert (again.measured, again.known) == (0, 4)
+    assert run(store, FakeDevice(), again=True).measured == first.measured
+    other = ENVIRONMENT.model_copy(update={"id": "other", "driver": "590"})
+    assert run(store, FakeDevice(environment=other)).measured == first.measured
+    more = [Product(device := FakeDevice(), "torch.matmul", 9.0), Product(device, "cublas-nn", 9.0)]
+    assert run(store, device, baselines=more).measured == first.measured
+    assert run(store, FakeDevice()).measured == 0
+    hosted = Settings(protocols=("offline",), warmup_seconds=0.0, benchmark_seconds=0.001)
+    assert run(store, FakeDevice(), settings=hosted).measured == 4
+
+
+def stored(path: Path) -> list[results.Measurement]:
+    return results.measurements(path).measurements
+
+
+def test_a_budget_ends_the_run_and_says_what_is_left(tmp_path: Path) -> None:
+    seen = []
+    device = FakeDevice()
+    settings = Settings(warmup_seconds=0.0, benchmark_seconds=0.5)
+    outcome = run(
+        tmp_path / "m.jsonl", device, us=2000.0, settings=settings, budget_seconds=6.0,
+        progress=lambda *told: seen.append(told),
+    )  # fmt: skip
+    assert 0 < outcome.left < 4
+    assert device.time < 6.0
+    assert [done for done, _, _ in seen] == list(range(1, 5 - outcome.left))
+    assert seen[-1][2] <= 6.0 - device.time + 1e-6
+    assert run(tmp_path / "m.jsonl", device, us=2000.0, settings=settings).known == 4 - outcome.left
+
+
+def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> None:
+    def crash(operands: Any, launches: int) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    device = FakeDevice()
+    first = stratified(record.problem for record in records())[0]
+
+    def open_kernel(record: catalog.Record) -> FakeKernel:
+        return FakeKernel(device, record, 8.0, faulty=crash if record.problem == first else None)
+
+    def go() -> bench.Outcome:
+        return bench.run(
+            device, records(), open_kernel, lambda record: open_kernel(record).digest, [], Settings(warmup_seconds=0.0),
+            tmp_path / "m.jsonl",
+        )  # fmt: skip
+
+    with pytest.raises(RuntimeError, match=f"{first.mnk}: .* stopped the device: CUDA error: an illegal"):
+        go()
+    outcome = go()
+    assert (outcome.known, outcome.faults) == (1, [])
+    assert len({one.mnk for one in stored(tmp_path / "m.jsonl")}) == 4
+
+
+CHILD = """
+import sys, time
+import torch
+from pathlib import Path
+from tests import test_bench, devices
+class Slow(devices.FakeDevice):
+    def reading(self):
+        time.sleep(0.002)
+        return super().reading()
+print("ready", flush=True)
+test_bench.run(Path(sys.argv[1]), Slow())
+"""
+
+
+def test_ten_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> None:
+    store = tmp_path / "m.jsonl"
+    rng = random.Random(5)
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    seen: list[str] = []
+    for _ in range(10):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(store)], stdout=subprocess.PIPE, env=environment, text=True
+        )
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(rng.uniform(0.02, 0.3))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        now = store.read_bytes().decode().splitlines(keepends=True) if store.exists() else []
+        whole = [line for line in now if line.endswith("\n")]
+        assert whole[: len(seen)] == seen
+        seen = whole
+    done = subprocess.run([sys.executable, "-c", CHILD, str(store)], env=environment, check=True, capture_output=True)
+    assert done.returncode == 0
+    counts = Counter((one.mnk, one.l2) for one in stored(store))
+    assert set(counts.values()) == {1}
+    assert len({mnk for mnk, _ in counts}) == 4
+    assert len(seen) > 3, "the kills came while it measured"
+
+
+def test_medians_and_ratios_by_hand() -> None:
+    device = FakeDevice()
+    measured = one(
+        device,
+        [Product(device, "cudal2gen", 8.0), Product(device, "cublas-nn", 12.0), Product(device, "cublas-tn", 10.0)],
+        HOT,
+        SMALL,
+    )
+    assert median(measured.timings[0].event_us) == pytest.approx(8.0)
+    best = measured.timing("cublas-max")
+    assert best is not None
+    assert best.contender == "cublas-tn"
+    assert measured.timing("cublaslt-heuristic-max") is None
+    ratio = results.speedup(measured, "cublas-max")
+    assert ratio is not None
+    assert ratio == pytest.approx((1.25, 1.25, 1.25))
+    mean = results.geomean([2.0, 0.5, 4.0])
+    assert mean is not None
+    assert mean.value == pytest.approx(math.exp(math.log(4.0) / 3))
+    assert mean.low < mean.value < mean.high
+    assert results.geomean([]) is None
+
+
+class FakeCard(FakeDevice):
+    """What the command line opens in the place of a GPU."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+
+    def check(self, record: catalog.Record) -> None:
+        assert record.gpu == "h200"
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The bench command on a fake card; answers exit code, output, and errors."""
+    from typer.testing import CliRunner
+
+    from cudal2gen import baselines, cli, gpu
+
+    def opened(record: catalog.Record, directory: Path, library: Path, stream: Any) -> FakeKernel:
+        kernel = FakeKernel(stream.__self__, record, 8.0)
+        kernel.digest = directory.name
+        return kernel
+
+    monkeypatch.setattr(gpu, "Gpu", FakeCard)
+    monkeypatch.setattr(gpu, "Kernel", opened)
+    real = baselines.contenders
+
+    def contenders(names: list[str], acc: Any, device: Any, tuned: Path) -> list[Any]:
+        real(names, acc, device, tuned)
+        return [Product(device, name, 9.0) for name in names]
+
+    monkeypatch.setattr(baselines, "contenders", contenders)
+
+    def invoke(*arguments: str) -> Any:
+        return CliRunner().invoke(
+            cli.app, ["bench", "--warmup-seconds", "0", "--out", str(tmp_path / "m.jsonl"), *arguments]
+        )
+
+    return invoke
+
+
+def test_the_command_measures_and_resumes(command: Any, tmp_path: Path) -> None:
+    chosen = ["--mnk", "64_64_64", "--mnk", "128_64_64", "--acc", "f32"]
+    done = command(*chosen)
+    assert done.exit_code == 0, done.output
+    assert "2 problems, 0 of them stored before: 4 measurements added" in done.stdout
+    assert "0 problems left, 0 faults" in done.stdout
+    assert {one.gpu for one in stored(tmp_path / "m.jsonl")} == {"h200"}
+    assert stored(tmp_path / "m.jsonl")[0].contenders[:2] == ["cudal2gen", "torch.matmul"]
+    assert len(stored(tmp_path / "m.jsonl")[0].contenders) == 11
+    assert "2 of them stored before: 0 measurements" in command(*chosen, "--resume").stdout
+    assert "0 of them stored before: 4 measurements" in command(*chosen, "--again").stdout
+    hosted = command("--mnk", "64_64_64", "--acc", "f32", "--protocol", "server,offline", "--benchmark-seconds", "0.01")
+    assert "2 measurements added" in hosted.stdout
+    few = command("--mnk", "64_64_64", "--acc", "f32", "--again", "--baselines", "cublas-nn,cublas-tn")
+    assert few.exit_code == 0
+    assert stored(tmp_path / "m.jsonl")[-1].contenders == ["cudal2gen", "cublas-nn", "cublas-tn", "cublas-max"]
+
+
+def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) -> None:
+    done = command("--mnk", "64_64_64", "--acc", "f32", "--records-of", "rtx3090", "--baselines", "none")
+    assert done.exit_code == 0, done.output
+    theirs = catalog.find(Problem(gpu="rtx3090", acc="f32", layout="tn", m=64, n=64, k=64)).record
+    ours = stored(tmp_path / "m.jsonl")[0].timings[0]
+    assert ours.record == theirs.name
+    refused = command("--mnk", "65_64_64", "--acc", "f32", "--records-of", "rtx3090")
+    assert (refused.exit_code, "has no 65_64_64" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one of --mnk M_N_K, --all and --sample N"),
+        (["--all", "--sample", "3"], "give one of"),
+        (["--mnk", "64_64"], "expected three sizes"),
+        (["--mnk", "64_64_64", "--protocol", "hot"], "--protocol hot: must be of device, offline, server"),
+        (["--mnk", "64_64_64", "--budget", "8x"], "--budget 8x: expected a duration"),
+        (["--mnk", "64_64_64", "--budget", "-1m"], "--budget -1m: expected a duration"),
+        (["--mnk", "64_64_64", "--baselines", "cublaslt"], "--baselines cublaslt: cublaslt: must be of torch.matmul"),
+    ],
+)
+def test_what_the_command_refuses(command: Any, arguments: list[str], message: str) -> None:
+    done = command(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("8m", 480.0), ("90s", 90.0), ("1.5h", 5400.0), ("7", 7.0)])
+def test_durations(text: str, seconds: float) -> None:
+    from cudal2gen.cli import _seconds
+
+    assert _seconds(text) == seconds
+
+
+def test_without_a_gpu_the_command_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cudal2gen", "bench", "--mnk", "64_64_64"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: torch sees no CUDA device; without one, the emulator runs kernels")
