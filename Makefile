@@ -2,13 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test thorough check browser goldens clean
+.PHONY: demo test gpu-test thorough check browser goldens clean
 
 demo: .venv/demo
 	$(BIN)/cudal2gen run --mnk 64_256_256
 
 test: .venv/dev browser check
 	$(BIN)/python -m pytest
+
+# On a machine with a GPU: every path of the templates right on it, adversaries caught, streams, graphs, the launcher's
+# refusals, compute-sanitizer, and the emulator bit for bit. A few minutes, most of it compiling; nothing is stored.
+# Where torch and the compiler are installed already, without .venv: python -m pytest -m gpu -q
+# Verdicts that are stored: cudal2gen validate --all --set gpu=h200 --on gpu --compare-emulator
+gpu-test: .venv/dev
+	$(BIN)/python -m pytest -m gpu -q
 
 check: .venv/dev
 	$(BIN)/ruff check .

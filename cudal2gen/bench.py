@@ -339,6 +339,13 @@ def _ready(
     return ready, absent
 
 
+def made_ready(device: Device, contender: Contender, problem: Problem) -> Contender:
+    """The contender, prepared for a problem as ``measure`` does. Raises Absent."""
+    count = min(RACE_CALLS, calls_per_sample(problem, device.environment))
+    contender.prepare(problem, _race(device, device.operands(problem, count, 0)))
+    return contender
+
+
 def _race(device: Device, operands: Sequence[Operands]) -> Race:
     """The race in which a baseline's candidates are timed: the ``device`` protocol, from a cold L2."""
     sets = operands[:RACE_CALLS]

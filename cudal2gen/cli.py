@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -17,6 +18,7 @@ from cudal2gen import catalog, places
 from cudal2gen.kernel import FAMILIES, GPUS, IllegalRecord, Problem, Record, parse
 
 if TYPE_CHECKING:
+    from cudal2gen import gpu as gpu_room
     from cudal2gen import results
     from cudal2gen.compiler import Artifact
 
@@ -51,7 +53,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to 
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes at a time; all cores by default.")
 ]
-On = Annotated[str, typer.Option("--on", help="Where kernels run: emulator.")]
+On = Annotated[str, typer.Option("--on", help="Where kernels run: emulator, or gpu for validate.")]
+Device = Annotated[int, typer.Option("--device", min=0, help="The CUDA device for --on gpu, counted from 0.")]
 Nvcc = Annotated[Path | None, typer.Option("--nvcc", help="The nvcc to use, instead of the one that is found.")]
 
 
@@ -231,7 +234,9 @@ def run(
     changes: Set = None,
     inputs: Annotated[
         str,
-        typer.Option("--inputs", help="binary (0 and 1), sparse, integers, normal or special (NaN and infinities)."),
+        typer.Option(
+            "--inputs", help="binary (0 and 1), sparse, integers, normal, cancelling or special (NaN, infinities)."
+        ),
     ] = "normal",
     on: On = "emulator",
     nvcc: Nvcc = None,
@@ -244,7 +249,8 @@ def run(
     from cudal2gen import compiler, validator
 
     with _user_errors():
-        _emulated(on)
+        if on != "emulator":
+            _usage(f"--on {on}: run prints the emulator's findings and counters; validate also takes --on gpu")
         if inputs not in validator.INPUTS:
             _usage(f"--inputs {inputs}: must be one of {', '.join(validator.INPUTS)}")
         record = _record(mnk, gpu, acc, layout, changes)
@@ -284,23 +290,43 @@ def validate(
     everything: All = False,
     changed: Annotated[bool, typer.Option("--changed", help="Like --all, but only records without a verdict.")] = False,
     on: On = "emulator",
+    device: Device = 0,
+    sanitize: Annotated[
+        bool,
+        typer.Option("--sanitize", help="With --on gpu: compute-sanitizer's memcheck and racecheck as well; slow."),
+    ] = False,
+    compare_emulator: Annotated[
+        bool,
+        typer.Option(
+            "--compare-emulator", help="With --on gpu: the same bits as the emulator's? Stores how they differ."
+        ),
+    ] = False,
     jobs: Jobs = None,
     nvcc: Nvcc = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether kernels are right: build them, execute problems that stress them, compare, look for hazards."""
+    """Say whether kernels are right: build them, execute problems that stress them, compare, look for hazards.
+
+    With --on gpu the records' own problems are executed as well. Records of one GPU are tried on another by
+    --set gpu=h200.
+    """
     from cudal2gen import compiler, results, validator
 
+    if on not in ("emulator", "gpu"):
+        _usage(f"--on {on}: must be emulator or gpu")
+    if on == "emulator" and (sanitize or compare_emulator):
+        _usage("--sanitize and --compare-emulator need --on gpu")
     with _user_errors():
-        _emulated(on)
         records = _chosen(mnk, everything or changed, gpu, acc, layout, changes)
+        bed = _gpu(device, records) if on == "gpu" else None
+        place = bed.model if bed else on
         tools = compiler.toolchain(nvcc)
         with _progress("compiling") as progress:
             artifacts = compiler.build(records, tools=tools, jobs=jobs, progress=progress)
         library = compiler.launcher(tools=tools)
         work = {artifact.digest: (record, artifact) for record, artifact in zip(records, artifacts, strict=True)}
         known = results.latest() if changed else {}
-        pending = [pair for digest, pair in work.items() if (digest, on) not in known]
+        pending = [pair for digest, pair in work.items() if (digest, place) not in known]
         verdicts: list[results.Verdict] = []
         with _progress("validating") as progress:
 
@@ -310,7 +336,10 @@ def validate(
                 if progress:
                     progress(len(verdicts), len(pending))
 
-            validator.validate_all(pending, library, jobs or os.cpu_count() or 1, note)
+            if bed is None:
+                validator.validate_all(pending, library, jobs or os.cpu_count() or 1, note)
+            else:
+                _validate_on_gpu(bed, device, pending, library, sanitize, compare_emulator, note)
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if as_json:
         for verdict in verdicts:
@@ -337,13 +366,58 @@ def _print_verdict(verdict: results.Verdict) -> None:
             f"  {case.m}_{case.n}_{case.k} {case.inputs}, {case.ctas} CTAs{slices}: {case.compared}, "
             f"max error {case.max_error:.3g}{allowed}{'' if case.passed else ': failed'}"
         )
+    if verdict.deterministic is False:
+        print("  the same problem gave other bits in another run")
+    for tool, said in verdict.tools.items():
+        print(f"  {tool}: {said}")
     for finding in verdict.findings:
         print(f"  found: {finding}")
 
 
-def _emulated(on: str) -> None:
-    if on != "emulator":
-        _usage(f"--on {on}: this version runs kernels on the emulator only")
+def _gpu(index: int, records: list[Record]) -> gpu_room.Gpu:
+    """The GPU, if all records are for it. Raises GpuError."""
+    from cudal2gen.gpu import Gpu
+
+    bed = Gpu(index)
+    for record in records:
+        bed.check(record)
+    return bed
+
+
+def _validate_on_gpu(
+    bed: gpu_room.Gpu,
+    index: int,
+    work: list[tuple[Record, Artifact]],
+    library: Path,
+    sanitize: bool,
+    compare_emulator: bool,
+    done: Callable[[results.Verdict], None],
+) -> None:
+    """Tries kernels one after the other; each verdict is stored before the next, and a broken device ends it."""
+    from cudal2gen import baselines, bench, results, rounding, trial
+
+    for record, artifact in work:
+        subject = trial.Subject(record, artifact, library)
+        name, tuned = f"cublaslt-autotuning-{record.layout}", results.store("cublaslt")
+        (vendor,) = baselines.contenders([name], record.acc, bed, tuned)
+        verdict, lines = trial.judge(
+            bed,
+            subject,
+            baseline=partial(bench.made_ready, bed, vendor),
+            sanitize=index if sanitize else None,
+            emulator=compare_emulator,
+        )
+        if lines:
+            results.append(lines, results.store("rounding"))
+        done(verdict)
+        try:
+            bed.wait()
+        except RuntimeError as error:
+            _fail(f"the device has stopped over {record.name}: {str(error).splitlines()[0]}", EXIT_FAILED)
+    if compare_emulator:
+        table = results.store("rounding").with_suffix(".md")
+        table.write_text(rounding.markdown(results.roundings()))
+        print(f"{table}: where emulator and GPU round differently", file=sys.stderr)
 
 
 Duration = Annotated[str | None, typer.Option("--budget", metavar="DURATION", help="Stop after, e.g., 8m or 90s.")]
@@ -622,13 +696,9 @@ def _user_errors() -> Iterator[None]:
         from cudal2gen.compiler import BuildError, ToolchainError
         from cudal2gen.gpu import GpuError
 
-        if isinstance(error, GpuError):
+        if isinstance(error, ToolchainError | GpuError):
             _fail(str(error), EXIT_TOOLCHAIN)
-        if isinstance(error, TooGood):
-            _fail(str(error), EXIT_FAILED)
-        if isinstance(error, ToolchainError):
-            _fail(str(error), EXIT_TOOLCHAIN)
-        if isinstance(error, BuildError):
+        if isinstance(error, BuildError | TooGood):
             _fail(str(error), EXIT_FAILED)
         raise
 

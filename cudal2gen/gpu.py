@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Call = Callable[[], None]
 Stream = Callable[[], int]
+Empty = Callable[..., "torch.Tensor"]
 Binder = Callable[["Operands"], Call]
 
 
@@ -44,6 +45,7 @@ Race = Callable[[Sequence[Binder]], Winner]
 
 ALIGNMENT = 256  # bytes, as torch's allocator gives them
 RESERVE = 2 << 30  # bytes of device memory left to libraries
+HOLD_CYCLES = 40_000_000  # some 20 ms at any clock of a GPU
 # Names of a model's slower or cut-down relatives.
 OTHER_SKUS = {"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig"}
 
@@ -174,18 +176,26 @@ def runtime() -> Path:
 class Kernel:
     """A built kernel on one device; a ``Contender``. ``stream`` answers the stream to launch on, at every call.
 
-    ``runtime_library`` stands in for the CUDA runtime in the emulator. Raises LaunchError where the runtime refuses.
+    ``runtime_library`` stands in for the CUDA runtime in the emulator. ``empty`` gives fp16 memory of a shape, for
+    workspaces and padded matrices; by default it is torch's. Raises LaunchError where the runtime refuses.
     """
 
     name = "cudal2gen"
 
     def __init__(
-        self, record: Record, directory: Path, library: Path, stream: Stream, runtime_library: Path | None = None
+        self,
+        record: Record,
+        directory: Path,
+        library: Path,
+        stream: Stream,
+        runtime_library: Path | None = None,
+        empty: Empty | None = None,
     ) -> None:
         self.record = record
         self.digest = directory.name
         self.detail = ""
         self._stream = stream
+        self._empty = empty
         self._kernel = OpenKernel(library, directory, record.launch_options, runtime_library or runtime())
 
     def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
@@ -214,9 +224,10 @@ class Kernel:
         padded = self.padded(problem)
         if padded == problem:
             return self._bound(a, b, d), None
-        wide_a = a.new_zeros(padded.m, padded.k)
-        wide_b = a.new_zeros(padded.n, padded.k) if record.layout == "tn" else a.new_zeros(padded.k, padded.n)
-        wide_d = a.new_empty(padded.m, padded.n)
+        empty = self._empty or a.new_empty
+        wide_a = empty(padded.m, padded.k).zero_()
+        wide_b = empty(*((padded.n, padded.k) if record.layout == "tn" else (padded.k, padded.n))).zero_()
+        wide_d = empty(padded.m, padded.n)
         run = self._bound(wide_a, wide_b, wide_d)
         inner_a, inner_b = wide_a[: problem.m, : problem.k], wide_b[: b.shape[0], : b.shape[1]]
         inner_d = wide_d[: problem.m, : problem.n]
@@ -237,7 +248,7 @@ class Kernel:
     def _bound(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Call:
         m, k = a.shape
         n = d.shape[1]
-        workspace = a.new_empty(ceil_div(self._kernel.workspace_bytes(m, n, k), a.element_size()))
+        workspace = (self._empty or a.new_empty)(ceil_div(self._kernel.workspace_bytes(m, n, k), a.element_size()))
         pointers = (a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), d.data_ptr(), d.stride(0))
         launch = self._kernel.bound(*pointers, m, n, k, workspace.data_ptr() if workspace.numel() else 0)
         stream, check = self._stream, self._kernel.check
@@ -262,7 +273,7 @@ class Kernel:
 def _problem(record: Record, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Problem:
     """The problem that these tensors pose; ValueError where they pose none of the record's layout."""
     for name, tensor in (("A", a), ("B", b), ("D", d)):
-        if tensor.ndim != 2 or tensor.stride(1) != 1 or "float16" not in str(tensor.dtype):
+        if tensor.ndim != 2 or tensor.stride(1) != 1 or str(tensor.dtype) != "torch.float16":
             raise ValueError(
                 f"{name}: expected an fp16 matrix with contiguous rows, got {tensor.dtype} {tuple(tensor.shape)} "
                 f"with strides {tensor.stride()}"
@@ -296,6 +307,15 @@ class Gpu:
         self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # Products that are compared with are in fp32 throughout.
         torch.backends.cuda.matmul.allow_tf32 = False
+
+    @property
+    def model(self) -> str:
+        """The model in ``GPUS``, else what the device calls itself."""
+        return sku(self._properties.name) or str(self._properties.name)
+
+    @property
+    def runtime_library(self) -> Path:
+        return runtime()
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -367,6 +387,14 @@ class Gpu:
     def empty(self, *shape: int) -> torch.Tensor:
         """fp16 memory of this shape, filled with NaN: nobody finds there by chance what he needs."""
         return self._torch.full(shape, float("nan"), dtype=self._torch.float16, device=self.device)
+
+    def hold(self) -> None:
+        """Enqueues some milliseconds of idling: what is enqueued after it on this stream comes later."""
+        self._torch.cuda._sleep(HOLD_CYCLES)
+
+    def wait(self) -> None:
+        """Until this stream, and no other one, is done. Raises RuntimeError for what went wrong on the device."""
+        self._torch.cuda.current_stream(self.device).synchronize()
 
     def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
         m, n, k = problem.m, problem.n, problem.k

@@ -73,13 +73,19 @@ class Case(Line):
 
 
 class Verdict(Line):
-    """Whether one binary is right: its cases, and what its execution counted."""
+    """Whether one binary is right: its cases, and what its execution counted.
+
+    ``on``: the emulator, or a GPU's model. ``deterministic``: whether runs of one problem gave the same bits; None
+    where each was run once. ``tools``: what other programs said of it, as compute-sanitizer, or why they were not run.
+    """
 
     record: str
     digest: str
     on: str
     cases: tuple[Case, ...]
     counters: dict[str, float]
+    deterministic: bool | None = None
+    tools: dict[str, str] = {}
 
     @property
     def passed(self) -> bool:
@@ -240,6 +246,35 @@ class Algorithm(Line):
         return (self.name, self.library, self.acc, self.layout, self.m, self.n, self.k)
 
 
+class Rounding(Line):
+    """Two executions of one binary on the same inputs, bit for bit: ``on`` and the emulator.
+
+    ``differing``: share of elements; ``max_ulp``: in units of D's last place. ``models``: for each way in which tensor
+    cores might round, the share of ``compared`` elements that it predicts; empty for inputs that are exact in all.
+    """
+
+    kind: Literal["rounding"] = "rounding"
+    on: str
+    record: str
+    digest: str
+    family: str
+    acc: Acc
+    m: int
+    n: int
+    k: int
+    inputs: str
+    differing: float
+    max_ulp: int
+    compared: int = 0
+    models: dict[str, float] = {}
+
+    @property
+    def best(self) -> list[str]:
+        """The models that predict most; several where inputs do not tell them apart."""
+        most = max(self.models.values(), default=0.0)
+        return [name for name, share in self.models.items() if share == most]
+
+
 Stored = Annotated[Environment | Measurement, Field(discriminator="kind")]
 _STORED: TypeAdapter[Environment | Measurement] = TypeAdapter(Stored)
 
@@ -309,6 +344,13 @@ def algorithms(path: Path | None = None) -> dict[tuple[str, str, str, str, int, 
     target = path or store("cublaslt")
     found = (_valid(TypeAdapter(Algorithm), value, target) for value in _read(target))
     return {algorithm.key: algorithm for algorithm in found if algorithm}
+
+
+def roundings(path: Path | None = None) -> list[Rounding]:
+    """The last comparison of each binary, problem and kind of inputs."""
+    target = path or store("rounding")
+    found = (_valid(TypeAdapter(Rounding), value, target) for value in _read(target))
+    return list({(it.on, it.digest, it.m, it.n, it.k, it.inputs): it for it in found if it}.values())
 
 
 class Measurements(NamedTuple):

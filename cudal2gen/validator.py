@@ -5,7 +5,8 @@ What is compared, by inputs; the reference is the fp64 product:
 - ``binary``, 0 and 1: equality up to 2048, above it an fp32 accumulator gives the reference rounded to fp16, an fp16
   accumulator at least 2048. ``sparse``: the same with so few ones that the reference stays below 2048.
 - ``integers``, -2 to 2: equality. All partial sums stay below 2048, where fp16 is exact.
-- ``normal``: an error bound from the accumulator, see ``error_bound``.
+- ``normal``: an error bound from the accumulator, see ``error_bound``. ``cancelling``: the same where the sum is zero,
+  so that D shows the errors of rounding alone.
 - ``special``: NaN and infinities in A and B reach exactly the elements of D that the reference says.
 
 Every problem is executed once with hazard detection. Leading dimensions are longer than the rows where nothing is baked
@@ -32,7 +33,7 @@ from cudal2gen.results import Case, Verdict
 
 Array = NDArray[Any]
 
-INPUTS = ("binary", "sparse", "integers", "normal", "special")
+INPUTS = ("binary", "sparse", "integers", "normal", "cancelling", "special")
 EXACT = 2048  # the last integer up to which fp16 has them all
 SMALL_PROBLEM = 1 << 24  # m n k up to which a record's own problem is executed as a whole
 SMS = 2
@@ -140,6 +141,11 @@ def operands(inputs: str, m: int, n: int, k: int, rng: np.random.Generator) -> t
         a, b = (rng.integers(-2, 3, size, np.int8).astype(np.float16) for size in sizes)
         return a, b
     a, b = (rng.standard_normal(size, np.float32).astype(np.float16) for size in sizes)
+    if inputs == "cancelling":
+        half = k // 2
+        a[:, half : 2 * half], b[:, half : 2 * half] = -a[:, :half][:, ::-1], b[:, :half][:, ::-1]
+        a, b = a * np.float16(8), b * np.float16(8)
+        a[:, 2 * half :] = 0
     if inputs == "special":
         a[0, k // 2], a[m - 1, k - 1], b[n - 1, 0], b[n // 2, k // 3] = np.inf, np.nan, -np.inf, np.nan
     return a, b
@@ -160,7 +166,7 @@ def compare(
     error = np.abs(d.astype(np.float64) - reference)
     error[np.isnan(error)] = np.inf
     worst = float(error.max())
-    if inputs == "normal":
+    if inputs in ("normal", "cancelling"):
         allowed = error_bound(acc, wide_a, wide_b, reference, order)
         at = np.unravel_index(np.argmax(error / allowed), error.shape)
         found = _wrong(error > allowed, reference, d)
@@ -349,7 +355,7 @@ def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
     largest = max(shapes, key=lambda shape: (shape.k, shape.m * shape.n))
     for shape in shapes:
         # Hazards do not depend on data: one kind of inputs finds them.
-        for number, inputs in enumerate(_inputs(shape, thorough=shape == largest)):
+        for number, inputs in enumerate(kinds(shape, thorough=shape == largest)):
             case, done = run_case(
                 record, artifact, library, shape, inputs,
                 hazards=number == 0, counters=number == 1 and shape == largest, seed=len(cases),
@@ -365,7 +371,8 @@ def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
     )
 
 
-def _inputs(shape: Shape, thorough: bool) -> Iterator[str]:
+def kinds(shape: Shape, thorough: bool) -> Iterator[str]:
+    """The kinds of inputs that a problem is executed with."""
     yield "binary"
     if shape.k > 2 * EXACT:
         yield "sparse"

@@ -16,7 +16,30 @@ settings.register_profile(
     "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 settings.register_profile("thorough", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
+LEFT_OUT = pytest.StashKey[str]()
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def without_a_gpu() -> str:
+    """Why tests marked ``gpu`` cannot run here; empty where they can."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    return "" if torch.cuda.is_available() else "torch sees no CUDA device"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and (reason := without_a_gpu()):
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.stash[LEFT_OUT] = f"{len(on_gpu)} tests need a GPU and were left out: {reason}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if LEFT_OUT in config.stash:
+        terminalreporter.write_line(config.stash[LEFT_OUT])
 
 
 @pytest.fixture

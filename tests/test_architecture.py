@@ -24,8 +24,11 @@ FLOORS = {
     "gpu": 2,
     "triton_matmul": 2,
     "results": 1,
+    "sanitizer": 2,
+    "rounding": 2,
     "validator": 3,
     "baselines": 3,
+    "trial": 4,
     "bench": 4,
     "pack": 4,
     "report": 5,
@@ -35,7 +38,7 @@ FLOORS = {
     "__main__": 7,
     "__init__": 7,
 }
-TORCH = {"gpu", "baselines", "bench", "matmul", "tuner"}
+TORCH = {"gpu", "baselines", "trial", "bench", "matmul", "tuner"}
 
 
 def room(path: Path, package: Path) -> str:

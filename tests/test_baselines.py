@@ -123,6 +123,14 @@ def test_the_race_finds_the_fastest_and_the_store_keeps_it(
     assert len(results.algorithms(tuned)) == 2
 
 
+def test_a_baseline_is_made_ready_for_a_trial(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
+    library.times = [10.0, 5.0]
+    (contender,) = first(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
+    ready = bench.made_ready(device, contender, problem())
+    ready.bind(device.operands(problem(), 1, 0)[0])()
+    assert device.log[-1] == "lt 1"
+
+
 def test_no_algorithm_is_a_reason_not_a_crash(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
     library.refused = {0}
     (contender,) = first(device, ["cublaslt-autotuning-nn"], "f32", tmp_path / "lt.jsonl")

@@ -1,0 +1,136 @@
+"""How a tensor core may round, as models, and how far each predicts what a device gave.
+
+A product of fp16 matrices is added up in steps: an instruction's 16 of k at once or in parts. In a step the products
+and the sum so far are added exactly, or first aligned to the largest of them and cut off some bits below it; the new
+sum is rounded to the accumulator's type, to nearest or toward zero. None of this is documented: it is to be measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen.kernel import Acc
+from cudal2gen.results import Rounding
+
+Array = NDArray[Any]
+Order = list[list[list[int]]]
+
+SAMPLE = 32  # rows and columns of D that the models predict
+ALIGNED_BITS = (23, 24, 25, 26)  # kept below the largest exponent of a step
+
+
+class Model(NamedTuple):
+    """``width``: of k in a step, None for all of it; ``bits``: kept below the largest exponent, None for all."""
+
+    width: int | None
+    bits: int | None
+    toward_zero: bool
+
+    @property
+    def name(self) -> str:
+        step = "all k" if self.width is None else f"{self.width} k"
+        kept = "exact" if self.bits is None else f"{self.bits} bits"
+        return f"{step}, {kept}, {'toward zero' if self.toward_zero else 'nearest'}"
+
+
+def models(acc: Acc) -> Iterator[Model]:
+    """The candidates; of an fp16 accumulator also one that is fp32 until it is stored."""
+    for width in (4, 8, 16):
+        yield Model(width, None, False)
+        yield Model(width, None, True)
+        for bits in ALIGNED_BITS:
+            yield Model(width, bits, acc == "f32")
+    if acc == "f16":
+        yield Model(None, None, False)
+
+
+def predict(model: Model, acc: Acc, a: Array, b: Array, order: Order) -> Array:
+    """D (m,n) in fp16, of A (m,k) and B (n,k), as the model has it. ``order``: a record's ``k_order``."""
+    slices = [_accumulate(model, acc, a.astype(np.float64), b.astype(np.float64), part) for part in order]
+    total = slices[0]
+    for more in slices[1:]:  # the reduction of a split k is in fp32
+        total = (total + more).astype(np.float32).astype(np.float64)
+    return total.astype(np.float16)
+
+
+def _accumulate(model: Model, acc: Acc, a: Array, b: Array, part: list[list[int]]) -> Array:
+    total = np.zeros((a.shape[0], b.shape[0]))
+    for step in _steps(part, model.width):
+        products = a[:, None, step] * b[None, :, step]
+        if model.bits is not None:
+            products, total = _aligned(products, a[:, step], b[:, step], total, model.bits)
+        total = _rounded(products.sum(-1) + total, np.float16 if acc == "f16" else np.float32, model.toward_zero)
+    return total
+
+
+def _steps(part: list[list[int]], width: int | None) -> Iterator[list[int]]:
+    """The k of each step; a part is given in groups of up to 8, half an MMA."""
+    if width is None:
+        yield [k for group in part for k in group]
+    elif width == 16:
+        for at in range(0, len(part), 2):
+            yield [k for group in part[at : at + 2] for k in group]
+    else:
+        for group in part:
+            yield from (group[at : at + width] for at in range(0, len(group), width))
+
+
+def _aligned(products: Array, a: Array, b: Array, total: Array, bits: int) -> tuple[Array, Array]:
+    """Products and sum, cut off ``bits`` below the largest exponent; a product's is the sum of its factors'."""
+    none = -10_000
+    factors = [np.where(it == 0, none, np.frexp(it)[1] - 1) for it in (a, b)]
+    exponents = factors[0][:, None, :] + factors[1][None, :, :]
+    largest = np.maximum(exponents.max(-1), np.where(total == 0, none, np.frexp(total)[1] - 1))
+    unit = bits - np.maximum(largest, -200)
+    return np.ldexp(np.trunc(np.ldexp(products, unit[..., None])), -unit[..., None]), np.ldexp(
+        np.trunc(np.ldexp(total, unit)), -unit
+    )
+
+
+def _rounded(values: Array, kind: type[np.floating[Any]], toward_zero: bool) -> Array:
+    near = values.astype(kind)
+    if toward_zero:
+        beyond = np.abs(near.astype(np.float64)) > np.abs(values)
+        near = np.where(beyond, np.nextafter(near, kind(0)), near)
+    return near.astype(np.float64)
+
+
+def ulps(one: Array, other: Array) -> Array:
+    """Distances in units of the last place between fp16 numbers; NaN agrees with NaN only."""
+    places = [_place(it) for it in (one, other)]
+    apart: Array = np.abs(places[0] - places[1])
+    nan = np.isnan(one), np.isnan(other)
+    return np.where(nan[0] | nan[1], np.where(nan[0] & nan[1], 0, 1 << 16), apart)
+
+
+def _place(values: Array) -> Array:
+    """fp16 numbers counted from zero: neighbours differ by one."""
+    bits = values.view(np.int16).astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFF), bits)
+
+
+def agreement(acc: Acc, a: Array, b: Array, d: Array, order: Order) -> dict[str, float]:
+    """For each model the share of elements at D's corner that it predicts."""
+    some = np.s_[:SAMPLE]
+    corner = d[some, some]
+    return {
+        model.name: round(float((ulps(predict(model, acc, a[some], b[some], order), corner) == 0).mean()), 4)
+        for model in models(acc)
+    }
+
+
+def markdown(lines: Iterable[Rounding]) -> str:
+    """The comparisons as a table."""
+    head = ["on", "acc", "family", "m_n_k", "inputs", "differing", "max ulp", "models that predict most", "of them"]
+    rows = [head, ["---"] * len(head)]
+    for line in sorted(lines, key=lambda line: (line.on, line.acc, line.family, line.inputs, line.k, line.m, line.n)):
+        best = line.best
+        shown = "; ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
+        share = f"{100 * line.models[best[0]]:.1f} %" if best else ""
+        problem = [line.on, line.acc, line.family, f"{line.m}_{line.n}_{line.k}", line.inputs]
+        rows.append([*problem, f"{100 * line.differing:.2f} %", str(line.max_ulp), shown, share])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,0 +1,127 @@
+"""A device of torch tensors in the emulator's memory: real launches, real matrices, no GPU.
+
+What runs on the device's own stream is done at once. What a launch does on another stream shows when the whole device
+is waited for, which a trial does not do: a legal order, and one that catches who relies on another.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudal2gen import emulator
+from cudal2gen.catalog import Record
+from cudal2gen.compiler import Artifact
+from cudal2gen.gpu import Kernel
+from cudal2gen.validator import SMS, _capability
+
+if TYPE_CHECKING:
+    import torch
+
+STREAM, OTHER_STREAM = 0xABC0, 0xDEF0
+
+
+class Streams(emulator.Session):
+    """A session in which launches on another stream take effect later."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.later: list[Callable[[], None]] = []
+
+    def _on_launch(self, a: Any) -> int:
+        if int(a[9]) == STREAM:
+            return super()._on_launch(a)
+        before = [(buffer, buffer.bytes().copy()) for buffer in self.memory.buffers]
+        code = super()._on_launch(a)
+        for buffer, content in before:
+            after = buffer.bytes().copy()
+            if not np.array_equal(after, content):
+                self.later.append(partial(_put, buffer, after))
+                buffer.bytes()[:] = content
+        return code
+
+
+def _put(buffer: emulator.Buffer, content: Any) -> None:
+    buffer.bytes()[:] = content
+
+
+class EmulatedDevice:
+    """A ``trial.Bed``, to be used in a ``with`` statement."""
+
+    model = "emulated"
+
+    def __init__(self, record: Record, hazards: bool = False) -> None:
+        gpu = record.target
+        device = emulator.Device(
+            sm_count=SMS,
+            smem_optin_bytes=gpu.smem_block_bytes,
+            capability=_capability(gpu.sm),
+            name=gpu.title,
+            smem_per_sm_bytes=gpu.smem_sm_bytes,
+            threads_per_sm=record.threads,
+        )
+        self.memory = emulator.Memory()
+        self.session = Streams(self.memory, device, emulator.Options(hazards=hazards))
+        self.held = self.checked = 0
+
+    def __enter__(self) -> EmulatedDevice:
+        self.session.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.__exit__(None, None, None)
+
+    def stream(self) -> int:
+        return STREAM
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        import torch
+
+        size = int(np.prod(shape))
+        if not size:
+            return torch.empty(shape, dtype=torch.float16)
+        buffer = self.memory.allocate(2 * size, "inout")
+        content = buffer.bytes()
+        content[:] = 0xFF
+        weakref.finalize(content, self.memory.free, buffer)
+        return torch.from_numpy(content).view(torch.float16).view(shape)
+
+    def check(self, record: Record) -> None:
+        self.checked += 1
+
+    def hold(self) -> None:
+        self.held += 1
+
+    def wait(self) -> None:
+        if self.session.errors:
+            raise RuntimeError(f"CUDA error: {self.session.errors[0]}")
+
+    def synchronize(self) -> None:
+        """Until all streams are done."""
+        for step in self.session.later:
+            step()
+        self.session.later.clear()
+
+    @property
+    def runtime_library(self) -> Path:
+        return emulator.runtime_path()
+
+    def open(
+        self, record: Record, artifact: Artifact, library: Path, stream: Callable[[], int] | None = None
+    ) -> Kernel:
+        """A built kernel on this device, on its stream or another one."""
+        return Kernel(
+            record, artifact.directory, library, stream or self.stream, self.runtime_library, empty=self.empty
+        )
+
+    def capture(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        def replay() -> None:
+            for call in calls:
+                call()
+
+        return replay

@@ -1,0 +1,319 @@
+"""The GPU's room without a GPU: names, discovery, refusals, padded matrices, and NVML behind its own names."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from cudal2gen import compiler, gpu, trial
+from cudal2gen.catalog import Record
+from cudal2gen.gpu import Gpu, GpuError, Operands
+from cudal2gen.kernel import revise
+from cudal2gen.launcher import LaunchError
+from tests.emulated import EmulatedDevice
+from tests.paths import PATHS, small
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 3090", "rtx3090"),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 5090 D", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("Tesla V100", None),
+    ],
+)
+def test_a_model_is_known_by_its_words(name: str, model: str | None) -> None:
+    assert gpu.sku(name) == model
+
+
+def test_the_runtime_is_found_without_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    found = gpu.runtime()
+    assert found.name.startswith("libcudart.so.13")
+    packaged = tmp_path / "nvidia" / "cu13" / "lib" / "libcudart.so.13"
+    packaged.parent.mkdir(parents=True)
+    packaged.touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert gpu.runtime() == packaged
+    monkeypatch.setattr(Path, "is_file", lambda _: False)
+    with pytest.raises(GpuError, match=r"libcudart.so.13 not found; install it: pip install nvidia-cuda-runtime"):
+        gpu.runtime()
+
+
+def test_a_runtime_that_is_loaded_already_is_preferred(tmp_path: Path) -> None:
+    """torch's: two runtimes in one process would not share a context's streams in peace."""
+    loaded = tmp_path / "libcudart.so.13"
+    loaded.write_bytes(gpu.runtime().read_bytes())
+    program = f"import ctypes; ctypes.CDLL({str(loaded)!r}); from cudal2gen import gpu; print(gpu.runtime())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(loaded)
+
+
+def test_without_a_gpu_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(GpuError, match="torch sees no CUDA device; without one, the emulator runs kernels: validate"):
+        Gpu()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(GpuError, match="--device 2: there are 2 CUDA devices, counted from 0"):
+        Gpu(2)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(GpuError, match=r"torch is missing, .*: pip install 'cudal2gen\[gpu\]'"):
+        Gpu()
+
+
+@pytest.fixture
+def h200() -> Gpu:
+    """A Gpu of made-up properties; nothing can be run on it."""
+    bare = object.__new__(Gpu)
+    bare._torch = torch
+    bare._properties = SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, L2_cache_size=60 << 20,
+        total_memory=141 << 30, uuid="1234-abcd",
+    )  # fmt: skip
+    return bare
+
+
+def test_records_of_another_capability_are_refused(h200: Gpu) -> None:
+    record = small()
+    h200.check(revise(record, gpu="h200"))
+    h200.check(revise(record, gpu="h100"))
+    for other, sm in (("a100", "sm_80"), ("l40s", "sm_89"), ("rtx5090", "sm_120")):
+        with pytest.raises(GpuError, match=rf"{other} kernels are for {sm}; this is NVIDIA H200, sm_90: .*--gpu h200"):
+            h200.check(revise(record, gpu=other))
+    h200._properties.name, h200._properties.major, h200._properties.minor = "NVIDIA GeForce RTX 3090", 8, 6
+    h200.check(revise(record, gpu="a100", bm=32))  # sm_80 code runs on 8.6
+    with pytest.raises(GpuError, match="this is NVIDIA GeForce RTX 3090, sm_86"):
+        h200.check(revise(record, gpu="l40s"))
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch, h200: Gpu) -> SimpleNamespace:
+    """pynvml with a driver behind it; a name that the real package lacks cannot be given here."""
+    import pynvml
+
+    answers: dict[str, Any] = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: ("handle", uuid),
+        "nvmlDeviceGetEccMode": lambda handle: [1, 1],
+        "nvmlDeviceGetMaxClockInfo": lambda handle, kind: {0: 1980, 1: 1980, 2: 3201}[kind],
+        "nvmlDeviceGetMemoryBusWidth": lambda handle: 6144,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
+        "nvmlSystemGetDriverVersion": lambda: "580.1",
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: (
+            pynvml.nvmlClocksEventReasonGpuIdle | pynvml.nvmlClocksEventReasonSwPowerCap
+        ),
+        "nvmlDeviceGetClockInfo": lambda handle, kind: {0: 1700, 1: 1700, 2: 3201}[kind],
+        "nvmlDeviceGetPowerUsage": lambda handle: 512_500,
+        "nvmlDeviceGetTemperature": lambda handle, sensor: 61,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer, raising=True)
+    return SimpleNamespace(module=pynvml, answers=answers)
+
+
+def test_the_environment_is_read(h200: Gpu, nvml: SimpleNamespace) -> None:
+    environment = h200.environment
+    assert (environment.gpu, environment.name, environment.capability) == ("h200", "NVIDIA H200", "9.0")
+    assert (environment.sms, environment.l2_bytes, environment.power_limit_w) == (132, 60 << 20, 700.0)
+    assert environment.ecc is True
+    assert environment.bandwidth_bytes_us == pytest.approx(2 * 3201 * 6144 / 8)
+    assert environment.versions["torch"] == torch.__version__
+    assert h200._nvml[1] == ("handle", b"GPU-1234-abcd")
+
+
+def test_the_same_environment_has_the_same_id(h200: Gpu, nvml: SimpleNamespace, monkeypatch: Any) -> None:
+    first = h200.environment.id
+    del h200.__dict__["environment"]
+    assert h200.environment.id == first
+    del h200.__dict__["environment"]
+    monkeypatch.setattr(nvml.module, "nvmlSystemGetDriverVersion", lambda: "590.1")
+    assert h200.environment.id != first
+
+
+def test_a_card_without_ecc_is_no_error(h200: Gpu, nvml: SimpleNamespace, monkeypatch: Any) -> None:
+    def refuses(handle: Any) -> Any:
+        raise nvml.module.NVMLError(nvml.module.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(nvml.module, "nvmlDeviceGetEccMode", refuses)
+    assert h200.environment.ecc is None
+
+
+def test_the_card_is_read(h200: Gpu, nvml: SimpleNamespace) -> None:
+    reading = h200.reading()
+    assert (reading.sm_mhz, reading.memory_mhz, reading.power_w, reading.temperature_c) == (1700, 3201, 512.5, 61)
+    assert reading.throttle == {"SwPowerCap"}
+
+
+def test_nvml_is_asked_by_names_that_it_has(nvml: SimpleNamespace) -> None:
+    """And every function that the room calls is answered above."""
+    tree = ast.parse(Path(gpu.__file__).read_text())
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("nvml", "pynvml")
+    }
+    assert {name for name in used if not hasattr(nvml.module, name)} == set()
+    assert {name for name in used if name.startswith("nvml")} == set(nvml.answers)
+
+
+# --- kernels on tensors ---
+
+
+@pytest.fixture
+def library() -> Path:
+    return compiler.launcher()
+
+
+@pytest.fixture
+def bed() -> Iterator[EmulatedDevice]:
+    with EmulatedDevice(small()) as device:
+        yield device
+
+
+def on(bed: EmulatedDevice, record: Record, library: Path) -> gpu.Kernel:
+    return bed.open(record, compiler.build([record])[0], library)
+
+
+def matrices(bed: EmulatedDevice, m: int = 64, n: int = 64, k: int = 256) -> dict[str, Any]:
+    return {"a": bed.empty(m, k), "b": bed.empty(n, k), "b_nn": bed.empty(k, n), "d": bed.empty(m, n)}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("a", lambda it: it.float(), "A: expected an fp16 matrix with contiguous rows, got torch.float32"),
+        ("b", lambda it: it.bfloat16(), "B: expected an fp16 matrix with contiguous rows, got torch.bfloat16"),
+        ("d", lambda it: it.T, r"D: expected an fp16 matrix .* with strides \(1, 64\)"),
+        ("a", lambda it: it[:, ::2], r"A: expected .* with strides \(256, 2\)"),
+        (
+            "a",
+            lambda it: it[None],
+            r"A: expected an fp16 matrix with contiguous rows, got torch.float16 \(1, 64, 256\)",
+        ),
+        ("b", lambda it: it[:32], r"A \(64, 256\), B \(32, 256\) as tn and D \(64, 64\) do not fit"),
+        ("b", lambda it: it[:, :128], r"A \(64, 256\), B \(64, 128\) as tn and D"),
+        ("d", lambda it: it[:32], r"and D \(32, 64\) do not fit"),
+        ("d", lambda it: it[:, :48], r"and D \(64, 48\) do not fit"),
+    ],
+)
+def test_tensors_that_a_kernel_does_not_take(
+    name: str, change: Any, message: str, bed: EmulatedDevice, library: Path
+) -> None:
+    given = matrices(bed)
+    given[name] = change(given[name])
+    with pytest.raises(ValueError, match=message):
+        on(bed, small(), library).bind(Operands(**given))
+
+
+def test_b_is_taken_as_the_layout_has_it(bed: EmulatedDevice, library: Path) -> None:
+    given = Operands(**matrices(bed, n=128))
+    assert given.stored("tn").shape == (128, 256)
+    assert given.stored("nn").shape == (256, 128)
+    on(bed, small(layout="nn"), library).bind(given)
+    wrong = Operands(given.a, given.b, given.b, given.d)
+    with pytest.raises(ValueError, match=r"B \(128, 256\) as nn"):
+        on(bed, small(layout="nn"), library).bind(wrong)
+
+
+def test_what_the_launcher_refuses_is_raised_at_the_call(bed: EmulatedDevice, library: Path) -> None:
+    call = on(bed, small(), library).bind(Operands(**matrices(bed, m=40)))
+    with pytest.raises(LaunchError, match="the tile does not divide the problem"):
+        call()
+
+
+def no_race(binders: object) -> NoReturn:
+    raise AssertionError("our kernel has nothing to choose")
+
+
+def test_a_padded_problem_is_copied_inside_the_call(bed: EmulatedDevice, library: Path) -> None:
+    record = PATHS["pad"]
+    kernel = on(bed, record, library)
+    assert kernel.padded(record.problem).mnk == "64_64_256"
+    kernel.prepare(record.problem.model_copy(update={"m": 64, "n": 64, "k": 256}), no_race)
+    assert kernel.detail == ""
+    kernel.prepare(record.problem, no_race)
+    assert kernel.detail == "padded to 64_64_256, in the timing"
+    stage = trial.Stage(bed, record, record.problem)
+    whole, copies = kernel.stages(stage.operands)
+    assert copies is not None
+    for seed in (1, 2):  # what the first call left in the padding must not reach the second
+        stage.fill("normal", seed, trial.POISONS[0])
+        whole()
+        assert stage.findings(trial.POISONS[0]) == []
+        assert stage.compared("f16", "normal", record.k_order(256)).findings == []
+    launches = len(bed.session.launches)
+    copies()
+    assert len(bed.session.launches) == launches, "copies alone launch no kernel"
+    assert stage.compared("f16", "normal", record.k_order(256)).findings == [], "and leave D as it was"
+
+
+def test_whole_tiles_are_not_copied(bed: EmulatedDevice, library: Path) -> None:
+    for record in (small(), PATHS["pad"]):
+        _, copies = on(bed, record, library).stages(Operands(**matrices(bed)))
+        assert copies is None
+
+
+def test_a_workspace_is_of_the_size_that_the_launcher_says(bed: EmulatedDevice, library: Path) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def empty(*shape: int) -> Any:
+        asked.append(shape)
+        return bed.empty(*shape)
+
+    record = small(split_k=2)
+    directory = compiler.build([record])[0].directory
+    kernel = gpu.Kernel(record, directory, library, bed.stream, bed.runtime_library, empty)
+    kernel.bind(Operands(**matrices(bed)))
+    assert asked == [((256 + 4 * 2 * 32 * 32 * 4) // 2,)]
+
+
+def test_the_stream_is_asked_at_every_call(bed: EmulatedDevice, library: Path) -> None:
+    asked: list[int] = []
+
+    def stream() -> int:
+        asked.append(1)
+        return bed.stream()
+
+    call = bed.open(small(), compiler.build([small()])[0], library, stream).bind(Operands(**matrices(bed)))
+    assert asked == []
+    call()
+    call()
+    assert len(asked) == 2
+
+
+def test_drawn_operands_are_aligned_and_the_same_b(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = small().problem.model_copy(update={"m": 3, "n": 5, "k": 24})
+    sets = gpu.draw(problem, 3, torch.Generator().manual_seed(1), "cpu")
+    assert len(sets) == 3
+    for one in sets:
+        assert (one.a.shape, one.b.shape, one.b_nn.shape, one.d.shape) == ((3, 24), (5, 24), (24, 5), (3, 5))
+        assert torch.equal(one.b.T, one.b_nn)
+        assert bool(one.d.isnan().all())
+        pointers = [it.data_ptr() - sets[0].__dict__[name].data_ptr() for name, it in one.__dict__.items()]
+        assert all(pointer % gpu.ALIGNMENT == 0 for pointer in pointers)
+    assert not torch.equal(sets[0].a, sets[1].a)
+    again = gpu.draw(problem, 3, torch.Generator().manual_seed(1), "cpu")
+    assert torch.equal(again[2].b, sets[2].b)

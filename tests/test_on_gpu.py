@@ -1,0 +1,330 @@
+"""On a GPU: every path of the templates, adversaries, streams, graphs, refusals, tools, and the emulator's bits.
+
+Deselected where torch sees no CUDA device.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudal2gen import compiler, emulator, gpu, rounding, sanitizer, trial
+from cudal2gen.catalog import Record
+from cudal2gen.gpu import Operands
+from cudal2gen.kernel import GPUS, IllegalRecord, revise
+from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.validator import _capability
+from tests.adversaries import SAID, Adversary
+from tests.paths import PATHS, small
+from tests.test_launcher import GOOD, REFUSED
+
+pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+
+
+@pytest.fixture(scope="module")
+def bed() -> gpu.Gpu:
+    return gpu.Gpu()
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+@pytest.fixture(scope="module")
+def here(bed: gpu.Gpu) -> Callable[[Record], Record]:
+    """A record for the GPU at hand: the model's own, else one of its capability."""
+    models = [bed.model] if bed.model in GPUS else [it for it in GPUS if _capability(GPUS[it].sm) == bed.capability]
+
+    def revised(record: Record) -> Record:
+        if not models:
+            pytest.skip(f"no model in GPUS is like {bed.model}")
+        try:
+            return revise(record, gpu=models[0])
+        except IllegalRecord as error:
+            pytest.skip(str(error))
+
+    return revised
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built_together(here: Callable[[Record], Record]) -> None:
+    legal = []
+    for record in PATHS.values():
+        try:
+            legal.append(here(record))
+        except pytest.skip.Exception:
+            continue
+    compiler.build(legal)
+
+
+@pytest.fixture
+def subject(library: Path, here: Callable[[Record], Record]) -> Callable[[Record], trial.Subject]:
+    def built(record: Record) -> trial.Subject:
+        record = here(record)
+        return trial.Subject(record, compiler.build([record])[0], library)
+
+    return built
+
+
+def tried(bed: gpu.Gpu, subject: trial.Subject, wrap: Any = lambda kernel, _: kernel) -> Any:
+    record = subject.record
+    return trial.validate(bed, record, subject.artifact.digest, lambda it: wrap(subject.open(bed, it), bed.empty))
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_every_path_is_right(name: str, bed: gpu.Gpu, subject: Any) -> None:
+    verdict = tried(bed, subject(PATHS[name]))
+    assert verdict.findings == []
+    assert verdict.passed
+    assert verdict.deterministic
+    assert verdict.on == bed.model
+
+
+@pytest.mark.parametrize("changes", [{}, {"acc": "f32"}, {"split_k": 4}, {"padding": "predicate"}], ids=str)
+def test_a_large_problem_is_right(changes: dict[str, Any], bed: gpu.Gpu, subject: Any) -> None:
+    sizes = {"m": 4093, "n": 4091, "k": 4088} if "padding" in changes else {"m": 4096, "n": 4096, "k": 4096}
+    wide = small(bm=128, bn=128, bk=32, mma_repeat=[2, 2, 1], stages=4, c_batch=4, **sizes, **changes)
+    verdict = tried(bed, subject(wide))
+    assert verdict.findings == []
+    assert (4096 if "padding" not in changes else 4093) in {case.m for case in verdict.cases}
+
+
+@pytest.mark.parametrize("adversary", SAID, ids=lambda adversary: adversary.__name__)
+def test_adversaries_are_caught_and_named(adversary: type[Adversary], bed: gpu.Gpu, subject: Any) -> None:
+    verdict = tried(bed, subject(small(acc="f32", k=512)), adversary)
+    found = {finding.split(": ", 1)[1] for finding in verdict.findings}
+    assert any(finding.startswith(SAID[adversary]) for finding in found), found
+
+
+class OnAnotherStream(Adversary):
+    """Launches on a stream of its own, and lets nobody wait."""
+
+    def bind(self, operands: Operands) -> Any:
+        import torch
+
+        run, side = self.right.bind(operands), torch.cuda.Stream()
+
+        def call() -> None:
+            with torch.cuda.stream(side):
+                run()
+
+        return call
+
+
+class OnAnotherStreamThatFollows(Adversary):
+    """Launches on a stream of its own that waits for the given one; the given one does not wait for it."""
+
+    def bind(self, operands: Operands) -> Any:
+        import torch
+
+        run, side = self.right.bind(operands), torch.cuda.Stream()
+
+        def call() -> None:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(gpu.HOLD_CYCLES)
+                run()
+
+        return call
+
+
+@pytest.mark.parametrize("adversary", [OnAnotherStream, OnAnotherStreamThatFollows], ids=lambda it: it.__name__)
+def test_work_on_another_stream_is_caught(adversary: type[Adversary], bed: gpu.Gpu, subject: Any) -> None:
+    verdict = tried(bed, subject(small()), adversary)
+    bed.synchronize()
+    assert any("stream-order" in finding for finding in verdict.findings), verdict.findings
+
+
+EDITS = {
+    "a product left out": (re.compile(r"^\s*mma\.sync.*$", re.MULTILINE), "wrong-value"),
+    "a store left out": (re.compile(r"^\s*st\.global.*$", re.MULTILINE), "unwritten-output"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_faulty_binaries_are_caught(edit: str, bed: gpu.Gpu, subject: Any, tmp_path: Path) -> None:
+    """The kernel's PTX with one instruction less, assembled."""
+    whole = subject(small())
+    pattern, said = EDITS[edit]
+    directory = tmp_path / whole.artifact.digest
+    shutil.copytree(whole.artifact.directory, directory)
+    text = (directory / "kernel.ptx").read_text()
+    # mma.sync and its operands may take several lines up to the semicolon.
+    place = pattern.search(text)
+    assert place is not None
+    end = text.index(";", place.start()) + 1
+    (directory / "kernel.ptx").write_text(text[: place.start()] + text[end:])
+    command = [compiler.toolchain().ptxas, f"-arch={whole.artifact.ptxas.arch}", directory / "kernel.ptx"]
+    subprocess.run([*command, "-o", directory / "kernel.cubin"], check=True)
+    verdict = tried(bed, replace(whole, artifact=compiler.Artifact(directory, whole.artifact.ptxas)))
+    assert any(said in finding for finding in verdict.findings), verdict.findings
+
+
+@pytest.mark.parametrize("name", ["single", "pad", "split_k f32 zsplit", "persistent", "small direct nn"])
+def test_a_captured_graph_gives_the_same(name: str, bed: gpu.Gpu, subject: Any) -> None:
+    kernel = subject(PATHS[name])
+    record = kernel.record
+    opened = kernel.open(bed)
+    stage = trial.Stage(bed, record, record.problem)
+    stage.fill("normal", 1, trial.POISONS[0])
+    call = opened.bind(stage.operands)
+    call()
+    bed.wait()
+    direct = stage.d.bits.clone()
+    replayed = bed.capture([call, call])
+    stage.d.bits.fill_(trial.POISONS[0])
+    replayed()
+    bed.wait()
+    assert bool((stage.d.bits == direct).all())
+    stage.fill("normal", 2, trial.POISONS[0])
+    replayed()
+    bed.wait()
+    assert stage.findings(trial.POISONS[0]) == []
+    assert stage.compared(record.acc, "normal", record.k_order(record.k)).findings == []
+
+
+def test_a_kernel_runs_on_the_current_stream(bed: gpu.Gpu, subject: Any) -> None:
+    import torch
+
+    kernel = subject(small())
+    record = kernel.record
+    stage = trial.Stage(bed, record, record.problem)
+    stage.fill("binary", 1, trial.POISONS[0])
+    call = kernel.open(bed).bind(stage.operands)
+    bed.wait()
+    side = torch.cuda.Stream()
+    bed.hold()  # the usual stream is busy; the other one need not wait for it
+    with torch.cuda.stream(side):
+        call()
+        side.synchronize()
+        with_side = stage.d.bits.clone()
+        side.synchronize()
+    bed.wait()
+    assert not bool((with_side == trial.POISONS[0]).any())
+    assert stage.compared(record.acc, "binary", record.k_order(record.k)).findings == []
+
+
+@pytest.mark.parametrize(("changes", "arguments", "code", "message"), REFUSED)
+def test_the_launcher_refuses_with_the_same_codes(
+    changes: dict[str, Any], arguments: dict[str, Any], code: int, message: str, bed: gpu.Gpu, subject: Any
+) -> None:
+    it = subject(small(**changes))
+    with (
+        OpenKernel(it.library, it.artifact.directory, it.record.launch_options, bed.runtime_library) as kernel,
+        pytest.raises(LaunchError, match=message) as caught,
+    ):
+        kernel.launch(**(GOOD | arguments))
+    assert caught.value.code == code
+
+
+FACTS = [("smem_bytes", "300000"), ("entry", "no_such_kernel"), ("threads", "2048"), ("threads", "96")]
+
+
+@pytest.mark.parametrize(("fact", "value"), FACTS)
+def test_the_runtime_refuses_what_the_emulators_does(
+    fact: str, value: str, bed: gpu.Gpu, subject: Any, tmp_path: Path
+) -> None:
+    """A kernel.launch that does not fit its kernel."""
+    it = subject(small())
+    directory = tmp_path / "kernel"
+    shutil.copytree(it.artifact.directory, directory)
+    facts = (directory / "kernel.launch").read_text()
+    (directory / "kernel.launch").write_text(re.sub(rf"\b{fact}=\S+", f"{fact}={value}", facts))
+
+    def refusal(runtime: Path, stage: trial.Stage) -> int:
+        operands = stage.operands
+        tensors = (operands.a, operands.b, operands.d)
+        pointers = [number for tensor in tensors for number in (tensor.data_ptr(), tensor.stride(0))]
+        with pytest.raises(LaunchError) as caught, OpenKernel(it.library, directory, {}, runtime) as kernel:
+            kernel.launch(*pointers, it.record.m, it.record.n, it.record.k)
+        return caught.value.code
+
+    from tests.emulated import EmulatedDevice
+
+    with EmulatedDevice(it.record) as emulated:
+        claimed = refusal(emulator.runtime_path(), trial.Stage(emulated, it.record, it.record.problem))
+    assert refusal(bed.runtime_library, trial.Stage(bed, it.record, it.record.problem)) == claimed
+    bed.wait()
+
+
+@pytest.fixture
+def small_launch(bed: gpu.Gpu, subject: Any) -> sanitizer.Launch:
+    it = subject(small())
+    return sanitizer.Launch(
+        library=str(it.library), directory=str(it.artifact.directory), runtime=str(bed.runtime_library),
+        options={}, layout="tn", m=64, n=96, k=320,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", sanitizer.TOOLS)
+@pytest.mark.parametrize("name", ["single", "split_k f32 zsplit", "predicate nn", "small direct predicate"])
+def test_compute_sanitizer_finds_nothing(name: str, tool: str, bed: gpu.Gpu, subject: Any) -> None:
+    cases, tools = trial.sanitized(bed, subject(PATHS[name]), device=0)
+    if tools[tool].startswith(sanitizer.NOT_RUN):
+        pytest.skip(tools[tool])
+    assert tools[tool] == sanitizer.CLEAN, cases
+
+
+def test_compute_sanitizer_finds_a_short_d(small_launch: sanitizer.Launch) -> None:
+    said, found = sanitizer.check(replace(small_launch, missing_d=64 * 96), "memcheck")
+    if said.startswith(sanitizer.NOT_RUN):
+        pytest.skip(said)
+    assert len(found) == 1
+    assert "write" in found[0]
+
+
+def test_the_sanitizers_process_runs_alone(small_launch: sanitizer.Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    sanitizer.run(small_launch)
+    assert capsys.readouterr().out == f"{sanitizer.STARTED}\n"
+
+
+@pytest.mark.parametrize("acc", ["f16", "f32"])
+@pytest.mark.parametrize("family", ["single", "small direct"])
+def test_the_emulator_bit_for_bit(family: str, acc: str, bed: gpu.Gpu, subject: Any) -> None:
+    cases, lines = trial.against_emulator(bed, subject(revise(PATHS[family], acc=acc)))
+    print(rounding.markdown(lines))
+    for line in lines:
+        print(line.model_dump_json())
+    assert [case.findings for case in cases if not case.passed] == []
+
+
+def test_the_published_criterion_is_computed(bed: gpu.Gpu, subject: Any) -> None:
+    class Matmul:
+        name = "torch.matmul"
+
+        detail = ""
+
+        def prepare(self, problem: Any, race: Any) -> None: ...
+
+        def bind(self, operands: Operands) -> Any:
+            return lambda: operands.d.copy_(operands.a @ operands.b.T)
+
+    it = subject(small(acc="f32"))
+    shape = trial.Shape(64, 64, 256)
+    case = trial.accuracy_case(bed, it.record, it.open(bed), Matmul(), shape)
+    assert case.passed, case.findings
+    assert 0 < case.max_error < 0.1
+
+
+def test_the_device_tells_what_it_is(bed: gpu.Gpu) -> None:
+    environment, reading = bed.environment, bed.reading()
+    assert environment.gpu == bed.model or bed.model not in GPUS
+    assert environment.sms > 0
+    assert environment.l2_bytes > 1 << 20
+    assert reading.sm_mhz > 0
+    assert reading.temperature_c > 0
+    assert all(isinstance(reason, str) for reason in reading.throttle)
+
+
+def test_records_of_another_capability_are_refused(bed: gpu.Gpu) -> None:
+    other = next(name for name, facts in GPUS.items() if _capability(facts.sm)[0] != bed.capability[0])
+    with pytest.raises(gpu.GpuError, match="choose --gpu"):
+        bed.check(revise(small(), gpu=other))

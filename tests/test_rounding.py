@@ -1,0 +1,101 @@
+"""Models of a tensor core's rounding, against sums by hand, and the emulator's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cudal2gen import compiler, rounding, validator
+from cudal2gen.catalog import Record
+from cudal2gen.results import Rounding
+from cudal2gen.rounding import Model, predict, ulps
+from cudal2gen.validator import Shape
+from tests.paths import small
+from tests.strategies import direct
+
+
+def one(values: list[float], model: Model, acc: str, record: Record | None = None) -> float:
+    """The model's sum of these numbers, each times one."""
+    a, b = np.array([values], np.float16), np.ones((1, len(values)), np.float16)
+    return float(predict(model, acc, a, b, (record or small()).k_order(len(values)))[0, 0])  # type: ignore[arg-type]
+
+
+def test_sums_by_hand() -> None:
+    # 2048 + 1 is no fp16 number, 2048 + 1 + 1 is one: what counts is whether both ones come in the same step.
+    within, apart = [2048.0, *[0.0] * 7, 1.0, 1.0], [2048.0, *[0.0] * 7, 1.0, *[0.0] * 7, 1.0]
+    assert one(within, Model(16, None, False), "f16") == 2050
+    assert one(apart, Model(16, None, False), "f16") == 2048
+    assert one(within, Model(4, None, False), "f16") == 2050
+    assert one([2048.0, 0, 0, 1.0, 1.0], Model(4, None, False), "f16") == 2048
+    assert one([2048.0, 0, 0, 1.0, 1.0], Model(8, None, False), "f16") == 2050
+    assert one(apart, Model(None, None, False), "f16") == 2050
+    assert one(apart, Model(8, None, False), "f32") == 2050
+    # Toward zero: 2048 + 1.5 is 2048, and not 2050.
+    assert one([2048.0, 1.5], Model(16, None, False), "f16") == 2050
+    assert one([2048.0, 1.5], Model(16, None, True), "f16") == 2048
+    assert one([-2048.0, -1.5], Model(16, None, True), "f16") == -2048
+
+
+def test_alignment_cuts_below_the_largest() -> None:
+    # 2^14 leads: 2^-10 is 24 bits below it.
+    values = [2.0**14, 2.0**-10, 2.0**-10, -(2.0**14)]
+    assert one(values, Model(16, None, False), "f32") == 2.0**-9
+    assert one(values, Model(16, 24, True), "f32") == 2.0**-9
+    assert one(values, Model(16, 23, True), "f32") == 0
+    # A product's exponent is the sum of its factors': 1.5 * 1.5 counts as 1, not as 2.
+    a, b = np.array([[1.5, 2.0**-12]], np.float16), np.array([[1.5, 2.0**-12]], np.float16)
+    assert float(predict(Model(16, 24, True), "f32", a, b, small().k_order(2))[0, 0]) == pytest.approx(2.25)
+    assert one([0.0] * 16, Model(16, 24, True), "f32") == 0
+
+
+def test_slices_of_k_are_added_in_fp32() -> None:
+    record = small(split_k=2, k=128)
+    values = [2048.0, *[0.0] * 63, 1.0, *[0.0] * 62, 1.0]
+    assert one(values, Model(16, None, False), "f16", record) == 2050
+    assert one(values, Model(16, None, False), "f16") == 2048
+
+
+def test_units_of_the_last_place() -> None:
+    values = np.array([0.0, 1.0, -1.0, 65504.0, np.nan, np.nan, 2.0**-24], np.float16)
+    others = np.array([-0.0, 1.0009765625, -1.0, np.inf, np.nan, 1.0, -(2.0**-24)], np.float16)
+    assert ulps(values, others).tolist() == [0, 1, 0, 1, 0, 1 << 16, 2]
+
+
+@pytest.mark.parametrize("record", [small(), direct()], ids=["multistage", "direct"])
+def test_the_emulators_fp16_sums_are_of_16_and_to_nearest(record: Record) -> None:
+    artifact, library = compiler.build([record])[0], compiler.launcher()
+    shape = Shape(32, 32, 256)
+    for inputs, share in (("normal", 0.99), ("cancelling", 0.7)):
+        done = validator.execute(record, artifact, library, shape, inputs, hazards=False)
+        found = rounding.agreement("f16", done.a, done.b, done.d, record.k_order(256))
+        assert found["16 k, exact, nearest"] > share
+        assert max(found[name] for name in found if not name.startswith("16 k") or "zero" in name) < share / 1.5
+
+
+def test_cancelling_inputs_tell_models_apart() -> None:
+    """On normal inputs D's own rounding hides how an fp32 accumulator was rounded."""
+    rng = np.random.default_rng(1)
+    order = small().k_order(256)
+    shares = {}
+    for inputs in ("normal", "cancelling"):
+        a, b = validator.operands(inputs, 32, 32, 256, rng)
+        d = predict(Model(8, 24, True), "f32", a, b, order)
+        found = rounding.agreement("f32", a, b, d, order)
+        assert found.pop("8 k, 24 bits, toward zero") == 1
+        shares[inputs] = max(found.values())
+        wide = a.astype(np.float64) @ b.astype(np.float64).T
+        assert inputs == "normal" or not wide.any()
+    assert shares["normal"] > 0.97
+    assert shares["cancelling"] < 0.5
+
+
+def test_the_table_names_what_predicts_most() -> None:
+    line = Rounding(
+        on="h200", record="r", digest="d", family="sm80_direct", acc="f16", m=32, n=32, k=64, inputs="normal",
+        differing=0.125, max_ulp=2, compared=1024, models={"a": 1.0, "b": 1.0, "c": 0.5, "d": 1.0, "e": 1.0},
+    )  # fmt: skip
+    assert line.best == ["a", "b", "d", "e"]
+    exact = line.model_copy(update={"models": {}, "inputs": "binary", "differing": 0.0})
+    rows = rounding.markdown([line, exact]).splitlines()
+    assert rows[2] == "| h200 | f16 | sm80_direct | 32_32_64 | binary | 0.00 % | 2 |  |  |"
+    assert rows[3] == "| h200 | f16 | sm80_direct | 32_32_64 | normal | 12.50 % | 2 | a; b; d and 1 more | 100.0 % |"

@@ -1,0 +1,135 @@
+"""The sanitizer's process and the reading of its output, on the emulator and with a stand-in for the tool."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from cudal2gen import compiler, emulator, sanitizer
+from cudal2gen.catalog import Record
+from cudal2gen.launcher import LaunchError
+from tests.paths import PATHS, small
+
+CLEAN = "========= COMPUTE-SANITIZER\nlaunching\nlaunched once\n========= ERROR SUMMARY: 0 errors\n"
+RACES = "========= COMPUTE-SANITIZER\nlaunching\n========= Error: Race reported between Write access at hgemm+0x40\n"
+FAULT = "========= COMPUTE-SANITIZER\nlaunching\n========= Invalid __global__ write of size 16\n=========   at x\n"
+REFUSED = (
+    "========= COMPUTE-SANITIZER\n========= Error: Device not supported. Please refer to the documentation\n"
+    "=========\n========= Program hit cudaErrorUnknown (error 999) on CUDA API call to cudaMalloc.\n"
+    "error: cudaMalloc: unknown error (cudaError 999)\n========= ERROR SUMMARY: 1 error\n"
+)
+
+
+def launch(record: Record) -> sanitizer.Launch:
+    m, n, k = (2 * record.bm, 2 * record.bn, 2 * record.k_step * record.split_k)
+    directory = compiler.build([record])[0].directory
+    return sanitizer.Launch(
+        library=str(compiler.launcher()),
+        directory=str(directory),
+        runtime=str(emulator.runtime_path()),
+        options=record.launch_options,
+        layout=record.layout,
+        m=m,
+        n=record.baked_n or n,
+        k=record.baked_k or k,
+    )
+
+
+@pytest.mark.parametrize("name", ["single", "nn", "split_k f32 zsplit", "predicate nn", "small direct baked"])
+def test_the_process_launches_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with emulator.session(device=emulator.Device(sm_count=2)) as session:
+        sanitizer.main([json.dumps(asdict(launch(PATHS[name])))])
+    assert capsys.readouterr().out == "launching\nlaunched once\n"
+    assert len(session.launches) == 1
+    assert session.reports == []
+
+
+def test_a_short_d_is_there_to_be_found() -> None:
+    with emulator.session() as session:
+        sanitizer.run(replace(launch(small()), missing_d=64))
+    assert any("global-out-of-bounds" in str(report) for report in session.reports)
+
+
+def test_a_wrong_product_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sanitizer, "ONE", b"\x00\x40")
+    with emulator.session(), pytest.raises(LaunchError, match="the first element of D is not 128"):
+        sanitizer.run(launch(small()))
+
+
+@pytest.mark.parametrize(
+    ("output", "said", "findings"),
+    [
+        (CLEAN, "0 errors", 0),
+        (CLEAN.replace("ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"),
+         "0 errors", 0),
+        (FAULT + "========= ERROR SUMMARY: 32 errors\n", "32 errors", 1),
+        (FAULT + "========= ERROR SUMMARY: 1 error\n", "1 errors", 1),
+        (RACES + "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n", "1 errors", 1),
+        (RACES + "========= RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)\n", "2 errors", 1),
+        (REFUSED, "not run: Error: Device not supported. Please refer to the documentation", 0),
+        # A tool that never ran the program, and one that broke off.
+        ("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n",
+         "not run: it said nothing of the launch", 0),
+        ("========= COMPUTE-SANITIZER\nlaunching\nlaunched once\n", "not run: it said nothing of the launch", 0),
+        ("launching\nerror: no kernel image (cudaError 209)\n========= ERROR SUMMARY: 0 errors\n",
+         "not run: error: no kernel image (cudaError 209)", 0),
+        ("", "not run: it said nothing of the launch", 0),
+    ],
+)  # fmt: skip
+def test_outputs_are_read_so_that_nothing_passes_unseen(output: str, said: str, findings: int) -> None:
+    answer, found = sanitizer.judge(output)
+    assert answer == said
+    assert len(found) == findings
+    if found:
+        assert "Invalid __global__ write" in found[0] or "Race reported" in found[0]
+
+
+def tool(path: Path, body: str) -> Path:
+    path.write_text(f"#!{sys.executable}\nimport sys, os, time\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_tool_is_run_over_the_process(tmp_path: Path) -> None:
+    """The stand-in executes the process's command in an emulator session, and counts what that reports."""
+    watching = tool(
+        tmp_path / "compute-sanitizer",
+        "module = sys.argv.index('-m')\n"
+        "assert sys.argv[1:3] == ['--tool', 'memcheck'], sys.argv\n"
+        "assert sys.argv[module + 1] == 'cudal2gen.sanitizer'\n"
+        "sys.path.insert(0, os.environ['PYTHONPATH'].split(os.pathsep)[0])\n"
+        "from cudal2gen import emulator, sanitizer\n"
+        "print('========= COMPUTE-SANITIZER')\n"
+        "with emulator.session() as session:\n"
+        "    sanitizer.main(sys.argv[module + 2:])\n"
+        "for report in session.reports: print('=========', report.kind)\n"
+        "print('========= ERROR SUMMARY:', len(session.reports), 'errors')\n",
+    )
+    asked = launch(small())
+    assert sanitizer.check(asked, "memcheck", sanitizer=watching) == ("0 errors", [])
+    said, found = sanitizer.check(replace(asked, missing_d=64), "memcheck", sanitizer=watching)
+    assert said != "0 errors"
+    assert found == [f"{said}, first: global-out-of-bounds"]
+
+
+def test_a_tool_that_does_not_run_is_told_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = launch(small())
+    slow = tool(tmp_path / "slow", "time.sleep(60)")
+    assert sanitizer.check(asked, "memcheck", sanitizer=slow, timeout_s=0.5) == ("not run: took more than 0.5 s", [])
+    gone = tmp_path / "gone"
+    assert sanitizer.check(asked, "memcheck", sanitizer=gone) == (f"not run: {gone}: No such file or directory", [])
+    monkeypatch.setattr(sanitizer, "program", lambda: None)
+    assert sanitizer.check(asked, "racecheck") == ("not run: compute-sanitizer is not installed", [])
+
+
+def test_without_a_gpu_the_process_fails_in_one_line(tmp_path: Path) -> None:
+    """The stand-in runtime has no device outside a session."""
+    bare = tool(tmp_path / "bare", "os.execv(sys.argv[sys.argv.index('-m') - 1], sys.argv[sys.argv.index('-m') - 1:])")
+    said, found = sanitizer.check(launch(small()), "memcheck", sanitizer=bare)
+    assert said.startswith("not run: error: ")
+    assert "no CUDA-capable device" in said
+    assert found == []

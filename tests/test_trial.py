@@ -1,0 +1,448 @@
+"""Trials on an emulated device: right kernels pass, and every adversary is caught and its fault named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cudal2gen import bench, catalog, cli, compiler, gpu, results, rounding, sanitizer, trial, validator
+from cudal2gen.catalog import Record
+from cudal2gen.gpu import Absent, Contender, Operands
+from cudal2gen.kernel import revise
+from cudal2gen.results import Verdict
+from cudal2gen.validator import Shape
+from tests.adversaries import SAID, AccumulatesInHalf, Adversary, ChangesItsInput
+from tests.emulated import OTHER_STREAM, EmulatedDevice
+from tests.paths import PATHS, small
+
+pytestmark = pytest.mark.torch
+
+EMULATED = ["single", "nn", "single f32", "zsplit", "persistent", "predicate nn", "pad", "split_k f32 zsplit"]
+EMULATED += ["baked n and k nn persistent", "small direct predicate", "small direct split_k", "small direct baked"]
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+def tried(record: Record, library: Path, wrap: Any = lambda kernel, _: kernel, **options: Any) -> Verdict:
+    """The verdict on a record's kernel on the emulated device, ``wrap`` around it."""
+    artifact = compiler.build([record])[0]
+    with EmulatedDevice(record) as bed:
+        return trial.validate(
+            bed, record, artifact.digest, lambda it: wrap(bed.open(it, artifact, library), bed.empty), **options
+        )
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_right_kernels_pass(name: str, library: Path) -> None:
+    record = PATHS[name]
+    verdict = tried(record, library)
+    assert verdict.findings == []
+    assert verdict.passed
+    assert verdict.deterministic
+    assert verdict.on == "emulated"
+    assert {case.inputs for case in verdict.cases} >= {"binary", "integers", "normal", "special"}
+    own = {case.inputs for case in verdict.cases if f"{case.m}_{case.n}_{case.k}" == record.mnk}
+    assert own >= {"binary", "integers", "normal", "special"}, "its own problem, unpadded"
+    assert {(shape.m, shape.n, shape.k, shape.swizzle_stride) for shape in validator.stress_shapes(record)} <= {
+        (case.m, case.n, case.k, case.swizzle_stride) for case in verdict.cases
+    }
+    assert "order on its stream" in {case.compared for case in verdict.cases}
+
+
+@pytest.mark.parametrize("adversary", SAID, ids=lambda adversary: adversary.__name__)
+def test_adversaries_are_caught_and_named(adversary: type[Adversary], library: Path) -> None:
+    record = small(acc="f32", k=512)
+    verdict = tried(record, library, adversary)
+    assert not verdict.passed
+    found = {finding.split(": ", 1)[1] for finding in verdict.findings}
+    assert any(finding.startswith(SAID[adversary]) for finding in found), found
+    if adversary is AccumulatesInHalf:
+        wrong = {case.inputs for case in verdict.cases if case.findings}
+        assert wrong == {"normal"}, "what no 0/1 test can see"
+
+
+def test_a_kernel_of_the_other_accumulator_is_caught(library: Path) -> None:
+    """Not a wrapper: the library's own fp16 kernel under the fp32 record's name."""
+    honest, swapped = small(acc="f32", k=512), small(k=512)
+    artifact = compiler.build([swapped])[0]
+    with EmulatedDevice(honest) as bed:
+        verdict = trial.validate(bed, honest, artifact.digest, lambda _: bed.open(swapped, artifact, library))
+    assert {case.inputs for case in verdict.cases if case.findings} == {"normal"}
+    assert all("wrong-value" in finding for finding in verdict.findings)
+
+
+def test_work_on_another_stream_is_caught(library: Path) -> None:
+    record = small()
+    artifact = compiler.build([record])[0]
+    with EmulatedDevice(record) as bed:
+        verdict = trial.validate(
+            bed, record, artifact.digest, lambda it: bed.open(it, artifact, library, lambda: OTHER_STREAM)
+        )
+        assert bed.held == 1
+    assert any("stream-order: not between its neighbours on the stream" in finding for finding in verdict.findings)
+    assert any("unwritten-output: " in finding for finding in verdict.findings)
+
+
+def test_work_that_comes_before_its_stream_is_caught(library: Path) -> None:
+    """Where the device is fast enough that D is always there, only the order tells."""
+
+    class Early(Adversary):
+        """Works beside a stream that is held: it sees what was there before."""
+
+        def bind(self, operands: Operands) -> Any:
+            run, held = self.right.bind(operands), bed.held
+
+            def call() -> None:
+                if bed.held == held:
+                    run()
+                else:
+                    operands.d.fill_(float("nan"))
+
+            return call
+
+    record = small()
+    artifact = compiler.build([record])[0]
+    with EmulatedDevice(record) as bed:
+        verdict = trial.validate(
+            bed, record, artifact.digest, lambda it: Early(bed.open(it, artifact, library), bed.empty)
+        )
+    assert len(verdict.findings) == 1
+    assert "stream-order" in verdict.findings[0]
+
+
+def test_bits_that_change_from_run_to_run_are_recorded(library: Path) -> None:
+    """A fact, not a fault: what is right within its bound may add in any order."""
+    record = small(acc="f32")
+    artifact = compiler.build([record])[0]
+
+    class Wavers(Adversary):
+        def bind(self, operands: Operands) -> Any:
+            run = self.right.bind(operands)
+            odd = len(binds) % 2
+            binds.append(1)
+
+            def call() -> None:
+                run()
+                normal = bool((operands.a.frac() != 0).any())
+                if odd and normal and not operands.a.isnan().any():
+                    operands.d.view(torch.int16)[0, 0] ^= 1
+
+            return call
+
+    binds: list[int] = []
+    shape = Shape(64, 64, 256)
+    with EmulatedDevice(record) as bed:
+        contender = Wavers(bed.open(record, artifact, library), bed.empty)
+        case, same = trial.run_case(bed, record, contender, shape, "normal")
+        assert (case.passed, same) == (True, False)
+        case, same = trial.run_case(bed, record, contender, shape, "binary")
+        assert (case.passed, same) == (True, True)
+
+
+class Exact:
+    """A baseline: the product of fp64, or one that is off by as much as ``off``."""
+
+    name = "cublaslt-autotuning-tn"
+
+    def __init__(self, off: float = 0.0, absent: str = "") -> None:
+        self.off, self.absent = off, absent
+
+    detail = ""
+
+    def prepare(self, problem: Any, race: Any) -> None: ...
+
+    def bind(self, operands: Operands) -> Any:
+        if self.absent:
+            raise Absent(self.absent)
+        return lambda: operands.d.copy_(operands.a.double() @ operands.b.double().T + self.off)
+
+
+def test_the_published_criterion(library: Path) -> None:
+    as_good = tried(small(acc="f32"), library, baseline=lambda _: Exact())
+    assert as_good.passed, as_good.findings
+    case = as_good.cases[-1]
+    assert case.compared == "largest error against fp32, at most that of cublaslt-autotuning-tn"
+    assert case.allowed is not None
+    assert 0 < case.max_error <= case.allowed
+    worse = tried(small(), library, baseline=lambda _: Exact())
+    assert not worse.passed
+    assert "less-accurate: " in worse.findings[0]
+    assert tried(small(), library, baseline=lambda _: Exact(off=1.0)).passed
+    wrong = tried(small(), library, ChangesItsInput, baseline=lambda _: Exact())
+    assert "less-accurate" not in str(wrong.findings), "what is wrong is not measured"
+    absent = tried(small(), library, baseline=lambda _: Exact(absent="no tensor cores"))
+    assert absent.passed
+    assert absent.tools == {"baseline": "not run: no tensor cores"}
+
+
+def test_what_is_refused_is_a_finding(library: Path) -> None:
+    record = small()
+    artifact = compiler.build([record])[0]
+    with EmulatedDevice(record) as bed:
+        case, _ = trial.run_case(bed, record, bed.open(record, artifact, library), Shape(40, 32, 64), "binary")
+    assert not case.passed
+    assert "launch-refused: the tile does not divide the problem" in case.findings[0]
+    crowded = small(bm=64, bn=64, stages=4)
+    with EmulatedDevice(crowded) as bed:
+        bed.session.device = bed.session.device.__class__(smem_optin_bytes=48 * 1024)
+        built = compiler.build([crowded])[0]
+        verdict = trial.validate(bed, crowded, built.digest, lambda it: bed.open(it, built, library))
+    assert [case.findings[0][:15] for case in verdict.cases] == ["launch-refused:"]
+
+
+def test_after_a_devices_error_nothing_else_is_tried(library: Path) -> None:
+    record = small()
+    artifact = compiler.build([record])[0]
+    with EmulatedDevice(record) as bed:
+        waits = []
+
+        def wait() -> None:
+            waits.append(1)
+            if len(waits) > 4:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nhints")
+
+        bed.wait = wait  # type: ignore[method-assign]
+        verdict = trial.validate(bed, record, artifact.digest, lambda it: bed.open(it, artifact, library))
+    assert len(verdict.cases) == 2
+    assert verdict.cases[0].passed
+    assert verdict.cases[1].findings == ("device-error: CUDA error: an illegal memory access was encountered",)
+
+
+@pytest.mark.parametrize("acc", ["f16", "f32"])
+@pytest.mark.parametrize("inputs", validator.INPUTS)
+def test_tensors_are_compared_as_arrays_are(acc: str, inputs: str) -> None:
+    rng = np.random.default_rng(3)
+    record = small(acc=acc)
+    for k in (64, 320):
+        a, b = validator.operands(inputs, 48, 40, k, rng)
+        with np.errstate(invalid="ignore", over="ignore"):
+            d = (a.astype(np.float32) @ b.astype(np.float32).T).astype(np.float16)
+        for spoil in (False, True):
+            if spoil:
+                d[5, 7] = np.nan if inputs in ("special", "normal", "cancelling") else d[5, 7] + 1
+            said, worst, allowed, wrong = validator.compare(acc, inputs, a, b, d, record.k_order(k))
+            ours = trial.compare(acc, inputs, *map(torch.from_numpy, (a, b, d)), record.k_order(k))  # type: ignore[arg-type]
+            assert (ours.said, ours.wrong > 0) == (said, bool(wrong))
+            assert ours.worst == pytest.approx(worst)
+            assert ours.allowed == (None if allowed is None else pytest.approx(allowed))
+            if spoil:
+                assert wrong[0].split(": ")[1] == ours.findings[0].split(": ")[1]
+
+
+def test_drawn_tensors_are_of_their_kind() -> None:
+    a, b = torch.empty(32, 8192, dtype=torch.float16), torch.empty(48, 8192, dtype=torch.float16)
+    trial.draw("binary", a, b, 1)
+    assert set(a.unique().tolist()) == {0, 1}
+    trial.draw("sparse", a, b, 1)
+    assert (a.double() @ b.double().T).max() < 2048
+    trial.draw("integers", a, b, 1)
+    assert set(b.unique().tolist()) == {-2, -1, 0, 1, 2}
+    trial.draw("normal", a, b, 1)
+    assert a.double().std().item() == pytest.approx(1, abs=0.01)
+    first = a.clone()
+    trial.draw("normal", a, b, 2)
+    assert not torch.equal(a, first)
+    trial.draw("special", a, b, 1)
+    assert int(a.isinf().sum()) == int(a.isnan().sum()) == 1
+
+
+def test_a_large_fp16_product_is_bounded_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound takes k/8 passes over D: beyond a size some rows stand for all, and one wrong element still shows."""
+    a, b = validator.operands("normal", 64, 64, 256, np.random.default_rng(0))
+    d = np.zeros((64, 64), np.float32)
+    for start in range(0, 256, 16):
+        some = slice(start, start + 16)
+        d = (d + a[:, some].astype(np.float32) @ b[:, some].astype(np.float32).T).astype(np.float16).astype(np.float32)
+    tensors = [torch.from_numpy(it) for it in (a, b, d.astype(np.float16))]
+    order = small().k_order(256)
+    monkeypatch.setattr(trial, "SAMPLED", 64 * 64 * 64)
+    monkeypatch.setattr(trial, "CHUNK", 64 * 10)
+    right = trial.compare("f16", "normal", *tensors, order)
+    assert right.said == "error bound of the accumulator in 16 rows, twice its largest in all"
+    assert right.findings == []
+    tensors[2][33, 9] += 1.5
+    wrong = trial.compare("f16", "normal", *tensors, order)
+    assert wrong.findings[0].startswith("wrong-value: 1 of 4096 elements, first at row 33, column 9")
+
+
+def test_a_guarded_matrix_tells_where_it_was_written() -> None:
+    class Plain:
+        model = "cpu"
+
+        def empty(self, *shape: int) -> Any:
+            return torch.empty(shape, dtype=torch.float16)
+
+    matrix = trial.Guarded(Plain(), "D", 4, 6, 8, trial.CANARY)  # type: ignore[arg-type]
+    matrix.matrix.fill_(1.0)
+    assert list(matrix.changes()) == []
+    matrix.keep()
+    matrix.matrix[2, 3] = 2.0
+    assert list(matrix.changes()) == ["input-changed: 1 of 24 elements, first at row 2, column 3 of D"]
+    matrix.matrix[2, 3] = 1.0
+    matrix.matrix.as_strided((1,), (1,), trial.GUARD - 1).fill_(0)
+    matrix.matrix.as_strided((1,), (1,), trial.GUARD + 6).fill_(0)
+    matrix.matrix.as_strided((1,), (1,), trial.GUARD + 32).fill_(0)
+    assert [finding.split(",")[-1] for finding in matrix.changes()] == [
+        " column 4095 before D",
+        " column 0 behind D",
+        " column 0 between rows of D",
+    ]
+
+
+def test_every_adversary_is_right_but_for_its_fault(library: Path) -> None:
+    """They would pass a check that looks at one fresh product with 0 and 1."""
+    record = small(acc="f32")
+    artifact = compiler.build([record])[0]
+    for adversary in set(SAID) - {ChangesItsInput}:
+        with EmulatedDevice(record) as bed:
+            contender: Contender = adversary(bed.open(record, artifact, library), bed.empty)
+            stage = trial.Stage(bed, record, record.problem)
+            stage.fill("binary", 0, 0)
+            contender.bind(stage.operands)()
+            if adversary.__name__ not in ("WritesPartOfD", "ReadsBehindA"):
+                wrong = stage.compared("f32", "binary", record.k_order(record.k)).wrong
+                assert wrong <= record.n, adversary
+
+
+def test_slices_reach_the_launcher(library: Path) -> None:
+    record = revise(small(raster="zsplit", swizzle_stride=48, n=160))
+    verdict = tried(record, library)
+    assert {case.swizzle_stride for case in verdict.cases} == {48, 32}
+
+
+def test_work_of_another_stream_shows_when_the_device_is_waited_for(library: Path) -> None:
+    """Of the emulated device: what the tests above rely on."""
+    record = small()
+    artifact = compiler.build([record])[0]
+    with EmulatedDevice(record) as bed:
+        stage = trial.Stage(bed, record, record.problem)
+        stage.fill("binary", 0, trial.POISONS[0])
+        bed.open(record, artifact, library, lambda: OTHER_STREAM).bind(stage.operands)()
+        assert "unwritten-output: 4096 of 4096" in stage.findings(trial.POISONS[0])[0]
+        bed.synchronize()
+        assert stage.findings(trial.POISONS[0]) == []
+        assert stage.compared("f16", "binary", record.k_order(record.k)).findings == []
+
+
+def no_vendor(device: object, contender: Any, problem: object) -> None:
+    raise Absent(f"{contender.name} needs a GPU")
+
+
+class TestTheCommand:
+    """``validate --on gpu``, with the emulated device for the GPU."""
+
+    @pytest.fixture
+    def catalogued(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path / "results"))
+        monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "kernels.jsonl"))
+        catalog.save([small(), small(acc="f32"), small(bn=64, m=128, n=128)], tmp_path / "kernels.jsonl")
+        return tmp_path / "results"
+
+    @pytest.fixture
+    def bed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
+        with EmulatedDevice(small()) as device:
+            monkeypatch.setattr(gpu, "Gpu", lambda index: device)
+            monkeypatch.setattr(bench, "made_ready", no_vendor)
+            yield device
+
+    def test_verdicts_are_stored_under_the_devices_name(self, catalogued: Path, bed: EmulatedDevice) -> None:
+        first = CliRunner().invoke(cli.app, ["validate", "--all", "--on", "gpu"])
+        assert (first.exit_code, first.exception) == (0, None)
+        assert first.stdout.startswith("2 records, 2 kernels executed in ")
+        assert first.stdout.endswith(": 2 right, 0 wrong\n")
+        assert {on for _, on in results.latest()} == {"emulated"}
+        again = CliRunner().invoke(cli.app, ["validate", "--changed", "--on", "gpu"])
+        assert "0 kernels executed in 0 cases, 2 had a verdict" in again.stdout
+        assert bed.checked == 4, "each record, each time"
+
+    def test_roundings_are_stored_and_tabled(self, catalogued: Path, bed: EmulatedDevice) -> None:
+        done = CliRunner().invoke(
+            cli.app, ["validate", "--mnk", "64_64_256", "--acc", "f32", "--on", "gpu", "--compare-emulator"]
+        )
+        assert done.exit_code == 0
+        assert "equality with the emulator, max error 0" in done.stdout
+        lines = results.roundings()
+        assert {(line.k, line.inputs) for line in lines} == {
+            (k, inputs) for k in (64, 256, 2048) for inputs in ("binary", "integers", "normal", "cancelling")
+        }
+        assert (catalogued / "rounding.md").read_text() == rounding.markdown(lines)
+
+    def test_a_tool_that_does_not_run_is_said(
+        self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sanitizer, "program", lambda: None)
+        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu", "--sanitize"])
+        assert done.exit_code == 0
+        assert "  memcheck: not run: compute-sanitizer is not installed\n" in done.stdout
+        (verdict,) = results.latest().values()
+        assert set(verdict.tools) == {"memcheck", "racecheck", "baseline"}
+        assert verdict.tools["baseline"] == "not run: cublaslt-autotuning-tn needs a GPU"
+
+    def test_a_tools_finding_is_a_wrong_kernel(
+        self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def check(launch: sanitizer.Launch, tool: str, *_: object) -> tuple[str, list[str]]:
+            return ("2 errors", ["2 errors, first: a race"]) if tool == "racecheck" else ("0 errors", [])
+
+        monkeypatch.setattr(sanitizer, "check", check)
+        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu", "--sanitize"])
+        assert done.exit_code == 1
+        assert "found: 64_96_320 ones: racecheck: 2 errors, first: a race" in done.stdout
+        assert "compute-sanitizer memcheck, max error 0\n" in done.stdout
+
+    def test_a_broken_device_ends_it_after_storing(self, catalogued: Path, bed: EmulatedDevice) -> None:
+        def wait() -> None:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+        bed.wait = wait  # type: ignore[method-assign]
+        done = CliRunner().invoke(cli.app, ["validate", "--all", "--on", "gpu"])
+        assert done.exit_code == 1
+        assert "error: the device has stopped over hgemm_sm80_multistage" in done.stderr
+        (verdict,) = results.latest().values()
+        assert verdict.cases[0].findings == ("device-error: CUDA error: unspecified launch failure",)
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "message"),
+        [
+            (["--on", "tpu"], 2, "--on tpu: must be emulator or gpu"),
+            (["--sanitize"], 2, "--sanitize and --compare-emulator need --on gpu"),
+        ],
+    )
+    def test_wrong_options(self, arguments: list[str], code: int, message: str) -> None:
+        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_64", *arguments])
+        assert done.exit_code == code
+        assert message in done.stderr
+
+
+def test_a_device_that_differs_from_the_emulator_is_told(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = small()
+    subject = trial.Subject(record, compiler.build([record])[0], library)
+    right = trial.product
+
+    def off(*arguments: Any) -> Any:
+        d = right(*arguments).copy()
+        d[3, 4] += np.float16(0.25)
+        return d
+
+    monkeypatch.setattr(trial, "product", off)
+    monkeypatch.setattr(trial, "LENGTHS", (64,))
+    with EmulatedDevice(record) as bed:
+        cases, lines = trial.against_emulator(bed, subject)
+    assert [case.findings for case in cases] == [("differs-from-emulator: 1 of 1024 elements",)] * 2
+    assert [line.differing for line in lines] == [1 / 1024] * 4
+
+
+def test_which_lengths_are_compared() -> None:
+    assert trial._lengths(small()) == [64, 256, 2048]
+    assert trial._lengths(small(split_k=3)) == [192, 256, 2048]
+    assert trial._lengths(small(bake=["k"], k=192)) == [192]
+    assert trial._lengths(PATHS["odd k-tile"]) == [48, 288, 2064]
