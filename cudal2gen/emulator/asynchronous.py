@@ -95,7 +95,7 @@ def setmaxnreg(e: Emitter, ins: Instr) -> None:
     count = ins.operands[0]
     if not isinstance(count, Imm):
         raise e.fail()
-    e.line(f"X.set_registers({count.value}, {e.mask()}, {e.site()})")
+    e.line(f"X.set_registers({count.value}, {'inc' in ins.parts}, {e.mask()}, {e.site()})")
 
 
 @instruction("griddepcontrol")

@@ -611,7 +611,8 @@ class Batch:
                 if len(mine):
                     line = self.launch.compiled.block_lines[head]
                     parts.append(f"{len(mine)} threads ({_ranges(mine)}) poll in the loop at PTX line {line}")
-            self.report("barrier-divergence", "; ".join(parts), first, row, threads)
+            named = all(isinstance(w.barrier, int) for w in self.waiting)
+            self.report("barrier-divergence" if named else "deadlock", "; ".join(parts), first, row, threads)
         polls = [(head, np.flatnonzero(mask)) for head, mask in self.deferred.items()]
         if polls and not rows:
             head, lanes = polls[0]

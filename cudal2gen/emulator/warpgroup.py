@@ -331,13 +331,17 @@ class Warpgroups:
 
     # --- setmaxnreg ---
 
-    def set_registers(self, count: int, m: Mask, site: int) -> None:
-        """setmaxnreg: a warpgroup's registers per thread."""
+    def set_registers(self, count: int, more: bool, m: Mask, site: int) -> None:
+        """setmaxnreg.inc (``more``) or .dec: a warpgroup's registers per thread."""
         batch = self.batch
         lanes = np.arange(batch.size) if m is None else batch.lanes(m)
         if not 24 <= count <= 256 or count % 8:
             batch.report_lanes("registers", f"setmaxnreg {count}: multiples of 8 from 24 to 256", site, lanes)
         for q in distinct(self.of_lane[lanes]):
+            before = self.limits[int(q)][-1][0] if int(q) in self.limits else self.entry_registers()
+            if count < before if more else count > before:
+                what = f"setmaxnreg.{'inc' if more else 'dec'} to {count} where a thread has {before} registers"
+                batch.report_lanes("registers", what, site, lanes)
             warps = len(distinct(batch.warp[lanes[self.of_lane[lanes] == q]]))
             self.limits.setdefault(int(q), []).append((count, site))
             self.limit_warps[int(q)] = self.limit_warps.get(int(q), 0) + warps
