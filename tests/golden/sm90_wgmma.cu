@@ -362,9 +362,7 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
     init_barrier(shared.full(i), 1);
     init_barrier(shared.empty(i), (kClusterM + kClusterN - 1) * kSharers * 4);
   }
-  for (int i = 0; i < 2; ++i) {
-    init_barrier(shared.order(i), 4);
-  }
+
 }
 
 // One thread brings k-tiles, as stages are handed back.
@@ -500,11 +498,8 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_70cc580c1a(
   wait_for_previous_kernel();
   if (warp < 4) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == 0) {
-      if (elect_lane()) {
-        produce(gemm, shared, rank);
-      }
-      __syncwarp();
+    if (warp == 0 && elect_lane()) {
+      produce(gemm, shared, rank);
     }
 
   } else {

@@ -343,7 +343,7 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
     init_barrier(shared.empty(i), (kClusterM + kClusterN - 1) * kSharers * 4);
   }
   for (int i = 0; i < 2; ++i) {
-    init_barrier(shared.order(i), 4);
+    init_barrier(shared.order(i), 4);  // the other warpgroup's warps
   }
 }
 
@@ -485,11 +485,8 @@ hgemm_sm90_wgmma_f16_nn_48x64x128_s5_581230f63c(
   wait_for_previous_kernel();
   if (warp < 4) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == 0) {
-      if (elect_lane()) {
-        produce(gemm, shared, rank);
-      }
-      __syncwarp();
+    if (warp == 0 && elect_lane()) {
+      produce(gemm, shared, rank);
     }
 
   } else {
