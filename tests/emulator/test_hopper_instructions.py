@@ -634,3 +634,65 @@ def test_accumulators_in_flight_and_fences() -> None:
         assert old in text
         result = launch(text.replace(old, new), [x, c, y, c, 0], memory, block=128, check_outputs=False)
         assert {r.kind for r in result.reports} == ({kind} if kind else set()), (old, new)
+
+
+def test_sources_in_registers_are_lent() -> None:
+    text = wgmma_kernel(8, "f32", "f16", 0, descriptor(16384, 128, 256, "none"), False, False, "1, 1", True)
+    memory = Memory()
+    x = memory.upload(np.zeros(32768, np.uint8))
+    c = memory.upload(np.zeros((128, 4), np.float32))
+    y = memory.upload(np.empty((128, 4), np.float32), "output")
+    wait = "wgmma.wait_group.sync.aligned 0;"
+    for new, reports in (
+        ("add.u32 %x0, %a1, 1; " + wait, 0),
+        ("add.u32 %a1, %a1, 1; " + wait, 1),
+        (wait + " add.u32 %a1, %a1, 1;", 0),
+    ):
+        result = launch(text.replace(wait, new), [x, c, y, c, 0], memory, block=128)
+        assert [r.kind for r in result.reports] == ["wgmma-registers"] * reports, new
+    late = "wgmma.fence.sync.aligned; add.u32 %a1, %a1, 0;"
+    result = launch(text.replace("wgmma.fence.sync.aligned;", late), [x, c, y, c, 0], memory, block=128)
+    assert "since the last wgmma.fence" in result.reports[0].message
+
+
+def test_bulk_copy_over_what_threads_wrote() -> None:
+    body = """
+      setp.ne.u32 %P, %t, 0; @%P bra over;
+      add.u32 %bar, %s, 1024; FIRST
+      mbarrier.init.shared::cta.b64 [%bar], 1; fence.mbarrier_init.release.cluster; FENCE
+      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 512;
+      cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%p], 512, [%bar];
+    again: mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P bra again;
+      ld.shared.u32 %u, [%s]; st.global.u32 [%q], %u;
+    over:"""
+    x = np.arange(128, dtype=np.uint32)
+    for first, fence, kinds in (
+        ("st.shared.u32 [%s], %t;", "", ["proxy-fence"]),
+        ("st.shared.u32 [%s], %t;", "fence.proxy.async.shared::cta;", []),
+        # A read before the copy needs no fence.
+        ("st.shared.u32 [%s], %t; fence.proxy.async.shared::cta; ld.shared.u32 %w, [%s];", "", []),
+    ):
+        _, result = run(body.replace("FIRST", first).replace("FENCE", fence), x, np.empty(1, np.uint32))
+        assert [r.kind for r in result.reports] == kinds
+
+
+def test_a_whole_warp_that_stores_one_box_stores_it_once() -> None:
+    body = """
+      mov.b64 %d0, map; cvta.param.u64 %d1, %d0; mad.lo.u32 %v, %t, 16, %s;
+      st.shared.v4.u32 [%v], {%t, %t, %t, %t}; fence.proxy.async.shared::cta; bar.warp.sync -1;
+      cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {0, 0}], [%s];
+      cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
+      st.shared.v4.u32 [%v], {%t, %t, %t, %t};"""
+    memory = Memory()
+    y = memory.upload(np.empty((8, 32), np.float16), "output")
+    text = entry(body, ".param .align 64 .b8 map[128]")
+    result = launch(text, [tensor_map(y, (32, 8), (64,), (32, 8), 0)], memory, options=Options(counters=True))
+    assert result.reports == []
+    assert result.counters is not None
+    assert result.counters.bulk_boxes == 1
+    # Without the wait, every lane's own store may still be reading.
+    text = text.replace(
+        "cp.async.bulk.wait_group.read 0;", "setp.ne.u32 %P, %t, 5; @%P cp.async.bulk.wait_group.read 0;"
+    )
+    result = launch(text, [tensor_map(y, (32, 8), (64,), (32, 8), 0)], memory)
+    assert {r.kind for r in result.reports} == {"shared-race", "in-flight"}
