@@ -696,3 +696,67 @@ def test_a_whole_warp_that_stores_one_box_stores_it_once() -> None:
     )
     result = launch(text, [tensor_map(y, (32, 8), (64,), (32, 8), 0)], memory)
     assert {r.kind for r in result.reports} == {"shared-race", "in-flight"}
+
+
+def test_tensor_maps_that_are_none_or_reach_too_far() -> None:
+    memory = Memory()
+    x = memory.upload(np.zeros((8, 64), np.float16))
+    y = memory.upload(np.empty(512, np.uint16), "output")
+    none = launch(load_kernel(2, 1024), [bytes(128), y, 0, 0], memory, check_outputs=False)
+    assert [r.kind for r in none.reports] == ["tensor-map", "deadlock"]
+    far = launch(load_kernel(2, 1024), [tensor_map(x, (64, 9), (128,), (64, 8), 3), y, 0, 5], memory)
+    assert [r.kind for r in far.reports] == ["global-out-of-bounds"]
+    near = launch(load_kernel(2, 1024), [tensor_map(x, (64, 9), (128,), (64, 8), 3), y, 0, 0], memory)
+    assert near.reports == []
+
+
+def test_misplaced_destinations() -> None:
+    memory = Memory()
+    x = memory.upload(np.zeros((8, 64), np.float16))
+    y = memory.upload(np.empty(512, np.uint16), "output")
+    text = (
+        load_kernel(2, 1024)
+        .replace("[%s], [%d1", "[%u], [%d1")
+        .replace("prefetch.tensormap", "add.u32 %u, %s, 64; prefetch.tensormap")
+    )
+    args = [tensor_map(x, (64, 8), (128,), (64, 8), 3), y, 0, 0]
+    crooked = launch(text, args, memory, check_outputs=False)
+    assert crooked.reports[0].kind == "shared-misaligned"
+    outside = launch(text.replace("%s, 64", "%s, 65536"), args, memory, check_outputs=False)
+    assert outside.reports[0].kind == "shared-out-of-bounds"
+
+
+def test_ranks_outside_the_cluster() -> None:
+    _, reports = exchange(EXCHANGE.replace("xor.b32 %x0, %n, 1;", "add.u32 %x0, %n, 1;"))
+    assert any("names CTA 2 of a cluster of 2" in r for r in reports)
+
+
+def test_wgmma_by_a_part_of_a_warpgroup() -> None:
+    a, b = descriptor(0, 128, 256, "none"), descriptor(16384, 128, 256, "none")
+    text = wgmma_kernel(8, "f32", "f16", a, b, False, False, "1, 1", False)
+    text = text.replace("wgmma.fence", "setp.gt.u32 %Q, %t, 63; @%Q bra out; wgmma.fence").replace(
+        "ret; }", "out: ret; }"
+    )
+    memory = Memory()
+    x, c = memory.upload(np.zeros(32768, np.uint8)), memory.upload(np.zeros((128, 4), np.float32))
+    y = memory.upload(np.empty((128, 4), np.float32), "output")
+    result = launch(text, [x, c, y, c, 0], memory, block=128, check_outputs=False)
+    assert "warp-divergence" in {r.kind for r in result.reports}
+
+
+def test_clusters_of_a_block_that_is_no_multiple_of_128() -> None:
+    body = EXCHANGE.replace("mad.lo.u32 %u, %n, 32, %t;", "mad.lo.u32 %u, %n, 160, %t;")
+    got, result = run(body, np.zeros(1), np.empty(320, np.uint32), grid=2, cluster=2, block=160)
+    assert result.reports == []
+    assert (got == np.concatenate([np.arange(160, 320), np.arange(160)])).all()
+
+
+def test_fences_of_tensor_maps_are_accepted() -> None:
+    body = """
+      fence.proxy.tensormap::generic.release.gpu; fence.proxy.tensormap::generic.acquire.gpu [%p], 128;
+      fence.proxy.async.global; fence.proxy.alias; fence.acq_rel.cluster; nanosleep.u32 20; mov.u64 %g, %globaltimer;
+      createpolicy.fractional.L2::evict_first.b64 %d0, 1.0; prefetch.global.L2 [%p];
+      mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %t;"""
+    got, result = run(body, np.zeros(64, np.uint32), np.empty(32, np.uint32))
+    assert result.reports == []
+    assert got.tolist() == list(range(32))
