@@ -760,3 +760,43 @@ def test_fences_of_tensor_maps_are_accepted() -> None:
     got, result = run(body, np.zeros(64, np.uint32), np.empty(32, np.uint32))
     assert result.reports == []
     assert got.tolist() == list(range(32))
+
+
+def test_polling_lets_the_others_run() -> None:
+    body = """
+      setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared::cta.b64 [%s], 32; bar.sync 0;
+      setp.gt.u32 %P, %t, 31; @%P bra last;
+    again: mbarrier.test_wait.parity.shared::cta.b64 %Q, [%s], 0; @!%Q bra again;
+      bra out;
+    last: ARRIVE
+    out: mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %t;"""
+    arrive = "mbarrier.arrive.shared::cta.b64 _, [%s];"
+    got, result = run(body.replace("ARRIVE", arrive), np.zeros(1), np.empty(64, np.uint32), block=64)
+    assert result.reports == []
+    assert got.tolist() == list(range(64))
+    _, result = run(body.replace("ARRIVE", ""), np.zeros(1), np.empty(64, np.uint32), block=64, check_outputs=False)
+    assert [r.kind for r in result.reports] == ["deadlock"]
+
+
+def test_threads_that_read_what_a_bulk_copy_brings() -> None:
+    body = """
+      add.u32 %bar, %s, 4096; setp.ne.u32 %P, %t, 0; @%P bra ready;
+      mbarrier.init.shared::cta.b64 [%bar], 1; fence.mbarrier_init.release.cluster;
+      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 512;
+      cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%p], 512, [%bar];
+    ready: bar.sync 0;
+      WAIT
+      and.b32 %u, %t, 31; shl.b32 %u, %u, 4; add.u32 %v, %u, %s;
+      ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%a0, %a1, %a2, %a3}, [%v];
+      mad.wide.u32 %g, %t, 16, %q; st.global.v4.u32 [%g], {%a0, %a1, %a2, %a3};"""
+    wait = "again: mbarrier.try_wait.parity.shared::cta.b64 %Q, [%bar], 0; @!%Q bra again;"
+    x = np.arange(256, dtype=np.uint16)
+    got, result = run(body.replace("WAIT", wait), x, np.empty((64, 4), np.uint32), block=64)
+    assert result.reports == []
+    assert got[1].view(np.uint16).tolist() == [2, 3, 66, 67, 130, 131, 194, 195]
+    # One warp waits, the other does not: the data is there, but not for it.
+    half = "setp.gt.u32 %E, %t, 31; @%E bra over; WAIT over:".replace("WAIT", wait)
+    _, result = run(body.replace("WAIT", half), x, np.empty((64, 4), np.uint32), block=64)
+    assert [r.kind for r in result.reports] == ["shared-race"]
+    _, result = run(body.replace("WAIT", ""), x, np.empty((64, 4), np.uint32), block=64)
+    assert {r.kind for r in result.reports} == {"in-flight"}
