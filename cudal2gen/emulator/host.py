@@ -644,7 +644,8 @@ class Session:
         self._outer: Session | None = None
 
     def __enter__(self) -> Session:
-        standin()
+        # A fresh device: no error of an earlier session is pending.
+        standin().cudaGetLastError()
         self._outer, Session.current = Session.current, self
         return self
 
