@@ -224,6 +224,9 @@ def wgmma(e: Emitter, ins: Instr) -> None:
     e.line(
         f"{', '.join(names)} = X.mma({form}, ({', '.join(names)},), {left}, {e.array(b, 'u8')}, {keep}, m, {e.site()})"
     )
+    if isinstance(a, Vec):
+        names = [_register(e, x) for x in a.items]
+        e.line(f"{', '.join(names)} = X.lend(({', '.join(names)},), m)")
 
 
 def _register(e: Emitter, op: Operand) -> str:

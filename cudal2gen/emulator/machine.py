@@ -48,11 +48,17 @@ class Device:
     smem_per_sm_bytes: int = 164 * 1024
     registers_per_sm: int = 65536
     threads_per_sm: int = 2048
+    l2_bytes: int = 40 << 20
 
 
 # An H100 or H200 with 132 SMs.
 HOPPER = Device(
-    sm_count=132, smem_optin_bytes=227 * 1024, capability=(9, 0), name="emulated sm_90", smem_per_sm_bytes=228 * 1024
+    sm_count=132,
+    smem_optin_bytes=227 * 1024,
+    capability=(9, 0),
+    name="emulated sm_90",
+    smem_per_sm_bytes=228 * 1024,
+    l2_bytes=50 << 20,
 )
 
 
