@@ -337,6 +337,7 @@ def run_case(
         allowed=allowed,
         ctas=done.ctas,
         findings=findings,
+        options=dict(shape.options),
     )
     return case, done
 
