@@ -138,7 +138,7 @@ CUTE_DEVICE void prefetch_map(TensorMap const* map) { asm volatile("prefetch.ten
 
 // A box from shared memory to (column, row) of D, clipped to it. Stores of one thread form groups.
 CUTE_DEVICE void store_box(TensorMap const* map, uint32_t source, int col, int row) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2}], [%3];"
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2 }], [%3];"
                :: "l"(map), "r"(col), "r"(row), "r"(source) : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -186,7 +186,7 @@ constexpr int kRows = kBM, kCols = kBN;
 
 // A warpgroup's share of a 64 x 256 tile: warp w has rows 16 w to 16 w + 15; of each 8 columns a lane has two
 // neighbours in row lane / 4, and two more in the row 8 below.
-using Accumulator = float;  // one of these
+using Accumulator = float;  // a register of one of them
 constexpr int kAtomN = 256, kAtomRegisters = 128;
 
 // d = x * y + (accumulate ? d : 0), 16 of k. Operands are descriptors of tiles in shared memory; asynchronous.
