@@ -362,6 +362,7 @@ def _print_verdict(verdict: results.Verdict) -> None:
     for case in verdict.cases:
         allowed = "" if case.allowed is None else f" (allowed there {case.allowed:.3g})"
         slices = "" if case.swizzle_stride is None else f", slices of {case.swizzle_stride} columns"
+        slices += "".join(f", {name}={value}" for name, value in case.options.items())
         print(
             f"  {case.m}_{case.n}_{case.k} {case.inputs}, {case.ctas} CTAs{slices}: {case.compared}, "
             f"max error {case.max_error:.3g}{allowed}{'' if case.passed else ': failed'}"

@@ -343,6 +343,7 @@ def run_case(
         allowed=allowed,
         ctas=done.ctas,
         findings=findings,
+        options=dict(shape.options),
     )
     return case, done
 
@@ -392,6 +393,15 @@ def summary(record: Record, done: Execution) -> dict[str, float]:
         "barriers": counters.barriers,
         "instructions_per_k_tile": sum(counters.instructions.values()) / work,
     }
+    if counters.bulk_boxes:
+        steps = done.tiles * ceil_div(done.a.shape[1], record.k_step)
+        table |= {
+            "wgmma_per_k_tile": counters.wgmma / steps,
+            "mbarrier_waits_per_k_tile": counters.mbarrier_waits / steps,
+            "bytes tma load": counters.bulk_load_bytes,
+            "bytes tma delivered": counters.bulk_delivered_bytes,
+            "bytes tma store": counters.bulk_store_bytes,
+        }
     for kind, banks in counters.shared_banks.items():
         table[f"bank_conflicts {kind}"] = banks.conflicts
     for kind, traffic in counters.global_traffic.items():

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from cudal2gen import catalog, model
+from cudal2gen import catalog, model, places
 from cudal2gen.kernel import IllegalRecord, Problem, Record, ceil_div, parse
 
 SOURCE = "analytic model, unmeasured"
@@ -146,7 +146,8 @@ def main() -> None:
     if given.write:
         tuned = [one for one in catalog.load() if one.gpu != "h200" or one.origin.structure == "tuned"]
         keys = {one.key for one in tuned}
-        catalog.save([*tuned, *(one for one in chosen if one.key not in keys)])
+        target = places.editable_catalog()
+        catalog.save([*tuned, *(one for one in chosen if one.key not in keys)], target)
 
 
 def report(chosen: list[Record]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cudal2gen import catalog, places
-from cudal2gen.kernel import Problem
+from cudal2gen.kernel import FAMILIES, Problem, parse
 from cudal2gen.renderer import render
 
 
@@ -92,6 +92,35 @@ def test_show_gives_the_record_and_what_follows() -> None:
 def test_show_says_when_min_blocks_is_out_of_reach() -> None:
     done = run("show", "--mnk", "4096_4096_4096", "--set", "min_blocks=16")
     assert "min_blocks=16 only bounds registers" in done.stdout.replace("\n", " ")
+
+
+def test_another_family_starts_from_a_plain_record() -> None:
+    done = run("show", "--mnk", "4096_4096_4096", "--gpu", "h200", "--set", "family=sm90_wgmma", "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["record"]["family"] == "sm90_wgmma"
+    assert shown["record"]["origin"]["structure"] == "modelled"
+    assert (shown["derived"]["arch"], shown["derived"]["entry_registers"]) == ("sm_90a", 168)
+    assert shown["derived"]["cluster_ctas"] == 1
+    changed = run(
+        *("show", "--mnk", "4096_4096_4096", "--gpu", "h200", "--json", "--set", "cluster=2,1"),
+        *("--set", "family=sm90_wgmma", "--set", "registers=null", "--set", "stages=3"),
+    )
+    record = json.loads(changed.stdout)["record"]
+    assert (record["cluster"], record["registers"], record["stages"]) == ([2, 1], None, 3)
+    message = error("show", "--mnk", "4096_4096_4096", "--set", "family=sm90_wgmma")
+    assert message == "gpu=a100: sm90_wgmma needs one of h100, h200"
+
+
+@pytest.mark.parametrize("mnk", ["1_8_8", "16_4096_512", "64_64_64", "100_128_4096", "4096_4096_64", "64_32_4096"])
+@pytest.mark.parametrize("family", ["sm90_wgmma", "sm90_small"])
+@pytest.mark.parametrize("acc", ["f16", "f32"])
+def test_a_plain_record_is_legal(mnk: str, family: str, acc: str) -> None:
+    m, n, k = (int(part) for part in mnk.split("_"))
+    problem = Problem.model_validate({"gpu": "h200", "acc": acc, "layout": "tn", "m": m, "n": n, "k": k})
+    origin = {"source": "test", "structure": "modelled", "changed": []}
+    fields = problem.model_dump() | {"family": family, "origin": origin} | FAMILIES[family].plain(problem)
+    assert parse(fields).family == family
 
 
 def test_list_filters(own_catalog: dict[str, str]) -> None:

@@ -388,6 +388,13 @@ def test_split_keeps_the_symbols_that_a_kernel_uses() -> None:
     assert "bra $L__BB_2;" in parts["b"]
 
 
+def test_split_knows_the_braces_of_inline_assembly() -> None:
+    body = "{\n\t// begin inline asm\n\t{\n.reg .pred p;\n}\n\t// end inline asm\n\tret;\n\n}\n"
+    text = ".version 9.0\n.target sm_90a\n.address_size 64\n\n"
+    parts = split(text + f".visible .entry a(\n)\n{body}.visible .entry b(\n)\n{body}")
+    assert all(parts[name].count("}") == 2 and parts[name].count("ret;") == 1 for name in ("a", "b"))
+
+
 def test_the_launcher_is_linked_against_no_cuda_library(tmp_path: Path) -> None:
     library = compiler.launcher(build_dir=tmp_path)
     assert library == compiler.launcher(build_dir=tmp_path)

@@ -52,6 +52,14 @@ def test_every_path_is_right(name: str, library: Path) -> None:
         expected = tiles * (record.bm + record.bn) * largest.k * 2
         split = tiles * record.bm * record.bn * 4 * record.split_k if record.split_k > 1 else 0
         assert verdict.counters["bytes ld.global"] == expected + split
+    # TMA brings every k-tile once per cluster row of A and column of B, to every CTA that needs it.
+    if "bytes tma load" in verdict.counters:
+        largest = max(stress_shapes(record), key=lambda shape: (shape.k, shape.m * shape.n))
+        across, along = getattr(record, "cluster", (1, 1))
+        clusters = -(-largest.m // (record.bm * across)) * -(-largest.n // (record.bn * along))
+        steps = clusters * across * along * -(-largest.k // record.k_step) * record.k_step * 2
+        assert verdict.counters["bytes tma delivered"] == steps * (record.bm + record.bn)
+        assert verdict.counters["bytes tma load"] == steps * record.bm // along + steps * record.bn // across
 
 
 def choices(annotation: Any) -> list[Any]:

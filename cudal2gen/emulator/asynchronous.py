@@ -95,7 +95,7 @@ def setmaxnreg(e: Emitter, ins: Instr) -> None:
     count = ins.operands[0]
     if not isinstance(count, Imm):
         raise e.fail()
-    e.line(f"X.set_registers({count.value}, {e.mask()}, {e.site()})")
+    e.line(f"X.set_registers({count.value}, {'inc' in ins.parts}, {e.mask()}, {e.site()})")
 
 
 @instruction("griddepcontrol")
@@ -224,6 +224,9 @@ def wgmma(e: Emitter, ins: Instr) -> None:
     e.line(
         f"{', '.join(names)} = X.mma({form}, ({', '.join(names)},), {left}, {e.array(b, 'u8')}, {keep}, m, {e.site()})"
     )
+    if isinstance(a, Vec):
+        names = [_register(e, x) for x in a.items]
+        e.line(f"{', '.join(names)} = X.lend(({', '.join(names)},), m)")
 
 
 def _register(e: Emitter, op: Operand) -> str:

@@ -355,7 +355,7 @@ class Bulk:
                 continue
             if origin is not None and self.hazards:
                 # Whoever waits for the copy knows that its source has been read.
-                reader = batch.clocks.wgmma + batch.clocks.groups + int(batch.warp[lane])
+                reader = int(batch.clocks.groups + batch.warp[lane])
                 shared.async_read(origin, lane, own, reader, site, "a bulk copy", bar.column)
             at = shared.chunks(row, self._chunks(offset, data.size * 16, span))
             self._fly(at, data, 16, bar, lane, row, site)
@@ -398,7 +398,7 @@ class Bulk:
         """A store of this lane reads shared memory until its group has been waited for."""
         batch = self.batch
         shared: Any = batch.shared
-        reader = batch.clocks.wgmma + batch.clocks.groups + int(batch.warp[lane])
+        reader = int(batch.clocks.groups + batch.warp[lane])
         shared.async_read(at, lane, row, reader, site, "a bulk store")
         self.open.setdefault(lane, []).append(self.launch.tick)
         self.sites[lane] = site
@@ -409,8 +409,16 @@ class Bulk:
         """cp.async.bulk.tensor (or cp.reduce) from shared to global memory."""
         batch, memory = self.batch, self.launch.memory
         shared: Any = batch.shared
+        done: dict[tuple[int, ...], int] = {}
         for lane in batch.lanes(m) if m is not None else np.arange(batch.size):
             lane = int(lane)
+            # A warp whose lanes all name one box stores it once (CUTLASS has such code); each lane has its group.
+            key = (lane >> 5, int(address[lane]), int(source[lane]), *(int(c[lane]) for c in coordinates))
+            if done.setdefault(key, lane) != lane and not reduction:
+                if self.hazards:
+                    self.open.setdefault(lane, []).append(self.launch.tick)
+                    self.sites[lane] = site
+                continue
             map_ = self._map(int(address[lane]), lane, site)
             if map_ is None:
                 continue
@@ -505,30 +513,26 @@ class Bulk:
         if not self.hazards:
             return
         self.launch.tick += 1
-        learned = False
+        done = []
         for lane in batch.lanes(m) if m is not None else np.arange(batch.size):
-            lane = int(lane)
-            groups = self.groups.get(lane)
-            if groups is None or len(groups) <= pending:
-                continue
-            self.groups[lane] = groups[len(groups) - pending :] if pending else []
-            row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
-            # Other lanes of the warp may have stores under way.
-            base = row * batch.width + warp * 32
+            groups = self.groups.get(int(lane))
+            if groups is not None and len(groups) > pending:
+                self.groups[int(lane)] = groups[len(groups) - pending :] if pending else []
+                done.append(int(lane))
+        for warp in {lane >> 5 for lane in done}:
+            # Other lanes of the warp, and younger groups, may have stores under way.
             left = [
                 tick
-                for other in range(base, base + 32)
+                for other in range(32 * warp, 32 * warp + 32)
                 for group in (*self.groups.get(other, ()), self.open.get(other, ()))
                 for tick in group
             ]
+            row, index = divmod(warp, batch.clocks.warps)
             clock = np.zeros(batch.clocks.columns, np.int64)
-            clock[batch.clocks.bulk + int(batch.rank[row]) * batch.clocks.warps + warp] = min(
-                left, default=self.launch.tick
-            )
-            batch.clocks.acquire(np.array([lane]), clock)
-            learned = True
-        if learned:
-            batch.shared.retag()
+            column = batch.clocks.bulk + int(batch.rank[row]) * batch.clocks.warps + index
+            clock[column] = min(left, default=self.launch.tick)
+            batch.clocks.acquire(np.array([lane for lane in done if lane >> 5 == warp]), clock)
+        batch.shared.retag()
 
     def exited(self, row: int) -> None:
         """A CTA has ended: no bulk store may still read its shared memory."""

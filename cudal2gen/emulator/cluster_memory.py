@@ -46,6 +46,9 @@ class ClusterMemory(SharedMemory):
         self.clocks = batch.clocks
         super().__init__(batch, size, granule)
         self.column = _table(self._column_table, self.warps, self.clocks.columns)
+        # Last asynchronous reads of 16-byte elements, by warpgroup (wgmma) and then by warp (bulk stores).
+        n = self.data.size >> 4
+        self.async_readers: Array = np.zeros((self.clocks.groups + self.clocks.warps, n), np.uint64)
         # Per lane, the tick of its last fence.proxy.async; per (row, warp), what its last one covers.
         self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
         self.proxy_known: dict[tuple[int, int], Array] = {}
@@ -53,10 +56,7 @@ class ClusterMemory(SharedMemory):
         self.visits: dict[int, dict[int, tuple[int, int]]] = {}
 
     def _reader_columns(self) -> int:
-        clocks = self.clocks
-        # Readers below this have one column of clocks each.
-        self.bulk_readers = clocks.wgmma + clocks.groups
-        return int(clocks.wgmma + clocks.groups + clocks.warps)
+        return int(self.clocks.wgmma)
 
     def _actors(self) -> tuple[Array, Array, Array]:
         batch = self.batch
@@ -138,10 +138,10 @@ class ClusterMemory(SharedMemory):
     def async_read(
         self, at: Array, lane: int, row: int, reader: int, site: int, what: str, column: int | None = None
     ) -> None:
-        """An asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane, to be remembered under reader
-        column ``reader`` of that CTA. It has ended for those who know ``column`` (of clocks; None: the reader's)."""
-        writer, latest, readers = self.rows[16]
-        tags = writer[at]
+        """An asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane, to be remembered as reader
+        ``reader`` of that CTA (warpgroups, then warps). It has ended for those who know ``column`` of the clocks (None:
+        the reader's own)."""
+        tags = self.rows[16][0][at]
         if tags.ndim > 1:
             at_of = np.repeat(at, tags.shape[1])
             tags = tags.reshape(-1)
@@ -183,19 +183,31 @@ class ClusterMemory(SharedMemory):
         generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
             self._proxy(actor, ticks, columns, generic, lane, at_of, site, f"{what} reads", row)
-        latest[at] = self.stamp
         ender = self._reader_actor(row, reader) if column is None else column
-        readers[at, :, reader] = self.TAG(self.stamp | PSEUDO | ender)
+        self.async_readers[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
 
     LONG_PAST = 1 << 16
 
     def _reader_actor(self, row: int, reader: int) -> int:
-        """The clock's column of an asynchronous reader column of a row."""
+        """The clock's column of an asynchronous reader of a row."""
         clocks, rank = self.clocks, int(self.batch.rank[row])
-        local = reader - clocks.wgmma
-        if local < clocks.groups:
-            return int(clocks.wgmma + rank * clocks.groups + local)
-        return int(clocks.bulk + rank * clocks.warps + local - clocks.groups)
+        if reader < clocks.groups:
+            return int(clocks.wgmma + rank * clocks.groups + reader)
+        return int(clocks.bulk + rank * clocks.warps + reader - clocks.groups)
+
+    def _check_write(
+        self, lanes: Array | None, width: int, at: Array, site: int, offset: Array, same: Any = None
+    ) -> None:
+        super()._check_write(lanes, width, at, site, offset, same)
+        seen = self.async_readers[:, (at * width) >> 4]
+        for reader in np.flatnonzero(seen.any(axis=1)):
+            tags = seen[reader]
+            late = np.flatnonzero(tags)
+            lane = late if lanes is None else lanes[late]
+            bad = ~self._ordered(lane, tags[late])
+            if bad.any():
+                text = "write after read without a barrier between"
+                self._report("shared-race", text, site, lane, late, offset, bad, tags[late])
 
     def _proxy(
         self,
@@ -273,19 +285,21 @@ class ClusterMemory(SharedMemory):
                 if generic.any() and width == 16:
                     self._proxy(actor, ticks, columns, generic, lane, where[plain], site, "a bulk copy overwrites", row)
             seen = readers[at].reshape(-1, self.columns)
-            latest = seen.max(axis=0)
-            for reader in np.flatnonzero(latest):
-                last = int(latest[reader])
-                ender = self.column[last & 0xFFFF]
-                if reader < self.bulk_readers and (last >> 16) - 1 + self.t0 < clock[ender]:
-                    continue
-                some = seen[:, reader]
-                actor = (some & 0xFFFF).astype(np.int64)
-                ticks = (some >> 16).astype(np.int64) - 1 + self.t0
-                bad = (some != 0) & (ticks >= clock[self.column[actor]]) & (actor != int(self.actor[lane]))
-                self._race_report("write after read", bad, some, where, lane, row, site)
+            for reader in np.flatnonzero(seen.any(axis=0)):
+                self._check_reads(seen[:, reader], where, clock, lane, row, site)
+            chunks = at * width >> 4
+            asleep = self.async_readers[:, chunks]
+            for reader in np.flatnonzero(asleep.any(axis=1)):
+                self._check_reads(asleep[reader], chunks, clock, lane, row, site)
             writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
         self.views[width][at] = self.poison[width]
+
+    def _check_reads(self, tags: Array, at: Array, clock: Array, lane: int, row: int, site: int) -> None:
+        """A bulk copy overwrites what was read under these tags."""
+        actor = (tags & 0xFFFF).astype(np.int64)
+        ticks = (tags >> 16).astype(np.int64) - 1 + self.t0
+        bad = (tags != 0) & (ticks >= clock[self.column[actor]]) & (actor != int(self.actor[lane]))
+        self._race_report("write after read", bad, tags, at, lane, row, site)
 
     def _race_report(self, what: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
         if bad.any():

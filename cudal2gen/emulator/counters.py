@@ -41,10 +41,11 @@ class Banks:
 
 class Counters:
     """Counters of one launch. ``shared_banks`` and ``global_traffic`` by instruction kind (``ld.shared``,
-    ``st.shared``, ``ldmatrix``, ``cp.async``; ``ld.global``, ``st.global``, ``atom.global``); ``instructions`` executed
-    per warp by opcode; ``barriers`` per CTA; ``unique_bytes`` (kind -> distinct bytes touched by the launch: the
-    minimum traffic). ``wgmma`` instructions per warpgroup and their ``wgmma_flops``; ``mbarrier_waits`` per warp;
-    ``bulk_boxes`` copied, bytes loaded (``bulk_delivered_bytes`` counts each destination of a multicast) and stored."""
+    ``st.shared``, ``ldmatrix``, ``stmatrix``, ``cp.async``; ``ld.global``, ``st.global``, ``atom.global``);
+    ``instructions`` executed per warp by opcode; ``barriers`` per CTA; ``unique_bytes`` (kind -> distinct bytes
+    touched by the launch: the minimum traffic). ``wgmma`` instructions per warpgroup and their ``wgmma_flops``;
+    ``mbarrier_waits`` per warp; ``bulk_boxes`` copied, bytes loaded (``bulk_delivered_bytes`` counts each
+    destination of a multicast) and stored."""
 
     def __init__(self, compiled: Compiled) -> None:
         self.compiled = compiled

@@ -944,7 +944,8 @@ def _spin_heads(blocks: list[Block], loops: dict[int, int], sites: dict[str, lis
             for where, ins in sites.get(todo.pop(), ()):
                 if where not in inside:
                     continue
-                if ins.base == "atom" or (ins.base == "ld" and _STRONG & set(ins.parts)):
+                polls = ins.base == "mbarrier" and ins.parts[1] == "test_wait"
+                if ins.base == "atom" or polls or (ins.base == "ld" and _STRONG & set(ins.parts)):
                     out.add(head)
                 for used in defs_uses(ins)[1]:
                     if used not in seen:

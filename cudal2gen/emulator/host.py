@@ -593,7 +593,7 @@ def _attributes(device: Device) -> dict[int, int]:
         31: 1,
         36: 1_215_000,
         37: 5120,
-        38: 40 << 20,
+        38: d.l2_bytes,
         39: d.threads_per_sm,
         41: 1,
         75: d.capability[0],
@@ -644,7 +644,8 @@ class Session:
         self._outer: Session | None = None
 
     def __enter__(self) -> Session:
-        standin()
+        # A fresh device: no error of an earlier session is pending.
+        standin().cudaGetLastError()
         self._outer, Session.current = Session.current, self
         return self
 
@@ -982,7 +983,7 @@ class Session:
             (384, "i", (d.sm_count,)),
             (560, "i", (1,)),
             (588, "i", (1,)),
-            (596, "i", (40 << 20,)),
+            (596, "i", (d.l2_bytes,)),
             (604, "i", (d.threads_per_sm,)),
             (624, "Q", (d.smem_per_sm_bytes,)),
             (632, "i", (d.registers_per_sm,)),

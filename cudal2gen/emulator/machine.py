@@ -48,11 +48,17 @@ class Device:
     smem_per_sm_bytes: int = 164 * 1024
     registers_per_sm: int = 65536
     threads_per_sm: int = 2048
+    l2_bytes: int = 40 << 20
 
 
 # An H100 or H200 with 132 SMs.
 HOPPER = Device(
-    sm_count=132, smem_optin_bytes=227 * 1024, capability=(9, 0), name="emulated sm_90", smem_per_sm_bytes=228 * 1024
+    sm_count=132,
+    smem_optin_bytes=227 * 1024,
+    capability=(9, 0),
+    name="emulated sm_90",
+    smem_per_sm_bytes=228 * 1024,
+    l2_bytes=50 << 20,
 )
 
 
@@ -611,7 +617,8 @@ class Batch:
                 if len(mine):
                     line = self.launch.compiled.block_lines[head]
                     parts.append(f"{len(mine)} threads ({_ranges(mine)}) poll in the loop at PTX line {line}")
-            self.report("barrier-divergence", "; ".join(parts), first, row, threads)
+            named = all(isinstance(w.barrier, int) for w in self.waiting)
+            self.report("barrier-divergence" if named else "deadlock", "; ".join(parts), first, row, threads)
         polls = [(head, np.flatnonzero(mask)) for head, mask in self.deferred.items()]
         if polls and not rows:
             head, lanes = polls[0]

@@ -386,7 +386,8 @@ class Barriers:
         """mbarrier.try_wait: lanes whose phase is not complete sleep."""
         batch = self.batch
         if self.launch.counters is not None:
-            self.launch.counters.mbarrier_waits += (batch.size if m is None else int(m.sum())) // 32 or 1
+            warps = batch.alive if m is None else m
+            self.launch.counters.mbarrier_waits += int(warps.reshape(-1, 32).any(axis=1).sum())
         asleep = None
         for row, offset, wanted, lanes in self._groups(address, m, site, token & 1 if parity else token):
             bar = self.find(row, offset, lanes, site)

@@ -428,7 +428,8 @@ def fence(e: Emitter, ins: Instr) -> None:
         if any(p.startswith("tensormap") for p in ins.parts) or "alias" in ins.parts:
             return
         mask = e.mask()
-        e.line(f"S.fence_proxy({mask})")
+        if "global" not in ins.parts:
+            e.line(f"S.fence_proxy({mask})")
         e.line(f"B.fence_init({mask})")
         return
     if "mbarrier_init" in ins.parts:

@@ -143,6 +143,9 @@ class Emitter:
         for ins in flow.all_instructions(self.graph):
             if ins.base == "mma" or (ins.base == "wgmma" and ins.parts[1] == "mma_async"):
                 self.lazy.update(flow.registers(ins.operands[0]))
+                if ins.base == "wgmma" and isinstance(ins.operands[1], Vec):
+                    # While the instruction is under way, its A registers may not be written.
+                    self.lazy.update(flow.registers(ins.operands[1]))
             elif ins.base == "mov" and len(ins.operands) == 2:
                 to, source = ins.operands
                 if isinstance(to, Reg) and isinstance(source, Reg):

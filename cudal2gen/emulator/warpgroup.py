@@ -36,12 +36,13 @@ class Form:
 
 
 class Tile:
-    """Accumulators of a wgmma: ``registers`` (registers, lanes) and, per warpgroup, the group that writes them last."""
+    """Registers of a wgmma: ``registers`` (registers, lanes) and, per warpgroup, the group that uses them last. Those
+    of A are only ``lent``: they may be read meanwhile."""
 
-    __slots__ = ("group", "registers")
+    __slots__ = ("group", "lent", "registers")
 
-    def __init__(self, registers: Array, group: Array) -> None:
-        self.registers, self.group = registers, group
+    def __init__(self, registers: Array, group: Array, lent: bool = False) -> None:
+        self.registers, self.group, self.lent = registers, group, lent
 
 
 class Held:
@@ -81,8 +82,9 @@ class Warpgroups:
         if type(value) is np.ndarray:
             return value
         if type(value) is Held:
-            self._settled(value.tile, m, site, "reads")
-            self._touch(m)
+            if not value.tile.lent:
+                self._settled(value.tile, m, site, "reads")
+                self._touch(m)
             return value.tile.registers[value.index]
         if type(value) is Accumulator:
             return value.get()
@@ -110,7 +112,7 @@ class Warpgroups:
         if lanes.any():
             self.batch.report_lanes(
                 "wgmma-registers",
-                f"{what} an accumulator of a wgmma that has not been waited for",
+                f"{what} {'a source' if tile.lent else 'an accumulator'} of a wgmma that has not been waited for",
                 site,
                 np.flatnonzero(lanes),
             )
@@ -135,7 +137,8 @@ class Warpgroups:
             if type(value) is Held:
                 group[which] = value.tile.group[which]
         if (group > self.retired).any():
-            return Held(Tile(out.reshape(1, -1), group), 0)
+            lent = all(value.tile.lent for value in (new, old) if type(value) is Held)
+            return Held(Tile(out.reshape(1, -1), group, lent), 0)
         return out
 
     # --- wgmma ---
@@ -231,6 +234,17 @@ class Warpgroups:
         tile = Tile(new, group)
         return [Held(tile, i) for i in range(len(d))]
 
+    def lend(self, registers: tuple[Any, ...], m: Mask) -> list[Held]:
+        """The A registers of the mma just issued: not to be written before its group has been waited for."""
+        group = np.zeros(len(self.retired), np.int64)
+        chosen = distinct(self.of_lane if m is None else self.of_lane[self.batch.lanes(m)])
+        group[chosen] = self.committed[chosen] + 1
+        for value in registers:
+            if type(value) is Held and value.tile.lent:
+                np.maximum(group, value.tile.group, out=group)
+        tile = Tile(np.stack([self._plain(r) for r in registers]), group, lent=True)
+        return [Held(tile, i) for i in range(len(registers))]
+
     def _plain(self, value: Any) -> Array:
         if type(value) is Held:
             return value.tile.registers[value.index]  # type: ignore[no-any-return]
@@ -263,8 +277,7 @@ class Warpgroups:
                 offsets = np.clip(offsets, 0, shared.size - 16)
             at = shared.chunks(row, offsets)  # type: ignore[attr-defined]
             if self.hazards:
-                reader = batch.clocks.wgmma + q % self.per_row
-                shared.async_read(at, start, row, reader, site, "wgmma")  # type: ignore[attr-defined]
+                shared.async_read(at, start, row, q % self.per_row, site, "wgmma")  # type: ignore[attr-defined]
             if which[-1] == len(places):
                 places.append(at)
         got = shared.views[16][np.stack(places)]
@@ -331,13 +344,17 @@ class Warpgroups:
 
     # --- setmaxnreg ---
 
-    def set_registers(self, count: int, m: Mask, site: int) -> None:
-        """setmaxnreg: a warpgroup's registers per thread."""
+    def set_registers(self, count: int, more: bool, m: Mask, site: int) -> None:
+        """setmaxnreg.inc (``more``) or .dec: a warpgroup's registers per thread."""
         batch = self.batch
         lanes = np.arange(batch.size) if m is None else batch.lanes(m)
         if not 24 <= count <= 256 or count % 8:
             batch.report_lanes("registers", f"setmaxnreg {count}: multiples of 8 from 24 to 256", site, lanes)
         for q in distinct(self.of_lane[lanes]):
+            before = self.limits[int(q)][-1][0] if int(q) in self.limits else self.entry_registers()
+            if count < before if more else count > before:
+                what = f"setmaxnreg.{'inc' if more else 'dec'} to {count} where a thread has {before} registers"
+                batch.report_lanes("registers", what, site, lanes)
             warps = len(distinct(batch.warp[lanes[self.of_lane[lanes] == q]]))
             self.limits.setdefault(int(q), []).append((count, site))
             self.limit_warps[int(q)] = self.limit_warps.get(int(q), 0) + warps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from cudal2gen.emulator import HOPPER, Device, LaunchRefused, Memory
 from cudal2gen.emulator.bulk import decode
 from cudal2gen.emulator.host import standin
 from tests.emulator.hopper import gemm
+from tests.emulator.test_host import Config, Runtime
 
 EMPTY = "\n.version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry k() {{ {body} ret; }}\n"
 
@@ -103,14 +105,36 @@ def test_largest_shared_memory_and_clusters() -> None:
         assert result.reports == []
 
 
-def test_clusters_above_eight_need_an_attribute() -> None:
-    program = emulator.load(EMPTY.format(body=""))
-    from cudal2gen.emulator.host import check_cluster
+def cluster_launch(x: int) -> tuple[Config, Any]:
+    """16 CTAs in clusters of ``x`` along x. The attributes must outlive the configuration."""
+    attributes = np.zeros(144, np.uint8)
+    attributes[0] = 4
+    attributes[8:20].view(np.uint32)[:] = x, 1, 1
+    attributes[72] = 6
+    attributes[80] = 1
+    return Config((16, 1, 1), (32, 1, 1), 0, None, attributes.ctypes.data, 2), attributes
 
-    function = program.module.kernels["k"]
-    with pytest.raises(LaunchRefused, match="NonPortableClusterSizeAllowed"):
-        check_cluster(function, (16, 1, 1), HOPPER, (16, 1, 1), large=False)
-    check_cluster(function, (16, 1, 1), HOPPER, (16, 1, 1), large=True)
+
+def test_clusters_above_eight_need_an_attribute(tmp_path: Path) -> None:
+    (tmp_path / "kernel.ptx").write_text(EMPTY.format(body="barrier.cluster.arrive; barrier.cluster.wait;"))
+    with emulator.session(device=HOPPER) as session:
+        runtime = Runtime()
+        code, kernel = runtime.kernel(tmp_path / "kernel.cubin", "k")
+        assert code == 0
+        number = ctypes.c_int()
+        for size, before, after in ((4, 0, 0), (16, 912, 0), (32, 9, 9)):
+            config, _held = cluster_launch(size)
+            runtime.c.cudaKernelSetAttributeForDevice(kernel, 14, 0, 0)
+            assert runtime.c.cudaLaunchKernelExC(ctypes.byref(config), kernel, None) == before
+            runtime.c.cudaKernelSetAttributeForDevice(kernel, 14, 1, 0)
+            assert runtime.c.cudaLaunchKernelExC(ctypes.byref(config), kernel, None) == after
+            if after == 0:
+                query = runtime.c.cudaOccupancyMaxActiveClusters
+                assert query(ctypes.byref(number), kernel, ctypes.byref(config)) == 0
+                # 32 CTAs fit on an SM.
+                assert number.value == 132 * 32 // size
+    assert session.reports == []
+    assert any("NonPortableClusterSizeAllowed" in why for why in session.refusals)
 
 
 def test_a_subset_of_ctas_is_widened_to_clusters() -> None:

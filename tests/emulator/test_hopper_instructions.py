@@ -634,3 +634,169 @@ def test_accumulators_in_flight_and_fences() -> None:
         assert old in text
         result = launch(text.replace(old, new), [x, c, y, c, 0], memory, block=128, check_outputs=False)
         assert {r.kind for r in result.reports} == ({kind} if kind else set()), (old, new)
+
+
+def test_sources_in_registers_are_lent() -> None:
+    text = wgmma_kernel(8, "f32", "f16", 0, descriptor(16384, 128, 256, "none"), False, False, "1, 1", True)
+    memory = Memory()
+    x = memory.upload(np.zeros(32768, np.uint8))
+    c = memory.upload(np.zeros((128, 4), np.float32))
+    y = memory.upload(np.empty((128, 4), np.float32), "output")
+    wait = "wgmma.wait_group.sync.aligned 0;"
+    for new, reports in (
+        ("add.u32 %x0, %a1, 1; " + wait, 0),
+        ("add.u32 %a1, %a1, 1; " + wait, 1),
+        (wait + " add.u32 %a1, %a1, 1;", 0),
+    ):
+        result = launch(text.replace(wait, new), [x, c, y, c, 0], memory, block=128)
+        assert [r.kind for r in result.reports] == ["wgmma-registers"] * reports, new
+    late = "wgmma.fence.sync.aligned; add.u32 %a1, %a1, 0;"
+    result = launch(text.replace("wgmma.fence.sync.aligned;", late), [x, c, y, c, 0], memory, block=128)
+    assert "since the last wgmma.fence" in result.reports[0].message
+
+
+def test_bulk_copy_over_what_threads_wrote() -> None:
+    body = """
+      setp.ne.u32 %P, %t, 0; @%P bra over;
+      add.u32 %bar, %s, 1024; FIRST
+      mbarrier.init.shared::cta.b64 [%bar], 1; fence.mbarrier_init.release.cluster; FENCE
+      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 512;
+      cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%p], 512, [%bar];
+    again: mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P bra again;
+      ld.shared.u32 %u, [%s]; st.global.u32 [%q], %u;
+    over:"""
+    x = np.arange(128, dtype=np.uint32)
+    for first, fence, kinds in (
+        ("st.shared.u32 [%s], %t;", "", ["proxy-fence"]),
+        ("st.shared.u32 [%s], %t;", "fence.proxy.async.shared::cta;", []),
+        # A read before the copy needs no fence.
+        ("st.shared.u32 [%s], %t; fence.proxy.async.shared::cta; ld.shared.u32 %w, [%s];", "", []),
+    ):
+        _, result = run(body.replace("FIRST", first).replace("FENCE", fence), x, np.empty(1, np.uint32))
+        assert [r.kind for r in result.reports] == kinds
+
+
+def test_a_whole_warp_that_stores_one_box_stores_it_once() -> None:
+    body = """
+      mov.b64 %d0, map; cvta.param.u64 %d1, %d0; mad.lo.u32 %v, %t, 16, %s;
+      st.shared.v4.u32 [%v], {%t, %t, %t, %t}; fence.proxy.async.shared::cta; bar.warp.sync -1;
+      cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {0, 0}], [%s];
+      cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
+      st.shared.v4.u32 [%v], {%t, %t, %t, %t};"""
+    memory = Memory()
+    y = memory.upload(np.empty((8, 32), np.float16), "output")
+    text = entry(body, ".param .align 64 .b8 map[128]")
+    result = launch(text, [tensor_map(y, (32, 8), (64,), (32, 8), 0)], memory, options=Options(counters=True))
+    assert result.reports == []
+    assert result.counters is not None
+    assert result.counters.bulk_boxes == 1
+    # Without the wait, every lane's own store may still be reading.
+    text = text.replace(
+        "cp.async.bulk.wait_group.read 0;", "setp.ne.u32 %P, %t, 5; @%P cp.async.bulk.wait_group.read 0;"
+    )
+    result = launch(text, [tensor_map(y, (32, 8), (64,), (32, 8), 0)], memory)
+    assert {r.kind for r in result.reports} == {"shared-race", "in-flight"}
+
+
+def test_tensor_maps_that_are_none_or_reach_too_far() -> None:
+    memory = Memory()
+    x = memory.upload(np.zeros((8, 64), np.float16))
+    y = memory.upload(np.empty(512, np.uint16), "output")
+    none = launch(load_kernel(2, 1024), [bytes(128), y, 0, 0], memory, check_outputs=False)
+    assert [r.kind for r in none.reports] == ["tensor-map", "deadlock"]
+    far = launch(load_kernel(2, 1024), [tensor_map(x, (64, 9), (128,), (64, 8), 3), y, 0, 5], memory)
+    assert [r.kind for r in far.reports] == ["global-out-of-bounds"]
+    near = launch(load_kernel(2, 1024), [tensor_map(x, (64, 9), (128,), (64, 8), 3), y, 0, 0], memory)
+    assert near.reports == []
+
+
+def test_misplaced_destinations() -> None:
+    memory = Memory()
+    x = memory.upload(np.zeros((8, 64), np.float16))
+    y = memory.upload(np.empty(512, np.uint16), "output")
+    text = (
+        load_kernel(2, 1024)
+        .replace("[%s], [%d1", "[%u], [%d1")
+        .replace("prefetch.tensormap", "add.u32 %u, %s, 64; prefetch.tensormap")
+    )
+    args = [tensor_map(x, (64, 8), (128,), (64, 8), 3), y, 0, 0]
+    crooked = launch(text, args, memory, check_outputs=False)
+    assert crooked.reports[0].kind == "shared-misaligned"
+    outside = launch(text.replace("%s, 64", "%s, 65536"), args, memory, check_outputs=False)
+    assert outside.reports[0].kind == "shared-out-of-bounds"
+
+
+def test_ranks_outside_the_cluster() -> None:
+    _, reports = exchange(EXCHANGE.replace("xor.b32 %x0, %n, 1;", "add.u32 %x0, %n, 1;"))
+    assert any("names CTA 2 of a cluster of 2" in r for r in reports)
+
+
+def test_wgmma_by_a_part_of_a_warpgroup() -> None:
+    a, b = descriptor(0, 128, 256, "none"), descriptor(16384, 128, 256, "none")
+    text = wgmma_kernel(8, "f32", "f16", a, b, False, False, "1, 1", False)
+    text = text.replace("wgmma.fence", "setp.gt.u32 %Q, %t, 63; @%Q bra out; wgmma.fence").replace(
+        "ret; }", "out: ret; }"
+    )
+    memory = Memory()
+    x, c = memory.upload(np.zeros(32768, np.uint8)), memory.upload(np.zeros((128, 4), np.float32))
+    y = memory.upload(np.empty((128, 4), np.float32), "output")
+    result = launch(text, [x, c, y, c, 0], memory, block=128, check_outputs=False)
+    assert "warp-divergence" in {r.kind for r in result.reports}
+
+
+def test_clusters_of_a_block_that_is_no_multiple_of_128() -> None:
+    body = EXCHANGE.replace("mad.lo.u32 %u, %n, 32, %t;", "mad.lo.u32 %u, %n, 160, %t;")
+    got, result = run(body, np.zeros(1), np.empty(320, np.uint32), grid=2, cluster=2, block=160)
+    assert result.reports == []
+    assert (got == np.concatenate([np.arange(160, 320), np.arange(160)])).all()
+
+
+def test_fences_of_tensor_maps_are_accepted() -> None:
+    body = """
+      fence.proxy.tensormap::generic.release.gpu; fence.proxy.tensormap::generic.acquire.gpu [%p], 128;
+      fence.proxy.async.global; fence.proxy.alias; fence.acq_rel.cluster; nanosleep.u32 20; mov.u64 %g, %globaltimer;
+      createpolicy.fractional.L2::evict_first.b64 %d0, 1.0; prefetch.global.L2 [%p];
+      mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %t;"""
+    got, result = run(body, np.zeros(64, np.uint32), np.empty(32, np.uint32))
+    assert result.reports == []
+    assert got.tolist() == list(range(32))
+
+
+def test_polling_lets_the_others_run() -> None:
+    body = """
+      setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared::cta.b64 [%s], 32; bar.sync 0;
+      setp.gt.u32 %P, %t, 31; @%P bra last;
+    again: mbarrier.test_wait.parity.shared::cta.b64 %Q, [%s], 0; @!%Q bra again;
+      bra out;
+    last: ARRIVE
+    out: mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %t;"""
+    arrive = "mbarrier.arrive.shared::cta.b64 _, [%s];"
+    got, result = run(body.replace("ARRIVE", arrive), np.zeros(1), np.empty(64, np.uint32), block=64)
+    assert result.reports == []
+    assert got.tolist() == list(range(64))
+    _, result = run(body.replace("ARRIVE", ""), np.zeros(1), np.empty(64, np.uint32), block=64, check_outputs=False)
+    assert [r.kind for r in result.reports] == ["deadlock"]
+
+
+def test_threads_that_read_what_a_bulk_copy_brings() -> None:
+    body = """
+      add.u32 %bar, %s, 4096; setp.ne.u32 %P, %t, 0; @%P bra ready;
+      mbarrier.init.shared::cta.b64 [%bar], 1; fence.mbarrier_init.release.cluster;
+      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 512;
+      cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%p], 512, [%bar];
+    ready: bar.sync 0;
+      WAIT
+      and.b32 %u, %t, 31; shl.b32 %u, %u, 4; add.u32 %v, %u, %s;
+      ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%a0, %a1, %a2, %a3}, [%v];
+      mad.wide.u32 %g, %t, 16, %q; st.global.v4.u32 [%g], {%a0, %a1, %a2, %a3};"""
+    wait = "again: mbarrier.try_wait.parity.shared::cta.b64 %Q, [%bar], 0; @!%Q bra again;"
+    x = np.arange(256, dtype=np.uint16)
+    got, result = run(body.replace("WAIT", wait), x, np.empty((64, 4), np.uint32), block=64)
+    assert result.reports == []
+    assert got[1].view(np.uint16).tolist() == [2, 3, 66, 67, 130, 131, 194, 195]
+    # One warp waits, the other does not: the data is there, but not for it.
+    half = "setp.gt.u32 %E, %t, 31; @%E bra over; WAIT over:".replace("WAIT", wait)
+    _, result = run(body.replace("WAIT", half), x, np.empty((64, 4), np.uint32), block=64)
+    assert [r.kind for r in result.reports] == ["shared-race"]
+    _, result = run(body.replace("WAIT", ""), x, np.empty((64, 4), np.uint32), block=64)
+    assert {r.kind for r in result.reports} == {"in-flight"}

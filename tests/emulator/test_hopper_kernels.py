@@ -43,3 +43,29 @@ def test_batches_do_not_matter(lanes: int) -> None:
     run = gemm("tn_f16_2x1", (512, 256, 128), options=Options(lanes=lanes))
     assert run.exact
     assert run.session.reports == []
+
+
+def test_counters() -> None:
+    run = gemm("tn_f32_1x1", (256, 256, 256), options=Options(counters=True))
+    counters = run.session.launches[0].counters
+    assert counters is not None
+    # 4 CTAs x 2 warpgroups x 4 k-tiles x 4 k-steps.
+    assert counters.wgmma == 128
+    assert counters.wgmma_flops == 2 * 256**3
+    summary = counters.summary()
+    loaded, stored = 4 * 4 * 2 * 128 * 64 * 2, 256 * 256 * 2
+    # Two boxes per k-tile, one per 16 x 64 elements of D.
+    assert summary["bulk"] == {
+        "boxes": 4 * 4 * 2 + 256 * 256 // (16 * 64),
+        "load_bytes": loaded,
+        "delivered_bytes": loaded,
+        "store_bytes": stored,
+    }
+    assert counters.shared_banks["stmatrix"].conflicts == 0
+    assert counters.shared_banks["stmatrix"].requests == 256 * 256 // 256
+    # Per CTA and k-tile: 8 consumer warps for a full stage, the producer for an empty one.
+    assert counters.mbarrier_waits == 4 * 4 * 9
+    multicast = gemm("tn_f16_2x1", (256, 256, 256), options=Options(counters=True)).session.launches[0].counters
+    assert multicast is not None
+    # Each CTA of the pair loads half of B for both.
+    assert (multicast.bulk_load_bytes, multicast.bulk_delivered_bytes) == (loaded * 3 // 4, loaded)

@@ -167,7 +167,7 @@ constexpr int kRows = kBM, kCols = kBN;
 
 // A warpgroup's share of a 64 x 64 tile: warp w has rows 16 w to 16 w + 15; of each 8 columns a lane has two
 // neighbours in row lane / 4, and two more in the row 8 below.
-using Accumulator = float;  // one of these
+using Accumulator = float;  // a register of one of them
 constexpr int kAtomN = 64, kAtomRegisters = 32;
 
 // d = x * y + (accumulate ? d : 0), 16 of k. Operands are descriptors of tiles in shared memory; asynchronous.

@@ -138,7 +138,7 @@ CUTE_DEVICE void prefetch_map(TensorMap const* map) { asm volatile("prefetch.ten
 
 // A box from shared memory to (column, row) of D, clipped to it. Stores of one thread form groups.
 CUTE_DEVICE void store_box(TensorMap const* map, uint32_t source, int col, int row) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2}], [%3];"
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2 }], [%3];"
                :: "l"(map), "r"(col), "r"(row), "r"(source) : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -186,7 +186,7 @@ constexpr int kRows = kBM, kCols = kBN;
 
 // A warpgroup's share of a 64 x 256 tile: warp w has rows 16 w to 16 w + 15; of each 8 columns a lane has two
 // neighbours in row lane / 4, and two more in the row 8 below.
-using Accumulator = float;  // one of these
+using Accumulator = float;  // a register of one of them
 constexpr int kAtomN = 256, kAtomRegisters = 128;
 
 // d = x * y + (accumulate ? d : 0), 16 of k. Operands are descriptors of tiles in shared memory; asynchronous.
@@ -362,9 +362,7 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
     init_barrier(shared.full(i), 1);
     init_barrier(shared.empty(i), (kClusterM + kClusterN - 1) * kSharers * 4);
   }
-  for (int i = 0; i < 2; ++i) {
-    init_barrier(shared.order(i), 4);
-  }
+
 }
 
 // One thread brings k-tiles, as stages are handed back.
@@ -500,11 +498,8 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_70cc580c1a(
   wait_for_previous_kernel();
   if (warp < 4) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == 0) {
-      if (elect_lane()) {
-        produce(gemm, shared, rank);
-      }
-      __syncwarp();
+    if (warp == 0 && elect_lane()) {
+      produce(gemm, shared, rank);
     }
 
   } else {

@@ -169,7 +169,7 @@ constexpr int kRows = kBM, kCols = kBN;
 
 // A warpgroup's share of a 64 x 64 tile: warp w has rows 16 w to 16 w + 15; of each 8 columns a lane has two
 // neighbours in row lane / 4, and two more in the row 8 below.
-using Accumulator = float;  // one of these
+using Accumulator = float;  // a register of one of them
 constexpr int kAtomN = 64, kAtomRegisters = 32;
 
 // d = x * y + (accumulate ? d : 0), 16 of k. Operands are descriptors of tiles in shared memory; asynchronous.
@@ -368,9 +368,7 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
     init_barrier(shared.full(i), 1);
     init_barrier(shared.empty(i), (kClusterM + kClusterN - 1) * kSharers * 4);
   }
-  for (int i = 0; i < 2; ++i) {
-    init_barrier(shared.order(i), 4);
-  }
+
 }
 
 // One thread brings k-tiles, as stages are handed back.
@@ -492,17 +490,14 @@ hgemm_sm90_wgmma_f32_tn_128x128x64_s4_60e3e137d9(
     init_barriers(shared);
   }
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  cluster_arrive();
-  cluster_wait();
+  __syncthreads();
   wait_for_previous_kernel();
   if (warp < 4) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == 0) {
-      if (elect_lane()) {
-        produce(gemm, shared, rank);
-      }
-      __syncwarp();
+    if (warp == 0 && elect_lane()) {
+      produce(gemm, shared, rank);
     }
+    __syncwarp();
     cluster_arrive();
     cluster_wait();
     cluster_arrive();

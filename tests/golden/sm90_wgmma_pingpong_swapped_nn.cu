@@ -118,7 +118,7 @@ CUTE_DEVICE void prefetch_map(TensorMap const* map) { asm volatile("prefetch.ten
 
 // A box from shared memory to (column, row) of D, clipped to it. Stores of one thread form groups.
 CUTE_DEVICE void store_box(TensorMap const* map, uint32_t source, int col, int row) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2}], [%3];"
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2 }], [%3];"
                :: "l"(map), "r"(col), "r"(row), "r"(source) : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -189,7 +189,7 @@ constexpr int kRows = kBN, kCols = kBM;
 
 // A warpgroup's share of a 64 x 48 tile: warp w has rows 16 w to 16 w + 15; of each 8 columns a lane has two
 // neighbours in row lane / 4, and two more in the row 8 below.
-using Accumulator = uint32_t;  // a pair of halves
+using Accumulator = uint32_t;  // a register of two neighbours
 constexpr int kAtomN = 48, kAtomRegisters = 12;
 
 // d = x * y + (accumulate ? d : 0), 16 of k. Operands are descriptors of tiles in shared memory; asynchronous.
@@ -343,7 +343,7 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
     init_barrier(shared.empty(i), (kClusterM + kClusterN - 1) * kSharers * 4);
   }
   for (int i = 0; i < 2; ++i) {
-    init_barrier(shared.order(i), 4);
+    init_barrier(shared.order(i), 4);  // the other warpgroup's warps
   }
 }
 
@@ -485,11 +485,8 @@ hgemm_sm90_wgmma_f16_nn_48x64x128_s5_581230f63c(
   wait_for_previous_kernel();
   if (warp < 4) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == 0) {
-      if (elect_lane()) {
-        produce(gemm, shared, rank);
-      }
-      __syncwarp();
+    if (warp == 0 && elect_lane()) {
+      produce(gemm, shared, rank);
     }
 
   } else {
