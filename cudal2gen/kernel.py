@@ -38,7 +38,7 @@ CLUSTER_SPLITS = (2, 4, 8)  # 8 CTAs are the largest portable cluster
 # What ptxas wants beside the accumulators: of one wgmma at entry (C7602), and live in the main loop (C7511, spills).
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
 LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48  # of an epilogue that stores by itself, with bounds
-PRODUCER_REGISTERS = (24, 32, 40)  # alone or in simple clusters, for others, for others in boxes of 16 columns
+PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster in boxes of 16 columns
 MMA_SYNC_ACCUMULATORS = 128
 MAX_GRID_YZ = 65535
 MAX_UNROLLED = 64  # steps; code and compile time grow with them
@@ -933,12 +933,9 @@ class Sm90Wgmma(Sm90Kernel):
                 )
                 return
             if producer < self.producer_registers:
-                narrow = (
-                    f" and boxes of {self.chunk_b} columns" if self.producer_registers == PRODUCER_REGISTERS[2] else ""
-                )
                 yield (
-                    f"registers={list(self.registers)}: a producer for cluster {list(self.cluster)}{narrow} "
-                    f"needs {self.producer_registers} registers"
+                    f"registers={list(self.registers)}: a producer for cluster {list(self.cluster)} "
+                    f"and boxes of {self.chunk_b} columns needs {self.producer_registers} registers"
                 )
         yield from self.register_violations(self.atom_n, f"atom_n={self.atom_n}", consumer)
 
@@ -974,11 +971,8 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def producer_registers(self) -> int:
         """Registers that the producer needs at least, or it spills."""
-        alone, shared, narrow = PRODUCER_REGISTERS
-        in_line = 1 in self.cluster and self.layout == "tn" and self.split_k == 1
-        if self.cluster == (1, 1) or in_line:
-            return alone
-        return narrow if self.layout == "nn" and self.chunk_b == 16 else shared
+        narrow = self.cluster != (1, 1) and self.layout == "nn" and self.chunk_b == 16
+        return PRODUCER_REGISTERS[narrow]
 
     @property
     def accumulator_registers(self) -> int:
