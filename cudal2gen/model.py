@@ -1,9 +1,9 @@
 """An analytic model of a kernel's time. Its figures are estimates from a dozen constants, never measurements.
 
-A CTA's k-tile takes as long as the slowest of: MMAs, reading operands from shared memory, bringing them from the L2, and
-the latency of a load shared out over the ring. An SM works off its share of CTAs; device memory bounds the whole. Around
-that stand launch, first load, epilogue and the reduction of a split k. Not modelled: instruction issue, bank conflicts,
-power, and what one warp does while others wait. Times are in microseconds.
+A CTA's k-tile takes as long as the slowest of: MMAs, reading operands from shared memory, bringing them from the L2,
+and the latency of a load shared out over the ring. An SM works off its share of CTAs; device memory bounds the whole.
+Around that stand launch, first load, epilogue and the reduction of a split k. Not modelled: instruction issue, bank
+conflicts, power, and what one warp does while others wait. Times are in microseconds.
 """
 
 from __future__ import annotations

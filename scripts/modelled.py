@@ -1,7 +1,7 @@
 """Chooses Hopper records by the analytic model, without a GPU: the best legal variant of every problem.
 
     python scripts/modelled.py --write          replaces the unmeasured H200 records of configs/kernels.jsonl
-    python scripts/modelled.py --report         how the choices spread, and what nvidia-matmul-heuristics would choose
+    python scripts/modelled.py --report         their spread, and how nvidia-matmul-heuristics, if installed, agrees
 
 Nothing here is measured, and the records say so: origin.source is "analytic model, unmeasured". A problem whose record
 was tuned keeps it.
@@ -16,6 +16,8 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from cudal2gen import catalog, model, places
 from cudal2gen.kernel import IllegalRecord, Problem, Record, ceil_div, parse
 
@@ -25,6 +27,7 @@ TILES: dict[str, list[tuple[int, int, str, int, int, list[int] | None]]] = {
     "f32": [
         *[(128, bn, "cooperative", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
         *[(256, bn, "cooperative", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192)],
+        (256, 208, "cooperative", 2, 1, [24, 240]),
         *[(192, bn, "cooperative", 3, 1, [32, 160]) for bn in (128, 192)],
         *[(64, bn, "cooperative", 1, 1, None) for bn in (32, 64, 96, 128, 192)],
         *[(64, bn, "cooperative", 2, 2, [40, 232]) for bn in (64, 128, 256)],
@@ -42,7 +45,15 @@ TILES: dict[str, list[tuple[int, int, str, int, int, list[int] | None]]] = {
     ],
 }
 CLUSTERS = ([1, 1], [2, 1], [1, 2])
-SPLITS = ((1, None), (2, "cluster"), (4, "cluster"), (8, "cluster"), (4, "workspace"), (8, "workspace"), (16, "workspace"))
+SPLITS = (
+    (1, None),
+    (2, "cluster"),
+    (4, "cluster"),
+    (8, "cluster"),
+    (4, "workspace"),
+    (8, "workspace"),
+    (16, "workspace"),
+)
 RING_BYTES = 227 << 10
 EVEN = 1.03  # variants within 3 % are equal to such a model: the plainer and more common one is taken
 
@@ -143,11 +154,48 @@ def main() -> None:
             chosen.append(choose(Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k)))  # type: ignore[arg-type]
     if given.report:
         report(chosen)
+        cross_check(chosen)
     if given.write:
         tuned = [one for one in catalog.load() if one.gpu != "h200" or one.origin.structure == "tuned"]
         keys = {one.key for one in tuned}
         target = places.editable_catalog()
         catalog.save([*tuned, *(one for one in chosen if one.key not in keys)], target)
+
+
+def cross_check(chosen: list[Record]) -> None:
+    """How the choices compare with nvidia-matmul-heuristics, which is another model and not measured here either."""
+    try:
+        import nvMatmulHeuristics as other
+    except ImportError:
+        print("nvidia-matmul-heuristics is not installed: no cross-check")
+        return
+    told = other.NvMatmulHeuristicsInterfaceEx(
+        backend=other.NvMatmulHeuristicsTarget.CUTLASS3, gpu=other.NvMatmulHeuristicsNvidiaGpu.H200_SXM
+    )
+    told.loadInternalDiscoverySet(other.NvMatmulHeuristicsMatmulLayout.NT_ROW_MAJOR, precision="HSH")
+    tiles = splits = 0
+    ours, theirs = [], []
+    fp32 = [record for record in chosen if record.acc == "f32"]
+    for record in fp32:
+        problem = told.makeNvMatmulHeuristicsProblem(
+            record.m, record.n, record.k, other.NvMatmulHeuristicsMatmulLayout.NT_ROW_MAJOR
+        )
+        offered = told.get(problem, 16, "HSH")
+        kernels = [one["kernel"] for one in offered]
+        tiles += any((kernel.cta_tile_m, kernel.cta_tile_n) == (record.bm, record.bn) for kernel in kernels)
+        splits += any((kernel.split_k > 1) == (record.split_k > 1) for kernel in kernels[:1])
+        ours.append(model.estimate(record).us)
+        theirs.append(min(one["runtime"] for one in offered) * 1e6)
+    print(
+        f"nvidia-matmul-heuristics, {len(fp32)} fp32 problems: our tile is among its 16 for {tiles}, its first choice "
+        f"splits k as ours does for {splits}; times: rank correlation {spearman(ours, theirs):.3f}, median ratio "
+        f"{sorted(a / b for a, b in zip(ours, theirs, strict=True))[len(ours) // 2]:.2f}"
+    )
+
+
+def spearman(one: list[float], other: list[float]) -> float:
+    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def report(chosen: list[Record]) -> None:

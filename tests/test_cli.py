@@ -128,7 +128,7 @@ def test_list_filters(own_catalog: dict[str, str]) -> None:
     direct = run("list", "--family", "sm80_direct", "--json").stdout.splitlines()
     assert direct
     assert all(json.loads(line)["family"] == "sm80_direct" for line in direct)
-    nothing = run("list", "--gpu", "h200", env=own_catalog)
+    nothing = run("list", "--gpu", "l40s", env=own_catalog)
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "no record matches\n")
 
 
@@ -139,7 +139,7 @@ def test_edit_writes_a_checked_change(own_catalog: dict[str, str]) -> None:
     assert shown["prefetch"] == {"kind": "none", "distance": None}
     assert shown["origin"]["structure"] == "modelled"
     assert "prefetch" in shown["origin"]["changed"]
-    assert len(Path(own_catalog["CUDAL2GEN_CATALOG"]).read_text().splitlines()) == 3000
+    assert len(Path(own_catalog["CUDAL2GEN_CATALOG"]).read_text().splitlines()) == 5000
 
 
 def test_edit_changes_the_asked_record_only(own_catalog: dict[str, str]) -> None:
@@ -298,7 +298,7 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
         (["render", "--all"], "--all needs --out DIR"),
         (["--catalog", "/nowhere/k.jsonl", "list"], "no catalog at /nowhere/k.jsonl"),
         (["edit", "--mnk", "64_64_64"], "nothing to change"),
-        (["build", "--all", "--gpu", "h200"], "no records for h200 f16 tn"),
+        (["build", "--all", "--gpu", "h100"], "no records for h100 f16 tn"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -309,7 +309,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments: list[str], message: 
 def test_a_truncated_catalog_is_named_by_line(own_catalog: dict[str, str]) -> None:
     path = Path(own_catalog["CUDAL2GEN_CATALOG"])
     path.write_text(path.read_text()[:-100])
-    assert f"{path}:3000: " in error("list", env=own_catalog)
+    assert f"{path}:5000: " in error("list", env=own_catalog)
 
 
 def test_no_compiler_is_exit_code_3() -> None:
@@ -322,7 +322,7 @@ def test_doctor_tells_what_there_is() -> None:
     done = run("doctor", "--json")
     answer = json.loads(done.stdout)
     assert done.returncode == 0
-    assert answer["catalog"]["detail"].startswith("3000 records")
+    assert answer["catalog"]["detail"].startswith("5000 records")
     assert answer["compile"]["ok"]
     broken = run("doctor", env={"CUDAL2GEN_NVCC": "/nowhere/nvcc"})
     assert broken.returncode == 3
