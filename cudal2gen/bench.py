@@ -25,7 +25,6 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudal2gen import results
-from cudal2gen.catalog import Record
 from cudal2gen.gpu import (
     Absent,
     Binder,
@@ -39,7 +38,7 @@ from cudal2gen.gpu import (
     Reading,
     Winner,
 )
-from cudal2gen.kernel import Acc, Problem, SizeClass
+from cudal2gen.kernel import Acc, Problem, Record, SizeClass
 from cudal2gen.launcher import LaunchError
 from cudal2gen.results import L2, OURS, Conditions, Environment, Measurement, ProtocolName, Timing
 

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudal2gen import places
-from cudal2gen.kernel import IllegalRecord, Problem, Sm80Direct, Sm80Multistage, parse, revise
-
-Record = Sm80Multistage | Sm80Direct
+from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
 
 # Where a GPU has no records of its own: whose to try, before all others.
 STAND_INS = {

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from cudal2gen import catalog, places
-from cudal2gen.kernel import FAMILIES, GPUS, IllegalRecord, Problem, parse
+from cudal2gen.kernel import FAMILIES, GPUS, IllegalRecord, Problem, Record, parse
 
 if TYPE_CHECKING:
     from cudal2gen import gpu as gpu_room
     from cudal2gen import results
     from cudal2gen.compiler import Artifact
 
-Record = catalog.Record
 
 EXIT_FAILED, EXIT_USAGE, EXIT_TOOLCHAIN = 1, 2, 3
 
@@ -106,7 +105,7 @@ def list_records(
         if as_json:
             print(catalog.dump(record))
         else:
-            tile = f"{record.bm}x{record.bn}" + (f"x{record.bk}" if record.family == "sm80_multistage" else "")
+            tile = f"{record.bm}x{record.bn}x{record.k_step}" if record.ring_steps > 1 else f"{record.bm}x{record.bn}"
             print(
                 f"{record.gpu:8} {record.acc} {record.layout} {record.mnk:18} {record.family:16} {tile:12} "
                 f"{record.threads:4} threads  {record.smem_bytes:6} B  {record.origin.structure}"
@@ -362,6 +361,7 @@ def _print_verdict(verdict: results.Verdict) -> None:
     for case in verdict.cases:
         allowed = "" if case.allowed is None else f" (allowed there {case.allowed:.3g})"
         slices = "" if case.swizzle_stride is None else f", slices of {case.swizzle_stride} columns"
+        slices += "".join(f", {name}={value}" for name, value in case.options.items())
         print(
             f"  {case.m}_{case.n}_{case.k} {case.inputs}, {case.ctas} CTAs{slices}: {case.compared}, "
             f"max error {case.max_error:.3g}{allowed}{'' if case.passed else ': failed'}"
@@ -765,6 +765,12 @@ def _changed(record: Record, changes: list[str]) -> Record:
         return record
     before = record.model_dump(mode="json")
     fields = dict(before)
+    wanted = next((change.removeprefix("family=") for change in changes if change.startswith("family=")), record.family)
+    if wanted in FAMILIES and wanted != record.family:
+        # Another family: what it shares with the old one stays, unless it has a better start; what it lacks goes.
+        known = FAMILIES[wanted].model_fields
+        fields = {name: value for name, value in fields.items() if name in known}
+        fields |= FAMILIES[wanted].plain(record.problem)
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -773,9 +779,6 @@ def _changed(record: Record, changes: list[str]) -> Record:
         if dot and not isinstance(fields.get(name), dict):
             _usage(f"--set {change}: {name} has no parts")
         fields[name] = fields[name] | {inner: _value(text)} if dot else _field(name, text, fields.get(name))
-    if fields["family"] in FAMILIES and fields["family"] != record.family:
-        # Another family: what it shares with the old one stays, what it lacks goes.
-        fields = {name: value for name, value in fields.items() if name in FAMILIES[fields["family"]].model_fields}
     touched = {name for name, value in fields.items() if value != before.get(name, ...)}
     if touched and "origin" not in touched:
         changed = sorted({*record.origin.changed, *touched})
@@ -832,6 +835,7 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Any]:
         "ctas_per_sm": record.ctas_per_sm(registers),
         "waves": round(record.waves(registers), 2),
         "padding_waste": round(record.padding_waste, 4),
+        **record.facts,
         "remarks": record.remarks,
     }
     if artifact:

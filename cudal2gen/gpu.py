@@ -18,8 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cudal2gen.catalog import Record
-from cudal2gen.kernel import GPUS, Layout, Problem, ceil_div
+from cudal2gen.kernel import GPUS, Layout, Problem, Record, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Environment
 
@@ -206,7 +205,7 @@ class Kernel:
     def padded(self, problem: Problem) -> Problem:
         """The problem that is launched: of whole tiles, where the record leaves the padding to its caller."""
         record = self.record
-        if record.padding != "pad":
+        if not record.caller_pads:
             return problem
         sizes = zip(("m", "n", "k"), (record.bm, record.bn, record.k_step), strict=True)
         return problem.model_copy(update={of: ceil_div(getattr(problem, of), tile) * tile for of, tile in sizes})
@@ -325,11 +324,17 @@ class Gpu:
 
     def check(self, record: Record) -> None:
         """Raises GpuError for a record of another GPU model: its tuning, and perhaps its code, are not this one's."""
-        facts, (major, minor) = GPUS[record.gpu], self.capability
-        number = facts.sm.removeprefix("sm_")
-        if (int(number[:-1]), int(number[-1])) > (major, minor) or int(number[:-1]) != major:
+        arch, (major, minor) = record.arch, self.capability
+        number = int(arch.removeprefix("sm_").rstrip("a"))
+        # Code for sm_90a runs on 9.0 alone; other code on later members of its generation too.
+        fits = (
+            divmod(number, 10) == (major, minor)
+            if arch.endswith("a")
+            else number // 10 == major and number % 10 <= minor
+        )
+        if not fits:
             raise GpuError(
-                f"{record.gpu} kernels are for {facts.sm}; this is {self._properties.name}, sm_{major}{minor}: "
+                f"{record.gpu} {record.family} is for {arch}; this is {self._properties.name}, sm_{major}{minor}: "
                 f"choose --gpu {sku(self._properties.name) or 'of this capability'}"
             )
 

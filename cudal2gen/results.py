@@ -66,6 +66,7 @@ class Case(Line):
     allowed: float | None
     ctas: int
     findings: tuple[str, ...]
+    options: dict[str, int] = {}  # launch options in place of the record's own
 
     @property
     def passed(self) -> bool:

@@ -23,10 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen import sanitizer
-from cudal2gen.catalog import Record
 from cudal2gen.compiler import Artifact
 from cudal2gen.gpu import Absent, Contender, GpuError, Kernel, Operands
-from cudal2gen.kernel import Acc, Problem, ceil_div
+from cudal2gen.kernel import Acc, Problem, Record, ceil_div
 from cudal2gen.launcher import LaunchError
 from cudal2gen.results import Case, Rounding, Verdict
 from cudal2gen.rounding import SAMPLE, agreement, ulps
