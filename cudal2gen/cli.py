@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -610,6 +611,13 @@ def tune(
     patience: Annotated[
         int | None, typer.Option(min=1, help="End a problem after so many evaluations without an improvement.")
     ] = None,
+    alpha: Annotated[
+        float, typer.Option(min=0, help="Reward: t_ref / t - alpha * largest error - beta * length of the source.")
+    ] = 0.01,
+    beta: Annotated[float, typer.Option(min=0, help="Reward: cost of a character of the source.")] = 0.0,
+    lower_bound: Annotated[
+        bool, typer.Option("--lower-bound", help="Reward: the lower end of the speed's 95 % interval, not its median.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change in the catalog.")] = False,
     benchmark: Annotated[
         bool,
@@ -633,6 +641,7 @@ def tune(
     Every trial is stored as it is made; the same command takes up what was stored.
     """
     from cudal2gen.tuner import proposers as who
+    from cudal2gen.tuner import reward
 
     with _user_errors():
         if environment not in ("gpu", "replay", "model"):
@@ -649,8 +658,9 @@ def tune(
         # What the analytic model chose is no prior for its own environment.
         pool = [one for one in records if environment != "model" or one.origin.structure != "modelled"]
         made: list[Any] = []
+        rewarded = reward.Settings(alpha, beta, lower_bound)
         try:
-            proposer = who.named(names, lambda: _policy(file, records, acc, seed, made), pool, seed)
+            proposer = who.named(names, lambda: _policy(file, records, acc, seed, made), pool, seed, rewarded)
         except ValueError as error:
             _usage(f"--proposers {proposers}: {error}")
         except who.Absent as error:
@@ -719,6 +729,19 @@ def _tune(
         _write(plot, curve.svg(title, "evaluations", "cost, first = 1", curves))
     print(progress.line(standing, time.monotonic() - begin))
     print(f"trials in {store}")
+    if executor.name == "model":
+        print(_model_against_measured())
+
+
+def _model_against_measured() -> str:
+    """How far the analytic model orders records as measurements do."""
+    from cudal2gen import results
+    from cudal2gen.tuner.environment import agreement
+
+    found = agreement(results.trials())
+    if math.isnan(found):
+        return "the analytic model has not been compared with measurements: no problem has three measured trials"
+    return f"rank correlation of the analytic model with measured trials: {found:.3f}"
 
 
 def _say_improved(race: Any, dry_run: bool) -> None:
@@ -744,11 +767,7 @@ def _policy(file: Path, records: list[Record], acc: str, seed: int, made: list[A
     """The policy of a checkpoint; without one, a policy that imitates published kernels. It is put into ``made``."""
     from cudal2gen.tuner.policy import CheckpointError, Policy
 
-    try:
-        import torch
-    except ImportError:
-        _fail("the policy needs torch: pip install 'cudal2gen[tune]', or leave it out of --proposers", EXIT_TOOLCHAIN)
-    torch.set_num_threads(1)
+    _on_one_core()
     if file.is_file():
         try:
             policy = Policy.load(file, seed)
@@ -762,6 +781,15 @@ def _policy(file: Path, records: list[Record], acc: str, seed: int, made: list[A
         policy.save(file)
     made.append(policy)
     return policy
+
+
+def _on_one_core() -> None:
+    from cudal2gen.tuner import policy
+
+    try:
+        policy.on_one_core()
+    except ImportError:
+        _fail("the policy needs torch: pip install 'cudal2gen[tune]', or leave it out of --proposers", EXIT_TOOLCHAIN)
 
 
 def _trial_store(environment: str) -> Path:
@@ -822,11 +850,7 @@ def _compare_proposers(gpu: str, acc: str, seeds: int, seed: int, plot: Path | N
     problem = _problem("64_64_64", gpu, acc, "tn")
     published = [one for one in catalog.load() if one.gpu == "a100" and one.acc == problem.acc]
     settings = benchmark.Settings(gpu=gpu, acc=problem.acc, seeds=seeds, seed=seed)
-    try:
-        import torch
-    except ImportError:
-        _fail("the comparison needs torch: pip install 'cudal2gen[tune]'", EXIT_TOOLCHAIN)
-    torch.set_num_threads(1)
+    _on_one_core()
     found = benchmark.compare(published, settings, lambda text: print(text, file=sys.stderr, flush=True))
     table = benchmark.markdown(found)
     if markdown is not None:
@@ -835,6 +859,7 @@ def _compare_proposers(gpu: str, acc: str, seeds: int, seed: int, plot: Path | N
         title = f"Regret on problems held out, {gpu} {acc}: modelled, not measured"
         _write(plot, curve.svg(title, "evaluations", "regret", benchmark.curves(found)))
     print(table, end="")
+    print(_model_against_measured())
 
 
 @app.command()

@@ -57,6 +57,7 @@ def test_candidates_are_legal_distinct_and_cover_their_families(problem: Problem
     families = {record.family for record in found.records}
     assert families == ({"sm90_wgmma", "sm90_small"} if problem.gpu == "h200" else {"sm80_multistage"})
     assert {record.bm for record in found.records} >= {64, 128}
+    assert all(record.estimated_registers <= 255 for record in found.records)
 
 
 extents = st.one_of(st.integers(1, 300), st.sampled_from([1000, 4096, 12289, 16384]))
@@ -393,9 +394,12 @@ def test_no_gain_without_a_clear_interval() -> None:
     """The incumbent itself, or a winner whose interval holds 1, improves nothing."""
     record = space.candidates(SMALL).records[0]
     other = revise(record, bn=record.bn) if record.family == "sm90_small" else revise(record, raster_group=2)
-    even = made(other, [8.0, 9.0, 8.0, 9.0, 8.5, 8.5], [8.4, 8.6, 8.5, 8.5, 8.4, 8.6]).model_copy(
+    even = made(other, [8.0, 9.0, 8.0, 9.0, 8.0, 8.5], [8.4, 8.6, 8.5, 8.5, 8.4, 8.6]).model_copy(
         update={"effort": "long"}
     )
+    likely = even.faster_than(INCUMBENT)
+    assert likely is not None
+    assert likely.low < 1 < likely.value
     assert not race.Race(space.candidates(SMALL), record, [even]).improved
     same = made(record, 8.0, 9.0).model_copy(update={"effort": "long"})
     assert not race.Race(space.candidates(SMALL), record, [same]).improved
@@ -598,3 +602,20 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
     assert (second.median_us, second.reason) == (math.inf, "line 3: no")
     assert parse(first.record) == record
     assert json.loads(path.read_text().splitlines()[0])["kind"] == "trial"
+
+
+ORDER = [
+    "space", "environment", "on_gpu", "reward", "features", "policy", "proposers", "executor", "race", "campaign",
+    "progress", "curve", "benchmark",
+]  # fmt: skip
+
+
+def test_the_tuners_modules_import_strictly_downwards_and_are_all_described(checkout: Path) -> None:
+    described = (checkout / "docs" / "tuner.md").read_text()
+    found = {path.stem for path in (checkout / "cudal2gen" / "tuner").glob("*.py")} - {"__init__"}
+    assert found == set(ORDER)
+    for at, name in enumerate(ORDER):
+        assert f"`{name}`" in described
+        text = (checkout / "cudal2gen" / "tuner" / f"{name}.py").read_text()
+        for later in ORDER[at:]:
+            assert f"from cudal2gen.tuner.{later} import" not in text, (name, later)

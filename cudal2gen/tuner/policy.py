@@ -59,6 +59,13 @@ class Action(NamedTuple):
     choices: dict[str, int]
 
 
+def on_one_core() -> None:
+    """A policy's steps are too small to be shared out among threads. Raises ImportError."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def leave_one_out(rewards: Sequence[float], normalise: bool = False) -> list[float]:
     """Each reward minus the mean of the others; divided by the group's standard deviation where ``normalise``."""
     count, total = len(rewards), sum(rewards)
@@ -134,6 +141,13 @@ class Ranked(NamedTuple):
     """Measured records of one problem, and how good each is: larger is better."""
 
     records: Sequence[Record]
+    scores: Sequence[float]
+
+
+class Prepared(NamedTuple):
+    """The same, as a policy reads it."""
+
+    read: tuple[torch.Tensor, ...]
     scores: Sequence[float]
 
 
@@ -245,6 +259,13 @@ class Policy:
 
     def scores(self, problem: Problem, records: Sequence[Record], prior_only: bool = False) -> torch.Tensor:
         """Logits of any records of a problem, loose heads included, comparable with one another."""
+        return self._scores(self._read(problem, records), prior_only)
+
+    def prepared(self, ranked: Ranked) -> Prepared:
+        """What ``contrast`` works on, encoded once for many steps."""
+        return Prepared(self._read(ranked.records[0].problem, ranked.records), ranked.scores)
+
+    def _read(self, problem: Problem, records: Sequence[Record]) -> tuple[torch.Tensor, ...]:
         import torch
 
         fields = [space.decisions(record) for record in records]
@@ -253,12 +274,12 @@ class Policy:
         loose = [[self.vocabulary.choice(one) for one in loose_choices(record)] for record in records]
         width = max(map(len, loose), default=0)
         padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in loose], dtype=torch.int64)
-        found = torch.zeros(len(records))
-        for net in (self.prior,) if prior_only else (self.prior, self.learned):
-            found = found + net.logits(context, ids, numbers)
-            if width:
-                found = found + (net.heads @ context)[padded].sum(1)
-        return found
+        # A loose head is one token more; token 0 has no number.
+        return context, torch.cat([ids, padded], 1), numbers
+
+    def _scores(self, read: tuple[torch.Tensor, ...], prior_only: bool = False) -> torch.Tensor:
+        found = self.prior.logits(*read)
+        return found if prior_only else found + self.learned.logits(*read)
 
     # What changes it
 
@@ -315,7 +336,7 @@ class Policy:
                 loss = loss + kl * self.divergence(group.view)
             _step(optimizer, loss / len(groups))
 
-    def contrast(self, ranked: Sequence[Ranked], margin: float = 0.0, weight: float = 1e-4) -> float:
+    def contrast(self, ranked: Sequence[Ranked | Prepared], margin: float = 0.0, weight: float = 1e-4) -> float:
         """One step on pairs: the better record of each pair should have the higher logit. Answers the mean loss.
 
         Pairs that differ by less than ``margin`` in score say nothing. ``weight``: cost of the learned part's squares,
@@ -326,8 +347,8 @@ class Policy:
         with self._training(self.learned) as optimizer:
             total, count = torch.zeros(()), 0
             for one in ranked:
-                logits = self.scores(one.records[0].problem, one.records)
-                loss, pairs = bradley_terry(logits, one.scores, margin)
+                prepared = one if isinstance(one, Prepared) else self.prepared(one)
+                loss, pairs = bradley_terry(self._scores(prepared.read), prepared.scores, margin)
                 if pairs:
                     total, count = total + loss, count + 1
             if not count:
@@ -480,9 +501,9 @@ def practise(
 
 def compare(policy: Policy, ranked: Sequence[Ranked], rounds: int, problems: int = 8, seed: int = 0) -> None:
     """Contrastive training on measured records of many problems."""
-    rng = np.random.default_rng(seed)
+    rng, known = np.random.default_rng(seed), [policy.prepared(one) for one in ranked]
     for _ in range(rounds):
-        policy.contrast([ranked[at] for at in rng.choice(len(ranked), min(problems, len(ranked)), replace=False)])
+        policy.contrast([known[at] for at in rng.choice(len(known), min(problems, len(known)), replace=False)])
 
 
 def by_problem(records: Iterable[Record], scores: Iterable[float]) -> list[Ranked]:

@@ -370,8 +370,9 @@ class Learned:
         records, scores = [parse(trial.record) for trial in tried], [self._told(trial) for trial in tried]
         if self._shuffle:
             self._shuffle.shuffle(scores)
+        known = policy.prepared(Ranked(records, scores))
         for _ in range(self._adapt):
-            policy.contrast([Ranked(records, scores)], margin=0.003)
+            policy.contrast([known], margin=0.003)
 
     def _follow(self, policy: Policy, view: View, trials: Sequence[Trial]) -> None:
         keyed = [(space.key(parse(trial.record)), trial) for trial in trials if trial.outcome != "illegal"]
@@ -384,7 +385,7 @@ class Learned:
 
     def _told(self, trial: Trial) -> float:
         """The paper's reward where it is asked for, else the logarithm of speed; a failure is below all."""
-        if self._reward is not None:
+        if self._reward is not None and (not trial.measured or len(trial.timings) > 1):
             return reward.of_trials([trial], self._reward)
         return -math.log(trial.cost) if trial.measured else FAILED
 
@@ -425,8 +426,15 @@ class Mixture:
 NAMES = ("policy", "prior", "nearest", "heuristics", "tpe", "evolution", "random")
 
 
-def named(names: Sequence[str], policy: Callable[[], Policy], pool: Iterable[Record], seed: int = 0) -> Proposer:
-    """Proposers by name, mixed. ``policy`` is called at most once, and only where one of them needs it.
+def named(
+    names: Sequence[str],
+    policy: Callable[[], Policy],
+    pool: Iterable[Record],
+    seed: int = 0,
+    rewarded: reward.Settings | None = None,
+) -> Proposer:
+    """Proposers by name, mixed. ``policy`` is called at most once, and only where one of them needs it; ``rewarded``:
+    what it learns from, the logarithm of speed if None.
 
     Raises ValueError for a name that is none, Absent where a library is missing.
     """
@@ -436,7 +444,8 @@ def named(names: Sequence[str], policy: Callable[[], Policy], pool: Iterable[Rec
     found: list[Proposer] = []
     for name in dict.fromkeys(names):
         if name in ("policy", "prior") and learned is not None:
-            found.append(Learned(learned, name, seed, frozen=name == "prior", keep=name == "policy", group=True))
+            prior = name == "prior"
+            found.append(Learned(learned, name, seed, frozen=prior, keep=not prior, group=True, reward=rewarded))
         elif name == "nearest":
             found.append(Nearest(pool))
         elif name == "heuristics":
