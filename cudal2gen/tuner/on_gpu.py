@@ -14,7 +14,7 @@ from typing import Protocol
 from cudal2gen import bench, results
 from cudal2gen.bench import Settings, TooGood, Work
 from cudal2gen.compiler import Artifact, BuildError
-from cudal2gen.gpu import Absent, Contender, Device, GpuError, Kernel
+from cudal2gen.gpu import Contender, Device, GpuError, Kernel
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import LaunchError
 from cudal2gen.results import INCUMBENT, OURS, Effort, Measurement, Timing, Trial, Verdict
@@ -227,13 +227,14 @@ def connect(
     stored = results.measurements(measurements)
     tuned = results.store("cublaslt")
 
-    def baseline(problem: Problem) -> Contender | None:
+    made: dict[tuple[str, str], Contender] = {}
+
+    def baseline(problem: Problem) -> Contender:
+        # What it chooses for a problem is kept in its own store; one that cannot run is absent, with the reason.
         name = best_baseline(problem, stored) or f"cublaslt-autotuning-{problem.layout}"
-        (vendor,) = baselines.contenders([name], problem.acc, card, tuned)
-        try:
-            return bench.made_ready(card, vendor, problem)
-        except Absent:
-            return None
+        if (name, problem.acc) not in made:
+            (made[name, problem.acc],) = baselines.contenders([name], problem.acc, card, tuned)
+        return made[name, problem.acc]
 
     return OnGpu(card, Bench(card), incumbent, baseline, seed=seed)
 
