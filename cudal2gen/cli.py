@@ -593,13 +593,13 @@ def tune(
     acc: Acc = "f16",
     layout: Layout = "tn",
     environment: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--environment",
-            help="gpu measures; replay answers from recorded trials; model is an analytic model with hidden terms, "
-            "for trying the tuner itself: nothing that it says goes into the catalog.",
+            help="gpu (the default) measures; replay answers from recorded trials; model is an analytic model with "
+            "hidden terms, for trying the tuner itself: nothing that it says goes into the catalog.",
         ),
-    ] = "gpu",
+    ] = None,
     proposers: Annotated[
         str,
         typer.Option(
@@ -667,8 +667,11 @@ def tune(
     from cudal2gen.tuner import proposers as who
 
     with _user_errors():
+        environment = environment or ("model" if benchmark else "gpu")
         if environment not in ("gpu", "replay", "model"):
             _usage(f"--environment {environment}: must be gpu, replay or model")
+        if benchmark and environment != "model":
+            _usage(f"--environment {environment}: --benchmark compares in the model environment only, so far")
         if benchmark:
             _compare_proposers(gpu, acc, seeds, seed, plot, markdown)
             return

@@ -91,6 +91,7 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
     ("arguments", "told"),
     [
         (("--mnk", "64_64_64", "--environment", "oracle"), "--environment oracle: must be gpu, replay or model"),
+        (("--benchmark", "--environment", "replay"), "--environment replay: --benchmark compares in the model "),
         (("--environment", "model"), "give one of --mnk M_N_K, --all, --class NAME and --sample N, or --benchmark"),
         (("--class", "vast", "--environment", "model"), "--class vast: must be one of large, split-k, medium, "),
         (("--mnk", "64_64_64", *MODELLED[:-1], "oracle"), "--proposers oracle: oracle: must be of policy, prior, "),

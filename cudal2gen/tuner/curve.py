@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 64, 40, 150, 44
-COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8a5fbf", "#c77d18", "#4d4d4d", "#00868b", "#a0522d", "#6b8e23", "#b03a7a")
+COLOURS = (
+    "#1b6ca8",
+    "#d1495b",
+    "#2e8b57",
+    "#8a5fbf",
+    "#c77d18",
+    "#4d4d4d",
+    "#00868b",
+    "#a0522d",
+    "#6b8e23",
+    "#b03a7a",
+    "#0b0b0b",
+    "#e377c2",
+)
 
 
 class Curve(NamedTuple):
@@ -20,12 +34,11 @@ class Curve(NamedTuple):
 
 def svg(title: str, across: str, up: str, curves: Sequence[Curve]) -> str:
     """A picture with a logarithmic horizontal axis. ValueError where there is nothing to draw."""
-    import math
-
     points = [point for curve in curves for point in curve.points]
     if not points:
         raise ValueError("no curve has a point; tune something first")
     highest = max([y for _, y in points] + [high for curve in curves for _, high in curve.bounds]) or 1.0
+    spacing = _spacing(highest)
     first, last = min(x for x, _ in points), max(x for x, _ in points)
 
     def at_x(x: float) -> float:
@@ -44,8 +57,8 @@ def svg(title: str, across: str, up: str, curves: Sequence[Curve]) -> str:
         f'<text transform="translate(14 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
         f"{escape(up)}</text>",
     ]
-    for step in range(6):
-        y = highest * step / 5
+    for step in range(int(highest / spacing) + 1):
+        y = spacing * step
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}" stroke="#ddd"/>'
             f'<text x="{LEFT - 6}" y="{at_y(y) + 4:.1f}" text-anchor="end">{y:.3g}</text>'
@@ -67,3 +80,9 @@ def svg(title: str, across: str, up: str, curves: Sequence[Curve]) -> str:
             f'<text x="{WIDTH - RIGHT + 30}" y="{row - 3}">{escape(curve.name)}</text>'
         )
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _spacing(highest: float) -> float:
+    """Between horizontal lines: 1, 2 or 5 times a power of ten, of which two to six fit."""
+    unit = 10.0 ** math.floor(math.log10(highest))
+    return next(step * unit for step in (0.2, 0.5, 1.0, 2.0) if highest / (step * unit) < 6)

@@ -403,6 +403,7 @@ class Policy:
             file.write(buffer.getvalue())
             file.flush()
             os.fsync(file.fileno())
+        Path(scratch).chmod(0o644)
         Path(scratch).replace(path)
 
     @classmethod
