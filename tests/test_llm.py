@@ -497,7 +497,10 @@ def test_a_replay_makes_nothing_up(tmp_path: Path) -> None:
         wire.send(same, "schema", PROBLEM)
     with pytest.raises(Unavailable, match="has no answer to this question on 4096_4096_4096"):
         Replayed(path).send(same, "text", PROBLEM)
-    path.write_text(path.read_text() + "{}\n")
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:99])
+    assert Replayed(path).send(same, "schema", PROBLEM).text == GOOD, "half a line of a killed process is none"
+    path.write_bytes(whole + b"{}\n")
     with pytest.raises(ValueError, match=r"t\.jsonl:2: "):
         Replayed(path)
 
