@@ -430,6 +430,7 @@ def test_a_campaign_takes_up_what_was_stored(tmp_path: Path) -> None:
     again = go(8)
     assert store.read_text() == before, "nothing is evaluated twice"
     assert [one.stopped for one in again.races] == ["finished before"] * 2
+    assert [len(one.candidates.records) for one in again.races] == [0, 0], "or a thousand problems fill the memory"
     assert len(before.splitlines()) == 2 * (8 + 8 + 3)
 
 

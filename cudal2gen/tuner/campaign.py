@@ -114,6 +114,8 @@ def run(
             out_of_time,
             lambda _: progress(standing),
         )
+        # A thousand candidates of each of a thousand problems are gigabytes; what a race found is in its trials.
+        standing.now.candidates = space.Candidates(problem, (), ())
         standing.races.append(standing.now)
         standing.now = None
         after(standing.races[-1])
