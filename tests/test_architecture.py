@@ -30,15 +30,16 @@ FLOORS = {
     "baselines": 3,
     "trial": 4,
     "bench": 4,
+    "choice": 3,
     "pack": 4,
     "report": 5,
     "tuner": 5,
-    "matmul": 5,
+    "operators": 5,
     "cli": 6,
     "__main__": 7,
     "__init__": 7,
 }
-TORCH = {"gpu", "baselines", "trial", "bench", "matmul", "tuner"}
+TORCH = {"gpu", "baselines", "trial", "bench", "operators", "tuner"}
 
 
 def room(path: Path, package: Path) -> str:
