@@ -16,12 +16,11 @@ from typing import Any, Literal, NamedTuple
 
 from cudal2gen import results
 from cudal2gen.catalog import Record
-from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, ceil_div, parse, revise
+from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem, ceil_div, parse, revise
 from cudal2gen.results import Measurement, Measurements
 
 Prefer = Literal["measured", "kernel", "vendor"]
 
-VECTOR = 8  # halves in 16 bytes
 MARGIN = 0.01  # by which a kernel must win where it was measured
 STRETCH = 0.05  # by which more off the measured problems
 OCTAVE = 1.0  # a neighbour is at most twice or half as large in each direction

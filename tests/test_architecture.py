@@ -113,7 +113,9 @@ def test_no_room_for_leftovers(checkout: Path) -> None:
 def test_documents_name_commands_and_rooms_that_exist(checkout: Path, name: str) -> None:
     text = (checkout / name).read_text()
     assert len(text.splitlines()) <= 140
-    commands = set(re.findall(r"^cudal2gen (\w+)", text, re.MULTILINE)) | set(re.findall(r"`cudal2gen (\w+)", text))
+    commands = set(re.findall(r"^cudal2gen ([\w-]+)", text, re.MULTILINE)) | set(
+        re.findall(r"`cudal2gen ([\w-]+)", text)
+    )
     known = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
     assert commands <= known
     assert name != "README.md" or commands == known, "the README shows every command"

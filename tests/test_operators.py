@@ -7,7 +7,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -388,6 +390,62 @@ def test_shapes_of_huge_products_without_data() -> None:
     assert cudal2gen.linear(a[None], b).shape == (1, 1 << 20, 1 << 20)
     with pytest.raises(ValueError, match="do not fit"):
         cudal2gen.matmul(a, b[:8])
+
+
+# --- a real device, as far as one can be had without it ---
+
+
+def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class There:
+        def __init__(self, index: int) -> None:
+            asked.append(index)
+
+        def __enter__(self) -> None:
+            asked.append("in")
+
+        def __exit__(self, *_: object) -> None:
+            asked.append("out")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="NVIDIA H200"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", There)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
+    card = plans.Cuda(1)
+    assert (card.name, card.model, card.alone, card.stream(), card.capturing()) == (
+        "NVIDIA H200",
+        "h200",
+        False,
+        1001,
+        True,
+    )
+    with card.current():
+        asked.append("work")
+    assert asked == [1, "in", "work", "out"]
+    assert card.empty(torch.ones(2).half(), 3, 4).shape == (3, 4)
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=2000 + index))
+    assert plans.Cuda(1).stream() == 2001, "where torch lacks the short way"
+
+
+def test_one_of_several_devices_is_made_current(
+    device: EmulatedDevice, bed: OperatorBed, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[int] = []
+
+    @contextmanager
+    def current() -> Iterator[None]:
+        entered.append(launched(device))
+        yield
+
+    bed.alone, bed.current = False, current  # type: ignore[method-assign]
+    a, b = drawn(device, 40, 64), drawn(device, 24, 64).t()
+    with emulated(bed, [opened], prefer="kernel"):
+        for _ in range(2):
+            assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+    assert entered == [0, 0, 1], "when the kernel is opened, and at each launch"
 
 
 # --- on the CPU, and as torch's operators ---

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 from cudal2gen.choice import Choice, Matrix, Operands, Prefer, Served, Sizes
 from cudal2gen.gpu import GpuError, runtime, sku
-from cudal2gen.kernel import Acc, Layout, Problem
+from cudal2gen.kernel import VECTOR, Acc, Layout, Problem
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.pack import Pack, installed, open_pack, search
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], "torch.Tensor"]
 Key = tuple[Any, ...]
 
-VECTOR = 8  # halves in 16 bytes
 MOST_PLANS = 1 << 14  # a model with ever new shapes costs no more memory
 # What the launcher refuses of operands; anything else is a fault of the device or of the installation.
 REFUSALS = {1, 716}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -74,29 +75,59 @@ def find_model(name: str) -> Callable[[], Any]:
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(path)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"cudal2gen_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where classes defined in it look for themselves
+    sys.modules[name] = module  # where classes defined in it look for themselves
     spec.loader.exec_module(module)
     return module
 
 
 def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -> Collected:
     """The products that a callable asks of torch. ``fake``: its tensors have no data; ``any_type``: as if all were
-    fp16. Raises ModelError for what cannot run without data, and what the callable raises."""
+    fp16. Raises ModelError where it fails."""
     import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
     found = Collected(Counter(), Counter())
     tensors = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+    modules = _converted_by_replacing() if fake else nullcontext()
     try:
-        with tensors, torch.no_grad(), _watched(found, any_type):
+        with tensors, modules, torch.no_grad(), _watched(found, any_type):
             run()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ModelError(f"the model looks at values, which tensors without data lack ({error}): try --real") from error
+    except Exception as error:
+        advice = "" if not fake else ", on tensors without data; --real uses real ones"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}"
+        raise ModelError(f"the model fails at {where}{advice}: {type(error).__name__}: {error}") from error
     return found
+
+
+@contextmanager
+def _converted_by_replacing() -> Iterator[None]:
+    """Lets ``model.half()`` and its like replace parameters: torch would exchange them, which tensors without data
+    refuse."""
+    import torch
+
+    def replaced(self: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(function)
+        for name, tensor in self._parameters.items():
+            if tensor is not None:
+                self._parameters[name] = torch.nn.Parameter(function(tensor), tensor.requires_grad)
+        for name, tensor in self._buffers.items():
+            self._buffers[name] = None if tensor is None else function(tensor)
+        return self
+
+    kept, torch.nn.Module._apply = torch.nn.Module._apply, replaced
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = kept
 
 
 @contextmanager
