@@ -13,6 +13,12 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _LAUNCH = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER)
 
 
+class _Sized(ctypes.Structure):
+    """``cudal2gen_sized`` of pack.cpp."""
+
+    _fields_ = [("kernel", _POINTER), *((name, _INT) for name in ("lda", "ldb", "ldd", "m", "n", "k"))]
+
+
 class LaunchError(RuntimeError):
     """The launcher or the CUDA runtime refused; ``code`` is the cudaError_t."""
 
@@ -83,13 +89,18 @@ class OpenKernel:
         converted = [kind(value) for kind, value in zip(_LAUNCH[:-1], values, strict=True)]
         return partial(self._api.cudal2gen_launch, *converted)
 
-    @property
-    def call(self) -> Callable[..., int]:
-        """``launch`` for who gives new addresses each time: all its arguments in order, checked by nobody here.
+    def sized(self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int) -> Callable[[int, int, int, int, int], int]:
+        """``launch`` for ever new addresses: a function of a, b, d, workspace and stream that returns a code for
+        ``check``. ctypes takes time for every argument, so all others are given here."""
+        sizes = _Sized(self._handle.value, lda, ldb, ldd, m, n, k)
+        call = self._api.cudal2gen_launch_sized
+        call.argtypes = (_POINTER,) * 6
+        where = _POINTER(ctypes.addressof(sizes))
 
-        Answers a code for ``check``.
-        """
-        return partial(self._api.cudal2gen_launch, self._handle)
+        def launch(a: int, b: int, d: int, workspace: int, stream: int, _keep: _Sized = sizes) -> int:
+            return int(call(where, a, b, d, workspace, stream))
+
+        return launch
 
     def close(self) -> None:
         """Unloads the kernel; the object is of no use afterwards."""

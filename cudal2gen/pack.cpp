@@ -303,4 +303,16 @@ int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, voi
   return code ? refuse(code, cudal2gen_message()) : CUDAL2GEN_OK;
 }
 
+// A launch whose sizes are known beforehand, for callers to whom each argument of a call costs time.
+struct cudal2gen_sized {
+  cudal2gen_kernel const* kernel;
+  int lda, ldb, ldd, m, n, k;
+};
+
+int cudal2gen_launch_sized(cudal2gen_sized const* sized, void const* a, void const* b, void* d, void* workspace,
+                           void* stream) {
+  cudal2gen_sized const& own = *sized;
+  return cudal2gen_launch(own.kernel, a, own.lda, b, own.ldb, d, own.ldd, own.m, own.n, own.k, workspace, stream);
+}
+
 }  // extern "C"

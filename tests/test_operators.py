@@ -16,7 +16,7 @@ import pytest
 
 import cudal2gen
 from cudal2gen import pack
-from cudal2gen.launcher import LaunchError
+from cudal2gen.launcher import LaunchError, OpenKernel
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorBed
 
@@ -168,6 +168,17 @@ def test_out_is_written_in_place(device: EmulatedDevice, kernels: plans.Dispatch
     assert ran(kernels) == (1, ["strides of D that no layout serves"])
 
 
+def test_out_beside_an_operand_is_no_overlap(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+    whole = device.empty(24, 8)
+    whole[:16].fill_(1)
+    assert bool((cudal2gen.matmul(whole[:8], whole[8:16], out=whole[16:]) == 8).all())
+    assert bool((whole[:16] == 1).all())
+    between = device.empty(3, 8, 8)
+    between.fill_(1)
+    cudal2gen.matmul(between[0], between[2], out=between[1])
+    assert bool((between[1] == 8).all())
+
+
 def test_new_values_at_the_same_place(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
     """Nothing of a call reaches the next one with the same plan."""
     a, b = drawn(device, 33, 60), drawn(device, 20, 60).t()
@@ -309,19 +320,15 @@ def test_what_the_launcher_refuses_after_all_is_torchs(
 ) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
 
-    def refuses(*_: Any) -> None:
-        raise LaunchError(1, "not so")
+    def answering(code: int) -> Any:
+        return lambda *sizes: lambda *operands: code
 
-    monkeypatch.setattr(plans.Launch, "_launch", refuses)
+    monkeypatch.setattr(OpenKernel, "sized", answering(1))
     for _ in range(3):
         assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     assert kernels.stats() == {"kernel": {}, "torch": {"the launcher refuses": 3}}
-
-    def breaks(*_: Any) -> None:
-        raise LaunchError(700, "an illegal memory access was encountered")
-
-    monkeypatch.setattr(plans.Launch, "_launch", breaks)
-    with pytest.raises(LaunchError, match="illegal memory access"):
+    monkeypatch.setattr(OpenKernel, "sized", answering(700))
+    with pytest.raises(LaunchError, match="cudaError 700"):
         cudal2gen.matmul(a, drawn(device, 32, 128).t())
 
 
@@ -343,6 +350,7 @@ def test_the_first_use_in_a_graph_capture_is_torchs(
 # --- what is refused ---
 
 HALF = torch.zeros(8, 8).half()
+PAIR = torch.zeros(16, 8).half()
 REFUSED: list[tuple[tuple[Any, Any], dict[str, Any], type[Exception], str]] = [
     ((HALF.float(), HALF), {}, TypeError, "a: expected torch.float16, got torch.float32"),
     ((HALF, HALF.bfloat16()), {}, TypeError, "b: expected torch.float16, got torch.bfloat16"),
@@ -354,6 +362,8 @@ REFUSED: list[tuple[tuple[Any, Any], dict[str, Any], type[Exception], str]] = [
     ((HALF, HALF), {"out": HALF.float()}, TypeError, "out: expected torch.float16"),
     ((HALF, HALF), {"out": HALF[:4].clone()}, ValueError, r"out: expected the shape \(8, 8\), got \(4, 8\)"),
     ((HALF, HALF.clone()), {"out": HALF}, ValueError, "out: shares memory with a or b"),
+    ((HALF.clone(), PAIR[1:9]), {"out": PAIR[:8]}, ValueError, "out: shares memory with a or b"),
+    ((PAIR[:8], HALF.clone()), {"out": PAIR[7:15]}, ValueError, "out: shares memory with a or b"),
     ((HALF, HALF.to("meta")), {}, ValueError, "a and b are on different devices: cpu, meta"),
     ((HALF.clone().requires_grad_(), HALF), {"out": HALF.clone()}, ValueError, "out: is not differentiable"),
 ]

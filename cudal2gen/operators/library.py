@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from cudal2gen.choice import Matrix, Operands
+from cudal2gen.choice import Matrix, Operands, Sizes
 from cudal2gen.kernel import Acc, Layout
 from cudal2gen.operators.plans import Given, Plan, Run, current, matrix, problem_of
 
@@ -33,7 +33,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, acc: Acc = "f32", out: torch.Ten
     gradients. Raises TypeError for other types, ValueError for what does not fit.
     """
     if out is not None:
-        _OPS["matmul.out"](a, b, acc, out=out)
+        (_matmul_out if _unseen(a, b) and _unseen(out, out) else _OPS["matmul.out"])(a, b, acc, out=out)
         return out
     return _matmul(a, b, acc) if _unseen(a, b) else cast("torch.Tensor", _OPS["matmul"](a, b, acc))
 
@@ -131,11 +131,11 @@ def planned(a: torch.Tensor, b: torch.Tensor, acc: str) -> Plan:
     """The plan of a product; all that it depends on is in its key."""
     dispatcher = current()
     try:
-        lies = (a.shape, a.stride(), b.shape, b.stride(), a.data_ptr() & 15, b.data_ptr() & 15)
+        lies = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15)
     except RuntimeError:  # no strides, or no memory
         check_matmul(a, b, acc)
         raise
-    key = (acc, a.get_device(), b.get_device(), a.dtype, b.dtype, *lies)
+    key = (acc, lies, a.get_device(), b.get_device(), a.dtype, b.dtype)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_matmul(a, b, acc)
@@ -150,13 +150,16 @@ def _matmul_out(a: torch.Tensor, b: torch.Tensor, acc: str = "f32", *, out: torc
     dispatcher = current()
     lies = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     where = (a.data_ptr() & 15, b.data_ptr() & 15, out.data_ptr() & 15)
-    key = (acc, a.get_device(), b.get_device(), out.get_device(), a.dtype, b.dtype, out.dtype, *lies, *where)
+    key = (acc, lies, where, a.get_device(), b.get_device(), out.get_device(), a.dtype, b.dtype, out.dtype)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_matmul(a, b, acc)
         check_out(a, b, out)
         plan = dispatcher.plan(key, a.get_device(), _given(a, b, cast("Acc", acc), out))
-    if _overlap(a, out) or _overlap(b, out):
+        plan.spans = (_span(a), _span(b), _span(out))
+    (span_a, span_b, span), start = plan.spans, out.data_ptr()
+    before_a, before_b = start - a.data_ptr(), start - b.data_ptr()
+    if (-span < before_a < span_a) or (-span < before_b < span_b):
         raise ValueError("out: shares memory with a or b")
     plan.calls += 1
     plan.run(a, b, out)
@@ -172,7 +175,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     except RuntimeError:
         check_linear(x, weight, bias)
         raise
-    key = ("linear", x.get_device(), weight.get_device(), x.dtype, weight.dtype, *lies, *kind)
+    key = ("linear", lies, x.get_device(), weight.get_device(), x.dtype, weight.dtype, kind)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_linear(x, weight, bias)
@@ -224,7 +227,7 @@ def _lying(
     if problem is not None and (a is None or b is None or d is None):
         missing = [name for name, one in zip("ABD", matrices, strict=True) if one is None]
         problem, why_not = None, f"strides of {' and '.join(missing)} that no layout serves"
-    return Given(problem, why_not, Operands(a or packed.a, b or packed.b, d or packed.d), shape, vendor)
+    return Given(problem, why_not, Sizes(m, n, k), Operands(a or packed.a, b or packed.b, d or packed.d), shape, vendor)
 
 
 def _torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -246,15 +249,10 @@ def _torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return torch.nn.functional.linear(x.float(), weight.float(), wide).half().contiguous()
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the bytes from first to last element of two tensors meet."""
-    if not one.numel() or not other.numel():
-        return False
-    begin, start = one.data_ptr(), other.data_ptr()
-    return bool(begin < start + _span(other) and start < begin + _span(one))
-
-
 def _span(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last element."""
+    if not tensor.numel():
+        return 0
     reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return 2 * (int(reach) + 1)
 

@@ -13,8 +13,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args
 
 from cudal2gen.choice import Choice, Matrix, Operands, Prefer, Served, Sizes
 from cudal2gen.gpu import GpuError, runtime, sku
@@ -48,7 +49,11 @@ class Bed(Protocol):
         """Whether it is always the current device."""
         ...
 
-    def stream(self) -> int: ...
+    @property
+    def stream(self) -> Callable[[], int]:
+        """The current stream, at every call."""
+        ...
+
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor: ...
     def capturing(self) -> bool: ...
     def current(self) -> AbstractContextManager[None]:
@@ -67,14 +72,11 @@ class Cuda:
         self.model = sku(self.name)
         self.alone = torch.cuda.device_count() == 1
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self._raw = raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+        self.stream: Callable[[], int] = partial(raw or _current_stream, index)
 
     @property
     def runtime_library(self) -> Path:
         return runtime()
-
-    def stream(self) -> int:
-        return int(self._raw(self._index))
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
         return like.new_empty(shape)
@@ -88,11 +90,18 @@ class Cuda:
             yield
 
 
+def _current_stream(index: int) -> int:
+    import torch
+
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
 class Given(NamedTuple):
     """A product as it is asked for: tensors as matrices, ``b`` as its layout stores it; and how torch computes it."""
 
     problem: Problem | None
     why_not: str
+    sizes: Sizes
     operands: Operands
     shape: tuple[int, ...]
     vendor: Run
@@ -104,68 +113,92 @@ class Plan:
     def __init__(self, name: str, reason: str, run: Run, on_kernel: bool) -> None:
         self.name, self.reason, self.run, self.on_kernel = name, reason, run, on_kernel
         self.calls = 0
+        self.spans = (0, 0, 0)  # bytes of a, b and out, where out is given
 
 
-class Launch:
-    """One kernel on operands of one kind: the call itself."""
+def launch(
+    bed: Bed, kernel: OpenKernel, served: Served, given: Given, layout: Layout, refused: Callable[..., torch.Tensor]
+) -> Run:
+    """A kernel on operands of one kind. ``refused`` is called with the launcher's code, where that is not 0, and the
+    operands."""
+    a, b, d = (
+        _aligned(wide) if copied else given_as.ld
+        for given_as, copied, wide in zip(given.operands, served.copied, _widths(served, layout), strict=True)
+    )
+    call = kernel.sized(a, b, d, *served.launched)
+    workspace = -(-kernel.workspace_bytes(*served.launched) // 2)
+    if any(served.copied):
+        run = _padded(bed, call, workspace, served, given, layout, refused)
+    else:
+        run = _direct(bed, call, workspace, given, refused)
+    if bed.alone:
+        return run
 
-    def __init__(
-        self, bed: Bed, kernel: OpenKernel, served: Served, given: Given, sizes: Sizes, layout: Layout
-    ) -> None:
-        self._bed, self._kernel, self._call = bed, kernel, kernel.call
-        self._served, self._given, self._sizes, self._tn = served, given, sizes, layout == "tn"
-        self._workspace = -(-kernel.workspace_bytes(*served.launched) // 2)
-        run = self._padded if any(served.copied) else self._direct
-        self.run: Run = run if bed.alone else self._there(run)
+    def on_its_device(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        with bed.current():
+            return run(a, b, out)
 
-    def _there(self, run: Run) -> Run:
-        def on_its_device(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-            with self._bed.current():
-                return run(a, b, out)
+    return on_its_device
 
-        return on_its_device
 
-    def _direct(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        d = self._bed.empty(a, *self._given.shape) if out is None else out
-        operands = self._given.operands
-        self._launch(a, a.data_ptr(), operands.a.ld, b.data_ptr(), operands.b.ld, d.data_ptr(), operands.d.ld)
-        return d
+def _direct(bed: Bed, call: Callable[..., int], workspace: int, given: Given, refused: Callable[..., Any]) -> Run:
+    empty, stream, shape = bed.empty, bed.stream, given.shape
 
-    def _padded(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        (m, n, k), (rows, cols, depth), operands = self._sizes, self._served.launched, self._given.operands
-        d = self._bed.empty(a, *self._given.shape) if out is None else out
-        stored, extents = (b.as_strided((n, k), (operands.b.ld, 1)), (cols, depth)) if self._tn else (b, (depth, cols))
-        matrix_a, matrix_d = a.as_strided((m, k), (operands.a.ld, 1)), d.as_strided((m, n), (operands.d.ld, 1))
-        copied_a, copied_b, copied_d = self._served.copied
-        wide_a = self._wide(matrix_a, (rows, depth)) if copied_a else matrix_a
-        wide_b = self._wide(stored, extents) if copied_b else stored
-        wide_d = self._bed.empty(a, rows, _aligned(cols)) if copied_d else matrix_d
-        self._launch(
-            a,
-            wide_a.data_ptr(),
-            wide_a.stride(0),
-            wide_b.data_ptr(),
-            wide_b.stride(0),
-            wide_d.data_ptr(),
-            wide_d.stride(0),
-        )
-        if copied_d:
+    # Written out, without a further function: this is what every call waits for.
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        d = empty(a, *shape) if out is None else out
+        if workspace:
+            scratch = empty(a, workspace)
+            code = call(a.data_ptr(), b.data_ptr(), d.data_ptr(), scratch.data_ptr(), stream())
+        else:
+            code = call(a.data_ptr(), b.data_ptr(), d.data_ptr(), 0, stream())
+        return refused(code, a, b, out) if code else d
+
+    return run
+
+
+def _padded(
+    bed: Bed,
+    call: Callable[..., int],
+    workspace: int,
+    served: Served,
+    given: Given,
+    layout: Layout,
+    refused: Callable[..., Any],
+) -> Run:
+    (m, n, k), (rows, cols, depth), copied, operands = given.sizes, served.launched, served.copied, given.operands
+    b_given, b_wide = ((n, k), (cols, depth)) if layout == "tn" else ((k, n), (depth, cols))
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        d = bed.empty(a, *given.shape) if out is None else out
+        matrix_d = d.as_strided((m, n), (operands.d.ld, 1))
+        wide_a = _wide(bed, a.as_strided((m, k), (operands.a.ld, 1)), (rows, depth)) if copied[0] else a
+        wide_b = _wide(bed, b.as_strided(b_given, (operands.b.ld, 1)), b_wide) if copied[1] else b
+        wide_d = bed.empty(a, rows, _aligned(cols)) if copied[2] else d
+        scratch = bed.empty(a, workspace) if workspace else None
+        where = 0 if scratch is None else scratch.data_ptr()
+        if code := call(wide_a.data_ptr(), wide_b.data_ptr(), wide_d.data_ptr(), where, bed.stream()):
+            return cast("torch.Tensor", refused(code, a, b, out))
+        if copied[2]:
             matrix_d.copy_(wide_d[:m, :n])
         return d
 
-    def _wide(self, matrix: torch.Tensor, extents: tuple[int, int]) -> torch.Tensor:
-        """The matrix within zeros, rows on 16 bytes."""
-        wide = self._bed.empty(matrix, extents[0], _aligned(extents[1]))
-        if wide.shape != matrix.shape:
-            wide.zero_()
-        wide[: matrix.shape[0], : matrix.shape[1]].copy_(matrix)
-        return wide
+    return run
 
-    def _launch(self, like: torch.Tensor, a: int, lda: int, b: int, ldb: int, d: int, ldd: int) -> None:
-        scratch = self._bed.empty(like, self._workspace) if self._workspace else None
-        where = 0 if scratch is None else scratch.data_ptr()
-        if code := self._call(a, lda, b, ldb, d, ldd, *self._served.launched, where, self._bed.stream()):
-            self._kernel.check(code)
+
+def _wide(bed: Bed, matrix: torch.Tensor, extents: tuple[int, int]) -> torch.Tensor:
+    """The matrix within zeros, rows on 16 bytes."""
+    wide = bed.empty(matrix, extents[0], _aligned(extents[1]))
+    if wide.shape != matrix.shape:
+        wide.zero_()
+    wide[: matrix.shape[0], : matrix.shape[1]].copy_(matrix)
+    return wide
+
+
+def _widths(served: Served, layout: Layout) -> tuple[int, int, int]:
+    """Columns of A, of B as it is stored, and of D, as they are launched."""
+    _, n, k = served.launched
+    return (k, k if layout == "tn" else n, n)
 
 
 class Dispatcher:
@@ -223,35 +256,34 @@ class Dispatcher:
         except (LaunchError, GpuError) as error:
             self._say(f"kernels of {pack.directory} cannot be loaded: {error}")
             return by_torch("cannot be loaded", str(error))
-        sizes = Sizes(problem.m, problem.n, problem.k)
-        launch = Launch(bed, kernel, choice.served, given, sizes, problem.layout)
+        run = launch(bed, kernel, choice.served, given, problem.layout, self._refused(key, kernel, given))
         name = pack.table.kernels[choice.kernel].record.name
-        return Plan(name, choice.reason, self._guarded(key, launch, given), on_kernel=True), True
+        return Plan(name, choice.reason, run, on_kernel=True), True
 
     def _choose(self, pack: Pack, problem: Problem, given: Given, biased: bool) -> Choice:
         # A bias is one more pass over D, which the vendor's product has built in.
         extra_us = 3.0 + 2 * 2 * problem.m * problem.n / (pack.table.bandwidth / 2) if biased else 0.0
         return pack.table.choose(problem, given.operands, self.prefer, extra_us)
 
-    def _guarded(self, key: Key, launch: Launch, given: Given) -> Run:
-        """The launch; operands that the launcher refuses after all are torch's from then on."""
+    def _refused(self, key: Key, kernel: OpenKernel, given: Given) -> Callable[..., torch.Tensor]:
+        """What is done where the launcher returns an error: operands that it refuses are torch's from then on."""
 
-        def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        def refused(code: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
             try:
-                return launch.run(a, b, out)
+                kernel.check(code)
             except LaunchError as error:
-                if error.code not in REFUSALS:
+                if code not in REFUSALS:
                     raise
                 plan = Plan("the launcher refuses", str(error), given.vendor, on_kernel=False)
-                plan.calls = 1
-                with self._lock:
-                    if refused := self.plans.get(key):
-                        refused.calls -= 1
-                        self._retire(refused)
-                    self.plans[key] = plan
-                return given.vendor(a, b, out)
+            plan.calls = 1
+            with self._lock:
+                if before := self.plans.get(key):
+                    before.calls -= 1
+                    self._retire(before)
+                self.plans[key] = plan
+            return given.vendor(a, b, out)
 
-        return run
+        return refused
 
     def _bed(self, index: int) -> Bed:
         if self.bed is not None:
