@@ -13,6 +13,7 @@ The same records, measurements and compilers give the same bytes. The digests fi
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -43,6 +44,7 @@ CUDA_RANGE = ">=13.0,<14"
 DRIVER_MINIMUM = "580"
 ENTRY_POINTS = "cudal2gen.packs"
 FOLDERS = "CUDAL2GEN_PACK"
+LICENCES = ("LICENSE", "LICENSE-CUTLASS")
 CUBIN_FILES = ("kernel.cubin", "kernel.launch")
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
 WHEEL_NAME = re.compile(r"[\w.]+-[\w.]+(-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.whl")
@@ -91,6 +93,7 @@ def contents(
     names = (*CUBIN_FILES, "kernel.ptx") if with_ptx else CUBIN_FILES
     files = {"table.json": _json(table.dump()), LIBRARY: library.read_bytes()}
     files[HEADER] = (places.PACKAGE / HEADER).read_bytes()
+    files |= {name: text.encode() for name, text in _licences().items()}
     for digest in sorted({one.digest for one in table.kernels}):
         files |= {f"kernels/{digest}/{name}": (artifacts[digest].directory / name).read_bytes() for name in names}
     files["pack.txt"] = _plain(table, files)
@@ -143,7 +146,7 @@ def write_wheel(files: dict[str, bytes], target: Path) -> Path:
         f"Wheel-Version: 1.0\nGenerator: cudal2gen\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     )
     members[f"{info}/entry_points.txt"] = f"[{ENTRY_POINTS}]\n{facts['gpu']} = {package}:folder\n".encode()
-    members[f"{info}/licenses/LICENSE"] = _licence().encode()
+    members |= {f"{info}/licenses/{name}": files[name] for name in LICENCES}
     record = f"{info}/RECORD"
     lines = [f"{name},sha256={_urlsafe(content)},{len(content)}\n" for name, content in members.items()]
     members[record] = "".join([*lines, f"{record},,\n"]).encode()
@@ -172,18 +175,31 @@ _METADATA = """Metadata-Version: 2.4
 Name: {package}
 Version: {version}
 Summary: Compiled HGEMM kernels of cudal2gen for the {gpu} ({sm}), CUDA {cuda_range}, driver {driver_minimum} or newer
-License-Expression: MIT
+License-Expression: MIT AND BSD-3-Clause
 License-File: LICENSE
+License-File: LICENSE-CUTLASS
 Requires-Python: >=3.11
 Requires-Dist: cudal2gen=={version}
 """
 
 
-def _licence() -> str:
-    for folder in (places.PACKAGE.parent, places.PACKAGE):
-        if (folder / "LICENSE").is_file():
-            return (folder / "LICENSE").read_text()
-    return "MIT\n"
+def _licences() -> dict[str, str]:
+    """Ours, and CUTLASS's, whose headers are compiled into the cubins. Raises PackError where one is not found."""
+    root = places.checkout()
+    own = (root / "LICENSE").read_text() if root else _licence_of("cudal2gen", "LICENSE")
+    cutlass = os.environ.get("CUTLASS_PATH")
+    theirs = Path(cutlass or "") / "LICENSE.txt"
+    text = theirs.read_text() if cutlass and theirs.is_file() else _licence_of("nvidia-cutlass", "LICENSE.txt")
+    return dict(zip(LICENCES, (own, text), strict=True))
+
+
+def _licence_of(package: str, name: str) -> str:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        distribution = metadata.distribution(package)
+        for folder in ("licenses/", ""):
+            if text := distribution.read_text(folder + name):
+                return text
+    raise PackError(f"the licence of {package} is not found, which a pack must carry; install {package}")
 
 
 def _plain(table: Table, files: dict[str, bytes]) -> bytes:

@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -52,6 +53,8 @@ def test_a_pack_says_what_it_is_for(made: Table, folder: Path) -> None:
     assert facts["cuda"].startswith("13.")
     assert (facts["kernels"], facts["problems_measured"], facts["problems_won"], facts["ptx"]) == (6, 2, 1, True)
     assert found.table.dump() == made.dump()
+    assert "MIT License" in (folder / "LICENSE").read_text()
+    assert "Redistributions in binary form must reproduce" in (folder / "LICENSE-CUTLASS").read_text()
     assert found.library.is_file()
 
 
@@ -187,6 +190,19 @@ assert (d.download() == 128).all() and not session.reports
 assert "jinja2" not in sys.modules and "torch" not in sys.modules
 assert not [name for name in sys.modules if name.startswith(("cudal2gen.compiler", "cutlass", "nvidia"))]
 """
+    done = subprocess_alone(program, folder)
+    assert all(one.returncode == 0 for one in done), done[0].stderr
+
+
+class Done(NamedTuple):
+    """How a process ended."""
+
+    returncode: int
+    stderr: str
+
+
+def subprocess_alone(program: str, folder: Path) -> list[Done]:
+    """Two processes at once, in an environment with nothing in it, on a pack that may not be written to."""
     emulator.runtime_path()  # what stands in for CUDA needs a compiler, once
     env = {
         "PATH": "/nowhere",
@@ -194,12 +210,14 @@ assert not [name for name in sys.modules if name.startswith(("cudal2gen.compiler
         "CUTLASS_PATH": "/nowhere",
         "HOME": os.environ["HOME"],
     }
-    env["CUDAL2GEN_BUILD_DIR"] = "/proc/nowhere"
+    env |= dict.fromkeys(("CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_RESULTS", "CUDAL2GEN_CACHE_DIR"), "/proc/nowhere")
+    # The emulator's stand-in for CUDA is in that cache; a GPU's own runtime would be found without one.
+    del env["CUDAL2GEN_CACHE_DIR"]
     folder.chmod(0o555)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, env=env, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", program, str(folder)]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) for _ in range(2)]
+    told = [one.communicate()[1] for one in started]
+    return [Done(one.returncode, text) for one, text in zip(started, told, strict=True)]
 
 
 def test_a_wheel_is_what_pip_installs(files: dict[str, bytes], tmp_path: Path) -> None:

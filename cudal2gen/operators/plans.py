@@ -253,7 +253,7 @@ class Dispatcher:
             return by_torch("first used in a graph capture", lasting=False)
         try:
             kernel = self._open(pack, choice.kernel, index, bed)
-        except (LaunchError, GpuError) as error:
+        except (LaunchError, GpuError, OSError) as error:
             self._say(f"kernels of {pack.directory} cannot be loaded: {error}")
             return by_torch("cannot be loaded", str(error))
         run = launch(bed, kernel, choice.served, given, problem.layout, self._refused(key, kernel, given))
