@@ -475,7 +475,7 @@ def bench(
     from cudal2gen import baselines as vendors
     from cudal2gen import bench as timing
     from cudal2gen import compiler, results
-    from cudal2gen.gpu import Gpu, Kernel, sku
+    from cudal2gen.gpu import Gpu, Kernel, alone, sku
 
     with _user_errors():
         seconds = None if budget is None else _seconds(budget)
@@ -505,7 +505,7 @@ def bench(
             target_qps=target_qps,
             seed=seed,
         )
-        with _countdown() as progress:
+        with alone(device), _countdown() as progress:
             outcome = timing.run(
                 card,
                 records,

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -18,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cudal2gen import places
 from cudal2gen.kernel import GPUS, Layout, Problem, Record, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Environment
@@ -170,6 +172,19 @@ def runtime() -> Path:
         if candidate.is_file():
             return candidate
     raise GpuError(f"{name} not found; install it: pip install nvidia-cuda-runtime==13.0.*, or a torch for CUDA 13")
+
+
+@contextlib.contextmanager
+def alone(index: int) -> Iterator[None]:
+    """Keeps a device to this process's measurements. Raises GpuError where another process has it."""
+    path = places.user_cache() / f"device-{index}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GpuError(f"another process measures on device {index}; two at once would slow each other") from None
+        yield
 
 
 class Kernel:

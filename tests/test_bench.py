@@ -18,6 +18,7 @@ import pytest
 
 from cudal2gen import bench, catalog, results
 from cudal2gen.bench import Settings, TooGood, Work, measure, states, stratified
+from cudal2gen.gpu import alone
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import LaunchError
 from tests.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
@@ -530,6 +531,16 @@ def test_durations(text: str, seconds: float) -> None:
     from cudal2gen.cli import _seconds
 
     assert _seconds(text) == seconds
+
+
+def test_two_at_once_would_measure_each_other(command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDAL2GEN_CACHE_DIR", str(tmp_path / "cache"))
+    chosen = ["--mnk", "64_64_64", "--acc", "f32", "--baselines", "none"]
+    with alone(0):
+        refused = command(*chosen)
+    assert refused.exit_code == 3
+    assert "another process measures on device 0" in refused.stderr
+    assert command(*chosen).exit_code == 0
 
 
 def test_without_a_gpu_the_command_says_so() -> None:
