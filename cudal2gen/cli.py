@@ -47,7 +47,7 @@ Set = Annotated[
         help="Change a field of the record, e.g. bm=256, mma_repeat=2,4,1, prefetch=multi:3, c_batch=null. Repeatable.",
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="All records of --gpu, --acc and --layout.")]
+All = Annotated[bool, typer.Option("--all", help="All records of --gpu, --acc and --layout; each may be any.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes at a time; all cores by default.")
@@ -754,7 +754,12 @@ def _chosen(
         _usage("give either --mnk M_N_K or --all")
     if mnk is not None:
         return [_record(mnk, gpu, acc, layout, changes)]
-    records = [record for record in catalog.load() if (record.gpu, record.acc, record.layout) == (gpu, acc, layout)]
+    wanted = {"gpu": gpu, "acc": acc, "layout": layout}
+    records = [
+        record
+        for record in catalog.load()
+        if all(value in ("any", getattr(record, name)) for name, value in wanted.items())
+    ]
     if not records:
         _usage(f"no records for {gpu} {acc} {layout}; see 'cudal2gen list'")
     return [_changed(record, changes or []) for record in records]
