@@ -64,9 +64,8 @@ def test_commands_and_options_exist(checkout: Path) -> None:
 
 def test_files_that_are_named_exist(checkout: Path) -> None:
     for path in pages(checkout):
-        for name in re.findall(
-            r"`((?:cudal2gen|tests|scripts|configs|templates|examples|docs)/[\w./]+)`", path.read_text()
-        ):
+        text = path.read_text()
+        for name in re.findall(r"`((?:cudal2gen|tests|scripts|configs|templates|examples|docs)/[\w./]+)`", text):
             assert (checkout / name).exists(), f"{path.name}: {name}"
         for link in re.findall(r"\]\(([\w./]+\.(?:md|svg))\)", text):
             assert (path.parent / link).exists(), f"{path.name}: {link}"
