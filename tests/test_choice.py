@@ -180,6 +180,18 @@ def test_an_estimate_is_never_better_than_its_neighbours() -> None:
             assert float(found.reason.split("x")[0]) <= 1.5 + 1e-3, (m, n, k)
 
 
+def test_more_elements_than_an_int_counts() -> None:
+    sizes = (1 << 17, 1 << 16, 128)
+    found = served(PREDICATED, *sizes)
+    assert found is not None
+    assert found.launched == sizes
+    assert found.copied_bytes(Sizes(*sizes)) == 0
+    assert ask(table({0: 2.0}), *sizes).short == "nothing was measured within a factor of two"
+    padded = served(WHOLE, (1 << 17) - 1, 1 << 16, 64)
+    assert padded is not None
+    assert padded.copied_bytes(Sizes((1 << 17) - 1, 1 << 16, 64)) > 1 << 34
+
+
 def test_other_layouts_and_accumulators_have_no_kernels() -> None:
     for more in ({"layout": "nn"}, {"acc": "f16"}):
         found = ask(table({0: 2.0}), 64, 64, 128, **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import hashlib
 import json
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+import cudal2gen
 from cudal2gen import compiler, emulator, pack
 from cudal2gen.choice import Table
 from cudal2gen.launcher import OpenKernel
@@ -245,6 +247,22 @@ def test_a_wheel_is_what_pip_installs(files: dict[str, bytes], tmp_path: Path) -
         assert [name for name in archive.namelist() if name.endswith(".ptx")]
     listed = subprocess.run([str(python), "-m", "pip", "check"], capture_output=True, text=True, check=False)
     assert "cudal2gen" in listed.stdout, "it asks for the package of its own version"
+
+
+def test_a_wheel_lists_what_is_in_it(files: dict[str, bytes], tmp_path: Path) -> None:
+    """As the wheel format asks: every file but the list itself with its digest and size."""
+    with zipfile.ZipFile(pack.write_wheel(files, tmp_path / "x.whl")) as archive:
+        names = archive.namelist()
+        record = next(name for name in names if name.endswith(".dist-info/RECORD"))
+        rows = [line.split(",") for line in archive.read(record).decode().splitlines()]
+        assert [row[0] for row in rows] == names
+        for name, digest, size in rows:
+            content = archive.read(name)
+            expected = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            assert (digest, size) == (("", "") if name == record else (f"sha256={expected}", str(len(content))))
+        about = archive.read(record.replace("RECORD", "METADATA")).decode()
+    assert "CUDA >=13.0,<14, driver 580 or newer" in about
+    assert f"Requires-Dist: cudal2gen=={cudal2gen.__version__}" in about
 
 
 def test_the_command_writes_packs(tmp_path: Path) -> None:
