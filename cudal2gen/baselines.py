@@ -8,7 +8,8 @@ accumulator's. cuBLAS thinks in columns: it is asked for D^T = B^T A^T, so that 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen import results
-from cudal2gen.gpu import Absent, Binder, Call, Contender, Device, Operands, Race
+from cudal2gen.gpu import Absent, Binder, Call, Contender, Device, GpuError, Operands, Race
 from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
 
 if TYPE_CHECKING:
@@ -73,7 +74,10 @@ class Matmul(Baseline):
 
     @property
     def detail(self) -> str:
-        return f"allow_fp16_accumulation={self.acc == 'f16'}"
+        import torch
+
+        reduced = torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+        return f"allow_fp16_accumulation={self.acc == 'f16'} allow_fp16_reduced_precision_reduction={reduced}"
 
     def bind(self, operands: Operands) -> Call:
         import torch
@@ -83,6 +87,13 @@ class Matmul(Baseline):
 
 class Compiled(Matmul):
     """``torch.compile`` in its max-autotune mode."""
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        """Forgets earlier problems: after a few of them torch would stop compiling, and say so in a log only."""
+        import torch
+
+        super().prepare(problem, race)
+        torch._dynamo.reset()
 
     def bind(self, operands: Operands) -> Call:
         import torch
@@ -179,13 +190,21 @@ class Vendor(Baseline):
 class Cublas(Vendor):
     """``cublasGemmEx`` with the default tensor-op algorithm and a workspace of ``WORKSPACE_BYTES``."""
 
+    _stream: int | None = None
+
     @cached_property
     def _handle(self) -> int:
         from nvmath.bindings import cublas
 
-        handle = int(cublas.create())
-        cublas.set_workspace(handle, self._workspace.data_ptr(), self._workspace.nbytes)
-        return handle
+        return int(cublas.create())
+
+    def _follow(self, stream: int) -> None:
+        """Tells the handle its stream, and its workspace, which that makes it forget."""
+        from nvmath.bindings import cublas
+
+        cublas.set_stream(self._handle, stream)
+        cublas.set_workspace(self._handle, self._workspace.data_ptr(), self._workspace.nbytes)
+        self._stream = stream
 
     def bind(self, operands: Operands) -> Call:
         from nvmath import CudaDataType
@@ -202,19 +221,38 @@ class Cublas(Vendor):
             int(cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F),
             int(cublas.GemmAlgo.DEFAULT_TENSOR_OP),
         )  # fmt: skip
-        handle, stream, workspace = self._handle, self._device.stream, self._workspace
-        set_stream, set_workspace = cublas.set_stream, cublas.set_workspace
-        last: list[int | None] = [None]
+        stream = self._device.stream
 
         def call(_keep: Any = (operands, self._scalars)) -> None:
-            # cublasSetStream forgets the workspace; a stream that stays needs neither.
-            if (now := stream()) != last[0]:
-                set_stream(handle, now)
-                set_workspace(handle, workspace.data_ptr(), workspace.nbytes)
-                last[0] = now
+            if (now := stream()) != self._stream:
+                self._follow(now)
             gemm()
 
         return call
+
+
+class _Descriptors:
+    """cuBLASLt's descriptors of an operation and its matrices; D is its own C. They end with the last call that uses
+    them; at exit the library cleans up itself."""
+
+    def __init__(self, acc: Acc, layout: Layout, m: int, n: int, k: int, lda: int, ldb: int, ldd: int) -> None:
+        from nvmath import CudaDataType
+        from nvmath.bindings import cublas, cublasLt
+
+        compute = cublas.ComputeType.COMPUTE_16F if acc == "f16" else cublas.ComputeType.COMPUTE_32F
+        scale = CudaDataType.CUDA_R_16F if acc == "f16" else CudaDataType.CUDA_R_32F
+        half = int(CudaDataType.CUDA_R_16F)
+        self.operation = int(cublasLt.matmul_desc_create(int(compute), int(scale)))
+        transposed = np.array([int(cublas.Operation.T if layout == "tn" else cublas.Operation.N)], np.int32)
+        attribute = cublasLt.MatmulDescAttribute.TRANSA
+        cublasLt.matmul_desc_set_attribute(self.operation, int(attribute), transposed.ctypes.data, transposed.nbytes)
+        rows_b, cols_b = (k, n) if layout == "tn" else (n, k)
+        self.b = int(cublasLt.matrix_layout_create(half, rows_b, cols_b, ldb))
+        self.a = int(cublasLt.matrix_layout_create(half, k, m, lda))
+        self.d = int(cublasLt.matrix_layout_create(half, n, m, ldd))
+        weakref.finalize(self, cublasLt.matmul_desc_destroy, self.operation).atexit = False
+        for matrix in (self.b, self.a, self.d):
+            weakref.finalize(self, cublasLt.matrix_layout_destroy, matrix).atexit = False
 
 
 class CublasLt(Vendor):
@@ -223,6 +261,7 @@ class CublasLt(Vendor):
     def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
         super().__init__(name, acc, shared, layout)
         self._algorithm: Array | None = None
+        self._described: weakref.WeakValueDictionary[tuple[int, ...], _Descriptors] = weakref.WeakValueDictionary()
 
     @cached_property
     def _handle(self) -> int:
@@ -250,10 +289,11 @@ class CublasLt(Vendor):
         for attribute in cublasLt.MatmulAlgoConfigAttribute:
             value = np.zeros(1, cublasLt.get_matmul_algo_config_attribute_dtype(int(attribute)))
             written = np.zeros(1, np.uint64)
-            cublasLt.matmul_algo_config_get_attribute(
-                self._algorithm.ctypes.data, int(attribute), value.ctypes.data, value.nbytes, written.ctypes.data
-            )
-            words.append(f"{attribute.name.lower()}={value[0]}")
+            with suppress(cublasLt.cuBLASLtError):  # of an attribute that this algorithm has not
+                cublasLt.matmul_algo_config_get_attribute(
+                    self._algorithm.ctypes.data, int(attribute), value.ctypes.data, value.nbytes, written.ctypes.data
+                )
+                words.append(f"{attribute.name.lower()}={value[0]}")
         return " ".join(words)
 
     def _candidates(self, problem: Problem, count: int) -> Array:
@@ -261,7 +301,8 @@ class CublasLt(Vendor):
         from nvmath.bindings import cublasLt
 
         preference = cublasLt.matmul_preference_create()
-        matrices = self._matrices(problem.m, problem.n, problem.k, problem.k, None, problem.n)
+        m, n, k = problem.m, problem.n, problem.k
+        of = self._descriptors(m, n, k, k, k if self.layout == "tn" else n, n)
         try:
             size = np.array([self._workspace.nbytes], np.uint64)
             attribute = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
@@ -270,12 +311,20 @@ class CublasLt(Vendor):
             returned = np.zeros(1, np.int32)
             try:
                 cublasLt.matmul_algo_get_heuristic(
-                    self._handle, *matrices, preference, count, found.ctypes.data, returned.ctypes.data
+                    self._handle,
+                    of.operation,
+                    of.b,
+                    of.a,
+                    of.d,
+                    of.d,
+                    preference,
+                    count,
+                    found.ctypes.data,
+                    returned.ctypes.data,
                 )
             except cublasLt.cuBLASLtError as error:
                 raise Absent(f"cuBLASLt has no algorithm: {error}") from None
         finally:
-            _destroy(*matrices[:4])()
             cublasLt.matmul_preference_destroy(preference)
         answered = found[: returned[0]]
         usable: Array = answered[answered["state"] == 0]
@@ -283,58 +332,35 @@ class CublasLt(Vendor):
             raise Absent("cuBLASLt has no algorithm for this problem")
         return usable
 
-    def _matrices(self, m: int, n: int, k: int, lda: int, ldb: int | None, ldd: int) -> tuple[int, int, int, int, int]:
-        """Descriptors of the operation, B, A, and D twice: as its own C, and as D."""
-        from nvmath import CudaDataType
-        from nvmath.bindings import cublas, cublasLt
-
-        compute = cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F
-        scale = CudaDataType.CUDA_R_16F if self.acc == "f16" else CudaDataType.CUDA_R_32F
-        half = int(CudaDataType.CUDA_R_16F)
-        operation = int(cublasLt.matmul_desc_create(int(compute), int(scale)))
-        transposed = np.array([int(cublas.Operation.T if self.layout == "tn" else cublas.Operation.N)], np.int32)
-        attribute = cublasLt.MatmulDescAttribute.TRANSA
-        cublasLt.matmul_desc_set_attribute(operation, int(attribute), transposed.ctypes.data, transposed.nbytes)
-        rows_b, cols_b = (k, n) if self.layout == "tn" else (n, k)
-        of_b = int(cublasLt.matrix_layout_create(half, rows_b, cols_b, ldb or rows_b))
-        of_a = int(cublasLt.matrix_layout_create(half, k, m, lda))
-        of_d = int(cublasLt.matrix_layout_create(half, n, m, ldd))
-        return operation, of_b, of_a, of_d, of_d
+    def _descriptors(self, *sizes: int) -> _Descriptors:
+        """The descriptors of m, n, k, lda, ldb and ldd: one set for all calls that are alive."""
+        found = self._described.get(sizes)
+        if found is None:
+            found = self._described[sizes] = _Descriptors(self.acc, self.layout, *sizes)
+        return found
 
     def _bound(self, operands: Operands, algorithm: Array) -> Call:
+        """A call of one algorithm; it raises Absent: the heuristic also names some that the library then refuses."""
         from nvmath.bindings import cublasLt
 
         a, b, d = operands.a, operands.stored(self.layout), operands.d
         (m, k), n = a.shape, d.shape[1]
-        operation, of_b, of_a, of_c, of_d = self._matrices(m, n, k, a.stride(0), b.stride(0), d.stride(0))
+        of = self._descriptors(m, n, k, a.stride(0), b.stride(0), d.stride(0))
         own = np.array(algorithm)
         matmul = partial(
-            cublasLt.matmul, self._handle, operation, self._scalars.one, b.data_ptr(), of_b, a.data_ptr(), of_a,
-            self._scalars.zero, d.data_ptr(), of_c, d.data_ptr(), of_d, own.ctypes.data,
+            cublasLt.matmul, self._handle, of.operation, self._scalars.one, b.data_ptr(), of.b, a.data_ptr(), of.a,
+            self._scalars.zero, d.data_ptr(), of.d, d.data_ptr(), of.d, own.ctypes.data,
             self._workspace.data_ptr(), self._workspace.nbytes,
         )  # fmt: skip
         stream = self._device.stream
 
-        def call(_keep: Any = (operands, self._scalars, own)) -> None:
-            matmul(stream())
+        def call(_keep: Any = (operands, self._scalars, own, of)) -> None:
+            try:
+                matmul(stream())
+            except cublasLt.cuBLASLtError as error:
+                raise Absent(f"cuBLASLt refuses its algorithm: {error}") from None
 
-        # The descriptors live as long as the call that uses them; at exit the library cleans up itself.
-        weakref.finalize(call, _destroy(operation, of_b, of_a, of_d)).atexit = False
         return call
-
-
-def _destroy(operation: int, *layouts: int) -> Callable[[], None]:
-    """What frees these descriptors."""
-    from nvmath.bindings import cublasLt
-
-    free_operation, free_layout = cublasLt.matmul_desc_destroy, cublasLt.matrix_layout_destroy
-
-    def free() -> None:
-        free_operation(operation)
-        for layout in layouts:
-            free_layout(layout)
-
-    return free
 
 
 class AutoTuned(CublasLt):
@@ -360,7 +386,7 @@ class AutoTuned(CublasLt):
         known = self._known.get(key)
         if known is None:
             found = self._candidates(problem, CANDIDATES)
-            binders: list[Binder] = [partial(self._attempt, algorithm=result["algo"]) for result in found]
+            binders: list[Binder] = [partial(self._bound, algorithm=result["algo"]) for result in found]
             winner = race(binders)
             chosen = found[winner.index]
             known = results.Algorithm(
@@ -374,23 +400,26 @@ class AutoTuned(CublasLt):
         blob = bytes.fromhex(known.blob)
         self._algorithm = np.array(np.frombuffer(blob, cublasLt.matmul_algo_dtype)[0])
 
-    def _attempt(self, operands: Operands, algorithm: Array) -> Call:
-        """A candidate's call: the heuristic also names algorithms that the library then refuses."""
+
+def _check_vendor() -> None:
+    """Loads what nvmath finds only when it is called. Raises GpuError."""
+    try:
         from nvmath.bindings import cublasLt
 
-        bound = self._bound(operands, algorithm)
-
-        def call() -> None:
-            try:
-                bound()
-            except cublasLt.cuBLASLtError as error:
-                raise Absent(str(error)) from None
-
-        return call
+        cublasLt.get_version()
+    except Exception as error:
+        raise GpuError(
+            f"cuBLAS and cuBLASLt cannot be called ({type(error).__name__}: {error}): pip install 'cudal2gen[gpu]', "
+            f"or choose --baselines without them"
+        ) from None
 
 
 def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> list[Contender]:
-    """The baselines of these names; ``tuned`` is the file of auto-tuned algorithms. ValueError for an unknown name."""
+    """The baselines of these names; ``tuned`` is the file of auto-tuned algorithms.
+
+    Raises ValueError for an unknown name, and GpuError where the vendor's bindings or libraries are not installed: a
+    measurement without them would be stored as one that they could not take part in.
+    """
     names = list(names)
     alone: dict[str, type[Baseline]] = {"torch.matmul": Matmul, "torch.compile": Compiled, "triton": Persistent}
     vendors: dict[str, type[Vendor]] = {
@@ -400,6 +429,8 @@ def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> l
     }
     if unknown := [name for name in names if name not in (*MEASURED, *PEERS)]:
         raise ValueError(f"{', '.join(unknown)}: must be of {', '.join((*MEASURED, *PEERS))}")
+    if not set(names) <= set(alone):
+        _check_vendor()
     shared = Shared(device, tuned)
     made: list[Contender] = []
     for name in names:

@@ -25,7 +25,6 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudal2gen import results
-from cudal2gen.catalog import Record
 from cudal2gen.gpu import (
     Absent,
     Binder,
@@ -39,7 +38,7 @@ from cudal2gen.gpu import (
     Reading,
     Winner,
 )
-from cudal2gen.kernel import Acc, Problem, SizeClass
+from cudal2gen.kernel import Acc, Problem, Record, SizeClass
 from cudal2gen.launcher import LaunchError
 from cudal2gen.results import L2, OURS, Conditions, Environment, Measurement, ProtocolName, Timing
 
@@ -48,12 +47,14 @@ if TYPE_CHECKING:
 
 SAMPLE_US = 200.0  # device time of one sample, where the problem allows it
 MOST_CALLS = 64
-LEAST_ROUNDS, MOST_ROUNDS = 2, 15
+LEAST_ROUNDS, MOST_ROUNDS = 3, 15  # of two samples: with fewer than six pairs, noise of one sign is no rarity
 MOST_HOST_ROUNDS = 500
 LEAST_US = 0.5  # a kernel that does nothing takes a microsecond in a CUDA graph
 EXCEEDED = 3  # times the L2's size
-# A race of candidates: how long it takes at most, and, stage by stage, how many stay and how often each is timed.
-RACE_SECONDS = 0.4
+READING_SECONDS = 0.05  # between two readings of the card: NVML may take milliseconds, and the device idles meanwhile
+# A race of candidates: how long its first stage takes at most (kernels that the library loads for the first time make
+# it long, and problems of 10^12 FLOP); then, stage by stage, how many stay and how often each is timed.
+RACE_SECONDS = 1.0
 RACE_STAGES = ((16, 3), (4, 8))
 RACE_CALLS = 16
 CHECKED_ROWS = 256
@@ -63,6 +64,10 @@ CLASSES: tuple[SizeClass, ...] = ("large", "split-k", "medium", "small-m", "tiny
 
 class TooGood(RuntimeError):
     """A time that no correct kernel and honest clock can give."""
+
+
+class Stopped(RuntimeError):
+    """A kernel or a library took the device down: this process can use it no more."""
 
 
 @dataclass(frozen=True)
@@ -130,26 +135,26 @@ def states(problem: Problem, protocol: ProtocolName, l2_bytes: int) -> tuple[L2,
 
 
 def pending(
-    problem: Problem,
+    record: Record,
     digest: str,
     names: Iterable[str],
     settings: Settings,
     environment: Environment,
     stored: Iterable[Measurement],
 ) -> list[Work]:
-    """What the stored measurements of this problem, binary and card, with these contenders, leave to be done."""
+    """What stored measurements of this problem and card, with this binary, data and contenders, leave to be done."""
     names = set(names)
     done = {
         Work(one.protocol, one.l2)
         for one in stored
-        if one.digest == digest
+        if (one.digest, one.options) == (digest, record.launch_options)
         and (OURS in one.absent or names <= {timing.contender for timing in one.timings} | set(one.absent))
         and one.target_qps == (settings.target_qps if one.protocol == "server" else None)
     }
     return [
         Work(protocol, l2)
         for protocol in settings.protocols
-        for l2 in states(problem, protocol, environment.l2_bytes)
+        for l2 in states(record.problem, protocol, environment.l2_bytes)
         if (protocol, l2) not in done
     ]
 
@@ -173,6 +178,12 @@ def calls_per_sample(problem: Problem, environment: Environment) -> int:
     return min(MOST_CALLS, max(1, int(SAMPLE_US / least_us)))
 
 
+def _sets(count: int, work: Sequence[Work]) -> int:
+    """How many sets of operands: one for each call from a cold L2, those of a race, or one that exceeds the L2."""
+    states = {one.l2 for one in work}
+    return 1 if "exceeded" in states else count if "cold" in states else min(count, RACE_CALLS)
+
+
 def measure(
     device: Device,
     problem: Problem,
@@ -188,12 +199,11 @@ def measure(
     """
     environment = device.environment
     count = calls_per_sample(problem, environment)
-    sets = count if any(one.l2 == "cold" for one in work) else 1
-    operands = device.operands(problem, sets, settings.seed)
+    operands = device.operands(problem, _sets(count, work), settings.seed)
+    if not warm:
+        _warm_up(device, device.evict, settings.warmup_seconds)
     ready, absent = _ready(device, problem, contenders, operands)
     reference = Reference(problem, operands[0])
-    if not warm and ready:
-        _warm_up(device, ready[0].calls[0], settings.warmup_seconds)
     for protocol, l2 in work:
         rng = random.Random(f"{settings.seed} {problem.mnk} {protocol} {l2}")
         calls = count if protocol == "device" else 1
@@ -221,8 +231,12 @@ def measure(
                 timings.append(
                     _timing(one, samples[one.contender.name], calls, error, _padding_us(device, one, operands[0]))
                 )
-        ours = next((one.digest for one in contenders if isinstance(one, Kernel)), "")
-        yield _measurement(environment, problem, Work(protocol, l2), ours, settings, timings, refused, readings)
+        digest, options = next(
+            ((one.digest, one.record.launch_options) for one in contenders if isinstance(one, Kernel)), ("", {})
+        )
+        yield _measurement(
+            environment, problem, Work(protocol, l2), digest, options, settings, timings, refused, readings
+        )
 
 
 def run(
@@ -241,7 +255,7 @@ def run(
 
     What ``store`` holds is not measured again, unless ``again``; no problem is begun that the budget does not leave
     time for. ``progress`` is called with problems done, problems in all, and seconds left to the end of all or of the
-    budget. Raises TooGood, and RuntimeError where a kernel took the device down; that kernel is not tried again.
+    budget. Raises TooGood, and Stopped where a kernel took the device down; that kernel is not tried again.
     """
     begin = device.now()
     environment = device.environment
@@ -252,7 +266,7 @@ def run(
     outcome, todo = Outcome(), []
     for problem in stratified(by_problem, settings.seed):
         record = by_problem[problem]
-        work = pending(problem, digest(record), names, settings, environment, known.get(problem, ()))
+        work = pending(record, digest(record), names, settings, environment, known.get(problem, ()))
         outcome.known += not work
         todo += [(problem, record, work)] if work else []
     if todo and environment.id not in stored.environments:
@@ -275,13 +289,18 @@ def run(
         except TooGood:
             raise
         except RuntimeError as error:
-            reason = f"stopped the device: {str(error).splitlines()[0]}"
+            if not _stopped(device):  # such as memory that was too small
+                outcome.faults.append(f"{problem.mnk}: {_first_line(error)}")
+                continue
+            reason = f"stopped the device: {_first_line(error)}"
             given_up = [
-                _measurement(environment, problem, one, digest(record), settings, [], {OURS: reason}, [])
+                _measurement(
+                    environment, problem, one, digest(record), record.launch_options, settings, [], {OURS: reason}, []
+                )
                 for one in work
             ]
             results.append(given_up, store)
-            raise RuntimeError(f"{problem.mnk}: {record.name} or a baseline {reason}") from error
+            raise Stopped(f"{problem.mnk}: {record.name} or a baseline {reason}") from error
         spent.setdefault(problem.size_class, []).append(device.now() - start)
         left = sum(_expected(spent, later) for later, _, _ in todo[number + 1 :])
         if budget_seconds is not None:
@@ -290,11 +309,25 @@ def run(
     return outcome
 
 
+def _stopped(device: Device) -> bool:
+    """Whether the device refuses all work: an error of a kernel outlasts it."""
+    try:
+        device.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def _measurement(
     environment: Environment,
     problem: Problem,
     work: Work,
     digest: str,
+    options: dict[str, int],
     settings: Settings,
     timings: Sequence[Timing],
     absent: dict[str, str],
@@ -309,6 +342,7 @@ def _measurement(
         target_qps=settings.target_qps if work.protocol == "server" else None,
         seed=settings.seed,
         digest=digest,
+        options=options,
         timings=tuple(timings),
         absent=absent,
         conditions=_conditions(readings),
@@ -324,7 +358,11 @@ def _expected(spent: dict[SizeClass, list[float]], problem: Problem) -> float:
 def _ready(
     device: Device, problem: Problem, contenders: Sequence[Contender], operands: Sequence[Operands]
 ) -> tuple[list[Ready], dict[str, str]]:
-    """Contenders bound to every set and run once: what is loaded lazily is loaded now."""
+    """Contenders bound to every set and run once: what is loaded lazily is loaded now.
+
+    One that fails, in whatever way, is absent; the vendors' libraries have exceptions of their own. Raises RuntimeError
+    where that stopped the device.
+    """
     ready, absent = [], {}
     for contender in contenders:
         try:
@@ -332,8 +370,10 @@ def _ready(
             calls = [contender.bind(one) for one in operands]
             calls[0]()
             device.synchronize()
-        except (Absent, LaunchError) as error:
-            absent[contender.name] = str(error)
+        except Exception as error:
+            device.synchronize()
+            told = isinstance(error, Absent | LaunchError)
+            absent[contender.name] = str(error) if told else f"{type(error).__name__}: {_first_line(error)}"
             continue
         ready.append(Ready(contender, calls))
     return ready, absent
@@ -367,6 +407,8 @@ def _race(device: Device, operands: Sequence[Operands]) -> Race:
                 graphs[index] = device.capture(calls)
             except Absent:
                 continue
+            if len(sets) > 1:  # a graph's first launch also loads it, which short calls do not hide
+                graphs[index]()
             times[index] = []
             sample(index)
         if not times:
@@ -387,13 +429,15 @@ def _race(device: Device, operands: Sequence[Operands]) -> Race:
 def _turns(
     device: Device, ready: Sequence[Ready], seconds: float, most: int, rng: random.Random
 ) -> Iterator[Ready | Reading]:
-    """Whose turn it is, and after each round the card's state; ends when a further round would outlast ``seconds``."""
-    start = device.now()
+    """Whose turn it is, and between rounds the card's state; ends when a further round would outlast ``seconds``."""
+    start, read = device.now(), -math.inf
     for rounds in range(1, most + 1):
         order = rng.sample(ready, len(ready))
         yield from order
         yield from reversed(order)
-        yield device.reading()
+        if device.now() - read >= READING_SECONDS:
+            yield device.reading()
+            read = device.now()
         if rounds >= LEAST_ROUNDS and (device.now() - start) * (rounds + 1) / rounds > seconds:
             return
 

@@ -18,9 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cudal2gen import places
-from cudal2gen.kernel import IllegalRecord, Problem, Sm80Direct, Sm80Multistage, explain, parse, revise
-
-Record = Sm80Multistage | Sm80Direct
+from cudal2gen.kernel import IllegalRecord, Problem, Record, explain, parse, revise
 
 # Where a GPU has no records of its own: whose to try, before all others.
 STAND_INS = {

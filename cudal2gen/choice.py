@@ -15,8 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from cudal2gen import results
-from cudal2gen.catalog import Record
-from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem, ceil_div, parse, revise
+from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem, Record, ceil_div, parse, revise
 from cudal2gen.results import Measurement, Measurements
 
 Prefer = Literal["measured", "kernel", "vendor"]

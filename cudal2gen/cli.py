@@ -8,14 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from cudal2gen import catalog, places
-from cudal2gen.kernel import FAMILIES, GPUS, IllegalRecord, Problem, parse
+from cudal2gen.kernel import FAMILIES, GPUS, IllegalRecord, Problem, Record, parse
 
 if TYPE_CHECKING:
     from cudal2gen import choice as choices
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from cudal2gen import results
     from cudal2gen.compiler import Artifact
 
-Record = catalog.Record
 
 EXIT_FAILED, EXIT_USAGE, EXIT_TOOLCHAIN = 1, 2, 3
 
@@ -50,7 +48,7 @@ Set = Annotated[
         help="Change a field of the record, e.g. bm=256, mma_repeat=2,4,1, prefetch=multi:3, c_batch=null. Repeatable.",
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="All records of --gpu, --acc and --layout.")]
+All = Annotated[bool, typer.Option("--all", help="All records of --gpu, --acc and --layout; each may be any.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes at a time; all cores by default.")
@@ -113,7 +111,7 @@ def list_records(
         if as_json:
             print(catalog.dump(record))
         else:
-            tile = f"{record.bm}x{record.bn}" + (f"x{record.bk}" if record.family == "sm80_multistage" else "")
+            tile = f"{record.bm}x{record.bn}x{record.k_step}" if record.ring_steps > 1 else f"{record.bm}x{record.bn}"
             print(
                 f"{record.gpu:8} {record.acc} {record.layout} {record.mnk:18} {record.family:16} {tile:12} "
                 f"{record.threads:4} threads  {record.smem_bytes:6} B  {record.origin.structure}"
@@ -369,6 +367,7 @@ def _print_verdict(verdict: results.Verdict) -> None:
     for case in verdict.cases:
         allowed = "" if case.allowed is None else f" (allowed there {case.allowed:.3g})"
         slices = "" if case.swizzle_stride is None else f", slices of {case.swizzle_stride} columns"
+        slices += "".join(f", {name}={value}" for name, value in case.options.items())
         print(
             f"  {case.m}_{case.n}_{case.k} {case.inputs}, {case.ctas} CTAs{slices}: {case.compared}, "
             f"max error {case.max_error:.3g}{allowed}{'' if case.passed else ': failed'}"
@@ -402,15 +401,26 @@ def _validate_on_gpu(
 ) -> None:
     """Tries kernels one after the other; each verdict is stored before the next, and a broken device ends it."""
     from cudal2gen import baselines, bench, results, rounding, trial
+    from cudal2gen.gpu import Absent, Contender, GpuError
+
+    vendors: dict[tuple[str, str], Contender] = {}
+
+    def vendor(problem: Problem) -> Contender:
+        key = (problem.acc, problem.layout)
+        if key not in vendors:
+            name, tuned = f"cublaslt-autotuning-{problem.layout}", results.store("cublaslt")
+            try:
+                (vendors[key],) = baselines.contenders([name], problem.acc, bed, tuned)
+            except GpuError as error:
+                raise Absent(str(error)) from None
+        return bench.made_ready(bed, vendors[key], problem)
 
     for record, artifact in work:
         subject = trial.Subject(record, artifact, library)
-        name, tuned = f"cublaslt-autotuning-{record.layout}", results.store("cublaslt")
-        (vendor,) = baselines.contenders([name], record.acc, bed, tuned)
         verdict, lines = trial.judge(
             bed,
             subject,
-            baseline=partial(bench.made_ready, bed, vendor),
+            baseline=vendor,
             sanitize=index if sanitize else None,
             emulator=compare_emulator,
         )
@@ -475,7 +485,7 @@ def bench(
     from cudal2gen import baselines as vendors
     from cudal2gen import bench as timing
     from cudal2gen import compiler, results
-    from cudal2gen.gpu import Gpu, Kernel, sku
+    from cudal2gen.gpu import Gpu, Kernel, alone, sku
 
     with _user_errors():
         seconds = None if budget is None else _seconds(budget)
@@ -511,7 +521,7 @@ def bench(
             target_qps=target_qps,
             seed=seed,
         )
-        with _countdown() as progress:
+        with alone(device), _countdown() as progress:
             outcome = timing.run(
                 card,
                 records,
@@ -917,14 +927,14 @@ def _user_errors() -> Iterator[None]:
     except (IllegalRecord, catalog.CatalogError) as error:
         _fail(str(error), EXIT_USAGE)
     except RuntimeError as error:
-        from cudal2gen.bench import TooGood
+        from cudal2gen.bench import Stopped, TooGood
         from cudal2gen.compiler import BuildError, ToolchainError
         from cudal2gen.gpu import GpuError
         from cudal2gen.pack import PackError
 
         if isinstance(error, ToolchainError | GpuError):
             _fail(str(error), EXIT_TOOLCHAIN)
-        if isinstance(error, BuildError | TooGood | PackError):
+        if isinstance(error, BuildError | PackError | Stopped | TooGood):
             _fail(str(error), EXIT_FAILED)
         raise
 
@@ -969,7 +979,12 @@ def _chosen(
         _usage("give either --mnk M_N_K or --all")
     if mnk is not None:
         return [_record(mnk, gpu, acc, layout, changes)]
-    records = [record for record in catalog.load() if (record.gpu, record.acc, record.layout) == (gpu, acc, layout)]
+    wanted = {"gpu": gpu, "acc": acc, "layout": layout}
+    records = [
+        record
+        for record in catalog.load()
+        if all(value in ("any", getattr(record, name)) for name, value in wanted.items())
+    ]
     if not records:
         _usage(f"no records for {gpu} {acc} {layout}; see 'cudal2gen list'")
     return [_changed(record, changes or []) for record in records]
@@ -980,6 +995,12 @@ def _changed(record: Record, changes: list[str]) -> Record:
         return record
     before = record.model_dump(mode="json")
     fields = dict(before)
+    wanted = next((change.removeprefix("family=") for change in changes if change.startswith("family=")), record.family)
+    if wanted in FAMILIES and wanted != record.family:
+        # Another family: what it shares with the old one stays, unless it has a better start; what it lacks goes.
+        known = FAMILIES[wanted].model_fields
+        fields = {name: value for name, value in fields.items() if name in known}
+        fields |= FAMILIES[wanted].plain(record.problem)
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -988,9 +1009,6 @@ def _changed(record: Record, changes: list[str]) -> Record:
         if dot and not isinstance(fields.get(name), dict):
             _usage(f"--set {change}: {name} has no parts")
         fields[name] = fields[name] | {inner: _value(text)} if dot else _field(name, text, fields.get(name))
-    if fields["family"] in FAMILIES and fields["family"] != record.family:
-        # Another family: what it shares with the old one stays, what it lacks goes.
-        fields = {name: value for name, value in fields.items() if name in FAMILIES[fields["family"]].model_fields}
     touched = {name for name, value in fields.items() if value != before.get(name, ...)}
     if touched and "origin" not in touched:
         changed = sorted({*record.origin.changed, *touched})
@@ -1047,6 +1065,7 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Any]:
         "ctas_per_sm": record.ctas_per_sm(registers),
         "waves": round(record.waves(registers), 2),
         "padding_waste": round(record.padding_waste, 4),
+        **record.facts,
         "remarks": record.remarks,
     }
     if artifact:

@@ -33,10 +33,9 @@ from functools import cache
 from pathlib import Path
 
 from cudal2gen import places
-from cudal2gen.kernel import Sm80Direct, Sm80Multistage
+from cudal2gen.kernel import Record
 from cudal2gen.renderer import render
 
-Record = Sm80Multistage | Sm80Direct
 Progress = Callable[[int, int], None]
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
@@ -44,6 +43,7 @@ LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal
 LAUNCHER_SOURCES = ("launcher.cpp", "pack.cpp", "cudal2gen.h")
 INSTALL = "pip install 'cudal2gen[nvcc]'"
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
+LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
 
 
@@ -73,7 +73,11 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Ptxas:
-    """What ptxas reports of one kernel: registers per thread, bytes of spills, stack frame and static shared memory."""
+    """What ptxas reports of one kernel: registers per thread, bytes of spills, stack frame and static shared memory.
+
+    ``losses``: what it calls a potential performance loss, by code; C7508 is a setmaxnreg that it ignores, C7510 to
+    C7512 are wgmmas that it serialises.
+    """
 
     arch: str
     registers: int
@@ -82,6 +86,11 @@ class Ptxas:
     stack_bytes: int
     smem_static_bytes: int
     barriers: int
+    losses: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # JSON has lists only.
+        object.__setattr__(self, "losses", tuple(self.losses))
 
     @property
     def findings(self) -> list[str]:
@@ -91,7 +100,7 @@ class Ptxas:
             found.append(f"spills {self.spill_store_bytes} bytes ({self.registers} registers)")
         elif self.stack_bytes:
             found.append(f"has a stack frame of {self.stack_bytes} bytes")
-        return found
+        return found + [f"is slow, says ptxas: {loss}" for loss in self.losses]
 
 
 @dataclass(frozen=True)
@@ -202,7 +211,7 @@ def _environment() -> dict[str, str]:
 def job(record: Record, tools: Toolchain) -> Job:
     """The binary that a record stands for. Records that differ in data fields only share one."""
     text = render(record)
-    arch = record.target.sm
+    arch = record.arch
     launch = "".join(f"{name}={value}\n" for name, value in record.launch.items())
     identity = {"text": text, "arch": arch, "flags": NVCC_FLAGS, "launch": launch, **tools.versions}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
@@ -455,6 +464,7 @@ def parse_ptxas(log: str, arch: str) -> Ptxas:
         stack_bytes=number(r"(\d+) bytes stack frame"),
         smem_static_bytes=number(r"(\d+) bytes smem"),
         barriers=number(r"used (\d+) barriers"),
+        losses=tuple(dict.fromkeys(f"{code} {what}" for code, what in LOSS.findall(log))),
     )
 
 

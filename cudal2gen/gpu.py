@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import re
 import subprocess
 import sys
@@ -18,9 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cudal2gen.catalog import Record
-from cudal2gen.kernel import GPUS, Layout, Problem, ceil_div
-from cudal2gen.launcher import OpenKernel
+from cudal2gen import places
+from cudal2gen.kernel import GPUS, Layout, Problem, Record, ceil_div
+from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Environment
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Reading:
-    """The card at one moment, from NVML."""
+    """The card at one moment, from NVML; 0 for what it does not tell."""
 
     sm_mhz: int
     memory_mhz: int
@@ -162,7 +163,7 @@ def runtime() -> Path:
     name = "libcudart.so.13"
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
-            if (mapped := Path(line.split(maxsplit=5)[-1])).name.startswith(name):
+            if name in line and (mapped := Path(line.split(maxsplit=5)[-1])).name.startswith(name):
                 return mapped
     folders = [Path(entry) / "nvidia" for entry in sys.path]
     candidates = [folder / inside / name for folder in folders for inside in ("cu13/lib", "cuda_runtime/lib")]
@@ -171,6 +172,19 @@ def runtime() -> Path:
         if candidate.is_file():
             return candidate
     raise GpuError(f"{name} not found; install it: pip install nvidia-cuda-runtime==13.0.*, or a torch for CUDA 13")
+
+
+@contextlib.contextmanager
+def alone(index: int) -> Iterator[None]:
+    """Keeps a device to this process's measurements. Raises GpuError where another process has it."""
+    path = places.user_cache() / f"device-{index}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GpuError(f"another process measures on device {index}; two at once would slow each other") from None
+        yield
 
 
 class Kernel:
@@ -206,7 +220,7 @@ class Kernel:
     def padded(self, problem: Problem) -> Problem:
         """The problem that is launched: of whole tiles, where the record leaves the padding to its caller."""
         record = self.record
-        if record.padding != "pad":
+        if not record.caller_pads:
             return problem
         sizes = zip(("m", "n", "k"), (record.bm, record.bn, record.k_step), strict=True)
         return problem.model_copy(update={of: ceil_div(getattr(problem, of), tile) * tile for of, tile in sizes})
@@ -266,8 +280,10 @@ class Kernel:
     def __enter__(self) -> Kernel:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> None:
+        # On a device that has stopped, unloading fails as well: what stopped it is what counts.
+        with contextlib.suppress(LaunchError) if value else contextlib.nullcontext():
+            self.close()
 
 
 def _problem(record: Record, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Problem:
@@ -323,11 +339,17 @@ class Gpu:
 
     def check(self, record: Record) -> None:
         """Raises GpuError for a record of another GPU model: its tuning, and perhaps its code, are not this one's."""
-        facts, (major, minor) = GPUS[record.gpu], self.capability
-        number = facts.sm.removeprefix("sm_")
-        if (int(number[:-1]), int(number[-1])) > (major, minor) or int(number[:-1]) != major:
+        arch, (major, minor) = record.arch, self.capability
+        number = int(arch.removeprefix("sm_").rstrip("a"))
+        # Code for sm_90a runs on 9.0 alone; other code on later members of its generation too.
+        fits = (
+            divmod(number, 10) == (major, minor)
+            if arch.endswith("a")
+            else number // 10 == major and number % 10 <= minor
+        )
+        if not fits:
             raise GpuError(
-                f"{record.gpu} kernels are for {facts.sm}; this is {self._properties.name}, sm_{major}{minor}: "
+                f"{record.gpu} {record.family} is for {arch}; this is {self._properties.name}, sm_{major}{minor}: "
                 f"choose --gpu {sku(self._properties.name) or 'of this capability'}"
             )
 
@@ -352,10 +374,10 @@ class Gpu:
             "sms": found.multi_processor_count,
             "l2_bytes": found.L2_cache_size,
             "memory_bytes": found.total_memory,
-            "max_sm_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "max_memory_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            "memory_bus_bits": nvml.nvmlDeviceGetMemoryBusWidth(handle),
-            "power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+            "max_sm_mhz": self._told(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
+            "max_memory_mhz": self._told(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM),
+            "memory_bus_bits": self._told(nvml.nvmlDeviceGetMemoryBusWidth),
+            "power_limit_w": self._told(nvml.nvmlDeviceGetEnforcedPowerLimit) / 1000,
             "ecc": ecc,
             "driver": nvml.nvmlSystemGetDriverVersion(),
             "versions": versions,
@@ -364,25 +386,48 @@ class Gpu:
 
     @cached_property
     def _nvml(self) -> tuple[Any, Any]:
-        """NVML, and this device in it, found by its UUID: NVML ignores CUDA_VISIBLE_DEVICES."""
-        import pynvml
+        """NVML, and this device in it, found by its UUID: NVML ignores CUDA_VISIBLE_DEVICES. Raises GpuError."""
+        try:
+            import pynvml
+        except ImportError:
+            message = "nvidia-ml-py is missing, which reads the GPU's clocks: pip install 'cudal2gen[gpu]'"
+            raise GpuError(message) from None
+        try:
+            pynvml.nvmlInit()
+            return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{self._properties.uuid}".encode())
+        except pynvml.NVMLError as error:
+            raise GpuError(f"NVML does not tell of {self._properties.name}: {error}") from None
 
-        pynvml.nvmlInit()
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{self._properties.uuid}".encode())
+    @cached_property
+    def _reasons(self) -> dict[str, int]:
+        """Bits of what holds the clocks down, by name, idleness left out."""
+        nvml, _ = self._nvml
+        prefix = "nvmlClocksEventReason"
+        bits = {name.removeprefix(prefix): getattr(nvml, name) for name in dir(nvml) if name.startswith(prefix)}
+        return {name: bit for name, bit in bits.items() if name not in ("All", "None", "GpuIdle")}
+
+    def _told(self, ask: Callable[..., int], *arguments: int) -> int:
+        """What NVML answers of this device; 0 for what this card or this host does not tell."""
+        nvml, handle = self._nvml
+        try:
+            return ask(handle, *arguments)
+        except nvml.NVMLError:
+            return 0
 
     def reading(self) -> Reading:
-        nvml, handle = self._nvml
-        mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        nvml, _ = self._nvml
+        mask = self._told(nvml.nvmlDeviceGetCurrentClocksEventReasons)
         return Reading(
-            sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            memory_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            throttle=frozenset(_reasons(nvml, mask)),
+            sm_mhz=self._told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            memory_mhz=self._told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+            power_w=self._told(nvml.nvmlDeviceGetPowerUsage) / 1000,
+            temperature_c=self._told(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            throttle=frozenset(name for name, bit in self._reasons.items() if bit & mask),
         )
 
     def stream(self) -> int:
-        return int(self._torch.cuda.current_stream(self.device).cuda_stream)
+        # Asked at every call: torch.cuda.current_stream makes an object, which takes longer than a launch should.
+        return int(self._torch._C._cuda_getCurrentRawStream(self.device.index))
 
     def empty(self, *shape: int) -> torch.Tensor:
         """fp16 memory of this shape, filled with NaN: nobody finds there by chance what he needs."""
@@ -439,17 +484,6 @@ class Gpu:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-
-def _reasons(nvml: Any, mask: int) -> Iterator[str]:
-    """Names of what holds the clocks down, idleness left out."""
-    prefix = "nvmlClocksEventReason"
-    for name in dir(nvml):
-        value = getattr(nvml, name)
-        if name.startswith(prefix) and isinstance(value, int) and value & mask:
-            reason = name.removeprefix(prefix)
-            if reason not in ("All", "None", "GpuIdle"):
-                yield reason
 
 
 def draw(problem: Problem, count: int, generator: torch.Generator, device: Any) -> list[Operands]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -23,10 +23,23 @@ SizeClass = Literal["small-m", "split-k", "tiny", "medium", "large", "huge"]
 # Offsets within a CTA tile are 32-bit: a row may have so many elements.
 Extent = Annotated[int, Field(ge=1, le=2**24)]
 Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
+Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
+Hint = Literal["normal", "first", "last"]
 MmaRepeat = tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, le=8)], Literal[1]]
 
 VECTOR = 8  # halves in the 16-byte vector that cp.async, ldmatrix rows and global stores move
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # mma.sync.m16n8k16
+WGMMA_M = 64  # rows of one wgmma, 16 per warp
+CHUNK = 64  # halves in the 128 bytes that the widest swizzle of TMA covers
+MAX_BOX = 256  # rows or columns of one TMA box
+STORE_BUFFERS = 2  # tiles per warp on their way to global memory
+HINTS = ("normal", "first", "last")  # L2 eviction priorities
+CLUSTER_SPLITS = (2, 4, 8)  # 8 CTAs are the largest portable cluster
+# What ptxas wants beside the accumulators: of one wgmma at entry (C7602), and live in the main loop (C7511, spills).
+ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
+LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48  # of an epilogue that stores by itself, with bounds
+PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster in boxes of 16 columns
+MMA_SYNC_ACCUMULATORS = 128
 MAX_GRID_YZ = 65535
 MAX_UNROLLED = 64  # steps; code and compile time grow with them
 
@@ -125,72 +138,61 @@ class Prefetch(Frozen):
 
 
 class KernelBase(Problem):
-    """What the families share: problem, origin, CTA tile, warps, and what follows from them."""
+    """What all families share: problem, origin, CTA tile, and what follows from them."""
 
     family: str
     origin: Origin
     bm: Annotated[int, Field(ge=16, le=512)]
     bn: Annotated[int, Field(ge=16, le=512)]
-    mma_repeat: MmaRepeat
-    unroll_k: bool
-    bake: tuple[Baked, ...]
-    padding: Padding
-    split_k: Annotated[int, Field(ge=1, le=64)]
 
     DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
+
+    if TYPE_CHECKING:  # a field of every family, each with bounds and a place in the line of its own
+        split_k: int
+
+    @classmethod
+    def plain(cls, problem: Problem) -> dict[str, Any]:  # noqa: ARG003
+        """Decisions to start from where another family's say nothing, as JSON values; sensible, not tuned."""
+        return {}
 
     @model_validator(mode="after")
     def _legal(self) -> KernelBase:
         # Shared rules first: a family's own rules divide by what these guarantee.
-        broken = list(KernelBase.violations(self)) or list(self.violations())
+        broken = list(self.shared_violations()) or list(self.violations())
         if broken:
             raise ValueError("; ".join(broken))
         return self
 
-    def violations(self) -> Iterator[str]:
-        """Every broken rule as ``field=value: rule``, in the record's own names."""
+    def shared_violations(self) -> Iterator[str]:
+        """Broken rules that a family's own build on, as ``field=value: rule``, in the record's own names."""
         if self.gpu not in GPUS:
             yield f"gpu={self.gpu}: must be one of {', '.join(GPUS)}"
-        if self.threads > 1024:
-            yield f"mma_repeat={list(self.mma_repeat)}: {self.threads} threads exceed the 1024 of a CTA"
-        if self.bm % (MMA_M * self.mma_repeat[0]):
-            yield f"bm={self.bm}: must be a multiple of 16*mma_repeat[0] = {MMA_M * self.mma_repeat[0]}"
-        if self.bn % (2 * MMA_N * self.mma_repeat[1]):
-            yield f"bn={self.bn}: must be a multiple of 16*mma_repeat[1] = {2 * MMA_N * self.mma_repeat[1]}"
-        if self.bake not in ((), ("k",), ("n", "k")):
-            yield f"bake={list(self.bake)}: must be [], [k] or [n, k]"
-        if self.unroll_k and (steps := ceil_div(self.k, self.k_step)) > MAX_UNROLLED:
-            yield f"unroll_k=true: {steps} steps of k exceed the {MAX_UNROLLED} that are unrolled"
-        if self.unroll_k and ("k" not in self.bake or self.split_k > 1):
-            yield "unroll_k=true: needs k in bake and split_k=1, only a known number of steps can be unrolled"
 
-    def problem_violations(self) -> Iterator[str]:
-        """Rules that tie the tile to the problem."""
-        bk = self.k_step
-        if self.padding == "none":
-            for field, extent, tile in (("bm", self.m, self.bm), ("bn", self.n, self.bn), ("bk", self.k, bk)):
-                if extent % tile:
-                    yield (
-                        f"{field}={tile}: does not divide {field[1]}={extent}; "
-                        "padding must be predicate or pad for such a tile"
-                    )
-        if self.padding == "predicate":
-            if self.k % VECTOR:
-                yield f"k={self.k}: must be a multiple of {VECTOR}, rows along k are read in 16-byte vectors"
-            if self.layout == "nn" and self.baked_n % VECTOR:
-                yield f"n={self.n}: must be a multiple of {VECTOR} where it is baked in, rows of B are packed then"
-        if self.split_k > (tiles := ceil_div(self.k, bk)):
-            yield f"split_k={self.split_k}: exceeds the {tiles} k-steps of {bk}"
-        rows = self.tiles_m * self.split_k
-        if rows > MAX_GRID_YZ and self.launch["raster"] != "persistent":
-            yield f"bm={self.bm}: {rows} rows of CTAs exceed the grid's {MAX_GRID_YZ}"
+    def violations(self) -> Iterator[str]:
+        """A family's own broken rules, in the same form."""
+        raise NotImplementedError
+
+    def count_violations(self) -> Iterator[str]:
+        """Rules on how much work there is: slices of k and CTA tiles."""
+        if self.split_k > (steps := ceil_div(self.k, self.k_step)):
+            yield f"split_k={self.split_k}: exceeds the {steps} k-steps of {self.k_step}"
         if self.ctas > 2**30:
             yield f"bm={self.bm}: {self.ctas} CTA tiles exceed the {2**30} that are counted"
+
+    @property
+    def arch(self) -> str:
+        """What nvcc and ptxas compile for."""
+        return self.target.sm
 
     @property
     def k_step(self) -> int:
         """Elements of k that one step of the main loop takes."""
         raise NotImplementedError
+
+    @property
+    def ring_steps(self) -> int:
+        """k-steps that are in shared memory at a time, 1 where there is no ring: the k around it are worth a test."""
+        return 1
 
     def k_order(self, k: int) -> list[list[list[int]]]:
         """The k of every partial sum in the order in which MMAs add them: slices of k, each of groups of up to 8.
@@ -207,6 +209,41 @@ class KernelBase(Problem):
         raise NotImplementedError
 
     @property
+    def launch_options(self) -> dict[str, int]:
+        """Data fields that the launcher takes when it opens the kernel."""
+        return {}
+
+    @property
+    def other_options(self) -> list[dict[str, int]]:
+        """Values of the launch options that a test should try beside the record's own."""
+        return []
+
+    @property
+    def grid_is_tiles(self) -> bool:
+        """Whether a CTA's place in the grid is its tile's place in D, so that a part of a grid is a part of D."""
+        return False
+
+    @property
+    def stores_vectors(self) -> bool:
+        """Whether rows of D must be aligned to 16 bytes."""
+        return True
+
+    @property
+    def most_k(self) -> int:
+        """The largest k that the kernel takes, 0 for any."""
+        return 0
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs that are launched together, 1 where there are no clusters."""
+        return 1
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        """What a reader of the record should see beside what all families derive."""
+        return {}
+
+    @property
     def problem(self) -> Problem:
         return Problem(**{name: getattr(self, name) for name in Problem.model_fields})
 
@@ -216,17 +253,7 @@ class KernelBase(Problem):
 
     @property
     def threads(self) -> int:
-        return 32 * self.mma_repeat[0] * self.mma_repeat[1]
-
-    @property
-    def warp_m(self) -> int:
-        """16-row MMA blocks of one warp."""
-        return self.bm // (MMA_M * self.mma_repeat[0])
-
-    @property
-    def warp_n(self) -> int:
-        """8-column MMA blocks of one warp; always even, ldmatrix.x4 brings two."""
-        return self.bn // (MMA_N * self.mma_repeat[1])
+        raise NotImplementedError
 
     @property
     def tiles_m(self) -> int:
@@ -253,8 +280,7 @@ class KernelBase(Problem):
 
     @property
     def smem_static_bytes(self) -> int:
-        """Shared memory that a split of k adds: the last arrival's flag, padded to the alignment of what follows."""
-        return 16 if self.split_k > 1 else 0
+        return 0
 
     def ctas_per_sm(self, registers: int) -> int:
         """CTAs that one SM holds at ``registers`` per thread, by the rules of NVIDIA's occupancy calculator."""
@@ -273,6 +299,120 @@ class KernelBase(Problem):
 
     @property
     def accumulator_registers(self) -> int:
+        """Registers of a thread that hold its part of the tile."""
+        raise NotImplementedError
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its author should know of a legal record."""
+        return []
+
+    @property
+    def predicated(self) -> bool:
+        """Whether the tile may reach beyond the problem."""
+        return True
+
+    @property
+    def caller_pads(self) -> bool:
+        """Whether the caller hands over a problem that the tile divides."""
+        return False
+
+    def code(self) -> dict[str, Any]:
+        """The fields that the rendered text depends on, as JSON values; records with equal code share one text."""
+        return self.model_dump(mode="json", exclude=set(self.DATA_FIELDS))
+
+    def named(self, tile: str) -> str:
+        digest = hashlib.sha256(json.dumps(self.code(), sort_keys=True).encode()).hexdigest()
+        return f"hgemm_{self.family}_{self.acc}_{self.layout}_{tile}_{digest[:10]}"
+
+    @property
+    def baked_n(self) -> int:
+        """The n that is compiled in, 0 for none."""
+        return 0
+
+    @property
+    def baked_k(self) -> int:
+        """The k that is compiled in, 0 for none."""
+        return 0
+
+
+class MmaSyncKernel(KernelBase):
+    """What the families share whose warps multiply by mma.sync, and whose tiles are predicated by hand."""
+
+    mma_repeat: MmaRepeat
+    unroll_k: bool
+    bake: tuple[Baked, ...]
+    padding: Padding
+    split_k: Annotated[int, Field(ge=1, le=64)]
+
+    def shared_violations(self) -> Iterator[str]:
+        yield from super().shared_violations()
+        if self.threads > 1024:
+            yield f"mma_repeat={list(self.mma_repeat)}: {self.threads} threads exceed the 1024 of a CTA"
+        if self.bm % (MMA_M * self.mma_repeat[0]):
+            yield f"bm={self.bm}: must be a multiple of 16*mma_repeat[0] = {MMA_M * self.mma_repeat[0]}"
+        if self.bn % (2 * MMA_N * self.mma_repeat[1]):
+            yield f"bn={self.bn}: must be a multiple of 16*mma_repeat[1] = {2 * MMA_N * self.mma_repeat[1]}"
+        if self.bake not in ((), ("k",), ("n", "k")):
+            yield f"bake={list(self.bake)}: must be [], [k] or [n, k]"
+        if self.unroll_k and (steps := ceil_div(self.k, self.k_step)) > MAX_UNROLLED:
+            yield f"unroll_k=true: {steps} steps of k exceed the {MAX_UNROLLED} that are unrolled"
+        if self.unroll_k and ("k" not in self.bake or self.split_k > 1):
+            yield "unroll_k=true: needs k in bake and split_k=1, only a known number of steps can be unrolled"
+
+    def problem_violations(self) -> Iterator[str]:
+        """Rules that tie the tile to the problem."""
+        if self.padding == "none":
+            for field, extent, tile in (("bm", self.m, self.bm), ("bn", self.n, self.bn), ("bk", self.k, self.k_step)):
+                if extent % tile:
+                    yield (
+                        f"{field}={tile}: does not divide {field[1]}={extent}; "
+                        "padding must be predicate or pad for such a tile"
+                    )
+        if self.padding == "predicate":
+            if self.k % VECTOR:
+                yield f"k={self.k}: must be a multiple of {VECTOR}, rows along k are read in 16-byte vectors"
+            if self.layout == "nn" and self.baked_n % VECTOR:
+                yield f"n={self.n}: must be a multiple of {VECTOR} where it is baked in, rows of B are packed then"
+        rows = self.tiles_m * self.split_k
+        if rows > MAX_GRID_YZ and not self.persistent:
+            yield f"bm={self.bm}: {rows} rows of CTAs exceed the grid's {MAX_GRID_YZ}"
+        yield from self.count_violations()
+
+    @property
+    def persistent(self) -> bool:
+        """Whether CTAs take tiles until none is left, instead of one each."""
+        return self.launch["raster"] == "persistent"
+
+    @property
+    def grid_is_tiles(self) -> bool:
+        return not self.persistent
+
+    @property
+    def stores_vectors(self) -> bool:
+        return not self.predicated
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.mma_repeat[0] * self.mma_repeat[1]
+
+    @property
+    def warp_m(self) -> int:
+        """16-row MMA blocks of one warp."""
+        return self.bm // (MMA_M * self.mma_repeat[0])
+
+    @property
+    def warp_n(self) -> int:
+        """8-column MMA blocks of one warp; always even, ldmatrix.x4 brings two."""
+        return self.bn // (MMA_N * self.mma_repeat[1])
+
+    @property
+    def smem_static_bytes(self) -> int:
+        """Shared memory that a split of k adds: the last arrival's flag, padded to the alignment of what follows."""
+        return 16 if self.split_k > 1 else 0
+
+    @property
+    def accumulator_registers(self) -> int:
         return self.bm * self.bn // self.threads // (2 if self.acc == "f16" else 1)
 
     @property
@@ -287,17 +427,16 @@ class KernelBase(Problem):
     def predicated(self) -> bool:
         return self.padding == "predicate"
 
+    @property
+    def caller_pads(self) -> bool:
+        return self.padding == "pad"
+
     def code(self) -> dict[str, Any]:
-        """The fields that the rendered text depends on, as JSON values; records with equal code share one text."""
-        fields = self.model_dump(mode="json", exclude=set(self.DATA_FIELDS))
+        fields = super().code()
         fields["baked"] = {name: getattr(self, f"baked_{name}") for name in self.bake}
         # A caller who pads hands over a problem that the tile divides: the kernel is the same.
         fields["padding"] = "predicate" if self.predicated else "none"
         return fields
-
-    def named(self, tile: str) -> str:
-        digest = hashlib.sha256(json.dumps(self.code(), sort_keys=True).encode()).hexdigest()
-        return f"hgemm_{self.family}_{self.acc}_{self.layout}_{tile}_{digest[:10]}"
 
     @property
     def baked_n(self) -> int:
@@ -313,7 +452,7 @@ class KernelBase(Problem):
         return k if "k" in self.bake else 0
 
 
-class Sm80Multistage(KernelBase):
+class Sm80Multistage(MmaSyncKernel):
     """A ring of cp.async stages in shared memory, ldmatrix and mma.sync; for sm_80, 86, 89, 90 and 120."""
 
     family: Literal["sm80_multistage"]
@@ -405,6 +544,10 @@ class Sm80Multistage(KernelBase):
     def k_step(self) -> int:
         """A k-tile."""
         return self.bk
+
+    @property
+    def ring_steps(self) -> int:
+        return self.stages
 
     @property
     def k_blocks(self) -> int:
@@ -532,7 +675,7 @@ class Sm80Multistage(KernelBase):
         return {"swizzle_stride": self.swizzle_stride} if self.swizzle_stride else {}
 
 
-class Sm80Direct(KernelBase):
+class Sm80Direct(MmaSyncKernel):
     """Fragments straight from global memory, no shared memory: for problems too small to fill a ring."""
 
     family: Literal["sm80_direct"]
@@ -571,24 +714,672 @@ class Sm80Direct(KernelBase):
         """What the generic launcher must know of the compiled kernel."""
         return _launch(self, "plain")
 
+
+class Sm90Kernel(KernelBase):
+    """What the families for compute capability 9.0 share: TMA's tiles, and wgmma's view of them.
+
+    ``swap_ab`` computes D^T = B^T A^T: n runs along the 64 rows of a wgmma and m along its columns, of which there may
+    be as few as 16. The tile keeps its meaning: bm rows and bn columns of D.
+    """
+
+    swap_ab: bool
+
+    def shared_violations(self) -> Iterator[str]:
+        yield from super().shared_violations()
+        if self.gpu in GPUS and self.target.sm != "sm_90":
+            able = ", ".join(name for name, gpu in GPUS.items() if gpu.sm == "sm_90")
+            yield f"gpu={self.gpu}: {self.family} needs one of {able}"
+
+    def alignment_violations(self) -> Iterator[str]:
+        """Packed rows must be whole 16-byte vectors, for tensor maps as for cp.async."""
+        if self.k % VECTOR:
+            yield f"k={self.k}: must be a multiple of {VECTOR}, rows along k start on 16 bytes"
+        if self.n % VECTOR and (self.layout == "nn" or self.launch["box_d_cols"]):
+            yield f"n={self.n}: must be a multiple of {VECTOR}, rows along n start on 16 bytes"
+
+    def register_violations(self, atom_n: int, blamed: str, consumer_registers: int) -> Iterator[str]:
+        """ptxas's own limits: operands of one wgmma against the registers at entry, the tile against a thread's."""
+        atom = atom_n // (4 if self.acc == "f16" else 2)
+        if atom + ATOM_REGISTERS > self.entry_registers:
+            yield (
+                f"{blamed}: {atom} accumulator registers of one wgmma, and {ATOM_REGISTERS} beside them, "
+                f"exceed the {self.entry_registers} that {self.threads} threads start with"
+            )
+        elif self.accumulator_registers + self.live_registers > consumer_registers:
+            yield (
+                f"{'bm' if self.swap_ab else 'bn'}={self.cols}: "
+                f"{self.accumulator_registers} accumulator registers, and {self.live_registers} beside them, "
+                f"exceed the {consumer_registers} of a consumer thread"
+            )
+
+    @property
+    def arch(self) -> str:
+        """The ``a`` unlocks wgmma and setmaxnreg, on exactly this architecture."""
+        return "sm_90a"
+
+    @property
+    def live_registers(self) -> int:
+        """Registers of a consumer beside its accumulators."""
+        return LIVE_REGISTERS
+
+    @property
+    def ctas_at_least(self) -> int:
+        """CTAs that ptxas must leave registers for on an SM."""
+        return 1
+
+    @property
+    def entry_registers(self) -> int:
+        """Registers that a thread starts with: the file shared out among warpgroups, in units of 8."""
+        most = REGISTERS_SM // self.ctas_at_least // (ceil_div(self.threads, 128) * 128)
+        return min(REGISTERS_THREAD, most // 8 * 8)
+
+    @property
+    def rows(self) -> int:
+        """Extent of the tile along the rows of a wgmma."""
+        return self.bn if self.swap_ab else self.bm
+
+    @property
+    def cols(self) -> int:
+        """Extent of the tile along the columns of a wgmma."""
+        return self.bm if self.swap_ab else self.bn
+
+    @property
+    def stores_vectors(self) -> bool:
+        return bool(self.launch["box_d_cols"]) or not self.predicated
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        return {
+            "arch": self.arch,
+            "accumulator_registers": self.accumulator_registers,
+            "entry_registers": self.entry_registers,
+            "cluster_ctas": self.cluster_ctas,
+        }
+
+
+class Sm90Wgmma(Sm90Kernel):
+    """TMA into a ring of mbarriers, wgmma in consumer warpgroups beside a producer, persistent; for sm_90a."""
+
+    family: Literal["sm90_wgmma"]
+    bk: Literal[64, 128]
+    stages: Annotated[int, Field(ge=2, le=16)]
+    cluster: tuple[Literal[1, 2, 4], Literal[1, 2, 4]]
+    consumers: Literal[1, 2, 3]
+    warps_n: Literal[1, 2]
+    atom_n: Annotated[int, Field(ge=16, le=256, multiple_of=16)]
+    schedule: Literal["cooperative", "pingpong"]
+    raster_axis: Literal["m", "n"]
+    raster_group: Annotated[int, Field(ge=1, le=64)]
+    split_k: Annotated[int, Field(ge=1, le=64)]
+    reduce: Literal["cluster", "workspace"] | None
+    epilogue: Literal["tma", "direct"]
+    registers: tuple[Setmaxnreg, Setmaxnreg] | None
+    hint_a: Hint
+    hint_b: Hint
+    pdl: bool
+    min_blocks: Literal[1, 2]
+
+    DATA_FIELDS: ClassVar[frozenset[str]] = KernelBase.DATA_FIELDS | {
+        "raster_axis",
+        "raster_group",
+        "hint_a",
+        "hint_b",
+        "pdl",
+    }
+
+    @classmethod
+    def plain(cls, problem: Problem) -> dict[str, Any]:
+        """A 128-row tile, as wide as the problem feeds; few rows of D become columns of the wgmma."""
+        swap_ab = problem.m <= WGMMA_M
+        bm = ceil_div(problem.m, 16) * 16 if swap_ab else 128
+        bn = 256 if not swap_ab and ceil_div(problem.m, bm) * ceil_div(problem.n, 256) >= 66 else 128
+        stages = min(8, 220_000 // ((bm + bn) * 128))
+        return {
+            "bm": bm,
+            "bn": bn,
+            "swap_ab": swap_ab,
+            "bk": 64,
+            "stages": stages,
+            "cluster": [1, 1],
+            "consumers": 2,
+            "warps_n": 1,
+            "atom_n": bm if swap_ab else bn,
+            "schedule": "cooperative",
+            "raster_axis": "m",
+            "raster_group": 8,
+            "split_k": 1,
+            "reduce": None,
+            "epilogue": "direct" if problem.n % VECTOR else "tma",
+            "registers": [40, 232],
+            "hint_a": "normal",
+            "hint_b": "normal",
+            "pdl": False,
+            "min_blocks": 1,
+        }
+
+    def violations(self) -> Iterator[str]:
+        if broken := [*self._tile_violations(), *self._split_violations()]:
+            yield from broken
+            return
+        yield from self.alignment_violations()
+        yield from self.count_violations()
+        yield from self._box_violations()
+        yield from self._register_violations()
+        gpu = self.target
+        if self.smem_bytes > gpu.smem_block_bytes:
+            yield (
+                f"stages={self.stages}: {self.smem_bytes} bytes of shared memory "
+                f"exceed the {gpu.smem_block_bytes} of {self.gpu}"
+            )
+        elif self.min_blocks > (fitting := gpu.smem_sm_bytes // (ceil_div(self.smem_bytes, 128) * 128 + 1024)):
+            yield (
+                f"min_blocks={self.min_blocks}: {self.smem_bytes} bytes of shared memory each, {fitting} fits on an SM"
+            )
+
+    def _tile_violations(self) -> Iterator[str]:
+        if self.schedule == "pingpong" and self.consumers != 2:
+            yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
+        if self.consumers % self.warps_n or (self.schedule == "pingpong" and self.warps_n > 1):
+            yield f"warps_n={self.warps_n}: must divide the {self.sharers} consumer warpgroups that share a tile"
+            return
+        field = ("bn", "bm") if self.swap_ab else ("bm", "bn")
+        if self.rows % (unit := WGMMA_M * self.sharers // self.warps_n):
+            shared = f"{self.sharers // self.warps_n} warpgroups of {WGMMA_M} rows each"
+            yield f"{field[0]}={self.rows}: must be a multiple of {unit}, {shared}"
+        if self.cols % (self.warps_n * self.atom_n):
+            part = f"{field[1]}={self.cols}" + (f" / warps_n={self.warps_n}" if self.warps_n > 1 else "")
+            yield f"atom_n={self.atom_n}: must divide {part}"
+
+    def _split_violations(self) -> Iterator[str]:
+        if (self.reduce is not None) != (self.split_k > 1):
+            yield f"reduce={_null(self.reduce)}: is given for split_k above 1, and only there"
+        if not self.reduces_in_cluster:
+            return
+        if self.split_k not in CLUSTER_SPLITS:
+            yield f"split_k={self.split_k}: must be one of 2, 4, 8 for reduce cluster, a cluster has no more CTAs"
+        if self.cluster != (1, 1):
+            yield f"cluster={list(self.cluster)}: must be [1, 1] for reduce cluster, whose clusters share one tile"
+        if self.schedule != "cooperative":
+            yield "schedule=pingpong: must be cooperative for reduce cluster, one tile at a time"
+        if self.epilogue != "direct":
+            yield "epilogue=tma: must be direct for reduce cluster, each CTA stores scattered columns of the sum"
+        if (size := self.bm * self.bn * 4) > self.ring_bytes:
+            yield f"reduce=cluster: {size} bytes of partial sums exceed the ring's {self.ring_bytes}"
+
+    def _box_violations(self) -> Iterator[str]:
+        cluster_m, cluster_n = self.cluster
+        if cluster_m * cluster_n > 4:
+            yield f"cluster={list(self.cluster)}: {cluster_m * cluster_n} CTAs exceed 4"
+        if self.bm % (8 * cluster_n):
+            yield f"bm={self.bm}: must be a multiple of 8*cluster[1] = {8 * cluster_n}, a CTA's part of the rows of A"
+        if self.layout == "tn" and self.bn % (8 * cluster_m):
+            yield f"bn={self.bn}: must be a multiple of 8*cluster[0] = {8 * cluster_m}, a CTA's part of the rows of B"
+
+    def _register_violations(self) -> Iterator[str]:
+        consumer = self.entry_registers
+        if self.registers is not None:
+            producer, consumer = self.registers
+            wanted, pool = producer + self.consumers * consumer, (self.consumers + 1) * (self.entry_registers // 8 * 8)
+            if wanted > pool:
+                yield (
+                    f"registers={list(self.registers)}: {wanted} for a producer and {self.consumers} consumers "
+                    f"exceed the {pool} that {self.threads} threads start with; the kernel would wait forever"
+                )
+                return
+            if producer > self.entry_registers or consumer < self.entry_registers // 8 * 8:
+                yield (
+                    f"registers={list(self.registers)}: the producer must give and consumers take, "
+                    f"from the {self.entry_registers} that {self.threads} threads start with"
+                )
+                return
+            if producer < self.producer_registers:
+                yield (
+                    f"registers={list(self.registers)}: a producer for cluster {list(self.cluster)} "
+                    f"and boxes of {self.chunk_b} columns needs {self.producer_registers} registers"
+                )
+        yield from self.register_violations(self.atom_n, f"atom_n={self.atom_n}", consumer)
+
+    @property
+    def k_step(self) -> int:
+        """A k-tile."""
+        return self.bk
+
+    @property
+    def ring_steps(self) -> int:
+        return self.stages
+
+    @property
+    def sharers(self) -> int:
+        """Consumer warpgroups that share one tile."""
+        return 1 if self.schedule == "pingpong" else self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    @property
+    def ctas_at_least(self) -> int:
+        return self.min_blocks
+
+    @property
+    def live_registers(self) -> int:
+        if self.epilogue == "tma" or self.reduces_in_cluster:
+            return LIVE_REGISTERS
+        # Across the accumulators' rows, each 8 columns are another row of D: its address is kept.
+        return LIVE_REGISTERS_ACROSS + self.cols // 4 if self.swap_ab else LIVE_REGISTERS_DIRECT
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers that the producer needs at least, or it spills."""
+        narrow = self.cluster != (1, 1) and self.layout == "nn" and self.chunk_b == 16
+        return PRODUCER_REGISTERS[narrow]
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.bm * self.bn // (128 * self.sharers) // (2 if self.acc == "f16" else 1)
+
+    @property
+    def atoms_m(self) -> int:
+        """64-row blocks of one warpgroup."""
+        return self.rows // (WGMMA_M * (self.sharers // self.warps_n))
+
+    @property
+    def atoms_n(self) -> int:
+        """wgmma instructions side by side in one warpgroup."""
+        return self.cols // (self.warps_n * self.atom_n)
+
+    @property
+    def chunk_b(self) -> int:
+        """Columns of a box of B whose rows run along n: as many as one swizzle covers, and no wgmma straddles."""
+        return WGMMA_M if self.swap_ab else _widest(self.atom_n)
+
+    @property
+    def boxes_a(self) -> int:
+        """Boxes of rows in which a CTA loads its part of A."""
+        return ceil_div(self.bm // self.cluster[1], MAX_BOX)
+
+    @property
+    def boxes_b(self) -> int:
+        """The same of B where its rows run along k."""
+        return ceil_div(self.bn // self.cluster[0], MAX_BOX)
+
+    @property
+    def store_group(self) -> int:
+        """Accumulator columns that a warp stores at a time."""
+        return _widest(self.atom_n)
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.stages * (self.bm + self.bn) * self.bk * 2
+
+    @property
+    def store_bytes(self) -> int:
+        """Buffers of the epilogue: two per consumer warp, of 16 rows or columns of D."""
+        return self.consumers * 4 * STORE_BUFFERS * 16 * self.store_group * 2 if self.epilogue == "tma" else 0
+
+    @property
+    def smem_bytes(self) -> int:
+        """Ring, epilogue buffers, the ring's two mbarriers per stage, and 32 bytes of order barriers and flags."""
+        return self.ring_bytes + self.store_bytes + 16 * self.stages + 32
+
+    @property
+    def reduces_in_cluster(self) -> bool:
+        return self.reduce == "cluster"
+
+    @property
+    def cluster_ctas(self) -> int:
+        return self.split_k if self.reduces_in_cluster else self.cluster[0] * self.cluster[1]
+
+    @property
+    def ctas(self) -> int:
+        """CTA tiles of the problem, those of clusters that reach beyond it and slices of k included."""
+        clusters = ceil_div(self.tiles_m, self.cluster[0]) * ceil_div(self.tiles_n, self.cluster[1])
+        return clusters * self.cluster[0] * self.cluster[1] * self.split_k
+
+    @property
+    def estimated_registers(self) -> int:
+        """What ptxas will report: the entry value with setmaxnreg, else a rough guide."""
+        return self.entry_registers if self.registers else min(self.entry_registers, self.accumulator_registers + 38)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its author should know of a legal record."""
+        found = super().remarks
+        if self.layout == "nn" and self.chunk_b < CHUNK:
+            found.append(f"boxes of B are {self.chunk_b} columns wide: {self.bn // self.chunk_b} of them per k-tile")
+        tiles = self.tiles_m * self.tiles_n * self.split_k
+        if self.schedule == "pingpong" and tiles <= self.target.sms:
+            found.append("schedule pingpong with one tile per CTA leaves every second warpgroup without work")
+        if self.tiles_m % self.cluster[0] or self.tiles_n % self.cluster[1]:
+            found.append(f"cluster={list(self.cluster)} reaches beyond the {self.tiles_m} x {self.tiles_n} tiles")
+        if self.target.sms % self.cluster_ctas:
+            found.append(f"clusters of {self.cluster_ctas} leave SMs idle")
+        return found
+
+    @property
+    def name(self) -> str:
+        return self.named(f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}")
+
+    @property
+    def launch(self) -> dict[str, str | int]:
+        """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
+        b_rows = self.bn // self.cluster[0] // self.boxes_b if self.layout == "tn" else self.bk // self.cluster[0]
+        return {
+            "entry": self.name,
+            "launch": "tma",
+            "layout": self.layout,
+            "threads": self.threads,
+            "smem_bytes": self.smem_bytes,
+            "bm": self.bm,
+            "bn": self.bn,
+            "bk": self.bk,
+            "split_k": self.split_k,
+            "reduce": self.reduce or "none",
+            "persistent": int(not self.reduces_in_cluster),
+            "cluster_m": self.cluster[0],
+            "cluster_n": self.cluster[1],
+            "box_a_cols": 64,
+            "box_a_rows": self.bm // self.cluster[1] // self.boxes_a,
+            "box_b_cols": 64 if self.layout == "tn" else self.chunk_b,
+            "box_b_rows": b_rows,
+            **_box_d(self, self.store_group if self.epilogue == "tma" else 0),
+        }
+
     @property
     def launch_options(self) -> dict[str, int]:
-        return {}
+        """Data fields that the launcher takes when it opens the kernel."""
+        return {
+            "raster_axis": "mn".index(self.raster_axis),
+            "raster_group": self.raster_group,
+            "hint_a": HINTS.index(self.hint_a),
+            "hint_b": HINTS.index(self.hint_b),
+            "pdl": int(self.pdl),
+        }
+
+    @property
+    def other_options(self) -> list[dict[str, int]]:
+        """Both axes, bands of one tile and of more than there are, all hints, overlap."""
+        return [
+            {"raster_axis": 1, "raster_group": 1, "hint_a": 1, "hint_b": 2, "pdl": 1},
+            {"raster_axis": 0, "raster_group": 2, "hint_a": 2, "hint_b": 0},
+            {"raster_axis": 1, "raster_group": 64, "hint_b": 1},
+        ]
 
 
-Kernel = Annotated[Sm80Multistage | Sm80Direct, Field(discriminator="family")]
-FAMILIES: dict[str, type[Sm80Multistage] | type[Sm80Direct]] = {
+class Sm90Small(Sm90Kernel):
+    """All of a CTA's k is in shared memory at once, no ring; for problems whose time is latency, on sm_90a.
+
+    ``k_chunks`` of 64 are what a CTA holds; ``split_k`` CTAs of a cluster share the k of a tile. ``exact``: the tile
+    divides m and n, and the k is compiled in. Engine ``tma_wgmma`` has one warpgroup per 64 rows, ``cpasync_mma`` up to
+    four warps of mma.sync, whose tiles may be 16 rows high.
+    """
+
+    family: Literal["sm90_small"]
+    k_chunks: Annotated[int, Field(ge=1, le=32)]
+    engine: Literal["tma_wgmma", "cpasync_mma"]
+    exact: bool
+    split_k: Literal[1, 2, 4, 8]
+
+    @classmethod
+    def plain(cls, problem: Problem) -> dict[str, Any]:
+        """A 64 x 64 tile, or as few rows as D has; slices of k until one fits into shared memory."""
+        swap_ab = problem.m < WGMMA_M
+        bm, chunks = ceil_div(problem.m, 16) * 16 if swap_ab else 64, ceil_div(problem.k, CHUNK)
+        split_k = next((split for split in (1, 2, 4) if ceil_div(chunks, split) <= 8), 8)
+        return {
+            "bm": bm,
+            "bn": 64,
+            "swap_ab": swap_ab,
+            "k_chunks": min(32, ceil_div(chunks, split_k)),
+            "engine": "tma_wgmma",
+            "exact": False,
+            "split_k": split_k,
+        }
+
+    def violations(self) -> Iterator[str]:
+        if broken := list(self._tile_violations()):
+            yield from broken
+            return
+        yield from self.alignment_violations()
+        yield from self.count_violations()
+        chunks = ceil_div(self.k, CHUNK)
+        if (slice_chunks := ceil_div(chunks, self.split_k)) > self.k_chunks:
+            each = f" / split_k={self.split_k}" if self.split_k > 1 else ""
+            yield f"k_chunks={self.k_chunks}: the {chunks} chunks of {CHUNK} in k={self.k}{each} are {slice_chunks}"
+        if self.exact:
+            units = {"m": self.bm, "n": self.bn, "k": CHUNK * self.split_k}
+            for name, unit in units.items():
+                if getattr(self, name) % unit:
+                    yield f"exact=true: {name}={getattr(self, name)} must be a multiple of {unit}"
+        gpu = self.target
+        if self.smem_bytes > gpu.smem_block_bytes:
+            yield (
+                f"k_chunks={self.k_chunks}: {self.smem_bytes} bytes of shared memory "
+                f"exceed the {gpu.smem_block_bytes} of {self.gpu}"
+            )
+        if self.split_k > 1 and (size := self.bm * self.bn * 4) > self.operand_bytes:
+            yield f"split_k={self.split_k}: {size} bytes of partial sums exceed the operands' {self.operand_bytes}"
+
+    def _tile_violations(self) -> Iterator[str]:
+        if self.engine == "cpasync_mma":
+            if self.swap_ab:
+                yield "swap_ab=true: is for engine tma_wgmma, an mma.sync is 16 rows high anyway"
+            for field, extent, warps in (("bm", self.bm, self.mma_repeat[0]), ("bn", self.bn, self.mma_repeat[1])):
+                if extent % (16 * warps):
+                    yield f"{field}={extent}: must be a multiple of {16 * warps}, {warps} warps of 16"
+            if not (self.bm % 16 or self.bn % 16) and self.accumulator_registers > MMA_SYNC_ACCUMULATORS:
+                yield (
+                    f"bn={self.bn}: {self.accumulator_registers} accumulator registers exceed the "
+                    f"{MMA_SYNC_ACCUMULATORS} that leave room for fragments"
+                )
+            return
+        along, across = ("bn", "bm") if self.swap_ab else ("bm", "bn")
+        if self.rows % WGMMA_M or self.rows > MAX_BOX:
+            yield f"{along}={self.rows}: must be 64, 128, 192 or {MAX_BOX}, a warpgroup takes {WGMMA_M} rows"
+        elif self.cols % 16 or self.cols > MAX_BOX:
+            yield f"{across}={self.cols}: must be a multiple of 16 up to {MAX_BOX}, the columns of one wgmma"
+        else:
+            yield from self.register_violations(self.cols, f"{across}={self.cols}", self.entry_registers)
+
+    @property
+    def k_step(self) -> int:
+        """A chunk: one box of TMA, 128 bytes of each row."""
+        return CHUNK
+
+    @property
+    def bk(self) -> int:
+        return CHUNK
+
+    @property
+    def stages(self) -> int:
+        """Chunks in shared memory; none is used twice."""
+        return self.k_chunks
+
+    @property
+    def threads(self) -> int:
+        if self.engine == "tma_wgmma":
+            return 2 * self.rows
+        return 32 * self.mma_repeat[0] * self.mma_repeat[1]
+
+    @property
+    def mma_repeat(self) -> tuple[int, int, int]:
+        """Warps of mma.sync along m and n: up to four, as square as the tile allows."""
+        warps_m = min(2, self.bm // 16)
+        return warps_m, max(1, min(4 // warps_m, self.bn // 16)), 1
+
+    @property
+    def warp_m(self) -> int:
+        """16-row MMA blocks of one warp."""
+        return self.bm // (MMA_M * self.mma_repeat[0])
+
+    @property
+    def warp_n(self) -> int:
+        """8-column MMA blocks of one warp; always even, ldmatrix.x4 brings two."""
+        return self.bn // (MMA_N * self.mma_repeat[1])
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.bm * self.bn // self.threads // (2 if self.acc == "f16" else 1)
+
+    @property
+    def predicated(self) -> bool:
+        return not self.exact
+
+    @property
+    def bake(self) -> tuple[Baked, ...]:
+        return ("k",) if self.exact else ()
+
+    @property
+    def baked_k(self) -> int:
+        return self.k if self.exact else 0
+
+    @property
+    def chunk_b(self) -> int:
+        """Columns of a box of B whose rows run along n: as many as one swizzle covers, and the tile has."""
+        return WGMMA_M if self.swap_ab else _widest(self.bn)
+
+    @property
+    def prefetch(self) -> Prefetch:
+        """Fragments of mma.sync are loaded right before use: at most a few MMAs follow."""
+        return Prefetch(kind="none")
+
+    @property
+    def smem_swizzle(self) -> Swizzle:
+        """The 128-byte swizzle, of rows of one chunk."""
+        return (3, 3, 3)
+
+    @property
+    def smem_swizzle_b(self) -> Swizzle:
+        """The same for rows of k; rows along n are swizzled by the bits of their number."""
+        vectors = self.bn // VECTOR
+        return (3, 3, 3) if self.layout == "tn" else (3, 3, max(3, (vectors & -vectors).bit_length() - 1))
+
+    @property
+    def swizzle_period(self) -> int:
+        """16-byte vectors after which both swizzles repeat: steps by its multiples are plain additions."""
+        return max(1 << (bits + base - 3 + shift) for bits, base, shift in (self.smem_swizzle, self.smem_swizzle_b))
+
+    @property
+    def static_steps_a(self) -> bool:
+        """Whether ldmatrix addresses of A advance by constants: rows by sums, columns by xor."""
+        return MMA_M * self.mma_repeat[0] * (CHUNK // VECTOR) % self.swizzle_period == 0
+
+    @property
+    def static_steps_b(self) -> bool:
+        """The same for B; for nn its rows run along k."""
+        rows = (self.bn if self.layout == "nn" else self.mma_repeat[1] * CHUNK) * 16
+        return rows // VECTOR % self.swizzle_period == 0
+
+    @property
+    def g2s_cols(self) -> int:
+        """Threads along a row of a copy: its eight vectors."""
+        return 8
+
+    @property
+    def g2s_cols_b(self) -> int:
+        vectors = self.bn // VECTOR
+        return 8 if self.layout == "tn" else min(vectors & -vectors, 8)
+
+    @property
+    def operand_bytes(self) -> int:
+        return (self.bm + self.bn) * CHUNK * 2 * self.k_chunks
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.operand_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        """Operands, and an mbarrier per chunk where TMA brings it."""
+        return self.operand_bytes + (8 * self.k_chunks if self.engine == "tma_wgmma" else 0)
+
+    @property
+    def cluster_ctas(self) -> int:
+        return self.split_k
+
+    @property
+    def most_k(self) -> int:
+        return CHUNK * self.k_chunks * self.split_k
+
+    def code(self) -> dict[str, Any]:
+        fields = super().code()
+        fields["baked"] = {"k": self.baked_k} if self.exact else {}
+        return fields
+
+    @property
+    def estimated_registers(self) -> int:
+        """Accumulators and addressing, fragments of mma.sync; a rough guide for pruning."""
+        fragments = 4 * self.warp_m + 2 * self.warp_n if self.engine == "cpasync_mma" else 0
+        return self.accumulator_registers + fragments + 32
+
+    @property
+    def name(self) -> str:
+        return self.named(f"{self.bm}x{self.bn}_c{self.k_chunks}")
+
+    @property
+    def launch(self) -> dict[str, str | int]:
+        """What the generic launcher must know of the compiled kernel."""
+        tma = self.engine == "tma_wgmma"
+        facts: dict[str, str | int] = {
+            "entry": self.name,
+            "launch": "tma" if tma else "cluster",
+            "layout": self.layout,
+            "threads": self.threads,
+            "smem_bytes": self.smem_bytes,
+            "bm": self.bm,
+            "bn": self.bn,
+            "bk": CHUNK,
+            "split_k": self.split_k,
+            "reduce": "cluster" if self.split_k > 1 else "none",
+            "persistent": 0,
+            "steps": self.k_chunks,
+            "exact": int(self.exact),
+            "baked_k": self.baked_k,
+            "cluster_m": 1,
+            "cluster_n": 1,
+            "box_d_cols": 0,
+            "box_d_rows": 0,
+        }
+        if tma:
+            facts |= {
+                "box_a_cols": CHUNK,
+                "box_a_rows": self.bm,
+                "box_b_cols": CHUNK if self.layout == "tn" else self.chunk_b,
+                "box_b_rows": self.bn if self.layout == "tn" else CHUNK,
+            }
+        return facts
+
+
+def _widest(extent: int) -> int:
+    """The widest swizzled row, in halves, that divides an extent."""
+    return next(width for width in (64, 32, 16) if extent % width == 0)
+
+
+def _null(value: str | None) -> str:
+    return "null" if value is None else value
+
+
+def _box_d(record: Sm90Wgmma, group: int) -> dict[str, str | int]:
+    """A warp's stores: 16 rows of D and a group of its columns, or the other way round; zeros without TMA."""
+    cols, rows = (16, group) if record.swap_ab else (group, 16)
+    return {"box_d_cols": cols if group else 0, "box_d_rows": rows if group else 0}
+
+
+Record = Sm80Multistage | Sm80Direct | Sm90Wgmma | Sm90Small
+FAMILIES: dict[str, type[Record]] = {
     "sm80_multistage": Sm80Multistage,
     "sm80_direct": Sm80Direct,
+    "sm90_wgmma": Sm90Wgmma,
+    "sm90_small": Sm90Small,
 }
-_KERNEL: TypeAdapter[Sm80Multistage | Sm80Direct] = TypeAdapter(Kernel)
+_KERNEL: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="family")])
 
 
 class IllegalRecord(ValueError):
     """A record that breaks a rule; the message names field, value and rule."""
 
 
-def parse(fields: dict[str, Any] | str | bytes) -> Sm80Multistage | Sm80Direct:
+def parse(fields: dict[str, Any] | str | bytes) -> Record:
     """A record from a JSON line or from its fields; raises IllegalRecord with every broken rule in one line."""
     try:
         if not isinstance(fields, dict):
@@ -628,7 +1419,7 @@ def explain(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def revise(record: Sm80Multistage | Sm80Direct, **changes: Any) -> Sm80Multistage | Sm80Direct:
+def revise(record: Record, **changes: Any) -> Record:
     """The record with fields changed, validated anew (pydantic's model_copy would skip the rules)."""
     return parse(record.model_dump(mode="json") | changes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -114,7 +115,9 @@ class OpenKernel:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # On a device that has stopped, unloading fails as well: what stopped it is what counts.
+        with suppress(LaunchError) if value else nullcontext():
+            self.close()
 
     def check(self, code: int) -> None:
         """Raises LaunchError for a code that is not 0."""

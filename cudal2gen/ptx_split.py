@@ -10,7 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-_ENTRY = re.compile(r"^\.visible \.entry (\w+)\($.*?^}$", re.MULTILINE | re.DOTALL)
+# Braces of inline assembly stand at the start of a line, too.
+_ENTRY = re.compile(r"^\.visible \.entry (\w+)\($.*?^}$(?!\n\t// end inline asm)", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r'^\t\.file\t(\d+) "([^"]*)"', re.MULTILINE)
 _LOC = re.compile(r"^\t\.loc\t(\d+) (\d+) (\d+).*\n", re.MULTILINE)
 _LABEL = re.compile(r"^(\$L__(?:tmp|func)\w*):\n", re.MULTILINE)

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cudal2gen import places
-from cudal2gen.kernel import Sm80Direct, Sm80Multistage
+from cudal2gen.kernel import Record
 
 
 def _cxx(value: Any) -> str | int:
@@ -32,7 +32,7 @@ def _environment() -> Environment:
     )
 
 
-def render(record: Sm80Multistage | Sm80Direct) -> str:
+def render(record: Record) -> str:
     """The kernel's complete CuTe source. Pure: equal code fields give the same bytes.
 
     Raises jinja2.UndefinedError or TypeError only for a fault in a template, never for a legal record.

@@ -48,9 +48,9 @@ T = TypeVar("T")
 
 
 class Line(BaseModel):
-    """Something that is stored, one JSON line each."""
+    """Something that is stored, one JSON line each. Infinite errors, which a NaN in D gives, are kept as such."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Case(Line):
@@ -66,6 +66,7 @@ class Case(Line):
     allowed: float | None
     ctas: int
     findings: tuple[str, ...]
+    options: dict[str, int] = {}  # launch options in place of the record's own
 
     @property
     def passed(self) -> bool:
@@ -122,7 +123,7 @@ class Environment(Line):
 
     @property
     def bandwidth_bytes_us(self) -> float:
-        """Peak of device memory, two transfers a clock."""
+        """Peak of device memory, two transfers a clock; 0 where it is not known."""
         return 2.0 * self.max_memory_mhz * self.memory_bus_bits / 8
 
     def peak_flops_us(self, acc: Acc) -> float:
@@ -140,11 +141,11 @@ class Environment(Line):
         peak = self.peak_flops_us(problem.acc)
         floor = problem.flops / peak if peak else 0.0
         read = 2 * problem.k * (problem.m + problem.n)
-        return max(floor, read / self.bandwidth_bytes_us) if cold else floor
+        return max(floor, read / self.bandwidth_bytes_us) if cold and self.bandwidth_bytes_us else floor
 
 
 class Conditions(Line):
-    """The card while a measurement ran, read before each round. ``throttle``: NVML's reasons seen in any of them."""
+    """The card while a measurement ran, read between rounds. ``throttle``: NVML's reasons seen in any of them."""
 
     sm_mhz: tuple[int, ...]
     memory_mhz: tuple[int, ...]
@@ -181,7 +182,7 @@ class Measurement(Line):
     """One problem under one protocol. ``absent``: contenders that could not run, and why.
 
     ``l2`` is ``exceeded`` where one set of operands is larger than three times the L2: hot and cold are then the same.
-    ``digest``: our binary's, also where it is absent.
+    ``digest``: our binary's, also where it is absent; ``options``: the data that it was launched with.
     """
 
     kind: Literal["measurement"] = "measurement"
@@ -198,6 +199,7 @@ class Measurement(Line):
     target_qps: float | None = None
     seed: int
     digest: str = ""
+    options: dict[str, int] = {}
     timings: tuple[Timing, ...]
     absent: dict[str, str] = {}
     conditions: Conditions

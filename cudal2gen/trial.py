@@ -7,7 +7,8 @@ NaN, what lies around D must stay as it was, A and B too. What is compared is wh
 on the device, in chunks; for the 0/1 inputs that is the published test as well: their fp32 product is the fp64 one.
 
 Two checks are made once per kernel: that it works on the given stream, in order, and, where a baseline is handed in,
-the published criterion: its largest error against an fp32 product of normal inputs does not exceed the baseline's.
+the published criterion: its largest error against an fp32 product of normal inputs exceeds the baseline's by chance at
+most.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen import sanitizer
-from cudal2gen.catalog import Record
 from cudal2gen.compiler import Artifact
 from cudal2gen.gpu import Absent, Contender, GpuError, Kernel, Operands
-from cudal2gen.kernel import Acc, Problem, ceil_div
+from cudal2gen.kernel import Acc, Problem, Record, ceil_div
 from cudal2gen.launcher import LaunchError
 from cudal2gen.results import Case, Rounding, Verdict
 from cudal2gen.rounding import SAMPLE, agreement, ulps
@@ -43,10 +43,13 @@ GUARD = 4096  # elements before and after each matrix
 # Bits of fp16. The poisons are a NaN that no arithmetic makes, and a number; what lies around D is a third pattern.
 NAN, POISONS, CANARY = 0x7E01, (0x7D5A, 0xBADA - 0x10000), 0x5A5A
 CHUNK = 1 << 27  # elements of D that are compared at a time, in fp64
-SAMPLED = 1 << 33  # m n k up to which an fp16 accumulator's bound is computed for every element
+# m n k up to which an fp16 accumulator's bound is computed for every element: each 8 of k pass over all of D, in fp64.
+SAMPLED = 1 << 33
 LENGTHS = (32, 256, 2048)  # of k, at which device and emulator are compared
 DRAWS = 3  # of normal inputs, for the published criterion
-SLACK = 2.0**-6  # by which, relatively, the largest error may exceed the baseline's: orders of sums differ
+# By which, relatively, the largest error and the root mean square of all may exceed the baseline's. Which of two orders
+# of sums has the larger largest error is chance: it varies by a sixth on 64x64, the root mean square by two percent.
+SLACK, SLACK_RMS = 2.0**-6, 2.0**-4
 
 
 class Bed(Protocol):
@@ -302,12 +305,15 @@ def _run(step: list[int]) -> slice | list[int]:
     return slice(step[0], step[-1] + 1) if whole else step
 
 
-def largest_error(operands: Operands) -> float:
-    """Largest |D - fp32 product|, infinite for a NaN."""
+def errors(operands: Operands) -> tuple[float, float]:
+    """|D - fp32 product|, infinite for a NaN: the largest, and the root mean square."""
     a, b, d = operands.a, operands.b, operands.d
     step, wide_b = max(1, CHUNK // d.shape[1]), b.float()
-    tops = range(0, len(a), step)
-    return max(float(_error(d[at : at + step], a[at : at + step].float() @ wide_b.T).max()) for at in tops)
+    worst = total = 0.0
+    for part in (slice(at, at + step) for at in range(0, len(a), step)):
+        error = _error(d[part], a[part].float() @ wide_b.T)
+        worst, total = max(worst, float(error.max())), total + float(error.square().sum())
+    return worst, (total / d.numel()) ** 0.5
 
 
 def run_case(
@@ -412,21 +418,26 @@ def stream_case(bed: Bed, record: Record, contender: Contender, shape: Shape, se
 
 
 def accuracy_case(bed: Bed, record: Record, contender: Contender, baseline: Contender, shape: Shape) -> Case:
-    """The published criterion: no larger error than the baseline, against fp32. Raises Absent as the baseline does."""
-    ours = theirs = 0.0
+    """The published criterion: no larger error than the baseline, against fp32. Raises Absent as the baseline does.
+
+    Where the largest is larger, the root mean square decides whether that was chance.
+    """
+    largest, squares = {contender: 0.0, baseline: 0.0}, {contender: 0.0, baseline: 0.0}
     for seed in range(DRAWS):
         stage = Stage(bed, record, _problem(record, shape))
         for one in (baseline, contender):
             stage.fill("normal", seed, POISONS[0])
             _enqueue(bed, one.bind(stage.operands))
-            error = largest_error(stage.operands)
-            if one is baseline:
-                theirs = max(theirs, error)
-            else:
-                ours = max(ours, error)
+            worst, rms = errors(stage.operands)
+            largest[one], squares[one] = max(largest[one], worst), squares[one] + rms**2 / DRAWS
+    ours, theirs = largest[contender], largest[baseline]
+    likely = squares[contender] <= squares[baseline] * (1 + SLACK_RMS) ** 2
     allowed = theirs * (1 + SLACK)
     said = f"largest error against fp32, at most that of {baseline.name}"
-    findings = [f"less-accurate: {ours:.4g} against {baseline.name}'s {theirs:.4g}"] if not ours <= allowed else []
+    chance = likely and allowed < ours < float("inf")
+    said += ", larger by chance: the root mean square is not" if chance else ""
+    less = not (ours <= allowed or chance)
+    findings = [f"less-accurate: {ours:.4g} against {baseline.name}'s {theirs:.4g}"] if less else []
     return _case(record, shape, "normal", said, ours, allowed, findings)
 
 
@@ -469,6 +480,8 @@ def validate(bed: Bed, record: Record, digest: str, open_kernel: Open, baseline:
                 tools["baseline"] = f"not run: {error}"
     except LaunchError as error:  # from opening it
         cases.append(_case(record, own, "none", "nothing", 0.0, None, [f"launch-refused: {error}"]))
+    except RuntimeError as error:
+        cases.append(_case(record, own, "none", "nothing", 0.0, None, [f"device-error: {str(error).splitlines()[0]}"]))
     finally:
         for one in opened.values():
             close = getattr(one, "close", None)

@@ -27,11 +27,10 @@ from numpy.typing import NDArray
 
 from cudal2gen import emulator
 from cudal2gen.compiler import Artifact
-from cudal2gen.kernel import Sm80Direct, Sm80Multistage, ceil_div
+from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
 
-Record = Sm80Multistage | Sm80Direct
 Array = NDArray[Any]
 
 INPUTS = ("binary", "sparse", "integers", "normal", "cancelling", "special")
@@ -42,13 +41,17 @@ SMS = 2
 
 @dataclass(frozen=True)
 class Shape:
-    """A problem to execute. ``swizzle_stride`` is the launch option; ``corners``: the corner CTAs of the grid only."""
+    """A problem to execute. ``swizzle_stride`` and ``options``: launch options in place of the record's own.
+
+    ``corners``: the corner CTAs of the grid only.
+    """
 
     m: int
     n: int
     k: int
     swizzle_stride: int | None = None
     corners: bool = False
+    options: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def stress_shapes(record: Record) -> list[Shape]:
     slices of several widths; the record's own problem where it is small.
     """
     bm, bn, bk = record.bm, record.bn, record.k_step
-    stages = record.stages if record.family == "sm80_multistage" else 1
+    stages = record.ring_steps
     least = record.split_k
     below, at, above = (bk * max(least, tiles) for tiles in (stages - 1, stages, stages + 2))
     shapes = [(bm, bn, bk * least), (2 * bm, bn, below), (bm, 2 * bn, at), (2 * bm, 3 * bn, above)]
@@ -86,28 +89,34 @@ def stress_shapes(record: Record) -> list[Shape]:
     baked = [(m, record.baked_n or n, record.baked_k or k) for m, n, k in shapes]
     if record.m * record.n * record.k <= SMALL_PROBLEM:
         baked.append((record.m, record.n, record.k))
-    if record.padding == "pad":
+    if record.caller_pads:
         baked = [(_aligned(m, bm), _aligned(n, bn), _aligned(k, bk)) for m, n, k in baked]
-    persistent = record.launch["raster"] == "persistent"
-    fitting = [(m, n, k) for m, n, k in dict.fromkeys(baked) if k > 0 and ceil_div(k, bk) >= record.split_k]
-    return [
-        Shape(m, n, k, stride, corners=n > 4 * bn and "n" in record.bake and not persistent)
+    fitting = [
+        (m, n, k)
+        for m, n, k in dict.fromkeys(baked)
+        if k > 0 and ceil_div(k, bk) >= record.split_k and k <= (record.most_k or k)
+    ]
+    found = [
+        Shape(m, n, k, stride, corners=n > 4 * bn and bool(record.baked_n) and record.grid_is_tiles)
         for m, n, k in fitting
         for stride in _strides(record, n)
     ]
+    # Other orders of tiles than the record's own.
+    m, n, k = 2 * bm, 3 * bn, record.baked_k or bk * least
+    return found + [Shape(m, n, k, options=tuple(options.items())) for options in record.other_options]
 
 
 def own_shape(record: Record) -> Shape:
     """The record's own problem; only the corners of its grid where it is too large to execute as a whole.
 
-    A persistent kernel's CTAs share all tiles, so for it a large problem shrinks to three tiles in each direction.
+    Where CTAs of the grid are not tiles of the problem, a large one shrinks to three tiles in each direction.
     """
     m, n, k = record.m, record.n, record.k
-    if record.padding == "pad":
+    if record.caller_pads:
         m, n, k = record.tiles_m * record.bm, record.tiles_n * record.bn, _aligned(k, record.k_step)
     if m * n * k <= SMALL_PROBLEM:
         return Shape(m, n, k)
-    if record.launch["raster"] == "persistent":
+    if not record.grid_is_tiles:
         return Shape(min(m, 3 * record.bm), record.baked_n or min(n, 3 * record.bn), k)
     return Shape(m, n, k, corners=True)
 
@@ -217,7 +226,7 @@ def execute(
     m, n, k = shape.m, shape.n, shape.k
     # Elements between rows. What is baked in must be packed, and what is counted should be as a user has it.
     pad_k, pad_n = 0 if record.baked_k or counters else 8, 0 if record.baked_n or counters else 8
-    lda, ldd = _aligned(k) + pad_k, (n if record.predicated else _aligned(n)) + pad_n
+    lda, ldd = _aligned(k) + pad_k, (_aligned(n) if record.stores_vectors else n) + pad_n
     ldb = lda if record.layout == "tn" else _aligned(n) + pad_n
     tiles_m, tiles_n = _executed(shape, record)
     rows, cols = _covered(tiles_m, record.bm, m), _covered(tiles_n, record.bn, n)
@@ -237,10 +246,11 @@ def execute(
     options = dict(record.launch_options)
     if shape.swizzle_stride is not None:
         options["swizzle_stride"] = shape.swizzle_stride
+    options |= dict(shape.options)
     gpu = record.target
     # An SM holds one CTA, so that a persistent kernel's take several tiles each.
     device = emulator.Device(
-        sm_count=SMS,
+        sm_count=SMS * record.cluster_ctas,
         smem_optin_bytes=gpu.smem_block_bytes,
         capability=_capability(gpu.sm),
         name=gpu.title,
@@ -333,6 +343,7 @@ def run_case(
         allowed=allowed,
         ctas=done.ctas,
         findings=findings,
+        options=dict(shape.options),
     )
     return case, done
 
@@ -382,6 +393,15 @@ def summary(record: Record, done: Execution) -> dict[str, float]:
         "barriers": counters.barriers,
         "instructions_per_k_tile": sum(counters.instructions.values()) / work,
     }
+    if counters.bulk_boxes:
+        steps = done.tiles * ceil_div(done.a.shape[1], record.k_step)
+        table |= {
+            "wgmma_per_k_tile": counters.wgmma / steps,
+            "mbarrier_waits_per_k_tile": counters.mbarrier_waits / steps,
+            "bytes tma load": counters.bulk_load_bytes,
+            "bytes tma delivered": counters.bulk_delivered_bytes,
+            "bytes tma store": counters.bulk_store_bytes,
+        }
     for kind, banks in counters.shared_banks.items():
         table[f"bank_conflicts {kind}"] = banks.conflicts
     for kind, traffic in counters.global_traffic.items():

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudal2gen.kernel import Sm80Direct, Sm80Multistage
-from tests.strategies import STAGED_8, STAGED_16, STRAIGHT, TO_GLOBAL, direct, multistage, prefetch
+from cudal2gen.kernel import Record, Sm80Multistage, Sm90Small, Sm90Wgmma
+from tests.strategies import (
+    STAGED_8,
+    STAGED_16,
+    STRAIGHT,
+    TO_GLOBAL,
+    direct,
+    multistage,
+    prefetch,
+    single_shot,
+    wgmma,
+)
 
 # Small tiles execute fast; two warps, so that barriers matter.
 SMALL: dict[str, Any] = {
@@ -25,7 +35,48 @@ def small(**changes: Any) -> Sm80Multistage:
     return multistage(**(SMALL | changes))
 
 
-PATHS: dict[str, Sm80Multistage | Sm80Direct] = {
+# One consumer warpgroup and a narrow tile; a problem of several tiles, ragged everywhere.
+RING: dict[str, Any] = {
+    "bm": 64,
+    "bn": 32,
+    "atom_n": 32,
+    "consumers": 1,
+    "registers": None,
+    "stages": 3,
+    "m": 200,
+    "n": 136,
+    "k": 328,
+}
+TWO: dict[str, Any] = {"consumers": 2, "bm": 128}
+PINGPONG: dict[str, Any] = {"consumers": 2, "schedule": "pingpong"}
+SWAPPED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 64}
+IN_CLUSTER: dict[str, Any] = {"reduce": "cluster", "epilogue": "direct"}
+ONCE: dict[str, Any] = {"bm": 64, "bn": 32, "k_chunks": 3, "m": 64, "n": 64, "k": 128}
+MMA: dict[str, Any] = {"engine": "cpasync_mma", "bm": 32}
+
+
+def ring(**changes: Any) -> Sm90Wgmma:
+    return wgmma(**(RING | changes))
+
+
+def once(**changes: Any) -> Sm90Small:
+    return single_shot(**(ONCE | changes))
+
+
+# Every width of the instruction, by turns with both accumulators and layouts.
+WIDTHS: dict[str, Record] = {
+    f"wgmma n{n}": ring(
+        acc="f16" if n // 16 % 2 or n > 208 else "f32",
+        layout="nn" if n // 32 % 2 else "tn",
+        bn=n,
+        atom_n=n,
+        n=2 * n + 8,
+        epilogue="direct" if n == 112 else "tma",
+    )
+    for n in range(16, 257, 16)
+}
+
+PATHS: dict[str, Record] = {
     "single": small(),
     "single f32": small(acc="f32"),
     "single two stages": small(stages=2),
@@ -86,4 +137,57 @@ PATHS: dict[str, Sm80Multistage | Sm80Direct] = {
     "small direct split_k f32": direct(split_k=3, acc="f32"),
     "small direct baked": direct(bake=["k"]),
     "small direct unrolled": direct(bake=["n", "k"], unroll_k=True),
+    "wgmma": ring(),
+    "wgmma nn": ring(layout="nn", bn=64, atom_n=64),
+    "wgmma bk 128": ring(bk=128, stages=2, acc="f16", layout="nn"),
+    "wgmma five stages": ring(stages=5, raster_axis="n", hint_a="first", hint_b="last", pdl=True),
+    "wgmma two CTAs an SM": ring(min_blocks=2, hint_a="last", hint_b="first"),
+    "wgmma 2x1": ring(cluster=[2, 1]),
+    "wgmma 1x2 nn": ring(cluster=[1, 2], layout="nn"),
+    "wgmma 2x2": ring(cluster=[2, 2], bk=128, stages=2),
+    "wgmma 4x1 nn": ring(cluster=[4, 1], layout="nn", acc="f16"),
+    "wgmma 1x4": ring(cluster=[1, 4]),
+    "wgmma two consumers": ring(**TWO, registers=[40, 232], cluster=[2, 1], layout="nn"),
+    "wgmma two consumers side by side": ring(consumers=2, warps_n=2, bn=64, registers=[24, 240]),
+    "wgmma three consumers": ring(consumers=3, bm=192, registers=[32, 160], cluster=[1, 2]),
+    "wgmma three consumers, two boxes of A": ring(consumers=3, bm=384, stages=2, m=400),
+    "wgmma four instructions": ring(bm=128, bn=64, atom_n=32, acc="f16"),
+    "wgmma full size": ring(**TWO, bn=256, atom_n=256, registers=[40, 232], m=256, n=256, k=256),
+    "wgmma full size f16": ring(acc="f16", consumers=2, bm=256, bn=256, atom_n=256, m=256, n=256, k=256),
+    "wgmma pingpong": ring(**PINGPONG, registers=[40, 232]),
+    "wgmma pingpong 2x1 nn": ring(**PINGPONG, cluster=[2, 1], layout="nn", acc="f16"),
+    "wgmma direct": ring(epilogue="direct", acc="f16"),
+    "wgmma direct, any n": ring(epilogue="direct", n=133),
+    "wgmma swapped": ring(**SWAPPED),
+    "wgmma swapped nn": ring(**SWAPPED, layout="nn", cluster=[2, 1]),
+    "wgmma swapped, sixteen rows": ring(swap_ab=True, bm=16, bn=128, atom_n=16, consumers=2, m=16, n=256),
+    "wgmma swapped side by side f16": ring(
+        **SWAPPED | {"bm": 64}, consumers=2, warps_n=2, acc="f16", cluster=[1, 2], bk=128, stages=2
+    ),
+    "wgmma swapped direct": ring(**SWAPPED, layout="nn", epilogue="direct", cluster=[1, 2]),
+    "wgmma swapped pingpong": ring(**(PINGPONG | SWAPPED), acc="f16"),
+    "wgmma workspace": ring(split_k=3, reduce="workspace"),
+    "wgmma workspace pingpong f16": ring(**PINGPONG, split_k=2, reduce="workspace", acc="f16", epilogue="direct"),
+    "wgmma workspace 2x1": ring(**TWO, split_k=2, reduce="workspace", cluster=[2, 1]),
+    "wgmma workspace swapped nn": ring(**SWAPPED, split_k=5, reduce="workspace", layout="nn", acc="f16"),
+    "wgmma cluster split 2": ring(**IN_CLUSTER, split_k=2),
+    "wgmma cluster split 4 f16 nn": ring(**IN_CLUSTER, **TWO, split_k=4, acc="f16", layout="nn", bn=64),
+    "wgmma cluster split 8 swapped": ring(**IN_CLUSTER, swap_ab=True, bm=16, bn=64, atom_n=16, split_k=8, k=1000),
+    **WIDTHS,
+    "once": once(),
+    "once nn f16": once(layout="nn", acc="f16", bn=48, n=88),
+    "once any n": once(n=61, m=61),
+    "once two warpgroups": once(bm=128),
+    "once exact": once(exact=True),
+    "once swapped nn": once(swap_ab=True, bm=16, bn=64, layout="nn", m=1),
+    "once swapped exact f16": once(swap_ab=True, bm=32, bn=128, n=256, acc="f16", exact=True),
+    "once split 2": once(split_k=2, k=256),
+    "once split 4 exact f16": once(split_k=4, k=512, exact=True, acc="f16", bm=128, m=128),
+    "once split 8 swapped": once(split_k=8, k=1000, swap_ab=True, bm=32, bn=128),
+    "once mma": once(**MMA),
+    "once mma nn": once(**MMA | {"bm": 16}, bn=64, layout="nn"),
+    "once mma one warp f16": once(**MMA | {"bm": 16}, bn=16, acc="f16", k_chunks=1, k=56),
+    "once mma exact": once(**MMA, exact=True),
+    "once mma split 2": once(**MMA, split_k=2, k=256),
+    "once mma split 4 exact f16 nn": once(**MMA, split_k=4, k=512, exact=True, acc="f16", layout="nn"),
 }

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from cudal2gen.kernel import GPUS, IllegalRecord, Sm80Direct, Sm80Multistage, parse
+from cudal2gen.kernel import GPUS, IllegalRecord, Sm80Direct, Sm80Multistage, Sm90Small, Sm90Wgmma, parse
 
 ORIGIN = {"source": "test", "structure": "modelled", "changed": []}
 
@@ -58,6 +58,53 @@ DIRECT: dict[str, Any] = {
     "padding": "none",
     "split_k": 1,
 }
+WGMMA: dict[str, Any] = {
+    "gpu": "h200",
+    "acc": "f32",
+    "layout": "tn",
+    "m": 4096,
+    "n": 4096,
+    "k": 4096,
+    "family": "sm90_wgmma",
+    "origin": ORIGIN,
+    "bm": 128,
+    "bn": 256,
+    "swap_ab": False,
+    "bk": 64,
+    "stages": 4,
+    "cluster": [1, 1],
+    "consumers": 2,
+    "warps_n": 1,
+    "atom_n": 256,
+    "schedule": "cooperative",
+    "raster_axis": "m",
+    "raster_group": 8,
+    "split_k": 1,
+    "reduce": None,
+    "epilogue": "tma",
+    "registers": [40, 232],
+    "hint_a": "normal",
+    "hint_b": "normal",
+    "pdl": False,
+    "min_blocks": 1,
+}
+SINGLE_SHOT: dict[str, Any] = {
+    "gpu": "h200",
+    "acc": "f32",
+    "layout": "tn",
+    "m": 64,
+    "n": 128,
+    "k": 256,
+    "family": "sm90_small",
+    "origin": ORIGIN,
+    "bm": 64,
+    "bn": 64,
+    "swap_ab": False,
+    "k_chunks": 4,
+    "engine": "tma_wgmma",
+    "exact": False,
+    "split_k": 1,
+}
 SMALL: dict[str, Any] = {
     "bm": 32,
     "bn": 32,
@@ -81,6 +128,20 @@ def direct(**changes: Any) -> Sm80Direct:
     """The plain 32x32 record of the direct family with fields changed."""
     record = parse(DIRECT | changes)
     assert isinstance(record, Sm80Direct)
+    return record
+
+
+def wgmma(**changes: Any) -> Sm90Wgmma:
+    """The plain 128x256x64 record of the Hopper family with fields changed."""
+    record = parse(WGMMA | changes)
+    assert isinstance(record, Sm90Wgmma)
+    return record
+
+
+def single_shot(**changes: Any) -> Sm90Small:
+    """The plain 64x64 record of the small Hopper family with fields changed."""
+    record = parse(SINGLE_SHOT | changes)
+    assert isinstance(record, Sm90Small)
     return record
 
 
@@ -204,4 +265,95 @@ def direct_records(draw: st.DrawFn) -> Sm80Direct:
     )
 
 
-records = st.one_of(multistage_records(), direct_records())
+@st.composite
+def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
+    """Legal sm90_wgmma records over the whole space, odd widths and clusters beyond the matrix included."""
+    swap_ab = draw(st.booleans())
+    schedule = draw(st.sampled_from(["cooperative", "cooperative", "pingpong"]))
+    consumers = 2 if schedule == "pingpong" else draw(st.sampled_from([1, 2, 3]))
+    warps_n = draw(st.sampled_from([1, 2])) if schedule == "cooperative" and consumers == 2 else 1
+    sharers = 1 if schedule == "pingpong" else consumers
+    rows = 64 * sharers // warps_n * draw(st.sampled_from([1, 1, 2]))
+    cols = 16 * warps_n * draw(st.integers(1, max_cols // 16 // warps_n))
+    atom_n = draw(st.sampled_from([n for n in range(16, 257, 16) if cols // warps_n % n == 0]))
+    bm, bn = (cols, rows) if swap_ab else (rows, cols)
+    layout = draw(st.sampled_from(["tn", "nn"]))
+    reduce = draw(st.sampled_from([None, None, "cluster", "workspace"]))
+    split_k = {None: 1, "cluster": draw(st.sampled_from([2, 4, 8])), "workspace": draw(st.integers(2, 5))}[reduce]
+    clusters = [[1, 1]] if reduce == "cluster" else [[1, 1], [2, 1], [1, 2], [2, 2], [4, 1]]
+    bk = draw(st.sampled_from([64, 128]))
+    fields = {
+        "gpu": draw(st.sampled_from(["h100", "h200"])),
+        "acc": draw(st.sampled_from(["f16", "f32"])),
+        "layout": layout,
+        "m": draw(st.integers(1, 3 * bm)),
+        "n": 8 * draw(st.integers(1, 3 * bn // 8)),
+        "k": 8 * draw(st.integers((split_k - 1) * bk // 8 + 1, 6 * bk)),
+        "bm": bm,
+        "bn": bn,
+        "swap_ab": swap_ab,
+        "bk": bk,
+        "stages": draw(st.integers(2, max(2, min(8, 220_000 // ((bm + bn) * bk * 2))))),
+        "cluster": draw(st.sampled_from(clusters)),
+        "consumers": consumers,
+        "warps_n": warps_n,
+        "atom_n": atom_n,
+        "schedule": "cooperative" if reduce == "cluster" else schedule,
+        "raster_axis": draw(st.sampled_from(["m", "n"])),
+        "raster_group": draw(st.integers(1, 9)),
+        "split_k": split_k,
+        "reduce": reduce,
+        "epilogue": "direct" if reduce == "cluster" else draw(st.sampled_from(["tma", "direct"])),
+        "registers": draw(st.sampled_from({1: [None], 2: [None, [40, 232]], 3: [None, [32, 160]]}[consumers])),
+        "hint_a": draw(st.sampled_from(["normal", "first", "last"])),
+        "hint_b": draw(st.sampled_from(["normal", "first", "last"])),
+        "pdl": draw(st.booleans()),
+        "min_blocks": 1,
+    }
+    try:
+        return wgmma(**fields)
+    except IllegalRecord:
+        # Registers and shared memory, which this strategy does not model.
+        assume(False)
+        raise
+
+
+@st.composite
+def single_shot_records(draw: st.DrawFn) -> Sm90Small:
+    """Legal sm90_small records of both engines."""
+    engine = draw(st.sampled_from(["tma_wgmma", "cpasync_mma"]))
+    swap_ab = engine == "tma_wgmma" and draw(st.booleans())
+    if engine == "tma_wgmma":
+        rows, cols = 64 * draw(st.integers(1, 2)), 16 * draw(st.integers(1, 8))
+        bm, bn = (cols, rows) if swap_ab else (rows, cols)
+    else:
+        bm, bn = draw(st.sampled_from([16, 32, 64, 96, 128])), draw(st.sampled_from([16, 32, 64, 96, 128]))
+    exact, split_k, k_chunks = draw(st.booleans()), draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 6))
+    if exact:
+        m, n, k = bm * draw(problem_sizes), bn * draw(problem_sizes), 64 * split_k * draw(st.integers(1, k_chunks))
+    else:
+        m, n = draw(st.integers(1, 3 * bm)), 8 * draw(st.integers(1, 3 * bn // 8))
+        k = 8 * draw(st.integers((split_k - 1) * 8 + 1, k_chunks * split_k * 8))
+    try:
+        return single_shot(
+            gpu=draw(st.sampled_from(["h100", "h200"])),
+            acc=draw(st.sampled_from(["f16", "f32"])),
+            layout=draw(st.sampled_from(["tn", "nn"])),
+            m=m,
+            n=n,
+            k=k,
+            bm=bm,
+            bn=bn,
+            swap_ab=swap_ab,
+            k_chunks=k_chunks,
+            engine=engine,
+            exact=exact,
+            split_k=split_k,
+        )
+    except IllegalRecord:
+        # Shared memory, and partial sums that do not fit where the operands were.
+        assume(False)
+        raise
+
+
+records = st.one_of(multistage_records(), direct_records(), wgmma_records(), single_shot_records())

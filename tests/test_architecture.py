@@ -17,6 +17,7 @@ FLOORS = {
     "ptx_split": 0,
     "kernel": 0,
     "catalog": 1,
+    "model": 1,
     "renderer": 1,
     "launcher": 1,
     "compiler": 2,

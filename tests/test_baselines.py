@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from cudal2gen import baselines, bench, results
-from cudal2gen.gpu import Absent, Binder, Contender, Operands, Winner
+from cudal2gen.gpu import Absent, Binder, Contender, GpuError, Operands, Winner
 from cudal2gen.kernel import Problem
 from tests import vendor
 from tests.devices import FakeDevice
@@ -144,10 +144,10 @@ def test_no_algorithm_is_a_reason_not_a_crash(device: FakeDevice, library: vendo
 def test_descriptors_end_with_their_calls(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
     (contender,) = first(device, ["cublaslt-heuristic-tn"], "f32", tmp_path / "lt.jsonl")
     contender.prepare(problem(), no_race)
-    call = contender.bind(device.operands(problem(), 1, 0)[0])
-    assert library.alive("desc") == 1
-    call()
-    del call
+    calls = [contender.bind(operands) for operands in device.operands(problem(), 3, 0)]
+    assert library.alive("desc") == 1, "calls of the same sizes share them"
+    calls[0]()
+    del calls
     gc.collect()
     assert [library.alive(kind) for kind in ("desc", "layout", "preference")] == [0, 0, 0]
 
@@ -167,7 +167,8 @@ def test_cublas_is_told_a_stream_once(
     assert told == [7]
     monkeypatch.setattr(device, "stream", lambda: 9)
     contender.bind(device.operands(problem(), 1, 0)[0])()
-    assert told == [7, 9]
+    call()
+    assert told == [7, 9, 7], "all calls share the handle, and it is moved back for a call on the first stream"
 
 
 def test_the_fakes_take_what_the_bindings_take(library: vendor.Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +189,53 @@ def test_the_fakes_take_what_the_bindings_take(library: vendor.Library, monkeypa
 def test_unknown_names_are_refused(device: FakeDevice, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cublaslt: must be of torch\.matmul, cublas-nn"):
         first(device, ["cublaslt"], "f32", tmp_path)
+
+
+def test_missing_bindings_are_said_before_anything_is_measured(
+    device: FakeDevice, library: vendor.Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> int:
+        raise RuntimeError("libcublasLt.so not found")
+
+    from nvmath.bindings import cublasLt
+
+    monkeypatch.setattr(cublasLt, "get_version", missing)
+    with pytest.raises(GpuError, match=r"libcublasLt.so not found\): pip install 'cudal2gen\[gpu\]', or choose"):
+        first(device, ["torch.matmul", "cublas-nn"], "f32", tmp_path)
+    monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
+    with pytest.raises(GpuError, match=r"ModuleNotFoundError: .*nvmath"):
+        first(device, ["cublaslt-heuristic-tn"], "f32", tmp_path)
+    assert first(device, ["torch.matmul"], "f32", tmp_path)
+
+
+def test_an_algorithm_that_is_refused_later_is_absent(
+    device: FakeDevice, library: vendor.Library, tmp_path: Path
+) -> None:
+    """Chosen for packed matrices, say, and called on others."""
+    (contender,) = first(device, ["cublaslt-heuristic-nn"], "f32", tmp_path / "lt.jsonl")
+    contender.prepare(problem(), no_race)
+    library.refused = {0}
+    with pytest.raises(Absent, match="cuBLASLt refuses its algorithm: status 15"):
+        contender.bind(device.operands(problem(), 1, 0)[0])()
+
+
+def test_an_attribute_that_an_algorithm_lacks_is_left_out(
+    device: FakeDevice, library: vendor.Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvmath.bindings import cublasLt
+
+    get = cublasLt.matmul_algo_config_get_attribute
+
+    def some(algo: int, attr: int, *rest: int) -> None:
+        if attr == int(cublasLt.MatmulAlgoConfigAttribute.CLUSTER_SHAPE_ID):
+            raise library.error(7)
+        get(algo, attr, *rest)
+
+    monkeypatch.setattr(cublasLt, "matmul_algo_config_get_attribute", some)
+    (contender,) = first(device, ["cublaslt-heuristic-nn"], "f32", tmp_path)
+    contender.prepare(problem(), no_race)
+    assert "tile_id=" in contender.detail
+    assert "cluster" not in contender.detail
 
 
 def test_compiled_torch_is_a_contender(device: FakeDevice, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ import pytest
 
 from cudal2gen import bench, catalog, results
 from cudal2gen.bench import Settings, TooGood, Work, measure, states, stratified
+from cudal2gen.gpu import alone
 from cudal2gen.kernel import Problem
+from cudal2gen.launcher import LaunchError
 from tests.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
 from tests.paths import small
 
@@ -34,6 +36,7 @@ def one(device: FakeDevice, contenders: list[Any], work: Work, of: Problem, **se
     return measured
 
 
+EXCEEDED = Work("device", "exceeded")
 COLD, HOT, SERVER = Work("device", "cold"), Work("device", "hot"), Work("server", "hot")
 SMALL = problem(64, 64, 64)
 
@@ -87,7 +90,7 @@ def test_cold_evicts_before_each_sample_and_uses_a_set_per_call() -> None:
     assert timing.event_us == pytest.approx([8.0] * len(timing.event_us))
 
 
-@pytest.mark.parametrize(("work", "sets"), [(COLD, bench.MOST_CALLS), (HOT, 1)])
+@pytest.mark.parametrize(("work", "sets"), [(COLD, bench.MOST_CALLS), (SERVER, bench.RACE_CALLS), (EXCEEDED, 1)])
 def test_sets_of_operands(work: Work, sets: int) -> None:
     device = FakeDevice()
     asked = []
@@ -260,6 +263,18 @@ def test_what_is_stored_is_not_measured_again(tmp_path: Path) -> None:
     assert run(store, FakeDevice(), settings=hosted).measured == 4
 
 
+def test_other_data_of_the_same_binary_is_measured_again(tmp_path: Path) -> None:
+    store = tmp_path / "m.jsonl"
+    narrow, wide = (
+        small(gpu="h200", acc="f32", m=64, n=160, k=64, stages=2, raster="zsplit", swizzle_stride=stride)
+        for stride in (32, 64)
+    )
+    assert narrow.name == wide.name
+    for record, measured in ((narrow, 2), (narrow, 0), (wide, 2)):
+        assert run(store, FakeDevice(), records=[record]).measured == measured
+    assert [one.options for one in stored(store)[1:3]] == [{"swizzle_stride": 32}, {"swizzle_stride": 64}]
+
+
 def stored(path: Path) -> list[results.Measurement]:
     return results.measurements(path).measurements
 
@@ -280,14 +295,29 @@ def test_a_budget_ends_the_run_and_says_what_is_left(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> None:
-    def crash(operands: Any, launches: int) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+    class Stopped(FakeDevice):
+        """After an error the device answers nothing else."""
 
-    device = FakeDevice()
+        stopped = False
+
+        def synchronize(self) -> None:
+            if self.stopped:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+            super().synchronize()
+
+    class Unloaded(FakeKernel):
+        def close(self) -> None:
+            if device.stopped:
+                raise LaunchError(700, "an illegal memory access was encountered")
+
+    def crash(operands: Any, launches: int) -> None:
+        device.stopped = True
+
+    device = Stopped()
     first = stratified(record.problem for record in records())[0]
 
     def open_kernel(record: catalog.Record) -> FakeKernel:
-        return FakeKernel(device, record, 8.0, faulty=crash if record.problem == first else None)
+        return Unloaded(device, record, 8.0, faulty=crash if record.problem == first else None)
 
     def go() -> bench.Outcome:
         return bench.run(
@@ -295,11 +325,38 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
             tmp_path / "m.jsonl",
         )  # fmt: skip
 
-    with pytest.raises(RuntimeError, match=f"{first.mnk}: .* stopped the device: CUDA error: an illegal"):
+    with pytest.raises(bench.Stopped, match=f"{first.mnk}: .* stopped the device: CUDA error: an illegal"):
         go()
+    device.stopped = False
     outcome = go()
     assert (outcome.known, outcome.faults) == (1, [])
     assert len({one.mnk for one in stored(tmp_path / "m.jsonl")}) == 4
+
+
+def test_what_the_device_survives_is_the_problems_fault(tmp_path: Path) -> None:
+    """Too little memory, say: the others are measured, and this one is tried again."""
+    device = FakeDevice()
+    operands, first = device.operands, stratified(record.problem for record in records())[0]
+
+    def short(of: Problem, count: int, seed: int) -> Any:
+        if of == first:
+            raise RuntimeError("CUDA out of memory\nmore")
+        return operands(of, count, seed)
+
+    device.operands = short  # type: ignore[method-assign]
+    outcome = run(tmp_path / "m.jsonl", device)
+    assert outcome.faults == [f"{first.mnk}: CUDA out of memory"]
+    assert len({one.mnk for one in stored(tmp_path / "m.jsonl")}) == 3
+    assert run(tmp_path / "m.jsonl", FakeDevice()).known == 3
+
+
+def test_a_baseline_that_fails_in_its_own_way_is_absent() -> None:
+    def fail(operands: Any, launches: int) -> None:
+        raise ArithmeticError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    device = FakeDevice()
+    measured = one(device, [Product(device, "cudal2gen", 8.0), Product(device, "b", 9.0, faulty=fail)], HOT, SMALL)
+    assert measured.absent == {"b": "ArithmeticError: CUBLAS_STATUS_NOT_SUPPORTED"}
 
 
 CHILD = """
@@ -308,12 +365,16 @@ import torch
 from pathlib import Path
 from tests import test_bench, devices
 class Slow(devices.FakeDevice):
-    def reading(self):
-        time.sleep(0.002)
-        return super().reading()
+    def evict(self):
+        time.sleep(0.0005)
+        super().evict()
 print("ready", flush=True)
 test_bench.run(Path(sys.argv[1]), Slow())
 """
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def test_ten_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> None:
@@ -321,13 +382,17 @@ def test_ten_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> Non
     rng = random.Random(5)
     environment = os.environ | {"PYTHONHASHSEED": "0"}
     seen: list[str] = []
-    for _ in range(10):
+    for number in range(10):
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(store)], stdout=subprocess.PIPE, env=environment, text=True
         )
         assert child.stdout is not None
         child.stdout.readline()
-        time.sleep(rng.uniform(0.02, 0.3))
+        before, last = _size(store), time.monotonic() + 20
+        # Every other one is let come to a measurement, however slow the machine is.
+        while number % 2 and child.poll() is None and _size(store) == before and time.monotonic() < last:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0.0, 0.05 if number % 2 else 0.3))
         child.send_signal(signal.SIGKILL)
         child.wait()
         now = store.read_bytes().decode().splitlines(keepends=True) if store.exists() else []
@@ -390,6 +455,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(gpu, "Gpu", FakeCard)
     monkeypatch.setattr(gpu, "Kernel", opened)
     real = baselines.contenders
+    monkeypatch.setattr(baselines, "_check_vendor", lambda: None)
 
     def contenders(names: list[str], acc: Any, device: Any, tuned: Path) -> list[Any]:
         real(names, acc, device, tuned)
@@ -421,6 +487,15 @@ def test_the_command_measures_and_resumes(command: Any, tmp_path: Path) -> None:
     few = command("--mnk", "64_64_64", "--acc", "f32", "--again", "--baselines", "cublas-nn,cublas-tn")
     assert few.exit_code == 0
     assert stored(tmp_path / "m.jsonl")[-1].contenders == ["cudal2gen", "cublas-nn", "cublas-tn", "cublas-max"]
+
+
+def test_a_stopped_device_is_one_line_of_the_command(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise bench.Stopped("64_64_64: k or a baseline stopped the device: CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(bench, "run", stop)
+    done = command("--mnk", "64_64_64", "--acc", "f32")
+    assert (done.exit_code, done.stderr.splitlines()[-1][:26]) == (1, "error: 64_64_64: k or a ba")
 
 
 def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) -> None:
@@ -476,6 +551,16 @@ def test_durations(text: str, seconds: float) -> None:
     from cudal2gen.cli import _seconds
 
     assert _seconds(text) == seconds
+
+
+def test_two_at_once_would_measure_each_other(command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDAL2GEN_CACHE_DIR", str(tmp_path / "cache"))
+    chosen = ["--mnk", "64_64_64", "--acc", "f32", "--baselines", "none"]
+    with alone(0):
+        refused = command(*chosen)
+    assert refused.exit_code == 3
+    assert "another process measures on device 0" in refused.stderr
+    assert command(*chosen).exit_code == 0
 
 
 def test_without_a_gpu_the_command_says_so() -> None:

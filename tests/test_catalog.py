@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cudal2gen import catalog, places
-from cudal2gen.kernel import Problem, revise
-from tests.strategies import multistage
+from cudal2gen.kernel import MmaSyncKernel, Problem, revise
+from tests.strategies import multistage, wgmma
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,8 @@ def test_origins_are_what_they_may_be(records: list[catalog.Record]) -> None:
 
 
 def test_k_is_baked_only_where_it_was_published(records: list[catalog.Record]) -> None:
-    baked = [record for record in records if record.bake and (record.gpu, record.acc) == ("a100", "f16")]
+    a100 = [record for record in records if (record.gpu, record.acc) == ("a100", "f16")]
+    baked = [record for record in a100 if isinstance(record, MmaSyncKernel) and record.bake]
     assert len(baked) == 85
     assert all(record.bake == ("k",) for record in baked)
 
@@ -86,6 +87,24 @@ def test_another_gpu_or_layout_takes_the_record_with_that_field_changed(small: P
     assert (found.record.gpu, found.record.layout, found.record.mnk) == ("h200", "nn", "128_128_64")
     assert found.note is not None
     assert found.note.endswith("a100 f16 tn 128_128_64, with gpu and layout changed")
+
+
+def test_h100_takes_the_records_of_h200_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.jsonl"
+    catalog.save([multistage(acc="f32", m=m) for m in (128, 4096)] + [wgmma(m=4096), wgmma(m=256)], path)
+    found = catalog.find(asked(4096, 4096, 4096, gpu="h100", acc="f32"), path)
+    assert found.record == revise(wgmma(), gpu="h100")
+    assert found.record.name == wgmma().name, "the same kernel"
+    assert found.note == (
+        "no record for h100 f32 tn 4096_4096_4096; taking that of h200 f32 tn 4096_4096_4096, with gpu changed"
+    )
+    # Off the grid, too, before any of another architecture; and A100 never gets one.
+    assert catalog.find(asked(128, 4096, 4096, gpu="h100", acc="f32"), path).record.m == 256
+    assert catalog.find(asked(256, 4096, 4096, acc="f32"), path).record.family == "sm80_multistage"
+    nn = catalog.find(asked(256, 4096, 4096, gpu="h100", acc="f32", layout="nn"), path)
+    assert (nn.record.layout, nn.record.family) == ("nn", "sm90_wgmma")
+    assert nn.note is not None
+    assert nn.note.endswith("with gpu and layout changed")
 
 
 def test_a_gpu_that_the_record_does_not_fit_takes_the_nearest_that_does(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cudal2gen import catalog, places
-from cudal2gen.kernel import Problem
+from cudal2gen.kernel import FAMILIES, Problem, parse
 from cudal2gen.renderer import render
 
 
@@ -94,12 +94,41 @@ def test_show_says_when_min_blocks_is_out_of_reach() -> None:
     assert "min_blocks=16 only bounds registers" in done.stdout.replace("\n", " ")
 
 
+def test_another_family_starts_from_a_plain_record() -> None:
+    done = run("show", "--mnk", "4096_4096_4096", "--gpu", "h200", "--set", "family=sm90_wgmma", "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["record"]["family"] == "sm90_wgmma"
+    assert shown["record"]["origin"]["structure"] == "modelled"
+    assert (shown["derived"]["arch"], shown["derived"]["entry_registers"]) == ("sm_90a", 168)
+    assert shown["derived"]["cluster_ctas"] == 1
+    changed = run(
+        *("show", "--mnk", "4096_4096_4096", "--gpu", "h200", "--json", "--set", "cluster=2,1"),
+        *("--set", "family=sm90_wgmma", "--set", "registers=null", "--set", "stages=3"),
+    )
+    record = json.loads(changed.stdout)["record"]
+    assert (record["cluster"], record["registers"], record["stages"]) == ([2, 1], None, 3)
+    message = error("show", "--mnk", "4096_4096_4096", "--set", "family=sm90_wgmma")
+    assert message == "gpu=a100: sm90_wgmma needs one of h100, h200"
+
+
+@pytest.mark.parametrize("mnk", ["1_8_8", "16_4096_512", "64_64_64", "100_128_4096", "4096_4096_64", "64_32_4096"])
+@pytest.mark.parametrize("family", ["sm90_wgmma", "sm90_small"])
+@pytest.mark.parametrize("acc", ["f16", "f32"])
+def test_a_plain_record_is_legal(mnk: str, family: str, acc: str) -> None:
+    m, n, k = (int(part) for part in mnk.split("_"))
+    problem = Problem.model_validate({"gpu": "h200", "acc": acc, "layout": "tn", "m": m, "n": n, "k": k})
+    origin = {"source": "test", "structure": "modelled", "changed": []}
+    fields = problem.model_dump() | {"family": family, "origin": origin} | FAMILIES[family].plain(problem)
+    assert parse(fields).family == family
+
+
 def test_list_filters(own_catalog: dict[str, str]) -> None:
     assert len(run("list", "--gpu", "a100", "--acc", "f16").stdout.splitlines()) == 1000
     direct = run("list", "--family", "sm80_direct", "--json").stdout.splitlines()
     assert direct
     assert all(json.loads(line)["family"] == "sm80_direct" for line in direct)
-    nothing = run("list", "--gpu", "h200", env=own_catalog)
+    nothing = run("list", "--gpu", "l40s", env=own_catalog)
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "no record matches\n")
 
 
@@ -110,7 +139,7 @@ def test_edit_writes_a_checked_change(own_catalog: dict[str, str]) -> None:
     assert shown["prefetch"] == {"kind": "none", "distance": None}
     assert shown["origin"]["structure"] == "modelled"
     assert "prefetch" in shown["origin"]["changed"]
-    assert len(Path(own_catalog["CUDAL2GEN_CATALOG"]).read_text().splitlines()) == 3000
+    assert len(Path(own_catalog["CUDAL2GEN_CATALOG"]).read_text().splitlines()) == 5000
 
 
 def test_edit_changes_the_asked_record_only(own_catalog: dict[str, str]) -> None:
@@ -160,6 +189,23 @@ def test_run_executes_and_reports(tmp_path: Path) -> None:
     assert answer["case"]["max_error"] == 0
     assert answer["counters"]["mma_per_k_tile"] == 8
     assert "--on gpu" in error("run", "--mnk", "64_64_64", "--on", "gpu")
+
+
+def test_any_is_all_of_them(own_catalog: dict[str, str], tmp_path: Path) -> None:
+    kinds = [("a100", "f16"), ("a100", "f32"), ("h200", "f16"), ("h200", "f32")]
+    kept = [record for record in catalog.load() if record.mnk == "64_64_64" and (record.gpu, record.acc) in kinds]
+    catalog.save(kept, Path(own_catalog["CUDAL2GEN_CATALOG"]))
+    build = ("--build-dir", str(tmp_path / "b"), "build", "--all", "--json")
+    names = {
+        key: [json.loads(line)["name"] for line in run(*build, *options, env=own_catalog).stdout.splitlines()]
+        for key, options in {
+            "all": ("--gpu", "any", "--acc", "any"), "h200": ("--gpu", "h200", "--acc", "any"),
+            "f32": ("--gpu", "any", "--acc", "f32"),
+        }.items()
+    }  # fmt: skip
+    assert {key: len(found) for key, found in names.items()} == {"all": 4, "h200": 2, "f32": 2}
+    assert names["h200"] == [record.name for record in sorted(kept, key=lambda it: it.key) if record.gpu == "h200"]
+    assert "no records for any f16 nn" in error("build", "--all", "--gpu", "any", "--layout", "nn", env=own_catalog)
 
 
 def test_validate_stores_verdicts_and_changed_skips_them(tmp_path: Path) -> None:
@@ -269,7 +315,7 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
         (["render", "--all"], "--all needs --out DIR"),
         (["--catalog", "/nowhere/k.jsonl", "list"], "no catalog at /nowhere/k.jsonl"),
         (["edit", "--mnk", "64_64_64"], "nothing to change"),
-        (["build", "--all", "--gpu", "h200"], "no records for h200 f16 tn"),
+        (["build", "--all", "--gpu", "h100"], "no records for h100 f16 tn"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -280,7 +326,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments: list[str], message: 
 def test_a_truncated_catalog_is_named_by_line(own_catalog: dict[str, str]) -> None:
     path = Path(own_catalog["CUDAL2GEN_CATALOG"])
     path.write_text(path.read_text()[:-100])
-    assert f"{path}:3000: " in error("list", env=own_catalog)
+    assert f"{path}:5000: " in error("list", env=own_catalog)
 
 
 def test_no_compiler_is_exit_code_3() -> None:
@@ -293,7 +339,7 @@ def test_doctor_tells_what_there_is() -> None:
     done = run("doctor", "--json")
     answer = json.loads(done.stdout)
     assert done.returncode == 0
-    assert answer["catalog"]["detail"].startswith("3000 records")
+    assert answer["catalog"]["detail"].startswith("5000 records")
     assert answer["compile"]["ok"]
     assert answer["packs"] == {"ok": False, "detail": "none installed: cudal2gen.matmul is torch's"}
     broken = run("doctor", "--json", env={"CUDAL2GEN_PACK": "/nowhere"})

@@ -77,6 +77,7 @@ def test_a_build_leaves_whole_directories_and_nothing_else(tmp_path: Path) -> No
             "stack_bytes": 0,
             "smem_static_bytes": 0,
             "barriers": 1 if record.family == "sm80_multistage" else 0,
+            "losses": [],
         }
         assert 16 <= artifact.ptxas.registers <= 255
     assert seen[0] == (0, 4)
@@ -328,6 +329,37 @@ ptxas info    : Used 255 registers, used 2 barriers, 16 bytes smem, 408 bytes cm
     assert Ptxas("sm_80", 40, 0, 0, 0, 0, 0).findings == []
 
 
+@pytest.mark.parametrize(
+    ("line", "finding"),
+    [
+        (
+            "(C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry.",
+            "C7508 'setmaxnreg' ignored; unable to determine register count at entry.",
+        ),
+        (
+            "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to wgmma pipeline "
+            "crossing function boundary at a function call in the function 'k'",
+            "C7510 wgmma.mma_async instructions are serialized due to wgmma pipeline crossing function boundary "
+            "at a function call",
+        ),
+        (
+            "(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient "
+            "register resources for the wgmma pipeline in the function 'k'",
+            "C7511 wgmma.mma_async instructions are serialized due to insufficient register resources "
+            "for the wgmma pipeline",
+        ),
+        (
+            "(C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient "
+            "register resources for the function 'k'",
+            "C7512 wgmma.mma_async instructions are serialized due to insufficient register resources",
+        ),
+    ],
+)
+def test_what_ptxas_calls_a_loss_is_a_finding(line: str, finding: str) -> None:
+    log = f"ptxas info    : {line}\nptxas info    : {line}\nptxas info    : Used 168 registers, used 1 barriers"
+    assert compiler.parse_ptxas(log, "sm_90a").findings == [f"is slow, says ptxas: {finding}"]
+
+
 def test_a_kernel_that_spills_is_found() -> None:
     record = multistage(bm=256, bn=128, acc="f32", min_blocks=1, stages=2, **STRAIGHT, bk=32)
     assert compiler.build([record])[0].ptxas.findings
@@ -354,6 +386,13 @@ def test_split_keeps_the_symbols_that_a_kernel_uses() -> None:
     assert ".extern .shared .align 16 .b8 smem[];" in parts["b"]
     assert "unused" not in parts["a"] + parts["b"]
     assert "bra $L__BB_2;" in parts["b"]
+
+
+def test_split_knows_the_braces_of_inline_assembly() -> None:
+    body = "{\n\t// begin inline asm\n\t{\n.reg .pred p;\n}\n\t// end inline asm\n\tret;\n\n}\n"
+    text = ".version 9.0\n.target sm_90a\n.address_size 64\n\n"
+    parts = split(text + f".visible .entry a(\n)\n{body}.visible .entry b(\n)\n{body}")
+    assert all(parts[name].count("}") == 2 and parts[name].count("ret;") == 1 for name in ("a", "b"))
 
 
 def test_the_launcher_is_linked_against_no_cuda_library(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from cudal2gen.kernel import revise
 from cudal2gen.launcher import LaunchError
 from tests.emulated import EmulatedDevice
 from tests.paths import PATHS, small
+from tests.strategies import wgmma
 
 pytestmark = pytest.mark.torch
 
@@ -101,12 +102,19 @@ def test_records_of_another_capability_are_refused(h200: Gpu) -> None:
     h200.check(revise(record, gpu="h200"))
     h200.check(revise(record, gpu="h100"))
     for other, sm in (("a100", "sm_80"), ("l40s", "sm_89"), ("rtx5090", "sm_120")):
-        with pytest.raises(GpuError, match=rf"{other} kernels are for {sm}; this is NVIDIA H200, sm_90: .*--gpu h200"):
+        with pytest.raises(
+            GpuError, match=rf"{other} sm80_multistage is for {sm}; this is NVIDIA H200, sm_90: .*--gpu h200"
+        ):
             h200.check(revise(record, gpu=other))
     h200._properties.name, h200._properties.major, h200._properties.minor = "NVIDIA GeForce RTX 3090", 8, 6
     h200.check(revise(record, gpu="a100", bm=32))  # sm_80 code runs on 8.6
     with pytest.raises(GpuError, match="this is NVIDIA GeForce RTX 3090, sm_86"):
         h200.check(revise(record, gpu="l40s"))
+    h200._properties.name, h200._properties.major, h200._properties.minor = "NVIDIA H200", 9, 0
+    h200.check(wgmma())
+    h200._properties.name, h200._properties.major, h200._properties.minor = "NVIDIA B200", 10, 0
+    with pytest.raises(GpuError, match="h200 sm90_wgmma is for sm_90a; this is NVIDIA B200, sm_100"):
+        h200.check(wgmma())
 
 
 @pytest.fixture
@@ -159,6 +167,29 @@ def test_a_card_without_ecc_is_no_error(h200: Gpu, nvml: SimpleNamespace, monkey
 
     monkeypatch.setattr(nvml.module, "nvmlDeviceGetEccMode", refuses)
     assert h200.environment.ecc is None
+
+
+def test_what_the_host_does_not_tell_is_zero(h200: Gpu, nvml: SimpleNamespace, monkeypatch: Any) -> None:
+    def refuses(*_: Any) -> Any:
+        raise nvml.module.NVMLError(nvml.module.NVML_ERROR_NO_PERMISSION)
+
+    for name in nvml.answers:
+        if name.startswith("nvmlDevice") and name != "nvmlDeviceGetHandleByUUID":
+            monkeypatch.setattr(nvml.module, name, refuses)
+    assert h200.reading() == gpu.Reading(0, 0, 0.0, 0, frozenset())
+    assert h200.environment.floor_us(small().problem, cold=True) == 0
+
+
+def test_without_nvml_the_error_says_what_to_do(h200: Gpu, nvml: SimpleNamespace, monkeypatch: Any) -> None:
+    def refuses() -> None:
+        raise nvml.module.NVMLError(nvml.module.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setattr(nvml.module, "nvmlInit", refuses)
+    with pytest.raises(GpuError, match="NVML does not tell of NVIDIA H200: Driver Not Loaded"):
+        _ = h200.environment
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(GpuError, match=r"nvidia-ml-py is missing, .*: pip install 'cudal2gen\[gpu\]'"):
+        _ = h200.environment
 
 
 def test_the_card_is_read(h200: Gpu, nvml: SimpleNamespace) -> None:

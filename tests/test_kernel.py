@@ -8,23 +8,27 @@ import re
 import pytest
 from hypothesis import given
 
-from cudal2gen.kernel import GPUS, IllegalRecord, Sm80Direct, Sm80Multistage, parse, revise
+from cudal2gen.kernel import GPUS, IllegalRecord, Record, Sm80Multistage, parse, revise
 from tests.strategies import (
     DIRECT,
     MULTISTAGE,
+    SINGLE_SHOT,
     STAGED_16,
     STRAIGHT,
     TO_GLOBAL,
+    WGMMA,
     direct,
     multistage,
     multistage_records,
     prefetch,
     records,
+    single_shot,
+    wgmma,
 )
 
 
 @given(records)
-def test_a_record_survives_the_round_trip_through_json(record: Sm80Multistage | Sm80Direct) -> None:
+def test_a_record_survives_the_round_trip_through_json(record: Record) -> None:
     line = record.model_dump_json()
     assert parse(line) == record
     assert set(json.loads(line)) == set(type(record).model_fields), "every field is written out"
@@ -115,6 +119,130 @@ def test_an_illegal_record_names_field_value_and_rule(field: str, changes: dict[
 def test_the_direct_family_has_its_rules(changes: dict[str, object], rule: str) -> None:
     with pytest.raises(IllegalRecord, match=rule):
         parse(DIRECT | changes)
+
+
+THREE = {"consumers": 3, "bm": 192, "registers": [32, 160]}
+SPLIT = {"reduce": "cluster", "split_k": 2, "epilogue": "direct", "bn": 128, "atom_n": 128}
+ILLEGAL_WGMMA = [
+    ("gpu", {"gpu": "a100"}, "sm90_wgmma needs one of h100, h200"),
+    ("bk", {"bk": 32}, "input should be 64 or 128"),
+    ("stages", {"stages": 5}, "278640 bytes of shared memory exceed the 232448 of h200"),
+    ("stages", {"stages": 1}, "greater than or equal to 2"),
+    ("bm", {"bm": 64}, "multiple of 128, 2 warpgroups of 64 rows each"),
+    ("bn", {"swap_ab": True, "bm": 64, "bn": 64, "atom_n": 64}, "multiple of 128, 2 warpgroups of 64 rows each"),
+    ("atom_n", {"atom_n": 48}, "must divide bn=256"),
+    ("atom_n", {"bm": 64, "warps_n": 2}, "must divide bn=256 / warps_n=2"),
+    ("atom_n", {"atom_n": 40}, "multiple of 16"),
+    ("consumers", {"consumers": 1, "schedule": "pingpong"}, "must be 2 for schedule pingpong"),
+    ("warps_n", {"consumers": 3, "warps_n": 2}, "must divide the 3 consumer warpgroups"),
+    ("warps_n", {"schedule": "pingpong", "warps_n": 2}, "must divide the 1 consumer warpgroups"),
+    ("cluster", {"cluster": [4, 2]}, "8 CTAs exceed 4"),
+    ("cluster.0", {"cluster": [3, 1]}, "input should be 1, 2 or 4"),
+    ("bn", {"bn": 144, "atom_n": 144, "cluster": [4, 1]}, "multiple of 8\\*cluster\\[0\\] = 32"),
+    (
+        "bm",
+        {"swap_ab": True, "bm": 16, "bn": 128, "atom_n": 16, "cluster": [1, 4]},
+        "multiple of 8\\*cluster\\[1\\] = 32",
+    ),
+    ("registers.0", {"registers": [16, 232]}, "greater than or equal to 24"),
+    ("registers.1", {"registers": [40, 230]}, "multiple of 8"),
+    ("registers", {"registers": [40, 240]}, "520 for a producer and 2 consumers exceed the 504"),
+    ("registers", {"registers": [40, 160]}, "the producer must give and consumers take"),
+    (
+        "registers",
+        {"registers": [24, 232], "cluster": [2, 1], "layout": "nn", "bn": 208, "atom_n": 208},
+        "a producer for cluster \\[2, 1\\] and boxes of 16 columns needs 32 registers",
+    ),
+    (
+        "bn",
+        {"epilogue": "direct", "bm": 256, "bn": 192, "atom_n": 192, "stages": 3},
+        "and 56 beside them, exceed the 232",
+    ),
+    (
+        "bm",
+        {"epilogue": "direct", "swap_ab": True, "bm": 160, "bn": 256, "atom_n": 160, "stages": 3},
+        "and 88 beside them, exceed the 232",
+    ),
+    (
+        "bn",
+        {"bm": 256, "bn": 208, "atom_n": 208, "stages": 3},
+        "208 accumulator registers, and 32 beside them, exceed the 232",
+    ),
+    ("bn", {"bm": 256, "bn": 160, "atom_n": 160, "registers": None}, "exceed the 168 of a consumer thread"),
+    ("bm", {"swap_ab": True, "bm": 256, "bn": 256, "stages": 3}, "256 accumulator registers, and 32 beside them"),
+    (
+        "atom_n",
+        {**THREE, "bn": 208, "atom_n": 208, "stages": 3},
+        "104 accumulator registers of one wgmma, and 26 beside",
+    ),
+    (
+        "min_blocks",
+        {"bn": 64, "atom_n": 64, "min_blocks": 2, "registers": None},
+        "bytes of shared memory each, 1 fits on an SM",
+    ),
+    ("k", {"k": 100}, "multiple of 8, rows along k start on 16 bytes"),
+    ("n", {"n": 100}, "multiple of 8, rows along n start on 16 bytes"),
+    ("n", {"n": 100, "layout": "nn", "epilogue": "direct"}, "multiple of 8, rows along n start on 16 bytes"),
+    ("reduce", {"split_k": 2}, "is given for split_k above 1"),
+    ("reduce", {"reduce": "workspace"}, "is given for split_k above 1"),
+    ("split_k", {**SPLIT, "split_k": 3}, "must be one of 2, 4, 8 for reduce cluster"),
+    ("split_k", {"reduce": "workspace", "split_k": 64, "k": 64}, "exceeds the 1 k-steps of 64"),
+    ("cluster", {**SPLIT, "cluster": [2, 1]}, "must be \\[1, 1\\] for reduce cluster"),
+    ("schedule", {**SPLIT, "schedule": "pingpong"}, "must be cooperative for reduce cluster"),
+    ("epilogue", {**SPLIT, "epilogue": "tma"}, "must be direct for reduce cluster"),
+    (
+        "reduce",
+        {**SPLIT, "bn": 256, "atom_n": 256, "stages": 2},
+        "131072 bytes of partial sums exceed the ring's 98304",
+    ),
+    (
+        "bm",
+        {"m": 2**24, "n": 2**24, "bm": 64, "bn": 16, "atom_n": 16, "consumers": 1, "registers": None},
+        "are counted",
+    ),
+    ("mma_repeat", {"mma_repeat": [1, 1, 1]}, "extra inputs"),
+]
+ILLEGAL_SINGLE_SHOT = [
+    ("gpu", {"gpu": "l40s"}, "sm90_small needs one of h100, h200"),
+    ("bm", {"bm": 32}, "must be 64, 128, 192 or 256, a warpgroup takes 64 rows"),
+    ("bn", {"bn": 24}, "multiple of 16 up to 256, the columns of one wgmma"),
+    ("bm", {"swap_ab": True, "bm": 24}, "multiple of 16 up to 256, the columns of one wgmma"),
+    ("bn", {"bm": 256, "bn": 256}, "128 accumulator registers of one wgmma, and 26 beside them, exceed the 128"),
+    ("k_chunks", {"k": 264}, "the 5 chunks of 64 in k=264 are 5"),
+    ("k_chunks", {"k": 1024, "split_k": 2}, "the 16 chunks of 64 in k=1024 / split_k=2 are 8"),
+    ("k_chunks", {"k_chunks": 16}, "262272 bytes of shared memory exceed the 232448"),
+    ("split_k", {"split_k": 3}, "input should be 1, 2, 4 or 8"),
+    ("split_k", {"split_k": 8}, "exceeds the 4 k-steps of 64"),
+    (
+        "split_k",
+        {"bm": 256, "bn": 128, "k_chunks": 1, "split_k": 4},
+        "131072 bytes of partial sums exceed the operands' 49152",
+    ),
+    ("exact", {"exact": True, "m": 60}, "m=60 must be a multiple of 64"),
+    ("exact", {"exact": True, "n": 72}, "n=72 must be a multiple of 64"),
+    ("exact", {"exact": True, "k": 192, "split_k": 2}, "k=192 must be a multiple of 128"),
+    ("swap_ab", {"engine": "cpasync_mma", "swap_ab": True}, "is for engine tma_wgmma"),
+    ("bm", {"engine": "cpasync_mma", "bm": 48}, "must be a multiple of 32, 2 warps of 16"),
+    ("bn", {"engine": "cpasync_mma", "bn": 80, "bm": 16}, "must be a multiple of 64, 4 warps of 16"),
+    ("bn", {"engine": "cpasync_mma", "bm": 256, "bn": 128}, "256 accumulator registers exceed the 128"),
+    ("k", {"k": 100}, "multiple of 8, rows along k start on 16 bytes"),
+    ("n", {"n": 100, "layout": "nn"}, "multiple of 8, rows along n start on 16 bytes"),
+]
+ILLEGAL_SM90 = [(WGMMA, *row) for row in ILLEGAL_WGMMA] + [(SINGLE_SHOT, *row) for row in ILLEGAL_SINGLE_SHOT]
+
+
+@pytest.mark.parametrize(
+    ("base", "field", "changes", "rule"), ILLEGAL_SM90, ids=[f"{row[1]}-{i}" for i, row in enumerate(ILLEGAL_SM90)]
+)
+def test_an_illegal_hopper_record_names_field_value_and_rule(
+    base: dict[str, object], field: str, changes: dict[str, object], rule: str
+) -> None:
+    with pytest.raises(IllegalRecord) as caught:
+        parse(base | changes)
+    message = str(caught.value)
+    assert re.search(rf"(?:^|; ){re.escape(field)}\b", message), message
+    assert re.search(rule, message), message
+    assert wgmma().key != single_shot().key, "the records that are broken here are whole before"
 
 
 def test_all_broken_rules_are_reported_at_once() -> None:

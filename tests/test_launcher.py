@@ -11,7 +11,7 @@ import pytest
 
 from cudal2gen import catalog, compiler, emulator
 from cudal2gen.launcher import LaunchError, OpenKernel
-from tests.paths import small
+from tests.paths import IN_CLUSTER, SWAPPED, TWO, once, ring, small
 
 VALUE, MISALIGNED, NO_FILE = 1, 716, 301
 
@@ -96,6 +96,112 @@ def test_what_a_kernel_cannot_do_is_refused_in_words(
     assert session.launches == []
 
 
+# The same for a Hopper kernel of 64 x 32 tiles.
+TMA_GOOD: dict[str, Any] = GOOD | {"m": 64, "k": 128, "lda": 128, "ldb": 128}
+TMA_REFUSED: list[tuple[catalog.Record, dict[str, Any], int, str]] = [
+    (ring(), {"a": (1 << 20) + 8}, MISALIGNED, "A and B must be aligned to 16 bytes"),
+    (ring(), {"lda": 132}, MISALIGNED, "lda and ldb be multiples of 8"),
+    (ring(), {"ldb": 132}, MISALIGNED, "lda and ldb be multiples of 8"),
+    (ring(), {"d": (1 << 22) + 8}, MISALIGNED, "D must be aligned to 16 bytes"),
+    (ring(), {"ldd": 36}, MISALIGNED, "ldd be a multiple of 8"),
+    (ring(epilogue="direct"), {"d": (1 << 22) + 1}, MISALIGNED, "D must be aligned"),
+    (ring(layout="nn"), {"ldb": 24}, VALUE, "leading dimension is shorter than its row"),
+    (ring(split_k=3, reduce="workspace"), {}, VALUE, "k has fewer steps than this kernel has slices"),
+    (ring(split_k=2, reduce="workspace"), {}, VALUE, "needs a workspace, aligned to 256 bytes"),
+    (ring(**IN_CLUSTER, split_k=4), {}, VALUE, "k has fewer steps than this kernel has slices"),
+    (once(), {"k": 256, "lda": 256, "ldb": 256}, VALUE, "k is larger than this kernel holds in shared memory"),
+    (once(exact=True), {"k": 64}, VALUE, "has k baked in"),
+    (once(exact=True), {"m": 65}, VALUE, "the tile does not divide the problem"),
+    (once(exact=True), {"ldd": 36}, MISALIGNED, "ldd be a multiple of 8"),
+    (once(engine="cpasync_mma"), {"k": 60}, VALUE, "k must be a multiple of 8"),
+    (once(engine="cpasync_mma", exact=True), {"lda": 136}, VALUE, "has k baked in: it takes that k only, packed"),
+]
+
+
+@pytest.mark.parametrize(("record", "arguments", "code", "message"), TMA_REFUSED)
+def test_what_a_hopper_kernel_cannot_do_is_refused_in_words(
+    record: catalog.Record,
+    arguments: dict[str, Any],
+    code: int,
+    message: str,
+    library: Path,
+    session: emulator.Session,
+) -> None:
+    with opened(record, library) as kernel, pytest.raises(LaunchError, match=message) as caught:
+        kernel.launch(**(TMA_GOOD | arguments))
+    assert caught.value.code == code
+    assert session.launches == []
+
+
+def test_options_of_hopper_kernels_are_checked(library: Path, session: emulator.Session) -> None:
+    with pytest.raises(LaunchError, match="unknown option swizzle_stride"):
+        opened(ring(), library, {"swizzle_stride": 64})
+    with pytest.raises(LaunchError, match="hint_a and hint_b are 0, 1 or 2"):
+        opened(ring(), library, {"hint_a": 3})
+
+
+@pytest.mark.parametrize(
+    ("record", "size", "grid"),
+    [
+        # Four SMs, one CTA each: fewer tiles than SMs, and more.
+        (ring(**TWO), (200, 64, 64), (4, 1, 1)),
+        (ring(**TWO), (100, 64, 64), (2, 1, 1)),
+        (ring(**TWO), (1000, 64, 64), (4, 1, 1)),
+        # Clusters that reach beyond the matrix; two at a time.
+        (ring(**TWO, cluster=[2, 1]), (100, 96, 64), (4, 1, 1)),
+        (ring(**TWO, cluster=[2, 1]), (100, 32, 64), (2, 1, 1)),
+        (ring(cluster=[2, 2], bk=128, stages=2), (64, 32, 64), (4, 1, 1)),
+        (ring(**SWAPPED), (32, 64, 64), (1, 1, 1)),
+        # Slices are work of their own, or CTAs of a cluster; the latter are not persistent.
+        (ring(**TWO, split_k=3, reduce="workspace"), (128, 32, 192), (3, 1, 1)),
+        (ring(**IN_CLUSTER, split_k=2), (200, 40, 128), (4 * 2 * 2, 1, 1)),
+        (once(split_k=2), (100, 40, 256), (2 * 2 * 2, 1, 1)),
+        (once(engine="cpasync_mma", split_k=2), (100, 40, 256), (2 * 2 * 2, 1, 1)),
+        (once(engine="cpasync_mma"), (100, 40, 128), (2 * 2, 1, 1)),
+    ],
+)
+def test_hopper_grids_by_hand(
+    record: catalog.Record, size: tuple[int, int, int], grid: tuple[int, int, int], library: Path
+) -> None:
+    m, n, k = size
+    memory = emulator.Memory()
+    device = emulator.Device(
+        sm_count=4,
+        capability=(9, 0),
+        smem_optin_bytes=232448,
+        smem_per_sm_bytes=233472,
+        threads_per_sm=record.threads,
+    )
+    with emulator.session(memory, device) as session, opened(record, library) as kernel:
+        a = memory.upload(np.zeros((m, k), np.float16))
+        b = memory.upload(np.zeros((n, k), np.float16))
+        d = memory.upload(np.zeros((m, n + 8), np.float16), "output", region=np.s_[:, :n])
+        size_bytes = kernel.workspace_bytes(m, n, k)
+        assert (size_bytes > 0) == (getattr(record, "reduce", None) == "workspace")
+        workspace = memory.allocate(max(1, size_bytes))
+        arguments = (a.address, k, b.address, k, d.address, n + 8, m, n, k, workspace.address)
+        kernel.launch(*arguments)
+        kernel.launch(*arguments)
+    assert [launch.grid for launch in session.launches] == [grid, grid]
+    assert session.launches[-1].block == (record.threads, 1, 1)
+    assert session.reports == []
+    assert session.errors == []
+
+
+def test_tensor_maps_follow_their_operands(library: Path) -> None:
+    """The same kernel, other matrices at the same and at other addresses, from several threads at once."""
+    record, rng = ring(epilogue="tma"), np.random.default_rng(1)
+    memory = emulator.Memory()
+    with emulator.session(memory, emulator.Device(sm_count=2, capability=(9, 0))), opened(record, library) as kernel:
+        for m, n, k in ((64, 32, 64), (40, 32, 72), (64, 40, 64), (64, 32, 64)):
+            a, b = (rng.integers(0, 2, size).astype(np.float16) for size in ((m, k), (n, k)))
+            buffers = [memory.upload(a), memory.upload(b), memory.upload(np.zeros((m, n), np.float16), "output")]
+            (at_a, at_b, at_d) = (buffer.address for buffer in buffers)
+            kernel.launch(at_a, k, at_b, k, at_d, n, m, n, k)
+            d = buffers[2].bytes().view(np.float16).reshape(m, n)
+            assert (d == a.astype(np.float32) @ b.astype(np.float32).T).all()
+
+
 def test_opening_is_refused_in_words(library: Path, session: emulator.Session, tmp_path: Path) -> None:
     record = small(raster="zsplit", swizzle_stride=64)
     with pytest.raises(LaunchError, match="needs the option swizzle_stride"):
@@ -105,7 +211,7 @@ def test_opening_is_refused_in_words(library: Path, session: emulator.Session, t
     with pytest.raises(LaunchError, match=r"kernel.launch is missing; build the kernel first") as caught:
         OpenKernel(library, tmp_path, {}, emulator.runtime_path())
     assert caught.value.code == NO_FILE
-    (tmp_path / "kernel.launch").write_text("launch=clusters threads=128")
+    (tmp_path / "kernel.launch").write_text("launch=rings threads=128")
     with pytest.raises(LaunchError, match="not one that this launcher understands"):
         OpenKernel(library, tmp_path, {}, emulator.runtime_path())
     with pytest.raises(LaunchError, match="no_such_runtime"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import statistics
@@ -40,12 +41,31 @@ def test_the_latest_verdict_of_a_binary_counts(tmp_path: Path) -> None:
     )
 
 
+def test_a_verdict_on_nan_is_read_back(tmp_path: Path) -> None:
+    """Lost, an earlier verdict of the same binary would acquit it."""
+    path = tmp_path / "verdicts.jsonl"
+    (case,) = verdict("a", "wrong-value").cases
+    endless = verdict("a").model_copy(update={"cases": (case.model_copy(update={"max_error": math.inf}),)})
+    results.append([verdict("a"), endless], path)
+    assert results.latest(path)["a", "emulator"] == endless
+
+
 def test_a_line_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "verdicts.jsonl"
     results.append([verdict("a")], path)
     path.write_bytes(path.read_bytes() + b'{"record": "r", "dig\n\xff\n')
     results.append([verdict("b")], path)
-    assert {digest for digest, _ in results.latest(path)} == {"a", "b"}
+    with pytest.warns(UserWarning, match=r"verdicts\.jsonl:[23]: not a whole line of JSON, passed over"):
+        found = results.latest(path)
+    assert {digest for digest, _ in found} == {"a", "b"}
+
+
+def test_what_a_killed_process_left_of_its_last_line_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    results.append([verdict("a")], path)
+    path.write_bytes(path.read_bytes() + b'{"record": "r", "dig')
+    results.append([verdict("b")], path)
+    assert [json.loads(line)["digest"] for line in path.read_text().splitlines()] == ["a", "b"]
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

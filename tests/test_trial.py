@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cudal2gen import bench, catalog, cli, compiler, gpu, results, rounding, sanitizer, trial, validator
+from cudal2gen import baselines, bench, catalog, cli, compiler, gpu, results, rounding, sanitizer, trial, validator
 from cudal2gen.catalog import Record
 from cudal2gen.gpu import Absent, Contender, Operands
 from cudal2gen.kernel import revise
@@ -184,6 +184,33 @@ def test_the_published_criterion(library: Path) -> None:
     assert absent.tools == {"baseline": "not run: no tensor cores"}
 
 
+def test_another_order_of_fp16_sums_is_no_less_accurate() -> None:
+    """Kernels that round as often as each other, and elsewhere: either may have the larger error."""
+
+    class Backwards(Exact):
+        def bind(self, operands: Operands) -> Any:
+            from tests.vendor import product
+
+            def call() -> None:
+                a, b = operands.a.numpy()[:, ::-1], operands.b.numpy()[:, ::-1].T
+                operands.d.copy_(torch.from_numpy(product(a, b, 64)))
+
+            return call
+
+    class Forwards(Exact):
+        def bind(self, operands: Operands) -> Any:
+            from tests.vendor import product
+
+            return lambda: operands.d.copy_(torch.from_numpy(product(operands.a.numpy(), operands.b.numpy().T, 64)))
+
+    record = small()
+    with EmulatedDevice(record) as bed:
+        shapes = [Shape(64, 64, k) for k in (64, 128, 192, 256, 320)]
+        cases = [trial.accuracy_case(bed, record, Forwards(), Backwards(), shape) for shape in shapes]
+    assert [case.findings for case in cases if case.findings] == []
+    assert any(case.max_error > (case.allowed or 0.0) for case in cases), "by chance"
+
+
 def test_what_is_refused_is_a_finding(library: Path) -> None:
     record = small()
     artifact = compiler.build([record])[0]
@@ -352,6 +379,7 @@ class TestTheCommand:
         with EmulatedDevice(small()) as device:
             monkeypatch.setattr(gpu, "Gpu", lambda index: device)
             monkeypatch.setattr(bench, "made_ready", no_vendor)
+            monkeypatch.setattr(baselines, "_check_vendor", lambda: None)
             yield device
 
     def test_verdicts_are_stored_under_the_devices_name(self, catalogued: Path, bed: EmulatedDevice) -> None:
@@ -386,6 +414,16 @@ class TestTheCommand:
         (verdict,) = results.latest().values()
         assert set(verdict.tools) == {"memcheck", "racecheck", "baseline"}
         assert verdict.tools["baseline"] == "not run: cublaslt-autotuning-tn needs a GPU"
+
+    def test_a_trial_needs_no_vendors_library(
+        self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def missing() -> None:
+            raise gpu.GpuError("nvmath is missing")
+
+        monkeypatch.setattr(baselines, "_check_vendor", missing)
+        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu"])
+        assert (done.exit_code, "  baseline: not run: nvmath is missing\n" in done.stdout) == (0, True)
 
     def test_a_tools_finding_is_a_wrong_kernel(
         self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch

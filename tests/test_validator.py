@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from jinja2 import DictLoader, Environment
 
 from cudal2gen import catalog, compiler, places, validator
-from cudal2gen.kernel import IllegalRecord, revise
+from cudal2gen.kernel import FAMILIES, IllegalRecord, revise
 from cudal2gen.validator import Shape, compare, error_bound, operands, stress_shapes
 from tests.paths import PATHS, small
 from tests.strategies import direct, prefetch, records
@@ -50,6 +52,40 @@ def test_every_path_is_right(name: str, library: Path) -> None:
         expected = tiles * (record.bm + record.bn) * largest.k * 2
         split = tiles * record.bm * record.bn * 4 * record.split_k if record.split_k > 1 else 0
         assert verdict.counters["bytes ld.global"] == expected + split
+    # TMA brings every k-tile once per cluster row of A and column of B, to every CTA that needs it.
+    if "bytes tma load" in verdict.counters:
+        largest = max(stress_shapes(record), key=lambda shape: (shape.k, shape.m * shape.n))
+        across, along = getattr(record, "cluster", (1, 1))
+        clusters = -(-largest.m // (record.bm * across)) * -(-largest.n // (record.bn * along))
+        steps = clusters * across * along * -(-largest.k // record.k_step) * record.k_step * 2
+        assert verdict.counters["bytes tma delivered"] == steps * (record.bm + record.bn)
+        assert verdict.counters["bytes tma load"] == steps * record.bm // along + steps * record.bn // across
+
+
+def choices(annotation: Any) -> list[Any]:
+    """The values that a field's type lists; none where it is a range."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    if annotation is bool:
+        return [False, True]
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+    return [value for part in parts for value in ([None] if part is NoneType else choices(part))]
+
+
+@pytest.mark.parametrize("family", ["sm90_wgmma", "sm90_small"])
+def test_every_value_of_every_field_is_executed(family: str) -> None:
+    executed = [record for record in PATHS.values() if record.family == family]
+    for name, field in FAMILIES[family].model_fields.items():
+        if name == "gpu":
+            continue
+        missing = set(choices(field.annotation)) - {getattr(record, name) for record in executed}
+        assert not missing, f"{name}: {missing} is executed nowhere"
+    if family == "sm90_wgmma":
+        assert {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)} <= {record.cluster for record in executed}
+        assert set(range(16, 257, 16)) == {record.atom_n for record in executed}, "every width of the instruction"
+        assert {2, 4, 8} <= {record.split_k for record in executed if record.reduce == "cluster"}
+        for layout, acc in product(("tn", "nn"), ("f16", "f32")):
+            assert any((record.layout, record.acc) == (layout, acc) for record in executed)
 
 
 def branches(name: str, text: str) -> Iterator[tuple[int, str]]:
@@ -94,7 +130,7 @@ def test_every_branch_of_the_templates_is_taken(checkout: Path) -> None:
 def branch_table(checkout: Path) -> str:
     folder = checkout / "templates"
     texts, expected = {}, []
-    for path in sorted(folder.rglob("*.j2")):
+    for path in sorted([*folder.glob("*.cu.j2"), *(folder / "macros").glob("*.j2")]):
         name = str(path.relative_to(folder))
         texts[name], marks = marked(name, path.read_text())
         expected += marks

@@ -45,13 +45,16 @@ Through a host launcher (a shared library built by ``nvcc -shared -Xcompiler -fP
 A launcher that opens the runtime itself is given ``emulator.runtime_path()``; inside a session, its
 ``cudaLibraryLoadFromFile("DIR/kernel.cubin")`` is answered with ``DIR/kernel.ptx``.
 
-What is modelled: the values of all instructions that nvcc emits for GEMM kernels of sm_80 and its relatives; cp.async
-data landing as late as allowed; lockstep with divergence; barriers, fences, atomics and flags between warps and CTAs.
+What is modelled: the values of all instructions that nvcc emits for GEMM kernels of sm_80 and its relatives and of
+sm_90a; data of cp.async and of bulk copies (TMA) landing as late as allowed; lockstep with divergence; barriers,
+mbarriers, clusters, fences (of the asynchronous proxy too), atomics and flags between warps and CTAs; the groups of
+wgmma and bulk stores; the registers that setmaxnreg moves; programmatic dependent launch.
 Values that nobody has written (shared memory, scratch, data in flight) are a finding only if they reach memory: then a
 second run with other values for them differs. An instruction that is not known is an UnknownInstruction error.
 
-What is not: ptxas, registers, caches, timing, the tensor cores' order of rounding, the error of approximate functions,
-clusters, TMA, wgmma, mbarriers, textures, dynamic parallelism.
+What is not: ptxas, caches, timing, the tensor cores' order of rounding, the error of approximate functions; tensor maps
+with im2col, interleave or element strides, wgmma on other types than f16 and bf16, tcgen05, textures, dynamic
+parallelism. Clocks are kept per warp: what one lane passes on covers what its whole warp has done.
 
 ``emulator.mutate`` makes mutants of a PTX text, to test a checker that is built on this package.
 """
@@ -59,12 +62,13 @@ clusters, TMA, wgmma, mbarriers, textures, dynamic parallelism.
 from cudal2gen.emulator.counters import Counters
 from cudal2gen.emulator.hazards import EmulatorError, Report
 from cudal2gen.emulator.host import LaunchRefused, Program, Session, load, runtime_path, session
-from cudal2gen.emulator.machine import Device, LaunchResult, Options
+from cudal2gen.emulator.machine import HOPPER, Device, LaunchResult, Options
 from cudal2gen.emulator.memory import Buffer, Memory
 from cudal2gen.emulator.ptx import PtxError
 from cudal2gen.emulator.translate import UnknownInstruction
 
 __all__ = [
+    "HOPPER",
     "Buffer",
     "Counters",
     "Device",

@@ -124,6 +124,16 @@ class Warps:
         result: Array = (out & 0xFFFFFFFF).astype(np.uint32).reshape(-1)
         return result
 
+    def elect(self, members: Any, m: Mask, site: int) -> tuple[Array, Array]:
+        """elect.sync -> (the leader's lane, predicate: this lane is the leader)."""
+        self.members(members, m, site)
+        bits = (self.batch.constant(members, 4) if type(members) is int else members).astype(np.int64)
+        lowest = bits & -bits
+        leader = np.zeros(self.size, np.int64)
+        some = lowest > 0
+        leader[some] = np.log2(lowest[some]).astype(np.int64)
+        return leader.astype(np.uint32), leader == self.lane
+
     def activemask(self, m: Mask) -> Array:
         active = (np.ones(self.size, bool) if m is None else m).reshape(-1, 32)
         mask = (active.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=1).astype(np.uint32)

@@ -41,9 +41,11 @@ class Banks:
 
 class Counters:
     """Counters of one launch. ``shared_banks`` and ``global_traffic`` by instruction kind (``ld.shared``,
-    ``st.shared``, ``ldmatrix``, ``cp.async``; ``ld.global``, ``st.global``, ``atom.global``); ``instructions`` executed
-    per warp by opcode; ``barriers`` per CTA; ``unique_bytes`` (kind -> distinct bytes touched by the launch: the
-    minimum traffic)."""
+    ``st.shared``, ``ldmatrix``, ``stmatrix``, ``cp.async``; ``ld.global``, ``st.global``, ``atom.global``);
+    ``instructions`` executed per warp by opcode; ``barriers`` per CTA; ``unique_bytes`` (kind -> distinct bytes
+    touched by the launch: the minimum traffic). ``wgmma`` instructions per warpgroup and their ``wgmma_flops``;
+    ``mbarrier_waits`` per warp; ``bulk_boxes`` copied, bytes loaded (``bulk_delivered_bytes`` counts each
+    destination of a multicast) and stored."""
 
     def __init__(self, compiled: Compiled) -> None:
         self.compiled = compiled
@@ -52,6 +54,8 @@ class Counters:
         self.block_runs: dict[int, int] = {}
         self.barriers = 0
         self.cp_async = 0
+        self.wgmma = self.wgmma_flops = self.mbarrier_waits = 0
+        self.bulk_boxes = self.bulk_load_bytes = self.bulk_delivered_bytes = self.bulk_store_bytes = 0
         self._touched: dict[str, dict[int, Array]] = {}
 
     @property
@@ -134,6 +138,15 @@ class Counters:
             "ldmatrix": self.ldmatrix,
             "cp_async_threads": self.cp_async,
             "barriers": self.barriers,
+            "wgmma": self.wgmma,
+            "wgmma_flops": self.wgmma_flops,
+            "mbarrier_waits": self.mbarrier_waits,
+            "bulk": {
+                "boxes": self.bulk_boxes,
+                "load_bytes": self.bulk_load_bytes,
+                "delivered_bytes": self.bulk_delivered_bytes,
+                "store_bytes": self.bulk_store_bytes,
+            },
             "shared": {
                 k: {"requests": b.requests, "wavefronts": b.wavefronts, "ideal": b.ideal}
                 for k, b in self.shared_banks.items()

@@ -50,7 +50,34 @@ class DeviceMemory:
             batch.alive,
         )
         local = batch.launch.compiled.local_bytes
+        # Launched to overlap its predecessor: global data may not be touched before griddepcontrol.wait.
+        self.guarded = batch.launch.overlapping and batch.launch.options.hazards
+        self.waited: Array = np.zeros((self.count, self.width // 32), np.int64)
         self.local: Array = np.full((self.size, local) if local else (0, 0), 0xFF, np.uint8)
+
+    # --- programmatic dependent launch ---
+
+    def guard(self, lanes: Array | None, site: int) -> None:
+        """Report global accesses that may come before the end of the launch before."""
+        if not self.guarded:
+            return
+        if lanes is None:
+            lanes = np.arange(self.size)
+        rows, warps = self.row_of[lanes], self.warp[lanes]
+        bad = self.waited[rows, warps] == 0
+        for i in np.flatnonzero(bad):
+            # A barrier after another warp's wait will do as well.
+            row, warp = int(rows[i]), int(warps[i])
+            when = self.waited[row]
+            known = self.batch.known(np.full(len(when), row), np.full(len(when), warp), np.arange(len(when)))
+            bad[i] = not ((when > 0) & (known > when)).any()
+        if bad.any():
+            self.batch.report_lanes(
+                "grid-dependency",
+                "touches global memory before griddepcontrol.wait, in a launch that may overlap the one before",
+                site,
+                lanes[bad],
+            )
 
     # --- global memory ---
 
@@ -119,6 +146,8 @@ class DeviceMemory:
         if same.any():
             s = np.flatnonzero(same)
             ok[s] = tick[s] < self.batch.known(self.row_of[mine[s]], self.warp[mine[s]], local[s] >> 5)
+        if self.batch.cluster_size > 1 and self.batch.known_ticks is not None:
+            self._ordered_in_cluster(ok, cta, local >> 5, tick, mine)
         order = self.launch.order
         if order.active:
             rest = np.flatnonzero(~ok)
@@ -131,6 +160,17 @@ class DeviceMemory:
                     )
         bad[todo[ok]] = False
         return bad
+
+    def _ordered_in_cluster(self, ok: Array, cta: Array, warp: Array, tick: Array, lanes: Array) -> None:
+        """Accesses of other CTAs of the cluster may be ordered by its barriers and mbarriers."""
+        batch = self.batch
+        rows = {int(c): r for r, c in enumerate(self.ctas)}
+        for i in np.flatnonzero(~ok):
+            row, own = rows.get(int(cta[i])), int(self.row_of[lanes[i]])
+            if row is not None and row // batch.cluster_size == own // batch.cluster_size:
+                column = batch.first_column(row) + int(warp[i])
+                assert batch.known_ticks is not None
+                ok[i] = batch.known_ticks[own, self.warp[lanes[i]], column] > tick[i]
 
     def _race(self, what: str, site: int, lanes: Array, offset: Array, tags: Array, bad: Array) -> None:
         first = int(np.flatnonzero(bad)[0])
@@ -150,7 +190,7 @@ class DeviceMemory:
             at,
         )
 
-    def _before_read(
+    def before_read(
         self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, strong: bool
     ) -> None:
         relative = offset - buffer.start
@@ -188,7 +228,7 @@ class DeviceMemory:
                     break
             tags.read[touched] = self.gthread[lanes] | stamp
 
-    def _before_write(
+    def before_write(
         self,
         buffer: Buffer,
         lanes: Array | None,
@@ -273,6 +313,8 @@ class DeviceMemory:
         if found is None:
             return self.batch.poison(width)
         lanes, offset, places = found
+        if self.guarded:
+            self.guard(lanes, site)
         counters = self.launch.counters
         if counters is not None:
             counters.memory("ld.global", self.size, offset, lanes, width)
@@ -283,7 +325,7 @@ class DeviceMemory:
                     if sel is None
                     else ((np.arange(self.size) if lanes is None else lanes)[sel], offset[sel])
                 )
-                self._before_read(buffer, chosen, at, width, site, strong > 0)
+                self.before_read(buffer, chosen, at, width, site, strong > 0)
         if strong and self.launch.order.active:
             self._flags(lanes, offset, strong, read=True)
         got: Array = self.launch.memory.views[width][offset >> SHIFT[width]]
@@ -295,18 +337,20 @@ class DeviceMemory:
         if found is None:
             return
         lanes, offset, places = found
+        if self.guarded:
+            self.guard(lanes, site)
         if lanes is not None:
             value = value[lanes]
         if self.launch.counters is not None:
             self.launch.counters.memory("st.global", self.size, offset, lanes, width)
         for buffer, sel in places:
             if sel is None:
-                self._before_write(buffer, lanes, offset, width, site, value, strong > 0)
-                self._mark(buffer, offset, width)
+                self.before_write(buffer, lanes, offset, width, site, value, strong > 0)
+                self.mark(buffer, offset, width)
             else:
                 everyone = np.arange(self.size) if lanes is None else lanes
-                self._before_write(buffer, everyone[sel], offset[sel], width, site, value[sel], strong > 0)
-                self._mark(buffer, offset[sel], width)
+                self.before_write(buffer, everyone[sel], offset[sel], width, site, value[sel], strong > 0)
+                self.mark(buffer, offset[sel], width)
         if strong:
             if strong > 1:
                 self.fence(m)
@@ -315,7 +359,7 @@ class DeviceMemory:
         self.launch.memory.views[width][offset >> SHIFT[width]] = value
         self.launch.version += 1
 
-    def _mark(self, buffer: Buffer, offset: Array, width: int) -> None:
+    def mark(self, buffer: Buffer, offset: Array, width: int) -> None:
         written = buffer.written
         if written is None:
             return
@@ -358,7 +402,7 @@ class DeviceMemory:
             known = (
                 self.batch.base_tick[row]
                 if self.batch.known_ticks is None
-                else self.batch.known_ticks[row, warp][per_warp]
+                else self.batch.known_ticks[row, warp][self.batch.first_column(int(row)) + per_warp]
             )
             row_clock = np.full(self.width, known, np.int64) if self.batch.known_ticks is None else known
             launch.order.fence(int(self.ctas[row]), int(warp), lanes, row_clock, launch.tick)
@@ -444,14 +488,16 @@ class DeviceMemory:
             lanes, offset, places = found
             if lanes is None:
                 lanes = np.arange(self.size)
+            if self.guarded:
+                self.guard(lanes, site)
             if self.launch.counters is not None:
                 self.launch.counters.memory("atom.global", self.size, offset, lanes, width)
             for buffer, sel in places:
                 some, place = (lanes, offset) if sel is None else (lanes[sel], offset[sel])
                 if buffer.written is not None:
                     self._before_read_atomic(buffer, some, place, site)
-                self._before_write(buffer, some, place, width, site, None, True)
-                self._mark(buffer, place, width)
+                self.before_write(buffer, some, place, width, site, None, True)
+                self.mark(buffer, place, width)
             at = offset >> SHIFT[width]
             view = self.launch.memory.views[width]
             if self.launch.order.active:

@@ -10,7 +10,7 @@ lane that can still read it, and is one Python int. What static reasoning promis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from cudal2gen.emulator.ptx import (
@@ -26,6 +26,7 @@ from cudal2gen.emulator.ptx import (
     PtxError,
     Reg,
     Sym,
+    Tensor,
     Variable,
     Vec,
 )
@@ -54,19 +55,19 @@ NO_RESULT = frozenset(
         "stmatrix",
         "setmaxnreg",
         "call",
-        "wgmma",
         "mbarrier",
+        "multimem",
+        "emu_converge",
+        "emu_try_wait",
         "emu_vprintf",
         "emu_assertfail",
     ]
 )
 # Opcodes at which a lane may have to wait for others: they end a block.
-_BLOCKING = frozenset(("bar", "barrier"))
+_BLOCKING = frozenset(("bar", "barrier", "emu_converge", "emu_try_wait"))
 # Special registers with one value per launch.
 LAUNCH_CONSTANTS = frozenset(
-    f"%{base}{axis}"
-    for base in ("ntid", "nctaid", "nclusterid", "cluster_nctaid", "cluster_ctaid")
-    for axis in (".x", ".y", ".z")
+    f"%{base}{axis}" for base in ("ntid", "nctaid", "nclusterid", "cluster_nctaid") for axis in (".x", ".y", ".z")
 ) | frozenset(
     [
         "%nsmid",
@@ -77,7 +78,6 @@ LAUNCH_CONSTANTS = frozenset(
         "%aggr_smem_size",
         "WARP_SZ",
         "%is_explicit_cluster",
-        "%cluster_ctarank",
         "%cluster_nctarank",
     ]
 )
@@ -115,15 +115,24 @@ class Graph:
     spin_heads: set[int]
     back_edges: set[tuple[int, int]]
     conservative: bool
+    asynchronous: bool
 
 
 def has_result(ins: Instr) -> bool:
     """Whether the first operand is a destination."""
     base = ins.base
     if base in NO_RESULT:
-        return base == "mbarrier" and ins.parts[1] in ("arrive", "test_wait", "try_wait")
+        return base == "mbarrier" and ins.parts[1] in (
+            "arrive",
+            "arrive_drop",
+            "test_wait",
+            "try_wait",
+            "pending_count",
+        )
     if base in _BLOCKING:
         return "red" in ins.parts
+    if base == "wgmma":
+        return ins.parts[1] == "mma_async"
     return not (base == "wmma" and ins.parts[1] == "store")
 
 
@@ -137,6 +146,11 @@ def registers(operand: Operand) -> Iterator[str]:
     elif isinstance(operand, Mem):
         if isinstance(operand.base, Reg):
             yield operand.base.name
+    elif isinstance(operand, Tensor):
+        if isinstance(operand.base, Reg):
+            yield operand.base.name
+        for item in operand.coordinates:
+            yield from registers(item)
     elif isinstance(operand, Pair):
         yield operand.first.name
         yield operand.second.name
@@ -153,7 +167,18 @@ def defs_uses(ins: Instr) -> tuple[list[str], list[str]]:
     if ins.guard is not None:
         uses.append(ins.guard.name)
         uses += defs
+    elif ins.base == "wgmma":
+        uses += defs
     return defs, uses
+
+
+def is_asynchronous(ins: Instr) -> bool:
+    """Does the instruction concern clusters, mbarriers, bulk copies or wgmma?"""
+    if ins.base in ("mbarrier", "wgmma", "mapa", "getctarank", "setmaxnreg", "tensormap", "emu_try_wait"):
+        return True
+    if ins.base == "cp":
+        return "bulk" in ins.parts or "mbarrier" in ins.parts
+    return any("cluster" in p or p == "proxy" for p in ins.parts[1:])
 
 
 # --- calls
@@ -170,6 +195,10 @@ def _rename_operand(op: Operand, reg: Callable[[str], str], sym: Callable[[str],
         if isinstance(base, Reg):
             return Mem(Reg(reg(base.name)), op.offset)
         return Mem(Sym(sym(base.name), base.offset), op.offset) if isinstance(base, Sym) else op
+    if isinstance(op, Tensor):
+        at = _rename_operand(Mem(op.base, op.offset), reg, sym)
+        assert isinstance(at, Mem)
+        return Tensor(at.base, at.offset, tuple(_rename_operand(x, reg, sym) for x in op.coordinates))
     if isinstance(op, Vec):
         return Vec(tuple(_rename_operand(x, reg, sym) for x in op.items))
     if isinstance(op, Pair):
@@ -440,7 +469,31 @@ SPECIALS = frozenset(
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _split(items: list[Instr | Label]) -> tuple[list[Block], int]:  # noqa: PLR0915
+def _with_waits(items: list[Instr | Label]) -> Iterator[Instr | Label]:
+    """Split what waits from what then happens: mbarrier.try_wait into the wait and its result; before elect.sync the
+    lanes of a warp meet, and before a run of wgmma the warps of a warpgroup."""
+    met = False
+    for item in items:
+        if isinstance(item, Label):
+            met = False
+            yield item
+            continue
+        if item.base == "mbarrier" and item.parts[1] == "try_wait":
+            yield replace(item, op="emu_try_wait", parts=("emu_try_wait", *item.parts[2:]), operands=item.operands[1:])
+            yield replace(item, op="emu_waited", parts=("emu_waited",), operands=item.operands[:1])
+            met = False
+            continue
+        if item.base == "elect":
+            yield replace(item, op="emu_converge", parts=("emu_converge", "lanes"), operands=item.operands[1:])
+        elif item.base == "wgmma" and item.parts[1] in ("fence", "mma_async") and not met:
+            yield replace(item, op="emu_converge", parts=("emu_converge", "warps"), operands=())
+            met = True
+        elif item.base in _BLOCKING or item.base in ("bra", "brx"):
+            met = False
+        yield item
+
+
+def _split(items: Iterable[Instr | Label]) -> tuple[list[Block], int]:  # noqa: PLR0915
     """Basic blocks in text order; the last one is the common exit."""
     blocks: list[Block] = [Block(0, [])]
     at: dict[str, int] = {}
@@ -706,7 +759,9 @@ def build(  # noqa: PLR0915
     overtake each other (spinning, barriers on both sides of a divergent branch).
     """
     inliner = _Inliner(module, kernel)
-    blocks, _ = _split(inliner.run())
+    items = inliner.run()
+    asynchronous = any(isinstance(item, Instr) and is_asynchronous(item) for item in items)
+    blocks, _ = _split(_with_waits(items) if asynchronous else items)
     _add_latches(blocks)
     order, reducible = _order(blocks)
     position = {old: new for new, old in enumerate(order)}
@@ -714,7 +769,8 @@ def build(  # noqa: PLR0915
     for block in blocks:
         block.index = position[block.index]
         block.targets = [position[t] for t in block.targets]
-    conservative = conservative or not reducible
+    # Lanes that sleep at an mbarrier are overtaken as a matter of course.
+    conservative = conservative or not reducible or asynchronous
     loops, back, _ = _loops(blocks)
     live, defs, uses, sites = _liveness(blocks)
     specials = SPECIALS
@@ -796,6 +852,7 @@ def build(  # noqa: PLR0915
         spin_heads,
         back,
         conservative,
+        asynchronous,
     )
 
 
@@ -887,7 +944,8 @@ def _spin_heads(blocks: list[Block], loops: dict[int, int], sites: dict[str, lis
             for where, ins in sites.get(todo.pop(), ()):
                 if where not in inside:
                     continue
-                if ins.base == "atom" or (ins.base == "ld" and _STRONG & set(ins.parts)):
+                polls = ins.base == "mbarrier" and ins.parts[1] == "test_wait"
+                if ins.base == "atom" or polls or (ins.base == "ld" and _STRONG & set(ins.parts)):
                     out.add(head)
                 for used in defs_uses(ins)[1]:
                     if used not in seen:

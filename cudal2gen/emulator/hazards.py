@@ -27,11 +27,14 @@ class Report:
 
     ``kind`` is one of: ``global-out-of-bounds``, ``global-misaligned``, ``shared-out-of-bounds``,
     ``shared-misaligned``, ``local-out-of-bounds``, ``uninitialised-shared``, ``uninitialised-global``, ``in-flight``
-    (cp.async data touched before its wait), ``shared-race``, ``global-race``, ``unwritten-output``, ``outside-region``,
-    ``input-modified``, ``barrier-divergence``, ``deadlock``, ``warp-divergence``, ``trap``, ``runaway``,
-    ``launch-error``. ``line`` and ``text`` are the PTX instruction, ``source`` the CUDA line (if compiled with
-    ``-lineinfo``), ``cta`` (x, y, z), ``threads`` linear thread numbers, ``address`` a byte offset (shared) or a device
-    address (global).
+    (data of an asynchronous copy touched before its wait, or a CTA that exits under one), ``shared-race``,
+    ``global-race``, ``unwritten-output``, ``outside-region``, ``input-modified``, ``barrier-divergence``,
+    ``deadlock``, ``warp-divergence``, ``trap``, ``runaway``, ``launch-error``; of sm_90: ``mbarrier`` (misused, or
+    not visibly initialised), ``proxy-fence`` (fence.proxy.async missing), ``wgmma-registers`` (accumulators in
+    flight, wgmma.fence missing), ``cluster`` (a peer's shared memory before its start or after its end),
+    ``tensor-map``, ``registers`` (setmaxnreg), ``grid-dependency`` (global memory before griddepcontrol.wait).
+    ``line`` and ``text`` are the PTX instruction, ``source`` the CUDA line (if compiled with ``-lineinfo``), ``cta``
+    (x, y, z), ``threads`` linear thread numbers, ``address`` a byte offset (shared) or a device address (global).
     """
 
     kind: str

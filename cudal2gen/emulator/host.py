@@ -23,9 +23,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.emulator import ptx
+from cudal2gen.emulator import bulk, ptx
 from cudal2gen.emulator.hazards import EmulatorError, Report
-from cudal2gen.emulator.machine import Compiled, Device, Launch, LaunchResult, Options, Overtaken, Runaway
+from cudal2gen.emulator.machine import (
+    Compiled,
+    Device,
+    Launch,
+    LaunchResult,
+    Options,
+    Overtaken,
+    Runaway,
+    in_clusters,
+)
 from cudal2gen.emulator.memory import POISON, Buffer, Memory
 from cudal2gen.emulator.ptx import Function, Module
 from cudal2gen.emulator.translate import translate
@@ -43,6 +52,10 @@ RESERVED_SHARED = 1024
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONFIGURATION, INVALID_SYMBOL = 0, 1, 2, 9, 13
 INVALID_FUNCTION, NO_DEVICE, INVALID_DEVICE, INVALID_IMAGE, FILE_NOT_FOUND = 98, 100, 101, 200, 301
 INVALID_HANDLE, SYMBOL_NOT_FOUND, LAUNCH_FAILURE, NOT_SUPPORTED = 400, 500, 719, 801
+INVALID_CLUSTER = 912
+# cudaLaunchAttributeID.
+CLUSTER_DIMENSION, STREAM_SERIALIZATION = 4, 6
+PORTABLE_CLUSTER, NON_PORTABLE_CLUSTER = 8, 16
 
 
 class LaunchRefused(EmulatorError):
@@ -137,8 +150,12 @@ class Program:
         device: Device | None = None,
         options: Options | None = None,
         check_outputs: bool = True,
+        cluster: Dim = 1,
+        overlapping: bool = False,
     ) -> LaunchResult:
         """Run one kernel with explicit grid, block, arguments and dynamic shared memory (bytes).
+
+        ``cluster``: CTAs per cluster. ``overlapping``: launched with programmatic stream serialization.
 
         ``args``: one per parameter: a Buffer or int (pointers, integers), a float, a NumPy scalar, or bytes (structs).
         ``ctas``: linear numbers (x + gx * (y + gy * z)) of those to run; all if None. ``check_outputs`` reports what an
@@ -164,6 +181,9 @@ class Program:
             options or Options(),
             ctas,
             device.smem_optin_bytes,
+            _dim(cluster),
+            overlapping,
+            True,
         )
         if check_outputs and ctas is None:
             result.reports += output_reports(memory, kernel)
@@ -271,8 +291,11 @@ def check_launch(
     shared_bytes: int,
     dynamic_limit: int,
     device: Device,
+    cluster: tuple[int, int, int] = (1, 1, 1),
+    large_clusters: bool = False,
 ) -> None:
     """Refuse what the CUDA runtime refuses. Raises LaunchRefused."""
+    check_cluster(function, grid, device, cluster, large_clusters)
     threads = block[0] * block[1] * block[2]
     if min(*grid, *block) < 1:
         raise LaunchRefused(INVALID_CONFIGURATION, f"grid {grid} and block {block} must be positive")
@@ -300,6 +323,31 @@ def check_launch(
         raise LaunchRefused(INVALID_VALUE, f"{total} bytes of shared memory, the device has {device.smem_optin_bytes}")
 
 
+def check_cluster(
+    function: Function, grid: tuple[int, int, int], device: Device, cluster: tuple[int, int, int], large: bool
+) -> None:
+    """Refuse cluster dimensions that the CUDA runtime refuses. ``large``: non-portable sizes are allowed."""
+    size = cluster[0] * cluster[1] * cluster[2]
+    fixed = function.attributes.get("reqnctapercluster")
+    if fixed and min(fixed) > 0 and (*fixed, 1, 1, 1)[:3] != cluster:
+        raise LaunchRefused(INVALID_CLUSTER, f"cluster {cluster}, the kernel was compiled for {fixed}")
+    if size == 1:
+        return
+    if min(cluster) < 1:
+        raise LaunchRefused(INVALID_CLUSTER, f"cluster {cluster} must be positive")
+    if device.capability[0] < 9:
+        raise LaunchRefused(NOT_SUPPORTED, f"clusters need compute capability 9.0, the device has {device.capability}")
+    if any(g % c for g, c in zip(grid, cluster, strict=True)):
+        raise LaunchRefused(INVALID_CONFIGURATION, f"grid {grid} is no multiple of the cluster {cluster}")
+    most = NON_PORTABLE_CLUSTER if large else PORTABLE_CLUSTER
+    if size > most:
+        raise LaunchRefused(
+            INVALID_CLUSTER,
+            f"cluster {cluster} has {size} CTAs, allowed are {most}"
+            + ("" if large else " (cudaFuncAttributeNonPortableClusterSizeAllowed raises it to 16)"),
+        )
+
+
 def execute(
     program: Program,
     kernel: str,
@@ -312,19 +360,30 @@ def execute(
     options: Options,
     ctas: Iterable[int] | None,
     dynamic_limit: int,
+    cluster: tuple[int, int, int] = (1, 1, 1),
+    overlapping: bool = False,
+    large_clusters: bool = False,
 ) -> LaunchResult:
     """Check and run one launch. Raises LaunchRefused or EmulatorError."""
     function = program.module.kernels[kernel]
     compiled = program.compiled(kernel, options.counters)
-    check_launch(function, compiled, grid, block, shared_bytes, dynamic_limit, device)
+    fixed = function.attributes.get("reqnctapercluster")
+    if fixed and min(fixed) > 0 and cluster == (1, 1, 1):
+        cluster = _dim((*fixed, 1, 1)[:3])
+    check_launch(function, compiled, grid, block, shared_bytes, dynamic_limit, device, cluster, large_clusters)
     addresses = _load_globals(program, memory)
     count = grid[0] * grid[1] * grid[2]
     chosen = np.arange(count) if ctas is None else np.unique(np.fromiter((int(c) for c in ctas), np.int64))
     if len(chosen) and (chosen[0] < 0 or chosen[-1] >= count):
         raise EmulatorError(f"CTA numbers {chosen[0]}..{chosen[-1]} for a grid of {count}")
 
+    if cluster != (1, 1, 1):
+        chosen = in_clusters(chosen, grid, cluster)
+
     def once(code: Compiled, options: Options, poison: int = POISON) -> Launch:
-        launch = Launch(code, memory, options, grid, block, shared_bytes, params, device, addresses, poison)
+        launch = Launch(
+            code, memory, options, grid, block, shared_bytes, params, device, addresses, poison, cluster, overlapping
+        )
         try:
             launch.run(chosen)
         except Runaway:
@@ -493,6 +552,20 @@ def _dispatch(name: bytes, args: Any) -> int:
 _callback = _CALLBACK(_dispatch)
 
 
+def _launch_attributes(pointer: int, count: int) -> tuple[tuple[int, int, int], bool]:
+    """(cluster dimensions, programmatic stream serialization) of an array of cudaLaunchAttribute."""
+    cluster, overlapping = (1, 1, 1), False
+    for i in range(count):
+        # A cudaLaunchAttribute has 72 bytes: the id, and the value at byte 8.
+        at = pointer + 72 * i
+        identity = int.from_bytes(ctypes.string_at(at, 4), "little")
+        if identity == CLUSTER_DIMENSION:
+            cluster = struct.unpack("<3I", ctypes.string_at(at + 8, 12))
+        elif identity == STREAM_SERIALIZATION:
+            overlapping = int.from_bytes(ctypes.string_at(at + 8, 4), "little") != 0
+    return cluster, overlapping
+
+
 class _Kernel:
     """A kernel handle of the runtime."""
 
@@ -520,7 +593,7 @@ def _attributes(device: Device) -> dict[int, int]:
         31: 1,
         36: 1_215_000,
         37: 5120,
-        38: 40 << 20,
+        38: d.l2_bytes,
         39: d.threads_per_sm,
         41: 1,
         75: d.capability[0],
@@ -563,6 +636,7 @@ class Session:
         self.errors: list[BaseException] = []
         self.refusals: list[str] = []
         self.dynamic_limits: dict[tuple[str, str], int] = {}
+        self.large_clusters: set[tuple[str, str]] = set()
         self.libraries: dict[int, Program] = {}
         self.kernels: dict[int, _Kernel] = {}
         self.images: dict[bytes, Program] = {}
@@ -570,7 +644,8 @@ class Session:
         self._outer: Session | None = None
 
     def __enter__(self) -> Session:
-        standin()
+        # A fresh device: no error of an earlier session is pending.
+        standin().cudaGetLastError()
         self._outer, Session.current = Session.current, self
         return self
 
@@ -622,14 +697,7 @@ class Session:
             block[offset : offset + param.size] = ctypes.string_at(pointers[i], param.size)
         grid = (a[1] & 0xFFFFFFFF, a[2] & 0xFFFFFFFF, a[3] & 0xFFFFFFFF)
         threads = (a[4] & 0xFFFFFFFF, a[5] & 0xFFFFFFFF, a[6] & 0xFFFFFFFF)
-        for i in range(a[11]):
-            # A cudaLaunchAttribute has 72 bytes: the id, and the value at byte 8. Id 4 is the cluster dimension.
-            at = a[10] + 72 * i
-            identity = int.from_bytes(ctypes.string_at(at, 4), "little")
-            if identity == 4:
-                cluster = struct.unpack("<3I", ctypes.string_at(at + 8, 12))
-                if cluster[0] * cluster[1] * cluster[2] != 1:
-                    raise EmulatorError(f"cluster launches are not modelled (cluster {cluster})")
+        cluster, overlapping = _launch_attributes(a[10], a[11])
         ctas = None
         if self.cta_filter is not None and min(*grid) > 0:
             ctas = self.cta_filter(grid)
@@ -645,6 +713,9 @@ class Session:
             self.options,
             ctas,
             self._limit(kernel),
+            cluster,
+            overlapping,
+            (kernel.program.digest, kernel.name) in self.large_clusters,
         )
         self.launches.append(result)
         self.reports += result.reports
@@ -661,7 +732,10 @@ class Session:
                 )
             key = (kernel.program.digest, kernel.name)
             self.dynamic_limits[key] = max(value, STATIC_SHARED_LIMIT - self._static(kernel))
-        elif attribute not in (9, 10, 11, 12, 13, 14, 15):
+        elif attribute == 14:
+            key = (kernel.program.digest, kernel.name)
+            (self.large_clusters.add if value else self.large_clusters.discard)(key)
+        elif attribute not in (9, 10, 11, 12, 13, 15):
             return INVALID_VALUE
         return SUCCESS
 
@@ -693,6 +767,24 @@ class Session:
         threads, shared = int(a[2]), int(a[3])
         if not 0 < threads <= 1024:
             return INVALID_VALUE
+        ctypes.memmove(a[0], struct.pack("<i", self._resident(kernel, threads, shared)), 4)
+        return SUCCESS
+
+    def _on_occupancy_clusters(self, a: Any) -> int:
+        kernel = self._kernel(a[1])
+        grid, threads, shared = (int(a[2]), int(a[3]), int(a[4])), int(a[5]), int(a[6])
+        cluster, _ = _launch_attributes(a[7], a[8])
+        function = kernel.program.module.kernels[kernel.name]
+        large = (kernel.program.digest, kernel.name) in self.large_clusters
+        check_cluster(function, grid, self.device, cluster, large)
+        size = cluster[0] * cluster[1] * cluster[2]
+        # As if the SMs of a cluster could be anywhere: real devices have groups of SMs, and hold fewer.
+        count = self._resident(kernel, threads, shared) * self.device.sm_count // size
+        ctypes.memmove(a[0], struct.pack("<i", count), 4)
+        return SUCCESS
+
+    def _resident(self, kernel: _Kernel, threads: int, shared: int) -> int:
+        """CTAs that an SM holds at once."""
         warps = -(-threads // 32)
         blocks = min(32, self.device.threads_per_sm // (32 * warps))
         per = self._static(kernel) + shared
@@ -700,8 +792,7 @@ class Session:
             blocks = 0
         else:
             blocks = min(blocks, self.device.smem_per_sm_bytes // (per + RESERVED_SHARED))
-        ctypes.memmove(a[0], struct.pack("<i", blocks), 4)
-        return SUCCESS
+        return blocks
 
     def _new_handle(self, out: int) -> int:
         self.next_handle += 16
@@ -749,8 +840,25 @@ class Session:
         self.kernels[self._new_handle(a[0])] = _Kernel(program, name)
         return SUCCESS
 
-    def _on_driver_entry_point(self, _: Any) -> int:
-        return SYMBOL_NOT_FOUND
+    def _on_tensor_map(self, a: Any) -> int:
+        """cuTensorMapEncodeTiled, after the map itself: its arguments in order."""
+        rank = a[2] & 0xFFFFFFFF
+        if not 1 <= rank <= 5 or a[0] % 64:
+            raise LaunchRefused(INVALID_VALUE, f"tensor map at {a[0]:#x} of rank {rank}: 1 to 5, aligned to 64 bytes")
+
+        def numbers(pointer: int, count: int, form: str, width: int) -> tuple[int, ...]:
+            return struct.unpack(f"<{count}{form}", ctypes.string_at(pointer, count * width)) if count else ()
+
+        map_ = bulk.TensorMap(
+            int(a[1]) & 0xFFFFFFFF, int(a[3]) & (1 << 64) - 1, numbers(a[4], rank, "Q", 8),
+            numbers(a[5], rank - 1, "Q", 8), numbers(a[6], rank, "I", 4), numbers(a[7], rank, "I", 4),
+            int(a[8]), int(a[9]), int(a[10]), int(a[11]),
+        )  # fmt: skip
+        why = bulk.refuse(map_)
+        if why:
+            raise LaunchRefused(INVALID_VALUE, f"cuTensorMapEncodeTiled: {why}")
+        ctypes.memmove(a[0], map_.encode(), bulk.MAP_BYTES)
+        return SUCCESS
 
     # --- memory ---
 
@@ -875,7 +983,7 @@ class Session:
             (384, "i", (d.sm_count,)),
             (560, "i", (1,)),
             (588, "i", (1,)),
-            (596, "i", (40 << 20,)),
+            (596, "i", (d.l2_bytes,)),
             (604, "i", (d.threads_per_sm,)),
             (624, "Q", (d.smem_per_sm_bytes,)),
             (632, "i", (d.registers_per_sm,)),

@@ -13,13 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cudal2gen.emulator.bulk import Bulk
+from cudal2gen.emulator.clocks import Clocks
+from cudal2gen.emulator.cluster_memory import ClusterMemory
 from cudal2gen.emulator.collectives import Warps
 from cudal2gen.emulator.counters import Counters
 from cudal2gen.emulator.device_memory import DeviceMemory, Tags
 from cudal2gen.emulator.hazards import EmulatorError, GlobalOrder, Report, Reports, Site
+from cudal2gen.emulator.mbarrier import Barriers
 from cudal2gen.emulator.memory import MOVER, POISON, Memory
 from cudal2gen.emulator.shared import GENERIC_LOCAL, GENERIC_SHARED, SharedMemory
 from cudal2gen.emulator.tensor import MatrixInstructions
+from cudal2gen.emulator.warpgroup import Warpgroups
 
 Array = NDArray[Any]
 Mask = Array | None
@@ -43,6 +48,18 @@ class Device:
     smem_per_sm_bytes: int = 164 * 1024
     registers_per_sm: int = 65536
     threads_per_sm: int = 2048
+    l2_bytes: int = 40 << 20
+
+
+# An H100 or H200 with 132 SMs.
+HOPPER = Device(
+    sm_count=132,
+    smem_optin_bytes=227 * 1024,
+    capability=(9, 0),
+    name="emulated sm_90",
+    smem_per_sm_bytes=228 * 1024,
+    l2_bytes=50 << 20,
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,10 @@ class Compiled:
     source: str
     conservative: bool
     has_clobbers: bool
+    # Uses clusters, mbarriers, bulk copies or wgmma.
+    asynchronous: bool
+    # Directives of the entry: maxntid, minnctapersm, ...
+    attributes: dict[str, tuple[int, ...]]
 
 
 class Overtaken(Exception):
@@ -112,8 +133,10 @@ class Launch:
         device: Device,
         addresses: dict[str, int],
         poison: int = POISON,
+        cluster: tuple[int, int, int] = (1, 1, 1),
+        overlapping: bool = False,
     ) -> None:
-        self.poison = poison
+        self.poison, self.cluster, self.overlapping = poison, cluster, overlapping
         self.compiled, self.memory, self.options, self.device = compiled, memory, options, device
         self.grid, self.block, self.shared_bytes, self.params = grid, block, shared_bytes, params
         self.addresses = addresses
@@ -128,7 +151,8 @@ class Launch:
 
     def run(self, ctas: Array) -> None:
         """Execute the CTAs with these linear numbers."""
-        per = max(1, self.options.lanes // max(32, self.threads))
+        size = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        per = max(1, self.options.lanes // max(32, self.threads) // size) * size
         waiting = [ctas[i : i + per] for i in range(0, len(ctas), per)]
         waiting.reverse()
         running: list[tuple[Batch, Generator[None, None, None]]] = []
@@ -155,6 +179,17 @@ class Launch:
                     return
 
 
+def in_clusters(ctas: Array, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Array:
+    """The CTAs of all clusters that these belong to, cluster by cluster, by rank in each."""
+    (gx, gy, _), (cx, cy, cz) = grid, cluster
+    x, y, z = ctas % gx, ctas // gx % gy, ctas // (gx * gy)
+    first = np.unique(x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz)))
+    rank = np.arange(cx * cy * cz)
+    step = rank % cx + gx * (rank // cx % cy + gy * (rank // (cx * cy)))
+    out: Array = (first[:, None] + step).reshape(-1)
+    return out
+
+
 class Batch:
     """Some CTAs of a launch, all their threads as one vector of ``size`` lanes, ``width`` lanes (whole warps) per
     CTA."""
@@ -170,6 +205,10 @@ class Batch:
         self.warp = self.thread >> 5
         self.lane = (self.thread & 31).astype(np.uint32)
         self.gthread = ctas.astype(np.int64)[self.row_of] * self.width + self.thread
+        cx, cy, cz = launch.cluster
+        self.cluster_size = cx * cy * cz
+        # Per row: the CTA's rank in its cluster. Clusters are whole, their rows follow each other.
+        self.rank: Array = np.arange(self.count) % self.cluster_size
         self.alive: Array = self.thread < self.threads
         self.complete = self.width == self.threads
         # Every CTA has all of its threads, or none.
@@ -185,10 +224,20 @@ class Batch:
         self.steps = 0
         self.constants: dict[tuple[int, int], Array] = {}
         self.known_ticks: Array | None = None
+        # Of asynchronous kernels: what every warp knows of its cluster (Clocks), else None.
+        self.clocks: Any = None
         self.base_tick: Array = np.zeros(self.count, np.int64)
-        self.shared = SharedMemory(
-            self, launch.compiled.shared_static + launch.shared_bytes, launch.compiled.shared_granule
-        )
+        self.meetings: dict[int, _Meeting] = {}
+        shared_bytes, granule = launch.compiled.shared_static + launch.shared_bytes, launch.compiled.shared_granule
+        if launch.compiled.asynchronous:
+            self.clocks = Clocks(self)
+            self.known_ticks = self.clocks.known
+            self.shared: SharedMemory = ClusterMemory(self, shared_bytes, granule)
+            self.barriers = Barriers(self)
+            self.bulk = Bulk(self)
+            self.warpgroups = Warpgroups(self)
+        else:
+            self.shared = SharedMemory(self, shared_bytes, granule)
         self.specials: dict[str, Array] = {}
         self.memory = DeviceMemory(self)
         self.warps = Warps(self)
@@ -240,6 +289,7 @@ class Batch:
     def _special(self, name: str) -> Array:
         gx, gy, _ = self.launch.grid
         bx, by, _ = self.launch.block
+        cx, cy, cz = self.launch.cluster
         cta = self.ctas[self.row_of].astype(np.int64)
         lane = self.lane.astype(np.int64)
         values: dict[str, Callable[[], Any]] = {
@@ -249,9 +299,13 @@ class Batch:
             "%ctaid.x": lambda: cta % gx,
             "%ctaid.y": lambda: cta // gx % gy,
             "%ctaid.z": lambda: cta // (gx * gy),
-            "%clusterid.x": lambda: cta % gx,
-            "%clusterid.y": lambda: cta // gx % gy,
-            "%clusterid.z": lambda: cta // (gx * gy),
+            "%clusterid.x": lambda: cta % gx // cx,
+            "%clusterid.y": lambda: cta // gx % gy // cy,
+            "%clusterid.z": lambda: cta // (gx * gy) // cz,
+            "%cluster_ctaid.x": lambda: cta % gx % cx,
+            "%cluster_ctaid.y": lambda: cta // gx % gy % cy,
+            "%cluster_ctaid.z": lambda: cta // (gx * gy) % cz,
+            "%cluster_ctarank": lambda: self.rank[self.row_of],
             "%laneid": lambda: lane,
             "%warpid": lambda: self.warp,
             "%smid": lambda: cta % self.launch.device.sm_count,
@@ -261,7 +315,7 @@ class Batch:
             "%lanemask_ge": lambda: 0xFFFFFFFF & ~((1 << lane) - 1),
             "%lanemask_gt": lambda: 0xFFFFFFFF & ~((2 << lane) - 1),
         }
-        if name.startswith(("%cluster_", "%reserved_smem")) or name in ("%tid.w", "%ctaid.w"):
+        if name.startswith("%reserved_smem") or name.endswith(".w"):
             return self.constant(0, 4)
         if name not in values:
             raise EmulatorError(f"special register {name} is not modelled")
@@ -275,10 +329,14 @@ class Batch:
         if name.startswith("%nctaid"):
             return launch.grid[axis]
         if name.startswith("%nclusterid"):
-            return launch.grid[axis]
-        if name.startswith("%cluster_nctaid") or name in ("%cluster_nctarank",):
-            return 1
-        if name.startswith("%cluster_ctaid") or name in ("%cluster_ctarank", "%is_explicit_cluster", "%gridid"):
+            return launch.grid[axis] // launch.cluster[axis]
+        if name.startswith("%cluster_nctaid"):
+            return launch.cluster[axis]
+        if name == "%cluster_nctarank":
+            return self.cluster_size
+        if name == "%is_explicit_cluster":
+            return int(self.cluster_size > 1)
+        if name == "%gridid":
             return 0
         if name == "WARP_SZ":
             return 32
@@ -351,15 +409,15 @@ class Batch:
 
     def next(self, block: int, m: Mask) -> Step:
         """The running group goes to ``block`` while others are pending: the first block in order runs."""
-        self._park(block, m)
-        return self._pick()
+        self.park(block, m)
+        return self.pick()
 
-    def _park(self, block: int, m: Mask) -> None:
+    def park(self, block: int, m: Mask) -> None:
         mask = self.alive.copy() if m is None else m
         old = self.pend.get(block)
         self.pend[block] = mask if old is None else old | mask
 
-    def _pick(self) -> Step:
+    def pick(self) -> Step:
         pend = self.pend
         if not pend:
             return self._blocked()
@@ -386,21 +444,21 @@ class Batch:
             t = taken & m
             f = m & ~taken
         if not t.any():
-            return self._go(no, m)
+            return self.go(no, m)
         if not f.any():
-            return self._go(yes, m)
-        self._park(yes, t)
-        self._park(no, f)
-        return self._pick()
+            return self.go(yes, m)
+        self.park(yes, t)
+        self.park(no, f)
+        return self.pick()
 
     def switch(self, index: Array, targets: tuple[int, ...], m: Mask) -> Step:
         """brx.idx."""
         for i in np.unique(index if m is None else index[m]):
             hit = index == i
-            self._park(targets[min(int(i), len(targets) - 1)], hit if m is None else hit & m)
-        return self._pick()
+            self.park(targets[min(int(i), len(targets) - 1)], hit if m is None else hit & m)
+        return self.pick()
 
-    def _go(self, block: int, m: Mask) -> Step:
+    def go(self, block: int, m: Mask) -> Step:
         if self.pend:
             return self.next(block, m)
         return block, m, bool(self.waiting or self.deferred)
@@ -409,12 +467,71 @@ class Batch:
         """The running lanes have finished."""
         if m is None:
             self.alive[:] = False
-            return (DONE, None, False) if not (self.pend or self.waiting or self.deferred) else self._pick()
+            if self.launch.compiled.asynchronous:
+                self._leaving(np.ones(self.size, bool))
+            return (DONE, None, False) if not (self.pend or self.waiting or self.deferred) else self.pick()
         self.complete = False
         self.alive &= ~m
+        if self.launch.compiled.asynchronous:
+            self._leaving(m)
         left = self.alive.reshape(self.count, self.width).sum(axis=1)
         self.whole = bool(((left == 0) | (left == self.threads)).all())
-        return self._pick()
+        return self.pick()
+
+    def _leaving(self, m: Array) -> None:
+        """Lanes have exited: barriers of the cluster and meetings may be complete without them."""
+        self.barriers.exited(np.flatnonzero(m))
+        for site in list(self.meetings):
+            self._settle_meeting(site)
+
+    def grid_wait(self, m: Mask) -> None:
+        """griddepcontrol.wait."""
+        if not self.memory.guarded:
+            return
+        self.launch.tick += 1
+        lanes = np.arange(self.size) if m is None else self.lanes(m)
+        self.memory.waited[self.row_of[lanes], self.warp[lanes]] = self.launch.tick
+        self.shared.retag()
+
+    def sleep(self, barrier: Any, mask: Array, block: int, site: int, token: int = 0) -> None:
+        """Lanes wait for an mbarrier or a cluster barrier, which releases them."""
+        self.waiting.append(_Waiting(barrier, mask, block, site, token))
+
+    def converge(self, members: Any, m: Mask, resume: int, site: int) -> Step:
+        """The named lanes of a warp (``members`` None: the warps of a warpgroup) meet, without any order of memory."""
+        if not (self.pend or self.waiting or self.deferred):
+            return resume, m, False
+        mask = (self.alive if m is None else m).copy()
+        meeting = self.meetings.get(site)
+        if meeting is None:
+            meeting = self.meetings[site] = _Meeting(np.zeros(self.size, bool), members, resume)
+        meeting.here |= mask
+        self.waiting.append(_Waiting(meeting, mask, resume, site))
+        self._settle_meeting(site)
+        return self.pick()
+
+    def _settle_meeting(self, site: int) -> None:
+        meeting = self.meetings[site]
+        warps = self.width // 32
+        absent = self.alive & ~meeting.here
+        if meeting.members is None:
+            per = -(-warps // 4)
+            missing = np.zeros((self.count, per * 4), bool)
+            missing[:, :warps] = absent.reshape(self.count, warps, 32).any(axis=2)
+            groups = np.repeat(missing.reshape(self.count, per, 4).any(axis=2), 4, axis=1)[:, :warps]
+            late = np.repeat(groups.reshape(-1), 32)
+        elif type(meeting.members) is int:
+            named = (meeting.members >> np.arange(32) & 1).astype(bool)
+            late = np.repeat((absent.reshape(-1, 32) & named).any(axis=1), 32)
+        else:
+            bits = (meeting.members.reshape(-1, 32)[:, :, None] >> np.arange(32, dtype=np.uint32)) & 1
+            late = (bits.astype(bool) & absent.reshape(-1, 1, 32)).any(axis=2).reshape(-1)
+        free = meeting.here & ~late
+        if free.any():
+            meeting.here &= ~free
+            self.release(meeting, free)
+        if not meeting.here.any():
+            del self.meetings[site]
 
     def backward(self, site_block: int, m: Mask) -> None:
         """A backward branch was taken: give up on endless loops."""
@@ -438,7 +555,7 @@ class Batch:
         old = self.deferred.get(head)
         self.deferred[head] = mask if old is None else old | mask
         if self.pend:
-            return self._pick()
+            return self.pick()
         return BLOCKED, None, True
 
     def spin_branch(self, taken: Array, yes: int, no: int, head: int, m: Mask) -> Step:
@@ -451,15 +568,17 @@ class Batch:
                     old = self.deferred.get(head)
                     self.deferred[head] = group if old is None else old | group
                 else:
-                    self._park(target, group)
+                    self.park(target, group)
         if self.pend:
-            return self._pick()
+            return self.pick()
         return BLOCKED, None, True
 
     def _blocked(self) -> Step:
         if self.deferred:
             return BLOCKED, None, True
         if self.waiting:
+            if self.launch.compiled.asynchronous and self.barriers.expire():
+                return self.pick()
             self.report_stuck()
         return DONE, None, False
 
@@ -467,7 +586,7 @@ class Batch:
         """After a yield: the pollers try again."""
         self.pend.update(self.deferred)
         self.deferred = {}
-        return self._pick()
+        return self.pick()
 
     def report_stuck(self) -> None:
         """Nothing can run any more: say where every group waits."""
@@ -488,7 +607,7 @@ class Batch:
                     threads += [int(t) for t in mine]
                     at = self.launch.compiled.sites[site]
                     where = f"PTX line {at.line}" + (f" [{at.source}]" if at.source else "")
-                    name = "bar.warp.sync" if barrier == WARP_BARRIER else f"barrier {barrier}"
+                    name = _barrier_name(barrier, row)
                     parts.append(f"{len(mine)} threads ({_ranges(mine)}) wait at {name}, {where}")
             gone = self.thread[exited & (self.row_of == row)]
             if len(gone):
@@ -498,7 +617,8 @@ class Batch:
                 if len(mine):
                     line = self.launch.compiled.block_lines[head]
                     parts.append(f"{len(mine)} threads ({_ranges(mine)}) poll in the loop at PTX line {line}")
-            self.report("barrier-divergence", "; ".join(parts), first, row, threads)
+            named = all(isinstance(w.barrier, int) for w in self.waiting)
+            self.report("barrier-divergence" if named else "deadlock", "; ".join(parts), first, row, threads)
         polls = [(head, np.flatnonzero(mask)) for head, mask in self.deferred.items()]
         if polls and not rows:
             head, lanes = polls[0]
@@ -520,7 +640,13 @@ class Batch:
         element."""
         if self.known_ticks is None:
             return self.base_tick[row]
+        if self.clocks is not None:
+            other = other + self.clocks.first[row]
         return self.known_ticks[row, warp, other]
+
+    def first_column(self, row: int) -> int:
+        """Where the own warps of a CTA start in ``known_ticks``."""
+        return 0 if self.clocks is None else int(self.clocks.first[row])
 
     def ticks(self) -> Array:
         """Per row, warp and other warp: the tick before which the other's accesses are ordered before the warp."""
@@ -555,7 +681,7 @@ class Batch:
             self._arrive(one, count or self.threads, group, resume, site, arrive_only)
         if arrive_only:
             return resume, m, False
-        return self._pick()
+        return self.pick()
 
     def arrive(self, number: Any, expected: Any, m: Mask, site: int) -> None:
         """bar.arrive: counts, does not wait."""
@@ -579,7 +705,7 @@ class Batch:
         if done.any():
             finished = done[self.row_of]
             self._sync_some(here & finished, done)
-            self._release(number, finished)
+            self.release(number, finished)
             here = here & ~finished
         if here.any():
             self.arrived[number] = here
@@ -590,7 +716,11 @@ class Batch:
         launch = self.launch
         launch.tick += 1
         self.base_tick[:] = launch.tick
-        if self.known_ticks is not None:
+        if self.clocks is not None:
+            self.clocks.share()
+            for row in range(self.count):
+                self.clocks.meet(row, slice(None))
+        elif self.known_ticks is not None:
             self.known_ticks[:] = launch.tick
         self.shared.barrier_all()
         if launch.order.active:
@@ -607,7 +737,14 @@ class Batch:
             base = row * self.width
             threads = np.flatnonzero(participants[base : base + self.width])
             warps = np.unique(threads >> 5)
-            if len(threads) == self.threads:
+            if self.clocks is not None:
+                met = np.zeros((self.count, self.width // 32), bool)
+                met[row, warps] = True
+                self.clocks.share(met)
+                self.clocks.meet(int(row), warps)
+                if len(threads) == self.threads:
+                    self.base_tick[row] = tick
+            elif len(threads) == self.threads:
                 self.base_tick[row] = tick
                 if self.known_ticks is not None:
                     self.known_ticks[row] = tick
@@ -618,9 +755,10 @@ class Batch:
                 known[warps] = best
             launch.order.barrier(int(self.ctas[row]), [int(w) for w in warps], threads)
         self.shared.retag()
-        self.shared.fresh = (
-            max(self.shared.fresh, (int(self.base_tick.min()) - self.shared.t0 + 1) << 11) if rows.any() else 0
-        )
+        if self.clocks is None:
+            self.shared.fresh = (
+                max(self.shared.fresh, (int(self.base_tick.min()) - self.shared.t0 + 1) << 11) if rows.any() else 0
+            )
 
     def warp_sync(self, m: Mask) -> None:
         """bar.warp.sync and the other warp collectives: they order the accesses of the lanes of a warp."""
@@ -630,13 +768,14 @@ class Batch:
         known = self.ticks()
         launch.tick += 1
         warps = self.width // 32
-        index = np.arange(warps)
-        if m is None:
-            known[:, index, index] = launch.tick
-        else:
-            met = m.reshape(self.count, warps, 32).any(axis=2)
-            rows, which = np.nonzero(met)
+        met = np.ones((self.count, warps), bool) if m is None else m.reshape(self.count, warps, 32).any(axis=2)
+        rows, which = np.nonzero(met)
+        if self.clocks is None:
             known[rows, which, which] = launch.tick
+        else:
+            if self.clocks.private:
+                self.clocks.share(met)
+            known[rows, which, which + self.clocks.first[rows]] = launch.tick
         self.shared.retag()
 
     def bar_warp(self, members: Any, m: Mask, resume: int, site: int) -> Step:
@@ -658,21 +797,21 @@ class Batch:
             if int(wanted[np.flatnonzero(mask)[0]]) != 0xFFFFFFFF:
                 group = (named & (mask & ~missing).reshape(-1, 32, 1)).any(axis=1).reshape(-1)
                 free &= group
-            self._release(WARP_BARRIER, free)
+            self.release(WARP_BARRIER, free)
             here = here & ~free
             self.warp_sync(free)
         if here.any():
             self.arrived[WARP_BARRIER] = here
         else:
             self.arrived.pop(WARP_BARRIER, None)
-        return self._pick()
+        return self.pick()
 
-    def _release(self, number: int, free: Array) -> None:
+    def release(self, number: Any, free: Array) -> None:
         """Wake the lanes of ``free`` that sleep at a barrier."""
         kept = []
         for w in self.waiting:
             if w.barrier == number and (w.mask & free).any():
-                self._park(w.block, w.mask & free)
+                self.park(w.block, w.mask & free)
                 w.mask = w.mask & ~free
                 if not w.mask.any():
                     continue
@@ -716,10 +855,30 @@ class Runaway(Exception):
 class _Waiting:
     """A group of lanes asleep at a barrier."""
 
-    __slots__ = ("barrier", "block", "mask", "site")
+    __slots__ = ("barrier", "block", "mask", "site", "token")
 
-    def __init__(self, barrier: int, mask: Array, block: int, site: int) -> None:
-        self.barrier, self.mask, self.block, self.site = barrier, mask, block, site
+    def __init__(self, barrier: Any, mask: Array, block: int, site: int, token: int = 0) -> None:
+        self.barrier, self.mask, self.block, self.site, self.token = barrier, mask, block, site, token
+
+
+class _Meeting:
+    """Lanes that wait for the others of their warp or warpgroup at one instruction."""
+
+    __slots__ = ("here", "members", "resume")
+
+    def __init__(self, here: Array, members: Any, resume: int) -> None:
+        self.here, self.members, self.resume = here, members, resume
+
+    def describe(self, row: int) -> str:  # noqa: ARG002
+        """What is waited for, in words."""
+        return "an instruction that their " + ("warpgroup" if self.members is None else "warp") + " executes together"
+
+
+def _barrier_name(barrier: Any, row: int) -> str:
+    if isinstance(barrier, int):
+        return "bar.warp.sync" if barrier == WARP_BARRIER else f"barrier {barrier}"
+    text: str = barrier.describe(row)
+    return text
 
 
 def _ranges(numbers: Array) -> str:

@@ -67,7 +67,7 @@ def load(e: Emitter, ins: Instr) -> None:
 
 def _load(e: Emitter, space: str, at: Mem, start: int, size: int, mask: str, strong: int) -> str:
     where = Mem(at.base, at.offset + start) if start else at
-    if space == "shared":
+    if space in ("shared", "cluster"):
         flag = strong > 0 and bool(e.graph.spin_heads)
         return f"S.load({e.address(where, 'shared')}, {size}, {mask}, {e.site()}, {flag})"
     address = e.address(where, space)
@@ -87,6 +87,11 @@ def _load(e: Emitter, space: str, at: Mem, start: int, size: int, mask: str, str
 @instruction("st")
 def store(e: Emitter, ins: Instr) -> None:
     """st to any space."""
+    if "async" in ins.parts:
+        from cudal2gen.emulator import asynchronous
+
+        asynchronous.store_async(e, ins)
+        return
     kind = ins.parts[-1]
     n, width = _vector(ins), TYPE_BYTES[kind]
     at, s = ins.operands[:2]
@@ -106,7 +111,7 @@ def store(e: Emitter, ins: Instr) -> None:
             value = e.array(chosen[0], f"u{width}")
         else:
             value = f"JOIN(({', '.join(e.array(x, f'u{width}') for x in chosen)}), {width})"
-        if space == "shared":
+        if space in ("shared", "cluster"):
             flag = strong > 0 and bool(e.graph.spin_heads)
             e.line(f"S.store({e.address(where, 'shared')}, {value}, {size}, {mask}, {e.site()}, {flag})")
         elif space == "local":
@@ -136,6 +141,7 @@ def atomic(e: Emitter, ins: Instr) -> None:
     assert isinstance(at, Mem)
     width = TYPE_BYTES[kind]
     space = space_of(ins)
+    space = "shared" if space == "cluster" else space
     if space not in ("global", "shared", "generic"):
         raise e.fail(f"atomic on state space {space}")
     acquire, release = "acquire" in parts or "acq_rel" in parts, "release" in parts or "acq_rel" in parts
@@ -160,9 +166,17 @@ def atomic(e: Emitter, ins: Instr) -> None:
 
 @instruction("cp")
 def copy(e: Emitter, ins: Instr) -> None:
-    """cp.async without bulk."""
+    """cp.async, cp.async.bulk and cp.reduce."""
+    from cudal2gen.emulator import asynchronous
+
     parts = ins.parts
-    if parts[1] != "async" or "bulk" in parts or "mbarrier" in parts:
+    if "bulk" in parts:
+        asynchronous.bulk(e, ins)
+        return
+    if "mbarrier" in parts:
+        e.line(f"B.copies_arrive({e.address(ins.operands[0], 'shared')}, {'noinc' in parts}, {e.mask()}, {e.site()})")
+        return
+    if parts[1] != "async":
         raise e.fail()
     if "commit_group" in parts:
         e.line(f"S.commit({e.mask()})")
@@ -401,7 +415,8 @@ def activemask(e: Emitter, ins: Instr) -> None:
 def arrive(e: Emitter, ins: Instr) -> None:
     """bar.arrive; the waiting forms end a block and are emitted by the translator."""
     if "cluster" in ins.parts:
-        raise e.fail()
+        e.line(f"B.cluster_arrive({e.mask()}, {'relaxed' not in ins.parts}, {e.site()})")
+        return
     number, count = ins.operands[:2]
     e.line(f"M.arrive({e.raw(number, 32).text}, {e.raw(count, 32).text}, {e.mask()}, {e.site()})")
 
@@ -409,8 +424,17 @@ def arrive(e: Emitter, ins: Instr) -> None:
 @instruction("membar", "fence")
 def fence(e: Emitter, ins: Instr) -> None:
     """membar and fence; those of CTA scope order shared memory only."""
-    if "proxy" in ins.parts or "mbarrier_init" in ins.parts:
-        raise e.fail()
+    if "proxy" in ins.parts:
+        if any(p.startswith("tensormap") for p in ins.parts) or "alias" in ins.parts:
+            return
+        mask = e.mask()
+        if "global" not in ins.parts:
+            e.line(f"S.fence_proxy({mask})")
+        e.line(f"B.fence_init({mask})")
+        return
+    if "mbarrier_init" in ins.parts:
+        e.line(f"B.fence_init({e.mask()})")
+        return
     if "cta" in ins.parts:
         e.line(f"S.fence({e.mask()})")
         return
@@ -426,9 +450,7 @@ def trap(e: Emitter, ins: Instr) -> None:
     e.line(f"M.trap({e.site()}, {message!r}, {e.mask()})")
 
 
-@instruction(
-    "prefetch", "prefetchu", "nanosleep", "pmevent", "discard", "applypriority", "emu_vprintf", "griddepcontrol"
-)
+@instruction("prefetch", "prefetchu", "nanosleep", "pmevent", "discard", "applypriority", "emu_vprintf", "emu_converge")
 def nothing(e: Emitter, ins: Instr) -> None:
     """Hints without an effect on values."""
 

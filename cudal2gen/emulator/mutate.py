@@ -97,6 +97,11 @@ def _of_function(function: Function, spans: _Spans) -> Iterator[Mutant]:
                     yield Mutant(f"swap {ins.op} at {ins.line}", "swap", ins.line, swapped)
         elif _is_commit(ins):
             yield made("drop", "")
+        elif ins.base == "barrier" and "arrive" in ins.parts and "cluster" in ins.parts:
+            yield from _without_pair(ins, body[i:], spans)
+        elif ins.base in _ASYNCHRONOUS or (ins.base == "cp" and "bulk" in ins.parts):
+            for kind, new in _of_asynchronous(ins, statement):
+                yield made(kind, new)
         elif ins.base == "cp" and "async" in ins.parts and len(ins.operands) >= 3:
             size = ins.operands[2].value if isinstance(ins.operands[2], Imm) else 16
             yield made("drop", "")
@@ -105,7 +110,7 @@ def _of_function(function: Function, spans: _Spans) -> Iterator[Mutant]:
             if len(ins.operands) > 3 and isinstance(ins.operands[3], Reg):
                 # Without its size operand (or ignore predicate) the copy reads all its bytes.
                 yield made("widen", re.sub(r",\s*\d+\s*,[^;]*;$", f", {size};", statement))
-        elif ins.base == "ldmatrix":
+        elif ins.base in ("ldmatrix", "stmatrix"):
             yield made("shift", _shift(statement, 0, 16))
         elif ins.base in ("ld", "st") and _space(ins) in ("shared", "global") and _has_address(ins):
             yield made("shift", _shift(statement, 0, _access_bytes(ins)))
@@ -127,15 +132,102 @@ def _of_function(function: Function, spans: _Spans) -> Iterator[Mutant]:
                 yield made("never", "")
 
 
+def _without_pair(ins: Instr, following: list[Instr | Label], spans: _Spans) -> Iterator[Mutant]:
+    """Without the arrival at a cluster barrier the wait would be illegal: both go."""
+    wait = next((x for x in following if isinstance(x, Instr) and x.op.startswith("barrier.cluster.wait")), None)
+    if wait is not None:
+        start, end = spans.find(ins)
+        s2, e2 = spans.find(wait)
+        without = spans.text[:start] + spans.text[end:s2] + spans.text[e2:]
+        yield Mutant(f"drop {ins.op} at {ins.line}", "drop", ins.line, without)
+
+
+_ASYNCHRONOUS = ("mbarrier", "wgmma", "mapa", "setmaxnreg", "griddepcontrol")
+
+
+def _of_asynchronous(ins: Instr, statement: str) -> Iterator[tuple[str, str]]:
+    """(kind, statement) of mutants of mbarriers, bulk copies, wgmma and their like."""
+    what = ins.parts[1]
+    if ins.base == "mbarrier":
+        if what in ("arrive", "complete_tx", "expect_tx"):
+            yield "drop", ""
+        if what == "init":
+            yield "count", _changed(statement, 1, "b32", "add.u32", "1")
+        if what == "expect_tx" or "expect_tx" in ins.parts:
+            yield "bytes", _changed(statement, len(ins.operands) - 1, "b32", "add.u32", "16")
+        if what in ("try_wait", "test_wait"):
+            target = ins.operands[0]
+            if isinstance(target, Reg):
+                name = statement.split(what, 1)[1].split(None, 1)[1].split(",", maxsplit=1)[0].strip()
+                yield "skip", f"setp.eq.u32 {name}, 0, 0;"
+            if "parity" in ins.parts:
+                yield "parity", _changed(statement, 2, "b32", "xor.b32", "1")
+    elif ins.base == "wgmma":
+        if what == "fence":
+            yield "drop", ""
+        elif what == "mma_async":
+            first = 2 if not isinstance(ins.operands[1], Vec) else 3
+            yield "step", _changed(statement, first, "b64", "add.u64", "2")
+            yield "swizzle", _changed(statement, first, "b64", "xor.b64", "0xC000000000000000")
+    elif ins.base == "mapa":
+        d, a = (part.strip() for part in statement.split(None, 1)[1].split(",")[:2])
+        yield "own", f"mov.b{ins.parts[-1][1:]} {d}, {a};"
+    elif ins.base == "setmaxnreg":
+        count = ins.operands[0]
+        if isinstance(count, Imm):
+            yield "raise", re.sub(r"\b\d+\s*;$", f"{count.value + 8};", statement)
+    elif ins.base == "griddepcontrol":
+        if what == "wait":
+            yield "drop", ""
+    else:
+        yield "drop", ""
+        yield "shift", _shift_operand(statement, ins)
+
+
+def _changed(statement: str, which: int, kind: str, op: str, by: str) -> str:
+    """The statement with its ``which``-th operand changed by an instruction in a scope of its own."""
+    head, rest = statement.rstrip(";").split(None, 1)
+    operands = _top_level(rest)
+    old = operands[which].strip()
+    operands[which] = " mutant"
+    return f"{{ .reg .{kind} mutant; {op} mutant, {old}, {by}; {head} {','.join(operands)}; }}"
+
+
+def _top_level(text: str) -> list[str]:
+    """Split operands at commas outside brackets and braces."""
+    out, depth = [""], 0
+    for ch in text:
+        depth += (ch in "[{(") - (ch in "]})")
+        if ch == "," and depth == 0:
+            out.append("")
+        else:
+            out[-1] += ch
+    return out
+
+
+def _shift_operand(statement: str, ins: Instr) -> str:
+    """Move a bulk copy by one row of a swizzle pattern, 128 bytes, in shared memory."""
+    which = next((i for i, op in enumerate(ins.operands) if isinstance(op, Mem) and isinstance(op.base, Reg)), None)
+    if which is None:
+        return ""
+    operands = _top_level(statement.rstrip(";").split(None, 1)[1])
+    head = statement.split(None, 1)[0]
+    old = operands[which].strip().strip("[]").strip()
+    operands[which] = " [mutant]"
+    return f"{{ .reg .b32 mutant; add.u32 mutant, {old}, 128; {head} {','.join(operands)}; }}"
+
+
 def _is_wait(ins: Instr) -> bool:
-    return ins.base == "cp" and ("wait_group" in ins.parts or "wait_all" in ins.parts)
+    return ins.base in ("cp", "wgmma") and ("wait_group" in ins.parts or "wait_all" in ins.parts)
 
 
 def _is_commit(ins: Instr) -> bool:
-    return ins.base == "cp" and "commit_group" in ins.parts
+    return ins.base in ("cp", "wgmma") and "commit_group" in ins.parts
 
 
 def _is_barrier(ins: Instr) -> bool:
+    if ins.base == "barrier" and "cluster" in ins.parts and "arrive" in ins.parts:
+        return False
     return (ins.base in ("bar", "barrier") and "red" not in ins.parts) or ins.base in ("membar", "fence")
 
 

@@ -49,6 +49,14 @@ class Mem(NamedTuple):
     offset: int = 0
 
 
+class Tensor(NamedTuple):
+    """``[base + offset, {c0, c1, ...}]``: a tensor map's address and the coordinates of a box, innermost first."""
+
+    base: Reg | Sym | Imm
+    offset: int
+    coordinates: tuple[Operand, ...]
+
+
 class Vec(NamedTuple):
     """``{a, b, ...}``; also the parenthesised lists of a call."""
 
@@ -62,7 +70,7 @@ class Pair(NamedTuple):
     second: Reg
 
 
-Operand = Reg | Imm | Sym | Mem | Vec | Pair
+Operand = Reg | Imm | Sym | Mem | Tensor | Vec | Pair
 
 
 class Loc(NamedTuple):
@@ -550,15 +558,21 @@ def _operands(text: str, line: int, renames: dict[str, str]) -> tuple[Operand, .
             return Vec(tuple(items)), at + 1
         if first == "[":
             if tokens[at + 1] == "{":
-                raise PtxError(line, "tensor coordinates are not modelled")
+                raise PtxError(line, "texture coordinates are not modelled")
             base, at = full(at + 1)
             if tokens[at] == ",":
-                raise PtxError(line, "tensor coordinates are not modelled")
+                where, at = full(at + 1)
+                if not isinstance(where, Vec) or isinstance(base, Vec | Pair | Tensor):
+                    raise PtxError(line, "tensor coordinates not understood")
+                if isinstance(base, Mem):
+                    return Tensor(base.base, base.offset, where.items), at + 1
+                offset = base.offset if isinstance(base, Sym) else 0
+                return Tensor(Sym(base.name) if isinstance(base, Sym) else base, offset, where.items), at + 1
             if isinstance(base, Sym):
                 return Mem(Sym(base.name), base.offset), at + 1
             if isinstance(base, Mem):
                 return base, at + 1
-            if isinstance(base, Vec | Pair):
+            if isinstance(base, Vec | Pair | Tensor):
                 raise PtxError(line, "address not understood")
             return Mem(base, 0), at + 1
         unique = name(token)

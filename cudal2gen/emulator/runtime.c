@@ -132,6 +132,7 @@ static const struct { int code; const char *name, *text; } kErrors[] = {
     {400, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {500, "cudaErrorSymbolNotFound", "named symbol not found"},
     {701, "cudaErrorLaunchOutOfResources", "too many resources requested for launch"},
+    {912, "cudaErrorInvalidClusterSize", "cluster configuration is invalid"},
     {719, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {801, "cudaErrorNotSupported", "operation not supported"},
 };
@@ -153,6 +154,14 @@ EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, const void *f, 
 EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const void *f, int block, size_t shared, unsigned flags) {
   (void)flags;
   CALL("occupancy", W(n), W(f), block, W(shared));
+}
+EXPORT int cudaOccupancyMaxActiveClusters(int *n, const void *f, const config_t *c) {
+  CALL("occupancy_clusters", W(n), W(f), c->grid.x, c->grid.y, c->grid.z, c->block.x * c->block.y * c->block.z, W(c->shared), W(c->attrs), c->count);
+}
+EXPORT int cudaOccupancyMaxPotentialClusterSize(int *n, const void *f, const config_t *c) {
+  (void)f; (void)c;
+  *n = 8;
+  return 0;
 }
 EXPORT int cudaLibraryLoadFromFile(void **library, const char *path, void *a, void *b, unsigned n, void *c, void *d, unsigned m) {
   (void)a; (void)b; (void)n; (void)c; (void)d; (void)m;
@@ -223,11 +232,17 @@ EXPORT int cudaDeviceGetLimit(size_t *value, int limit) { (void)limit; *value = 
 EXPORT int cudaDeviceSetCacheConfig(int config) { (void)config; return 0; }
 EXPORT int cudaDriverGetVersion(int *v) { *v = 13000; return 0; }
 EXPORT int cudaRuntimeGetVersion(int *v) { *v = 13000; return 0; }
+/* A driver function: its errors are CUresults, the runtime's last error stays as it is. */
+static int tensor_map_encode(void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides,
+                             const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
+  int64_t words[] = {W(map), type, rank, W(address), W(dims), W(strides), W(box), W(steps), interleave, swizzle, promotion, fill};
+  return g_callback ? g_callback("tensor_map", words) : kErrorNoDevice;
+}
 EXPORT int cudaGetDriverEntryPointByVersion(const char *symbol, void **f, unsigned version, unsigned long long flags, int *status) {
   (void)version; (void)flags;
-  *f = 0;
-  if (status) *status = 1; /* cudaDriverEntryPointSymbolNotFound */
-  CALL("driver_entry_point", W(symbol), W(f), W(status));
+  *f = strcmp(symbol, "cuTensorMapEncodeTiled") ? 0 : (void *)tensor_map_encode;
+  if (status) *status = *f ? 0 : 1; /* cudaDriverEntryPointSymbolNotFound */
+  return *f ? 0 : (g_last_error = 500);
 }
 EXPORT int cudaGetDriverEntryPoint(const char *symbol, void **f, unsigned long long flags, int *status) {
   return cudaGetDriverEntryPointByVersion(symbol, f, 0, flags, status);

@@ -36,6 +36,10 @@ LONG_AGO = 1
 class SharedMemory:
     """``size`` bytes per CTA. Addresses are window addresses (uint32, one per lane of the batch)."""
 
+    # How a tag is built; a cluster needs wider ones.
+    TAG: Any = np.uint32
+    BITS, SEVERAL, UNWRITTEN, IN_FLIGHT, MAX_TICK = ACTOR_BITS, SEVERAL, UNWRITTEN, IN_FLIGHT, MAX_TICK
+
     def __init__(self, batch: Batch, size: int, granule: int) -> None:
         self.batch, self.size = batch, size
         self.stride = -(-size // 128) * 128 + 128
@@ -51,26 +55,26 @@ class SharedMemory:
         self.counters = batch.launch.counters
         self.granule = granule
         self.warps = batch.width // 32
+        # Readers are told apart by column: the warps of the CTA.
+        self.columns = self._reader_columns()
         self.t0 = batch.launch.tick
         # Tags at or above this belong to accesses that no barrier of the whole CTA has ordered yet.
         self.fresh = 0
         if self.hazards:
             n = count * self.stride // granule
-            self.writer: Array = np.full(n, UNWRITTEN, np.uint32)
-            self.latest: Array = np.zeros(n, np.uint32)
-            self.readers: Array = np.zeros((n, self.warps), np.uint32)
+            self.writer: Array = np.full(n, self.UNWRITTEN, self.TAG)
+            self.latest: Array = np.zeros(n, self.TAG)
+            self.readers: Array = np.zeros((n, self.columns), self.TAG)
             self.rows = {
                 w: (
                     self.writer.reshape(-1, w // granule) if w > granule else self.writer,
                     self.latest.reshape(-1, w // granule) if w > granule else self.latest,
-                    self.readers.reshape(-1, max(1, w // granule), self.warps),
+                    self.readers.reshape(-1, max(1, w // granule), self.columns),
                 )
                 for w in MOVER
                 if w >= granule
             }
-            self.actor = batch.thread.astype(np.uint32)
-            self.collective = (SEVERAL + batch.warp).astype(np.uint32)
-            self.warp_column = batch.warp.astype(np.int64)
+            self.actor, self.collective, self.warp_column = self._actors()
         self.retag()
         # Element -> the tag that the last atomic or flag write left there.
         self.atomics: dict[int, int] = {}
@@ -86,27 +90,36 @@ class SharedMemory:
 
     # --- tags ---
 
+    def _reader_columns(self) -> int:
+        return self.warps
+
+    def _actors(self) -> tuple[Array, Array, Array]:
+        """Per lane: its tag as a thread, as one of several lanes of its warp, and its column as a reader."""
+        batch = self.batch
+        several = (SEVERAL + batch.warp).astype(np.uint32)
+        return batch.thread.astype(np.uint32), several, batch.warp.astype(np.int64)
+
     def retag(self) -> None:
         """The tick has changed: new tags for the accesses to come."""
         tick = self.batch.launch.tick - self.t0
-        if tick >= MAX_TICK:
+        if tick >= self.MAX_TICK:
             self.t0 = self.batch.launch.tick - 1
             if self.hazards:
-                self.writer[self.writer < IN_FLIGHT] = LONG_AGO
+                self.writer[self.writer < self.IN_FLIGHT] = LONG_AGO
                 self.latest[:] = 0
                 self.readers[:] = 0
-            self.fresh = 1 << ACTOR_BITS
+            self.fresh = 1 << self.BITS
             tick = 1
         self.tick = tick + 1
         if self.hazards:
-            self.stamp = self.tick << ACTOR_BITS
-            self.mine = self.actor | np.uint32(self.stamp)
-            self.ours = self.collective | np.uint32(self.stamp)
+            self.stamp = self.tick << self.BITS
+            self.mine = self.actor | self.TAG(self.stamp)
+            self.ours = self.collective | self.TAG(self.stamp)
 
     def barrier_all(self) -> None:
         """All threads of all CTAs have met, and the tick advanced."""
         self.retag()
-        self.fresh = self.tick << ACTOR_BITS
+        self.fresh = self.tick << self.BITS
 
     def _ordered(self, lanes: Array, tags: Array) -> Array:
         """Is each tagged access ordered before the present of the lane that now touches the word?"""
@@ -138,7 +151,7 @@ class SharedMemory:
                 return
             flat, rows = tags[which], which
         lane = rows if lanes is None else lanes[rows]
-        bad = flat == UNWRITTEN
+        bad = flat == self.UNWRITTEN
         if bad.any():
             self._report(
                 "uninitialised-shared",
@@ -150,11 +163,11 @@ class SharedMemory:
                 bad,
                 doubtful=True,
             )
-        flying = (flat >= IN_FLIGHT) & ~bad
+        flying = (flat >= self.IN_FLIGHT) & ~bad
         if flying.any():
             self._report(
                 "in-flight",
-                "reads data of a cp.async that has not been waited for",
+                "reads data of an asynchronous copy that has not been waited for",
                 site,
                 lane,
                 rows,
@@ -177,7 +190,7 @@ class SharedMemory:
         writer, latest, readers = self.rows[width]
         tags, reads = writer[at], latest[at]
         fresh = max(self.fresh, 1)
-        hot = ((tags >= fresh) & (tags != UNWRITTEN)) | (reads >= fresh)
+        hot = ((tags >= fresh) & (tags != self.UNWRITTEN)) | (reads >= fresh)
         which = np.flatnonzero(hot.any(axis=1) if hot.ndim > 1 else hot)
         if which.size == 0:
             return
@@ -185,11 +198,11 @@ class SharedMemory:
         rows = np.repeat(which, per)
         lane = rows if lanes is None else lanes[rows]
         flat = tags[which].reshape(-1)
-        flying = (flat >= IN_FLIGHT) & (flat != UNWRITTEN)
+        flying = (flat >= self.IN_FLIGHT) & (flat != self.UNWRITTEN)
         if flying.any():
             self._report(
                 "in-flight",
-                "overwrites the destination of a cp.async that has not been waited for",
+                "overwrites the destination of an asynchronous copy that has not been waited for",
                 site,
                 lane,
                 rows,
@@ -197,7 +210,7 @@ class SharedMemory:
                 flying,
                 flat,
             )
-        clash = (flat >= fresh) & (flat < IN_FLIGHT)
+        clash = (flat >= fresh) & (flat < self.IN_FLIGHT)
         if same is not None and clash.any():
             # Writing what is already there is harmless whoever comes first.
             clash &= ~np.repeat(same()[which], per)
@@ -207,8 +220,8 @@ class SharedMemory:
                 self._report(
                     "shared-race", "write after write without a barrier between", site, lane, rows, offset, clash, flat
                 )
-        seen = readers[at[which]].reshape(-1, self.warps)
-        for column in range(self.warps):
+        seen = readers[at[which]].reshape(-1, self.columns)
+        for column in np.flatnonzero(seen.max(axis=0) >= fresh):
             tag = seen[:, column]
             late = tag >= fresh
             if late.any():
@@ -235,12 +248,15 @@ class SharedMemory:
         cta = self.batch.row_of[lanes[0]]
         threads = self.batch.thread[lanes[self.batch.row_of[lanes] == cta]]
         if tags is not None:
-            actor = int(tags[first]) & ACTOR
-            who = f"a lane of warp {actor - SEVERAL}" if actor >= SEVERAL else f"thread {actor}"
-            message += f" (the other side: {who})"
+            message += f" (the other side: {self._who(int(tags[first]), int(cta))})"
         address = int(offset[rows[first]])
         text = f"{message}, shared offset {address}"
         self.batch.report(kind, text, site, int(cta), threads, address, len(lanes), doubtful)
+
+    def _who(self, tag: int, row: int) -> str:  # noqa: ARG002
+        """The other side of a race, in words."""
+        actor = tag & ACTOR
+        return f"a lane of warp {actor - SEVERAL}" if actor >= SEVERAL else f"thread {actor}"
 
     # --- access ---
 
@@ -353,7 +369,7 @@ class SharedMemory:
             if key in self.learned:
                 known[row, warp] = np.maximum(known[row, warp], self.learned.pop(key))
             self.fenced[key] = known[row, warp].copy()
-            self.fenced[key][warp] = batch.launch.tick + 1
+            self.fenced[key][batch.first_column(int(row)) + warp] = batch.launch.tick + 1
         batch.launch.tick += 1
         self.retag()
 
@@ -370,8 +386,10 @@ class SharedMemory:
             # What the warp has synchronised since does not count.
             warp = self.batch.warp if lanes is None else self.batch.warp[lanes]
             row = self.batch.row_of if lanes is None else self.batch.row_of[lanes]
-            fresh = np.maximum((self.batch.known(row, warp, warp) - self.t0 + 1) << ACTOR_BITS, self.fresh)
-        several = (old >= fresh) & ((old & ACTOR) != (mine & ACTOR)) & (old != 0)
+            fresh = np.maximum((self.batch.known(row, warp, warp) - self.t0 + 1) << self.BITS, self.fresh)
+            fresh = fresh.astype(self.TAG)
+        actor = (1 << self.BITS) - 1
+        several = (old >= fresh) & ((old & actor) != (mine & actor)) & (old != 0)
         tag = np.where(several, self.ours if lanes is None else self.ours[lanes], mine) if several.any() else mine
         readers[at, :, column] = tag[:, None]
         back = readers[at, 0, column] != tag
@@ -379,7 +397,16 @@ class SharedMemory:
             ours = self.ours if lanes is None else self.ours[lanes]
             readers[at[back], :, column[back]] = ours[back][:, None]
 
-    def store(self, address: Array, value: Array, width: int, m: Mask, site: int, strong: bool = False) -> None:
+    def store(
+        self,
+        address: Array,
+        value: Array,
+        width: int,
+        m: Mask,
+        site: int,
+        strong: bool = False,
+        kind: str = "st.shared",
+    ) -> None:
         """Write MOVER[width] values, one per lane. ``strong``: sets a flag that other threads poll."""
         found = self.locate(address, width, m, site)
         if found is None:
@@ -388,7 +415,7 @@ class SharedMemory:
         if lanes is not None:
             value = value[lanes]
         if self.counters is not None:
-            self.counters.shared("st.shared", address, width, m)
+            self.counters.shared(kind, address, width, m)
         view = self.views[width]
         if self.hazards:
             relative = offset - (offset // self.stride) * self.stride
@@ -481,6 +508,25 @@ class SharedMemory:
             regs = np.ascontiguousarray(words).reshape(matrices, batch.size)
         return list(regs)
 
+    def stmatrix(self, address: Array, values: tuple[Array, ...], m: Mask, site: int, transpose: bool) -> None:
+        """8x8 matrices of 16-bit elements; row addresses come from the first 8 * n lanes of each warp."""
+        batch = self.batch
+        matrices = len(values)
+        if m is not None:
+            batch.require_whole_warps(m, site)
+        warps = batch.size // 32
+        cells = np.stack(values).view(np.uint16).reshape(matrices, warps, 8, 8)
+        if transpose:
+            cells = cells.transpose(0, 1, 3, 2)
+        rows = np.zeros((warps, 4, 8, 8), np.uint16)
+        rows[:, :matrices] = cells.transpose(1, 0, 2, 3)
+        mask: Mask = m
+        if matrices < 4:
+            chosen = np.zeros((warps, 32), bool)
+            chosen[:, : 8 * matrices] = True
+            mask = chosen.reshape(-1) if m is None else chosen.reshape(-1) & m
+        self.store(address, rows.reshape(-1).view(MOVER[16]), 16, mask, site, kind="stmatrix")
+
     # --- cp.async ---
 
     def copy(self, address: Array, data: Array, width: int, m: Mask, site: int) -> None:
@@ -498,7 +544,7 @@ class SharedMemory:
             if self._hot(at, width):
                 self._check_write(lanes, width, at, site, offset - (offset // self.stride) * self.stride)
             writer = self.rows[width][0]
-            tag = (self.actor if lanes is None else self.actor[lanes]) | np.uint32(IN_FLIGHT)
+            tag = (self.actor if lanes is None else self.actor[lanes]) | self.TAG(self.IN_FLIGHT)
             writer[at] = tag if writer.ndim == 1 else tag[:, None]
         self.views[width][at] = self.poison[width]
         self.open.append(_Copy(lanes, at, data, width, None))
@@ -509,7 +555,7 @@ class SharedMemory:
         if bool((latest[at] >= fresh).any()):
             return True
         tags = writer[at]
-        return bool(((tags >= fresh) & (tags != UNWRITTEN)).any())
+        return bool(((tags >= fresh) & (tags != self.UNWRITTEN)).any())
 
     def commit(self, m: Mask) -> None:
         """cp.async.commit_group by the lanes of ``m``."""

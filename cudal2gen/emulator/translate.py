@@ -21,7 +21,21 @@ from cudal2gen.emulator import arithmetic, flow
 from cudal2gen.emulator.flow import LAUNCH_CONSTANTS, SPECIALS, Graph
 from cudal2gen.emulator.hazards import EmulatorError, Site
 from cudal2gen.emulator.machine import BLOCKED, DONE, Compiled
-from cudal2gen.emulator.ptx import TYPE_BYTES, Function, Imm, Instr, Mem, Module, Operand, Pair, PtxError, Reg, Sym, Vec
+from cudal2gen.emulator.ptx import (
+    TYPE_BYTES,
+    Function,
+    Imm,
+    Instr,
+    Mem,
+    Module,
+    Operand,
+    Pair,
+    PtxError,
+    Reg,
+    Sym,
+    Tensor,
+    Vec,
+)
 from cudal2gen.emulator.shared import GENERIC_LOCAL, GENERIC_SHARED, WINDOW_START
 from cudal2gen.emulator.tensor import force
 
@@ -127,8 +141,11 @@ class Emitter:
         """Registers that may hold a pending accumulator: results of mma, and copies of them."""
         moves: list[tuple[str, str]] = []
         for ins in flow.all_instructions(self.graph):
-            if ins.base == "mma":
+            if ins.base == "mma" or (ins.base == "wgmma" and ins.parts[1] == "mma_async"):
                 self.lazy.update(flow.registers(ins.operands[0]))
+                if ins.base == "wgmma" and isinstance(ins.operands[1], Vec):
+                    # While the instruction is under way, its A registers may not be written.
+                    self.lazy.update(flow.registers(ins.operands[1]))
             elif ins.base == "mov" and len(ins.operands) == 2:
                 to, source = ins.operands
                 if isinstance(to, Reg) and isinstance(source, Reg):
@@ -216,7 +233,7 @@ class Emitter:
             if self.is_uniform(op.name):
                 return Value(text if have <= bits else f"({text} & {mask})", kind, True)
             if op.name in self.lazy:
-                text = f"FORCE({text})"
+                text = f"X.read({text}, m, {self.site()})" if self.graph.asynchronous else f"FORCE({text})"
             return Value(text if have == bits else f"{text}.astype({kind})", kind, False)
         if isinstance(op, Sym):
             return self._symbol(op, bits)
@@ -313,6 +330,8 @@ class Emitter:
                     text += f".view(u{bits // 8})"
             elif kind[0] != "u":
                 text = f"{_paren(text)}.view(u{bits // 8})"
+        if op.name in self.lazy and self.graph.asynchronous:
+            self.line(f"X.overwrite({name}, {self.mask()}, {self.site()})")
         if self.guard is not None:
             old = f"FORCE({name})" if op.name in self.lazy else name
             text = f"SEL({self.guard}, {text}, {old})"
@@ -361,6 +380,8 @@ class Emitter:
                 counted[ins.op] = counted.get(ins.op, 0) + 1
             opcodes.append(counted)
         out = ["def kernel(M):", " K = M.constant; S = M.shared; G = M.memory; W = M.warps; T = M.matrices"]
+        if graph.asynchronous:
+            out.append(" B = M.barriers; C = M.bulk; X = M.warpgroups")
         entry = sorted(graph.live_in[0] | self._never_written())
         for name in entry:
             if name in self.kinds:
@@ -393,6 +414,8 @@ class Emitter:
             source=source,
             conservative=graph.conservative,
             has_clobbers=any(clobbers),
+            asynchronous=graph.asynchronous,
+            attributes=graph.function.attributes,
         )
 
     def _never_written(self) -> set[str]:
@@ -415,7 +438,8 @@ class Emitter:
 
     def _block(self, block: flow.Block) -> None:  # noqa: PLR0915
         graph = self.graph
-        written = {n for ins in block.instrs for n in flow.defs_uses(ins)[0]}
+        # wgmma leaves the registers of other warpgroups as they are.
+        written = {n for ins in block.instrs if ins.base != "wgmma" for n in flow.defs_uses(ins)[0]}
         if block.end == "wait" and block.last is not None:
             written |= set(flow.defs_uses(block.last)[0])
         merge = sorted(n for n in written if n in graph.shared_across and n not in graph.uniform and n in self.kinds)
@@ -433,6 +457,9 @@ class Emitter:
             self.line("if w:")
             for n in merge:
                 v = self.variable(n)
+                if n in self.lazy and graph.asynchronous:
+                    self.line(f" {v} = X.merge(m, {v}, {saved[n]})")
+                    continue
                 new = f"FORCE({v})" if n in self.lazy else v
                 old = f"FORCE({saved[n]})" if n in self.lazy else saved[n]
                 self.line(f" {v} = SEL(m, {new}, {old})")
@@ -475,8 +502,7 @@ class Emitter:
         else:
             assert block.last is not None
             self.current = block.last
-            call = "bar_warp" if "warp" in block.last.parts else "barrier"
-            self.line(f"b, m, w = M.{call}({operands}, m, {block.targets[0]}, {self.site()})")
+            self.line(f"b, m, w = {_waiting_call(block.last)}({operands}, m, {block.targets[0]}, {self.site()})")
             self._blocked()
             self.line(f"if b == {DONE}: return")
 
@@ -498,6 +524,14 @@ class Emitter:
     def _barrier_operands(self, ins: Instr) -> str:
         """Emit the reduction of bar.red, return ``number, count`` for the barrier, or the members of bar.warp.sync."""
         operands = list(ins.operands)
+        if ins.base == "emu_converge":
+            return self.raw(operands[0], 32).text if operands else "None"
+        if ins.base == "emu_try_wait":
+            parity = "parity" in ins.parts
+            token = self.array(operands[1], "u4" if parity else "u8")
+            return f"{self.address(operands[0], 'shared')}, {token}, {parity}"
+        if "cluster" in ins.parts:
+            return str(not any(p in ins.parts for p in ("relaxed",)))
         if "warp" in ins.parts:
             return self.raw(operands[0], 32).text
         if "red" in ins.parts:
@@ -539,12 +573,23 @@ class Emitter:
         self.guard = None
 
 
+def _waiting_call(ins: Instr) -> str:
+    """The method that may put lanes to sleep at a blocking instruction."""
+    if ins.base == "emu_try_wait":
+        return "B.try_wait"
+    if ins.base == "emu_converge":
+        return "M.converge"
+    if "cluster" in ins.parts:
+        return "B.cluster_wait"
+    return "M.bar_warp" if "warp" in ins.parts else "M.barrier"
+
+
 def _symbols(ins: Instr) -> list[Sym]:
     out = []
     for op in ins.operands:
         if isinstance(op, Sym):
             out.append(op)
-        elif isinstance(op, Mem) and isinstance(op.base, Sym):
+        elif isinstance(op, Mem | Tensor) and isinstance(op.base, Sym):
             out.append(op.base)
         elif isinstance(op, Vec):
             out += [x for x in op.items if isinstance(x, Sym)]
@@ -598,7 +643,7 @@ def _granule(graph: Graph, spaces: tuple[str, ...]) -> int:
             size = ins.operands[2]
             if isinstance(size, Imm):
                 smallest = min(smallest, size.value)
-            if len(ins.operands) > 3 and "global" in spaces:
+            if len(ins.operands) > 3 and "global" in spaces and "bulk" not in parts:
                 smallest = min(smallest, 4)
         elif base == "wmma":
             smallest = min(smallest, 2)
@@ -662,7 +707,7 @@ def translate(module: Module, name: str, counters: bool = False, conservative: b
 
     Raises UnknownInstruction (an EmulatorError) or PtxError, both naming the PTX line.
     """
-    from cudal2gen.emulator import floating, integer, movement  # noqa: F401
+    from cudal2gen.emulator import asynchronous, floating, integer, movement  # noqa: F401
 
     key = (name, counters, conservative)
     out = module.translated.get(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cudal2gen.catalog import Record
+from cudal2gen.kernel import Record
 from cudal2gen.report import choices, page, published, sections, tables
 from cudal2gen.report.comparison import compare
 from cudal2gen.report.measured import Group, groups

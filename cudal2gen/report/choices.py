@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from cudal2gen.catalog import Record
-from cudal2gen.kernel import Sm80Multistage
+from cudal2gen.kernel import Record, Sm80Multistage
 from cudal2gen.report.statistics import share, spearman
 from cudal2gen.report.tables import Chart, Section, Table, percent
 

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cudal2gen import places
-from cudal2gen.catalog import Record
+from cudal2gen.kernel import Record
 from cudal2gen.report.measured import SIZE_CLASSES, Doubt, Group
 from cudal2gen.report.tables import Section
 from cudal2gen.results import OURS, Measurement, Ratio, Timing

@@ -33,15 +33,16 @@ def _version() -> str:
     return subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
 
 
-def compiled(name: str, suffix: str, *flags: str) -> Path:
+def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
     """``kernels/NAME.cu`` as ``.ptx`` or ``.so``."""
     source = KERNELS / f"{name}.cu"
-    command = [nvcc(), "-O3", "-std=c++17", "-arch=sm_80", *flags]
+    command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{arch[3:]},code=compute_{arch[3:]}", *flags]
     if suffix == ".ptx":
         command += ["-lineinfo", "-ptx"]
     else:
         command += ["-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
-    key = hashlib.sha256("\0".join([source.read_text(), _version(), *command]).encode()).hexdigest()[:20]
+    headers = [p.read_text() for p in sorted(KERNELS.glob("*.cuh"))] if arch == "sm_90a" else []
+    key = hashlib.sha256("\0".join([source.read_text(), *headers, _version(), *command]).encode()).hexdigest()[:20]
     target = cache_dir() / "test-kernels" / f"{name}-{key}{suffix}"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Time of the pieces. Bounds: 25 ms with hazards for 256^3, 100 ms to parse and translate."""
+"""Time of the pieces. Bounds: 25 ms with hazards for 256^3 (70 ms with TMA), 100 ms to parse and translate."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from cudal2gen import emulator
 from cudal2gen.emulator import Memory, Options
+from tests.emulator import hopper
 from tests.emulator.build import compiled
 from tests.emulator.gemm import SHARED_BYTES
 
@@ -40,3 +41,10 @@ def test_run(benchmark: Any, kernel: str, hazards: bool) -> None:
 def test_parse_and_translate(benchmark: Any) -> None:
     text = compiled("multistage", ".ptx").read_text()
     benchmark.pedantic(lambda: emulator.load(text).compiled("gemm_f32"), rounds=5, warmup_rounds=1)
+
+
+@pytest.mark.parametrize("hazards", [True, False])
+@pytest.mark.parametrize("entry", ["tn_f32_1x1", "nn_f16_2x2"])
+def test_run_of_tma_and_wgmma(benchmark: Any, entry: str, hazards: bool) -> None:
+    options = Options(hazards=hazards)
+    benchmark.pedantic(lambda: hopper.gemm(entry, (256, 256, 256), options=options), rounds=10, warmup_rounds=2)

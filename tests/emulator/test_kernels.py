@@ -595,11 +595,11 @@ def test_unknown_instruction_names_line_and_opcode() -> None:
 .address_size 64
 .visible .entry k() {
   .reg .b64 %rd<2>;
-  wgmma.fence.sync.aligned;
+  tcgen05.wait::ld.sync.aligned;
   ret;
 }
 """
-    with pytest.raises(emulator.UnknownInstruction, match=r"PTX line 6.*wgmma\.fence\.sync\.aligned"):
+    with pytest.raises(emulator.UnknownInstruction, match=r"PTX line 6.*tcgen05\.wait::ld\.sync\.aligned"):
         emulator.load(text).launch("k", 1, 32, [], memory=Memory())
 
 

@@ -1,0 +1,157 @@
+"""An analytic model of a kernel's time. Its figures are estimates from a dozen constants, never measurements.
+
+A CTA's k-tile takes as long as the slowest of: MMAs, reading operands from shared memory, bringing them from the L2,
+and the latency of a load shared out over the ring. An SM works off its share of CTAs; device memory bounds the whole.
+Around that stand launch, first load, epilogue and the reduction of a split k. Not modelled: instruction issue, bank
+conflicts, power, and what one warp does while others wait. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cudal2gen.kernel import Record, Sm80Multistage, Sm90Small, Sm90Wgmma, ceil_div
+
+
+class Chip(NamedTuple):
+    """Rates of one GPU model: data sheets, and for the L2, latencies and clocks what users measured on such cards."""
+
+    mhz: int  # under load
+    mma_flops: int  # per clock and SM, by the best instruction of the architecture
+    mma_sync_share: float  # of that, by mma.sync
+    smem_bytes: int  # per clock and SM
+    l2_bytes: int  # per clock and SM, from the L2
+    dram_bytes_us: float
+    l2_size: int
+    latency_us: float  # of a load from device memory
+
+
+CHIPS = {
+    "a100": Chip(1380, 2048, 1.0, 128, 40, 1.7e6, 40 << 20, 0.6),
+    "rtx3090": Chip(1700, 1024, 1.0, 128, 28, 0.85e6, 6 << 20, 0.5),
+    "l40s": Chip(2200, 1024, 1.0, 128, 28, 0.75e6, 96 << 20, 0.6),
+    "h100": Chip(1700, 4096, 0.62, 128, 40, 3.0e6, 50 << 20, 0.7),
+    "h200": Chip(1700, 4096, 0.62, 128, 40, 4.1e6, 60 << 20, 0.7),
+    "rtx5090": Chip(2400, 1024, 1.0, 128, 28, 1.6e6, 96 << 20, 0.7),
+}
+
+LAUNCH_US = 1.6
+DESCRIPTOR_US = 0.35  # the first TMA of a kernel fetches its tensor map
+CLUSTER_REDUCE_US = 1.0  # two cluster barriers and a round of distributed shared memory
+WORKSPACE_REDUCE_US = 2.2  # partial sums through the L2, a fence, an atomic
+STORE_BYTES = {"tma": 32, "direct": 20}  # per clock and SM
+ISSUE = {"one": 0.80, "many": 0.93}  # share of the MMA rate that one, or several, warpgroups sustain
+MMA_SYNC_ISSUE = 0.85
+
+
+class Estimate(NamedTuple):
+    """A modelled time and what it is made of; the parts of the main loop are bounds of which the largest counts."""
+
+    us: float
+    main_us: float
+    bounds_us: dict[str, float]
+    around_us: float
+
+
+def estimate(record: Record) -> Estimate:
+    """The modelled time of a record on its own problem and GPU."""
+    chip, sms = CHIPS[record.gpu], _usable_sms(record)
+    resident = max(1, record.ctas_per_sm(record.estimated_registers))
+    per_sm = ceil_div(record.ctas, sms)
+    together = min(per_sm, resident)
+    steps = ceil_div(ceil_div(record.k, record.k_step), record.split_k)
+    clock = chip.mhz
+
+    work = per_sm * steps
+    mma, smem = _mma_clocks(record, chip), _smem_clocks(record, chip)
+    brought = _step_bytes(record)
+    flight = max(1, record.ring_steps) * together
+    bounds = {
+        "mma": work * mma / clock,
+        "shared memory": work * smem / clock,
+        "L2": work * brought / chip.l2_bytes / clock,
+        "latency": work * chip.latency_us / flight if steps > record.ring_steps else 0.0,
+        "device memory": _dram_bytes(record, chip, sms * together) / chip.dram_bytes_us,
+    }
+    main = max(bounds.values())
+    around = LAUNCH_US + chip.latency_us + _epilogue_us(record, chip, per_sm) + _reduce_us(record, chip)
+    if _uses_tma(record):
+        around += DESCRIPTOR_US
+    return Estimate(main + around, main, bounds, around)
+
+
+def _uses_tma(record: Record) -> bool:
+    return isinstance(record, Sm90Wgmma) or (isinstance(record, Sm90Small) and record.engine == "tma_wgmma")
+
+
+def _usable_sms(record: Record) -> int:
+    """SMs that clusters can use: those of four and more strand some, since GPCs have 16 or 18 SMs."""
+    ctas = record.cluster_ctas
+    return record.target.sms // ctas * ctas if ctas <= 2 else record.target.sms * 15 // 16 // ctas * ctas
+
+
+def _mma_clocks(record: Record, chip: Chip) -> float:
+    """Clocks of the tensor cores for one k-step of one CTA."""
+    flops = 2 * record.bm * record.bn * record.k_step
+    if _uses_tma(record):
+        warpgroups = record.consumers if isinstance(record, Sm90Wgmma) else record.threads // 128
+        return flops / chip.mma_flops / ISSUE["many" if warpgroups > 1 else "one"]
+    return flops / (chip.mma_flops * chip.mma_sync_share) / MMA_SYNC_ISSUE
+
+
+def _smem_clocks(record: Record, chip: Chip) -> float:
+    """Clocks in which shared memory hands one k-step's operands to the tensor cores, and takes them in."""
+    halves = (record.bm + record.bn) * record.k_step
+    if isinstance(record, Sm90Wgmma | Sm90Small) and _uses_tma(record):
+        columns = record.atom_n if isinstance(record, Sm90Wgmma) else record.cols
+        atoms = record.rows // 64 * (record.cols // columns)
+        read = atoms * (64 + columns) * record.k_step * 2
+    elif isinstance(record, Sm80Multistage | Sm90Small):
+        warps_m, warps_n, _ = record.mma_repeat
+        read = (record.bm * warps_n + record.bn * warps_m) * record.k_step * 2
+    else:
+        return 0.0
+    return (read + halves * 2) / chip.smem_bytes
+
+
+def _step_bytes(record: Record) -> float:
+    """Bytes that one CTA asks of the L2 for one k-step; what a cluster shares is brought once."""
+    share_a, share_b = (record.cluster[1], record.cluster[0]) if isinstance(record, Sm90Wgmma) else (1, 1)
+    repeat_a, repeat_b = 1, 1
+    if record.family == "sm80_direct":
+        # Every warp fetches its own fragments.
+        repeat_a, repeat_b = record.mma_repeat[1], record.mma_repeat[0]
+    return (record.bm * repeat_a / share_a + record.bn * repeat_b / share_b) * record.k_step * 2
+
+
+def _dram_bytes(record: Record, chip: Chip, at_once: int) -> float:
+    """Bytes between device memory and chip: what is there once, and again what the L2 forgot between waves."""
+    once = record.traffic_bytes
+    operands = 2 * record.k * (record.m + record.n)
+    if operands <= chip.l2_size * 2 // 3:
+        return once
+    band = min(record.raster_group, record.tiles_m) if isinstance(record, Sm90Wgmma) else min(8, record.tiles_m)
+    tiles = record.tiles_m * record.tiles_n
+    wave = min(tiles, max(1, at_once // record.split_k))
+    rows, cols = min(band, wave), ceil_div(wave, band)
+    per_wave = 2 * record.k * (rows * record.bm + min(cols, record.tiles_n) * record.bn)
+    return max(once, tiles / wave * per_wave + 2 * record.m * record.n)
+
+
+def _epilogue_us(record: Record, chip: Chip, per_sm: int) -> float:
+    """From the last MMA to the last store; between tiles only where nothing else runs meanwhile."""
+    how = record.epilogue if isinstance(record, Sm90Wgmma) else "direct"
+    one = record.bm * record.bn * 2 / STORE_BYTES[how] / chip.mhz
+    if record.split_k > 1:
+        one /= record.split_k
+    hidden = isinstance(record, Sm90Wgmma) and record.schedule == "pingpong"
+    return 0.3 + one * (1 if hidden else per_sm)
+
+
+def _reduce_us(record: Record, chip: Chip) -> float:
+    if record.split_k == 1:
+        return 0.0
+    if record.cluster_ctas > 1:
+        return CLUSTER_REDUCE_US
+    partials = 8 * record.m * record.n * record.split_k
+    return WORKSPACE_REDUCE_US + partials / (chip.l2_bytes * record.target.sms * chip.mhz)

@@ -1,0 +1,248 @@
+// D(m,n) = A(m,k) * B(k,n): fp16 in and out, f32 accumulators, row-major, leading dimensions in elements.
+// By cp.async of all operands at once, mma.sync as they arrive.
+//
+// Launch, all divisions rounded up:
+//   grid    (m / 32 * n / 64, 1, 1)
+//   cluster (1, 1, 1)
+//   block   128
+//   shared  49152 bytes, dynamic
+//
+// Needs   k a multiple of 8, at most 256; A and B aligned to 16 bytes, lda and ldb multiples of 8
+//         k = 256, packed; m and n multiples of 32 and 64
+
+#include <cstdint>
+
+#include <cuda_fp16.h>
+
+#include <cute/layout.hpp>
+#include <cute/swizzle_layout.hpp>
+#include <cute/tensor_impl.hpp>
+#include <cute/arch/mma_sm80.hpp>
+#include <cute/arch/copy_sm75.hpp>
+#include <cute/arch/copy_sm80.hpp>
+
+namespace hgemm_sm90_small_f32_nn_32x64_c4_bda50e2d5b {
+
+using namespace cute;
+
+// CTA tile in elements, MMA warps, and what each warp owns: kMmaM blocks of 16 rows, kMmaN blocks of 8 columns.
+constexpr int kBM = 32, kBN = 64;
+constexpr int kWarpsM = 2, kWarpsN = 2;
+constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+constexpr int kMmaM = kBM / (16 * kWarpsM);
+constexpr int kMmaN = kBN / (8 * kWarpsN);
+constexpr int kVectorBits = 3, kVector = 1 << kVectorBits;  // halves in the 16 bytes that one copy instruction moves
+static_assert(kThreads == 128 && kBM % (16 * kWarpsM) == 0 && kBN % (16 * kWarpsN) == 0);
+constexpr int kSplitK = 1;
+
+// The ring: kStages k-tiles of A and of B, each a swizzled tile of 16-byte vectors.
+constexpr int kBK = 64, kStages = 4;
+constexpr int kBlocks = kBK / 16;  // MMA steps (k-blocks) in a k-tile
+constexpr int kVectorsK = kBK / kVector;
+// Swizzles are stated on halves; on vectors, which they keep whole, the base is smaller.
+using TileA = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
+                                   Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
+constexpr int kVectorsN = kBN / kVector;
+using TileB = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
+                                   Layout<Shape<Int<kBK>, Int<kVectorsN>>, Stride<Int<kVectorsN>, _1>>{}));
+constexpr int kStageA = cosize_v<TileA>, kStageB = cosize_v<TileB>;
+static_assert(kStages * (kStageA + kStageB) * sizeof(uint128_t) == 49152);
+
+// Accumulators of mma.sync.m16n8k16: two floats for row lane / 4, two more for the row 8 below.
+using Mma = SM80_16x8x16_F32F16F16F32_TN;
+using TensorD = decltype(make_tensor<float>(Shape<_4, Int<kMmaM>, Int<kMmaN>>{}));
+
+CUTE_DEVICE uint32_t pair(TensorD const& tCrD, int half_tile, int i, int j) {
+  const half2 rounded = __floats2half2_rn(tCrD(2 * half_tile, i, j), tCrD(2 * half_tile + 1, i, j));
+  return reinterpret_cast<uint32_t const&>(rounded);
+}
+
+// The problem, as the kernel was handed it.
+struct Gemm {
+  half const* a;
+  int lda;
+  half const* b;
+  int ldb;
+  half* d;
+  int ldd;
+  int m;
+  int n;
+  static constexpr int k = 256;
+  float* partials;
+  unsigned* arrivals;
+};
+
+CUTE_DEVICE uint32_t smem_address(void const* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// A thread's share of the copy of one operand's k-tile: vectors (row + i * kLoadRows, col + j * Cols) of the tile.
+template <class Tile, int Cols>
+struct Copy {
+  static constexpr int kRows = size<0>(Tile{}), kVectors = size<1>(Tile{});
+  static constexpr int kLoadRows = kThreads / Cols;
+  static constexpr int kPeriod = 64;  // vectors after which every swizzle here repeats its phase
+  static_assert(kThreads % Cols == 0 && kVectors % Cols == 0);
+
+  half const* source;  // this thread's first vector of the next k-tile
+  int ld;
+  int64_t step;  // elements from one k-tile to the next
+
+  CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
+  CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
+
+  // Where a static row step keeps the phase of the swizzle, it is one addition for all i.
+  CUTE_DEVICE static int offset(int i, int j) {
+    if constexpr (kLoadRows * kVectors % kPeriod == 0) {
+      return Tile{}(row(), col() + j * Cols) + i * (kLoadRows * kVectors);
+    } else {
+      return Tile{}(row() + i * kLoadRows, col() + j * Cols);
+    }
+  }
+
+  CUTE_DEVICE void operator()(uint128_t* stage) {
+    Tensor gX = make_tensor(make_gmem_ptr(reinterpret_cast<uint128_t const*>(source)),
+                            make_layout(Shape<Int<ceil_div(kRows, kLoadRows)>, Int<kVectors / Cols>>{},
+                                        make_stride(kLoadRows * (ld / kVector), Int<Cols>{})));
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(gX); ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(gX); ++j) {
+        if (kRows % kLoadRows == 0 || row() + i * kLoadRows < kRows) {
+          SM80_CP_ASYNC_CACHEGLOBAL<uint128_t>::copy(gX(i, j), stage[offset(i, j)]);
+        }
+      }
+    }
+    source += step;
+  }
+};
+
+// Two neighbours in one row of D.
+CUTE_DEVICE void store_pair(Gemm const& gemm, int row, int col, uint32_t value) {
+  *reinterpret_cast<uint32_t*>(gemm.d + int64_t(row) * gemm.ldd + col) = value;
+}
+
+// body(Int<0>{}), body(Int<1>{}) and so on, for every index of a sequence.
+template <int... I, class Body>
+CUTE_DEVICE void for_each_index(int_sequence<I...>, Body&& body) {
+  (body(Int<I>{}), ...);
+}
+
+// One CTA tile of D: rows from tile_m * kBM, columns from tile_n * kBN, slice `slice` of k.
+CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slice) {
+  extern __shared__ uint128_t smem[];
+  uint128_t* const sA = smem;
+  uint128_t* const sB = smem + kStages * kStageA;
+  const int warp_m = threadIdx.x / 32 % kWarpsM;
+  const int warp_n = threadIdx.x / 32 / kWarpsM;
+  const int lane = threadIdx.x % 32;
+
+  constexpr int first = 0, tiles = (Gemm::k + kBK - 1) / kBK;
+
+  using CopyA = Copy<TileA, 8>;
+  using CopyB = Copy<TileB, 8>;
+  const int row_a = tile_m * kBM + CopyA::row(), col_a = first * kBK + CopyA::col() * kVector;
+  const int row_b = first * kBK + CopyB::row(), col_b = tile_n * kBN + CopyB::col() * kVector;
+  CopyA copy_a{gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK};
+  CopyB copy_b{gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb,
+               int64_t(kBK) * gemm.ldb};
+
+  // Fragments of mma.sync, one per k-block of a k-tile; the loop below decides how many live at a time.
+  Tensor tCrA = make_tensor<uint32_t>(Shape<_4, Int<kMmaM>, Int<kBlocks>>{});
+  Tensor tCrB = make_tensor<uint32_t>(Shape<_2, Int<kMmaN>, Int<kBlocks>>{});
+  TensorD tCrD;
+  CUTE_UNROLL
+  for (int i = 0; i < size(tCrD); ++i) {
+    tCrD(i) = 0;
+  }
+
+  // The row of a tile that this lane hands to ldmatrix. Warps interleave: their blocks are kWarpsM * 16 rows apart.
+  const int row_lda = warp_m * 16 + lane % 16, col_lda = lane / 16;
+  auto load_a_block = [&](int stage, int kb, int i) {
+    SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) +
+                               i * (16 * kWarpsM * kVectorsK)],
+                            tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb));
+  };
+  const int row_ldb = lane % 16, col_ldb = warp_n * 2 + lane / 16;
+  auto load_b_block = [&](int stage, int kb, int j) {
+    SM75_U16x8_LDSM_T::copy(sB[stage * kStageB + TileB{}(row_ldb, col_ldb + j * kWarpsN) + kb * (16 * kVectorsN)],
+                            tCrB(0, j, kb), tCrB(1, j, kb), tCrB(0, j + 1, kb), tCrB(1, j + 1, kb));
+  };
+  auto load_a = [&](int stage, int kb) {
+    CUTE_UNROLL
+    for (int i = 0; i < kMmaM; ++i) {
+      load_a_block(stage, kb, i);
+    }
+  };
+  auto load_b = [&](int stage, int kb) {
+    CUTE_UNROLL
+    for (int j = 0; j < kMmaN; j += 2) {
+      load_b_block(stage, kb, j);
+    }
+  };
+
+  // Serpentine over the columns, so that the B fragment of a turn is used twice in a row.
+  auto multiply_row = [&](int kb, int i) {
+    CUTE_UNROLL
+    for (int step = 0; step < kMmaN; ++step) {
+      const int j = i % 2 ? kMmaN - 1 - step : step;
+      Mma::fma(tCrD(0, i, j), tCrD(1, i, j), tCrD(2, i, j), tCrD(3, i, j),
+               tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb), tCrB(0, j, kb), tCrB(1, j, kb),
+               tCrD(0, i, j), tCrD(1, i, j), tCrD(2, i, j), tCrD(3, i, j));
+    }
+  };
+  auto multiply = [&](int kb) {
+    CUTE_UNROLL
+    for (int i = 0; i < kMmaM; ++i) {
+      multiply_row(kb, i);
+    }
+  };
+
+  // All chunks are asked for at once, and each is multiplied as soon as it is here.
+  CUTE_UNROLL
+  for (int chunk = 0; chunk < kStages; ++chunk) {
+    if (chunk < tiles) {
+      copy_a(sA + chunk * kStageA);
+      copy_b(sB + chunk * kStageB);
+    }
+    cp_async_fence();
+  }
+  for_each_index(make_int_sequence<kStages>{}, [&](auto chunk) {
+    if (chunk < tiles) {
+      cp_async_wait<kStages - 1 - chunk>();
+      __syncthreads();
+      CUTE_UNROLL
+      for (int kb = 0; kb < kBlocks; ++kb) {
+        load_a(chunk, kb);
+        load_b(chunk, kb);
+        multiply(kb);
+      }
+    }
+  });
+
+  // MMAs straight to D, a pair at a time.
+  auto store_mma = [&](int i, int j, uint32_t upper, uint32_t lower) {
+    const int row = tile_m * kBM + (i * kWarpsM + warp_m) * 16 + lane / 4;
+    const int col = tile_n * kBN + (j / 2 * kWarpsN + warp_n) * 16 + j % 2 * 8 + lane % 4 * 2;
+    store_pair(gemm, row, col, upper);
+    store_pair(gemm, row + 8, col, lower);
+  };
+  CUTE_UNROLL
+  for (int i = 0; i < kMmaM; ++i) {
+    CUTE_UNROLL
+    for (int j = 0; j < kMmaN; ++j) {
+      store_mma(i, j, pair(tCrD, 0, i, j), pair(tCrD, 1, i, j));
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+hgemm_sm90_small_f32_nn_32x64_c4_bda50e2d5b(half const* a, int lda, half const* b, int ldb, half* d, int ldd,
+    int m, int n, int k, float* partials, unsigned* arrivals) {
+  const Gemm gemm{a, Gemm::k, b, ldb, d, ldd, m, n, partials, arrivals};
+  constexpr int rank = 0;
+  const int tiles_n = (gemm.n + kBN - 1) / kBN, tile = blockIdx.x / kSplitK;
+  compute_tile(gemm, tile / tiles_n, tile % tiles_n, rank);
+}
+
+}  // namespace hgemm_sm90_small_f32_nn_32x64_c4_bda50e2d5b

@@ -1,0 +1,531 @@
+// D(m,n) = A(m,k) * B(n,k)^T: fp16 in and out, f32 accumulators, row-major, leading dimensions in elements.
+// By a ring of TMA stages that a producer warpgroup fills, wgmma in consumer warpgroups, cooperative.
+//
+// Launch, all divisions rounded up:
+//   grid    as many clusters as fit on the GPU, at most one per cluster tile of 128 x 256 * 4
+//   cluster (1, 1, 1)
+//   block   384
+//   shared  196704 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
+//
+// Tensor maps of fp16, as (columns, rows) of a box; the swizzle is as wide as its columns, out of bounds is zero
+//   A       64 x 128 of (k, m)
+//   B       64 x 256 of (k, n)
+//   D       is not read
+//
+// Scratch
+//   partials   m / 128 * n / 256 * 4 tiles of 128 x 256 floats
+//   arrivals   m / 128 * n / 256 counters, zero before the launch
+//
+// Needs   A and B aligned to 16 bytes, their leading dimensions multiples of 8
+
+#include <cstdint>
+
+#include <cuda_fp16.h>
+
+#include <cute/layout.hpp>
+#include <cute/swizzle_layout.hpp>
+
+namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_ef8e9a47f2 {
+
+using namespace cute;
+
+// CTA tile in elements, the ring of k-tiles, the CTAs of a cluster that share operands.
+constexpr int kBM = 128, kBN = 256, kBK = 64;
+constexpr int kStages = 4, kSplitK = 4;
+constexpr int kClusterM = 1, kClusterN = 1, kClusterCtas = 1;
+// A producer warpgroup, then the consumers; kSharers of these share a tile, kSharersN of them along its columns.
+constexpr int kConsumers = 2, kSharers = 2, kSharersN = 1;
+constexpr int kThreads = 128 * (1 + kConsumers);
+
+// A CUtensorMap, as the driver encodes it.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+
+// The problem, as the kernel was handed it.
+struct Gemm {
+  TensorMap const *map_a, *map_b, *map_d;
+  half* d;
+  int ldd;
+  int m, n;
+  int k;
+  int along_n;  // raster: consecutive tiles go along n in bands of `band` tiles of m, or the other way round
+  int band;
+  uint64_t policy_a, policy_b;  // L2 eviction priorities of loads
+  float* partials;
+  unsigned* arrivals;
+};
+
+// One lane of a warp, always the same one. TMA in a branch on it is issued once, not lane by lane.
+CUTE_DEVICE bool elect_lane() {
+  uint32_t elected;
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               "elect.sync _|p, 0xffffffff;\n"
+               "selp.u32 %0, 1, 0, p;\n"
+               "}" : "=r"(elected));
+  return elected;
+}
+
+CUTE_DEVICE uint32_t smem_address(void const* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Waits for the kernel before this one in the stream, where the launch lets the two overlap.
+CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the next kernel start its prologue.
+CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+}
+
+// One arrival, and that so many bytes are on their way.
+CUTE_DEVICE void expect_bytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+CUTE_DEVICE void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// Until the phase of this parity is over.
+CUTE_DEVICE void wait(uint32_t barrier, uint32_t parity) {
+  uint32_t over;
+  do {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
+  } while (!over);
+}
+
+// A box at (column, row) of a matrix to shared memory; its bytes count on the mbarrier. Where several CTAs share it, to
+// the same place in all CTAs of the mask, and on the mbarrier of each.
+template <int Sharing>
+CUTE_DEVICE void load_box(TensorMap const* map, uint32_t target, uint32_t barrier, int col, int row, uint64_t policy,
+                          uint16_t ctas) {
+  if constexpr (Sharing == 1) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, { %2, %3 }], [%4], %5;"
+                 :: "r"(target), "l"(map), "r"(col), "r"(row), "r"(barrier), "l"(policy) : "memory");
+  } else {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 ".L2::cache_hint [%0], [%1, { %2, %3 }], [%4], %5, %6;"
+                 :: "r"(target), "l"(map), "r"(col), "r"(row), "r"(barrier), "h"(ctas), "l"(policy) : "memory");
+  }
+}
+
+CUTE_DEVICE void prefetch_map(TensorMap const* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
+
+// A tile whose rows run along k: chunks of 64 k, each of Extent rows of 128 swizzled bytes.
+template <int Extent>
+struct AlongK {
+  static constexpr int kWidth = 64, kChunkBytes = Extent * kWidth * 2;
+
+  // Bytes from the tile's first to a row's k-block of 16; rows by 8.
+  CUTE_DEVICE static constexpr int offset(int row, int block) {
+    return row * kWidth * 2 + block / 4 * kChunkBytes + block % 4 * 32;
+  }
+
+  // The part of the tile that this CTA brings for the Parts that share it, in Boxes of rows.
+  template <int Parts, int Boxes>
+  CUTE_DEVICE static void load(TensorMap const* map, uint32_t tile, uint32_t barrier, int row, int k, uint64_t policy,
+                               int part, uint16_t ctas) {
+    constexpr int kBoxRows = Extent / Parts / Boxes;
+    CUTE_UNROLL
+    for (int chunk = 0; chunk < kBK / kWidth; ++chunk) {
+      CUTE_UNROLL
+      for (int box = 0; box < Boxes; ++box) {
+        const int first = (part * Boxes + box) * kBoxRows;
+        load_box<Parts>(map, tile + offset(first, chunk * 4), barrier, k + chunk * kWidth, row + first, policy, ctas);
+      }
+    }
+  }
+};
+
+using TileA = AlongK<kBM>;
+using TileB = AlongK<kBN>;
+constexpr int kBytesA = kBM * kBK * 2, kBytesB = kBN * kBK * 2, kStageBytes = kBytesA + kBytesB;
+
+// The rows and columns of the wgmmas are those of D.
+using TileX = TileA;
+using TileY = TileB;
+constexpr int kRows = kBM, kCols = kBN;
+
+// A warpgroup's share of a 64 x 256 tile: warp w has rows 16 w to 16 w + 15; of each 8 columns a lane has two
+// neighbours in row lane / 4, and two more in the row 8 below.
+using Accumulator = float;  // a register of one of them
+constexpr int kAtomN = 256, kAtomRegisters = 128;
+
+// d = x * y + (accumulate ? d : 0), 16 of k. Operands are descriptors of tiles in shared memory; asynchronous.
+CUTE_DEVICE void wgmma(Accumulator (&d)[kAtomRegisters], uint64_t x, uint64_t y, bool accumulate) {
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               "setp.ne.b32 p, %130, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+               "}, %128, %129, p, 1, 1, 0, 0;\n"
+               "}"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                 "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                 "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+                 "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+                 "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+                 "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+                 "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+                 "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+                 "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+                 "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+                 "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+                 "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+                 "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+                 "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
+                 "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+               : "l"(x), "l"(y), "r"(int(accumulate)));
+}
+
+// Accumulators and operands are as the program says; wgmma may take over.
+CUTE_DEVICE void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+CUTE_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Until all committed groups but the last N are done.
+template <int N>
+CUTE_DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
+}
+
+// What wgmma is told of an operand: swizzle mode, bytes between blocks of 8 rows, between chunks of columns, address.
+template <int Width>
+CUTE_DEVICE uint64_t descriptor(uint32_t address, int chunk_bytes) {
+  constexpr uint64_t kMode = Width == 64 ? 1 : Width == 32 ? 2 : 3, kBlockBytes = 8 * Width * 2;
+  return kMode << 62 | kBlockBytes >> 4 << 32 | uint64_t(chunk_bytes >> 4) << 16 | address >> 4;
+}
+
+// A warpgroup's share of the tile: kAtomsM x kAtomsN wgmmas.
+constexpr int kShareRows = kRows / (kSharers / kSharersN), kShareCols = kCols / kSharersN;
+constexpr int kAtomsM = kShareRows / 64, kAtomsN = kShareCols / kAtomN;
+using Accumulators = Accumulator[kAtomsM][kAtomsN][kAtomRegisters];
+static_assert(kAtomsM * kAtomsN * kAtomRegisters == 128);
+
+// Shared memory, as byte addresses: the ring, the epilogue's buffers, mbarriers.
+struct Shared {
+  uint32_t base;
+  CUTE_DEVICE uint32_t stage(int i) const { return base + i * kStageBytes; }
+  CUTE_DEVICE uint32_t buffers(int warp) const { return stage(kStages) + warp * 0; }
+  CUTE_DEVICE uint32_t full(int i) const { return stage(kStages) + 0 + i * 16; }
+  CUTE_DEVICE uint32_t empty(int i) const { return full(i) + 8; }
+  CUTE_DEVICE uint32_t order(int i) const { return full(kStages) + i * 8; }
+  CUTE_DEVICE uint32_t flag(int i) const { return order(2) + i * 4; }
+};
+static_assert(kStages * kStageBytes + 0 + kStages * 16 + 32 == 196704);
+extern __shared__ __align__(1024) unsigned char smem[];
+
+// A place in the ring, and the parity of its phase.
+struct Place {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  CUTE_DEVICE void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+
+  CUTE_DEVICE void advance(int steps) {
+    parity ^= (stage + steps) / kStages & 1;
+    stage = (stage + steps) % kStages;
+  }
+};
+
+// What a CTA does at a time: the tile of D at (row, col), steps [first, last) of k.
+struct Work {
+  int row, col;
+  int slice, first, last;
+};
+
+// Tiles of clusters along m and n.
+CUTE_DEVICE int clusters_m(Gemm const& gemm) { return (gemm.m + kBM * kClusterM - 1) / (kBM * kClusterM); }
+CUTE_DEVICE int clusters_n(Gemm const& gemm) { return (gemm.n + kBN * kClusterN - 1) / (kBN * kClusterN); }
+
+CUTE_DEVICE int work_items(Gemm const& gemm) { return clusters_m(gemm) * clusters_n(gemm) * kSplitK; }
+
+// Tiles go along one axis in bands of a few tiles of the other, so that what runs together shares operands in L2.
+CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) {
+  const int tile = item / kSplitK, slice = item % kSplitK;
+  const int along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
+  const int across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
+  const int band = tile / (along * gemm.band) * gemm.band;
+  const int in_band = tile - band * along;
+  const int width = min(gemm.band, across - band);
+  const int at_along = in_band / width, at_across = band + in_band % width;
+  const int cluster_m = gemm.along_n ? at_across : at_along, cluster_n = gemm.along_n ? at_along : at_across;
+  const int steps = (gemm.k + kBK - 1) / kBK;
+  return {(cluster_m * kClusterM + rank % kClusterM) * kBM, (cluster_n * kClusterN + rank / kClusterM) * kBN,
+          slice, int(int64_t(steps) * slice / kSplitK), int(int64_t(steps) * (slice + 1) / kSplitK)};
+}
+
+// Two neighbours of one row, of the accumulators of 8 columns: e = 0 in row lane / 4, e = 1 in the row 8 below.
+CUTE_DEVICE uint32_t pair(Accumulator const (&d)[kAtomRegisters], int columns, int e) {
+  const half2 rounded = __floats2half2_rn(d[columns * 4 + e * 2], d[columns * 4 + e * 2 + 1]);
+  return reinterpret_cast<uint32_t const&>(rounded);
+}
+
+// Two neighbours in one row of D; one by one at the right edge, and where rows are not aligned.
+CUTE_DEVICE void store_pair(Gemm const& gemm, int row, int col, uint32_t value) {
+  half* const target = gemm.d + int64_t(row) * gemm.ldd + col;
+  if (row < gemm.m && col + 2 <= gemm.n && reinterpret_cast<uintptr_t>(target) % 4 == 0) {
+    *reinterpret_cast<uint32_t*>(target) = value;
+  } else if (row < gemm.m) {
+    CUTE_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      if (col + e < gemm.n) {
+        target[e] = reinterpret_cast<half const*>(&value)[e];
+      }
+    }
+  }
+}
+
+// A warp's 16 rows and 8 columns of the wgmma, for the tile of D at (row, col).
+CUTE_DEVICE void store_columns(Gemm const& gemm, int row, int col, int x, int y, uint32_t upper, uint32_t lower) {
+  const int lane = threadIdx.x % 32;
+  x += threadIdx.x / 32 % 4 * 16;
+  store_pair(gemm, row + x + lane / 4, col + y + lane % 4 * 2, upper);
+  store_pair(gemm, row + x + 8 + lane / 4, col + y + lane % 4 * 2, lower);
+}
+
+CUTE_DEVICE void store_share(Gemm const& gemm, Shared const&, int row, int col, int share_row, int share_col,
+                             Accumulators const& tCrD) {
+  CUTE_UNROLL
+  for (int i = 0; i < kAtomsM; ++i) {
+    CUTE_UNROLL
+    for (int j = 0; j < kAtomsN; ++j) {
+      CUTE_UNROLL
+      for (int columns = 0; columns < kAtomN / 8; ++columns) {
+        store_columns(gemm, row, col, share_row + i * 64, share_col + j * kAtomN + columns * 8,
+                      pair(tCrD[i][j], columns, 0), pair(tCrD[i][j], columns, 1));
+      }
+    }
+  }
+}
+
+// The accumulators of 8 columns, 4 of a lane, as floats; and back.
+CUTE_DEVICE float4 load_floats(Accumulator const (&d)[kAtomRegisters], int columns) {
+  return make_float4(d[columns * 4], d[columns * 4 + 1], d[columns * 4 + 2], d[columns * 4 + 3]);
+}
+
+// Sets tCrD to the sum of all slices, in slice order, in the CTA that arrives last; false in the others.
+CUTE_DEVICE bool reduce_slices(Gemm const& gemm, Shared const& shared, Work const& work, Accumulators& tCrD) {
+  constexpr int kTileVectors = kBM * kBN / 4, kSharingThreads = 128 * kSharers;
+  const int group = (threadIdx.x - 128) / kSharingThreads, thread = (threadIdx.x - 128) % kSharingThreads;
+  const int tile = work.row / kBM * ((gemm.n + kBN - 1) / kBN) + work.col / kBN;
+  float4* const partials = reinterpret_cast<float4*>(gemm.partials) + int64_t(tile) * kSplitK * kTileVectors + thread;
+  CUTE_UNROLL
+  for (int i = 0; i < kAtomsM; ++i) {
+    CUTE_UNROLL
+    for (int j = 0; j < kAtomsN; ++j) {
+      CUTE_UNROLL
+      for (int columns = 0; columns < kAtomN / 8; ++columns) {
+        const int vector = ((i * kAtomsN + j) * (kAtomN / 8) + columns) * kSharingThreads;
+        partials[int64_t(work.slice) * kTileVectors + vector] = load_floats(tCrD[i][j], columns);
+      }
+    }
+  }
+  auto* const last = reinterpret_cast<volatile int*>(smem + (shared.flag(group) - shared.base));
+  __threadfence();
+  asm volatile("bar.sync %0, %1;" :: "r"(1 + group), "n"(kSharingThreads) : "memory");
+  if (thread == 0) {
+    *last = atomicAdd(gemm.arrivals + tile, 1u) == kSplitK - 1;
+  }
+  asm volatile("bar.sync %0, %1;" :: "r"(1 + group), "n"(kSharingThreads) : "memory");
+  if (!*last) {
+    return false;
+  }
+  __threadfence();
+  CUTE_UNROLL
+  for (int i = 0; i < kAtomsM; ++i) {
+    CUTE_UNROLL
+    for (int j = 0; j < kAtomsN; ++j) {
+      CUTE_UNROLL
+      for (int columns = 0; columns < kAtomN / 8; ++columns) {
+        const int vector = ((i * kAtomsN + j) * (kAtomN / 8) + columns) * kSharingThreads;
+        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+        CUTE_NO_UNROLL
+        for (int slice = 0; slice < kSplitK; ++slice) {
+          const float4 part = __ldcg(partials + int64_t(slice) * kTileVectors + vector);
+          sum.x += part.x;
+          sum.y += part.y;
+          sum.z += part.z;
+          sum.w += part.w;
+        }
+        tCrD[i][j][columns * 4] = sum.x;
+        tCrD[i][j][columns * 4 + 1] = sum.y;
+        tCrD[i][j][columns * 4 + 2] = sum.z;
+        tCrD[i][j][columns * 4 + 3] = sum.w;
+      }
+    }
+  }
+  return true;
+}
+
+// By one thread: each full stage takes the producer's arrival and all bytes; an empty one an arrival of every warp that
+// reads what this CTA brought.
+CUTE_DEVICE void init_barriers(Shared const& shared) {
+  for (int i = 0; i < kStages; ++i) {
+    init_barrier(shared.full(i), 1);
+    init_barrier(shared.empty(i), (kClusterM + kClusterN - 1) * kSharers * 4);
+  }
+
+}
+
+// One thread brings k-tiles, as stages are handed back.
+CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
+  const int rank_m = rank % kClusterM, rank_n = rank / kClusterM % kClusterN;
+  // CTAs of one row of the cluster share A, those of one column share B.
+  uint16_t row_ctas = 0, col_ctas = 0;
+  CUTE_UNROLL
+  for (int i = 0; i < kClusterN; ++i) {
+    row_ctas |= 1 << (rank_m + i * kClusterM);
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < kClusterM; ++i) {
+    col_ctas |= 1 << (i + rank_n * kClusterM);
+  }
+  Place place;
+  // Every cluster takes tiles until none is left.
+  CUTE_NO_UNROLL
+  for (int item = blockIdx.x / kClusterCtas; item < work_items(gemm); item += gridDim.x / kClusterCtas) {
+    const Work work = work_of(gemm, item, rank);
+    for (int step = work.first; step < work.last; ++step) {
+      const uint32_t stage = shared.stage(place.stage), full = shared.full(place.stage);
+      wait(shared.empty(place.stage), place.parity ^ 1);
+      expect_bytes(full, kStageBytes);
+      TileA::load<kClusterN, 1>(gemm.map_a, stage, full, work.row, step * kBK, gemm.policy_a, rank_n, row_ctas);
+      TileB::load<kClusterM, 1>(gemm.map_b, stage + kBytesA, full, work.col, step * kBK, gemm.policy_b, rank_m, col_ctas);
+      place.advance();
+    }
+  }
+  let_next_kernel_start();
+
+}
+
+// This warp has read a stage: it may be replaced.
+CUTE_DEVICE void release(Shared const& shared, int stage, int) {
+  if (threadIdx.x % 32 == 0) {
+    arrive(shared.empty(stage));
+  }
+}
+
+// Keeps the compiler from moving accumulators while wgmmas are on their way.
+CUTE_DEVICE void pin(Accumulators& tCrD) {
+  CUTE_UNROLL
+  for (int i = 0; i < kAtomsM; ++i) {
+    CUTE_UNROLL
+    for (int j = 0; j < kAtomsN; ++j) {
+      CUTE_UNROLL
+      for (int e = 0; e < kAtomRegisters; ++e) {
+        asm volatile("" : "+f"(tCrD[i][j][e]) :: "memory");
+      }
+    }
+  }
+}
+
+// A warpgroup's share of a tile. A k-tile's wgmmas are issued while those of the one before run; its stage is handed
+// back when they are done. Not all accumulators are defined before the first.
+CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int share_row, int share_col, int rank, Accumulators& tCrD) {
+  const uint64_t x0 = descriptor<TileX::kWidth>(shared.stage(0) + 0 + TileX::offset(share_row, 0), TileX::kChunkBytes);
+  const uint64_t y0 = descriptor<TileY::kWidth>(shared.stage(0) + kBytesA + TileY::offset(share_col, 0), TileY::kChunkBytes);
+  int previous = 0;
+  CUTE_NO_UNROLL
+  for (int step = 0; step < steps; ++step) {
+    wait(shared.full(place.stage), place.parity);
+    const uint64_t x = x0 + place.stage * (kStageBytes / 16), y = y0 + place.stage * (kStageBytes / 16);
+    pin(tCrD);
+    wgmma_begin();
+    CUTE_UNROLL
+    for (int block = 0; block < kBK / 16; ++block) {
+      CUTE_UNROLL
+      for (int i = 0; i < kAtomsM; ++i) {
+        CUTE_UNROLL
+        for (int j = 0; j < kAtomsN; ++j) {
+          wgmma(tCrD[i][j], x + TileX::offset(i * 64, block) / 16, y + TileY::offset(j * kAtomN, block) / 16,
+                step > 0 || block > 0);
+        }
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (step > 0) {
+      release(shared, previous, rank);
+    }
+    previous = place.stage;
+    place.advance();
+  }
+
+  wgmma_wait<0>();
+  pin(tCrD);
+  release(shared, previous, rank);
+}
+
+// A consumer warpgroup: multiplies, then stores its share.
+CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
+  const int warpgroup = threadIdx.x / 128 - 1;
+  const int share_row = warpgroup / kSharersN * kShareRows, share_col = warpgroup % kSharersN * kShareCols;
+  Place place;
+
+  // Every cluster takes tiles until none is left.
+  CUTE_NO_UNROLL
+  for (int item = blockIdx.x / kClusterCtas; item < work_items(gemm); item += gridDim.x / kClusterCtas) {
+    const Work work = work_of(gemm, item, rank);
+
+    Accumulators tCrD;
+    multiply(shared, place, work.last - work.first, share_row, share_col, rank, tCrD);
+    if (work.row < gemm.m && work.col < gemm.n && reduce_slices(gemm, shared, work, tCrD)) {
+      store_share(gemm, shared, work.row, work.col, share_row, share_col, tCrD);
+    }
+  }
+
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+hgemm_sm90_wgmma_f32_tn_128x256x64_s4_ef8e9a47f2(
+    const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
+    const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
+    uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
+  const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b, partials, arrivals};
+  const Shared shared{smem_address(smem)};
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // the compiler sees that all lanes agree
+  constexpr int rank = 0;
+  if (warp == 0 && elect_lane()) {
+    prefetch_map(gemm.map_a);
+    prefetch_map(gemm.map_b);
+
+    init_barriers(shared);
+  }
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  __syncthreads();
+  wait_for_previous_kernel();
+  if (warp < 4) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (warp == 0 && elect_lane()) {
+      produce(gemm, shared, rank);
+    }
+
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    consume(gemm, shared, rank);
+  }
+}
+
+}  // namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_ef8e9a47f2

@@ -1,0 +1,124 @@
+"""The analytic model: its bounds by hand, its order where the order is known, and the catalog that follows from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cudal2gen import catalog, model, places
+from cudal2gen.kernel import Problem, Record, parse, revise
+from tests.strategies import wgmma
+
+
+@pytest.fixture(scope="module")
+def modelled() -> ModuleType:
+    root = places.checkout()
+    assert root is not None
+    spec = importlib.util.spec_from_file_location("modelled", root / "scripts" / "modelled.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["modelled"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def large(**changes: Any) -> Record:
+    """4096^3 in 128 x 256 tiles: 512 of them on 132 SMs, four to the busiest, 64 k-tiles each."""
+    fields: dict[str, Any] = {
+        "m": 4096, "n": 4096, "k": 4096, "acc": "f32", "bm": 128, "bn": 256, "bk": 64, "stages": 4, "atom_n": 256,
+        "cluster": [1, 1], "consumers": 2, "registers": [40, 232], "raster_group": 8,
+    }  # fmt: skip
+    return wgmma(**(fields | changes))
+
+
+def test_bounds_by_hand() -> None:
+    estimate = model.estimate(large())
+    steps = 4 * 64
+    flops = 2 * 128 * 256 * 64
+    assert estimate.bounds_us["mma"] == pytest.approx(steps * flops / 4096 / 0.93 / 1700)
+    # Two atoms of 64 x 256 read (64 + 256) x 64 halves each; the stage's (128 + 256) x 64 come in.
+    moved = (2 * (64 + 256) + 128 + 256) * 64 * 2
+    assert estimate.bounds_us["shared memory"] == pytest.approx(steps * moved / 128 / 1700)
+    assert estimate.bounds_us["L2"] == pytest.approx(steps * (128 + 256) * 64 * 2 / 40 / 1700)
+    assert estimate.bounds_us["latency"] == pytest.approx(steps * 0.7 / 4)
+    assert estimate.main_us == max(estimate.bounds_us.values())
+    assert estimate.us == pytest.approx(estimate.main_us + estimate.around_us)
+
+
+def test_what_the_model_knows() -> None:
+    us = lambda record: model.estimate(record).us  # noqa: E731
+    assert us(large()) < us(large(bn=128, atom_n=128)), "a wide tile reads less"
+    assert model.estimate(large(cluster=[2, 1])).bounds_us["L2"] < model.estimate(large()).bounds_us["L2"]
+    few = {"m": 512, "n": 512, "k": 16384, "epilogue": "direct"}
+    split = large(**few, split_k=4, reduce="cluster")
+    assert us(split) < us(large(**few)), "eight tiles leave most SMs idle"
+    square = large(m=1024, n=1024, k=1024)
+    assert model.estimate(square).main_us == pytest.approx(model.estimate(large()).main_us / 16), "a CTA of 16 k-tiles"
+    bands = large(m=16384, n=16384, k=16384, raster_group=8)
+    dram = model.estimate(bands).bounds_us["device memory"]
+    assert dram < model.estimate(revise(bands, raster_group=1)).bounds_us["device memory"]
+    assert dram > bands.traffic_bytes / 4.1e6
+
+
+def test_every_family_has_an_estimate() -> None:
+    for record in catalog.load(places.shipped("configs") / "kernels.jsonl")[::61]:
+        estimate = model.estimate(record)
+        floor = record.flops / (model.CHIPS[record.gpu].mma_flops * record.target.sms * model.CHIPS[record.gpu].mhz)
+        assert estimate.us > floor, record.mnk
+
+
+def test_the_catalogs_hopper_records_are_the_models_choice(modelled: ModuleType) -> None:
+    """So that the origin that they carry is true; whoever changes the model writes them anew."""
+    own = catalog.load(places.shipped("configs") / "kernels.jsonl")
+    records = [one for one in own if one.gpu == "h200" and one.origin.structure == "modelled"]
+    assert {one.origin.source for one in records} == {"analytic model, unmeasured"}
+    for record in records[::37]:
+        assert modelled.choose(record.problem) == record
+
+
+def test_both_accumulators_have_every_problem() -> None:
+    own = catalog.load(places.shipped("configs") / "kernels.jsonl")
+    sizes = {(one.m, one.n, one.k) for one in own if one.gpu == "a100"}
+    for acc in ("f16", "f32"):
+        mine = [one for one in own if (one.gpu, one.acc, one.layout) == ("h200", acc, "tn")]
+        assert {(one.m, one.n, one.k) for one in mine} == sizes
+        assert len({one.name for one in mine}) <= 340
+
+
+def test_other_layouts_choose_alike(modelled: ModuleType) -> None:
+    """The model sees no difference between the layouts, so B stored (K,N) takes the record of (N,K)."""
+    own = catalog.load(places.shipped("configs") / "kernels.jsonl")
+    for record in [one for one in own if one.gpu == "h200"][::97]:
+        problem = Problem(gpu="h200", acc=record.acc, layout="nn", m=record.m, n=record.n, k=record.k)
+        assert modelled.choose(problem).code() == revise(record, layout="nn").code()
+
+
+def test_variants_are_legal_and_many(modelled: ModuleType) -> None:
+    problem = Problem(gpu="h200", acc="f32", layout="tn", m=64, n=4096, k=4096)
+    offered = list(modelled.variants(problem))
+    assert len(offered) > 300
+    assert {one.family for one in offered} == {"sm90_wgmma"} | {one.family for one in offered}
+    assert any(one.swap_ab for one in offered)
+    assert all(parse(one.model_dump(mode="json")) == one for one in offered[::29])
+
+
+def test_the_script_writes_into_a_catalog_of_its_own(
+    modelled: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "kernels.jsonl"
+    tuned = revise(large(), origin={"source": "H200", "structure": "tuned", "changed": []})
+    others = [one for one in catalog.load() if one.gpu == "a100" and one.k == 64][:3]
+    catalog.save([tuned, *others], target)
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(target))
+    monkeypatch.setattr(modelled, "grid", lambda: [(64, 64, 64), (4096, 4096, 4096)])
+    monkeypatch.setattr(sys, "argv", ["modelled.py", "--write"])
+    modelled.main()
+    written = catalog.load(target)
+    assert tuned in written, "what was tuned stays"
+    assert len(written) == len(others) + 4
