@@ -19,6 +19,7 @@ from cudal2gen import pack
 from cudal2gen.launcher import LaunchError, OpenKernel
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorBed
+from tests.paths import PATHS
 
 torch = pytest.importorskip("torch")
 
@@ -200,6 +201,27 @@ def test_linear_flattens_batches_and_adds_the_bias(device: EmulatedDevice, kerne
     one = cudal2gen.linear(x[0, 0, 0], weight)
     assert torch.equal(one, product(x[0, 0, :1], weight.t())[0])
     assert ran(kernels) == (3, [])
+
+
+HOPPER = ["wgmma n64", "wgmma workspace", "wgmma cluster split 4 f16 nn", "once any n", "once exact"]
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> None:
+    """Their rules say which sizes they take as they are; others are padded by 8, or not theirs."""
+    record = PATHS[name]
+    opened = pack.open_pack(packed.folder(packed.table([record]), tmp_path / "pack"))
+    with EmulatedDevice(record) as device, emulated(OperatorBed(device, record.gpu), [opened], "kernel") as dispatcher:
+        sizes = [(record.m, record.n, record.k), (record.m, record.n - 1, record.k), (record.m, record.n, record.k - 3)]
+        for m, n, k in [*sizes, (record.m, record.n, record.k), (record.m // 3, 24, record.k)]:
+            a = drawn(device, m, k)
+            b = drawn(device, n, k).t() if record.layout == "tn" else drawn(device, k, n)
+            d = cudal2gen.matmul(a, b, acc=record.acc)
+            torch.testing.assert_close(d, product(a, b), atol=0, rtol=2**-9 if record.acc == "f16" else 0)
+        assert device.session.errors == []
+        counted = dispatcher.stats()
+        not_its = {"no kernel serves these operands": 1} if name == "once exact" else {}
+        assert counted == {"kernel": {record.name: 5 - len(not_its)}, "torch": not_its}
 
 
 # --- what is torch's ---
