@@ -16,6 +16,7 @@ import pytest
 
 import cudal2gen
 from cudal2gen import pack
+from cudal2gen.choice import Kernel
 from cudal2gen.launcher import LaunchError, OpenKernel
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorBed
@@ -335,6 +336,17 @@ def test_kernels_that_do_not_load_are_torchs(device: EmulatedDevice, opened: pac
             assert dispatcher.stats()["torch"] == {"cannot be loaded": 1}
     finally:
         type(bare).runtime_library = real  # type: ignore[assignment]
+
+
+def test_a_table_of_another_version_is_torchs(device: EmulatedDevice, opened: pack.Pack, bed: OperatorBed) -> None:
+    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    strange = pack.Pack(opened.directory, opened.facts)
+    fields = {"acc": "f32", "layout": "tn", "m": 1, "n": 1, "k": 1, "tiles": "of another kind"}
+    strange.table.kernels[:] = [Kernel("0", fields)]
+    with emulated(bed, [strange], prefer="kernel") as dispatcher:
+        with pytest.warns(UserWarning, match="is not understood: family: .*; make the pack anew"):
+            assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+        assert dispatcher.stats()["torch"] == {"pack not understood": 1}
 
 
 def test_what_the_launcher_refuses_after_all_is_torchs(

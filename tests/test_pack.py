@@ -148,7 +148,8 @@ def test_the_list_of_files_itself_is_checked(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"), [("format", 2, "has format 2"), ("machine", "sparc", "on sparc")]
+    ("field", "value", "message"),
+    [("format", 2, "has format 2"), ("machine", "sparc", "on sparc"), ("version", "0", "made by cudal2gen 0, this is")],
 )
 def test_a_pack_of_another_kind_is_refused(
     folder: Path, files: dict[str, bytes], field: str, value: object, message: str
