@@ -19,11 +19,14 @@ import numpy as np
 import pytest
 
 import cudal2gen
-from cudal2gen import compiler, emulator, pack
+from cudal2gen import catalog, compiler, emulator, pack
 from cudal2gen.choice import Table
+from cudal2gen.kernel import Problem as Asked
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.pack import PackError
-from tests import packed
+from cudal2gen.results import Measurements
+from tests import measured, packed
+from tests.test_choice import EVEN, campaign
 from tests.test_cli import error, run
 
 GPU = "a100"
@@ -283,6 +286,31 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
         "pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(tmp_path / "any.whl"), env=env
     )
     assert wheel.stdout.startswith(f"{tmp_path}/cudal2gen_a100-")
+
+
+def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
+    """Of two measured problems the one that is won; a problem off the grid by the record that bench made for it."""
+    catalogued = catalog.load()
+    asked = [Asked(gpu="a100", acc="f16", layout="tn", m=m, n=64, k=64) for m in (64, 61)]
+    records = [catalog.fitted(one, catalogued).record for one in asked]
+    digests = [one.digest for one in compiler.build(records)]
+    environment = measured.H200.model_copy(update={"gpu": "a100"})
+    taken = []
+    for record, digest, ratio in zip(records, digests, (0.9, 1.5), strict=True):
+        taken += campaign(record, dict.fromkeys(EVEN, ratio), gpu="a100", digest=digest)
+    file = measured.write(Measurements({environment.id: environment}, taken), tmp_path / "m.jsonl")
+    done = run("pack", "--gpu", "a100", "--results", str(file), "--out", str(tmp_path / "pack"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("1 of 2 measured problems won\n")
+    table = pack.open_pack(tmp_path / "pack").table
+    assert [(one.digest, one.sizes.text) for one in table.kernels] == [(digests[1], "61_64_64")]
+    said = run("explain", "--mnk", "61_64_64", "--pack", str(tmp_path / "pack")).stdout
+    assert "61_64_64 was measured: 1.500x" in said
+    lost = run("explain", "--mnk", "64_64_64", "--pack", str(tmp_path / "pack")).stdout
+    assert lost.startswith("runs     torch.matmul\nbecause  64_64_64 was measured: 0.900x")
+    assert "which is not faster beyond noise" in lost
+    other = error("explain", "--mnk", "64_64_64", "--gpu", "h200", "--pack", str(tmp_path / "pack"))
+    assert "is for a100, not h200" in other
 
 
 # --- from C ---
