@@ -884,6 +884,7 @@ def tune_model(
 def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     """Tell what this machine can do, and what would add the rest."""
     from cudal2gen import compiler
+    from cudal2gen import pack as packs
 
     checks: dict[str, tuple[bool, str]] = {}
     try:
@@ -900,6 +901,10 @@ def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     except compiler.ToolchainError as error:
         checks["compile"] = (False, str(error))
     checks["build directory"] = compiler.writable(places.build_dir())
+    there, refused = packs.search(packs.installed())
+    found = [f"{gpu} in {pack.directory}" for gpu, pack in there.items()]
+    said = "; ".join([*found, *refused]) or "none installed: cudal2gen.matmul is torch's"
+    checks["packs"] = (bool(there) and not refused, said)
     driver = Path("/dev/nvidiactl")
     checks["gpu"] = (
         driver.exists(),

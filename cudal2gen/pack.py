@@ -245,6 +245,8 @@ def open_pack(directory: Path) -> Pack:
         raise PackError(f"{directory / 'pack.json'} was altered: its digest is not its own")
     if facts["format"] != FORMAT:
         raise PackError(f"{directory} has format {facts['format']}, this cudal2gen reads {FORMAT}")
+    if facts["version"] != __version__:
+        raise PackError(f"{directory} was made by cudal2gen {facts['version']}, this is {__version__}: make it anew")
     if facts["machine"] != platform.machine() or sys.platform != "linux":
         raise PackError(
             f"{directory} is for Linux on {facts['machine']}, this is {sys.platform} on {platform.machine()}"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cudal2gen import compiler, pack
-from cudal2gen.catalog import Record
 from cudal2gen.choice import Row, Table, tabulate
+from cudal2gen.kernel import Record
 from cudal2gen.results import Measurements
 from tests.paths import small
 

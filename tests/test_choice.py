@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cudal2gen import catalog, choice, results
-from cudal2gen.catalog import CatalogError, Record
+from cudal2gen.catalog import CatalogError
 from cudal2gen.choice import Kernel, Matrix, Operands, Row, Sizes, Table, tabulate
-from cudal2gen.kernel import Problem
+from cudal2gen.kernel import Problem, Record
 from tests import measured
 from tests.packed import NOTHING, row
 from tests.paths import PATHS, small
@@ -104,7 +104,8 @@ def test_every_family_and_option_is_served_as_it_is() -> None:
         found = served(record, record.m, record.n, record.k)
         assert found is not None, name
         apart = record.layout == "nn" and record.n % 8 != 0  # rows of B off 16 bytes
-        assert found.copied == ((True, True, True) if record.padding == "pad" else (False, apart, False)), name
+        padded = getattr(record, "padding", "") == "pad"
+        assert found.copied == ((True, True, True) if padded else (False, apart, False)), name
 
 
 # --- measured problems ---
@@ -178,6 +179,18 @@ def test_an_estimate_is_never_better_than_its_neighbours() -> None:
         found = ask(won, m, n, k)
         if found.kernel is not None and found.short == "estimated":
             assert float(found.reason.split("x")[0]) <= 1.5 + 1e-3, (m, n, k)
+
+
+def test_more_elements_than_an_int_counts() -> None:
+    sizes = (1 << 17, 1 << 16, 128)
+    found = served(PREDICATED, *sizes)
+    assert found is not None
+    assert found.launched == sizes
+    assert found.copied_bytes(Sizes(*sizes)) == 0
+    assert ask(table({0: 2.0}), *sizes).short == "nothing was measured within a factor of two"
+    padded = served(WHOLE, (1 << 17) - 1, 1 << 16, 64)
+    assert padded is not None
+    assert padded.copied_bytes(Sizes((1 << 17) - 1, 1 << 16, 64)) > 1 << 34
 
 
 def test_other_layouts_and_accumulators_have_no_kernels() -> None:

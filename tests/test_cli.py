@@ -341,12 +341,31 @@ def test_doctor_tells_what_there_is() -> None:
     assert done.returncode == 0
     assert answer["catalog"]["detail"].startswith("5000 records")
     assert answer["compile"]["ok"]
+    assert answer["packs"] == {"ok": False, "detail": "none installed: cudal2gen.matmul is torch's"}
+    broken = run("doctor", "--json", env={"CUDAL2GEN_PACK": "/nowhere"})
+    assert json.loads(broken.stdout)["packs"] == {"ok": False, "detail": "no pack at /nowhere"}
     broken = run("doctor", env={"CUDAL2GEN_NVCC": "/nowhere/nvcc"})
     assert broken.returncode == 3
     assert "missing  compile" in broken.stdout
 
 
-@pytest.mark.parametrize("command", ["list", "show", "render", "build", "run", "validate", "edit", "report", "doctor"])
+COMMANDS = [
+    "list",
+    "show",
+    "render",
+    "build",
+    "run",
+    "validate",
+    "edit",
+    "report",
+    "doctor",
+    "explain",
+    "pack",
+    "tune-model",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_that_explains_its_options(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0

@@ -16,9 +16,11 @@ import pytest
 
 import cudal2gen
 from cudal2gen import pack
+from cudal2gen.choice import Kernel
 from cudal2gen.launcher import LaunchError, OpenKernel
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorBed
+from tests.paths import PATHS
 
 torch = pytest.importorskip("torch")
 
@@ -202,6 +204,27 @@ def test_linear_flattens_batches_and_adds_the_bias(device: EmulatedDevice, kerne
     assert ran(kernels) == (3, [])
 
 
+HOPPER = ["wgmma n64", "wgmma workspace", "wgmma cluster split 4 f16 nn", "once any n", "once exact"]
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> None:
+    """Their rules say which sizes they take as they are; others are padded by 8, or not theirs."""
+    record = PATHS[name]
+    opened = pack.open_pack(packed.folder(packed.table([record]), tmp_path / "pack"))
+    with EmulatedDevice(record) as device, emulated(OperatorBed(device, record.gpu), [opened], "kernel") as dispatcher:
+        sizes = [(record.m, record.n, record.k), (record.m, record.n - 1, record.k), (record.m, record.n, record.k - 3)]
+        for m, n, k in [*sizes, (record.m, record.n, record.k), (record.m // 3, 24, record.k)]:
+            a = drawn(device, m, k)
+            b = drawn(device, n, k).t() if record.layout == "tn" else drawn(device, k, n)
+            d = cudal2gen.matmul(a, b, acc=record.acc)
+            torch.testing.assert_close(d, product(a, b), atol=0, rtol=2**-9 if record.acc == "f16" else 0)
+        assert device.session.errors == []
+        counted = dispatcher.stats()
+        not_its = {"no kernel serves these operands": 1} if name == "once exact" else {}
+        assert counted == {"kernel": {record.name: 5 - len(not_its)}, "torch": not_its}
+
+
 # --- what is torch's ---
 
 
@@ -313,6 +336,17 @@ def test_kernels_that_do_not_load_are_torchs(device: EmulatedDevice, opened: pac
             assert dispatcher.stats()["torch"] == {"cannot be loaded": 1}
     finally:
         type(bare).runtime_library = real  # type: ignore[assignment]
+
+
+def test_a_table_of_another_version_is_torchs(device: EmulatedDevice, opened: pack.Pack, bed: OperatorBed) -> None:
+    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    strange = pack.Pack(opened.directory, opened.facts)
+    fields = {"acc": "f32", "layout": "tn", "m": 1, "n": 1, "k": 1, "tiles": "of another kind"}
+    strange.table.kernels[:] = [Kernel("0", fields)]
+    with emulated(bed, [strange], prefer="kernel") as dispatcher:
+        with pytest.warns(UserWarning, match="is not understood: family: .*; make the pack anew"):
+            assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+        assert dispatcher.stats()["torch"] == {"pack not understood": 1}
 
 
 def test_what_the_launcher_refuses_after_all_is_torchs(

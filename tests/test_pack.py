@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import hashlib
 import json
@@ -17,11 +18,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from cudal2gen import compiler, emulator, pack
+import cudal2gen
+from cudal2gen import catalog, compiler, emulator, pack
 from cudal2gen.choice import Table
+from cudal2gen.kernel import Problem as Asked
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.pack import PackError
-from tests import packed
+from cudal2gen.results import Measurements
+from tests import measured, packed
+from tests.test_choice import EVEN, campaign
 from tests.test_cli import error, run
 
 GPU = "a100"
@@ -146,7 +151,8 @@ def test_the_list_of_files_itself_is_checked(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"), [("format", 2, "has format 2"), ("machine", "sparc", "on sparc")]
+    ("field", "value", "message"),
+    [("format", 2, "has format 2"), ("machine", "sparc", "on sparc"), ("version", "0", "made by cudal2gen 0, this is")],
 )
 def test_a_pack_of_another_kind_is_refused(
     folder: Path, files: dict[str, bytes], field: str, value: object, message: str
@@ -247,6 +253,22 @@ def test_a_wheel_is_what_pip_installs(files: dict[str, bytes], tmp_path: Path) -
     assert "cudal2gen" in listed.stdout, "it asks for the package of its own version"
 
 
+def test_a_wheel_lists_what_is_in_it(files: dict[str, bytes], tmp_path: Path) -> None:
+    """As the wheel format asks: every file but the list itself with its digest and size."""
+    with zipfile.ZipFile(pack.write_wheel(files, tmp_path / "x.whl")) as archive:
+        names = archive.namelist()
+        record = next(name for name in names if name.endswith(".dist-info/RECORD"))
+        rows = [line.split(",") for line in archive.read(record).decode().splitlines()]
+        assert [row[0] for row in rows] == names
+        for name, digest, size in rows:
+            content = archive.read(name)
+            expected = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            assert (digest, size) == (("", "") if name == record else (f"sha256={expected}", str(len(content))))
+        about = archive.read(record.replace("RECORD", "METADATA")).decode()
+    assert "CUDA >=13.0,<14, driver 580 or newer" in about
+    assert f"Requires-Dist: cudal2gen=={cudal2gen.__version__}" in about
+
+
 def test_the_command_writes_packs(tmp_path: Path) -> None:
     env = {"CUDAL2GEN_RESULTS": str(tmp_path)}
     out = tmp_path / "pack"
@@ -264,6 +286,31 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
         "pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(tmp_path / "any.whl"), env=env
     )
     assert wheel.stdout.startswith(f"{tmp_path}/cudal2gen_a100-")
+
+
+def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
+    """Of two measured problems the one that is won; a problem off the grid by the record that bench made for it."""
+    catalogued = catalog.load()
+    asked = [Asked(gpu="a100", acc="f16", layout="tn", m=m, n=64, k=64) for m in (64, 61)]
+    records = [catalog.fitted(one, catalogued).record for one in asked]
+    digests = [one.digest for one in compiler.build(records)]
+    environment = measured.H200.model_copy(update={"gpu": "a100"})
+    taken = []
+    for record, digest, ratio in zip(records, digests, (0.9, 1.5), strict=True):
+        taken += campaign(record, dict.fromkeys(EVEN, ratio), gpu="a100", digest=digest)
+    file = measured.write(Measurements({environment.id: environment}, taken), tmp_path / "m.jsonl")
+    done = run("pack", "--gpu", "a100", "--results", str(file), "--out", str(tmp_path / "pack"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("1 of 2 measured problems won\n")
+    table = pack.open_pack(tmp_path / "pack").table
+    assert [(one.digest, one.sizes.text) for one in table.kernels] == [(digests[1], "61_64_64")]
+    said = run("explain", "--mnk", "61_64_64", "--pack", str(tmp_path / "pack")).stdout
+    assert "61_64_64 was measured: 1.500x" in said
+    lost = run("explain", "--mnk", "64_64_64", "--pack", str(tmp_path / "pack")).stdout
+    assert lost.startswith("runs     torch.matmul\nbecause  64_64_64 was measured: 0.900x")
+    assert "which is not faster beyond noise" in lost
+    other = error("explain", "--mnk", "64_64_64", "--gpu", "h200", "--pack", str(tmp_path / "pack"))
+    assert "is for a100, not h200" in other
 
 
 # --- from C ---

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args
 
 from cudal2gen.choice import Choice, Matrix, Operands, Prefer, Served, Sizes
 from cudal2gen.gpu import GpuError, runtime, sku
-from cudal2gen.kernel import VECTOR, Acc, Layout, Problem
+from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.pack import Pack, installed, open_pack, search
 
@@ -246,7 +246,11 @@ class Dispatcher:
         if pack is None:
             return by_torch(why_not)
         problem = given.problem.model_copy(update={"gpu": pack.gpu})
-        choice = self._choose(pack, problem, given, biased)
+        try:
+            choice = self._choose(pack, problem, given, biased)
+        except (IllegalRecord, LookupError, TypeError) as error:  # whole, and yet of another version
+            self._say(f"the table of {pack.directory} is not understood: {error}; make the pack anew")
+            return by_torch("pack not understood")
         if choice.kernel is None or choice.served is None:
             return by_torch(choice.short, choice.reason)
         if bed.capturing() and not self._is_open(pack, choice.kernel, index):
