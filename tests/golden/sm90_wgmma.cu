@@ -111,7 +111,8 @@ CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
   return remote;
 }
 
-CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Relaxed: the fence before it releases the mbarriers, and there is nothing else to wait for.
+CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // In another CTA of the cluster. Not .release.cluster: it would wait for all of the thread's memory accesses, and wgmma
@@ -119,9 +120,6 @@ CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.ali
 CUTE_DEVICE void arrive_at(uint32_t barrier, int rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(at_rank(barrier, rank)) : "memory");
 }
-
-// Releases only the mbarriers that a fence before it does; the other arrival waits for all memory accesses.
-CUTE_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
 // A box at (column, row) of a matrix to shared memory; its bytes count on the mbarrier. Where several CTAs share it, to
 // the same place in all CTAs of the mask, and on the mbarrier of each.
@@ -498,7 +496,7 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_70cc580c1a(
     init_barriers(shared);
   }
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  cluster_arrive_relaxed();
+  cluster_arrive();
   cluster_wait();
   wait_for_previous_kernel();
   if (warp < 4) {
