@@ -22,8 +22,8 @@ MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\
 def survivors(record: catalog.Record, artifact: Artifact, library: Path) -> Iterator[tuple[Mutant, bool]]:
     """Every mutant of a kernel, and whether it survived all problems that stress the record.
 
-    Of kernels with mbarriers, only what is asynchronous is mutated, and only their largest problems are executed, in both orders of
-    warpgroups.
+    Of kernels with mbarriers, only what is asynchronous is mutated, and only their largest problems are executed, in
+    both orders of warpgroups.
     """
     shapes = sorted(validator.stress_shapes(record), key=lambda shape: -(shape.m * shape.n * shape.k))
     hopper = isinstance(record, Sm90Wgmma | Sm90Small)
