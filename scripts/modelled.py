@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cudal2gen import catalog, model, places
-from cudal2gen.kernel import IllegalRecord, Problem, Record, ceil_div, parse
+from cudal2gen.kernel import IllegalRecord, Problem, Record, Sm90Wgmma, ceil_div, parse
 
 SOURCE = "analytic model, unmeasured"
 # bm, bn, schedule, consumers, warps_n, registers: tiles that ptxas compiles clean, by accumulator.
@@ -62,9 +62,19 @@ def variants(problem: Problem) -> Iterator[Record]:
     """Legal records for a problem, of both Hopper families."""
     for fields in [*_wgmma(problem), *_small(problem)]:
         try:
-            yield parse(fields)
+            record = parse(fields)
         except IllegalRecord:
             continue
+        if not _idles(record):
+            yield record
+
+
+def _idles(record: Record) -> bool:
+    """Whether CTAs of its clusters, or every second warpgroup, have no work: the model does not see what that costs."""
+    if not isinstance(record, Sm90Wgmma):
+        return False
+    beyond = record.tiles_m % record.cluster[0] or record.tiles_n % record.cluster[1]
+    return bool(beyond) or (record.schedule == "pingpong" and record.ctas <= record.target.sms)
 
 
 def _base(problem: Problem, family: str) -> dict[str, Any]:
