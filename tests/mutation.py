@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -56,9 +57,9 @@ def equivalence(mutant: Mutant, ptx: str) -> str | None:
         return "what changed places with the barrier or fence touches no memory"
     if mutant.kind == "swap" and lines[at].startswith("membar") and following[0].startswith("bar.sync"):
         return "the barrier brings all writes before the arriving thread's own fence, which still precedes its atomic"
-    if mutant.kind == "swap" and "fence.mbarrier_init" in lines[at] and "release" in following[1]:
-        return "the arrival at the cluster barrier releases the initialisation that is before it by itself"
-    if mutant.kind == "swap" and "fence.proxy.async" in lines[at] and following[1].startswith("bar.warp.sync"):
+    if mutant.kind == "swap" and "fence.mbarrier_init" in lines[at] and following[0].startswith("bar.sync"):
+        return "the barrier orders the initialisation, and every thread executes the fence before it goes on"
+    if mutant.kind == "swap" and "fence.proxy.async" in lines[at] and following[0].startswith("bar.warp.sync"):
         return "the thread that copies executes the fence behind the warp's barrier, between all writes and its copy"
     if mutant.kind in ("skip", "once") and _more_waits_follow(following):
         return "warps hand stages back in order: when the last one is back, so are those before"
@@ -93,9 +94,10 @@ def equivalence(mutant: Mutant, ptx: str) -> str | None:
 
 
 def _more_waits_follow(following: list[str]) -> bool:
-    """Whether, behind a wait, the next thing that is asynchronous is another, of the producer's drain."""
-    later = [line for line in following[1:] if ASYNCHRONOUS.search(line)]
-    return bool(later) and "try_wait" in later[0]
+    """Whether, behind a wait, only other waits come until the thread leaves: the producer's drain."""
+    rest = list(takewhile(lambda line: not re.match(r"ret;|exit;|bra", line), following))
+    later = [line for line in rest if ASYNCHRONOUS.search(line)]
+    return bool(later) and all("try_wait" in line for line in later)
 
 
 def _comparison(lines: list[str], at: int) -> str:

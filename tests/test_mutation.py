@@ -34,9 +34,7 @@ MUTATED = [
     "small direct",
     "small direct split_k",
     "wgmma pingpong 2x1 nn",
-    "wgmma workspace pingpong f16",
-    "wgmma cluster split 4 f16 nn",
-    "once split 8 swapped",
+    "wgmma 2x2",
 ]
 
 
