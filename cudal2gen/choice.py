@@ -212,6 +212,9 @@ class Table:
 
     def _estimated(self, problem: Problem, sizes: Sizes, operands: Operands, extra_us: float) -> Choice:
         near = self._near(problem, sizes)
+        if min(sizes.m, sizes.n) == 1:
+            reason = "a product with a vector, which the vendor's library computes in other ways, was not measured"
+            return Choice(None, None, f"{sizes.text}: {reason}", "vector, not measured")
         if not near:
             reason = "nothing was measured within a factor of two"
             return Choice(None, None, f"{sizes.text}: {reason}", reason)

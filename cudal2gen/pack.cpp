@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -252,6 +253,7 @@ int load(cudal2gen_pack& pack, char const* runtime) {
       add(pack, kind, tokens);
     }
   }
+  for (auto const& [problem, choice] : pack.chosen) pack.kernels.at(size_t(choice.kernel));
   return CUDAL2GEN_OK;
 }
 
@@ -267,7 +269,11 @@ int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pa
   auto pack = std::make_unique<cudal2gen_pack>();
   pack->directory = directory;
   pack->runtime = runtime ? runtime : "";
-  if (int const code = load(*pack, runtime)) return code;
+  try {
+    if (int const code = load(*pack, runtime)) return code;
+  } catch (std::exception const&) {  // whole, and yet written by something else
+    return refuse(CUDAL2GEN_BAD_PACK, pack->directory + "/pack.txt is not one that this library understands");
+  }
   *out = pack.release();
   return CUDAL2GEN_OK;
 }

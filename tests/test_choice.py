@@ -164,6 +164,15 @@ def test_neighbours_answer_for_ragged_sizes() -> None:
     assert ask(table({0: 1.05}), 64, 64, 120).kernel is None, "a stretch needs a wider margin"
 
 
+def test_vectors_are_not_estimated() -> None:
+    thin = small(acc="f32", padding="predicate", m=2, n=64, k=128)
+    won = table({0: 50.0}, [thin])
+    assert ask(won, 3, 64, 128).short == "estimated"
+    assert ask(won, 1, 64, 128).short == "vector, not measured"
+    own = small(acc="f32", padding="predicate", m=1, n=64, k=128)
+    assert ask(table({0: 1.5}, [own]), 1, 64, 128).short == "measured"
+
+
 def test_all_neighbours_must_be_won() -> None:
     records = [PREDICATED, small(acc="f32", padding="predicate", m=96, n=96, k=128)]
     assert ask(table({0: 1.5, 1: 1.5}, records), 90, 90, 128).kernel is not None

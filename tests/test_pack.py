@@ -394,6 +394,11 @@ def test_c_refuses_what_python_refuses(
         assert f"{path} is missing" in said(copy)
         changed(copy, "pack.txt")
         assert "pack.txt is truncated or was altered" in said(copy)
+    for number, (before, after) in enumerate(((" layout=tn", ""), (" low=2.0", ""), (" kernel=0 ", " kernel=99 "))):
+        copy = shutil.copytree(example / "pack", tmp_path / str(number))
+        text = (copy / "pack.txt").read_text().replace(before, after).rsplit("sha256=", 1)[0]
+        (copy / "pack.txt").write_text(f"{text}sha256={hashlib.sha256(text.encode()).hexdigest()}\n")
+        assert "pack.txt is not one that this library understands" in said(copy), before
 
 
 class Problem(ctypes.Structure):
