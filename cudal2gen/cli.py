@@ -638,7 +638,7 @@ def tune(
     proposers: Annotated[
         str,
         typer.Option(
-            "--proposers", help="Any of policy, prior, nearest, heuristics, tpe, evolution, random, by commas."
+            "--proposers", help="Any of policy, prior, llm, nearest, heuristics, tpe, evolution, random, by commas."
         ),
     ] = "policy,nearest,evolution,random",
     budget: Duration = None,
@@ -670,13 +670,36 @@ def tune(
     device: Annotated[int, typer.Option("--device", min=0, help="Number of the CUDA device.")] = 0,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for a batch before it is ended.")] = 300.0,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn; trials of a seed are taken up.")] = 0,
+    llm_url: Annotated[
+        str, typer.Option("--llm-url", help="For proposer llm: a server of the chat-completions protocol, to /v1.")
+    ] = "",
+    llm_model: Annotated[str, typer.Option("--llm-model", help="The model's name there.")] = "",
+    llm_key: Annotated[
+        str, typer.Option("--llm-key", metavar="VARIABLE", help="The environment variable that holds the key.")
+    ] = "CUDAL2GEN_LLM_KEY",
+    llm_timeout: Annotated[float, typer.Option("--llm-timeout", min=0.1, help="Seconds for an answer.")] = 120.0,
+    llm_prices: Annotated[
+        tuple[float, float], typer.Option("--llm-prices", help="Per million tokens in and out: cost is shown.")
+    ] = (0.0, 0.0),
+    llm_transcript: Annotated[
+        Path | None, typer.Option("--llm-transcript", help="File that every exchange is added to.")
+    ] = None,
+    llm_replay: Annotated[
+        Path | None, typer.Option("--llm-replay", help="A transcript to take answers from, instead of a server.")
+    ] = None,
+    runs_on: Annotated[
+        str, typer.Option("--executor", help="local: beside this process; ray: on the GPUs of a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option("--address", help="Of the Ray cluster, as host:port; without it one is started here.")
+    ] = None,
 ) -> None:
     """Search for better records: propose, check, time, learn. What is beyond doubt faster goes to the catalog.
 
     Every trial is stored as it is made; the same command takes up what was stored.
     """
+    from cudal2gen.tuner import memory, reward
     from cudal2gen.tuner import proposers as who
-    from cudal2gen.tuner import reward
 
     with _user_errors():
         environment = environment or ("model" if benchmark else "gpu")
@@ -690,7 +713,26 @@ def tune(
         problems = _to_tune(mnk, everything, size_class, sample, gpu, acc, layout, seed)
         records = catalog.load()
         store = trials or _trial_store(environment)
-        executor = _executor(environment, records, device, timeout, store, seed)
+        if runs_on == "ray":
+            executor = _on_ray(environment, records, address, timeout, seed)
+        elif runs_on == "local":
+            executor = _executor(environment, records, device, timeout, store, seed)
+        else:
+            _usage(f"--executor {runs_on}: must be local or ray")
+        lessons = memory.load(memory.beside(store))
+        asked: list[Any] = []
+
+        def llm() -> Any:
+            from cudal2gen.tuner import llm as model
+            from cudal2gen.tuner.chat import Endpoint
+
+            server = Endpoint.from_environment(
+                llm_url, llm_model, llm_key, seconds=llm_timeout, price_in=llm_prices[0], price_out=llm_prices[1]
+            )
+            transcript = llm_transcript or store.with_name(f"{store.stem}-llm.jsonl")
+            asked.append(model.connect(server, lessons, transcript, llm_replay))
+            return asked[0]
+
         names = proposers.split(",")
         file = checkpoint or places.build_dir() / "tuner" / f"policy-{gpu}-{acc}-{environment}.pt"
         # What the analytic model chose is no prior for its own environment.
@@ -698,15 +740,18 @@ def tune(
         made: list[Any] = []
         rewarded = reward.Settings(alpha, beta, lower_bound)
         try:
-            proposer = who.named(names, lambda: _policy(file, records, acc, seed, made), pool, seed, rewarded)
-        except ValueError as error:
+            proposer = who.named(names, lambda: _policy(file, records, acc, seed, made), pool, seed, rewarded, llm)
+        except (ValueError, OSError) as error:
             _usage(f"--proposers {proposers}: {error}")
         except who.Absent as error:
             _fail(str(error), EXIT_TOOLCHAIN)
         _tune(
             problems, records, proposer, executor, store, environment, budget, evaluations, patience,
             f"{environment} {proposers} seed {seed}", dry_run, plot, lambda: [one.save(file) for one in made],
+            lessons.learn,
         )  # fmt: skip
+        for one in asked:
+            print(f"llm: {one.spent}")
 
 
 def _tune(
@@ -723,17 +768,20 @@ def _tune(
     dry_run: bool,
     plot: Path | None,
     keep: Callable[[], Any],
+    learn: Callable[[Any], Any],
 ) -> None:
     """Runs a campaign and says what came of it."""
     from cudal2gen.tuner import campaign, curve, progress, race
     from cudal2gen.tuner.environment import Unrecorded
+    from cudal2gen.tuner.ray_executor import Unreachable
 
     settings = race.Settings(evaluations, patience=patience, prune=None if environment == "model" else 4.0)
     begin = time.monotonic()
 
     ended = [0]
 
-    def after(_: race.Race) -> None:
+    def after(one: race.Race) -> None:
+        learn(one)
         ended[0] += 1
         if not ended[0] % SAVED_EVERY:
             keep()
@@ -754,6 +802,8 @@ def _tune(
             )
     except Unrecorded as error:
         _fail(str(error), EXIT_USAGE)
+    except Unreachable as error:
+        _fail(str(error), EXIT_TOOLCHAIN)
     finally:
         executor.close()
         keep()
@@ -857,6 +907,25 @@ def _executor(environment: str, records: list[Record], device: int, timeout: flo
 
     Card(device)  # says at once, and in words, what is missing
     return executor.Worker(partial(on_gpu.connect, device, campaign.Incumbents(records), seed), timeout)
+
+
+def _on_ray(environment: str, records: list[Record], address: str | None, timeout: float, seed: int) -> Any:
+    """Evaluations on a Ray cluster: on its GPUs, or, for the model environment, on its CPUs."""
+    from cudal2gen.tuner import campaign, on_gpu, ray_executor
+    from cudal2gen.tuner.environment import Model
+
+    incumbents = campaign.Incumbents(records)
+    try:
+        if environment == "model":
+            return ray_executor.OnRay(partial(Model, incumbents, seed), address, resource="CPU", seconds=timeout)
+        if environment == "gpu":
+            make = partial(on_gpu.connect, 0, incumbents, seed)  # the one GPU that Ray lets it see
+            return ray_executor.OnRay(make, address, ray_executor.compiled, seconds=timeout)
+    except ImportError:
+        _fail("--executor ray needs Ray: pip install 'cudal2gen[ray]'", EXIT_TOOLCHAIN)
+    except ray_executor.Unreachable as error:
+        _fail(str(error), EXIT_TOOLCHAIN)
+    _usage(f"--executor ray: is for --environment gpu or model, not {environment}")
 
 
 def _to_tune(
