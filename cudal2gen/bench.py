@@ -63,7 +63,11 @@ CLASSES: tuple[SizeClass, ...] = ("large", "split-k", "medium", "small-m", "tiny
 
 
 class TooGood(RuntimeError):
-    """A time that no correct kernel and honest clock can give."""
+    """A time that no correct kernel and honest clock can give; ``contender``: whose."""
+
+    def __init__(self, message: str, contender: str = "") -> None:
+        super().__init__(message)
+        self.contender = contender
 
 
 class Stopped(RuntimeError):
@@ -520,7 +524,8 @@ def _sound(problem: Problem, environment: Environment, samples: dict[str, Sample
                 f"{name} on {problem.mnk} {problem.acc}: {fastest:.3f} us, but {environment.name} cannot do it in less "
                 f"than {floor:.3f} us (tensor cores at {environment.max_sm_mhz} MHz"
                 f"{', A and B from device memory' if cold else ''}). Something is not computed, or the clock is wrong: "
-                f"nothing of this problem was stored"
+                f"nothing of this problem was stored",
+                name,
             )
 
 

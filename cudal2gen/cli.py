@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 
 EXIT_FAILED, EXIT_USAGE, EXIT_TOOLCHAIN = 1, 2, 3
+SAVED_EVERY = 20  # problems between two checkpoints of a policy
 
 app = typer.Typer(
     help="Half-precision matrix-multiply kernels for NVIDIA GPUs, regenerated from records. "
@@ -609,6 +612,292 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         _usage(f"--budget {text}: expected a duration such as 90s, 8m or 1h")
     return seconds
+
+
+@app.command()
+def tune(
+    mnk: Annotated[list[str] | None, typer.Option("--mnk", metavar="M_N_K", help="Problem size; repeatable.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All sizes of the catalog.")] = False,
+    size_class: Annotated[
+        str | None, typer.Option("--class", help="Sizes of the catalog of this class: small-m, split-k, tiny, ...")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="This many sizes, spread over the size classes.")
+    ] = None,
+    gpu: Gpu = "a100",
+    acc: Acc = "f16",
+    layout: Layout = "tn",
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            "--environment",
+            help="gpu (the default) measures; replay answers from recorded trials; model is an analytic model with "
+            "hidden terms, for trying the tuner itself: nothing that it says goes into the catalog.",
+        ),
+    ] = None,
+    proposers: Annotated[
+        str,
+        typer.Option(
+            "--proposers", help="Any of policy, prior, nearest, heuristics, tpe, evolution, random, by commas."
+        ),
+    ] = "policy,nearest,evolution,random",
+    budget: Duration = None,
+    evaluations: Annotated[int, typer.Option("--evaluations", min=1, help="Short timings of each problem.")] = 64,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="End a problem after so many evaluations without an improvement.")
+    ] = None,
+    alpha: Annotated[
+        float, typer.Option(min=0, help="Reward: t_ref / t - alpha * largest error - beta * length of the source.")
+    ] = 0.01,
+    beta: Annotated[float, typer.Option(min=0, help="Reward: cost of a character of the source.")] = 0.0,
+    lower_bound: Annotated[
+        bool, typer.Option("--lower-bound", help="Reward: the lower end of the speed's 95 % interval, not its median.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change in the catalog.")] = False,
+    benchmark: Annotated[
+        bool,
+        typer.Option("--benchmark", help="Compare the proposers on held-out problems, in the model environment."),
+    ] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Of --benchmark.")] = 10,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="The policy's file; made by imitating published kernels.")
+    ] = None,
+    trials: Annotated[
+        Path | None, typer.Option("--trials", help="The file of trials to add to, and to replay from.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="SVG file to write: the learning curve.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="With --benchmark: file for the table.")] = None,
+    device: Annotated[int, typer.Option("--device", min=0, help="Number of the CUDA device.")] = 0,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for a batch before it is ended.")] = 300.0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn; trials of a seed are taken up.")] = 0,
+) -> None:
+    """Search for better records: propose, check, time, learn. What is beyond doubt faster goes to the catalog.
+
+    Every trial is stored as it is made; the same command takes up what was stored.
+    """
+    from cudal2gen.tuner import proposers as who
+    from cudal2gen.tuner import reward
+
+    with _user_errors():
+        environment = environment or ("model" if benchmark else "gpu")
+        if environment not in ("gpu", "replay", "model"):
+            _usage(f"--environment {environment}: must be gpu, replay or model")
+        if benchmark and environment != "model":
+            _usage(f"--environment {environment}: --benchmark compares in the model environment only, so far")
+        if benchmark:
+            _compare_proposers(gpu, acc, seeds, seed, plot, markdown)
+            return
+        problems = _to_tune(mnk, everything, size_class, sample, gpu, acc, layout, seed)
+        records = catalog.load()
+        store = trials or _trial_store(environment)
+        executor = _executor(environment, records, device, timeout, store, seed)
+        names = proposers.split(",")
+        file = checkpoint or places.build_dir() / "tuner" / f"policy-{gpu}-{acc}-{environment}.pt"
+        # What the analytic model chose is no prior for its own environment.
+        pool = [one for one in records if environment != "model" or one.origin.structure != "modelled"]
+        made: list[Any] = []
+        rewarded = reward.Settings(alpha, beta, lower_bound)
+        try:
+            proposer = who.named(names, lambda: _policy(file, records, acc, seed, made), pool, seed, rewarded)
+        except ValueError as error:
+            _usage(f"--proposers {proposers}: {error}")
+        except who.Absent as error:
+            _fail(str(error), EXIT_TOOLCHAIN)
+        _tune(
+            problems, records, proposer, executor, store, environment, budget, evaluations, patience,
+            f"{environment} {proposers} seed {seed}", dry_run, plot, lambda: [one.save(file) for one in made],
+        )  # fmt: skip
+
+
+def _tune(
+    problems: list[Problem],
+    records: list[Record],
+    proposer: Any,
+    executor: Any,
+    store: Path,
+    environment: str,
+    budget: str | None,
+    evaluations: int,
+    patience: int | None,
+    run_name: str,
+    dry_run: bool,
+    plot: Path | None,
+    keep: Callable[[], Any],
+) -> None:
+    """Runs a campaign and says what came of it."""
+    from cudal2gen.tuner import campaign, curve, progress, race
+    from cudal2gen.tuner.environment import Unrecorded
+
+    settings = race.Settings(evaluations, patience=patience, prune=None if environment == "model" else 4.0)
+    begin = time.monotonic()
+
+    ended = [0]
+
+    def after(_: race.Race) -> None:
+        ended[0] += 1
+        if not ended[0] % SAVED_EVERY:
+            keep()
+
+    try:
+        with progress.shown() as show:
+            standing = campaign.run(
+                problems,
+                campaign.Incumbents(records),
+                proposer,
+                executor,
+                store,
+                settings,
+                run_name,
+                None if budget is None else _seconds(budget),
+                show,
+                after,
+            )
+    except Unrecorded as error:
+        _fail(str(error), EXIT_USAGE)
+    finally:
+        executor.close()
+        keep()
+    for fault in standing.faults:
+        print(f"fault: {fault}", file=sys.stderr)
+    for one in standing.improved:
+        _say_improved(one, dry_run)
+    if plot is not None:
+        curves = [curve.Curve("best so far", points)] if (points := campaign.mean_curve(standing)) else []
+        title = f"Best cost so far, mean of {len(standing.races)} problems, {executor.name} environment: {executor.on}"
+        _write(plot, curve.svg(title, "evaluations", "cost, first = 1", curves))
+    print(progress.line(standing, time.monotonic() - begin))
+    print(f"trials in {store}")
+    if executor.name == "model":
+        print(_model_against_measured())
+
+
+def _model_against_measured() -> str:
+    """How far the analytic model orders records as measurements do."""
+    from cudal2gen import results
+    from cudal2gen.tuner.environment import agreement
+
+    found = agreement(results.trials())
+    if math.isnan(found):
+        return "the analytic model has not been compared with measurements: no problem has three measured trials"
+    return f"rank correlation of the analytic model with measured trials: {found:.3f}"
+
+
+def _say_improved(race: Any, dry_run: bool) -> None:
+    """What improved, by how much; written to the catalog where that is allowed, else why not, and what would change."""
+    from cudal2gen import results
+    from cudal2gen.tuner import campaign, progress
+
+    verdicts = results.latest() if race.winner.environment == "gpu" else {}
+    clean = any(
+        one.passed for (digest, on), one in verdicts.items() if digest == race.winner.digest and on != "emulator"
+    )
+    print(f"{race.problem.mnk}: {progress.gain(race)}, proposed by {race.winner.proposer}")
+    refusal = campaign.may_write(race, clean)
+    if dry_run or refusal:
+        for line in campaign.diff(race):
+            print(f"  {line}")
+        print(f"  not written: {refusal or 'this is a dry run'}")
+        return
+    print(f"  written to {catalog.put(campaign.answer(race))}")
+
+
+def _policy(file: Path, records: list[Record], acc: str, seed: int, made: list[Any]) -> Any:
+    """The policy of a checkpoint; without one, a policy that imitates published kernels. It is put into ``made``."""
+    from cudal2gen.tuner.policy import CheckpointError, Policy
+
+    _on_one_core()
+    if file.is_file():
+        try:
+            policy = Policy.load(file, seed)
+        except CheckpointError as error:
+            _fail(str(error), EXIT_USAGE)
+    else:
+        published = [one for one in records if one.gpu == "a100" and one.acc == acc and one.origin.structure != "tuned"]
+        print(f"imitating {len(published)} published kernels, at most half a minute", file=sys.stderr, flush=True)
+        policy = Policy(seed)
+        policy.imitate(published, 30.0)
+        policy.save(file)
+    made.append(policy)
+    return policy
+
+
+def _on_one_core() -> None:
+    from cudal2gen.tuner import policy
+
+    try:
+        policy.on_one_core()
+    except ImportError:
+        _fail("the policy needs torch: pip install 'cudal2gen[tune]', or leave it out of --proposers", EXIT_TOOLCHAIN)
+
+
+def _trial_store(environment: str) -> Path:
+    """Trials of a model are kept apart from what was measured."""
+    from cudal2gen import results
+
+    if environment == "model":
+        return places.build_dir() / "tuner" / "modelled-trials.jsonl"
+    return results.store("trials")
+
+
+def _executor(environment: str, records: list[Record], device: int, timeout: float, store: Path, seed: int) -> Any:
+    """Who evaluates. Measurements run in a process of their own, which may be ended."""
+    from cudal2gen import results
+    from cudal2gen.tuner import campaign, executor
+    from cudal2gen.tuner.environment import Model, Replay
+
+    if environment == "model":
+        return executor.InProcess(Model(campaign.Incumbents(records), seed))
+    if environment == "replay":
+        recorded = results.trials(store)
+        if not recorded:
+            _usage(f"--environment replay: no trials in {store}; record some with --environment gpu")
+        return executor.InProcess(Replay(recorded))
+    from cudal2gen.gpu import Gpu as Card
+    from cudal2gen.tuner import on_gpu
+
+    Card(device)  # says at once, and in words, what is missing
+    return executor.Worker(partial(on_gpu.connect, device, campaign.Incumbents(records), seed), timeout)
+
+
+def _to_tune(
+    mnk: list[str] | None,
+    everything: bool,
+    size_class: str | None,
+    sample: int | None,
+    gpu: str,
+    acc: str,
+    layout: str,
+    seed: int,
+) -> list[Problem]:
+    from cudal2gen.bench import CLASSES, stratified
+
+    if (bool(mnk), everything, size_class is not None, sample is not None).count(True) != 1:
+        _usage("give one of --mnk M_N_K, --all, --class NAME and --sample N, or --benchmark")
+    if mnk:
+        return [_problem(one, gpu, acc, layout) for one in mnk]
+    if size_class is not None and size_class not in CLASSES:
+        _usage(f"--class {size_class}: must be one of {', '.join(CLASSES)}")
+    sizes = dict.fromkeys(record.mnk for record in catalog.load())
+    problems = stratified([_problem(one, gpu, acc, layout) for one in sizes], seed)
+    return [one for one in problems if size_class in (None, one.size_class)][:sample]
+
+
+def _compare_proposers(gpu: str, acc: str, seeds: int, seed: int, plot: Path | None, markdown: Path | None) -> None:
+    from cudal2gen.tuner import benchmark, curve
+
+    problem = _problem("64_64_64", gpu, acc, "tn")
+    published = [one for one in catalog.load() if one.gpu == "a100" and one.acc == problem.acc]
+    settings = benchmark.Settings(gpu=gpu, acc=problem.acc, seeds=seeds, seed=seed)
+    _on_one_core()
+    found = benchmark.compare(published, settings, lambda text: print(text, file=sys.stderr, flush=True))
+    table = benchmark.markdown(found)
+    if markdown is not None:
+        _write(markdown, table)
+    if plot is not None:
+        title = f"Regret on problems held out, {gpu} {acc}: modelled, not measured"
+        _write(plot, curve.svg(title, "evaluations", "regret", benchmark.curves(found)))
+    print(table, end="")
+    print(_model_against_measured())
 
 
 @app.command()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import re
 import subprocess
@@ -46,6 +47,7 @@ Race = Callable[[Sequence[Binder]], Winner]
 
 ALIGNMENT = 256  # bytes, as torch's allocator gives them
 RESERVE = 2 << 30  # bytes of device memory left to libraries
+HANG_S = 60  # seconds; what is tried takes a fraction of one
 HOLD_CYCLES = 40_000_000  # some 20 ms at any clock of a GPU
 # Names of a model's slower or cut-down relatives.
 OTHER_SKUS = {"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig"}
@@ -438,8 +440,16 @@ class Gpu:
         self._torch.cuda._sleep(HOLD_CYCLES)
 
     def wait(self) -> None:
-        """Until this stream, and no other one, is done. Raises RuntimeError for what went wrong on the device."""
-        self._torch.cuda.current_stream(self.device).synchronize()
+        """Until this stream, and no other one, is done. Raises RuntimeError for what went wrong on the device.
+
+        A kernel that hangs ends the process, with a traceback: no call returns from its device any more, not even those
+        that would unload it.
+        """
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        try:
+            self._torch.cuda.current_stream(self.device).synchronize()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
         m, n, k = problem.m, problem.n, problem.k

@@ -1,4 +1,4 @@
-"""The store: append-only JSON lines of verdicts, measurements and tuned vendor algorithms, and what follows from them.
+"""The store: append-only JSON lines of verdicts, measurements, tuned vendor algorithms and a tuner's trials.
 
 Times are in microseconds. A measurement is one problem under one protocol: every contender's samples, taken in turns on
 the same data, so that the i-th samples of two contenders make a pair.
@@ -11,7 +11,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 ProtocolName = Literal["device", "offline", "server"]
 L2 = Literal["cold", "hot", "exceeded"]
+# What became of a proposed record. Whatever is not "measured" is a failure, and has a reason.
+Outcome = Literal["measured", "illegal", "compile error", "wrong result", "spill", "time-out", "too good"]
+Effort = Literal["short", "medium", "long"]
 
-OURS = "cudal2gen"
+OURS, INCUMBENT = "cudal2gen", "incumbent"
 # A vendor interface is measured with B stored both ways; "-max" is the faster of the two, problem by problem.
 DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
@@ -226,6 +229,72 @@ class Measurement(Line):
         return [*sorted(measured, key=lambda name: name != OURS), *derived]
 
 
+class Trial(Line):
+    """A record that a tuner proposed, and what became of it. ``timings``: ours, the incumbent's and a baseline's
+    samples, taken in turns; empty for a failure, whose ``reason`` says in words what was wrong.
+
+    ``on``: a GPU's model, or the name of a model of one: then nothing here was ever timed. ``run``: which run of the
+    tuner asked. ``max_diff``: largest |D - fp32 reference| after the timing, in D's units.
+    """
+
+    kind: Literal["trial"] = "trial"
+    environment: Literal["gpu", "replay", "model"]
+    on: str
+    run: str
+    gpu: str
+    acc: Acc
+    layout: Layout
+    m: int
+    n: int
+    k: int
+    proposer: str
+    name: str
+    record: dict[str, Any]
+    digest: str = ""
+    effort: Effort = "short"
+    outcome: Outcome
+    reason: str = ""
+    max_diff: float = 0.0
+    timings: tuple[Timing, ...] = ()
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(gpu=self.gpu, acc=self.acc, layout=self.layout, m=self.m, n=self.n, k=self.k)
+
+    @property
+    def measured(self) -> bool:
+        return self.outcome == "measured"
+
+    def timing(self, contender: str = OURS) -> Timing | None:
+        """A contender's samples; None where it was not timed."""
+        return next((one for one in self.timings if one.contender == contender), None)
+
+    @property
+    def median_us(self) -> float:
+        """Infinite for a failure: no time is as bad as a wrong result."""
+        ours = self.timing()
+        return ours.median_us if ours else math.inf
+
+    @property
+    def cost(self) -> float:
+        """What a search is to lower: our time over the incumbent's, which drifts as ours does; without one, ours."""
+        incumbent = self.timing(INCUMBENT)
+        return self.median_us / incumbent.median_us if incumbent else self.median_us
+
+    @property
+    def baseline(self) -> str | None:
+        """The fastest contender that is neither ours nor the incumbent."""
+        others = [one for one in self.timings if one.contender not in (OURS, INCUMBENT)]
+        return min(others, key=lambda one: one.median_us).contender if others else None
+
+    def faster_than(self, contender: str) -> Ratio | None:
+        """The contender's time over ours, paired, with its interval; None where one of them has no samples."""
+        ours, theirs = self.timing(), self.timing(contender)
+        if ours is None or theirs is None:
+            return None
+        return paired(theirs.wall_us or theirs.event_us, ours.wall_us or ours.event_us)
+
+
 class Algorithm(Line):
     """The cuBLASLt algorithm that won for one problem. ``blob``: the library's opaque description, in hex."""
 
@@ -355,6 +424,13 @@ def roundings(path: Path | None = None) -> list[Rounding]:
     return list({(it.on, it.digest, it.m, it.n, it.k, it.inputs): it for it in found if it}.values())
 
 
+def trials(path: Path | None = None) -> list[Trial]:
+    """Every trial of a file, in the order in which they were made."""
+    target = path or store("trials")
+    found = (_valid(TypeAdapter(Trial), value, target) for value in _read(target))
+    return [trial for trial in found if trial]
+
+
 class Measurements(NamedTuple):
     """What a file holds: environments by id, and measurements in the order in which they were taken."""
 
@@ -403,6 +479,17 @@ class Ratio(NamedTuple):
 
 class Unpaired(ValueError):
     """Samples of two contenders that were not taken in turns."""
+
+
+def paired(theirs: Sequence[float], ours: Sequence[float]) -> Ratio:
+    """Their time over ours, of samples taken in turns, as ``speedup`` says it. Raises Unpaired."""
+    import numpy as np
+
+    if len(theirs) != len(ours):
+        raise Unpaired(f"{len(theirs)} and {len(ours)} samples make no pairs")
+    logs = np.log(theirs) - np.log(ours)
+    low, high = np.percentile(resampled_medians(logs[None, :]), (2.5, 97.5))
+    return Ratio(math.exp(float(np.median(logs))), math.exp(float(low)), math.exp(float(high)))
 
 
 def speedup(measurement: Measurement, baseline: str, contender: str = OURS) -> Ratio | None:

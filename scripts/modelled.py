@@ -13,113 +13,35 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from cudal2gen import catalog, model, places
-from cudal2gen.kernel import IllegalRecord, Problem, Record, ceil_div, parse
+from cudal2gen.kernel import IllegalRecord, Problem, Record, Sm90Wgmma, parse
+from cudal2gen.tuner import space
 
 SOURCE = "analytic model, unmeasured"
-# bm, bn, schedule, consumers, warps_n, registers: tiles that ptxas compiles clean, by accumulator.
-TILES: dict[str, list[tuple[int, int, str, int, int, list[int] | None]]] = {
-    "f32": [
-        *[(128, bn, "cooperative", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
-        *[(256, bn, "cooperative", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192)],
-        (256, 208, "cooperative", 2, 1, [24, 240]),
-        *[(192, bn, "cooperative", 3, 1, [32, 160]) for bn in (128, 192)],
-        *[(64, bn, "cooperative", 1, 1, None) for bn in (32, 64, 96, 128, 192)],
-        *[(64, bn, "cooperative", 2, 2, [40, 232]) for bn in (64, 128, 256)],
-        *[(64, bn, "pingpong", 2, 1, [40, 232]) for bn in (64, 128, 192, 256)],
-        *[(128, bn, "pingpong", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192)],
-    ],
-    "f16": [
-        *[(128, bn, "cooperative", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
-        *[(256, bn, "cooperative", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192, 256)],
-        *[(64, bn, "cooperative", 1, 1, None) for bn in (32, 64, 96, 128, 192)],
-        *[(64, bn, "cooperative", 2, 2, [40, 232]) for bn in (64, 128, 256)],
-        *[(64, bn, "pingpong", 2, 1, [40, 232]) for bn in (64, 128, 192, 256)],
-        *[(128, bn, "pingpong", 2, 1, [40, 232]) for bn in (64, 128, 192, 256)],
-        *[(192, bn, "pingpong", 2, 1, [40, 232]) for bn in (128, 192, 256)],
-    ],
-}
-CLUSTERS = ([1, 1], [2, 1], [1, 2])
-SPLITS = (
-    (1, None),
-    (2, "cluster"),
-    (4, "cluster"),
-    (8, "cluster"),
-    (4, "workspace"),
-    (8, "workspace"),
-    (16, "workspace"),
-)
-RING_BYTES = 227 << 10
 EVEN = 1.03  # variants within 3 % are equal to such a model: the plainer and more common one is taken
 
 
 def variants(problem: Problem) -> Iterator[Record]:
-    """Legal records for a problem, of both Hopper families."""
-    for fields in [*_wgmma(problem), *_small(problem)]:
+    """Legal records for a problem, of both Hopper families, with as many stages as fit."""
+    for fields in [*space.wgmma(problem, source=SOURCE), *space.small(problem, source=SOURCE)]:
         try:
-            yield parse(fields)
+            record = parse(fields)
         except IllegalRecord:
             continue
+        if not _idles(record):
+            yield record
 
 
-def _base(problem: Problem, family: str) -> dict[str, Any]:
-    origin = {"source": SOURCE, "structure": "modelled", "changed": []}
-    return problem.model_dump(mode="json") | {"family": family, "origin": origin}
-
-
-def _wgmma(problem: Problem) -> Iterator[dict[str, Any]]:
-    shapes = [(False, tile) for tile in TILES[problem.acc]]
-    if problem.m <= 64:
-        # Few rows: D^T = B^T A^T, whose rows are many. warps_n then splits m, which is too short for it.
-        bm = ceil_div(problem.m, 16) * 16
-        shapes += [(True, (bm, bn, "cooperative", groups, 1, None)) for bn, groups in ((64, 1), (128, 1), (128, 2))]
-    for (swap_ab, tile), cluster, (split_k, reduce), bk in product(shapes, CLUSTERS, SPLITS, (64, 128)):
-        bm, bn, schedule, consumers, warps_n, registers = tile
-        if (not swap_ab and bm >= 2 * problem.m > 128) or (bn >= 2 * problem.n and bn > 64):
-            continue
-        if split_k > 1 and (cluster != [1, 1] or schedule != "cooperative" or ceil_div(problem.k, bk) < 2 * split_k):
-            continue
-        epilogue = "direct" if reduce == "cluster" or problem.n % 8 else "tma"
-        columns = bm if swap_ab else bn // warps_n
-        buffers = consumers * 4 * 2 * 16 * 64 * 2 if epilogue == "tma" else 0
-        stages = min(8 if bk == 64 else 4, (RING_BYTES - buffers - 512) // ((bm + bn) * bk * 2))
-        if stages < 2:
-            continue
-        yield _base(problem, "sm90_wgmma") | {
-            "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": cluster, "consumers": consumers,
-            "warps_n": warps_n, "atom_n": 128 if consumers == 3 and bn == 256 else columns, "schedule": schedule,
-            "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8, "split_k": split_k,
-            "reduce": reduce, "swap_ab": swap_ab, "epilogue": epilogue, "registers": registers, "hint_a": "normal",
-            "hint_b": "normal", "pdl": False, "min_blocks": 1,
-        }  # fmt: skip
-
-
-def _small(problem: Problem) -> Iterator[dict[str, Any]]:
-    if problem.m * problem.n > 1 << 20:
-        return
-    chunks = ceil_div(problem.k, 64)
-    for split_k in (1, 2, 4, 8):
-        held = 1 << (ceil_div(chunks, split_k) - 1).bit_length()
-        if held > 8 or split_k > chunks:
-            continue
-        for swap_ab, bm, bn in [
-            *((False, 64, bn) for bn in (16, 32, 64, 128)),
-            *((True, bm, 64) for bm in (16, 32, 64) if problem.m <= bm),
-        ]:
-            yield _base(problem, "sm90_small") | {
-                "bm": bm, "bn": bn, "swap_ab": swap_ab, "k_chunks": held, "engine": "tma_wgmma", "exact": False,
-                "split_k": split_k,
-            }  # fmt: skip
-        for bm, bn in ((16, 32), (32, 32), (32, 64)):
-            yield _base(problem, "sm90_small") | {
-                "bm": bm, "bn": bn, "swap_ab": False, "k_chunks": held, "engine": "cpasync_mma", "exact": False,
-                "split_k": split_k,
-            }  # fmt: skip
+def _idles(record: Record) -> bool:
+    """Whether CTAs of its clusters, or every second warpgroup, have no work: the model does not see what that costs."""
+    if not isinstance(record, Sm90Wgmma):
+        return False
+    beyond = record.tiles_m % record.cluster[0] or record.tiles_n % record.cluster[1]
+    return bool(beyond) or (record.schedule == "pingpong" and record.ctas <= record.target.sms)
 
 
 def plainness(record: Record) -> tuple[Any, ...]:

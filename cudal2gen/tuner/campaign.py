@@ -1,0 +1,170 @@
+"""Races over many problems: what was tried before is taken up, what improved goes back to the catalog."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cudal2gen import catalog, results
+from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
+from cudal2gen.results import Trial
+from cudal2gen.tuner import race as races
+from cudal2gen.tuner import space
+from cudal2gen.tuner.executor import Executor
+from cudal2gen.tuner.proposers import Proposer
+from cudal2gen.tuner.race import Race
+
+
+@dataclass
+class Standing:
+    """How a campaign stands: what a progress view shows."""
+
+    problems: int
+    begin: float
+    races: list[Race] = field(default_factory=list)
+    now: Race | None = None
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Race]:
+        return self.races + ([self.now] if self.now and self.now not in self.races else [])
+
+    @property
+    def evaluations(self) -> int:
+        return sum(len(race.short) for race in self.all)
+
+    @property
+    def failures(self) -> Counter[str]:
+        return sum((race.failures for race in self.all), Counter())
+
+    @property
+    def improved(self) -> list[Race]:
+        return [race for race in self.races if race.improved]
+
+
+class Incumbents:
+    """Each problem's own record in a catalog, else the nearest that is legal there; None where there is none."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._pool = list(records)
+        self._own = {record.key: record for record in self._pool}
+        self._found: dict[Problem, Record | None] = {}
+
+    def __call__(self, problem: Problem) -> Record | None:
+        if problem not in self._found:
+            try:
+                own = self._own.get(problem.key)
+                self._found[problem] = own or _moved(catalog.nearest(problem, self._pool).record, problem)
+            except (catalog.CatalogError, IllegalRecord):
+                self._found[problem] = None
+        return self._found[problem]
+
+
+def _moved(record: Record, problem: Problem) -> Record:
+    """Another problem's record on this one; IllegalRecord where its rules forbid that."""
+    return revise(record, m=problem.m, n=problem.n, k=problem.k)
+
+
+def run(
+    problems: Sequence[Problem],
+    incumbent: Callable[[Problem], Record | None],
+    proposer: Proposer,
+    executor: Executor,
+    store: Path,
+    settings: races.Settings,
+    run_name: str,
+    budget_seconds: float | None = None,
+    progress: Callable[[Standing], None] = lambda _: None,
+    after: Callable[[Race], None] = lambda _: None,
+) -> Standing:
+    """Races every problem, within the budget. Trials that ``store`` has of this run are taken up, none is made twice.
+
+    ``after`` is called with each race that ended. A problem for which nothing is legal is a fault and no more.
+    """
+    begin = time.monotonic()
+    standing = Standing(len(problems), begin)
+    known: dict[Problem, list[Trial]] = {}
+    for trial in results.trials(store) if store.is_file() else []:
+        if trial.run == run_name:
+            known.setdefault(trial.problem, []).append(trial)
+
+    def out_of_time() -> bool:
+        return budget_seconds is not None and time.monotonic() - begin >= budget_seconds
+
+    for problem in problems:
+        if out_of_time():
+            break
+        try:
+            found = space.candidates(problem)
+        except IllegalRecord as error:
+            standing.faults.append(f"{problem.mnk}: {error}")
+            continue
+        standing.now = Race(found, incumbent(problem), list(known.get(problem, ())))
+        races.run(
+            standing.now,
+            proposer,
+            executor,
+            lambda trials: results.append(trials, store),
+            settings,
+            run_name,
+            out_of_time,
+            lambda _: progress(standing),
+        )
+        standing.races.append(standing.now)
+        standing.now = None
+        after(standing.races[-1])
+        progress(standing)
+    return standing
+
+
+def answer(race: Race) -> Record:
+    """The winner as a record of the catalog: its origin says where it was measured, and what differs from the old one.
+
+    ValueError for a race that improved nothing.
+    """
+    winner = race.winner
+    if winner is None or not race.improved:
+        raise ValueError(f"{race.problem.mnk}: nothing improved, so there is nothing to write")
+    changed = sorted(_differing(race.incumbent, parse(winner.record)))
+    source = f"cudal2gen tune, measured on {winner.on}, proposed by {winner.proposer}"
+    origin = {"source": source, "structure": "tuned", "changed": changed}
+    return parse(winner.record | {"origin": origin})
+
+
+def diff(race: Race) -> list[str]:
+    """What a winner changes, a line per field."""
+    winner = race.winner
+    if winner is None:
+        return []
+    found = _differing(race.incumbent, parse(winner.record))
+    return [f"{name}: {before!r} -> {after!r}" for name, (before, after) in found.items()]
+
+
+def _differing(old: Record | None, new: Record) -> dict[str, tuple[Any, Any]]:
+    if old is None:
+        return {name: (None, value) for name, value in space.decisions(new).items()}
+    return space.differing(old, new)
+
+
+def may_write(race: Race, verdict_clean: bool) -> str:
+    """Why a race's winner must not go into the catalog; empty where it may."""
+    winner = race.winner
+    if winner is None or not race.improved:
+        return "nothing improved beyond noise"
+    if winner.environment != "gpu":
+        return f"its times come from the {winner.environment} environment ({winner.on}), not from a GPU"
+    return "" if verdict_clean else "its kernel has no clean verdict"
+
+
+def mean_curve(standing: Standing) -> list[tuple[float, float]]:
+    """The mean over races of the best cost so far, the first one's being 1, after each number of evaluations."""
+    curves = [[cost for cost in race.curve if cost != float("inf")] for race in standing.races]
+    relative = [[cost / curve[0] for cost in curve] for curve in curves if curve]
+    longest = max(map(len, relative), default=0)
+    return [
+        (at + 1.0, sum(curve[min(at, len(curve) - 1)] for curve in relative) / len(relative)) for at in range(longest)
+    ]

@@ -1,0 +1,88 @@
+"""Learning curves as SVG: no library, no script, no request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 64, 40, 150, 44
+COLOURS = (
+    "#1b6ca8",
+    "#d1495b",
+    "#2e8b57",
+    "#8a5fbf",
+    "#c77d18",
+    "#4d4d4d",
+    "#00868b",
+    "#a0522d",
+    "#6b8e23",
+    "#b03a7a",
+    "#0b0b0b",
+    "#e377c2",
+)
+
+
+class Curve(NamedTuple):
+    """Points (evaluations, value), and bounds of the value where they are known."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    bounds: Sequence[tuple[float, float]] = ()
+
+
+def svg(title: str, across: str, up: str, curves: Sequence[Curve]) -> str:
+    """A picture with a logarithmic horizontal axis. ValueError where there is nothing to draw."""
+    points = [point for curve in curves for point in curve.points]
+    if not points:
+        raise ValueError("no curve has a point; tune something first")
+    highest = max([y for _, y in points] + [high for curve in curves for _, high in curve.bounds]) or 1.0
+    spacing = _spacing(highest)
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+
+    def at_x(x: float) -> float:
+        span = math.log(last / first) or 1.0
+        return LEFT + (WIDTH - LEFT - RIGHT) * (math.log(x / first) / span)
+
+    def at_y(y: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - y / highest)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'font-family="sans-serif" font-size="12"><title>{escape(title)}</title>',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="22" font-size="14">{escape(title)}</text>',
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(across)}</text>',
+        f'<text transform="translate(14 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
+        f"{escape(up)}</text>",
+    ]
+    for step in range(int(highest / spacing) + 1):
+        y = spacing * step
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}" stroke="#ddd"/>'
+            f'<text x="{LEFT - 6}" y="{at_y(y) + 4:.1f}" text-anchor="end">{y:.3g}</text>'
+        )
+    for x in sorted({x for x, _ in points if math.log2(x) % 1 == 0} | {first, last}):
+        parts.append(f'<text x="{at_x(x):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{x:g}</text>')
+    for number, curve in enumerate(curves):
+        colour = COLOURS[number % len(COLOURS)]
+        if curve.bounds:
+            xs = [x for x, _ in curve.points]
+            upper = [f"{at_x(x):.1f},{at_y(high):.1f}" for x, (_, high) in zip(xs, curve.bounds, strict=True)]
+            lower = [f"{at_x(x):.1f},{at_y(low):.1f}" for x, (low, _) in zip(xs, curve.bounds, strict=True)]
+            parts.append(f'<polygon points="{" ".join(upper + lower[::-1])}" fill="{colour}" opacity="0.15"/>')
+        line = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in curve.points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        row = TOP + 18 * number + 8
+        parts.append(
+            f'<rect x="{WIDTH - RIGHT + 12}" y="{row - 9}" width="12" height="4" fill="{colour}"/>'
+            f'<text x="{WIDTH - RIGHT + 30}" y="{row - 3}">{escape(curve.name)}</text>'
+        )
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _spacing(highest: float) -> float:
+    """Between horizontal lines: 1, 2 or 5 times a power of ten, of which two to six fit."""
+    unit = 10.0 ** math.floor(math.log10(highest))
+    return next(step * unit for step in (0.2, 0.5, 1.0, 2.0) if highest / (step * unit) < 6)

@@ -1,0 +1,249 @@
+"""Where proposals meet a clock. One question, ``evaluate``; its answers are trials, failures among them.
+
+- ``replay`` answers from trials that were recorded, and refuses what was not.
+- ``model`` answers from ``cudal2gen.model``, with terms added that nobody is told, and with noise. It is no GPU: it is
+  there to compare ways of searching and to test them, and its trials are stored apart from measured ones.
+- ``gpu``, in ``tuner.on_gpu``: built, checked, timed in turns with the incumbent and a baseline.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen import model
+from cudal2gen.kernel import GPUS, IllegalRecord, Problem, Record, parse
+from cudal2gen.results import INCUMBENT, OURS, Effort, Outcome, Timing, Trial
+from cudal2gen.tuner import space
+
+Array = NDArray[np.float64]
+Incumbent = Callable[[Problem], Record | None]
+
+# Samples per contender: what each effort costs, roughly as 1 : 4 : 12.
+SAMPLES: dict[Effort, int] = {"short": 5, "medium": 20, "long": 60}
+
+
+class Place(Protocol):
+    """What a trial says of where it was made. ``name``: gpu, replay or model; ``on``: a GPU, or its stand-in."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def on(self) -> str: ...
+
+
+class Environment(Place, Protocol):
+    """Something that says how good records are."""
+
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
+        """One trial per record, in their order. What goes wrong with a record is its trial's outcome, never raised."""
+        ...
+
+
+class Unrecorded(LookupError):
+    """A replay was asked about a record that nobody has measured."""
+
+
+def trial_of(
+    environment: Place, problem: Problem, record: Record, effort: Effort, outcome: Outcome, **more: Any
+) -> Trial:
+    """A trial of an environment; run and proposer are the tuner's to fill in."""
+    return Trial(
+        environment=environment.name,  # type: ignore[arg-type]
+        on=environment.on,
+        run="",
+        **problem.model_dump(),
+        proposer="",
+        name=record.name,
+        record=record.model_dump(mode="json"),
+        effort=effort,
+        outcome=outcome,
+        **more,
+    )
+
+
+def refused(environment: Place, problem: Problem, fields: Mapping[str, Any], reason: str) -> Trial:
+    """The trial of something that is no record: a proposer broke a rule."""
+    return Trial(
+        environment=environment.name,  # type: ignore[arg-type]
+        on=environment.on,
+        run="",
+        **problem.model_dump(),
+        proposer="",
+        name="",
+        record=dict(fields),
+        outcome="illegal",
+        reason=reason,
+    )
+
+
+class Replay:
+    """Answers from recorded trials; of several of one record the last with the effort asked for, or a greater one."""
+
+    name = "replay"
+    order: tuple[Effort, ...] = ("short", "medium", "long")
+
+    def __init__(self, recorded: Iterable[Trial]) -> None:
+        self._trials: dict[tuple[object, ...], Trial] = {}
+        places = set()
+        for trial in recorded:
+            places.add(trial.on)
+            for effort in self.order[: self.order.index(trial.effort) + 1]:
+                self._trials[self._key(trial.problem, trial.name, trial.record, effort)] = trial
+        self.on = ", ".join(sorted(places)) or "nothing recorded"
+
+    @staticmethod
+    def _key(problem: Problem, name: str, fields: Mapping[str, Any], effort: Effort) -> tuple[object, ...]:
+        # All decisions, not the key of a measurement: a replay need not validate what was.
+        decided = tuple((field, repr(value)) for field, value in sorted(fields.items()) if field not in space.GIVEN)
+        return (*problem.key, name, decided, effort)
+
+    def knows(self, problem: Problem, record: Record, effort: Effort = "short") -> bool:
+        """Whether it would answer."""
+        return self._key(problem, record.name, record.model_dump(mode="json"), effort) in self._trials
+
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
+        """Raises Unrecorded for the first record that was not measured: nothing is made up."""
+        found = []
+        for record in records:
+            trial = self._trials.get(self._key(problem, record.name, record.model_dump(mode="json"), effort))
+            if trial is None:
+                raise Unrecorded(
+                    f"{problem.mnk}: no {effort} trial of {record.name} is recorded on {self.on}; "
+                    "a replay knows only what was measured: propose from its records, or measure with --environment gpu"
+                )
+            found.append(trial.model_copy(update={"environment": "replay", "effort": effort}))
+        return found
+
+
+class Model:
+    """``model.estimate``, hidden terms, and noise. Everything follows from ``seed``; no clock is read.
+
+    The hidden terms multiply a time by exp of two smooth random functions of the record's decisions: one is shared by
+    all problems and varies slowly with their sizes (``shared``: its standard deviation), one is each problem's own
+    (``own``). ``noise``: of one sample. There is no vendor's baseline; the reference is the incumbent.
+    """
+
+    name = "model"
+
+    def __init__(
+        self, incumbent: Incumbent = lambda _: None, seed: int = 0, shared: float = 0.08, own: float = 0.04,
+        noise: float = 0.01,
+    ) -> None:  # fmt: skip
+        self.seed, self.shared, self.own, self.noise = seed, shared, own, noise
+        self.on = f"analytic model with hidden terms, seed {seed}"
+        self._incumbent = incumbent
+        self._draws = 0
+
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
+        """A modelled time for each, with noise; a record that is not for the problem is illegal."""
+        fitting = [record for record in records if record.problem == problem]
+        times = dict(zip(map(id, fitting), self.true_us(fitting).tolist(), strict=True))
+        incumbent = self._incumbent(problem)
+        reference = float(self.true_us([incumbent])[0]) if incumbent else None
+        self._draws += 1
+        rng = np.random.default_rng([self.seed, self._draws, *problem.key[3:]])
+        theirs = self._timing(INCUMBENT, reference, effort, rng) if reference else None
+        trials = []
+        for record in records:
+            if id(record) not in times:
+                wrong = f"m={record.m}, n={record.n}, k={record.k}: is a record for {record.mnk}, not {problem.mnk}"
+                trials.append(trial_of(self, problem, record, effort, "illegal", reason=wrong))
+                continue
+            ours = self._timing(OURS, times[id(record)], effort, rng)
+            timings = (ours, theirs) if theirs else (ours,)
+            trials.append(trial_of(self, problem, record, effort, "measured", digest=record.name, timings=timings))
+        return trials
+
+    def _timing(self, contender: str, us: float, effort: Effort, rng: np.random.Generator) -> Timing:
+        samples = us * np.exp(rng.normal(0, self.noise, SAMPLES[effort]))
+        return Timing(contender=contender, calls=1, event_us=tuple(samples.round(4).tolist()), error=0.0)
+
+    def true_us(self, records: Sequence[Record]) -> Array:
+        """Times without noise: what the search is after, and what no proposer may ask."""
+        if not records:
+            return np.zeros(0)
+        estimates = np.array([model.estimate(record).us for record in records])
+        return estimates * np.exp(self.hidden(records))
+
+    def hidden(self, records: Sequence[Record]) -> Array:
+        """The logarithm of what multiplies the model's estimate."""
+        traits = np.array([_traits(record) for record in records])
+        sizes = np.array([_sizes(record) for record in records])
+        common, total = np.random.default_rng([self.seed, 1]), np.zeros(len(records))
+        total += self.shared * _waves(common, traits, sizes)
+        keys = [record.key for record in records]
+        for key in dict.fromkeys(keys):
+            at = np.array([one == key for one in keys])
+            own = np.random.default_rng([self.seed, 2, *map(ord, "".join(key[:3])), *key[3:]])
+            total[at] += self.own * _waves(own, traits[at], np.zeros((int(at.sum()), 3)))
+        return total
+
+
+WAVES = 16
+
+
+def _waves(rng: np.random.Generator, traits: Array, sizes: Array) -> Array:
+    """A smooth random function of unit variance: a sum of cosines along random directions."""
+    along = rng.normal(0, 0.9, (traits.shape[1], WAVES))
+    across = rng.normal(0, 0.25, (sizes.shape[1], WAVES))
+    phases = rng.uniform(0, 2 * math.pi, WAVES)
+    found: Array = np.cos(traits @ along + sizes @ across + phases).sum(axis=1) * math.sqrt(2 / WAVES)
+    return found
+
+
+def _sizes(record: Record) -> list[float]:
+    return [math.log2(extent) for extent in (record.m, record.n, record.k)]
+
+
+def _traits(record: Record) -> list[float]:
+    """A record's decisions as numbers: logarithms of extents, and a fixed random number for each other choice."""
+    stages = record.ring_steps
+    extents = [record.bm, record.bn, record.k_step, stages, record.split_k, record.threads, record.cluster_ctas]
+    other = [_number(name, str(getattr(record, name, None))) for name in OTHER]
+    group = getattr(record, "raster_group", None) or getattr(record, "swizzle_stride", None) or 1
+    return [*(0.6 * math.log2(extent) for extent in extents), 0.3 * math.log2(group), *other]
+
+
+OTHER = ("family", "swap_ab", "schedule", "prefetch", "raster_axis", "hint_a", "hint_b", "engine", "reduce", "raster")
+
+
+@cache
+def _number(name: str, value: str) -> float:
+    return random.Random(f"{name}={value}").gauss(0, 0.5)
+
+
+def agreement(trials: Iterable[Trial]) -> float:
+    """Spearman's rank correlation of the analytic model with measured times, over records of the same problem.
+
+    The mean over problems with three measured records or more, weighted by their number; NaN where there are none.
+    """
+    by_problem: dict[Problem, dict[str, tuple[float, float]]] = {}
+    for trial in trials:
+        if trial.measured and trial.environment == "gpu" and trial.gpu in GPUS:
+            try:
+                estimate = model.estimate(parse(trial.record)).us
+            except IllegalRecord:
+                continue
+            by_problem.setdefault(trial.problem, {})[str(trial.record)] = (estimate, trial.median_us)
+    pairs = [np.array(list(found.values())) for found in by_problem.values() if len(found) >= 3]
+    weighted = [(_spearman(rows[:, 0], rows[:, 1]), len(rows)) for rows in pairs]
+    total = sum(count for value, count in weighted if not math.isnan(value))
+    return sum(value * count for value, count in weighted if not math.isnan(value)) / total if total else math.nan
+
+
+def _spearman(x: Array, y: Array) -> float:
+    ranks: list[Any] = []
+    for values in (x, y):
+        _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[inverse])
+    if min(np.ptp(rank) for rank in ranks) == 0:
+        return math.nan
+    return float(np.corrcoef(ranks)[0, 1])

@@ -1,0 +1,165 @@
+"""Who carries out evaluations. ``Executor`` is what a race asks of it; here it is this process, or one beside it.
+
+A job says what is to be evaluated and nothing of where. Its ``key`` is the same whenever the same is asked, so an
+executor that loses a worker may run a job again, and must yield each job's trials once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from cudal2gen.kernel import Problem, Record
+from cudal2gen.results import Effort, Trial
+from cudal2gen.tuner.environment import Environment, Place, trial_of
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+
+START_SECONDS = 300.0  # for a process to import what it needs and to find its device
+
+
+class Job(NamedTuple):
+    """Records of one problem that are evaluated together, in turns with one another."""
+
+    problem: Problem
+    records: tuple[Record, ...]
+    effort: Effort
+
+    @property
+    def key(self) -> str:
+        told = [self.problem.model_dump_json(), self.effort, *(record.model_dump_json() for record in self.records)]
+        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:32]
+
+
+class Done(NamedTuple):
+    """A job, and one trial per record in their order."""
+
+    job: Job
+    trials: list[Trial]
+
+
+class Executor(Place, Protocol):
+    """Evaluates jobs: each exactly once, in any order, one measurement at a time on each GPU."""
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Done]:
+        """Yields each job as it is finished; what is yielded is stored before the next is asked for."""
+        ...
+
+    def close(self) -> None:
+        """Ends workers. What they were doing is lost, and is asked for again by a later run."""
+        ...
+
+
+class InProcess:
+    """Evaluates here, one job after the other: for environments that cannot hang."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.name, self.on = environment.name, environment.on
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Done]:
+        """In order."""
+        for job in jobs:
+            yield Done(job, self.environment.evaluate(job.problem, job.records, job.effort))
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Worker:
+    """Evaluates in a process of its own, which is ended where it takes longer than ``seconds``, and started anew.
+
+    A kernel that never ends, or that takes the device down, so costs its own job only: the records of a job that was
+    lost are evaluated one by one, and the one that is lost again is a failure.
+    """
+
+    def __init__(self, make: Callable[[], Environment], seconds: float = 120.0) -> None:
+        self._make, self._seconds = make, seconds
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._started()
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Done]:
+        """In order."""
+        for job in jobs:
+            yield Done(job, self._evaluated(job))
+
+    def _evaluated(self, job: Job) -> list[Trial]:
+        told = self._ask((job.problem, job.records, job.effort))
+        if isinstance(told, list):
+            return told
+        if len(job.records) > 1:
+            return [trial for one in job.records for trial in self._evaluated(job._replace(records=(one,)))]
+        outcome = "time-out" if told.startswith("no answer") else "wrong result"
+        return [trial_of(self, job.problem, job.records[0], job.effort, outcome, reason=told)]  # type: ignore[arg-type]
+
+    def _ask(self, question: Any) -> Any:
+        """An answer, or in words why there is none; then the process is gone."""
+        return self._answer(self._started(), question, self._seconds)
+
+    def _answer(self, pipe: Connection, question: Any, seconds: float) -> Any:
+        try:
+            pipe.send(question)
+            if not pipe.poll(seconds):
+                self.close()
+                return f"no answer within {seconds:g} s"
+            told = pipe.recv()
+        except (EOFError, OSError):
+            # The pipe is closed a moment before the process has ended.
+            self._process.join(5)
+            code = self._process.exitcode
+            self.close()
+            return f"the process that ran it ended (exit code {code})"
+        if isinstance(told, str):
+            # What an environment raises leaves it in a state that nobody knows.
+            self.close()
+        return told
+
+    def _started(self) -> Connection:
+        if self._pipe is None:
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(self._make, theirs), daemon=True)
+            self._process.start()
+            theirs.close()
+            told = self._answer(self._pipe, None, START_SECONDS)
+            if not isinstance(told, tuple):
+                raise RuntimeError(f"the evaluation's process did not start: {told}")
+            self.name, self.on = told
+        return self._pipe
+
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
+        """As an environment."""
+        return self._evaluated(Job(problem, tuple(records), effort))
+
+    def close(self) -> None:
+        """Ends the process, at once."""
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process = None
+
+
+def _serve(make: Callable[[], Environment], pipe: Connection) -> None:
+    environment: Environment | None = None
+    while True:
+        try:
+            question = pipe.recv()
+        except EOFError:
+            return
+        try:
+            environment = environment or make()
+            if question is None:
+                pipe.send((environment.name, environment.on))
+            else:
+                pipe.send(environment.evaluate(*question))
+        except Exception as error:
+            pipe.send(f"{type(error).__name__}: {error or traceback.format_exc(limit=1)}")

@@ -1,0 +1,147 @@
+"""Problems and records as a policy sees them: tokens for decisions, numbers for what follows from them.
+
+A token is one value of one field, or of two fields that matter together. The numbers are facts that the record's own
+properties and the problem give: waves, their last one's share, steps of k, padding. No estimate of a time is among
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen.kernel import GPUS, Problem, Record, ceil_div
+from cudal2gen.tuner.space import Candidates, Fields
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+# Fields whose values mean something together, as the tile's two extents do.
+PAIRS = (
+    ("bm", "bn"),
+    ("family", "bm"),
+    ("bn", "stages"),
+    ("bm", "schedule"),
+    ("bk", "split_k"),
+    ("bm", "mma_repeat"),
+    ("bn", "cluster"),
+    ("prefetch", "stages"),
+)
+LOOSE = ("raster_axis", "raster_group", "hint_a", "hint_b", "raster", "swizzle_stride")
+LEFT_OUT = frozenset({*Problem.model_fields, "origin", *LOOSE})
+CLASSES = ("small-m", "split-k", "tiny", "medium", "large", "huge")
+NUMBERS = 12
+
+
+class Encoded(NamedTuple):
+    """Records of one problem. ``ids``: their tokens, 0 for none; ``numbers``: what follows from them."""
+
+    context: Floats
+    ids: Ids
+    numbers: Floats
+
+
+class Vocabulary:
+    """Tokens and their numbers, in the order in which they were met. 0 is no token."""
+
+    def __init__(self, tokens: Sequence[str] = ()) -> None:
+        self.tokens: list[str] = ["", *tokens]
+        self._ids: dict[tuple[str, Any], int] = {}
+        self._spelled = {token: index for index, token in enumerate(self.tokens)}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def id(self, head: str, value: Any) -> int:
+        """A token's number; a new one is given the next."""
+        known = (head, value if isinstance(value, (str, int, bool, type(None), tuple)) else json.dumps(value))
+        found = self._ids.get(known)
+        if found is None:
+            spelled = f"{head}={json.dumps(known[1])}"
+            found = self._spelled.setdefault(spelled, len(self.tokens))
+            if found == len(self.tokens):
+                self.tokens.append(spelled)
+            self._ids[known] = found
+        return found
+
+    def structure(self, fields: Mapping[str, Any]) -> list[int]:
+        """Tokens of the decisions that a structure has: single fields, then pairs."""
+        ids = [self.id(name, value) for name, value in fields.items() if name not in LEFT_OUT]
+        for one, other in PAIRS:
+            if one in fields and other in fields:
+                ids.append(self.id(f"{one}+{other}", json.dumps([fields[one], fields[other]])))
+        return ids
+
+    def choice(self, fields: Fields) -> int:
+        """The token of one alternative of a loose head."""
+        return self.id("loose", json.dumps(fields, sort_keys=True))
+
+
+def context(problem: Problem) -> Floats:
+    """Features of a problem and its GPU, each of the order of one."""
+    gpu = GPUS[problem.gpu]
+    m, n, k = ((math.log2(extent) - 10) / 4 for extent in (problem.m, problem.n, problem.k))
+    fill = math.log2(problem.m * problem.n / (128 * 128 * gpu.sms)) / 6
+    return np.array(
+        [
+            1.0, m, n, k, m * n, m * k, n * k, m * m, n * n, k * k, fill, math.tanh(2 * fill),
+            *(float(problem.size_class == name) for name in CLASSES), float(problem.acc == "f32"),
+            float(problem.layout == "nn"), float(gpu.sm == "sm_90"), gpu.sms / 132 - 1, gpu.smem_block_bytes / 2**18,
+        ],
+        np.float32,
+    )  # fmt: skip
+
+
+CONTEXT = 23
+
+
+def numbers(record: Record) -> list[float]:
+    """What follows from a record on its own problem and GPU."""
+    gpu, registers = record.target, record.estimated_registers
+    resident = max(1, record.ctas_per_sm(registers))
+    waves = record.ctas / (resident * gpu.sms)
+    per_sm = record.ctas / gpu.sms
+    steps = ceil_div(ceil_div(record.k, record.k_step), record.split_k)
+    reach = record.cluster_ctas if record.split_k == 1 else 1
+    return [
+        math.log2(waves) / 5,
+        waves / math.ceil(waves),
+        math.log2(per_sm) / 5,
+        per_sm / math.ceil(per_sm),
+        min(2.0, record.padding_waste),
+        (record.smem_bytes + record.smem_static_bytes) / gpu.smem_block_bytes,
+        record.accumulator_registers / 128,
+        math.log2(steps) / 5,
+        64 / record.bm + 64 / record.bn / reach,
+        math.log2(record.split_k),
+        min(1.0, record.ring_steps / steps),
+        math.log2(resident * record.threads / 128) / 3,
+    ]
+
+
+def encode(vocabulary: Vocabulary, problem: Problem, fields: Sequence[Fields], records: Sequence[Record]) -> Encoded:
+    """Records as a policy sees them; fields and records belong together."""
+    rows = [vocabulary.structure(one) for one in fields]
+    ids = np.zeros((len(rows), max(map(len, rows), default=1)), np.int64)
+    for at, row in enumerate(rows):
+        ids[at, : len(row)] = row
+    return Encoded(context(problem), ids, np.array([numbers(record) for record in records], np.float32))
+
+
+def encode_candidates(vocabulary: Vocabulary, found: Candidates) -> Encoded:
+    """All structures of a problem."""
+    return encode(vocabulary, found.problem, found.fields, found.records)
+
+
+def loose_choices(record: Record) -> list[Fields]:
+    """What a record chose in its family's loose heads, in the form in which ``space.loose`` has it."""
+    if record.family == "sm90_wgmma":
+        return [{name: getattr(record, name)} for name in LOOSE[:4]]
+    if record.family == "sm80_multistage":
+        return [{"raster": record.raster, "swizzle_stride": record.swizzle_stride}]
+    return []

@@ -1,0 +1,70 @@
+"""How a campaign stands, for a terminal and for a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from cudal2gen.results import Ratio
+from cudal2gen.tuner.campaign import Standing
+from cudal2gen.tuner.race import Race
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SECONDS = 10.0  # between the lines of a log
+
+
+def line(standing: Standing, seconds: float) -> str:
+    """One line: problems, evaluations, improvements, failures by reason."""
+    failures = ", ".join(f"{count} {outcome}" for outcome, count in standing.failures.most_common()) or "no failures"
+    return (
+        f"{len(standing.races)} of {standing.problems} problems, {standing.evaluations} evaluations in "
+        f"{seconds:.0f} s, {len(standing.improved)} improved, {failures}"
+    )
+
+
+def gain(race: Race) -> str:
+    """What the winner gains over the incumbent, with its interval."""
+    found: Ratio | None = race.gain
+    if found is None:
+        return "no long timing"
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}] times the incumbent's speed"
+
+
+def table(standing: Standing, seconds: float) -> Table:
+    """The view of a terminal: the races that ended last, the one that runs, the sums."""
+    from rich.table import Table
+
+    view = Table(title=line(standing, seconds), title_justify="left", box=None, pad_edge=False)
+    for name in ("problem", "evaluations", "best so far", "by", "failures"):
+        view.add_column(name)
+    for race in standing.all[-12:]:
+        best = min((trial for trial in race.short if trial.measured), key=lambda one: one.cost, default=None)
+        failures = ", ".join(f"{count} {outcome}" for outcome, count in race.failures.most_common())
+        shown = gain(race) if race.gain else f"{best.median_us:.2f} us" if best else ""
+        view.add_row(race.problem.mnk, str(len(race.short)), shown, best.proposer if best else "", failures)
+    return view
+
+
+@contextmanager
+def shown(out: TextIO = sys.stderr) -> Iterator[Callable[[Standing], None]]:
+    """A live view on a terminal, else a line every ten seconds."""
+    if out.isatty():
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(console=Console(file=out), refresh_per_second=4, transient=True) as live:
+            yield lambda standing: live.update(table(standing, time.monotonic() - standing.begin))
+        return
+    last = [time.monotonic()]
+
+    def told(standing: Standing) -> None:
+        if time.monotonic() - last[0] > SECONDS:
+            last[0] = time.monotonic()
+            print(line(standing, last[0] - standing.begin), file=out, flush=True)
+
+    yield told

@@ -1,0 +1,79 @@
+"""The reward of CUDA-L2: the mean over test cases of speed minus error, minus the length of the text.
+
+    reward = mean over cases of (t_ref / t_custom - alpha * max_diff) - beta * length
+
+``length`` is in characters of the rendered source, ``max_diff`` in D's units, times in any one unit. Of a failure the
+reward is ``Settings.failed``, whatever its times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from cudal2gen.kernel import Record, parse
+from cudal2gen.renderer import render
+from cudal2gen.results import INCUMBENT, Trial
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Weights of the reward. ``lower_bound``: speed is the lower end of its 95 % interval, so that noise never pays.
+
+    ``reference``: the contender whose time is t_ref; the fastest baseline if None, or the incumbent without one.
+    """
+
+    alpha: float = 0.01
+    beta: float = 0.0
+    lower_bound: bool = False
+    reference: str | None = None
+    failed: float = 0.0
+
+
+class Case(NamedTuple):
+    """One test case: how many times faster than the reference, and the largest absolute difference from it."""
+
+    speed: float
+    max_diff: float
+
+
+def reward(cases: Sequence[Case], length: int, alpha: float, beta: float) -> float:
+    """The formula. ValueError for no cases: a mean of nothing is no reward."""
+    if not cases:
+        raise ValueError("a reward needs a test case at least")
+    return sum(case.speed - alpha * case.max_diff for case in cases) / len(cases) - beta * length
+
+
+def of_trials(trials: Sequence[Trial], settings: Settings) -> float:
+    """The reward of one record, whose trials are its test cases; ``failed`` if any of them failed.
+
+    Raises ValueError where the reference was not timed beside the record.
+    """
+    if not all(trial.measured for trial in trials):
+        return settings.failed
+    cases = [Case(speed(trial, settings), trial.max_diff) for trial in trials]
+    length = source_length(trials[0]) if settings.beta and trials else 0
+    return reward(cases, length, settings.alpha, settings.beta)
+
+
+def speed(trial: Trial, settings: Settings) -> float:
+    """t_ref / t_custom of one measured trial."""
+    reference = settings.reference or trial.baseline or INCUMBENT
+    if not settings.lower_bound and (theirs := trial.timing(reference)):
+        return theirs.median_us / trial.median_us
+    ratio = trial.faster_than(reference)
+    if ratio is None:
+        raise ValueError(f"{trial.problem.mnk} {trial.name}: {reference} was not timed beside it, so it has no reward")
+    return ratio.low
+
+
+def source_length(trial: Trial) -> int:
+    """Characters of the rendered source."""
+    return _length(parse(trial.record))
+
+
+@cache
+def _length(record: Record) -> int:
+    return len(render(record))

@@ -1,0 +1,26 @@
+"""An environment for a process of its own: what becomes of a record follows from its stages."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from cudal2gen.kernel import Problem, Record
+from cudal2gen.results import OURS, Effort, Timing, Trial
+from cudal2gen.tuner.environment import trial_of
+
+
+class Hanging:
+    """Two stages hang, three end the process, others answer."""
+
+    name, on = "model", "a script"
+
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
+        for record in records:
+            if record.ring_steps == 2:
+                time.sleep(60)
+            if record.ring_steps == 3:
+                os._exit(3)
+        timings = (Timing(contender=OURS, calls=1, event_us=(5.0,), error=0.0),)
+        return [trial_of(self, problem, record, effort, "measured", timings=timings) for record in records]

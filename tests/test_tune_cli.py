@@ -1,0 +1,142 @@
+"""``cudal2gen tune`` as a user meets it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cudal2gen import catalog, results
+from cudal2gen.kernel import Problem
+from cudal2gen.tuner import space
+from tests.test_cli import error, own_catalog, run
+
+__all__ = ["own_catalog"]  # a fixture
+
+
+@pytest.fixture
+def place(tmp_path: Path, own_catalog: dict[str, str]) -> dict[str, str]:
+    folders = {"CUDAL2GEN_BUILD_DIR": str(tmp_path / "build"), "CUDAL2GEN_RESULTS": str(tmp_path / "results")}
+    return own_catalog | folders
+
+
+MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--proposers", "evolution,random")
+
+
+def test_a_modelled_gain_is_shown_and_never_written(place: dict[str, str], tmp_path: Path) -> None:
+    before = Path(place["CUDAL2GEN_CATALOG"]).read_bytes()
+    picture = tmp_path / "curve.svg"
+    done = run("tune", "--mnk", "256_2048_64", "--evaluations", "24", *MODELLED, "--plot", str(picture), env=place)
+    assert done.returncode == 0, done
+    assert re.search(r"256_2048_64: 1\.\d+ \[1\.\d+, 1\.\d+\] times the incumbent's speed, proposed by", done.stdout)
+    assert (
+        "not written: its times come from the model environment (analytic model with hidden terms, seed 0)"
+        in done.stdout
+    )
+    assert "1 of 1 problems, 24 evaluations" in done.stdout
+    assert Path(place["CUDAL2GEN_CATALOG"]).read_bytes() == before
+    assert "model environment" in picture.read_text()
+    assert not Path(place["CUDAL2GEN_RESULTS"]).exists(), "modelled trials are no results"
+    (stored,) = Path(place["CUDAL2GEN_BUILD_DIR"]).rglob("modelled-trials.jsonl")
+    assert len(results.trials(stored)) == 24 + 8 + 3
+    again = run("tune", "--mnk", "256_2048_64", "--evaluations", "24", *MODELLED, env=place)
+    assert len(results.trials(stored)) == 24 + 8 + 3, "what was stored is taken up"
+    assert again.stdout.splitlines()[0] == done.stdout.splitlines()[0]
+
+
+def test_replay_needs_a_recording_and_refuses_what_is_not_in_it(place: dict[str, str], tmp_path: Path) -> None:
+    told = error("tune", "--mnk", "64_64_64", "--environment", "replay", env=place)
+    assert told.startswith("--environment replay: no trials in ")
+    run("tune", "--mnk", "64_64_64", "--evaluations", "4", *MODELLED, env=place)
+    (stored,) = Path(place["CUDAL2GEN_BUILD_DIR"]).rglob("modelled-trials.jsonl")
+    asked = ("--gpu", "h200", "--acc", "f32", "--environment", "replay", "--proposers", "random", "--seed", "9")
+    told = error("tune", "--mnk", "64_64_64", *asked, "--trials", str(stored), env=place)
+    assert "is recorded on" in told
+
+
+def test_a_budget_ends_it_and_a_class_chooses(place: dict[str, str]) -> None:
+    done = run("tune", "--class", "tiny", "--budget", "2s", *MODELLED, env=place)
+    found = re.search(r"(\d+) of (\d+) problems", done.stdout)
+    assert found is not None
+    tiny = {one.mnk for one in catalog.load() if one.size_class == "tiny"}
+    assert int(found[2]) == len(tiny)
+    assert 0 < int(found[1]) < len(tiny)
+
+
+def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
+    pytest.importorskip("torch")
+    from cudal2gen.tuner.policy import Policy
+
+    path = Path(place["CUDAL2GEN_BUILD_DIR"]) / "p.pt"
+    Policy(0).save(path)
+    arguments = (
+        "tune",
+        "--mnk",
+        "64_128_64",
+        "--evaluations",
+        "16",
+        *MODELLED[:-1],
+        "policy",
+        "--checkpoint",
+        str(path),
+    )
+    done = run(*arguments, env=place)
+    assert done.returncode == 0, done
+    # Two batches: the first has nothing before it, so both are a group and twelve contrastive steps.
+    assert Policy.load(path).steps == 2 * 13
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--mnk", "64_64_64", "--environment", "oracle"), "--environment oracle: must be gpu, replay or model"),
+        (("--benchmark", "--environment", "replay"), "--environment replay: --benchmark compares in the model "),
+        (("--environment", "model"), "give one of --mnk M_N_K, --all, --class NAME and --sample N, or --benchmark"),
+        (("--class", "vast", "--environment", "model"), "--class vast: must be one of large, split-k, medium, "),
+        (("--mnk", "64_64_64", *MODELLED[:-1], "oracle"), "--proposers oracle: oracle: must be of policy, prior, "),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], told: str, place: dict[str, str]) -> None:
+    assert error("tune", *arguments, env=place).startswith(told)
+
+
+def test_without_a_gpu_the_gpu_environment_says_so(place: dict[str, str]) -> None:
+    pytest.importorskip("torch")
+    if __import__("torch").cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert "torch sees no CUDA device" in error("tune", "--mnk", "64_64_64", code=3, env=place)
+
+
+def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
+    place: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same trials, said to be measured, and with a verdict: in this process, with a store of its own."""
+    from cudal2gen import cli
+    from cudal2gen.results import Case, Verdict
+    from cudal2gen.tuner import campaign, executor, race
+    from cudal2gen.tuner.environment import Model
+    from cudal2gen.tuner.proposers import Random
+
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    problem = Problem(gpu="h200", acc="f32", layout="tn", m=256, n=2048, k=64)
+    incumbents = campaign.Incumbents(catalog.load())
+    one = race.Race(space.candidates(problem), incumbents(problem))
+    race.run(one, Random(0), executor.InProcess(Model(incumbents)), lambda _: None, race.Settings(32, prune=None))
+    one.trials = [trial.model_copy(update={"environment": "gpu", "on": "NVIDIA H200"}) for trial in one.trials]
+    winner = one.winner
+    assert winner is not None
+    cli._say_improved(one, dry_run=False)
+    assert "not written: its kernel has no clean verdict" in capsys.readouterr().out
+    case = Case(
+        m=1, n=1, k=1, swizzle_stride=None, inputs="x", compared="x", max_error=0, allowed=None, ctas=1, findings=()
+    )
+    results.append([Verdict(record=winner.name, digest=winner.digest, on="h200", cases=(case,), counters={})])
+    cli._say_improved(one, dry_run=True)
+    assert "this is a dry run" in capsys.readouterr().out
+    assert catalog.find(problem).record == incumbents(problem)
+    cli._say_improved(one, dry_run=False)
+    assert "written to" in capsys.readouterr().out
+    assert catalog.find(problem).record == campaign.answer(one)
+    assert catalog.find(problem).record.origin.structure == "tuned"
