@@ -52,6 +52,10 @@ Set = Annotated[
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="All records of --gpu, --acc and --layout; each may be any.")]
+Problems = Annotated[
+    Path | None,
+    typer.Option("--problems", metavar="FILE", help="A list as tune-model writes; those of --acc and --layout."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes at a time; all cores by default.")
@@ -450,10 +454,7 @@ def bench(
     sample: Annotated[
         int | None, typer.Option("--sample", min=1, help="This many problems, spread over the size classes.")
     ] = None,
-    problems: Annotated[
-        Path | None,
-        typer.Option("--problems", metavar="FILE", help="A list as tune-model writes; those of --acc and --layout."),
-    ] = None,
+    problems: Problems = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU's model; by default as the device says.")] = None,
     acc: Acc = "f16",
     layout: Layout = "tn",
@@ -571,17 +572,22 @@ def _to_measure(
     return [_changed(records[one], changes or []) for one in wanted]
 
 
-def _listed(path: Path, gpu: str, acc: str, layout: str, changes: list[str] | None) -> list[Record]:
-    """Records for the problems of a list, at their very sizes."""
+def _alike(path: Path, gpu: str, acc: str, layout: str) -> list[Problem]:
+    """A list's problems of this GPU, accumulator and layout."""
     wanted = catalog.problems(path)
     alike = [one for one in wanted if (one.gpu, one.acc, one.layout) == (gpu, acc, layout)]
     if left := len(wanted) - len(alike):
         print(f"note: {left} problems of {path} are not for {gpu} {acc} {layout}, and left out", file=sys.stderr)
     if not alike:
         _usage(f"{path} has no problem for {gpu} {acc} {layout}")
+    return alike
+
+
+def _listed(path: Path, gpu: str, acc: str, layout: str, changes: list[str] | None) -> list[Record]:
+    """Records for the problems of a list, at their very sizes."""
     records = catalog.load()
     found = []
-    for problem in alike:
+    for problem in _alike(path, gpu, acc, layout):
         try:
             one = catalog.fitted(problem, records)
         except catalog.CatalogError as error:
@@ -624,6 +630,7 @@ def tune(
     sample: Annotated[
         int | None, typer.Option("--sample", min=1, help="This many sizes, spread over the size classes.")
     ] = None,
+    listed: Problems = None,
     gpu: Gpu = "a100",
     acc: Acc = "f16",
     layout: Layout = "tn",
@@ -710,7 +717,7 @@ def tune(
         if benchmark:
             _compare_proposers(gpu, acc, seeds, seed, plot, markdown)
             return
-        problems = _to_tune(mnk, everything, size_class, sample, gpu, acc, layout, seed)
+        problems = _to_tune(mnk, everything, size_class, sample, listed, gpu, acc, layout, seed)
         records = catalog.load()
         store = trials or _trial_store(environment)
         if runs_on == "ray":
@@ -933,6 +940,7 @@ def _to_tune(
     everything: bool,
     size_class: str | None,
     sample: int | None,
+    listed: Path | None,
     gpu: str,
     acc: str,
     layout: str,
@@ -940,8 +948,10 @@ def _to_tune(
 ) -> list[Problem]:
     from cudal2gen.bench import CLASSES, stratified
 
-    if (bool(mnk), everything, size_class is not None, sample is not None).count(True) != 1:
-        _usage("give one of --mnk M_N_K, --all, --class NAME and --sample N, or --benchmark")
+    if (bool(mnk), everything, size_class is not None, sample is not None, listed is not None).count(True) != 1:
+        _usage("give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE, or --benchmark")
+    if listed is not None:
+        return _alike(listed, gpu, acc, layout)
     if mnk:
         return [_problem(one, gpu, acc, layout) for one in mnk]
     if size_class is not None and size_class not in CLASSES:
@@ -1206,7 +1216,8 @@ def tune_model(
         str, typer.Argument(metavar="MODEL", help="module:callable or file.py:callable, which builds and runs a model.")
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The list to write, for bench --problems; else it is printed.")
+        Path | None,
+        typer.Option("--out", "-o", help="The list to write, for --problems of bench and tune; else it is printed."),
     ] = None,
     gpu: Gpu = "a100",
     acc: Acc = "f32",
