@@ -423,7 +423,7 @@ class Mixture:
             one.observe(question, trials)
 
 
-NAMES = ("policy", "prior", "nearest", "heuristics", "tpe", "evolution", "random")
+NAMES = ("policy", "prior", "llm", "nearest", "heuristics", "tpe", "evolution", "random")
 
 
 def named(
@@ -432,9 +432,10 @@ def named(
     pool: Iterable[Record],
     seed: int = 0,
     rewarded: reward.Settings | None = None,
+    llm: Callable[[], Proposer] | None = None,
 ) -> Proposer:
     """Proposers by name, mixed. ``policy`` is called at most once, and only where one of them needs it; ``rewarded``:
-    what it learns from, the logarithm of speed if None.
+    what it learns from, the logarithm of speed if None. ``llm`` likewise makes the language model's.
 
     Raises ValueError for a name that is none, Absent where a library is missing.
     """
@@ -446,6 +447,10 @@ def named(
         if name in ("policy", "prior") and learned is not None:
             prior = name == "prior"
             found.append(Learned(learned, name, seed, frozen=prior, keep=not prior, group=True, reward=rewarded))
+        elif name == "llm":
+            if llm is None:
+                raise ValueError("proposer llm needs a server")
+            found.append(llm())
         elif name == "nearest":
             found.append(Nearest(pool))
         elif name == "heuristics":

@@ -1,0 +1,362 @@
+"""Exchanges with a language model: one over the network, one from a transcript; what they cost, and how they fail.
+
+``Online`` makes one exchange by the ``openai`` library, bounded in time and in bytes. ``Transcript`` writes every
+exchange down, those that failed too; ``Replayed`` answers from such a file, and from nothing else. ``Chat`` asks one of
+them, again where that may help, in the plainest form that the server understands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from cudal2gen import results
+from cudal2gen.kernel import Problem, explain
+from cudal2gen.tuner.memory import tokens
+
+if TYPE_CHECKING:
+    import openai
+
+KEY = "CUDAL2GEN_LLM_KEY"  # the variable a key is taken from; never OPENAI_API_KEY, which is for one server alone
+Form = Literal["schema", "object", "text"]
+FORMS: tuple[Form, ...] = ("schema", "object", "text")  # response_format json_schema, json_object, or none
+NOT_UNDERSTOOD = (400, 415, 422, 501)  # what servers say to a response_format that they do not know
+HOPELESS = (401, 402, 403, 404)
+TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+PAUSES = (1.0, 4.0)  # seconds before an exchange that failed for the moment is tried again
+MOST_BYTES = 1 << 20  # of an answer
+LONGEST_ERROR = 400  # characters of a server's message
+
+
+class Message(NamedTuple):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Request(NamedTuple):
+    """What is asked: a conversation, and the JSON schema of the answer."""
+
+    messages: tuple[Message, ...]
+    schema: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal questions, whichever server is asked and in whichever form."""
+        told = json.dumps([list(map(list, self.messages)), self.schema], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+class Reply(NamedTuple):
+    """An answer. ``cost``: in the prices' currency. ``estimated``: the server counted no tokens, they are guessed."""
+
+    text: str
+    refusal: str = ""
+    cut_off: bool = False
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: float = 0.0
+    estimated: bool = False
+    seconds: float = 0.0
+    model: str = ""
+
+
+class Unavailable(RuntimeError):
+    """No answer. ``status``: of HTTP, 0 where there was none. ``for_good``: asking again is of no use."""
+
+    def __init__(self, message: str, status: int = 0, for_good: bool = False, passing: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.for_good, self.passing = status, for_good, passing
+
+
+class Wire(Protocol):
+    """Whatever makes one exchange."""
+
+    def send(self, request: Request, form: Form, problem: Problem) -> Reply:
+        """Raises Unavailable, and nothing else, where there is no answer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server and a model. ``seconds``: for a whole exchange. Prices: per million tokens, in any currency."""
+
+    url: str
+    model: str
+    key: str = ""
+    seconds: float = 120.0
+    most_tokens: int = 4096
+    temperature: float | None = None
+    price_in: float = 0.0
+    price_out: float = 0.0
+
+    @classmethod
+    def from_environment(cls, url: str, model: str, variable: str = KEY, **options: Any) -> Endpoint:
+        """With the key that a variable holds; servers of one's own need none."""
+        return cls(url, model, os.environ.get(variable, ""), **options)
+
+    def cost(self, tokens_in: int, tokens_out: int) -> float:
+        """Of one exchange."""
+        return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
+
+
+class NoLibrary(RuntimeError):
+    """The client library is not installed."""
+
+
+class Online:
+    """Exchanges over the network. Raises NoLibrary where it is made without the ``openai`` library."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        try:
+            import openai
+        except ImportError:
+            raise NoLibrary("proposer llm needs the openai library: pip install 'cudal2gen[llm]'") from None
+        self._endpoint, self._library = endpoint, openai
+        # Chat tries again by itself, so that the transcript has every exchange. Without a key of its own the library
+        # would look for one that is for another server.
+        self._client = openai.OpenAI(
+            base_url=endpoint.url, api_key=endpoint.key or "none", timeout=endpoint.seconds, max_retries=0
+        )
+        self._limit = "max_tokens"
+
+    def send(self, request: Request, form: Form, problem: Problem) -> Reply:  # noqa: ARG002
+        """See ``Wire``."""
+        begin = time.monotonic()
+        library = self._library
+        try:
+            # Streamed as bytes, not as events: so that a server that dribbles, or never ends, is left.
+            with self._client.with_streaming_response.chat.completions.create(**self._asked(request, form)) as response:
+                body = self._body(response, begin + self._endpoint.seconds)
+        except library.APITimeoutError:
+            raise Unavailable(f"no answer from {self._endpoint.url} within {self._endpoint.seconds:g} s") from None
+        except library.APIConnectionError as error:
+            why = self._safe(str(error.__cause__ or error))
+            raise Unavailable(f"{self._endpoint.url} cannot be reached: {why}", passing=True) from None
+        except library.APIStatusError as error:
+            raise self._refused(error) from None
+        except library.OpenAIError as error:
+            raise Unavailable(f"{self._endpoint.url}: {self._safe(str(error))}") from None
+        return self._read(body, request, time.monotonic() - begin)
+
+    def _asked(self, request: Request, form: Form) -> dict[str, Any]:
+        messages = [one._asdict() for one in request.messages]
+        asked: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
+        asked[self._limit] = self._endpoint.most_tokens
+        if self._endpoint.temperature is not None:
+            asked["temperature"] = self._endpoint.temperature
+        if form == "schema":
+            named = {"name": "proposals", "schema": request.schema}
+            asked["response_format"] = {"type": "json_schema", "json_schema": named}
+        elif form == "object":
+            asked["response_format"] = {"type": "json_object"}
+        return asked
+
+    def _body(self, response: Any, deadline: float) -> bytes:
+        body = bytearray()
+        try:
+            for part in response.iter_bytes():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise Unavailable(f"{self._endpoint.url}: the answer is longer than {MOST_BYTES} bytes")
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"no whole answer from {self._endpoint.url} in {self._endpoint.seconds:g} s")
+        except Unavailable:
+            raise
+        except Exception as error:  # the HTTP library's own, whose name depends on the client's version
+            raise Unavailable(f"{self._endpoint.url}: the answer broke off: {type(error).__name__}") from None
+        return bytes(body)
+
+    def _refused(self, error: openai.APIStatusError) -> Unavailable:
+        status = error.status_code
+        if status == 400 and "max_completion_tokens" in error.message and self._limit == "max_tokens":
+            # Newer models of some servers know the limit under its new name alone.
+            self._limit = "max_completion_tokens"
+            return Unavailable(f"{self._endpoint.url} wants max_completion_tokens", status, passing=True)
+        said = f"{self._endpoint.url} answers {status}: {self._safe(error.message)}"
+        return Unavailable(said, status, for_good=status in HOPELESS, passing=status in TRANSIENT)
+
+    def _safe(self, text: str) -> str:
+        """A server's words in one line, without the key, which some of them repeat."""
+        key = self._endpoint.key
+        return " ".join((text.replace(key, "***") if key else text).split())[:LONGEST_ERROR]
+
+    def _read(self, body: bytes, request: Request, seconds: float) -> Reply:
+        from openai.types.chat import ChatCompletion
+
+        try:
+            answer = ChatCompletion.model_validate_json(body)
+            choice = answer.choices[0]
+        except (ValidationError, IndexError, RecursionError):
+            raise Unavailable(f"{self._endpoint.url}: what it answers is no chat completion") from None
+        text, usage = choice.message.content or "", answer.usage
+        asked = sum(tokens(one.content) for one in request.messages)
+        tokens_in, tokens_out = (usage.prompt_tokens, usage.completion_tokens) if usage else (asked, tokens(text))
+        refusal = choice.message.refusal or ("by a filter" if choice.finish_reason == "content_filter" else "")
+        return Reply(
+            text,
+            refusal,
+            cut_off=choice.finish_reason == "length",
+            tokens_in=tokens_in,
+            tokens_out=tokens_out,
+            cost=self._endpoint.cost(tokens_in, tokens_out),
+            estimated=usage is None,
+            seconds=round(seconds, 3),
+            model=answer.model,
+        )
+
+
+class Exchange(results.Line):
+    """A line of a transcript: what was asked in which form, and what came of it. ``error``: why there is no answer."""
+
+    kind: Literal["exchange"] = "exchange"
+    digest: str
+    problem: str
+    form: Form
+    messages: tuple[Message, ...]
+    model: str = ""
+    text: str = ""
+    refusal: str = ""
+    cut_off: bool = False
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: float = 0.0
+    estimated: bool = False
+    seconds: float = 0.0
+    error: str = ""
+    status: int = 0
+    for_good: bool = False
+    passing: bool = False
+
+    @property
+    def reply(self) -> Reply:
+        """The answer; raises Unavailable where there was none."""
+        if self.error:
+            raise Unavailable(self.error, self.status, self.for_good, self.passing)
+        return Reply(**{name: getattr(self, name) for name in Reply._fields})
+
+
+class Transcript:
+    """A wire whose exchanges are written to a file, each before anything is made of it. Raises OSError."""
+
+    def __init__(self, wire: Wire, path: Path) -> None:
+        self._wire, self._path = wire, path
+
+    def send(self, request: Request, form: Form, problem: Problem) -> Reply:
+        """See ``Wire``."""
+        told = f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
+        asked: dict[str, Any] = {"digest": request.digest, "problem": told, "form": form, "messages": request.messages}
+        try:
+            reply = self._wire.send(request, form, problem)
+        except Unavailable as error:
+            failed = {name: getattr(error, name) for name in ("status", "for_good", "passing")}
+            results.append([Exchange(**asked, error=str(error) or "no answer", **failed)], self._path)
+            raise
+        results.append([Exchange(**asked, **reply._asdict())], self._path)
+        return reply
+
+
+class Replayed:
+    """A wire that answers from a transcript, failures as they were; equal questions in the order they were asked.
+
+    Raises OSError where there is no such file, ValueError for a line that is no exchange.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept: dict[tuple[str, Form], deque[Exchange]] = {}
+        # Only a line feed ends a line: answers may have the other line breaks of Unicode.
+        # What a killed process left after the last one is no line yet.
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+            try:
+                one = TypeAdapter(Exchange).validate_json(line)
+            except ValidationError as error:
+                raise ValueError(f"{path}:{number}: {explain(error)[:LONGEST_ERROR]}") from None
+            self._kept.setdefault((one.digest, one.form), deque()).append(one)
+
+    def send(self, request: Request, form: Form, problem: Problem) -> Reply:
+        """See ``Wire``. Nothing is made up for a question that was never asked."""
+        kept = self._kept.get((request.digest, form))
+        if not kept:
+            raise Unavailable(f"{self._path} has no answer to this question on {problem.mnk}, or no further one")
+        return kept.popleft().reply
+
+
+@dataclass
+class Spent:
+    """What exchanges took so far."""
+
+    exchanges: int = 0
+    failed: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: float = 0.0
+
+    def __str__(self) -> str:
+        tried = f"{self.exchanges} exchanges" + (f", {self.failed} of them failed" if self.failed else "")
+        cost = f", cost {self.cost:.4f}" if self.cost else ""
+        return f"{tried}, {self.tokens_in} tokens in, {self.tokens_out} out{cost}"
+
+
+class Chat:
+    """Asks a wire. What a server does not understand is asked in a plainer form, and so from then on."""
+
+    def __init__(self, wire: Wire, pause: Callable[[float], None] = time.sleep) -> None:
+        self._wire, self._pause = wire, pause
+        self._forms = FORMS
+        self.spent = Spent()
+
+    def ask(self, request: Request, problem: Problem) -> Reply:
+        """An answer; raises Unavailable where even the plainest form brings none."""
+        for form in self._forms:
+            try:
+                reply = self._patiently(request, form, problem)
+            except Unavailable as error:
+                if error.status not in NOT_UNDERSTOOD or form == FORMS[-1]:
+                    raise
+            else:
+                self._forms = self._forms[self._forms.index(form) :]
+                return reply
+        raise AssertionError("the last form either answers or raises")
+
+    def _patiently(self, request: Request, form: Form, problem: Problem) -> Reply:
+        for pause in (*PAUSES, None):
+            try:
+                return self._counted(request, form, problem)
+            except Unavailable as error:
+                if pause is None or not error.passing:
+                    raise
+                self._pause(pause)
+        raise AssertionError("the last try either answers or raises")
+
+    def _counted(self, request: Request, form: Form, problem: Problem) -> Reply:
+        self.spent.exchanges += 1
+        try:
+            reply = self._wire.send(request, form, problem)
+        except Unavailable:
+            self.spent.failed += 1
+            raise
+        self.spent.tokens_in += reply.tokens_in
+        self.spent.tokens_out += reply.tokens_out
+        self.spent.cost += reply.cost
+        return reply
+
+
+def connect(endpoint: Endpoint | None, transcript: Path | None = None, replay: Path | None = None) -> Chat:
+    """A chat as a command line describes it. Raises ValueError, OSError, NoLibrary with a message for its user."""
+    if replay is not None:
+        return Chat(Replayed(replay), pause=lambda _: None)
+    if endpoint is None or not endpoint.url or not endpoint.model:
+        raise ValueError("proposer llm needs --llm-url and --llm-model, or --llm-replay FILE")
+    wire: Wire = Online(endpoint)
+    return Chat(Transcript(wire, transcript) if transcript else wire)

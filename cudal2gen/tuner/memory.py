@@ -1,0 +1,213 @@
+"""Contextual memory: Markdown notes on architectures, and lessons that grow from what a campaign improved.
+
+A note is a section of a Markdown file: a heading, lines ``key: value``, an empty line, and text. ``gpus`` and
+``classes`` say where it holds (absent: everywhere), ``source`` where it is from, ``measured`` on what, or no. Notes
+that ship with the package are in ``tuner/notes``; lessons are appended to a file beside the trials that they are from,
+so that what a model of a GPU taught is never taken for a measurement.
+
+Notes are data. Whoever shows them to a language model hands them over as such: anybody may have written them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from cudal2gen import places
+from cudal2gen.kernel import GPUS, Problem, Record, SizeClass, parse
+from cudal2gen.results import Ratio
+from cudal2gen.tuner import space
+
+if TYPE_CHECKING:
+    from cudal2gen.tuner.race import Race
+
+SHIPPED = places.PACKAGE / "tuner" / "notes"
+CLASSES: tuple[str, ...] = get_args(SizeClass)
+LONGEST = 2000  # characters of a note that anybody is shown
+CHARACTERS_PER_TOKEN = 3.5  # of English mixed with numbers, for tokenisers of today: a guess on the safe side
+_HEADING = re.compile(r"^## +(.+?)\s*$")
+_KEY = re.compile(r"^(gpus|classes|source|measured|problem|changes|gain): *(.*?)\s*$")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+def tokens(text: str) -> int:
+    """About how many tokens a text is; tokenisers differ, and none is needed for a budget."""
+    return math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something worth knowing. ``problem``: gpu, acc, layout and m_n_k that a lesson is from, empty for general notes.
+
+    ``changes``: of a lesson, the fields that were changed, as JSON, from the old value to the new one. ``gain``: how
+    many times faster that was, with its interval.
+    """
+
+    title: str
+    text: str
+    gpus: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    source: str = ""
+    measured: str = "no"
+    problem: str = ""
+    changes: str = ""
+    gain: str = ""
+
+    def holds_for(self, problem: Problem) -> bool:
+        """Whether GPU (or one of the same architecture) and size class are the note's."""
+        sm = GPUS[problem.gpu].sm
+        near = not self.gpus or any(gpu in GPUS and GPUS[gpu].sm == sm for gpu in self.gpus)
+        return near and (not self.classes or problem.size_class in self.classes)
+
+    def rank(self, problem: Problem) -> tuple[float, ...]:
+        """The smaller, the more to the point: this very GPU, this class, a lesson of a problem of like size."""
+        own = 0 if problem.gpu in self.gpus else 1 if self.gpus else 2
+        return (own, 0 if self.classes else 1, self._distance(problem))
+
+    def _distance(self, problem: Problem) -> float:
+        sizes = re.fullmatch(r"\S+ \S+ \S+ (\d{1,9})_(\d{1,9})_(\d{1,9})", self.problem)
+        if sizes is None:
+            return 100.0
+        pairs = zip((problem.m, problem.n, problem.k), (max(1, int(one)) for one in sizes.groups()), strict=True)
+        return sum(abs(math.log2(a / b)) for a, b in pairs)
+
+    @property
+    def markdown(self) -> str:
+        """The section as it stands in a file."""
+        lists = {"gpus": ", ".join(self.gpus), "classes": ", ".join(self.classes)}
+        told = {name: getattr(self, name) for name in ("source", "measured", "problem", "changes", "gain")}
+        lines = [f"{name}: {value}" for name, value in (lists | told).items() if value]
+        return "\n".join([f"## {self.title}", *lines, "", self.text]).rstrip() + "\n"
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The note for a reader: what it says and how far to trust it, without what cannot be printed."""
+        told = {name: getattr(self, name) for name in ("title", "text", "measured", "source", "changes", "gain")}
+        return {name: _UNPRINTABLE.sub("", value)[:LONGEST] for name, value in told.items() if value}
+
+
+def read(text: str) -> Iterator[Note]:
+    """The notes of a Markdown file. What stands before the first heading, or is none of ours, is left out."""
+    for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
+        lines = section.splitlines()
+        heading = _HEADING.match(lines[0]) if lines else None
+        if heading is None:
+            continue
+        keys: dict[str, str] = {}
+        while len(lines) > len(keys) + 1 and (found := _KEY.match(lines[len(keys) + 1])):
+            if found[1] in keys:
+                break
+            keys[found[1]] = found[2]
+        body = "\n".join(lines[len(keys) + 1 :]).strip()
+        gpus, classes = (_words(keys.pop(name, "")) for name in ("gpus", "classes"))
+        yield Note(heading[1], body, gpus, classes, **keys)
+
+
+def _words(listed: str) -> tuple[str, ...]:
+    return tuple(word for word in re.split(r"[,\s]+", listed) if word)
+
+
+def beside(trials: Path) -> Path:
+    """Where the lessons of a file of trials are kept: what was measured and what was modelled stay as far apart."""
+    return trials.with_name(f"{trials.stem}-lessons.md")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Notes, and the file that new lessons go to (None: nowhere). ``left_out``: problems whose lessons are not told.
+
+    Who compares ways of searching on held-out problems leaves these out, or it would hand over the answers.
+    """
+
+    notes: Sequence[Note] = ()
+    file: Path | None = None
+    left_out: Collection[str] = field(default_factory=frozenset)
+
+    def without(self, problems: Iterable[Problem]) -> Memory:
+        """The same, but for lessons from these problems, on whichever GPU and in whichever layout they were learnt."""
+        return replace(self, left_out=frozenset(self.left_out) | {problem.mnk for problem in problems})
+
+    def recall(self, problem: Problem, budget: int = 1500) -> list[Note]:
+        """Notes that hold for a problem, the most to the point first, in about ``budget`` tokens altogether."""
+        told: list[Note] = []
+        fitting = [note for note in self._all() if note.holds_for(problem) and not self._hidden(note)]
+        for note in sorted(fitting, key=lambda note: note.rank(problem)):
+            size = tokens(json.dumps(note.shown))
+            if size <= budget:
+                told.append(note)
+                budget -= size
+        return told
+
+    def _hidden(self, note: Note) -> bool:
+        return bool(note.problem) and note.problem.split(" ")[-1] in self.left_out
+
+    def _all(self) -> Iterator[Note]:
+        yield from self.notes
+        if self.file is not None:
+            yield from read(_text(self.file))
+
+    def learn(self, race: Race) -> Note | None:
+        """Appends the lesson of a race that improved its problem; None where there was none, or it is known.
+
+        Raises OSError where the file cannot be written.
+        """
+        winner, gain = race.winner, race.gain
+        if self.file is None or winner is None or gain is None or not race.improved or race.incumbent is None:
+            return None
+        if winner.environment == "replay":  # learnt when it was measured
+            return None
+        taken = lesson(race.problem, race.incumbent, parse(winner.record), gain, winner.environment, winner.on)
+        return taken if _append(taken, self.file) else None
+
+
+def load(file: Path | None = None) -> Memory:
+    """The shipped notes, and the lessons of a file, which need not be there yet."""
+    shipped = [note for path in sorted(SHIPPED.glob("*.md")) for note in read(path.read_text(encoding="utf-8"))]
+    return Memory(tuple(shipped), file)
+
+
+def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment: str, on: str) -> Note:
+    """What an improvement teaches: where, which fields, by how much."""
+    changed = space.differing(old, new)
+    spelled = ", ".join(f"{name} {json.dumps(before)} -> {json.dumps(now)}" for name, (before, now) in changed.items())
+    factor = f"{gain.value:.3f} ({gain.low:.3f} to {gain.high:.3f})"
+    where = f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
+    return Note(
+        title=f"{where}: {factor} times faster",
+        text=f"{problem.size_class} problem, {old.family} to {new.family}: {spelled}.",
+        gpus=(problem.gpu,),
+        classes=(problem.size_class,),
+        source="cudal2gen tune",
+        measured=f"yes, on {on}" if environment == "gpu" else f"no: {environment} environment, {on}",
+        problem=where,
+        changes=json.dumps({name: list(pair) for name, pair in changed.items()}),
+        gain=factor,
+    )
+
+
+def _append(note: Note, path: Path) -> bool:
+    """Adds a lesson unless the same changes are there for the same problem; processes take turns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8", errors="replace") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        before = file.read()
+        if any((one.problem, one.changes) == (note.problem, note.changes) for one in read(before)):
+            return False
+        # A killed process may have left half a section without a line break.
+        file.write(("" if not before or before.endswith("\n") else "\n") + ("\n" if before else "") + note.markdown)
+        return True
+
+
+def _text(path: Path) -> str:
+    """A file's text; empty where there is none. What is no UTF-8 is replaced: a memory is no reason to stop."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""

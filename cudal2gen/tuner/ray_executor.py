@@ -1,0 +1,335 @@
+"""Evaluations on a Ray cluster: kernels are compiled on CPUs wherever there are any, and timed by one actor per GPU.
+
+An actor holds its GPU as long as it lives and answers one question at a time, so no two measurements share a GPU,
+whoever else uses the cluster. The driver alone knows which jobs there are: a job whose worker or node is lost is asked
+for again elsewhere, only the answer that is waited for counts, and each job is yielded once. Workers store nothing.
+
+Nodes need not share a disk: a compiled kernel travels as its files, and existence means validity where it arrives too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import pairwise
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from cudal2gen import __version__, places
+from cudal2gen.kernel import Problem, Record
+from cudal2gen.results import Effort, Outcome, Trial
+from cudal2gen.tuner.environment import Environment, trial_of
+from cudal2gen.tuner.executor import Done, Job
+
+Parcel = dict[str, dict[str, bytes]]  # a build directory's name, its files' names, their contents
+GPU, CPU = "GPU", "CPU"  # Ray's own names of resources; another one stands for GPUs that are only simulated
+IN_FLIGHT = 64  # jobs that the driver waits for at a time: each is a thread that sleeps
+PING_SECONDS = 20.0
+
+
+class Unreachable(RuntimeError):
+    """No worker that could measure: no cluster, no GPU in it, or none that starts."""
+
+
+class Lost(NamedTuple):
+    """Why a job has no answer. ``again``: it may be the worker's or the node's fault, not the job's."""
+
+    reason: str
+    outcome: Outcome
+    again: bool
+
+
+def compiled(records: Sequence[Record]) -> Parcel:
+    """Builds kernels here, and packs them. What does not compile is left out: whoever measures finds out, and says why.
+
+    Raises ToolchainError where there is no compiler.
+    """
+    from cudal2gen import compiler
+
+    tools = compiler.toolchain()
+    found: Parcel = {}
+    try:
+        built = compiler.build(records, tools=tools, jobs=1)
+    except compiler.BuildError:
+        built = []
+        for record in records:
+            try:
+                built += compiler.build([record], tools=tools, jobs=1)
+            except compiler.BuildError:
+                continue
+    for artifact in built:
+        found[artifact.digest] = {path.name: path.read_bytes() for path in artifact.directory.iterdir()}
+    return found
+
+
+def unpack(parcel: Parcel, root: Path | None = None) -> None:
+    """Puts packed kernels where a build would have put them, each by one rename; what is there stays."""
+    root = root or places.build_dir()
+    for digest, files in parcel.items():
+        if (root / digest).exists():
+            continue
+        root.mkdir(parents=True, exist_ok=True)
+        scratch = root / f".parcel-{secrets.token_hex(8)}"
+        scratch.mkdir()
+        try:
+            for name, content in files.items():
+                (scratch / Path(name).name).write_bytes(content)
+            scratch.rename(root / Path(digest).name)
+        except OSError:
+            if not (root / digest).exists():  # else another process was faster
+                raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _packed(prepare: Callable[[Sequence[Record]], Parcel], records: Sequence[Record]) -> Parcel:
+    return prepare(records)
+
+
+class Measurer:
+    """What runs beside a GPU; an actor's class once Ray is there."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self._environment = make()
+
+    def who(self) -> tuple[str, str, str]:
+        """The environment's name, what it measures on, and the version of this package there."""
+        return self._environment.name, self._environment.on, __version__
+
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort, parcel: Parcel) -> list[Trial]:
+        """See ``Environment``."""
+        unpack(parcel)
+        return self._environment.evaluate(problem, records, effort)
+
+
+class OnRay:
+    """``Executor``. ``make``: the environment, made beside each GPU; ``prepare``: what CPU workers do beforehand, as
+    ``compiled``, None where nothing is compiled.
+
+    ``resource``: what a measurement needs one of. ``seconds``: after so many a job's worker is ended. ``patience``: so
+    many seconds may pass without any worker. ``losses``: times that a job is tried when its worker is lost; then its
+    records are tried one by one, and one that is lost again is a failure. Nodes may come and go.
+
+    Raises ImportError without Ray, Unreachable where nothing can measure.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        address: str | None = None,
+        prepare: Callable[[Sequence[Record]], Parcel] | None = None,
+        resource: str = GPU,
+        seconds: float = 120.0,
+        patience: float = 120.0,
+        losses: int = 2,
+        variables: dict[str, str] | None = None,
+    ) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        self._ray, self._resource, self._seconds = ray, resource, seconds
+        self._patience, self._losses = patience, losses
+        self._own_connection = not ray.is_initialized()
+        if self._own_connection:
+            self._connect(address, variables or {})
+        needs: dict[str, Any] = {"num_cpus": 0, "resources": {resource: 1}}
+        if resource in (GPU, CPU):
+            needs = {"num_cpus": int(resource == CPU), "num_gpus": int(resource == GPU)}
+        self._measurer = ray.remote(Measurer).options(max_restarts=0, max_concurrency=1, **needs)
+        self._make = ray.put(make)
+        self._prepare = ray.put(prepare) if prepare else None
+        self._packer = ray.remote(_packed).options(num_cpus=1, max_retries=3)
+        self._lock = threading.Lock()
+        self._idle: SimpleQueue[Any] = SimpleQueue()
+        self._alive: list[Any] = []
+        self._starting: list[tuple[Any, Any]] = []
+        self._unlike: list[Any] = []
+        self._fault, self._faults, self._closed = "", 0, False
+        self.name, self.on = "", ""
+        self._idle.put(self._taken())
+
+    def _connect(self, address: str | None, variables: dict[str, str]) -> None:
+        try:
+            if address and (place := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
+                # Ray itself tries for minutes, and then ends the process.
+                socket.create_connection((place[1], int(place[2])), timeout=10).close()
+            self._ray.init(
+                address=address,
+                runtime_env={"env_vars": variables} if variables else None,
+                log_to_driver=False,
+                logging_level="error",
+            )
+        except OSError as error:
+            raise Unreachable(f"no Ray cluster at {address or 'the default address'}: {error}") from None
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Done]:
+        """Each job once, as it is finished; jobs of one key are one. Several threads may run jobs at a time."""
+        pending = {job.key: job for job in jobs}
+        share = len(self._alive) // max(1, len(pending))
+        parts = {key: _parts(job, share) for key, job in pending.items()}
+        told: dict[str, dict[int, list[Trial]]] = {key: {} for key in pending}
+        threads = max(1, min(sum(map(len, parts.values())), IN_FLIGHT))
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="ray-job")
+        try:
+            futures = {
+                pool.submit(self._evaluated, part): (key, at)
+                for key, found in parts.items()
+                for at, part in enumerate(found)
+            }
+            for future in as_completed(futures):
+                key, at = futures[future]
+                told[key][at] = future.result()
+                if len(told[key]) == len(parts[key]):
+                    trials = [trial for at in sorted(told[key]) for trial in told[key][at]]
+                    yield Done(pending[key], trials)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def workers(self) -> int:
+        """How many can measure now."""
+        self._tend()
+        return len(self._alive)
+
+    def close(self) -> None:
+        """Ends the actors, and the connection if it was made here."""
+        self._closed = True
+        with self._lock:
+            for actor in [*self._alive, *self._unlike, *(actor for actor, _ in self._starting)]:
+                self._ray.kill(actor)
+            self._alive, self._starting = [], []
+        if self._own_connection:
+            self._ray.shutdown()
+
+    def _evaluated(self, job: Job) -> list[Trial]:
+        """A job's trials, whatever happens to workers. Raises Unreachable."""
+        lost = Lost("", "time-out", again=True)
+        for _ in range(self._losses):
+            told = self._asked(job)
+            if isinstance(told, list):
+                return told
+            lost = told
+            if not lost.again:
+                break
+        if len(job.records) > 1:
+            return [trial for one in job.records for trial in self._evaluated(job._replace(records=(one,)))]
+        return [trial_of(self, job.problem, job.records[0], job.effort, lost.outcome, reason=lost.reason)]
+
+    def _asked(self, job: Job) -> list[Trial] | Lost:
+        """One try, on a worker that was alive just before."""
+        errors = self._ray.exceptions
+        try:
+            parcel = self._ray.get(self._packer.remote(self._prepare, job.records)) if self._prepare else {}
+        except errors.RayTaskError as error:
+            raise Unreachable(f"kernels cannot be compiled on the cluster: {_first_line(error.cause)}") from None
+        except errors.RayError as error:
+            return Lost(f"the worker that compiled it was lost: {_first_line(error)}", "compile error", again=True)
+        actor = self._taken()
+        answer = actor.evaluate.remote(job.problem, job.records, job.effort, parcel)
+        try:
+            trials: list[Trial] = self._ray.get(answer, timeout=self._seconds)
+        except errors.GetTimeoutError:
+            self._drop(actor)
+            return Lost(f"no answer within {self._seconds:g} s", "time-out", again=False)
+        except errors.RayTaskError as error:
+            # What an environment raises leaves it in a state that nobody knows.
+            self._drop(actor)
+            return Lost(f"{type(error.cause).__name__}: {_first_line(error.cause)}", "wrong result", again=False)
+        except errors.RayError as error:
+            self._drop(actor)
+            return Lost(f"the worker that ran it was lost: {_first_line(error)}", "wrong result", again=True)
+        self._idle.put(actor)
+        return trials
+
+    def _taken(self) -> Any:
+        """An idle worker that answers. Workers are started for GPUs that are new, or that lost theirs."""
+        since = time.monotonic()
+        while not self._closed:
+            self._tend()
+            try:
+                actor = self._idle.get(timeout=0.1)
+            except Empty:
+                if self._alive:  # busy ones
+                    since = time.monotonic()
+                elif time.monotonic() - since > self._patience:
+                    raise Unreachable(self._nobody()) from None
+                continue
+            try:
+                self._ray.get(actor.who.remote(), timeout=PING_SECONDS)
+            except self._ray.exceptions.RayError:  # it, or its node, died while it had nothing to do
+                self._drop(actor)
+                continue
+            return actor
+        raise Unreachable("the executor was closed")
+
+    def _nobody(self) -> str:
+        there = self._ray.cluster_resources().get(self._resource, 0)
+        why = f"the last one that started: {self._fault}" if self._fault else "none became free"
+        return (
+            f"no worker could be started in {self._patience:g} s; the cluster has {there:g} of {self._resource}; {why}"
+        )
+
+    def _tend(self) -> None:
+        """Takes in workers that have started, and starts one for each GPU that has none."""
+        with self._lock:
+            for actor, who in list(self._starting):
+                if self._ray.wait([who], timeout=0)[0]:
+                    self._starting.remove((actor, who))
+                    self._welcome(actor, who)
+            if self._faults >= 3:
+                raise Unreachable(f"three workers in a row failed at their start: {self._fault}")
+            there = int(self._ray.cluster_resources().get(self._resource, 0))
+            for _ in range(there - len(self._alive) - len(self._starting) - len(self._unlike)):
+                actor = self._measurer.remote(self._make)
+                self._starting.append((actor, actor.who.remote()))
+
+    def _welcome(self, actor: Any, who: Any) -> None:
+        try:
+            name, on, version = self._ray.get(who)
+        except self._ray.exceptions.RayError as error:
+            # The last line is what the environment raised.
+            self._fault, self._faults = _lines(error)[-1], self._faults + 1
+            return
+        self.name, self.on = self.name or name, self.on or on
+        if (name, on, version) != (self.name, self.on, __version__):
+            # Times of two kinds of GPU make no comparison. It keeps its GPU, so that it is not started again.
+            self._fault = f"it measures {name} on {on}, version {version}, not {self.name} on {self.on}, {__version__}"
+            self._unlike.append(actor)
+            return
+        self._faults = 0
+        self._alive.append(actor)
+        self._idle.put(actor)
+
+    def _drop(self, actor: Any) -> None:
+        with self._lock:
+            if actor in self._alive:
+                self._alive.remove(actor)
+        self._ray.kill(actor)
+
+
+def _parts(job: Job, count: int) -> list[Job]:
+    """A job for each of several GPUs, where it is brief: then it is the incumbent, which all parts time, that matters.
+
+    Records that are timed for longer are rivals, and stay together.
+    """
+    count = min(count, len(job.records)) if job.effort == "short" else 1
+    if count < 2:
+        return [job]
+    each, more = divmod(len(job.records), count)
+    ends = [each * at + min(at, more) for at in range(count + 1)]
+    return [job._replace(records=job.records[start:end]) for start, end in pairwise(ends)]
+
+
+def _lines(error: object) -> list[str]:
+    return [line.strip()[:300] for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+
+
+def _first_line(error: object) -> str:
+    return _lines(error)[0]

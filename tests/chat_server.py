@@ -1,0 +1,152 @@
+"""A server of the chat-completions protocol that says what a script says, on the loopback."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Step = Callable[["Handler"], None]
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, script: Sequence[Step], forever: bool) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script, self.forever = list(script), forever
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        self.faults: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up is what some tests want."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path != "/v1/chat/completions" or not {"model", "messages"} <= body.keys():
+            self.server.faults.append(f"{self.path}: {sorted(body)}")
+        roles = [message["role"] for message in body["messages"]]
+        if roles[:2] != ["system", "user"] or any(set(one) != {"role", "content"} for one in body["messages"]):
+            self.server.faults.append(f"roles {roles}")
+        self.server.asked.append(body)
+        self.server.keys.append(self.headers["Authorization"])
+        at = len(self.server.asked) - 1
+        if at >= len(self.server.script) and not self.server.forever:
+            self.server.faults.append("asked more often than the script says")
+            return reply(self, 500, {"error": {"message": "the script is over"}})
+        return self.server.script[min(at, len(self.server.script) - 1)](self)
+
+    def log_message(self, *_: Any) -> None:
+        """Silent."""
+
+
+def reply(handler: Handler, status: int, body: Any) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
+
+
+def completion(text: str | None, finish: str = "stop", usage: tuple[int, int] | None = (1000, 200), **more: Any) -> Any:
+    found = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "scripted-1",
+        "choices": [
+            {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text} | more},
+        ],
+    }
+    if usage:
+        tokens_in, tokens_out = usage
+        counted = {"prompt_tokens": tokens_in, "completion_tokens": tokens_out, "total_tokens": tokens_in + tokens_out}
+        found["usage"] = counted
+    return found
+
+
+def says(text: str | None, **more: Any) -> Step:
+    """An answer with this text."""
+    return lambda handler: reply(handler, 200, completion(text, **more))
+
+
+def proposes(*ideas: tuple[str, dict[str, Any]]) -> Step:
+    """An answer with proposals: bases, and what they change."""
+    told = [{"base": base, "changes": changes, "why": f"idea {at}"} for at, (base, changes) in enumerate(ideas, 1)]
+    return says(json.dumps({"proposals": told}))
+
+
+def fails(status: int, message: str = "no", kind: str = "server_error") -> Step:
+    return lambda handler: reply(handler, status, {"error": {"message": message, "type": kind}})
+
+
+def sends(body: bytes) -> Step:
+    return lambda handler: reply(handler, 200, body)
+
+
+def waits(seconds: float) -> Step:
+    def step(handler: Handler) -> None:
+        time.sleep(seconds)
+        reply(handler, 200, completion("{}"))
+
+    return step
+
+
+def dribbles(seconds: float) -> Step:
+    """Headers at once, then a byte now and again: no single read ever times out."""
+
+    def step(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", "100000")
+        handler.end_headers()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(0.05)
+
+    return step
+
+
+def floods(chunks: int = 64) -> Step:
+    """More than anybody wants to read."""
+
+    def step(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", str(chunks << 20))
+        handler.end_headers()
+        for _ in range(chunks):
+            handler.wfile.write(b"x" * (1 << 20))
+
+    return step
+
+
+@contextmanager
+def serving(*script: Step, forever: bool = False) -> Iterator[Server]:
+    """Runs a script, a step per request; the last one again and again if ``forever``. Raises the client's faults."""
+    server = Server(script, forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert server.faults == []

@@ -1,0 +1,79 @@
+"""An environment for executors: the analytic model, slowed down, that logs who evaluates what, when and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cudal2gen import places
+from cudal2gen.kernel import Problem, Record
+from cudal2gen.results import Effort, Trial
+from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.ray_executor import Parcel
+
+# Bands of tiles that stand for misfortunes; 64 is the most that the rules allow.
+KILLS, HANGS, RAISES = 61, 62, 63
+
+
+class Simulated(Model):
+    """``seconds`` per record. Records of some bands kill their process, hang, or make the environment raise."""
+
+    def __init__(self, log: Path, seconds: float = 0.1) -> None:
+        super().__init__(seed=7, noise=0.0)
+        self._log, self._seconds = log, seconds
+
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
+        built = sorted(path.name for path in places.build_dir().iterdir()) if places.build_dir().is_dir() else []
+        write(self._log, begin=names(records), built=built)
+        for record in records:
+            time.sleep(self._seconds)
+            group = getattr(record, "raster_group", 0)
+            if group == KILLS:
+                os.kill(os.getpid(), 9)
+            if group == HANGS:
+                time.sleep(60)
+            if group == RAISES:
+                raise ArithmeticError("the device is in a bad mood")
+        found = super().evaluate(problem, records, effort)
+        write(self._log, end=names(records))
+        return found
+
+
+class Absent(Simulated):
+    """Never starts."""
+
+    def __init__(self, log: Path) -> None:
+        raise OSError("no CUDA device")
+
+
+def names(records: Sequence[Record]) -> list[int]:
+    return [getattr(record, "raster_group", 0) for record in records]
+
+
+def write(log: Path, **told: Any) -> None:
+    """A line, in one write: several processes log to one file. ``at``: seconds of a clock that all share."""
+    import ray
+
+    node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+    line = json.dumps(told | {"at": time.monotonic(), "pid": os.getpid(), "node": node}) + "\n"
+    with log.open("ab", buffering=0) as file:
+        file.write(line.encode())
+
+
+def read(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+class Packs:
+    """Stands for a compiler on CPU workers: a parcel for each record, by its name."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def __call__(self, records: Sequence[Record]) -> Parcel:
+        write(self._log, packed=names(records))
+        return {record.name: {"kernel.cubin": record.name.encode()} for record in records}

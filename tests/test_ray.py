@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudal2gen import compiler, results
+from cudal2gen.kernel import FAMILIES, Problem, Record, parse
+from cudal2gen.results import Trial
+from cudal2gen.tuner import ray_executor, space
+from cudal2gen.tuner.executor import Executor, InProcess, Job
+from cudal2gen.tuner.ray_executor import OnRay, Unreachable
+from tests import simulated_gpu
+from tests.simulated_gpu import HANGS, KILLS, RAISES, Packs, Simulated
+from tests.test_cli import error, own_catalog, run
+
+__all__ = ["own_catalog"]  # a fixture
+
+ROOT = Path(__file__).resolve().parent.parent
+PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
+SMALL = {"object_store_memory": 80 << 20}
+CARD = "simulated_gpu"  # the resource that a measurement needs one of
+
+
+def record(group: int) -> Record:
+    """Band ``group`` of tiles: records that differ, and that tests can tell apart."""
+    fields = space.base(PROBLEM, "sm90_wgmma") | FAMILIES["sm90_wgmma"].plain(PROBLEM)
+    return parse(fields | {"raster_group": group})
+
+
+def job(*groups: int) -> Job:
+    return Job(PROBLEM, tuple(map(record, groups)), "short")
+
+
+def groups(trial: Trial) -> int:
+    return int(trial.record["raster_group"])
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A head without a card, on this machine's loopback. Tests add nodes that have one."""
+    pytest.importorskip("ray")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    # A node's death is noticed in a second instead of in fifteen.
+    watch = {
+        "health_check_initial_delay_ms": 0,
+        "health_check_period_ms": 300,
+        "health_check_timeout_ms": 1000,
+        "health_check_failure_threshold": 3,
+    }
+    found = Cluster(
+        initialize_head=True,
+        head_node_args=SMALL | {"num_cpus": 2, "include_dashboard": False, "_system_config": watch},
+    )
+    variables = {
+        "PYTHONPATH": str(ROOT),
+        "CUDAL2GEN_BUILD_DIR": str(tmp_path_factory.mktemp("built")),
+        "OMP_NUM_THREADS": "1",
+    }
+    ray.init(address=found.address, runtime_env={"env_vars": variables}, log_to_driver=False, logging_level="error")
+    try:
+        yield found
+    finally:
+        ray.shutdown()
+        found.shutdown()
+
+
+@pytest.fixture
+def node(cluster: Any) -> Iterator[Callable[[], Any]]:
+    """Adds nodes with a card each; what a test leaves of them is removed."""
+    added = []
+
+    def add() -> Any:
+        added.append(cluster.add_node(num_cpus=0, resources={CARD: 1}, **SMALL))
+        return added[-1]
+
+    yield add
+    for one in added:
+        if one in cluster.list_all_nodes():
+            cluster.remove_node(one, allow_graceful=False)
+    until(lambda: CARD not in __import__("ray").cluster_resources())
+
+
+def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def ended(log: Path) -> Counter[int]:
+    return Counter(group for line in simulated_gpu.read(log) for group in line.get("end", ()))
+
+
+def overlapping(log: Path) -> list[tuple[Any, Any]]:
+    """Evaluations on one node that ran at the same time. One that never ended ends with its process' last line."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    begun: dict[int, Any] = {}
+    for line in simulated_gpu.read(log):
+        if "begin" in line:
+            begun[line["pid"]] = line
+        elif "end" in line:
+            start = begun.pop(line["pid"])
+            spans.setdefault(line["node"], []).append((start["at"], line["at"]))
+    pairs = []
+    for found in spans.values():
+        found.sort()
+        pairs += [(one, two) for one, two in pairwise(found) if two[0] < one[1]]
+    return pairs
+
+
+@pytest.mark.slow
+def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_twice(
+    cluster: Any, node: Callable[[], Any], tmp_path: Path
+) -> None:
+    """Sixteen jobs on two cards. One worker is killed in mid-evaluation, then a whole node, then a new node comes."""
+    log, store = tmp_path / "log", tmp_path / "trials.jsonl"
+    nodes = [node(), node()]
+    executor: Executor = OnRay(partial(Simulated, log, 0.25), resource=CARD, prepare=Packs(log))
+    jobs = [job(2 * at + 1, 2 * at + 2) for at in range(16)]
+    finished_before: dict[str, Counter[int]] = {}
+
+    def work() -> None:
+        for done in executor.run([*jobs, jobs[0]]):
+            results.append(done.trials, store)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: len(ended(log)) >= 4 and "begin" in simulated_gpu.read(log)[-1])
+    finished_before["worker"] = ended(log)
+    os.kill(simulated_gpu.read(log)[-1]["pid"], signal.SIGKILL)
+    until(lambda: len(ended(log)) >= 12)
+    finished_before["node"] = ended(log)
+    cluster.remove_node(nodes[0], allow_graceful=False)
+    node()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    executor.close()
+
+    stored = results.trials(store)
+    assert Counter(map(groups, stored)) == Counter(range(1, 33)), "each job once, though one was given twice"
+    expected = {
+        groups(trial): trial.median_us
+        for done in InProcess(Simulated(tmp_path / "other", 0.0)).run(jobs)
+        for trial in done.trials
+    }
+    assert {groups(trial): trial.median_us for trial in stored} == expected
+    assert {trial.outcome for trial in stored} == {"measured"}
+    after = ended(log)
+    for before in finished_before.values():
+        assert len(before) >= 4
+        assert all(after[group] == 1 for group in before), "what was finished is not evaluated again"
+    assert len({line["node"] for line in simulated_gpu.read(log) if "end" in line}) == 3
+    begun = Counter(group for line in simulated_gpu.read(log) for group in line.get("begin", ()))
+    assert sum(begun.values()) > 32, "something was lost in mid-evaluation, or this test shows nothing"
+    assert overlapping(log) == []
+
+
+@pytest.mark.slow
+def test_records_that_kill_hang_or_raise_cost_themselves_only(node: Callable[[], Any], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    node()
+    executor = OnRay(partial(Simulated, log, 0.01), resource=CARD, seconds=1.5)
+    jobs = [job(1, KILLS, 2), job(HANGS), job(4, RAISES), job(5)]
+    trials = {groups(trial): trial for done in executor.run(jobs) for trial in done.trials}
+    executor.close()
+    told = {group: (trial.outcome, trial.reason) for group, trial in trials.items()}
+    assert {group for group, one in told.items() if one == ("measured", "")} == {1, 2, 4, 5}
+    assert told[HANGS] == ("time-out", "no answer within 1.5 s")
+    assert told[RAISES] == ("wrong result", "ArithmeticError: the device is in a bad mood")
+    assert told[KILLS][0] == "wrong result"
+    assert told[KILLS][1].startswith("the worker that ran it was lost: ")
+    begun = Counter(group for line in simulated_gpu.read(log) for group in line.get("begin", ()))
+    assert begun[KILLS] == 4, "twice with others, twice alone"
+    assert (begun[HANGS], begun[RAISES]) == (1, 2)
+    assert trials[5].on == executor.on == "analytic model with hidden terms, seed 7"
+
+
+@pytest.mark.slow
+def test_kernels_are_packed_on_cpu_nodes_and_unpacked_beside_the_card(node: Callable[[], Any], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    node()
+    node()
+    executor = OnRay(partial(Simulated, log, 0.3), resource=CARD, prepare=Packs(log))
+    until(lambda: executor.workers() == 2)
+    (done,) = executor.run([job(7, 8, 9)])
+    executor.close()
+    assert [groups(trial) for trial in done.trials] == [7, 8, 9], "in order, though two cards shared a brief job"
+    lines = simulated_gpu.read(log)
+    assert sorted(line["packed"] for line in lines if "packed" in line) == [[7, 8], [9]]
+    begun = {tuple(line["begin"]): line for line in lines if "begin" in line}
+    assert begun[7, 8]["node"] != begun[9,]["node"]
+    assert not {line["node"] for line in lines if "packed" in line} & {line["node"] for line in begun.values()}
+    assert record(7).name in begun[7, 8]["built"]
+
+
+def test_only_brief_jobs_are_shared_out() -> None:
+    brief = job(1, 2, 3, 4, 5)
+    found = ray_executor._parts(brief, 3)
+    assert [[one.raster_group for one in part.records] for part in found] == [[1, 2], [3, 4], [5]]  # type: ignore[union-attr]
+    assert ray_executor._parts(brief._replace(effort="long"), 3) == [brief._replace(effort="long")]
+    assert ray_executor._parts(job(1), 3) == [job(1)]
+    assert ray_executor._parts(brief, 0) == [brief]
+
+
+@pytest.mark.slow
+def test_without_a_card_it_says_so(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match="the cluster has 0 of simulated_gpu; none became free"):
+        OnRay(partial(Simulated, tmp_path / "log"), resource=CARD, patience=0.5)
+
+
+@pytest.mark.slow
+def test_an_environment_that_does_not_start_is_not_started_for_ever(node: Callable[[], Any], tmp_path: Path) -> None:
+    node()
+    with pytest.raises(Unreachable, match="three workers in a row failed at their start: OSError: no CUDA device"):
+        OnRay(partial(simulated_gpu.Absent, tmp_path / "log"), resource=CARD)
+
+
+def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(Unreachable, match=r"^no Ray cluster at 127\.0\.0\.1:1: .*refused"):
+        OnRay(partial(Simulated, tmp_path / "log"), address="127.0.0.1:1")
+
+
+def test_packed_kernels_are_kernels_where_they_arrive(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    small = Problem(gpu="a100", acc="f16", layout="tn", m=64, n=64, k=64)
+    good = space.candidates(small, most=20).records[0]
+    artifact = compiler.build([good], build_dir=first)[0]
+    parcel = {artifact.digest: {path.name: path.read_bytes() for path in artifact.directory.iterdir()}}
+    ray_executor.unpack(parcel, second)
+    ray_executor.unpack(parcel, second)
+    assert [path.name for path in second.iterdir()] == [artifact.digest]
+    (again,) = compiler.build([good], build_dir=second, tools=compiler.toolchain())
+    assert again.ptxas == artifact.ptxas
+    assert again.cubin.read_bytes() == artifact.cubin.read_bytes()
+    assert not (second / ".lock").exists(), "nothing was compiled"
+
+
+def test_a_parcel_leaves_its_folder_for_nobody(tmp_path: Path) -> None:
+    ray_executor.unpack({"../../elsewhere": {"../../kernel.cubin": b"x"}}, tmp_path / "a" / "b")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+        "a/b/elsewhere/kernel.cubin"
+    ]
+
+
+@pytest.mark.slow
+def test_the_command_line_tunes_on_a_cluster_of_its_own(tmp_path: Path, own_catalog: dict[str, str]) -> None:
+    pytest.importorskip("ray")
+    env = own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    env |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
+    options = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--proposers", "random", "--executor", "ray")
+    done = run("tune", "--mnk", "256_2048_64", "--evaluations", "8", *options, env=env)
+    assert done.returncode == 0, done
+    assert "1 of 1 problems, 8 evaluations" in done.stdout
+    stored = results.trials(tmp_path / "tuner" / "modelled-trials.jsonl")
+    assert Counter(one.effort for one in stored) == {"short": 8, "medium": 8, "long": 3}
+    assert {one.outcome for one in stored} == {"measured"}
+    said = error("tune", "--mnk", "256_2048_64", *options, "--address", "127.0.0.1:1", code=3, env=env)
+    assert "no Ray cluster at 127.0.0.1:1" in said
