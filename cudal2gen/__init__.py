@@ -1,3 +1,33 @@
 """Half-precision matrix-multiply kernels for NVIDIA GPUs, regenerated from data."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from cudal2gen.operators import explain as explain
+    from cudal2gen.operators import linear as linear
+    from cudal2gen.operators import load_pack as load_pack
+    from cudal2gen.operators import matmul as matmul
+    from cudal2gen.operators import patch as patch
+    from cudal2gen.operators import prefer as prefer
+    from cudal2gen.operators import stats as stats
+    from cudal2gen.operators import unpatch as unpatch
+
+_OPERATORS = ("explain", "linear", "load_pack", "matmul", "patch", "prefer", "stats", "unpatch")
+
+
+def __getattr__(name: str) -> Any:
+    # These need torch, which takes a second to import; nothing else here does.
+    if name not in _OPERATORS:
+        raise AttributeError(f"module 'cudal2gen' has no attribute {name!r}")
+    from cudal2gen import operators
+
+    globals().update({each: getattr(operators, each) for each in _OPERATORS})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OPERATORS})

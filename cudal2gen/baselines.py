@@ -74,7 +74,10 @@ class Matmul(Baseline):
 
     @property
     def detail(self) -> str:
-        return f"allow_fp16_accumulation={self.acc == 'f16'}"
+        import torch
+
+        reduced = torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+        return f"allow_fp16_accumulation={self.acc == 'f16'} allow_fp16_reduced_precision_reduction={reduced}"
 
     def bind(self, operands: Operands) -> Call:
         import torch

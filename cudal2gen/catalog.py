@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from cudal2gen import places
-from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
+from cudal2gen.kernel import IllegalRecord, Problem, Record, explain, parse, revise
 
 # Where a GPU has no records of its own: whose to try, before all others.
 STAND_INS = {
@@ -101,6 +103,50 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Found:
     raise CatalogError(
         f"no record for {_spell(problem)}, and none of another GPU or size is legal there; see 'cudal2gen list'"
     )
+
+
+def fitted(problem: Problem, records: Iterable[Record]) -> Found:
+    """A record for exactly this problem: its own, else the nearest one with the problem's sizes.
+
+    A tile that does not divide the sizes is predicated, or padded by the caller. Raises CatalogError where no record of
+    the accumulator becomes legal.
+    """
+    records = list(records)
+    if own := next((record for record in records if record.key == problem.key), None):
+        return Found(own)
+    asked = problem.model_dump()
+    sources = {gpu: at for at, gpu in enumerate((problem.gpu, *STAND_INS.get(problem.gpu, ())))}
+    pool = [record for record in records if record.acc == problem.acc]
+    strange = len(sources)
+    pool.sort(key=lambda one: (sources.get(one.gpu, strange), one.layout != problem.layout, _distance(problem, one)))
+    for record in pool:
+        for padding in ({}, {"padding": "predicate"}, {"padding": "pad"}):
+            changed = sorted(name for name, value in (asked | padding).items() if getattr(record, name, None) != value)
+            origin = {"source": record.origin.source, "structure": "modelled", "changed": changed}
+            try:
+                taken = revise(record, **asked, **padding, origin=origin)
+            except IllegalRecord:
+                continue
+            return Found(taken, f"{_spell(problem)} takes the record of {_spell(record)}, {', '.join(changed)} changed")
+    raise CatalogError(f"no record becomes legal for {_spell(problem)}; see 'cudal2gen list'")
+
+
+def problems(path: Path) -> list[Problem]:
+    """The problems of a list, one JSON object a line, each once; what else a line says (``count``) is passed over.
+
+    Raises CatalogError with file, line and what is wrong.
+    """
+    if not path.is_file():
+        raise CatalogError(f"no list of problems at {path}")
+    found: dict[Problem, None] = {}
+    for number, line in _lines(path):
+        try:
+            values = json.loads(line)
+            found[Problem.model_validate({name: values[name] for name in Problem.model_fields})] = None
+        except (ValueError, TypeError, KeyError) as error:
+            what = explain(error) if isinstance(error, ValidationError) else f"not a problem ({error})"
+            raise CatalogError(f"{path}:{number}: {what}") from None
+    return list(found)
 
 
 def library(gpu: str, acc: str, layout: str, of: str | None = None, path: Path | None = None) -> list[Record]:

@@ -19,6 +19,7 @@ from cudal2gen import catalog, places
 from cudal2gen.kernel import FAMILIES, GPUS, IllegalRecord, Problem, Record, parse
 
 if TYPE_CHECKING:
+    from cudal2gen import choice as choices
     from cudal2gen import gpu as gpu_room
     from cudal2gen import results
     from cudal2gen.compiler import Artifact
@@ -50,7 +51,11 @@ Set = Annotated[
         help="Change a field of the record, e.g. bm=256, mma_repeat=2,4,1, prefetch=multi:3, c_batch=null. Repeatable.",
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="All records of --gpu, --acc and --layout.")]
+All = Annotated[bool, typer.Option("--all", help="All records of --gpu, --acc and --layout; each may be any.")]
+Problems = Annotated[
+    Path | None,
+    typer.Option("--problems", metavar="FILE", help="A list as tune-model writes; those of --acc and --layout."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes at a time; all cores by default.")
@@ -58,6 +63,11 @@ Jobs = Annotated[
 On = Annotated[str, typer.Option("--on", help="Where kernels run: emulator, or gpu for validate.")]
 Device = Annotated[int, typer.Option("--device", min=0, help="The CUDA device for --on gpu, counted from 0.")]
 Nvcc = Annotated[Path | None, typer.Option("--nvcc", help="The nvcc to use, instead of the one that is found.")]
+
+Results = Annotated[
+    list[Path] | None,
+    typer.Option("--results", metavar="FILE", help="Measurements to read, instead of the store's. Repeatable."),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -444,6 +454,7 @@ def bench(
     sample: Annotated[
         int | None, typer.Option("--sample", min=1, help="This many problems, spread over the size classes.")
     ] = None,
+    problems: Problems = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU's model; by default as the device says.")] = None,
     acc: Acc = "f16",
     layout: Layout = "tn",
@@ -478,7 +489,7 @@ def bench(
     from cudal2gen import baselines as vendors
     from cudal2gen import bench as timing
     from cudal2gen import compiler, results
-    from cudal2gen.gpu import Gpu, Kernel, sku
+    from cudal2gen.gpu import Gpu, Kernel, alone, sku
 
     with _user_errors():
         seconds = None if budget is None else _seconds(budget)
@@ -487,7 +498,13 @@ def bench(
         model = gpu or sku(card.environment.name)
         if model is None:
             _usage(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
-        records = _to_measure(mnk, everything, sample, model, acc, layout, of, changes, seed)
+        if (bool(mnk), everything, sample is not None, problems is not None).count(True) != 1:
+            _usage("give one of --mnk M_N_K, --all, --sample N and --problems FILE")
+        records = (
+            _listed(problems, model, acc, layout, changes)
+            if problems is not None
+            else _to_measure(mnk, sample, model, acc, layout, of, changes, seed)
+        )
         card.check(records[0])
         tools = compiler.toolchain(nvcc)
         with _progress("compiling") as progress:
@@ -508,7 +525,7 @@ def bench(
             target_qps=target_qps,
             seed=seed,
         )
-        with _countdown() as progress:
+        with alone(device), _countdown() as progress:
             outcome = timing.run(
                 card,
                 records,
@@ -533,7 +550,6 @@ def bench(
 
 def _to_measure(
     mnk: list[str] | None,
-    everything: bool,
     sample: int | None,
     gpu: str,
     acc: str,
@@ -544,8 +560,6 @@ def _to_measure(
 ) -> list[Record]:
     from cudal2gen.bench import stratified
 
-    if (bool(mnk), everything, sample is not None).count(True) != 1:
-        _usage("give one of --mnk M_N_K, --all and --sample N")
     if mnk and not of:
         return [_record(one, gpu, acc, layout, changes) for one in mnk]
     records = {record.problem: record for record in catalog.library(gpu, acc, layout, of)}
@@ -556,6 +570,33 @@ def _to_measure(
     else:
         wanted = stratified(records, seed)[:sample]
     return [_changed(records[one], changes or []) for one in wanted]
+
+
+def _alike(path: Path, gpu: str, acc: str, layout: str) -> list[Problem]:
+    """A list's problems of this GPU, accumulator and layout."""
+    wanted = catalog.problems(path)
+    alike = [one for one in wanted if (one.gpu, one.acc, one.layout) == (gpu, acc, layout)]
+    if left := len(wanted) - len(alike):
+        print(f"note: {left} problems of {path} are not for {gpu} {acc} {layout}, and left out", file=sys.stderr)
+    if not alike:
+        _usage(f"{path} has no problem for {gpu} {acc} {layout}")
+    return alike
+
+
+def _listed(path: Path, gpu: str, acc: str, layout: str, changes: list[str] | None) -> list[Record]:
+    """Records for the problems of a list, at their very sizes."""
+    records = catalog.load()
+    found = []
+    for problem in _alike(path, gpu, acc, layout):
+        try:
+            one = catalog.fitted(problem, records)
+        except catalog.CatalogError as error:
+            print(f"note: {error}; left out", file=sys.stderr)
+            continue
+        if one.note:
+            print(f"note: {one.note}", file=sys.stderr)
+        found.append(_changed(one.record, changes or []))
+    return found
 
 
 def _protocols(text: str) -> tuple[results.ProtocolName, ...]:
@@ -589,6 +630,7 @@ def tune(
     sample: Annotated[
         int | None, typer.Option("--sample", min=1, help="This many sizes, spread over the size classes.")
     ] = None,
+    listed: Problems = None,
     gpu: Gpu = "a100",
     acc: Acc = "f16",
     layout: Layout = "tn",
@@ -675,7 +717,7 @@ def tune(
         if benchmark:
             _compare_proposers(gpu, acc, seeds, seed, plot, markdown)
             return
-        problems = _to_tune(mnk, everything, size_class, sample, gpu, acc, layout, seed)
+        problems = _to_tune(mnk, everything, size_class, sample, listed, gpu, acc, layout, seed)
         records = catalog.load()
         store = trials or _trial_store(environment)
         if runs_on == "ray":
@@ -885,7 +927,9 @@ def _on_ray(environment: str, records: list[Record], address: str | None, timeou
             return ray_executor.OnRay(partial(Model, incumbents, seed), address, resource="CPU", seconds=timeout)
         if environment == "gpu":
             make = partial(on_gpu.connect, 0, incumbents, seed)  # the one GPU that Ray lets it see
-            return ray_executor.OnRay(make, address, ray_executor.compiled, seconds=timeout)
+            return ray_executor.OnRay(
+                make, address, ray_executor.compiled, seconds=timeout, keep=ray_executor.keep_verdicts
+            )
     except ImportError:
         _fail("--executor ray needs Ray: pip install 'cudal2gen[ray]'", EXIT_TOOLCHAIN)
     except ray_executor.Unreachable as error:
@@ -898,6 +942,7 @@ def _to_tune(
     everything: bool,
     size_class: str | None,
     sample: int | None,
+    listed: Path | None,
     gpu: str,
     acc: str,
     layout: str,
@@ -905,8 +950,10 @@ def _to_tune(
 ) -> list[Problem]:
     from cudal2gen.bench import CLASSES, stratified
 
-    if (bool(mnk), everything, size_class is not None, sample is not None).count(True) != 1:
-        _usage("give one of --mnk M_N_K, --all, --class NAME and --sample N, or --benchmark")
+    if (bool(mnk), everything, size_class is not None, sample is not None, listed is not None).count(True) != 1:
+        _usage("give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE, or --benchmark")
+    if listed is not None:
+        return _alike(listed, gpu, acc, layout)
     if mnk:
         return [_problem(one, gpu, acc, layout) for one in mnk]
     if size_class is not None and size_class not in CLASSES:
@@ -965,10 +1012,7 @@ def report(
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Markdown file to write; with neither, Markdown is printed.")
     ] = None,
-    result_files: Annotated[
-        list[Path] | None,
-        typer.Option("--results", metavar="FILE", help="Measurements to read, instead of the store's. Repeatable."),
-    ] = None,
+    result_files: Results = None,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option("--compare", metavar="A B", help="Two result files: what is faster or slower in B, beyond noise."),
@@ -1020,9 +1064,198 @@ def _measurements(paths: list[Path] | None) -> results.Measurements:
 
 
 @app.command()
+def pack(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or a wheel where it ends in .whl.")],
+    gpu: Gpu = "a100",
+    acc: Annotated[
+        list[str] | None, typer.Option("--acc", help="Only this accumulator, f16 or f32. Repeatable.")
+    ] = None,
+    layout: Annotated[list[str] | None, typer.Option("--layout", help="Only this layout. Repeatable.")] = None,
+    mnk: Annotated[
+        list[str] | None,
+        typer.Option("--mnk", metavar="M_N_K", help="Records of these sizes, measured or not. Repeatable."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All records; by default those that were measured faster than the vendor's.")
+    ] = False,
+    result_files: Results = None,
+    with_ptx: Annotated[
+        bool, typer.Option("--with-ptx", help="PTX beside the cubins: for the emulator, and for reading.")
+    ] = False,
+    jobs: Jobs = None,
+    nvcc: Nvcc = None,
+) -> None:
+    """Write what a machine without nvcc and CUTLASS needs: cubins, the table of choices, the launcher, a C header."""
+    from cudal2gen import choice, compiler
+    from cudal2gen import pack as packs
+
+    with _user_errors():
+        if gpu not in GPUS:
+            _usage(f"--gpu {gpu}: must be one of {', '.join(GPUS)}")
+        if mnk and everything:
+            _usage("give --mnk or --all, not both")
+        kinds = [(one, other) for one in acc or ("f16", "f32") for other in layout or ("tn", "nn")]
+        measured = _measurements(result_files)
+        records = _to_pack(gpu, kinds, mnk, everything, measured)
+        if not records:
+            _usage(f"nothing is measured of {gpu}: run cudal2gen bench there, or give --mnk or --all")
+        tools = compiler.toolchain(nvcc)
+        with _progress("compiling") as progress:
+            artifacts = compiler.build(records, tools=tools, jobs=jobs, progress=progress)
+        for record, artifact in zip(records, artifacts, strict=True):
+            if artifact.ptxas.findings:
+                _fail(f"{record.name} {artifact.ptxas.findings[0]}: no kernel for a pack", EXIT_FAILED)
+        digests = {record.name: artifact.digest for record, artifact in zip(records, artifacts, strict=True)}
+        table = choice.tabulate(gpu, records, measured, lambda record: digests[record.name])
+        table = table if mnk or everything else table.chosen()
+        built = {artifact.digest: artifact for artifact in artifacts}
+        library = compiler.launcher(tools=tools)
+        files = packs.contents(table, built, library, tools.nvcc_version, with_ptx)
+        written = packs.write_wheel(files, out) if out.suffix == ".whl" else packs.write_folder(files, out)
+    for note in table.notes:
+        print(f"note: {note}", file=sys.stderr)
+    won = sum(row.wins for row in table.rows)
+    size = sum(map(len, files.values())) >> 10
+    print(
+        f"{written}: {len(table.kernels)} kernels, {len({one.digest for one in table.kernels})} binaries, {size} KiB; "
+        f"{won} of {len(table.rows)} measured problems won"
+    )
+
+
+def _to_pack(
+    gpu: str,
+    kinds: list[tuple[str, str]],
+    mnk: list[str] | None,
+    everything: bool,
+    measured: results.Measurements,
+) -> list[Record]:
+    """Records of these accumulators and layouts: of given sizes, all, or those of measured problems."""
+    if mnk:
+        return [_record(one, gpu, *kind, changes=None) for one in mnk for kind in kinds]
+    chosen: list[Record] = []
+    everyone = catalog.load()
+    for acc, layout in kinds:
+        own = {one.problem for one in measured.measurements if (one.gpu, one.acc, one.layout) == (gpu, acc, layout)}
+        try:
+            pool = catalog.library(gpu, acc, layout)
+        except catalog.CatalogError:
+            continue
+        known = {record.problem: record for record in pool}
+        # What bench measured of a list of problems are records made for them, and so made again.
+        made = [catalog.fitted(one, everyone).record for one in sorted(own - set(known), key=lambda one: one.key)]
+        chosen += (pool if everything else [known[one] for one in known if one in own]) + made
+    return chosen
+
+
+@app.command()
+def explain(
+    mnk: Mnk,
+    gpu: Gpu = "a100",
+    acc: Acc = "f16",
+    layout: Layout = "tn",
+    directory: Annotated[
+        Path | None, typer.Option("--pack", metavar="DIR", help="A pack to ask, instead of the installed one.")
+    ] = None,
+    result_files: Results = None,
+    as_json: Json = False,
+) -> None:
+    """Say what cudal2gen.matmul would run for packed operands, and why.
+
+    It is asked of a pack; without one, of the catalog and of the measurements that there are.
+    """
+    from cudal2gen.choice import Operands
+
+    with _user_errors():
+        problem = _problem(mnk, gpu, acc, layout)
+        table, source = _table(problem, directory, result_files)
+        operands = Operands.packed(problem.layout, problem.n, problem.k)
+        chosen = table.choose(problem, operands)
+        nearest = table.choose(problem, operands, "kernel")
+
+    def said(one: choices.Choice) -> str:
+        if one.kernel is None or one.served is None:
+            return "torch.matmul"
+        record = table.kernels[one.kernel].record
+        copies = [name for name, copied in zip("ABD", one.served.copied, strict=True) if copied]
+        how = f"copies of {', '.join(copies)}" if copies else "no copies"
+        return f"{record.name}, of {record.mnk}; launched as {one.served.launched.text}, {how}"
+
+    if as_json:
+        answer = {"runs": said(chosen), "why": chosen.reason, "kernel": said(nearest), "source": source}
+        print(json.dumps(answer, indent=1))
+        return
+    print(f"runs     {said(chosen)}\nbecause  {chosen.reason}\nasked    {source}")
+    if chosen.kernel is None:
+        print(f"a kernel {said(nearest)}, where CUDAL2GEN_PREFER=kernel")
+
+
+def _table(problem: Problem, directory: Path | None, result_files: list[Path] | None) -> tuple[choices.Table, str]:
+    """The table that answers for a problem, and where it is from."""
+    from cudal2gen import choice
+    from cudal2gen import pack as packs
+
+    if directory is not None:
+        found = packs.open_pack(directory)
+        if found.gpu != problem.gpu:
+            _usage(f"--pack {directory}: is for {found.gpu}, not {problem.gpu}")
+        return found.table, f"the pack in {directory}"
+    if result_files is None:
+        there, refused = packs.search(packs.installed())
+        for reason in refused:
+            print(f"note: {reason}", file=sys.stderr)
+        if problem.gpu in there:
+            return there[problem.gpu].table, f"the pack in {there[problem.gpu].directory}"
+    measured = _measurements(result_files)
+    kinds = [(problem.acc, problem.layout)]
+    records = _to_pack(problem.gpu, [(acc, layout) for acc, layout in kinds], None, True, measured)
+    table = choice.tabulate(problem.gpu, records, measured)
+    return table, f"no pack; {len(records)} records of the catalog, {len(table.rows)} of them measured"
+
+
+@app.command("tune-model")
+def tune_model(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="module:callable or file.py:callable, which builds and runs a model.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The list to write, for --problems of bench and tune; else it is printed."),
+    ] = None,
+    gpu: Gpu = "a100",
+    acc: Acc = "f32",
+    real: Annotated[bool, typer.Option("--real", help="Run it on real tensors, not on ones without data.")] = False,
+    any_type: Annotated[
+        bool, typer.Option("--any-type", help="Count products of other types of number as if they were fp16.")
+    ] = False,
+) -> None:
+    """Collect the products that a model really asks for, as a list of problems to measure and to tune for.
+
+    The model runs without data, unless --real: neither its weights nor a GPU need be there.
+    """
+    from cudal2gen.operators import shapes
+
+    with _user_errors():
+        _problem("1_1_1", gpu, acc, "tn")
+        try:
+            found = shapes.collect(shapes.find_model(model), fake=not real, any_type=any_type)
+        except shapes.ModelError as error:
+            _usage(str(error))
+        rows = found.problems(gpu, "f16" if acc == "f16" else "f32")
+        for kind, count in sorted(found.others.items()):
+            print(f"note: {count} products of {kind} are left out; --any-type takes them", file=sys.stderr)
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    if out is None:
+        print(text, end="")
+    else:
+        _write(out, text)
+        print(f"{len(rows)} problems, {sum(row['count'] for row in rows)} products, in {out}")
+
+
+@app.command()
 def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     """Tell what this machine can do, and what would add the rest."""
     from cudal2gen import compiler
+    from cudal2gen import pack as packs
 
     checks: dict[str, tuple[bool, str]] = {}
     try:
@@ -1039,6 +1272,10 @@ def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     except compiler.ToolchainError as error:
         checks["compile"] = (False, str(error))
     checks["build directory"] = compiler.writable(places.build_dir())
+    there, refused = packs.search(packs.installed())
+    found = [f"{gpu} in {pack.directory}" for gpu, pack in there.items()]
+    said = "; ".join([*found, *refused]) or "none installed: cudal2gen.matmul is torch's"
+    checks["packs"] = (bool(there) and not refused, said)
     driver = Path("/dev/nvidiactl")
     checks["gpu"] = (
         driver.exists(),
@@ -1064,10 +1301,11 @@ def _user_errors() -> Iterator[None]:
         from cudal2gen.bench import Stopped, TooGood
         from cudal2gen.compiler import BuildError, ToolchainError
         from cudal2gen.gpu import GpuError
+        from cudal2gen.pack import PackError
 
         if isinstance(error, ToolchainError | GpuError):
             _fail(str(error), EXIT_TOOLCHAIN)
-        if isinstance(error, BuildError | Stopped | TooGood):
+        if isinstance(error, BuildError | PackError | Stopped | TooGood):
             _fail(str(error), EXIT_FAILED)
         raise
 
@@ -1112,7 +1350,12 @@ def _chosen(
         _usage("give either --mnk M_N_K or --all")
     if mnk is not None:
         return [_record(mnk, gpu, acc, layout, changes)]
-    records = [record for record in catalog.load() if (record.gpu, record.acc, record.layout) == (gpu, acc, layout)]
+    wanted = {"gpu": gpu, "acc": acc, "layout": layout}
+    records = [
+        record
+        for record in catalog.load()
+        if all(value in ("any", getattr(record, name)) for name, value in wanted.items())
+    ]
     if not records:
         _usage(f"no records for {gpu} {acc} {layout}; see 'cudal2gen list'")
     return [_changed(record, changes or []) for record in records]

@@ -39,7 +39,8 @@ from cudal2gen.renderer import render
 Progress = Callable[[int, int], None]
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
-LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
+LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
+LAUNCHER_SOURCES = ("launcher.cpp", "pack.cpp", "cudal2gen.h")
 INSTALL = "pip install 'cudal2gen[nvcc]'"
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
@@ -256,11 +257,11 @@ def build(
 
 
 def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -> Path:
-    """The generic launcher's shared library, compiled at first use (under a second)."""
+    """The shared library of the generic launcher and of packs, compiled at first use (some seconds)."""
     tools = tools or toolchain()
     root = build_dir or places.build_dir()
-    source = places.PACKAGE / "launcher.cpp"
-    identity = json.dumps([source.read_text(), LAUNCHER_FLAGS, tools.nvcc_version])
+    texts = [(places.PACKAGE / name).read_text() for name in LAUNCHER_SOURCES]
+    identity = json.dumps([texts, LAUNCHER_FLAGS, tools.nvcc_version])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:32]
     library = root / f"launcher-{digest}" / "libcudal2gen.so"
     if library.is_file():
@@ -269,16 +270,17 @@ def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -
         root.mkdir(parents=True, exist_ok=True)
         with _Locks(root) as locks, locks.take(library.parent.name), _scratch(root) as scratch:
             if not library.is_file():
-                _compile_launcher(source, scratch / library.parent.name / library.name, tools)
+                _compile_launcher(scratch / library.parent.name / library.name, tools)
                 _publish(scratch / library.parent.name, library.parent)
     except OSError as error:
         raise _unwritable(root, error) from error
     return library
 
 
-def _compile_launcher(source: Path, library: Path, tools: Toolchain) -> None:
+def _compile_launcher(library: Path, tools: Toolchain) -> None:
     library.parent.mkdir()
-    command = ["g++", *LAUNCHER_FLAGS, f"-I{tools.cuda_include}", str(source), "-o", str(library), "-ldl"]
+    sources = [str(places.PACKAGE / name) for name in LAUNCHER_SOURCES if name.endswith(".cpp")]
+    command = ["g++", *LAUNCHER_FLAGS, f"-I{tools.cuda_include}", *sources, "-o", str(library), "-ldl"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=_environment())
     if done.returncode:
         raise BuildError(f"the launcher did not compile:\n{done.stderr}")

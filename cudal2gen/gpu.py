@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import fcntl
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -18,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cudal2gen import places
 from cudal2gen.kernel import GPUS, Layout, Problem, Record, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Environment
@@ -44,6 +47,7 @@ Race = Callable[[Sequence[Binder]], Winner]
 
 ALIGNMENT = 256  # bytes, as torch's allocator gives them
 RESERVE = 2 << 30  # bytes of device memory left to libraries
+HANG_S = 60  # seconds; what is tried takes a fraction of one
 HOLD_CYCLES = 40_000_000  # some 20 ms at any clock of a GPU
 # Names of a model's slower or cut-down relatives.
 OTHER_SKUS = {"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig"}
@@ -170,6 +174,19 @@ def runtime() -> Path:
         if candidate.is_file():
             return candidate
     raise GpuError(f"{name} not found; install it: pip install nvidia-cuda-runtime==13.0.*, or a torch for CUDA 13")
+
+
+@contextlib.contextmanager
+def alone(index: int) -> Iterator[None]:
+    """Keeps a device to this process's measurements. Raises GpuError where another process has it."""
+    path = places.user_cache() / f"device-{index}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GpuError(f"another process measures on device {index}; two at once would slow each other") from None
+        yield
 
 
 class Kernel:
@@ -423,8 +440,16 @@ class Gpu:
         self._torch.cuda._sleep(HOLD_CYCLES)
 
     def wait(self) -> None:
-        """Until this stream, and no other one, is done. Raises RuntimeError for what went wrong on the device."""
-        self._torch.cuda.current_stream(self.device).synchronize()
+        """Until this stream, and no other one, is done. Raises RuntimeError for what went wrong on the device.
+
+        A kernel that hangs ends the process, with a traceback: no call returns from its device any more, not even those
+        that would unload it.
+        """
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        try:
+            self._torch.cuda.current_stream(self.device).synchronize()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
         m, n, k = problem.m, problem.n, problem.k

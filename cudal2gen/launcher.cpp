@@ -254,7 +254,9 @@ int cudal2gen_open(char const* directory, char const* options, char const* runti
   kernel->steps = number("steps");
   kernel->along_n = option("raster_axis");
   kernel->band = std::max(1ll, option("raster_group"));
-  kernel->pdl = option("pdl");
+  // A kernel with a workspace follows the clearing of its counters: there is no kernel to overlap with, and only kernels
+  // can be the earlier side of a programmatic edge in a captured graph.
+  kernel->pdl = option("pdl") && !kernel->workspace;
   if (option("hint_a") < 0 || option("hint_a") > 2 || option("hint_b") < 0 || option("hint_b") > 2)
     return refuse(cudaErrorInvalidValue, "hint_a and hint_b are 0, 1 or 2: normal, first, last");
   kernel->policy_a = kPolicies[option("hint_a")];

@@ -14,6 +14,12 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _LAUNCH = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER)
 
 
+class _Sized(ctypes.Structure):
+    """``cudal2gen_sized`` of pack.cpp."""
+
+    _fields_ = [("kernel", _POINTER), *((name, _INT) for name in ("lda", "ldb", "ldd", "m", "n", "k"))]
+
+
 class LaunchError(RuntimeError):
     """The launcher or the CUDA runtime refused; ``code`` is the cudaError_t."""
 
@@ -83,6 +89,19 @@ class OpenKernel:
         # Converted once: ctypes would do it at every call.
         converted = [kind(value) for kind, value in zip(_LAUNCH[:-1], values, strict=True)]
         return partial(self._api.cudal2gen_launch, *converted)
+
+    def sized(self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int) -> Callable[[int, int, int, int, int], int]:
+        """``launch`` for ever new addresses: a function of a, b, d, workspace and stream that returns a code for
+        ``check``. ctypes takes time for every argument, so all others are given here."""
+        sizes = _Sized(self._handle.value, lda, ldb, ldd, m, n, k)
+        call = self._api.cudal2gen_launch_sized
+        call.argtypes = (_POINTER,) * 6
+        where = _POINTER(ctypes.addressof(sizes))
+
+        def launch(a: int, b: int, d: int, workspace: int, stream: int, _keep: _Sized = sizes) -> int:
+            return int(call(where, a, b, d, workspace, stream))
+
+        return launch
 
     def close(self) -> None:
         """Unloads the kernel; the object is of no use afterwards."""

@@ -9,8 +9,9 @@ What is compared, by inputs; the reference is the fp64 product:
   so that D shows the errors of rounding alone.
 - ``special``: NaN and infinities in A and B reach exactly the elements of D that the reference says.
 
-Every problem is executed once with hazard detection. Leading dimensions are longer than the rows where nothing is baked
-in, and what lies between is NaN in A and B, forbidden in D.
+Every problem is executed once with hazard detection; the largest of a kernel whose warpgroups wait for each other by
+mbarriers once more, in an order that is adverse to it. Leading dimensions are longer than the rows where nothing is
+baked in, and what lies between is NaN in A and B, forbidden in D.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from cudal2gen import emulator
 from cudal2gen.compiler import Artifact
-from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.kernel import Record, Sm90Wgmma, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
 
@@ -220,9 +221,13 @@ def execute(
     *,
     hazards: bool = True,
     counters: bool = False,
+    adverse: bool = False,
     seed: int = 0,
 ) -> Execution:
-    """Launches a built kernel on one problem in the emulator. Never raises for a faulty kernel: that is a finding."""
+    """Launches a built kernel on one problem in the emulator. Never raises for a faulty kernel: that is a finding.
+
+    ``hazards``, ``counters``, ``adverse``: see ``emulator.Options``.
+    """
     m, n, k = shape.m, shape.n, shape.k
     # Elements between rows. What is baked in must be packed, and what is counted should be as a user has it.
     pad_k, pad_n = 0 if record.baked_k or counters else 8, 0 if record.baked_n or counters else 8
@@ -263,7 +268,7 @@ def execute(
     findings: list[str] = []
     # No loop of a right kernel turns more often than all its tiles have steps; the rest is room for copies and stores.
     turns = 10_000 + 16 * ceil_div(m, record.bm) * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
-    modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns)
+    modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse)
     with emulator.session(memory, device, modes, cta_filter=chosen) as session:
         try:
             with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
@@ -331,6 +336,8 @@ def run_case(
         compared, worst, allowed, wrong = compare(record.acc, inputs, done.a, done.b, done.d, record.k_order(shape.k))
     else:
         compared, worst, allowed, wrong = "nothing", 0.0, None, []
+    if options.get("adverse"):
+        compared += ", warpgroups in adverse order"
     findings = (*done.findings, *wrong)
     case = Case(
         m=shape.m,
@@ -363,6 +370,9 @@ def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
             )  # fmt: skip
             cases.append(case)
             counters |= summary(record, done)
+    if isinstance(record, Sm90Wgmma):
+        most = max(shapes, key=lambda shape: shape.m * shape.n * shape.k)
+        cases.append(run_case(record, artifact, library, most, "binary", adverse=True)[0])
     return Verdict(
         record=record.name,
         digest=artifact.digest,

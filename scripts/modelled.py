@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cudal2gen import catalog, model, places
-from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
+from cudal2gen.kernel import IllegalRecord, Problem, Record, Sm90Wgmma, parse
 from cudal2gen.tuner import space
 
 SOURCE = "analytic model, unmeasured"
@@ -29,9 +29,19 @@ def variants(problem: Problem) -> Iterator[Record]:
     """Legal records for a problem, of both Hopper families, with as many stages as fit."""
     for fields in [*space.wgmma(problem, source=SOURCE), *space.small(problem, source=SOURCE)]:
         try:
-            yield parse(fields)
+            record = parse(fields)
         except IllegalRecord:
             continue
+        if not _idles(record):
+            yield record
+
+
+def _idles(record: Record) -> bool:
+    """Whether CTAs of its clusters, or every second warpgroup, have no work: the model does not see what that costs."""
+    if not isinstance(record, Sm90Wgmma):
+        return False
+    beyond = record.tiles_m % record.cluster[0] or record.tiles_n % record.cluster[1]
+    return bool(beyond) or (record.schedule == "pingpong" and record.ctas <= record.target.sms)
 
 
 def plainness(record: Record) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,3 +126,28 @@ class EmulatedDevice:
                 call()
 
         return replay
+
+
+class OperatorBed:
+    """A ``plans.Bed`` on an emulated device: what operators ask of a GPU, which its pack takes for its own."""
+
+    def __init__(self, device: EmulatedDevice, model: str | None, name: str = "NVIDIA Emulated") -> None:
+        self.device, self.model, self.name = device, model, name
+        self.alone = True
+        self.captures = False
+
+    @property
+    def runtime_library(self) -> Path:
+        return self.device.runtime_library
+
+    def stream(self) -> int:
+        return self.device.stream()
+
+    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+        return self.device.empty(*shape)
+
+    def capturing(self) -> bool:
+        return self.captures
+
+    def current(self) -> AbstractContextManager[None]:
+        return nullcontext()

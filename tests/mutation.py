@@ -5,34 +5,47 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from cudal2gen import catalog, validator
 from cudal2gen.compiler import Artifact
 from cudal2gen.emulator.mutate import Mutant, mutants
+from cudal2gen.kernel import Sm90Small, Sm90Wgmma
 
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
+ASYNCHRONOUS = re.compile(r"mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
 MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)")
 
 
 def survivors(record: catalog.Record, artifact: Artifact, library: Path) -> Iterator[tuple[Mutant, bool]]:
-    """Every mutant of a kernel, and whether it survived all problems that stress the record."""
+    """Every mutant of a kernel, and whether it survived all problems that stress the record.
+
+    Of kernels with mbarriers, only what is asynchronous is mutated, and only their largest problems are executed, in
+    both orders of warpgroups.
+    """
     shapes = sorted(validator.stress_shapes(record), key=lambda shape: -(shape.m * shape.n * shape.k))
+    hopper = isinstance(record, Sm90Wgmma | Sm90Small)
+    if hopper:
+        shapes = shapes[:1] + [shape for shape in shapes if shape.options][:1]
     with TemporaryDirectory() as scratch:
         directory = Path(scratch) / artifact.digest
         shutil.copytree(artifact.directory, directory)
         mutated = Artifact(directory, artifact.ptxas)
         for mutant in mutants(artifact.ptx.read_text()):
+            if hopper and not ASYNCHRONOUS.search(mutant.name):
+                continue
             mutated.ptx.write_text(mutant.text)
             yield mutant, all(_passes(record, mutated, library, shape) for shape in shapes)
 
 
 def _passes(record: catalog.Record, artifact: Artifact, library: Path, shape: validator.Shape) -> bool:
-    return all(
-        validator.run_case(record, artifact, library, shape, inputs, hazards=inputs == "binary")[0].passed
-        for inputs in ("binary", "integers")
-    )
+    runs: list[dict[str, Any]] = [{"inputs": "binary"}, {"inputs": "integers", "hazards": False}]
+    if isinstance(record, Sm90Wgmma | Sm90Small):
+        runs = [{"inputs": "binary"}, {"inputs": "binary", "adverse": True}]
+    return all(validator.run_case(record, artifact, library, shape, **run)[0].passed for run in runs)
 
 
 def equivalence(mutant: Mutant, ptx: str) -> str | None:
@@ -44,6 +57,12 @@ def equivalence(mutant: Mutant, ptx: str) -> str | None:
         return "what changed places with the barrier or fence touches no memory"
     if mutant.kind == "swap" and lines[at].startswith("membar") and following[0].startswith("bar.sync"):
         return "the barrier brings all writes before the arriving thread's own fence, which still precedes its atomic"
+    if mutant.kind == "swap" and "fence.mbarrier_init" in lines[at] and following[0].startswith("bar.sync"):
+        return "the barrier orders the initialisation, and every thread executes the fence before it goes on"
+    if mutant.kind == "swap" and "fence.proxy.async" in lines[at] and following[0].startswith("bar.warp.sync"):
+        return "the thread that copies executes the fence behind the warp's barrier, between all writes and its copy"
+    if mutant.kind in ("skip", "once") and _more_waits_follow(following):
+        return "warps hand stages back in order: when the last one is back, so are those before"
     if mutant.kind == "drop" and "commit_group" in mutant.name and "cp.async.wait_group" not in ptx:
         return "every wait is a wait_all, which waits for copies that no group holds, too"
     if mutant.kind == "drop" and lines[at].startswith("bar.sync") and _only_the_vote_since_a_barrier(lines, at):
@@ -72,6 +91,13 @@ def equivalence(mutant: Mutant, ptx: str) -> str | None:
     if _leads_to_elements(lines, at):
         return "the path element by element stores what the vector path stores"
     return None
+
+
+def _more_waits_follow(following: list[str]) -> bool:
+    """Whether, behind a wait, only other waits come until the thread leaves: the producer's drain."""
+    rest = list(takewhile(lambda line: not re.match(r"ret;|exit;|bra", line), following))
+    later = [line for line in rest if ASYNCHRONOUS.search(line)]
+    return bool(later) and all("try_wait" in line for line in later)
 
 
 def _comparison(lines: list[str], at: int) -> str:

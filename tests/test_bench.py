@@ -18,6 +18,7 @@ import pytest
 
 from cudal2gen import bench, catalog, results
 from cudal2gen.bench import Settings, TooGood, Work, measure, states, stratified
+from cudal2gen.gpu import alone
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import LaunchError
 from tests.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
@@ -507,10 +508,30 @@ def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) ->
     assert (refused.exit_code, "has no 65_64_64" in refused.stderr) == (2, True)
 
 
+def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any, tmp_path: Path) -> None:
+    """And what was measured is explained: by the record that was made for it."""
+    problems = tmp_path / "problems.jsonl"
+    line = '{"gpu":"h200","acc":"f32","layout":"tn","m":%d,"n":%d,"k":%d,"count":2}\n'
+    problems.write_text(line % (17, 96, 72) + line % (64, 64, 64) + line.replace("tn", "nn") % (64, 64, 64))
+    done = command("--problems", str(problems), "--acc", "f32")
+    assert done.exit_code == 0, done.output
+    assert "1 problems of" in done.stderr
+    assert "are not for h200 f32 tn, and left out" in done.stderr
+    assert "h200 f32 tn 17_96_72 takes the record of h200 f32" in done.stderr
+    assert {one.mnk for one in stored(tmp_path / "m.jsonl")} == {"17_96_72", "64_64_64"}
+    asked = ["explain", "--mnk", "17_96_72", "--gpu", "h200", "--acc", "f32", "--results", str(tmp_path / "m.jsonl")]
+    program = [sys.executable, "-m", "cudal2gen", *asked]
+    said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert "of 17_96_72; launched as 17_96_72, no copies" in said
+    assert "17_96_72 was measured: 1.125x" in said
+    assert "no problem for h200 f16 tn" in command("--problems", str(problems), "--acc", "f16").stderr
+    assert "no catalog" not in command("--problems", str(tmp_path / "none.jsonl"), "--acc", "f32").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give one of --mnk M_N_K, --all and --sample N"),
+        ([], "give one of --mnk M_N_K, --all, --sample N and --problems FILE"),
         (["--all", "--sample", "3"], "give one of"),
         (["--mnk", "64_64"], "expected three sizes"),
         (["--mnk", "64_64_64", "--protocol", "hot"], "--protocol hot: must be of device, offline, server"),
@@ -530,6 +551,16 @@ def test_durations(text: str, seconds: float) -> None:
     from cudal2gen.cli import _seconds
 
     assert _seconds(text) == seconds
+
+
+def test_two_at_once_would_measure_each_other(command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDAL2GEN_CACHE_DIR", str(tmp_path / "cache"))
+    chosen = ["--mnk", "64_64_64", "--acc", "f32", "--baselines", "none"]
+    with alone(0):
+        refused = command(*chosen)
+    assert refused.exit_code == 3
+    assert "another process measures on device 0" in refused.stderr
+    assert command(*chosen).exit_code == 0
 
 
 def test_without_a_gpu_the_command_says_so() -> None:

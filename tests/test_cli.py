@@ -191,6 +191,23 @@ def test_run_executes_and_reports(tmp_path: Path) -> None:
     assert "--on gpu" in error("run", "--mnk", "64_64_64", "--on", "gpu")
 
 
+def test_any_is_all_of_them(own_catalog: dict[str, str], tmp_path: Path) -> None:
+    kinds = [("a100", "f16"), ("a100", "f32"), ("h200", "f16"), ("h200", "f32")]
+    kept = [record for record in catalog.load() if record.mnk == "64_64_64" and (record.gpu, record.acc) in kinds]
+    catalog.save(kept, Path(own_catalog["CUDAL2GEN_CATALOG"]))
+    build = ("--build-dir", str(tmp_path / "b"), "build", "--all", "--json")
+    names = {
+        key: [json.loads(line)["name"] for line in run(*build, *options, env=own_catalog).stdout.splitlines()]
+        for key, options in {
+            "all": ("--gpu", "any", "--acc", "any"), "h200": ("--gpu", "h200", "--acc", "any"),
+            "f32": ("--gpu", "any", "--acc", "f32"),
+        }.items()
+    }  # fmt: skip
+    assert {key: len(found) for key, found in names.items()} == {"all": 4, "h200": 2, "f32": 2}
+    assert names["h200"] == [record.name for record in sorted(kept, key=lambda it: it.key) if record.gpu == "h200"]
+    assert "no records for any f16 nn" in error("build", "--all", "--gpu", "any", "--layout", "nn", env=own_catalog)
+
+
 def test_validate_stores_verdicts_and_changed_skips_them(tmp_path: Path) -> None:
     env = {"CUDAL2GEN_RESULTS": str(tmp_path / "results"), "CUDAL2GEN_CATALOG": str(tmp_path / "kernels.jsonl")}
     catalog.save(
@@ -324,12 +341,31 @@ def test_doctor_tells_what_there_is() -> None:
     assert done.returncode == 0
     assert answer["catalog"]["detail"].startswith("5000 records")
     assert answer["compile"]["ok"]
+    assert answer["packs"] == {"ok": False, "detail": "none installed: cudal2gen.matmul is torch's"}
+    broken = run("doctor", "--json", env={"CUDAL2GEN_PACK": "/nowhere"})
+    assert json.loads(broken.stdout)["packs"] == {"ok": False, "detail": "no pack at /nowhere"}
     broken = run("doctor", env={"CUDAL2GEN_NVCC": "/nowhere/nvcc"})
     assert broken.returncode == 3
     assert "missing  compile" in broken.stdout
 
 
-@pytest.mark.parametrize("command", ["list", "show", "render", "build", "run", "validate", "edit", "report", "doctor"])
+COMMANDS = [
+    "list",
+    "show",
+    "render",
+    "build",
+    "run",
+    "validate",
+    "edit",
+    "report",
+    "doctor",
+    "explain",
+    "pack",
+    "tune-model",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_that_explains_its_options(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0

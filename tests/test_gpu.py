@@ -348,3 +348,24 @@ def test_drawn_operands_are_aligned_and_the_same_b(monkeypatch: pytest.MonkeyPat
     assert not torch.equal(sets[0].a, sets[1].a)
     again = gpu.draw(problem, 3, torch.Generator().manual_seed(1), "cpu")
     assert torch.equal(again[2].b, sets[2].b)
+
+
+HANGING = """
+import time
+from types import SimpleNamespace
+from cudal2gen import gpu
+
+gpu.HANG_S = 0.2
+card = gpu.Gpu.__new__(gpu.Gpu)
+card.device = None
+stream = SimpleNamespace(synchronize=lambda: time.sleep(30))
+card._torch = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda device: stream))
+card.wait()
+"""
+
+
+def test_a_kernel_that_hangs_ends_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGING], check=False, capture_output=True, text=True, timeout=25)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert "in wait" in done.stderr

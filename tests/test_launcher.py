@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cudal2gen import catalog, compiler, emulator
+from cudal2gen.emulator import host
 from cudal2gen.launcher import LaunchError, OpenKernel
 from tests.paths import IN_CLUSTER, SWAPPED, TWO, once, ring, small
 
@@ -200,6 +201,30 @@ def test_tensor_maps_follow_their_operands(library: Path) -> None:
             kernel.launch(at_a, k, at_b, k, at_d, n, m, n, k)
             d = buffers[2].bytes().view(np.float16).reshape(m, n)
             assert (d == a.astype(np.float32) @ b.astype(np.float32).T).all()
+
+
+def test_only_kernels_that_follow_kernels_overlap_with_them(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a kernel with a workspace its counters are cleared, by what is no kernel."""
+    overlapping: list[bool] = []
+    read = host._launch_attributes
+
+    def seen(pointer: int, count: int) -> tuple[tuple[int, int, int], bool]:
+        found = read(pointer, count)
+        overlapping.append(found[1])
+        return found
+
+    monkeypatch.setattr(host, "_launch_attributes", seen)
+    m, n, k = 64, 32, 128
+    for record in (ring(pdl=True), ring(pdl=True, split_k=2, reduce="workspace"), ring()):
+        memory = emulator.Memory()
+        with (
+            emulator.session(memory, emulator.Device(sm_count=2, capability=(9, 0))),
+            opened(record, library) as kernel,
+        ):
+            a, b, d = (memory.upload(np.zeros(size, np.float16)).address for size in ((m, k), (n, k), (m, n)))
+            workspace = memory.allocate(max(1, kernel.workspace_bytes(m, n, k))).address
+            kernel.launch(a, k, b, k, d, n, m, n, k, workspace)
+    assert overlapping == [True, False, False]
 
 
 def test_opening_is_refused_in_words(library: Path, session: emulator.Session, tmp_path: Path) -> None:

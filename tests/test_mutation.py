@@ -33,6 +33,8 @@ MUTATED = [
     "split_k",
     "small direct",
     "small direct split_k",
+    "wgmma pingpong 2x1 nn",
+    "wgmma 2x2",
 ]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -193,17 +194,33 @@ def test_kernels_are_packed_on_cpu_nodes_and_unpacked_beside_the_card(node: Call
     log = tmp_path / "log"
     node()
     node()
-    executor = OnRay(partial(Simulated, log, 0.3), resource=CARD, prepare=Packs(log))
+    kept: list[list[str]] = []
+    executor = OnRay(
+        partial(Simulated, log, 0.3),
+        resource=CARD,
+        prepare=Packs(log),
+        keep=lambda verdicts: kept.append([one.digest for one in verdicts]),
+    )
     until(lambda: executor.workers() == 2)
     (done,) = executor.run([job(7, 8, 9)])
+    assert kept == [[record(7).name]] * 2, "one kernel: each card that judged it says so once"
+    list(executor.run([job(7)]))
+    assert kept[2:] == [[]]
     executor.close()
     assert [groups(trial) for trial in done.trials] == [7, 8, 9], "in order, though two cards shared a brief job"
     lines = simulated_gpu.read(log)
-    assert sorted(line["packed"] for line in lines if "packed" in line) == [[7, 8], [9]]
+    assert sorted(line["packed"] for line in lines if "packed" in line) == [[7], [7, 8], [9]]
     begun = {tuple(line["begin"]): line for line in lines if "begin" in line}
     assert begun[7, 8]["node"] != begun[9,]["node"]
     assert not {line["node"] for line in lines if "packed" in line} & {line["node"] for line in begun.values()}
     assert record(7).name in begun[7, 8]["built"]
+
+
+def test_a_verdict_is_kept_where_it_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
+    for digests in (["a"], ["a", "b"], []):
+        ray_executor.keep_verdicts([simulated_gpu.verdict(digest) for digest in digests])
+    assert [json.loads(line)["digest"] for line in results.store().read_text().splitlines()] == ["a", "b"]
 
 
 def test_only_brief_jobs_are_shared_out() -> None:

@@ -285,6 +285,15 @@ def test_golden_text(name: str, request: pytest.FixtureRequest) -> None:
     assert path.read_text() == render(GOLDENS[name])
 
 
+def test_clusters_do_not_wait_for_memory_to_hand_back_a_stage() -> None:
+    """ptxas puts a MEMBAR.ALL.GPU before what releases to a cluster: hundreds of clocks, in every k-tile."""
+    text = render(ring(cluster=[2, 1]))
+    assert "mbarrier.arrive.shared::cluster.b64" in text
+    assert "release.cluster.shared::cluster" not in text
+    assert "barrier.cluster.arrive.relaxed" in text
+    assert "barrier.cluster.arrive.release" not in text
+
+
 def test_records_of_one_text_share_one_name() -> None:
     texts: dict[str, str] = {}
     for record in catalog.load(places.shipped("configs") / "kernels.jsonl")[::7]:

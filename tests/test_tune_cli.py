@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -64,6 +65,19 @@ def test_a_budget_ends_it_and_a_class_chooses(place: dict[str, str]) -> None:
     assert 0 < int(found[1]) < len(tiny)
 
 
+def test_a_models_own_problems_are_tuned(place: dict[str, str], tmp_path: Path) -> None:
+    asked = Problem(gpu="h200", acc="f32", layout="tn", m=16, n=768, k=256)
+    other = asked.model_copy(update={"acc": "f16"})
+    listed = tmp_path / "problems.jsonl"
+    listed.write_text("".join(json.dumps(one.model_dump() | {"count": 3}) + "\n" for one in (asked, other)))
+    done = run("tune", "--problems", str(listed), "--evaluations", "8", *MODELLED, env=place)
+    assert done.returncode == 0, done
+    assert "1 of 1 problems, 8 evaluations" in done.stdout
+    assert "note: 1 problems of" in done.stderr
+    (stored,) = Path(place["CUDAL2GEN_BUILD_DIR"]).rglob("modelled-trials.jsonl")
+    assert {(one.m, one.n, one.k, one.acc) for one in results.trials(stored)} == {(16, 768, 256, "f32")}
+
+
 def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
     pytest.importorskip("torch")
     from cudal2gen.tuner.policy import Policy
@@ -92,7 +106,10 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
     [
         (("--mnk", "64_64_64", "--environment", "oracle"), "--environment oracle: must be gpu, replay or model"),
         (("--benchmark", "--environment", "replay"), "--environment replay: --benchmark compares in the model "),
-        (("--environment", "model"), "give one of --mnk M_N_K, --all, --class NAME and --sample N, or --benchmark"),
+        (
+            ("--environment", "model"),
+            "give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE, or --benchmark",
+        ),
         (("--class", "vast", "--environment", "model"), "--class vast: must be one of large, split-k, medium, "),
         (("--mnk", "64_64_64", *MODELLED[:-1], "oracle"), "--proposers oracle: oracle: must be of policy, prior, "),
     ],

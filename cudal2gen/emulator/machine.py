@@ -65,12 +65,15 @@ HOPPER = Device(
 @dataclass(frozen=True)
 class Options:
     """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector;
-    ``loop_limit``: taken backward branches per batch before a launch counts as hung."""
+    ``loop_limit``: taken backward branches per batch before a launch counts as hung. ``adverse``: another order of
+    events that hardware may choose: of all warpgroups that can run the last one does, until it waits, and a try_wait
+    that has to wait times out at first."""
 
     hazards: bool = True
     counters: bool = False
     lanes: int = 2048
     loop_limit: int = 1_000_000
+    adverse: bool = False
 
 
 @dataclass
@@ -421,8 +424,7 @@ class Batch:
         pend = self.pend
         if not pend:
             return self._blocked()
-        block = min(pend)
-        mask = pend.pop(block)
+        block, mask = self._last_warpgroup() if self.launch.options.adverse else self._first_block()
         others = bool(pend or self.waiting or self.deferred)
         if others and self.launch.compiled.has_clobbers:
             written = self.launch.compiled.clobbers[block]
@@ -434,6 +436,23 @@ class Batch:
         if not others and self.complete:
             return block, None, False
         return block, mask, others
+
+    def _first_block(self) -> tuple[int, Array]:
+        block = min(self.pend)
+        return block, self.pend.pop(block)
+
+    def _last_warpgroup(self) -> tuple[int, Array]:
+        """The last warpgroup that can run, at the first block where it has lanes; the others stay where they are."""
+        start = max(int(np.flatnonzero(mask)[-1]) for mask in self.pend.values()) // 128 * 128
+        mine = slice(start, start + 128)
+        block = min(block for block, mask in self.pend.items() if mask[mine].any())
+        rest = self.pend.pop(block).copy()
+        chosen = np.zeros(self.size, bool)
+        chosen[mine] = rest[mine]
+        rest[mine] = False
+        if rest.any():
+            self.pend[block] = rest
+        return block, chosen
 
     def branch(self, taken: Array, yes: int, no: int, m: Mask) -> Step:
         """A divergent branch."""

@@ -80,6 +80,8 @@ class Barriers:
         self.hazards = batch.launch.options.hazards
         self.bars: dict[tuple[int, int], MBarrier] = {}
         self.results: Array = np.zeros(batch.size, bool)
+        # Whose last try_wait ended by its time limit, in an adverse order.
+        self.timed_out: Array = np.zeros(batch.size, bool)
         per = batch.cluster_size * batch.width
         self.clusters = [ClusterBarrier(per) for _ in range(batch.count // batch.cluster_size)]
         # Per lane: the generation in which it arrived at the cluster barrier, -1 where it has not.
@@ -371,6 +373,7 @@ class Barriers:
             lanes = np.flatnonzero(free)
             self.acquire(bar, lanes)
             self.results[lanes] = True
+            self.timed_out[lanes] = False
             batch.release(bar, free)
 
     def acquire(self, bar: MBarrier, lanes: Array) -> None:
@@ -383,7 +386,7 @@ class Barriers:
             self.batch.clocks.acquire(lanes, bar.done_clock)
 
     def try_wait(self, address: Array, token: Array, parity: bool, m: Mask, resume: int, site: int) -> Step:
-        """mbarrier.try_wait: lanes whose phase is not complete sleep."""
+        """mbarrier.try_wait: lanes whose phase is not complete sleep; in an adverse order only when they try again."""
         batch = self.batch
         if self.launch.counters is not None:
             warps = batch.alive if m is None else m
@@ -393,8 +396,13 @@ class Barriers:
             bar = self.find(row, offset, lanes, site)
             if bar is None or bar.passed(wanted, parity):
                 self.results[lanes] = True
+                self.timed_out[lanes] = False
                 if bar is not None and bar.phase:
                     self.acquire(bar, lanes)
+                continue
+            if self.launch.options.adverse and not self.timed_out[lanes].all():
+                self.results[lanes] = False
+                self.timed_out[lanes] = True
                 continue
             if asleep is None:
                 asleep = np.zeros(batch.size, bool)
@@ -564,6 +572,12 @@ class Barriers:
                     "in-flight",
                     f"the CTA exits while bulk copies to it are under way ({bar.describe(row)})",
                     None, row, (lane - row * batch.width,),
+                )  # fmt: skip
+            if bar.row == row and 0 < bar.pending < bar.count:
+                batch.report(
+                    "mbarrier",
+                    f"the CTA exits in the middle of a phase: too many arrivals, or too few, at {bar.describe(row)}",
+                    None, row, (),
                 )  # fmt: skip
         batch.bulk.exited(row)
         batch.warpgroups.exited(row)

@@ -153,6 +153,7 @@ def _of_asynchronous(ins: Instr, statement: str) -> Iterator[tuple[str, str]]:
             yield "drop", ""
         if what == "init":
             yield "count", _changed(statement, 1, "b32", "add.u32", "1")
+            yield "discount", _changed(statement, 1, "b32", "sub.u32", "1")
         if what == "expect_tx" or "expect_tx" in ins.parts:
             yield "bytes", _changed(statement, len(ins.operands) - 1, "b32", "add.u32", "16")
         if what in ("try_wait", "test_wait"):
@@ -160,6 +161,7 @@ def _of_asynchronous(ins: Instr, statement: str) -> Iterator[tuple[str, str]]:
             if isinstance(target, Reg):
                 name = statement.split(what, 1)[1].split(None, 1)[1].split(",", maxsplit=1)[0].strip()
                 yield "skip", f"setp.eq.u32 {name}, 0, 0;"
+                yield "once", f"{statement} setp.eq.u32 {name}, 0, 0;"
             if "parity" in ins.parts:
                 yield "parity", _changed(statement, 2, "b32", "xor.b32", "1")
     elif ins.base == "wgmma":

@@ -61,6 +61,11 @@ class OnGpu:
         self.on = device.environment.name
         self._verdicts: dict[str, Verdict] = {}
 
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """By digest: of every binary that came to be tried here."""
+        return dict(self._verdicts)
+
     def prepare(self, records: Sequence[Record]) -> None:
         """Compiles, and no more: what a machine without a GPU can do beforehand. What fails is found again later."""
         self._built(records)

@@ -23,9 +23,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from cudal2gen import __version__, places
+from cudal2gen import __version__, places, results
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.results import Effort, Outcome, Trial
+from cudal2gen.results import Effort, Outcome, Trial, Verdict
 from cudal2gen.tuner.environment import Environment, trial_of
 from cudal2gen.tuner.executor import Done, Job
 
@@ -37,6 +37,13 @@ PING_SECONDS = 20.0
 
 class Unreachable(RuntimeError):
     """No worker that could measure: no cluster, no GPU in it, or none that starts."""
+
+
+class Answer(NamedTuple):
+    """A worker's trials, and verdicts that the driver may not have: nodes need not share a store."""
+
+    trials: list[Trial]
+    verdicts: list[Verdict]
 
 
 class Lost(NamedTuple):
@@ -70,6 +77,13 @@ def compiled(records: Sequence[Record]) -> Parcel:
     return found
 
 
+def keep_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Stores what the driver's own store has not: workers on this disk have stored theirs themselves."""
+    known = results.latest() if verdicts else {}
+    if fresh := [one for one in verdicts if (one.digest, one.on) not in known]:
+        results.append(fresh)
+
+
 def unpack(parcel: Parcel, root: Path | None = None) -> None:
     """Puts packed kernels where a build would have put them, each by one rename; what is there stays."""
     root = root or places.build_dir()
@@ -99,15 +113,20 @@ class Measurer:
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._environment = make()
+        self._told: set[str] = set()
 
     def who(self) -> tuple[str, str, str]:
         """The environment's name, what it measures on, and the version of this package there."""
         return self._environment.name, self._environment.on, __version__
 
-    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort, parcel: Parcel) -> list[Trial]:
-        """See ``Environment``."""
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort, parcel: Parcel) -> Answer:
+        """See ``Environment``. Of what it judged on the way, what was not told before comes along."""
         unpack(parcel)
-        return self._environment.evaluate(problem, records, effort)
+        trials = self._environment.evaluate(problem, records, effort)
+        verdicts: dict[str, Verdict] = getattr(self._environment, "verdicts", {})
+        fresh = [one for digest, one in verdicts.items() if digest not in self._told]
+        self._told |= verdicts.keys()
+        return Answer(trials, fresh)
 
 
 class OnRay:
@@ -116,7 +135,8 @@ class OnRay:
 
     ``resource``: what a measurement needs one of. ``seconds``: after so many a job's worker is ended. ``patience``: so
     many seconds may pass without any worker. ``losses``: times that a job is tried when its worker is lost; then its
-    records are tried one by one, and one that is lost again is a failure. Nodes may come and go.
+    records are tried one by one, and one that is lost again is a failure. Nodes may come and go. ``keep`` is handed the
+    verdicts that come with a job, before its trials are yielded.
 
     Raises ImportError without Ray, Unreachable where nothing can measure.
     """
@@ -131,12 +151,13 @@ class OnRay:
         patience: float = 120.0,
         losses: int = 2,
         variables: dict[str, str] | None = None,
+        keep: Callable[[Sequence[Verdict]], None] = lambda _: None,
     ) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
 
         self._ray, self._resource, self._seconds = ray, resource, seconds
-        self._patience, self._losses = patience, losses
+        self._patience, self._losses, self._keep = patience, losses, keep
         self._own_connection = not ray.is_initialized()
         if self._own_connection:
             self._connect(address, variables or {})
@@ -234,7 +255,7 @@ class OnRay:
         actor = self._taken()
         answer = actor.evaluate.remote(job.problem, job.records, job.effort, parcel)
         try:
-            trials: list[Trial] = self._ray.get(answer, timeout=self._seconds)
+            told: Answer = self._ray.get(answer, timeout=self._seconds)
         except errors.GetTimeoutError:
             self._drop(actor)
             return Lost(f"no answer within {self._seconds:g} s", "time-out", again=False)
@@ -246,7 +267,9 @@ class OnRay:
             self._drop(actor)
             return Lost(f"the worker that ran it was lost: {_first_line(error)}", "wrong result", again=True)
         self._idle.put(actor)
-        return trials
+        with self._lock:
+            self._keep(told.verdicts)
+        return told.trials
 
     def _taken(self) -> Any:
         """An idle worker that answers. Workers are started for GPUs that are new, or that lost theirs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -29,8 +30,9 @@ def finding(source: str, name: str, entry: str) -> str:
     """The first thing that is noticed about a text; empty if nothing is."""
     try:
         program = load(source, name)
-        for mnk, clusters in PROBLEMS:
-            run = gemm(entry, mnk, clusters, pdl=True, options=Options(loop_limit=4000), source=program)
+        for (mnk, clusters), adverse in product(PROBLEMS, (False, True)):
+            options = Options(loop_limit=4000, adverse=adverse)
+            run = gemm(entry, mnk, clusters, pdl=True, options=options, source=program)
             if run.session.reports or run.code:
                 return str((run.session.reports or run.session.refusals)[0])
             if not run.exact:
@@ -56,6 +58,7 @@ def survivors(name: str, which: int, entry: str) -> tuple[Counter[str], list[Mut
 # (kind, instruction) -> why a survivor changes nothing.
 EQUIVALENT = {
     ("count", "mbarrier.init.shared::cta.b64"): "the barriers that order pingpong consumers are not used here",
+    ("discount", "mbarrier.init.shared::cta.b64"): "the same",
     ("drop", "bar.sync"): "the cluster barrier before it orders the same",
 }
 
@@ -64,12 +67,13 @@ def test_mutants_of_a_cluster_with_multicast() -> None:
     assert finding(alone("tma_gemm", 2), "tma_gemm", "tn_f16_2x1") == ""
     total, left = survivors("tma_gemm", 2, "tn_f16_2x1")
     assert set(total) >= {
-        "drop", "weaken", "skip", "parity", "bytes", "count", "step", "swizzle", "own", "raise",
+        "drop", "weaken", "skip", "once", "parity", "bytes", "count", "discount", "step", "swizzle", "own", "raise",
     }  # fmt: skip
     assert [m.name for m in left if (m.kind, m.name.split()[1]) not in EQUIVALENT] == []
     counts = Counter((m.kind, m.name.split()[1]) for m in left)
     assert counts == {
         ("count", "mbarrier.init.shared::cta.b64"): 2,
+        ("discount", "mbarrier.init.shared::cta.b64"): 2,
         ("drop", "bar.sync"): 1,
     }
 
@@ -89,6 +93,7 @@ NOTICED = [
     ("tma_gemm", 2, "tn_f16_2x1", r"(setmaxnreg\.inc\S*) 232", r"\1 240", "504"),
     ("tma_gemm", 2, "tn_f16_2x1", r"griddepcontrol\.wait;", "", "before griddepcontrol.wait"),
     ("tma_gemm", 7, "nn_f32_pingpong_2x1", r"fence\.proxy\.async\.shared::cta;", "", "without a fence.proxy.async"),
+    ("tma_gemm", 7, "nn_f32_pingpong_2x1", r"(mbarrier\.try_wait\S* p, .*;)", r"\1 setp.eq.u32 p, 0, 0;", "mbarrier"),
     ("tma_gemm", 5, "nn_f16_2x2", r"barrier\.cluster\.\w+\.\w+\.aligned;", "", "has started"),
     ("tma_split", 1, "split_4", r"barrier\.cluster\.arrive\.release", "barrier.cluster.arrive.relaxed", "race"),
     ("tma_split", 1, "split_4", r"griddepcontrol\.wait;", "", "before griddepcontrol.wait"),

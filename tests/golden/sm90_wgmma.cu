@@ -111,11 +111,14 @@ CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
   return remote;
 }
 
-CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Relaxed: the fence before it releases the mbarriers, and there is nothing else to wait for.
+CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+// In another CTA of the cluster. Not .release.cluster: it would wait for all of the thread's memory accesses, and wgmma
+// has read what is handed back.
 CUTE_DEVICE void arrive_at(uint32_t barrier, int rank) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(at_rank(barrier, rank)) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(at_rank(barrier, rank)) : "memory");
 }
 
 // A box at (column, row) of a matrix to shared memory; its bytes count on the mbarrier. Where several CTAs share it, to

@@ -1,0 +1,400 @@
+"""Which kernel, or the vendor's library, answers a problem, and why: a table made from measurements, and its reading.
+
+A kernel is chosen where it was measured faster than the vendor's library by more than noise: in each L2 state, and by
+the lower end of the interval. Off the measured problems it must have won on all neighbours, and win after what its
+tiles waste and what copying to padded matrices costs. Where nothing was measured, the vendor's library answers. Times
+are in microseconds; nothing here needs torch or a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from cudal2gen import results
+from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem, Record, ceil_div, parse, revise
+from cudal2gen.results import Measurement, Measurements
+
+Prefer = Literal["measured", "kernel", "vendor"]
+
+MARGIN = 0.01  # by which a kernel must win where it was measured
+STRETCH = 0.05  # by which more off the measured problems
+OCTAVE = 1.0  # a neighbour is at most twice or half as large in each direction
+NEIGHBOURS = 3
+TRIED = 64  # kernels that are looked at before the first that needs no copies is waited for no longer
+MOST_ROWS = 2**24  # of any extent and leading dimension: the launcher's limit
+# What copying costs beside moving bytes. Prices of what is not measured, so rather too high.
+COPY_US = 3.0
+COPY_SHARE = 0.5  # of the peak bandwidth
+BANDWIDTH = 500_000.0  # bytes per microsecond, where no card's is known: 0.5 TB/s
+
+
+class Matrix(NamedTuple):
+    """How a caller's matrix lies: leading dimension in elements, and whether its address is a multiple of 16 bytes."""
+
+    ld: int
+    aligned: bool = True
+
+
+class Operands(NamedTuple):
+    """Of a problem, as the caller has them: A (m,k), B as the layout stores it, D (m,n)."""
+
+    a: Matrix
+    b: Matrix
+    d: Matrix
+
+    @classmethod
+    def packed(cls, layout: Layout, n: int, k: int) -> Operands:
+        return cls(Matrix(k), Matrix(k if layout == "tn" else n), Matrix(n))
+
+
+class Sizes(NamedTuple):
+    """Extents of a product."""
+
+    m: int
+    n: int
+    k: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.m}_{self.n}_{self.k}"
+
+
+class Served(NamedTuple):
+    """How a kernel serves operands: what is launched, and which matrices are copied to or from padded ones."""
+
+    launched: Sizes
+    copied: tuple[bool, bool, bool]
+
+    def copied_bytes(self, sizes: Sizes) -> int:
+        """Bytes that the copies move: the matrix once read, the wide one filled with zeros and written."""
+        given, wide = _extents(sizes), _extents(self.launched)
+        zeroed = (2, 2, 1)  # D is not filled before
+        moved = (2 * (own + times * all_) for own, all_, times in zip(given, wide, zeroed, strict=True))
+        return sum(some for some, copied in zip(moved, self.copied, strict=True) if copied)
+
+    def copied_us(self, sizes: Sizes, bandwidth: float) -> float:
+        """The price of the copies; ``bandwidth`` in bytes per microsecond."""
+        return COPY_US * sum(self.copied) + self.copied_bytes(sizes) / (bandwidth * COPY_SHARE)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One record of a table, and the binary that it stands for. ``fields``: the record's JSON values."""
+
+    digest: str
+    fields: Mapping[str, Any]
+
+    @cached_property
+    def record(self) -> Record:
+        return parse(dict(self.fields))
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.fields["m"], self.fields["n"], self.fields["k"])
+
+    def serve(self, sizes: Sizes, operands: Operands) -> Served | None:
+        """How this binary computes the product, with as few copies as it can; None where it does not.
+
+        Other sizes than the record's own are served where they are legal and leave the binary as it is.
+        """
+        record = self.record
+        padded = self._resized(sizes, {"padding": "pad"}) if self.fields.get("padding") in ("none", "pad") else None
+        found = []
+        if self.fields.get("padding") == "pad":
+            found = [_whole_tiles(record, sizes)] if padded else []
+        else:
+            vectors = Sizes(sizes.m, _aligned(sizes.n), _aligned(sizes.k))
+            candidates = dict.fromkeys((sizes, Sizes(sizes.m, sizes.n, vectors.k), vectors))
+            found = [one for one in candidates if self._resized(one, {})]
+            if padded:
+                found.append(_whole_tiles(record, sizes))
+        served = [Served(one, _copied(record, sizes, one, operands)) for one in found if max(one) <= MOST_ROWS]
+        return min(served, key=lambda one: (sum(one.copied), one.copied_bytes(sizes)), default=None)
+
+    def _resized(self, sizes: Sizes, changes: dict[str, Any]) -> Record | None:
+        try:
+            resized = revise(self.record, **sizes._asdict(), **changes)
+        except IllegalRecord:
+            return None
+        return resized if resized.name == self.record.name else None
+
+
+class Row(NamedTuple):
+    """One measured problem: its best kernel by number, None where that is not in the table; what it won or lost.
+
+    ``us`` and ``vendor_us`` are medians in the worst L2 state; ``speedup``: value, low and high there.
+    """
+
+    acc: Acc
+    layout: Layout
+    m: int
+    n: int
+    k: int
+    kernel: int | None
+    us: float
+    vendor_us: float
+    speedup: tuple[float, float, float]
+    state: str
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.m, self.n, self.k)
+
+    @property
+    def wins(self) -> bool:
+        return self.kernel is not None and self.speedup[1] >= 1 + MARGIN
+
+
+class Choice(NamedTuple):
+    """What answers a problem. ``kernel``: its number in the table, None for the vendor's library; ``reason`` in words,
+    ``short``: the same, equal for all problems alike, to be counted."""
+
+    kernel: int | None
+    served: Served | None
+    reason: str
+    short: str
+
+
+@dataclass
+class Table:
+    """Kernels for one GPU model and what was measured of them. ``bandwidth``: the card's, bytes per microsecond."""
+
+    gpu: str
+    kernels: list[Kernel]
+    rows: list[Row]
+    bandwidth: float = BANDWIDTH
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def _by_problem(self) -> dict[tuple[str, str, Sizes], Row]:
+        return {(row.acc, row.layout, row.sizes): row for row in self.rows}
+
+    def choose(
+        self, problem: Problem, operands: Operands, prefer: Prefer = "measured", extra_us: float = 0.0
+    ) -> Choice:
+        """What answers the problem; ``extra_us``: what a kernel's caller must do besides and the vendor's need not."""
+        sizes = Sizes(problem.m, problem.n, problem.k)
+        if prefer == "vendor":
+            return Choice(None, None, "the vendor's library was asked for", "asked for")
+        if max(*sizes, operands.a.ld, operands.b.ld, operands.d.ld) > MOST_ROWS:
+            reason = f"an extent or leading dimension exceeds {MOST_ROWS}"
+            return Choice(None, None, f"{problem.mnk}: {reason}", reason)
+        if not any((one.fields["acc"], one.fields["layout"]) == (problem.acc, problem.layout) for one in self.kernels):
+            reason = f"no kernels for {self.gpu} {problem.acc} {problem.layout}"
+            return Choice(None, None, reason, reason)
+        if prefer == "kernel":
+            return self._nearest(problem, sizes, operands)
+        row = self._by_problem.get((problem.acc, problem.layout, sizes))
+        if row is not None:
+            return self._measured(row, operands, extra_us)
+        return self._estimated(problem, sizes, operands, extra_us)
+
+    def _measured(self, row: Row, operands: Operands, extra_us: float) -> Choice:
+        found = f"{row.sizes.text} was measured: {_speedup(row)}"
+        if row.kernel is None or not row.wins:
+            return Choice(None, None, f"{found}, which is not faster beyond noise", "measured, not faster")
+        kernel = self.kernels[row.kernel]
+        served, packed = (
+            kernel.serve(row.sizes, these) for these in (operands, Operands.packed(row.layout, row.n, row.k))
+        )
+        if served is None or packed is None:
+            return Choice(None, None, f"{found}, but its kernel does not take these operands", "operands not taken")
+        more = max(0.0, served.copied_us(row.sizes, self.bandwidth) - packed.copied_us(row.sizes, self.bandwidth))
+        low = row.speedup[1] * row.us / (row.us + more + extra_us)
+        price = f", {more + extra_us:.1f} us of copies added" if more + extra_us else ""
+        if low < 1 + MARGIN:
+            return Choice(None, None, f"{found}{price}: not faster then", "copies too dear")
+        return Choice(row.kernel, served, f"{found}{price}", "measured")
+
+    def _estimated(self, problem: Problem, sizes: Sizes, operands: Operands, extra_us: float) -> Choice:
+        near = self._near(problem, sizes)
+        if min(sizes.m, sizes.n) == 1:
+            reason = "a product with a vector, which the vendor's library computes in other ways, was not measured"
+            return Choice(None, None, f"{sizes.text}: {reason}", "vector, not measured")
+        if not near:
+            reason = "nothing was measured within a factor of two"
+            return Choice(None, None, f"{sizes.text}: {reason}", reason)
+        said = "; ".join(f"{row.sizes.text} {_speedup(row)}" for row in near)
+        if not all(row.wins for row in near):
+            return Choice(None, None, f"not every measured neighbour is won: {said}", "neighbours not all won")
+        best: tuple[float, Row, Served] | None = None
+        for row in near:
+            low, served = self._predicted(row, sizes, operands, extra_us)
+            if served is not None and (best is None or low > best[0]):
+                best = (low, row, served)
+        if best is None:
+            return Choice(None, None, f"no neighbour's kernel serves {sizes.text}: {said}", "operands not taken")
+        low, row, served = best
+        estimate = f"{low:.3f}x expected with the kernel of {row.sizes.text}, waste and copies priced in ({said})"
+        if low < 1 + MARGIN + STRETCH:
+            return Choice(None, None, f"only {estimate}", "estimated, not faster")
+        return Choice(row.kernel, served, estimate, "estimated")
+
+    def _near(self, problem: Problem, sizes: Sizes) -> list[Row]:
+        """Measured neighbours, the nearest first."""
+        alike = [row for row in self.rows if (row.acc, row.layout) == (problem.acc, problem.layout)]
+        measured = [(steps, row) for row in alike if max(steps := _octaves(sizes, row.sizes)) <= OCTAVE]
+        return [row for _, row in sorted(measured, key=lambda pair: (sum(pair[0]), pair[1].sizes))[:NEIGHBOURS]]
+
+    def _predicted(self, row: Row, sizes: Sizes, operands: Operands, extra_us: float) -> tuple[float, Served | None]:
+        """The low end of a speedup at other sizes: the neighbour's, less what the tiles waste and what is copied.
+
+        The vendor's library is taken to waste nothing, and both to take time in proportion to their work.
+        """
+        assert row.kernel is not None
+        kernel = self.kernels[row.kernel]
+        served, packed = (
+            kernel.serve(sizes, operands),
+            kernel.serve(row.sizes, Operands.packed(row.layout, row.n, row.k)),
+        )
+        if served is None or packed is None:
+            return 0.0, None
+        useful = math.prod(sizes) / math.prod(row.sizes)
+        tiled = _work(kernel.record, served.launched) / _work(kernel.record, packed.launched)
+        own = row.us * tiled
+        more = max(0.0, served.copied_us(sizes, self.bandwidth) - packed.copied_us(row.sizes, self.bandwidth) * tiled)
+        return row.speedup[1] * row.us * useful / (own + more + extra_us), served
+
+    def _nearest(self, problem: Problem, sizes: Sizes, operands: Operands) -> Choice:
+        """The nearest kernel that serves the operands, one without copies first; for tests and curiosity."""
+        copying: Choice | None = None
+        for tried, (number, kernel) in enumerate(self._by_distance(problem, sizes)):
+            if copying is not None and tried >= TRIED:
+                break
+            if (served := kernel.serve(sizes, operands)) is None:
+                continue
+            why = f"the kernel of {kernel.sizes.text} was asked for, nothing measured says that it is faster"
+            found = Choice(number, served, why, "asked for")
+            if not any(served.copied):
+                return found
+            copying = copying or found
+        reason = "no kernel serves these operands"
+        return copying or Choice(None, None, f"{sizes.text}: {reason}", reason)
+
+    def _by_distance(self, problem: Problem, sizes: Sizes) -> Iterator[tuple[int, Kernel]]:
+        alike = [
+            (sum(_octaves(sizes, kernel.sizes)), number)
+            for number, kernel in enumerate(self.kernels)
+            if (kernel.fields["acc"], kernel.fields["layout"]) == (problem.acc, problem.layout)
+        ]
+        return ((number, self.kernels[number]) for _, number in sorted(alike))
+
+    def chosen(self) -> Table:
+        """The same with only those kernels that a measurement chooses; the other rows stay, as reasons."""
+        winners = sorted({row.kernel for row in self.rows if row.wins and row.kernel is not None})
+        numbers = {old: new for new, old in enumerate(winners)}
+        rows = [row._replace(kernel=None if row.kernel is None else numbers.get(row.kernel)) for row in self.rows]
+        return Table(self.gpu, [self.kernels[old] for old in winners], rows, self.bandwidth, self.notes)
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values."""
+        kernels = [{"digest": one.digest, "record": dict(one.fields)} for one in self.kernels]
+        rows = [row._asdict() for row in self.rows]
+        return {"gpu": self.gpu, "bandwidth_bytes_us": self.bandwidth, "kernels": kernels, "rows": rows}
+
+    @classmethod
+    def load(cls, values: Mapping[str, Any]) -> Table:
+        """From ``dump``. Raises KeyError or TypeError for what is none."""
+        kernels = [Kernel(one["digest"], one["record"]) for one in values["kernels"]]
+        rows = [Row(**(row | {"speedup": tuple(row["speedup"])})) for row in values["rows"]]
+        return cls(values["gpu"], kernels, rows, values["bandwidth_bytes_us"])
+
+
+def tabulate(
+    gpu: str, records: Sequence[Record], measured: Measurements, digest: Callable[[Record], str] | None = None
+) -> Table:
+    """The table of a GPU model's records and its measurements under the ``device`` protocol.
+
+    ``digest``: of the binary at hand; a measurement of another one is passed over, as is one of a record that is not
+    among these, and noted. Of several measured binaries of a problem the one counts whose worst state is best.
+    """
+    identify = digest or (lambda record: record.name)
+    kernels = [Kernel(identify(record), record.model_dump(mode="json")) for record in records]
+    numbers = {(record.problem, record.name): number for number, record in enumerate(records)}
+    own = {name: one for name, one in measured.environments.items() if one.gpu == gpu}
+    latest: dict[tuple[Problem, str], dict[str, Measurement]] = {}
+    for one in measured.measurements:
+        ours = one.timing(results.OURS)
+        if one.environment in own and one.protocol == "device" and ours is not None and ours.record:
+            latest.setdefault((one.problem, ours.record), {})[one.l2] = one
+    rows: dict[Problem, Row] = {}
+    strangers = 0
+    for (problem, name), states in latest.items():
+        number = numbers.get((problem, name))
+        binaries = {one.digest for one in states.values()}
+        if number is None or (digest and binaries != {kernels[number].digest}):
+            strangers += 1
+        elif (row := _row(problem, number, states)) and (
+            problem not in rows or row.speedup[1] > rows[problem].speedup[1]
+        ):
+            rows[problem] = row
+    bandwidth = min((one.bandwidth_bytes_us for one in own.values()), default=BANDWIDTH)
+    notes = [f"{strangers} measured kernels are not among these, or were compiled otherwise"] if strangers else []
+    return Table(gpu, kernels, sorted(rows.values(), key=lambda row: row[:5]), bandwidth, notes)
+
+
+def _row(problem: Problem, number: int, states: Mapping[str, Measurement]) -> Row | None:
+    """The state in which the kernel does worst against what torch.matmul calls; None where that was not measured."""
+    found = []
+    for state, one in sorted(states.items()):
+        ours = one.timing(results.OURS)
+        for baseline in ("torch.matmul", f"cublas-{problem.layout}"):
+            theirs, ratio = one.timing(baseline), results.speedup(one, baseline)
+            if ours is not None and theirs is not None and ratio is not None:
+                found.append((ratio, ours.median_us, theirs.median_us, f"{state} L2, {baseline}"))
+    if not any(state.endswith("torch.matmul") for *_, state in found):
+        return None
+    ratio, us, vendor_us, state = min(found, key=lambda one: one[0].low)
+    speedup = (round(ratio.value, 5), round(ratio.low, 5), round(ratio.high, 5))
+    sizes = (problem.m, problem.n, problem.k)
+    return Row(problem.acc, problem.layout, *sizes, number, round(us, 4), round(vendor_us, 4), speedup, state)
+
+
+def _speedup(row: Row) -> str:
+    value, low, high = row.speedup
+    return f"{value:.3f}x [{low:.3f}, {high:.3f}] ({row.state})"
+
+
+def _aligned(extent: int) -> int:
+    return ceil_div(extent, VECTOR) * VECTOR
+
+
+def _octaves(one: Sizes, other: Sizes) -> tuple[float, ...]:
+    return tuple(abs(math.log2(a / b)) for a, b in zip(one, other, strict=True))
+
+
+def _extents(sizes: Sizes) -> tuple[int, int, int]:
+    """Elements of A, B and D."""
+    return (sizes.m * sizes.k, sizes.n * sizes.k, sizes.m * sizes.n)
+
+
+def _whole_tiles(record: Record, sizes: Sizes) -> Sizes:
+    tiles = (record.bm, record.bn, record.k_step)
+    return Sizes(*(ceil_div(extent, tile) * tile for extent, tile in zip(sizes, tiles, strict=True)))
+
+
+def _work(record: Record, sizes: Sizes) -> int:
+    """What the tiles compute, padding included."""
+    return ceil_div(sizes.m, record.bm) * record.bm * ceil_div(sizes.n, record.bn) * record.bn * sizes.k
+
+
+def _copied(record: Record, sizes: Sizes, launched: Sizes, operands: Operands) -> tuple[bool, bool, bool]:
+    """Which of A, B and D are copied: those that are launched larger, and those that do not lie as the kernel asks."""
+    facts = record.launch
+    packed_k, packed_n = bool(facts.get("baked_k")), bool(facts.get("baked_n"))
+    tn = record.layout == "tn"
+    a, b, d = operands
+    m, n, k = launched
+    d_vectors = bool(facts.get("box_d_cols")) or not record.predicated
+    fits_a = a.aligned and a.ld % VECTOR == 0 and (not packed_k or a.ld == k)
+    fits_b = b.aligned and b.ld % VECTOR == 0 and (b.ld == (k if tn else n) or not (packed_k if tn else packed_n))
+    fits_d = ((d.aligned and d.ld % VECTOR == 0) or not d_vectors) and (not packed_n or d.ld == n)
+    return (
+        (m, k) != (sizes.m, sizes.k) or not fits_a,
+        (n, k) != (sizes.n, sizes.k) or not fits_b,
+        (m, n) != (sizes.m, sizes.n) or not fits_d,
+    )

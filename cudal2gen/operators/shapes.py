@@ -1,0 +1,171 @@
+"""Which products a model really asks for: what ``tune-model`` collects, without computing them.
+
+The model runs on tensors without data, so that any model on any machine is a matter of seconds, also one whose weights
+would not fit; or as it is, where it looks at values.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError
+
+from cudal2gen.kernel import Acc, Layout, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ModelError(ValueError):
+    """A model that cannot be found or run; the message says why."""
+
+
+class Product(NamedTuple):
+    """One product as it was asked for: the operator, the layout of B, and m, n, k."""
+
+    op: str
+    layout: Layout
+    m: int
+    n: int
+    k: int
+
+
+class Collected(NamedTuple):
+    """Products of fp16 by how often they were asked for (a batch counts as many), and others by type of number."""
+
+    products: Counter[Product]
+    others: Counter[str]
+
+    def problems(self, gpu: str, acc: Acc) -> list[dict[str, Any]]:
+        """As JSON values: a ``Problem``, ``count``, and ``op``; the most work first."""
+        rows = []
+        for one, count in self.products.items():
+            try:
+                problem = Problem(gpu=gpu, acc=acc, layout=one.layout, m=one.m, n=one.n, k=one.k)
+            except ValidationError:
+                continue  # an extent is 0, or beyond what any kernel takes
+            rows.append((count * problem.flops, problem.key, problem.model_dump() | {"count": count, "op": one.op}))
+        return [row for *_, row in sorted(rows, key=lambda row: (-row[0], row[1], row[2]["op"]))]
+
+
+def find_model(name: str) -> Callable[[], Any]:
+    """The callable of ``module:callable`` or ``file.py:callable`` (``main`` where none is named). Raises ModelError."""
+    where, _, what = name.partition(":")
+    what = what or "main"
+    try:
+        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except FileNotFoundError:
+        raise ModelError(f"no file {where}") from None
+    except ImportError as error:
+        raise ModelError(f"{where} cannot be imported: {error}") from error
+    found = getattr(module, what, None)
+    if not callable(found):
+        raise ModelError(f"{where} has no callable {what}")
+    return found  # type: ignore[no-any-return]
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    name = f"cudal2gen_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where classes defined in it look for themselves
+    spec.loader.exec_module(module)
+    return module
+
+
+def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -> Collected:
+    """The products that a callable asks of torch. ``fake``: its tensors have no data; ``any_type``: as if all were
+    fp16. Raises ModelError where it fails."""
+    import torch
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+    found = Collected(Counter(), Counter())
+    tensors = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+    modules = _converted_by_replacing() if fake else nullcontext()
+    try:
+        with tensors, modules, torch.no_grad(), _watched(found, any_type):
+            run()
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ModelError(f"the model looks at values, which tensors without data lack ({error}): try --real") from error
+    except Exception as error:
+        advice = "" if not fake else ", on tensors without data; --real uses real ones"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}"
+        raise ModelError(f"the model fails at {where}{advice}: {type(error).__name__}: {error}") from error
+    return found
+
+
+@contextmanager
+def _converted_by_replacing() -> Iterator[None]:
+    """Lets ``model.half()`` and its like replace parameters: torch would exchange them, which tensors without data
+    refuse."""
+    import torch
+
+    def replaced(self: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(function)
+        for name, tensor in self._parameters.items():
+            if tensor is not None:
+                self._parameters[name] = torch.nn.Parameter(function(tensor), tensor.requires_grad)
+        for name, tensor in self._buffers.items():
+            self._buffers[name] = None if tensor is None else function(tensor)
+        return self
+
+    kept, torch.nn.Module._apply = torch.nn.Module._apply, replaced
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = kept
+
+
+@contextmanager
+def _watched(found: Collected, any_type: bool) -> Iterator[None]:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operands = _operands(func, args)
+            if operands is not None:
+                op, a, b, batch = operands
+                if a.dtype == torch.float16 or any_type:
+                    found.products[_product(op, a, b)] += batch
+                else:
+                    found.others[str(a.dtype)] += batch
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        yield
+
+
+def _operands(func: Any, args: Any) -> tuple[str, torch.Tensor, torch.Tensor, int] | None:
+    """Of an operator that is a product: its name, A (.., m, k) and B (.., k, n), and how many products it is."""
+    name = str(func).removesuffix(".default")
+    if name in ("aten.mm", "cudal2gen.matmul", "cudal2gen.matmul.out"):
+        return name, args[0], args[1], 1
+    if name == "aten.addmm":
+        return name, args[1], args[2], 1
+    if name in ("aten.linear", "cudal2gen.linear"):
+        return name, args[0].reshape(-1, args[0].shape[-1]), args[1].t(), 1
+    if name in ("aten.bmm", "aten.baddbmm"):
+        a, b = args[-2:] if name == "aten.baddbmm" else args[:2]
+        return name, a, b, int(a.shape[0])
+    return None
+
+
+def _product(op: str, a: torch.Tensor, b: torch.Tensor) -> Product:
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    layout: Layout = "nn" if b.stride(-1) == 1 and (k == 1 or n > 1) else "tn"
+    return Product(op, layout, int(m), int(n), int(k))

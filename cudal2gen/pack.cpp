@@ -1,0 +1,324 @@
+// The C face of a pack (cudal2gen.h): reads pack.txt, checks the files, answers from its table, and launches through
+// the generic launcher. Linked into the same library as launcher.cpp, against no CUDA library.
+#include "cudal2gen.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+struct cudal2gen_kernel;
+extern "C" {
+char const* cudal2gen_message();
+int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out);
+int cudal2gen_close(cudal2gen_kernel* kernel);
+int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k);
+int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                     int m, int n, int k, void* workspace, void* stream);
+}
+
+namespace {
+
+thread_local std::string said;
+
+int refuse(int code, std::string const& why) {
+  said = why;
+  return code;
+}
+
+// SHA-256 (FIPS 180-4) in hexadecimal. Its constants are the fractions of roots of the first primes.
+class Sha256 {
+ public:
+  static std::string of(std::string data) {
+    Sha256 state;
+    uint64_t const bits = uint64_t(data.size()) * 8;
+    data.push_back(char(0x80));
+    while (data.size() % 64 != 56) data.push_back(0);
+    for (int shift = 56; shift >= 0; shift -= 8) data.push_back(char(bits >> shift));
+    for (size_t at = 0; at < data.size(); at += 64) state.block(reinterpret_cast<unsigned char const*>(data.data()) + at);
+    std::string text;
+    for (uint32_t word : state.hash_) {
+      char digits[9];
+      std::snprintf(digits, sizeof digits, "%08x", unsigned(word));
+      text += digits;
+    }
+    return text;
+  }
+
+ private:
+  Sha256() {
+    for (int number = 2, found = 0; found < 64; ++number) {
+      bool prime = true;
+      for (int divisor = 2; divisor * divisor <= number; ++divisor) prime = prime && number % divisor;
+      if (!prime) continue;
+      if (found < 8) hash_[found] = fraction(std::sqrt((long double)number));
+      rounds_[found++] = fraction(std::cbrt((long double)number));
+    }
+  }
+
+  static uint32_t fraction(long double root) { return uint32_t((root - std::floor(root)) * 4294967296.0L); }
+  static uint32_t turn(uint32_t word, int by) { return word >> by | word << (32 - by); }
+
+  void block(unsigned char const* data) {
+    std::array<uint32_t, 64> w;
+    for (int i = 0; i < 16; ++i, data += 4)
+      w[i] = uint32_t(data[0]) << 24 | uint32_t(data[1]) << 16 | uint32_t(data[2]) << 8 | data[3];
+    for (int i = 16; i < 64; ++i)
+      w[i] = w[i - 16] + w[i - 7] + (turn(w[i - 15], 7) ^ turn(w[i - 15], 18) ^ w[i - 15] >> 3) +
+             (turn(w[i - 2], 17) ^ turn(w[i - 2], 19) ^ w[i - 2] >> 10);
+    std::array<uint32_t, 8> v = hash_;
+    for (int i = 0; i < 64; ++i) {
+      uint32_t const one = v[7] + (turn(v[4], 6) ^ turn(v[4], 11) ^ turn(v[4], 25)) + ((v[4] & v[5]) ^ (~v[4] & v[6])) +
+                           rounds_[i] + w[i];
+      uint32_t const two = (turn(v[0], 2) ^ turn(v[0], 13) ^ turn(v[0], 22)) + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
+      v = {one + two, v[0], v[1], v[2], v[3] + one, v[4], v[5], v[6]};
+    }
+    for (int i = 0; i < 8; ++i) hash_[i] += v[i];
+  }
+
+  std::array<uint32_t, 8> hash_;
+  std::array<uint32_t, 64> rounds_;
+};
+
+using Tokens = std::map<std::string, std::string>;
+
+// The first word of a line, and its `name=value` tokens.
+std::string parse(std::string const& line, Tokens& tokens) {
+  std::istringstream text(line);
+  std::string first, token;
+  text >> first;
+  while (text >> token) {
+    auto const split = token.find('=');
+    if (split != std::string::npos) tokens[token.substr(0, split)] = token.substr(split + 1);
+  }
+  return first;
+}
+
+bool read(std::string const& path, std::string& content) {
+  std::ifstream file(path, std::ios::binary);
+  content.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  return bool(file);
+}
+
+std::set<std::string> words(std::string text) {
+  for (char& c : text) c = std::isalnum(static_cast<unsigned char>(c)) ? char(std::tolower(c)) : ' ';
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), std::istream_iterator<std::string>()};
+}
+
+using Sizes = std::array<int, 3>;
+
+struct Kernel {
+  std::string digest, options;
+  int acc, layout, bm, bn, bk, split_k, baked_n, baked_k;
+  bool predicated;
+  Sizes sizes;
+  cudal2gen_kernel* opened;
+
+  // A necessary condition; the launcher has the last word.
+  bool takes(Sizes const& asked) const {
+    auto const [m, n, k] = asked;
+    if ((baked_k && k != baked_k) || (baked_n && n != baked_n) || (k + bk - 1) / bk < split_k) return false;
+    return predicated ? k % 8 == 0 && (layout == CUDAL2GEN_TN || n % 8 == 0) : m % bm == 0 && n % bn == 0 && k % bk == 0;
+  }
+
+  double distance(Sizes const& asked) const {
+    double octaves = 0;
+    for (int i = 0; i < 3; ++i) octaves += std::abs(std::log2(double(asked[i]) / sizes[i]));
+    return octaves;
+  }
+};
+
+struct Chosen {
+  int kernel;
+  double speedup;
+};
+
+}  // namespace
+
+struct cudal2gen_pack {
+  std::string directory, runtime;
+  std::vector<Kernel> kernels;
+  std::map<std::tuple<int, int, Sizes>, Chosen> chosen;
+  std::mutex opening;
+
+  int choose(cudal2gen_problem const& asked, Chosen& found) const {
+    Sizes const sizes = {asked.m, asked.n, asked.k};
+    if (std::min({asked.m, asked.n, asked.k}) <= 0) return refuse(cudaErrorInvalidValue, "m, n and k must be positive");
+    std::string const name = std::to_string(asked.m) + "_" + std::to_string(asked.n) + "_" + std::to_string(asked.k);
+    if (asked.prefer == CUDAL2GEN_MEASURED) {
+      auto const own = chosen.find({asked.acc, asked.layout, sizes});
+      if (own == chosen.end()) return refuse(CUDAL2GEN_VENDOR, name + ": no kernel was measured faster than the vendor's library");
+      found = own->second;
+      return CUDAL2GEN_OK;
+    }
+    found = {-1, 0};
+    for (size_t i = 0; i < kernels.size(); ++i) {
+      Kernel const& one = kernels[i];
+      if (one.acc == asked.acc && one.layout == asked.layout && one.takes(sizes) &&
+          (found.kernel < 0 || one.distance(sizes) < kernels[found.kernel].distance(sizes)))
+        found.kernel = int(i);
+    }
+    return found.kernel < 0 ? refuse(CUDAL2GEN_VENDOR, name + ": no kernel of this pack computes it") : CUDAL2GEN_OK;
+  }
+
+  int open(Kernel& kernel) {
+    std::lock_guard<std::mutex> const guard(opening);
+    if (kernel.opened) return CUDAL2GEN_OK;
+    std::string const folder = directory + "/kernels/" + kernel.digest;
+    int const code = cudal2gen_open(folder.c_str(), kernel.options.c_str(), runtime.empty() ? nullptr : runtime.c_str(), &kernel.opened);
+    return code ? refuse(code, cudal2gen_message()) : CUDAL2GEN_OK;
+  }
+};
+
+namespace {
+
+// The current device must be the model that the pack is for, by its name, as in the Python package.
+int check_device(Tokens const& facts, char const* runtime) {
+  void* const library = dlopen(runtime ? runtime : "libcudart.so.13", RTLD_NOW | RTLD_LOCAL);
+  if (!library) return refuse(cudaErrorInitializationError, dlerror());
+  auto const device = reinterpret_cast<decltype(&cudaGetDevice)>(dlsym(library, "cudaGetDevice"));
+  auto const properties =
+      reinterpret_cast<cudaError_t (*)(cudaDeviceProp*, int)>(dlsym(library, "cudaGetDeviceProperties"));
+  if (!device || !properties) return refuse(cudaErrorSymbolNotFound, "the CUDA runtime is not of version 13");
+  int number = 0;
+  cudaDeviceProp found = {};
+  cudaError_t error = device(&number);
+  if (!error) error = properties(&found, number);
+  if (error) return refuse(error, "no CUDA device answers");
+  std::set<std::string> const name = words(found.name), title = words(facts.at("title")), others = words(facts.at("others"));
+  bool same = std::includes(name.begin(), name.end(), title.begin(), title.end());
+  for (auto const& word : name) same = same && (title.count(word) || !others.count(word));
+  if (same) return CUDAL2GEN_OK;
+  return refuse(CUDAL2GEN_BAD_PACK, "this pack is for " + facts.at("gpu") + ", the device is " + found.name);
+}
+
+int number(Tokens const& tokens, char const* name) {
+  auto const found = tokens.find(name);
+  return found == tokens.end() ? 0 : std::atoi(found->second.c_str());
+}
+
+int enumerated(Tokens const& tokens, char const* name, char const* second) { return tokens.at(name) == second; }
+
+void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
+  Sizes const sizes = {number(tokens, "m"), number(tokens, "n"), number(tokens, "k")};
+  if (kind == "choice") {
+    int const acc = enumerated(tokens, "acc", "f32"), layout = enumerated(tokens, "layout", "nn");
+    pack.chosen[{acc, layout, sizes}] = {number(tokens, "kernel"), std::atof(tokens.at("low").c_str())};
+  } else if (kind == "kernel") {
+    std::string options = tokens.count("options") ? tokens.at("options") : "";
+    std::replace(options.begin(), options.end(), ',', ' ');
+    pack.kernels.push_back({tokens.at("digest"), options, enumerated(tokens, "acc", "f32"), enumerated(tokens, "layout", "nn"),
+                            number(tokens, "bm"), number(tokens, "bn"), number(tokens, "bk"), number(tokens, "split_k"),
+                            number(tokens, "baked_n"), number(tokens, "baked_k"), number(tokens, "predicated") != 0, sizes,
+                            nullptr});
+  }
+}
+
+int load(cudal2gen_pack& pack, char const* runtime) {
+  std::string text;
+  if (!read(pack.directory + "/pack.txt", text)) return refuse(CUDAL2GEN_BAD_PACK, pack.directory + " holds no pack.txt");
+  // The last line is the digest of all before.
+  size_t const last = text.rfind("sha256=");
+  if (last == std::string::npos || text.substr(last) != "sha256=" + Sha256::of(text.substr(0, last)) + "\n")
+    return refuse(CUDAL2GEN_BAD_PACK, pack.directory + "/pack.txt is truncated or was altered");
+  std::istringstream lines(text.substr(0, last));
+  for (std::string line; std::getline(lines, line);) {
+    Tokens tokens;
+    std::string const kind = parse(line, tokens);
+    if (kind == "pack") {
+      if (tokens.at("format") != "1") return refuse(CUDAL2GEN_BAD_PACK, pack.directory + " is of another format");
+      if (int const code = check_device(tokens, runtime)) return code;
+    } else if (kind == "file") {
+      std::string const path = pack.directory + "/" + tokens.at("path");
+      std::string content;
+      if (!read(path, content)) return refuse(CUDAL2GEN_BAD_PACK, path + " is missing");
+      if (Sha256::of(content) != tokens.at("sha256")) return refuse(CUDAL2GEN_BAD_PACK, path + " is truncated or was altered");
+    } else {
+      add(pack, kind, tokens);
+    }
+  }
+  for (auto const& [problem, choice] : pack.chosen) pack.kernels.at(size_t(choice.kernel));
+  return CUDAL2GEN_OK;
+}
+
+}  // namespace
+
+extern "C" {
+
+char const* cudal2gen_last_error() { return said.c_str(); }
+
+int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pack** out) {
+  said.clear();
+  *out = nullptr;
+  auto pack = std::make_unique<cudal2gen_pack>();
+  pack->directory = directory;
+  pack->runtime = runtime ? runtime : "";
+  try {
+    if (int const code = load(*pack, runtime)) return code;
+  } catch (std::exception const&) {  // whole, and yet written by something else
+    return refuse(CUDAL2GEN_BAD_PACK, pack->directory + "/pack.txt is not one that this library understands");
+  }
+  *out = pack.release();
+  return CUDAL2GEN_OK;
+}
+
+int cudal2gen_pack_close(cudal2gen_pack* pack) {
+  said.clear();
+  int code = CUDAL2GEN_OK;
+  for (Kernel& kernel : pack->kernels)
+    if (kernel.opened && cudal2gen_close(kernel.opened)) code = refuse(cudaErrorUnknown, "a kernel could not be unloaded");
+  delete pack;
+  return code;
+}
+
+int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer) {
+  said.clear();
+  Chosen found = {};
+  if (int const code = pack->choose(*problem, found)) return code;
+  Kernel& kernel = pack->kernels[found.kernel];
+  if (int const code = pack->open(kernel)) return code;
+  *answer = {kernel.digest.c_str(), found.speedup,
+             cudal2gen_workspace_bytes(kernel.opened, problem->m, problem->n, problem->k)};
+  return CUDAL2GEN_OK;
+}
+
+int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b,
+                     int ldb, void* d, int ldd, void* workspace, void* stream) {
+  said.clear();
+  Chosen found = {};
+  if (int const code = pack->choose(*problem, found)) return code;
+  Kernel& kernel = pack->kernels[found.kernel];
+  if (int const code = pack->open(kernel)) return code;
+  int const code = cudal2gen_launch(kernel.opened, a, lda, b, ldb, d, ldd, problem->m, problem->n, problem->k, workspace, stream);
+  return code ? refuse(code, cudal2gen_message()) : CUDAL2GEN_OK;
+}
+
+// A launch whose sizes are known beforehand, for callers to whom each argument of a call costs time.
+struct cudal2gen_sized {
+  cudal2gen_kernel const* kernel;
+  int lda, ldb, ldd, m, n, k;
+};
+
+int cudal2gen_launch_sized(cudal2gen_sized const* sized, void const* a, void const* b, void* d, void* workspace,
+                           void* stream) {
+  cudal2gen_sized const& own = *sized;
+  return cudal2gen_launch(own.kernel, a, own.lda, b, own.ldb, d, own.ldd, own.m, own.n, own.k, workspace, stream);
+}
+
+}  // extern "C"

@@ -1,0 +1,312 @@
+"""Packs: what a machine without nvcc and CUTLASS needs to run kernels of one GPU model.
+
+A pack is a folder, or a wheel that installs one as the package ``cudal2gen_<gpu>``:
+
+- ``pack.json``: what it is for, the SHA-256 of every other file, and of itself;
+- ``table.json``: kernels and measurements (``choice``);
+- ``kernels/<digest>/kernel.cubin`` and ``kernel.launch``, each binary once; ``kernel.ptx`` on request;
+- ``libcudal2gen.so``, ``cudal2gen.h`` and ``pack.txt``: the launcher, and the same table for C.
+
+The same records, measurements and compilers give the same bytes. The digests find damage; they are no signature.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cudal2gen import __version__, places
+from cudal2gen.choice import Kernel, Table
+from cudal2gen.gpu import OTHER_SKUS
+from cudal2gen.kernel import GPUS
+
+if TYPE_CHECKING:
+    from cudal2gen.compiler import Artifact
+
+FORMAT = 1
+LIBRARY = "libcudal2gen.so"
+HEADER = "cudal2gen.h"
+# CUDA's minor versions are compatible: what 13.0 needs runs under every 13.
+CUDA_RANGE = ">=13.0,<14"
+DRIVER_MINIMUM = "580"
+ENTRY_POINTS = "cudal2gen.packs"
+FOLDERS = "CUDAL2GEN_PACK"
+LICENCES = ("LICENSE", "LICENSE-CUTLASS")
+CUBIN_FILES = ("kernel.cubin", "kernel.launch")
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
+WHEEL_NAME = re.compile(r"[\w.]+-[\w.]+(-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.whl")
+
+
+class PackError(RuntimeError):
+    """A pack that cannot be written, or must not be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack whose files were checked when it was opened."""
+
+    directory: Path
+    facts: dict[str, Any]
+
+    @property
+    def gpu(self) -> str:
+        return str(self.facts["gpu"])
+
+    @property
+    def library(self) -> Path:
+        return self.directory / LIBRARY
+
+    @cached_property
+    def table(self) -> Table:
+        return Table.load(_read_json(self.directory / "table.json"))
+
+    def kernel(self, digest: str) -> Path:
+        """The folder of a built kernel."""
+        return self.directory / "kernels" / digest
+
+
+# --- writing ---
+
+
+def contents(
+    table: Table, artifacts: dict[str, Artifact], library: Path, cuda: str, with_ptx: bool = False
+) -> dict[str, bytes]:
+    """All files of a pack by their path in it. Raises PackError for a table without kernels.
+
+    ``artifacts``: built kernels by digest; ``cuda``: the compiler's version.
+    """
+    if not table.kernels:
+        raise PackError(f"no kernel of {table.gpu} was measured faster than the vendor's library: nothing to pack")
+    names = (*CUBIN_FILES, "kernel.ptx") if with_ptx else CUBIN_FILES
+    files = {"table.json": _json(table.dump()), LIBRARY: library.read_bytes()}
+    files[HEADER] = (places.PACKAGE / HEADER).read_bytes()
+    files |= {name: text.encode() for name, text in _licences().items()}
+    for digest in sorted({one.digest for one in table.kernels}):
+        files |= {f"kernels/{digest}/{name}": (artifacts[digest].directory / name).read_bytes() for name in names}
+    files["pack.txt"] = _plain(table, files)
+    facts = {
+        "format": FORMAT,
+        "gpu": table.gpu,
+        "sku": [f"NVIDIA {GPUS[table.gpu].title}"],
+        "not_sku": sorted(OTHER_SKUS),
+        "sm": GPUS[table.gpu].sm,
+        "cuda": cuda,
+        "cuda_range": CUDA_RANGE,
+        "driver_minimum": DRIVER_MINIMUM,
+        "machine": platform.machine(),
+        "version": __version__,
+        "kernels": len(table.kernels),
+        "binaries": len({one.digest for one in table.kernels}),
+        "problems_measured": len(table.rows),
+        "problems_won": sum(row.wins for row in table.rows),
+        "ptx": with_ptx,
+        "files": {name: _sha256(content) for name, content in sorted(files.items())},
+    }
+    return files | {"pack.json": _json(facts | {"sha256": _sha256(_json(facts))})}
+
+
+def write_folder(files: dict[str, bytes], target: Path) -> Path:
+    """Writes a pack as a folder, which appears when it is whole. Raises PackError, and OSError."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise PackError(f"{target} is there already; remove it, or choose another --out")
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    for name, content in files.items():
+        path = scratch / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    scratch.replace(target)
+    return target
+
+
+def write_wheel(files: dict[str, bytes], target: Path) -> Path:
+    """Writes a pack as a wheel; answers the file, which has the name that pip asks for where ``target``'s is none."""
+    facts = json.loads(files["pack.json"])
+    package, version = f"cudal2gen_{facts['gpu']}", facts["version"]
+    tag = f"py3-none-linux_{facts['machine']}"
+    if not WHEEL_NAME.fullmatch(target.name):
+        target = target.with_name(f"{package}-{version}-{tag}.whl")
+    info = f"{package}-{version}.dist-info"
+    members = {f"{package}/{name}": content for name, content in sorted(files.items())}
+    members[f"{package}/__init__.py"] = _INIT.format(**facts).encode()
+    members[f"{info}/METADATA"] = _METADATA.format(package=package, **facts).encode()
+    members[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: cudal2gen\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    )
+    members[f"{info}/entry_points.txt"] = f"[{ENTRY_POINTS}]\n{facts['gpu']} = {package}:folder\n".encode()
+    members |= {f"{info}/licenses/{name}": files[name] for name in LICENCES}
+    record = f"{info}/RECORD"
+    lines = [f"{name},sha256={_urlsafe(content)},{len(content)}\n" for name, content in members.items()]
+    members[record] = "".join([*lines, f"{record},,\n"]).encode()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    with zipfile.ZipFile(scratch, "w") as archive:
+        for name, content in members.items():
+            entry = zipfile.ZipInfo(name, EPOCH)
+            entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
+            entry.create_system = 3  # Unix, wherever it is made
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content)
+    scratch.replace(target)
+    return target
+
+
+_INIT = '''"""Kernels of cudal2gen for the {gpu}: data, which cudal2gen finds where this package is installed."""
+
+from pathlib import Path
+
+
+def folder():
+    return Path(__file__).resolve().parent
+'''
+_METADATA = """Metadata-Version: 2.4
+Name: {package}
+Version: {version}
+Summary: Compiled HGEMM kernels of cudal2gen for the {gpu} ({sm}), CUDA {cuda_range}, driver {driver_minimum} or newer
+License-Expression: MIT AND BSD-3-Clause
+License-File: LICENSE
+License-File: LICENSE-CUTLASS
+Requires-Python: >=3.11
+Requires-Dist: cudal2gen=={version}
+"""
+
+
+def _licences() -> dict[str, str]:
+    """Ours, and CUTLASS's, whose headers are compiled into the cubins. Raises PackError where one is not found."""
+    root = places.checkout()
+    own = (root / "LICENSE").read_text() if root else _licence_of("cudal2gen", "LICENSE")
+    cutlass = os.environ.get("CUTLASS_PATH")
+    theirs = Path(cutlass or "") / "LICENSE.txt"
+    text = theirs.read_text() if cutlass and theirs.is_file() else _licence_of("nvidia-cutlass", "LICENSE.txt")
+    return dict(zip(LICENCES, (own, text), strict=True))
+
+
+def _licence_of(package: str, name: str) -> str:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        distribution = metadata.distribution(package)
+        for folder in ("licenses/", ""):
+            if text := distribution.read_text(folder + name):
+                return text
+    raise PackError(f"the licence of {package} is not found, which a pack must carry; install {package}")
+
+
+def _plain(table: Table, files: dict[str, bytes]) -> bytes:
+    """The table for C: a line is a word and ``name=value`` tokens; the last one is the digest of all before."""
+    gpu, others = GPUS[table.gpu], ",".join(sorted(OTHER_SKUS))
+    title = gpu.title.replace(" ", ",")
+    lines = [f"pack format={FORMAT} gpu={table.gpu} title={title} others={others}"]
+    lines += [f"file path={name} sha256={_sha256(content)}" for name, content in sorted(files.items())]
+    lines += [_plain_kernel(one) for one in table.kernels]
+    lines += [
+        f"choice acc={row.acc} layout={row.layout} m={row.m} n={row.n} k={row.k} kernel={row.kernel} "
+        f"low={row.speedup[1]}"
+        for row in table.rows
+        if row.wins
+    ]
+    text = "\n".join(lines) + "\n"
+    return f"{text}sha256={_sha256(text.encode())}\n".encode()
+
+
+def _plain_kernel(kernel: Kernel) -> str:
+    record, facts = kernel.record, kernel.record.launch
+    tokens = {name: kernel.fields[name] for name in ("acc", "layout", "m", "n", "k")}
+    tokens |= {"digest": kernel.digest, "predicated": int(record.predicated)}
+    tokens |= {name: facts.get(name, 0) for name in ("bm", "bn", "bk", "split_k", "baked_n", "baked_k")}
+    if record.launch_options:
+        tokens["options"] = ",".join(f"{name}={value}" for name, value in record.launch_options.items())
+    return "kernel " + " ".join(f"{name}={value}" for name, value in tokens.items())
+
+
+# --- reading ---
+
+
+def open_pack(directory: Path) -> Pack:
+    """Opens a pack after checking every file; raises PackError that names a file that is missing or was altered."""
+    directory = Path(directory).resolve()
+    if directory.suffix == ".whl" and directory.is_file():
+        raise PackError(f"{directory} is a wheel: install it with pip, or unpack it")
+    if not directory.is_dir():
+        raise PackError(f"no pack at {directory}")
+    facts = _read_json(directory / "pack.json")
+    claimed = facts.pop("sha256", None)
+    if claimed != _sha256(_json(facts)):
+        raise PackError(f"{directory / 'pack.json'} was altered: its digest is not its own")
+    if facts["format"] != FORMAT:
+        raise PackError(f"{directory} has format {facts['format']}, this cudal2gen reads {FORMAT}")
+    if facts["version"] != __version__:
+        raise PackError(f"{directory} was made by cudal2gen {facts['version']}, this is {__version__}: make it anew")
+    if facts["machine"] != platform.machine() or sys.platform != "linux":
+        raise PackError(
+            f"{directory} is for Linux on {facts['machine']}, this is {sys.platform} on {platform.machine()}"
+        )
+    for name, digest in facts["files"].items():
+        try:
+            content = (directory / name).read_bytes()
+        except OSError as error:
+            raise PackError(f"{directory / name}: {error.strerror}; the pack is incomplete") from None
+        if _sha256(content) != digest:
+            raise PackError(f"{directory / name} is truncated or was altered: its digest is not the pack's")
+    return Pack(directory, facts)
+
+
+def installed() -> Iterator[Path]:
+    """Folders of packs: those in ``CUDAL2GEN_PACK``, separated by colons, then those of installed wheels.
+
+    An installed package that cannot say where its folder is, is passed over: it is not a pack of ours.
+    """
+    yield from (Path(folder) for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder)
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            yield Path(entry.load()())
+        except Exception:
+            continue
+
+
+def search(folders: Iterable[Path]) -> tuple[dict[str, Pack], list[str]]:
+    """The first good pack of each GPU model, and why others are not used."""
+    packs: dict[str, Pack] = {}
+    refused = []
+    for folder in folders:
+        try:
+            found = open_pack(folder)
+        except PackError as error:
+            refused.append(str(error))
+            continue
+        packs.setdefault(found.gpu, found)
+    return packs, refused
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise PackError(f"{path}: {error.strerror}; the pack is incomplete") from None
+    except ValueError:
+        raise PackError(f"{path} is truncated or was altered: it is not JSON") from None
+    if not isinstance(values, dict):
+        raise PackError(f"{path} was altered: it is no JSON object")
+    return values
+
+
+def _json(values: Any) -> bytes:
+    return (json.dumps(values, sort_keys=True, indent=1) + "\n").encode()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _urlsafe(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -1,0 +1,47 @@
+"""Packs of small kernels, and measurements that nobody took, for tests of packs and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cudal2gen import compiler, pack
+from cudal2gen.choice import Row, Table, tabulate
+from cudal2gen.kernel import Record
+from cudal2gen.results import Measurements
+from tests.paths import small
+
+NOTHING = Measurements({}, [])
+# On tiles of 32x32x64: any shape; whole tiles only, so others are padded; B stored (k,n); a split of k; fp16 sums.
+RECORDS: dict[str, Record] = {
+    "predicated": small(acc="f32", padding="predicate", m=64, n=64, k=128),
+    "whole": small(acc="f32", m=96, n=96, k=64),
+    "nn": small(acc="f32", layout="nn", padding="predicate", m=64, n=64, k=128),
+    "split": small(acc="f32", padding="predicate", split_k=2, m=32, n=32, k=256),
+    "f16": small(padding="predicate", m=64, n=64, k=128),
+    "zsplit": small(layout="nn", raster="zsplit", swizzle_stride=48, n=160, m=64, k=128),
+}
+
+
+def row(record: Record, number: int, low: float, us: float = 100.0) -> Row:
+    """As if the kernel had been measured so many times faster than torch.matmul."""
+    speedup = (low + 0.01, low, low + 0.02)
+    sizes = (record.m, record.n, record.k)
+    return Row(record.acc, record.layout, *sizes, number, us, us * low, speedup, "cold L2, torch.matmul")
+
+
+def table(records: Sequence[Record], lows: dict[int, float] | None = None, bandwidth: float = 1e9) -> Table:
+    """A table of built kernels; ``lows``: the speedup of a record by its number."""
+    digests = {record.name: one.digest for record, one in zip(records, compiler.build(records), strict=True)}
+    made = tabulate(records[0].gpu, records, NOTHING, lambda record: digests[record.name])
+    return replace(made, rows=[row(records[i], i, low) for i, low in (lows or {}).items()], bandwidth=bandwidth)
+
+
+def files(made: Table, with_ptx: bool = True) -> dict[str, bytes]:
+    artifacts = {one.digest: one for one in compiler.build([kernel.record for kernel in made.kernels])}
+    return pack.contents(made, artifacts, compiler.launcher(), compiler.toolchain().nvcc_version, with_ptx)
+
+
+def folder(made: Table, target: Path, with_ptx: bool = True) -> Path:
+    return pack.write_folder(files(made, with_ptx), target)

@@ -1,0 +1,343 @@
+"""What answers a problem: measured rows, neighbours, prices of padding, and the words for each."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudal2gen import catalog, choice, results
+from cudal2gen.catalog import CatalogError
+from cudal2gen.choice import Kernel, Matrix, Operands, Row, Sizes, Table, tabulate
+from cudal2gen.kernel import Problem, Record
+from tests import measured
+from tests.packed import NOTHING, row
+from tests.paths import PATHS, small
+from tests.test_cli import error, run
+
+
+def kernel(record: Record) -> Kernel:
+    return Kernel(record.name, record.model_dump(mode="json"))
+
+
+def served(record: Record, m: int, n: int, k: int, operands: Operands | None = None) -> choice.Served | None:
+    packed = Operands.packed(record.layout, n, k)
+    return kernel(record).serve(Sizes(m, n, k), operands or packed)
+
+
+def problem(m: int, n: int, k: int, **more: Any) -> Problem:
+    return Problem(**({"gpu": "a100", "acc": "f32", "layout": "tn", "m": m, "n": n, "k": k} | more))
+
+
+# --- which sizes and operands a binary serves ---
+
+
+PREDICATED = small(acc="f32", padding="predicate", m=64, n=64, k=128)
+WHOLE = small(acc="f32", m=96, n=96, k=64)
+
+
+@pytest.mark.parametrize(
+    ("record", "sizes", "launched", "copied"),
+    [
+        (PREDICATED, (64, 64, 128), (64, 64, 128), "..."),
+        (PREDICATED, (1, 3, 8), (1, 3, 8), "..."),
+        (PREDICATED, (33, 31, 20), (33, 31, 24), "AB."),
+        (WHOLE, (32, 64, 128), (32, 64, 128), "..."),
+        (WHOLE, (33, 64, 128), (64, 64, 128), "A.D"),
+        (WHOLE, (33, 33, 33), (64, 64, 64), "ABD"),
+        (small(padding="pad", m=61, n=59, k=250), (32, 64, 128), (32, 64, 128), "..."),
+        (small(padding="pad", m=61, n=59, k=250), (31, 64, 128), (32, 64, 128), "A.D"),
+        (small(layout="nn", padding="predicate"), (8, 16, 24), (8, 16, 24), "..."),
+        (small(layout="nn", padding="predicate"), (8, 17, 24), (8, 17, 24), ".B."),
+        (small(bake=["k"], k=192), (32, 32, 192), (32, 32, 192), "..."),
+        (small(bake=["k"], k=192), (32, 32, 190), (32, 32, 192), "AB."),
+        (small(bake=["n", "k"], k=192, padding="predicate"), (5, 64, 192), (5, 64, 192), "..."),
+    ],
+)
+def test_other_sizes_by_the_same_binary(
+    record: Record, sizes: tuple[int, int, int], launched: tuple[int, int, int], copied: str
+) -> None:
+    found = served(record, *sizes)
+    assert found is not None
+    assert found.launched == launched
+    assert "".join(name if one else "." for name, one in zip("ABD", found.copied, strict=True)) == copied
+
+
+@pytest.mark.parametrize(
+    ("record", "sizes"),
+    [
+        (small(bake=["k"], k=192), (32, 32, 256)),
+        (small(bake=["n", "k"], k=192, padding="predicate"), (5, 56, 192)),
+        (small(split_k=2, padding="predicate"), (32, 32, 64)),
+        (WHOLE, (1 << 24, 1 << 24, 64)),
+    ],
+)
+def test_sizes_that_a_binary_does_not_serve(record: Record, sizes: tuple[int, int, int]) -> None:
+    assert served(record, *sizes) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "a", "b", "d", "copied"),
+    [
+        (PREDICATED, Matrix(136), Matrix(128), Matrix(64), (False, False, False)),
+        (PREDICATED, Matrix(132), Matrix(128), Matrix(64), (True, False, False)),
+        (PREDICATED, Matrix(128, False), Matrix(128, False), Matrix(64, False), (True, True, False)),
+        (WHOLE, Matrix(128), Matrix(128), Matrix(64, False), (False, False, True)),
+        (WHOLE, Matrix(128), Matrix(129), Matrix(66), (False, True, True)),
+        (small(acc="f32", bake=["k"], k=128), Matrix(136), Matrix(128), Matrix(64), (True, False, False)),
+        (small(acc="f32", bake=["n", "k"], k=128), Matrix(128), Matrix(128), Matrix(72), (False, False, True)),
+    ],
+)
+def test_operands_that_do_not_lie_as_the_kernel_asks(
+    record: Record, a: Matrix, b: Matrix, d: Matrix, copied: tuple[bool, bool, bool]
+) -> None:
+    found = served(record, 64, 64, 128, Operands(a, b, d))
+    assert found is not None
+    assert found.copied == copied
+
+
+def test_every_family_and_option_is_served_as_it_is() -> None:
+    for name, record in PATHS.items():
+        found = served(record, record.m, record.n, record.k)
+        assert found is not None, name
+        apart = record.layout == "nn" and record.n % 8 != 0  # rows of B off 16 bytes
+        padded = getattr(record, "padding", "") == "pad"
+        assert found.copied == ((True, True, True) if padded else (False, apart, False)), name
+
+
+# --- measured problems ---
+
+
+def table(lows: dict[int, float], records: list[Record] | None = None, bandwidth: float = 1e9) -> Table:
+    records = records or [PREDICATED, WHOLE]
+    made = tabulate("a100", records, NOTHING)
+    return replace(made, rows=[row(records[i], i, low) for i, low in lows.items()], bandwidth=bandwidth)
+
+
+def ask(made: Table, m: int, n: int, k: int, **more: Any) -> choice.Choice:
+    asked = problem(m, n, k, **{name: more.pop(name) for name in ("acc", "layout") if name in more})
+    operands = more.pop("operands", Operands.packed(asked.layout, n, k))
+    return made.choose(asked, operands, **more)
+
+
+@pytest.mark.parametrize(("low", "wins"), [(0.5, False), (1.0, False), (1.009, False), (1.01, True), (2.0, True)])
+def test_a_kernel_must_win_by_more_than_noise(low: float, wins: bool) -> None:
+    found = ask(table({0: low}), 64, 64, 128)
+    assert (found.kernel == 0) == wins
+    assert found.short == ("measured" if wins else "measured, not faster")
+    assert f"64_64_128 was measured: {low + 0.01:.3f}x [{low:.3f}, {low + 0.02:.3f}]" in found.reason
+
+
+def test_copies_are_priced_in() -> None:
+    """3 us for each, and what they move at half of the bandwidth, against 100 us of kernel."""
+    apart = Operands(Matrix(132), Matrix(128), Matrix(64))
+    assert ask(table({0: 1.05}), 64, 64, 128, operands=apart).kernel == 0
+    slow = ask(table({0: 1.03}), 64, 64, 128, operands=apart)
+    assert (slow.kernel, slow.short) == (None, "copies too dear")
+    assert "3.0 us of copies added" in slow.reason
+    assert ask(table({0: 1.05}, bandwidth=3e4), 64, 64, 128, operands=apart).kernel is None
+    assert ask(table({0: 1.05}), 64, 64, 128, extra_us=10.0).kernel is None
+    assert choice.Served(Sizes(64, 64, 64), (True, False, True)).copied_bytes(Sizes(33, 64, 64)) == 2 * (
+        33 * 64 + 2 * 64 * 64 + 33 * 64 + 64 * 64
+    )
+
+
+def test_what_a_padded_measurement_has_in_it_is_not_priced_again() -> None:
+    record = small(acc="f32", padding="pad", m=61, n=59, k=250)
+    assert ask(table({0: 1.02}, [record], bandwidth=1.0), 61, 59, 250).kernel == 0
+
+
+def test_neighbours_answer_for_ragged_sizes() -> None:
+    """The kernel's loss by its tiles comes off: 60 of 64 rows used."""
+    won = table({0: 1.5})
+    found = ask(won, 60, 64, 128)
+    assert (found.kernel, found.short) == (0, "estimated")
+    assert f"{1.5 * 60 / 64:.3f}x expected with the kernel of 64_64_128" in found.reason
+    assert ask(won, 33, 64, 128).short == "estimated, not faster", "half of the tiles are empty"
+    assert ask(won, 65, 64, 128).kernel is None
+    assert ask(won, 31, 64, 128).short == "nothing was measured within a factor of two"
+    assert ask(won, 64, 64, 257).short == "nothing was measured within a factor of two"
+    assert ask(table({0: 1.0 + choice.MARGIN + choice.STRETCH}), 64, 64, 120).kernel == 0
+    assert ask(table({0: 1.05}), 64, 64, 120).kernel is None, "a stretch needs a wider margin"
+
+
+def test_vectors_are_not_estimated() -> None:
+    thin = small(acc="f32", padding="predicate", m=2, n=64, k=128)
+    won = table({0: 50.0}, [thin])
+    assert ask(won, 3, 64, 128).short == "estimated"
+    assert ask(won, 1, 64, 128).short == "vector, not measured"
+    own = small(acc="f32", padding="predicate", m=1, n=64, k=128)
+    assert ask(table({0: 1.5}, [own]), 1, 64, 128).short == "measured"
+
+
+def test_all_neighbours_must_be_won() -> None:
+    records = [PREDICATED, small(acc="f32", padding="predicate", m=96, n=96, k=128)]
+    assert ask(table({0: 1.5, 1: 1.5}, records), 90, 90, 128).kernel is not None
+    lost = ask(table({0: 1.5, 1: 0.9}, records), 90, 90, 128)
+    assert (lost.kernel, lost.short) == (None, "neighbours not all won")
+    assert "96_96_128 0.910x" in lost.reason
+    assert "64_64_128 1.510x" in lost.reason
+
+
+def test_an_estimate_is_never_better_than_its_neighbours() -> None:
+    won = table({0: 1.5})
+    for m, n, k in itertools.product((40, 57, 64, 96, 128), (40, 64, 111), (96, 120, 128, 200)):
+        found = ask(won, m, n, k)
+        if found.kernel is not None and found.short == "estimated":
+            assert float(found.reason.split("x")[0]) <= 1.5 + 1e-3, (m, n, k)
+
+
+def test_more_elements_than_an_int_counts() -> None:
+    sizes = (1 << 17, 1 << 16, 128)
+    found = served(PREDICATED, *sizes)
+    assert found is not None
+    assert found.launched == sizes
+    assert found.copied_bytes(Sizes(*sizes)) == 0
+    assert ask(table({0: 2.0}), *sizes).short == "nothing was measured within a factor of two"
+    padded = served(WHOLE, (1 << 17) - 1, 1 << 16, 64)
+    assert padded is not None
+    assert padded.copied_bytes(Sizes((1 << 17) - 1, 1 << 16, 64)) > 1 << 34
+
+
+def test_other_layouts_and_accumulators_have_no_kernels() -> None:
+    for more in ({"layout": "nn"}, {"acc": "f16"}):
+        found = ask(table({0: 2.0}), 64, 64, 128, **more)
+        assert found.reason == f"no kernels for a100 {more.get('acc', 'f32')} {more.get('layout', 'tn')}"
+
+
+def test_on_request_the_nearest_kernel_that_copies_nothing() -> None:
+    made = table({}, [PREDICATED, WHOLE])
+    assert ask(made, 96, 96, 64, prefer="kernel").kernel == 1
+    assert ask(made, 90, 96, 64, prefer="kernel").kernel == 0, "the nearer one would copy"
+    found = ask(made, 90, 90, 63, prefer="kernel")
+    assert found.served is not None
+    assert found.served.copied == (True, True, True)
+    assert ask(made, 96, 96, 64, prefer="vendor").short == "asked for"
+    baked = table({}, [small(acc="f32", bake=["k"], k=192)])
+    assert ask(baked, 32, 32, 256, prefer="kernel").short == "no kernel serves these operands"
+
+
+def test_what_no_launcher_takes_is_the_vendors() -> None:
+    far = Operands(Matrix(1 << 25), Matrix(128), Matrix(64))
+    for prefer in ("kernel", "measured"):
+        found = ask(table({0: 2.0}), 64, 64, 128, operands=far, prefer=prefer)
+        assert found.short == "an extent or leading dimension exceeds 16777216"
+
+
+# --- from measurements ---
+
+
+def campaign(record: Record, ratios: dict[str, float], **more: Any) -> list[results.Measurement]:
+    """Both L2 states of a problem; a ratio for each of ``torch.matmul cold`` and so on."""
+    found = []
+    for l2 in ("cold", "hot"):
+        own = measured.timing("cudal2gen", [10.0, 10.1, 9.9, 10.0], record=record.name, digest="d")
+        baselines = [
+            measured.timing(name.split()[0], [10.0 * ratio, 10.1 * ratio, 9.9 * ratio, 10.0 * ratio])
+            for name, ratio in ratios.items()
+            if name.endswith(l2)
+        ]
+        fields = {"acc": record.acc, "layout": record.layout, "l2": l2, "digest": "d"} | more
+        found.append(measured.measurement((record.m, record.n, record.k), [own, *baselines], **fields))
+    return found
+
+
+def tabled(records: list[Record], taken: list[results.Measurement], **more: Any) -> Table:
+    return tabulate("h200", records, results.Measurements({measured.H200.id: measured.H200}, taken), **more)
+
+
+RECORD = small(gpu="h200", acc="f32")
+EVEN = {"torch.matmul cold": 1.2, "torch.matmul hot": 1.1, "cublas-tn cold": 1.3, "cublas-tn hot": 1.4}
+
+
+def test_the_worst_state_against_what_torch_calls_counts() -> None:
+    (found,) = tabled([RECORD], campaign(RECORD, EVEN)).rows
+    assert found.kernel == 0
+    assert found.speedup == pytest.approx((1.1, 1.1, 1.1), abs=0.001)
+    assert found.state == "hot L2, torch.matmul"
+    assert (found.us, found.vendor_us) == pytest.approx((10.0, 11.0))
+    (worse,) = tabled([RECORD], campaign(RECORD, EVEN | {"cublas-tn cold": 0.9})).rows
+    assert worse.state == "cold L2, cublas-tn", "torch.matmul of a transposed B is cuBLAS's own"
+    assert not worse.wins
+    (other,) = tabled([RECORD], campaign(RECORD, EVEN | {"cublas-nn cold": 0.5})).rows
+    assert other.wins, "another layout's time is no rival"
+
+
+def test_measurements_that_do_not_count() -> None:
+    assert tabled([RECORD], campaign(RECORD, {"cublas-tn cold": 1.2})).rows == [], "torch.matmul was not there"
+    assert tabled([RECORD], campaign(RECORD, EVEN, protocol="offline")).rows == []
+    assert tabled([RECORD], campaign(RECORD, EVEN, gpu="h100")).notes
+    environment = measured.H200.model_copy(update={"gpu": "h100"})
+    taken = results.Measurements({environment.id: environment}, campaign(RECORD, EVEN))
+    assert tabulate("h200", [RECORD], taken).rows == [], "another card's"
+    unknown = tabled([small(gpu="h200", acc="f32", stages=4)], campaign(RECORD, EVEN))
+    assert unknown.rows == []
+    assert unknown.notes == ["1 measured kernels are not among these, or were compiled otherwise"]
+    assert tabled([RECORD], campaign(RECORD, EVEN), digest=lambda _: "e").rows == [], "another compiler's binary"
+    assert len(tabled([RECORD], campaign(RECORD, EVEN), digest=lambda _: "d").rows) == 1
+
+
+def test_the_last_measurement_of_a_kernel_and_the_best_kernel_count() -> None:
+    again = campaign(RECORD, EVEN) + campaign(RECORD, dict.fromkeys(EVEN, 0.8))
+    assert not tabled([RECORD], again).rows[0].wins
+    # Two records for one problem, as a tuner measures them.
+    better = small(gpu="h200", acc="f32", stages=4)
+    both = campaign(RECORD, EVEN) + campaign(better, dict.fromkeys(EVEN, 1.5))
+    (found,) = tabled([RECORD, better], both).rows
+    assert found.kernel == 1
+
+
+def test_a_table_is_what_was_dumped() -> None:
+    made = tabled([RECORD], campaign(RECORD, EVEN))
+    again = Table.load(made.dump())
+    assert again.dump() == made.dump()
+    assert isinstance(again.rows[0], Row)
+    assert again.kernels[0].record == RECORD
+    assert made.bandwidth == measured.H200.bandwidth_bytes_us
+
+
+# --- records for problems off the grid ---
+
+
+@pytest.mark.parametrize(
+    ("sizes", "padding"), [((128, 64, 256), "none"), ((61, 64, 256), "predicate"), ((64, 64, 250), "pad")]
+)
+def test_a_record_is_fitted_to_a_problem(sizes: tuple[int, int, int], padding: str) -> None:
+    found = catalog.fitted(problem(*sizes, acc="f16"), [small()])
+    assert (found.record.m, found.record.n, found.record.k, found.record.padding) == (*sizes, padding)
+    assert found.record.origin.structure == "modelled"
+    assert "changed" in str(found.note)
+    own = catalog.fitted(small().problem, [small()])
+    assert own == catalog.Found(small())
+
+
+def test_a_problem_that_no_record_fits() -> None:
+    with pytest.raises(CatalogError, match="no record becomes legal for a100 f32 tn 64_64_64"):
+        catalog.fitted(problem(64, 64, 64), [small()])
+
+
+# --- the command ---
+
+
+def test_explain_says_what_would_run_and_why(tmp_path: Path) -> None:
+    env = {"CUDAL2GEN_RESULTS": str(tmp_path), "CUDAL2GEN_PACK": ""}
+    said = run("explain", "--mnk", "4096_4096_64", env=env).stdout
+    assert said.startswith(
+        "runs     torch.matmul\nbecause  4096_4096_64: nothing was measured within a factor of two\n"
+    )
+    assert "a kernel hgemm_sm80_multistage_f16_tn" in said
+    record = catalog.find(Problem(gpu="a100", acc="f16", layout="tn", m=4096, n=4096, k=64)).record
+    environment = measured.H200.model_copy(update={"gpu": "a100"})
+    taken = campaign(record, EVEN, gpu="a100", acc="f16")
+    file = measured.write(results.Measurements({environment.id: environment}, taken), tmp_path / "m.jsonl")
+    said = run("explain", "--mnk", "4096_4096_64", "--results", str(file), env=env).stdout
+    assert said.startswith(f"runs     {record.name}, of 4096_4096_64; launched as 4096_4096_64, no copies\n")
+    assert "4096_4096_64 was measured: 1.100x [1.100, 1.100] (hot L2, torch.matmul)" in said
+    assert "1 of them measured" in said
+    near = run("explain", "--mnk", "4000_4096_64", "--results", str(file), "--json", env=env).stdout
+    assert "expected with the kernel of 4096_4096_64" in near
+    assert "--mnk 4096: expected three sizes" in error("explain", "--mnk", "4096")
+    assert "no pack at /nowhere" in error("explain", "--mnk", "64_64_64", "--pack", "/nowhere", code=1)

@@ -1,0 +1,84 @@
+"""The documentation builds without a warning, names commands and options that exist, and its Python runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from cudal2gen import cli
+
+
+def pages(checkout: Path) -> list[Path]:
+    return [*sorted((checkout / "docs").glob("*.md")), checkout / "CONTRIBUTING.md", checkout / "CHANGELOG.md"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(target)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+def test_the_reference_has_what_users_call(site: Path) -> None:
+    text = (site / "reference" / "index.html").read_text()
+    for name in ("operators.matmul", "operators.patch", "kernel.Sm90Wgmma", "compiler.build", "bench.measure"):
+        assert f'id="cudal2gen.{name}"' in text, name
+
+
+def test_pictures_have_words(site: Path) -> None:
+    page = (site / "hopper" / "index.html").read_text()
+    (picture,) = re.findall(r'<img alt="([^"]+)" src="\.\./ring\.svg"', page)
+    assert "TMA" in picture
+    assert (site / "ring.svg").is_file()
+
+
+def commands() -> dict[str, set[str]]:
+    """Options of each command, as a user writes them."""
+    group = typer.main.get_command(cli.app)
+    found = {}
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        found[name] = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+    return found
+
+
+def test_commands_and_options_exist(checkout: Path) -> None:
+    known = commands()
+    seen = set()
+    for path in pages(checkout):
+        for line in re.findall(r"^cudal2gen (.*?)(?:\s{2,}#.*)?$", path.read_text(), re.MULTILINE):
+            verb, *words = line.split()
+            assert verb in known, f"{path.name}: {line}"
+            for option in (word.split("=")[0] for word in words if word.startswith("--")):
+                assert option in known[verb], f"{path.name}: {line}"
+            seen.add(verb)
+    assert {"bench", "validate", "pack", "show"} <= seen
+
+
+def test_files_that_are_named_exist(checkout: Path) -> None:
+    for path in pages(checkout):
+        text = path.read_text()
+        for name in re.findall(r"`((?:cudal2gen|tests|scripts|configs|templates|examples|docs)/[\w./]+)`", text):
+            assert (checkout / name).exists(), f"{path.name}: {name}"
+        for link in re.findall(r"\]\(([\w./]+\.(?:md|svg))\)", text):
+            assert (path.parent / link).exists(), f"{path.name}: {link}"
+
+
+def test_the_python_of_the_guide_runs(checkout: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (checkout / "docs" / "edit.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["True", "True"]
+
+
+def test_the_error_of_the_guide_is_the_error(checkout: Path) -> None:
+    (shown,) = re.findall(r"^error: (.*)$", (checkout / "docs" / "edit.md").read_text(), re.MULTILINE)
+    command = [sys.executable, "-m", "cudal2gen", "show", "--mnk", "4096_4096_64", "--set", "bn=96"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == f"error: {shown}"

@@ -1,0 +1,255 @@
+"""A model's layers on our kernels and back, the products it asks for, and the example."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cudal2gen
+from cudal2gen import catalog, cli, pack
+from cudal2gen.kernel import Problem
+from tests import packed
+from tests.emulated import EmulatedDevice, OperatorBed
+
+torch = pytest.importorskip("torch")
+
+from cudal2gen.operators import emulated, shapes  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def run(*arguments: str) -> Any:
+    """The command line in this process, which has torch already."""
+    from typer.testing import CliRunner
+
+    return CliRunner().invoke(cli.app, arguments)
+
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "llama.py"
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return shapes._from_file(EXAMPLE)
+
+
+@pytest.fixture
+def model(llama: Any) -> Any:
+    torch.manual_seed(0)
+    return llama.Llama(words=32, width=32, heads=2, blocks=1).half().eval()
+
+
+TOKENS = torch.arange(6)[None]
+
+
+# --- patch and unpatch ---
+
+
+def test_layers_are_replaced_and_taken_back(model: Any) -> None:
+    before, keys = model(TOKENS), list(model.state_dict())
+    done = cudal2gen.patch(model)
+    assert len(done.layers) == 8
+    assert done.layers[0] == "blocks.0.attention.query"
+    assert done.left == {}
+    assert "8 layers replaced" in str(done)
+    counted = cudal2gen.stats()["torch"].get("on the CPU", 0)
+    torch.testing.assert_close(model(TOKENS), before, atol=0.02, rtol=0.02)
+    assert cudal2gen.stats()["torch"]["on the CPU"] == counted + 8
+    assert list(model.state_dict()) == keys
+    again = cudal2gen.patch(model)
+    assert again.layers == []
+    assert set(again.left.values()) == {"replaced before"}
+    assert cudal2gen.unpatch(model) == done.layers
+    assert torch.equal(model(TOKENS), before)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    assert cudal2gen.unpatch(model) == []
+
+
+def test_what_is_no_plain_fp16_layer_stays() -> None:
+    class Own(torch.nn.Linear):  # type: ignore[misc]
+        pass
+
+    own = torch.nn.Linear(8, 8).half()
+    own.forward = lambda x: x
+    layers = {
+        "plain": torch.nn.Linear(8, 8).half(), "wide": torch.nn.Linear(8, 8), "own": Own(8, 8).half(), "set": own,
+        "tied": torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 8).half()), "other": torch.nn.ReLU(),
+    }  # fmt: skip
+    done = cudal2gen.patch(torch.nn.ModuleDict(layers))
+    assert done.layers == ["plain"]
+    assert done.left == {
+        "wide": "its weights are torch.float32, not torch.float16",
+        "own": "a Own, which may compute something else",
+        "set": "has a forward of its own",
+        "tied": "a ParametrizedLinear, which may compute something else",
+    }
+    assert "4 left as they were" in str(done)
+    cudal2gen.unpatch(torch.nn.ModuleDict(layers))
+    assert layers["set"].forward(3) == 3, "another's forward stays"
+
+
+def test_hooks_gradients_copies_and_conversions_go_on(model: Any) -> None:
+    cudal2gen.patch(model)
+    seen: list[int] = []
+    model.head.register_forward_hook(lambda *_: seen.append(1))
+    model(TOKENS).sum().backward()
+    assert seen == [1]
+    assert model.head.weight.grad is not None
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.head.weight.zero_()
+    assert not torch.equal(twin(TOKENS), model(TOKENS)), "a copy computes with its own weights"
+    assert float(twin(TOKENS).detach().abs().max()) == 0
+    layer = pickle.loads(pickle.dumps(cudal2gen_layer()))
+    assert torch.equal(layer(torch.ones(2, 8).half()), cudal2gen_layer()(torch.ones(2, 8).half()))
+    model.float()
+    assert model(TOKENS).dtype == torch.float32, "converted after it was patched"
+    model.half()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.head(torch.ones(2, 32)).dtype == torch.bfloat16
+
+
+def cudal2gen_layer() -> Any:
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(8, 4).half()
+    cudal2gen.patch(layer)
+    return layer
+
+
+def test_a_compiled_model_gives_the_same(model: Any) -> None:
+    torch._dynamo.reset()
+    cudal2gen.patch(model)
+    with torch.no_grad():
+        expected = model(TOKENS)
+        found = torch.compile(model, fullgraph=True, backend="aot_eager")(TOKENS)
+    torch.testing.assert_close(found, expected, atol=0.01, rtol=0.01)
+
+
+def test_the_example_runs() -> None:
+    env = os.environ | {"PYTHONPATH": str(EXAMPLE.parents[1])}
+    command = [sys.executable, str(EXAMPLE), "--blocks", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "8 layers replaced" in done.stdout
+    assert "'on the CPU': 8" in done.stdout
+
+
+def test_a_layer_runs_on_kernels(tmp_path: Path) -> None:
+    made = packed.table([packed.RECORDS["predicated"]])
+    opened = pack.open_pack(packed.folder(made, tmp_path / "pack"))
+    with EmulatedDevice(packed.RECORDS["predicated"]) as device:
+        layer = torch.nn.Linear(40, 24).half()
+        for name, tensor in list(layer.named_parameters()):
+            moved = device.empty(*tensor.shape).copy_(tensor.detach())
+            setattr(layer, name, torch.nn.Parameter(moved, requires_grad=False))
+        x = device.empty(2, 5, 40).normal_(generator=torch.Generator().manual_seed(0))
+        before = layer(x.float().half())
+        cudal2gen.patch(layer)
+        with emulated(OperatorBed(device, "a100"), [opened], prefer="kernel") as dispatcher:
+            after = layer(x)
+            assert sum(dispatcher.stats()["kernel"].values()) == 1
+        torch.testing.assert_close(after, before, atol=0.01, rtol=0.01)
+        cudal2gen.unpatch(layer)
+        assert torch.equal(layer(x), before)
+
+
+# --- what a model asks for ---
+
+
+def test_products_are_collected_without_computing_them(llama: Any) -> None:
+    found = shapes.collect(lambda: llama.main(batch=4, length=1024, words=32000, width=4096, heads=32, blocks=1))
+    assert found.others == {}
+    rows = found.problems("h200", "f32")
+    sizes = {(row["m"], row["n"], row["k"]): row["count"] for row in rows if row["op"] == "aten.mm"}
+    assert sizes == {
+        (4096, 32000, 4096): 1, (4096, 8192, 4096): 2, (4096, 4096, 8192): 1, (4096, 4096, 4096): 2,
+        (4096, 2048, 4096): 2,
+    }  # fmt: skip
+    assert rows[0]["n"] == 32000, "the most work first"
+    assert {row["layout"] for row in rows if row["op"] == "aten.mm"} == {"tn"}
+
+
+def test_every_kind_of_product_is_seen() -> None:
+    a, b, c = torch.ones(4, 8).half(), torch.ones(8, 6).half(), torch.ones(4, 6).half()
+
+    def asks() -> None:
+        torch.mm(a, b)
+        torch.addmm(c, a, b)
+        torch.bmm(a.expand(3, 4, 8), b.expand(3, 8, 6))
+        torch.baddbmm(c.expand(2, 4, 6), a.expand(2, 4, 8), b.expand(2, 8, 6))
+        torch.nn.functional.linear(a, b.t().contiguous())
+        cudal2gen.matmul(a, b)
+        cudal2gen.linear(a, b.t().contiguous())
+        torch.mm(a.float(), b.float())
+        torch.mm(a[:0], b)
+
+    for fake in (False, True):
+        found = shapes.collect(asks, fake)
+        counted = {(one.op.split(".")[1], one.layout): count for one, count in found.products.items() if one.m}
+        assert counted == {
+            ("mm", "nn"): 1, ("addmm", "nn"): 1, ("bmm", "nn"): 3, ("baddbmm", "nn"): 2, ("mm", "tn"): 1,
+            ("matmul", "nn"): 1, ("linear", "tn"): 1,
+        }  # fmt: skip
+        assert found.others == {"torch.float32": 1}
+        assert all(row["m"] == 4 for row in found.problems("a100", "f32")), "an empty product is no problem"
+    assert shapes.collect(asks, any_type=True).others == {}
+
+
+def test_the_command_writes_a_list_that_bench_reads(tmp_path: Path) -> None:
+    out = tmp_path / "problems.jsonl"
+    done = run("tune-model", str(EXAMPLE), "--gpu", "h200", "--out", str(out))
+    assert done.exit_code == 0, done.stderr
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert done.stdout == f"{len(rows)} problems, {sum(row['count'] for row in rows)} products, in {out}\n"
+    problems = catalog.problems(out)
+    assert Problem(gpu="h200", acc="f32", layout="tn", m=48, n=256, k=64) in problems
+    assert len(problems) <= len(rows)
+    printed = run("tune-model", f"{EXAMPLE}:main", "--gpu", "h200", "--real")
+    assert printed.stdout == out.read_text(), "with data or without"
+
+
+def test_models_that_cannot_be_watched(tmp_path: Path) -> None:
+    looks = tmp_path / "looks.py"
+    looks.write_text("import torch\ndef main(): return torch.ones(3).half()[torch.ones(3).bool()].sum().item()\n")
+    for name, message in (
+        ("nowhere.py", "no file nowhere.py"),
+        ("nowhere_at_all", "nowhere_at_all cannot be imported"),
+        (f"{EXAMPLE}:nothing", "has no callable nothing"),
+        (str(looks), "the model looks at values, which tensors without data lack"),
+    ):
+        done = run("tune-model", name)
+        assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+    fails = tmp_path / "fails.py"
+    fails.write_text("def main():\n    return 1 / 0\n")
+    said = run("tune-model", str(fails)).stderr
+    assert f"the model fails at {fails}:2, on tensors without data; --real uses real ones: ZeroDivisionError" in said
+    wide = tmp_path / "wide.py"
+    wide.write_text("import torch\ndef main(): return torch.ones(8, 8) @ torch.ones(8, 8)\n")
+    done = run("tune-model", str(wide))
+    assert (done.stdout, done.stderr) == ("", "note: 1 products of torch.float32 are left out; --any-type takes them\n")
+    assert json.loads(run("tune-model", str(wide), "--any-type").stdout)["m"] == 8
+
+
+def test_a_list_that_is_none_is_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "list.jsonl"
+    good = '{"gpu":"h200","acc":"f32","layout":"tn","m":8,"n":8,"k":8,"count":3}'
+    for line, message in (
+        ("{", f"{path}:2: not a problem"),
+        ("[1]", f"{path}:2: not a problem"),
+        ('{"gpu":"h200"}', f"{path}:2: not a problem ('acc')"),
+        (good.replace('"m":8', '"m":0'), f"{path}:2: m=0: input should be greater"),
+    ):
+        path.write_text(f"{good}\n{line}\n")
+        with pytest.raises(catalog.CatalogError) as found:
+            catalog.problems(path)
+        assert message in str(found.value)
+    path.write_text(f"{good}\n{good}\n")
+    assert len(catalog.problems(path)) == 1

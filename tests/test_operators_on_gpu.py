@@ -1,0 +1,217 @@
+"""``cudal2gen.matmul`` on a GPU: right, never slower than torch beyond noise, in graphs and under torch.compile.
+
+Deselected where torch sees no CUDA device. The pack is made here, of the catalog's records nearest to sampled shapes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+import cudal2gen
+from cudal2gen import bench, catalog, choice, compiler, gpu, pack, results
+from cudal2gen.kernel import GPUS, Problem
+from tests import packed
+
+torch = pytest.importorskip("torch")
+
+from cudal2gen.operators import plans  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+
+# (N, K) of linear layers of Llama 3 8B and 70B, Qwen 2.5 7B and DeepSeek V3.
+LAYERS = [
+    (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672),
+    (3584, 3584), (4608, 3584), (37888, 3584), (3584, 18944), (7168, 2048), (1536, 7168), (576, 7168), (256, 7168),
+]  # fmt: skip
+SAMPLED = 200
+LEAST = 0.99
+
+
+def sampled() -> list[tuple[int, int, int]]:
+    """Off the grid: few rows, some of them odd, of real layers."""
+    rng = random.Random(0)
+    return [(rng.randint(1, 272), *rng.choice(LAYERS)) for _ in range(SAMPLED)]
+
+
+@pytest.fixture(scope="module")
+def card() -> gpu.Gpu:
+    return gpu.Gpu()
+
+
+@pytest.fixture(scope="module")
+def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """Records for a few of the sampled problems, measured here."""
+    if card.model not in GPUS:
+        pytest.skip(f"{card.model} is not in the table of GPUs")
+    records = catalog.load()
+    problems = [Problem(gpu=card.model, acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sampled()[:24]]
+    fitted = [catalog.fitted(one, records).record for one in problems]
+    fitted += [catalog.fitted(one.model_copy(update={"layout": "nn"}), records).record for one in problems[:4]]
+    artifacts = dict(zip(fitted, compiler.build(fitted), strict=True))
+    library, store = compiler.launcher(), tmp_path_factory.mktemp("measured") / "m.jsonl"
+    from cudal2gen import baselines
+
+    vendors = baselines.contenders(["torch.matmul", "cublas-tn", "cublas-nn"], "f32", card, store.with_name("lt.jsonl"))
+    bench.run(
+        card,
+        fitted,
+        lambda record: gpu.Kernel(record, artifacts[record].directory, library, card.stream),
+        lambda record: artifacts[record].digest,
+        vendors,
+        bench.Settings(),
+        store,
+    )
+    measured = results.measurements(store)
+    table = choice.tabulate(card.model, fitted, measured, lambda record: artifacts[record].digest)
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / card.model, with_ptx=False))
+
+
+@pytest.fixture
+def dispatcher(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> Iterator[plans.Dispatcher]:
+    made = plans.Dispatcher([opened])
+    monkeypatch.setattr(plans._Current, "dispatcher", made)
+    yield made
+    torch.cuda.synchronize()
+    made.close()
+
+
+@pytest.fixture
+def kernels(dispatcher: plans.Dispatcher) -> plans.Dispatcher:
+    dispatcher.prefer = "kernel"
+    return dispatcher
+
+
+def drawn(*shape: int) -> Any:
+    return torch.randn(*shape, dtype=torch.float16, device="cuda")
+
+
+def close(d: Any, a: Any, b: Any) -> bool:
+    error = float((d.float() - a.float() @ b.float()).abs().max())
+    return error <= bench.tolerance("f32", a.shape[1])
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 256, 512), (1, 64, 64), (33, 57, 71), (272, 576, 7168), (257, 96, 8)])
+def test_both_layouts_are_right(m: int, n: int, k: int, kernels: plans.Dispatcher) -> None:
+    a = drawn(m, k)
+    for b in (drawn(n, k).t(), drawn(k, n)):
+        assert close(cudal2gen.matmul(a, b), a, b)
+        out = torch.full((m, n + 3), float("nan"), dtype=torch.float16, device="cuda")
+        cudal2gen.matmul(a, b, out=out[:, :n])
+        assert close(out[:, :n], a, b)
+        assert bool(out[:, n:].isnan().all())
+    assert kernels.stats()["torch"] == {}
+
+
+def test_torch_checks_the_operators(kernels: plans.Dispatcher) -> None:
+    a, b, bias = drawn(64, 128), drawn(128, 64), drawn(64)
+    for wanted in (False, True):
+        one, two = a.clone().requires_grad_(wanted), b.clone().requires_grad_(wanted)
+        torch.library.opcheck(torch.ops.cudal2gen.matmul.default, (one, two))
+        torch.library.opcheck(torch.ops.cudal2gen.linear.default, (one, two.t().contiguous(), bias))
+    torch.library.opcheck(torch.ops.cudal2gen.matmul.out, (a, b), {"out": drawn(64, 64)})
+
+
+def test_captured_and_replayed(kernels: plans.Dispatcher) -> None:
+    a, b = drawn(61, 131), drawn(59, 131).t()  # with copies, whose memory the graph keeps
+    cudal2gen.matmul(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        d = cudal2gen.matmul(a, b)
+    for _ in range(3):
+        a.normal_()
+        graph.replay()
+        assert close(d, a, b)
+    assert kernels.stats()["torch"] == {}
+
+
+def test_on_another_stream(kernels: plans.Dispatcher) -> None:
+    a, b = drawn(64, 4096), drawn(4096, 4096)
+    cudal2gen.matmul(a, b)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        a.normal_()
+        d = cudal2gen.matmul(a, b)
+    torch.cuda.current_stream().wait_stream(side)
+    assert close(d, a, b)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled(mode: str, kernels: plans.Dispatcher) -> None:
+    a, b = drawn(64, 128), drawn(128, 256)
+    torch._dynamo.reset()
+    product = torch.compile(lambda x, y: cudal2gen.matmul(x.relu(), y) + 1, fullgraph=True, mode=mode)
+    for _ in range(4):
+        found = product(a, b)
+        torch.testing.assert_close(found, a.relu() @ b + 1, atol=0.05, rtol=0.01)
+
+
+def graph_us(call: Any, calls: int) -> float:
+    graph = torch.cuda.CUDAGraph()
+    call()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    start.record()
+    graph.replay()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) * 1000 / calls
+
+
+@pytest.mark.slow
+def test_never_slower_than_torch(dispatcher: plans.Dispatcher) -> None:
+    """In turns with torch.matmul of the same operands; device time, copies inside."""
+    slower = {}
+    for m, n, k in sampled():
+        a, b = drawn(m, k), drawn(n, k).t()
+        calls = max(4, min(64, int(2e9 / (m * n * k))))
+        pairs = [
+            (graph_us(lambda: torch.matmul(a, b), calls), graph_us(lambda: cudal2gen.matmul(a, b), calls))  # noqa: B023
+            for _ in range(7)
+        ]
+        ratio = math.exp(median(math.log(theirs / ours) for theirs, ours in pairs))
+        if ratio < LEAST:
+            slower[f"{m}_{n}_{k}"] = (round(ratio, 4), cudal2gen.explain(a, b))
+    print(dispatcher.stats())
+    assert slower == {}
+
+
+def host_us(call: Any, calls: int = 2000) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    spent = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return spent / calls * 1e6
+
+
+def test_the_host_is_not_kept_much_longer_than_by_torch(kernels: plans.Dispatcher) -> None:
+    a, b = drawn(64, 64), drawn(64, 64).t()
+    for call in (lambda: torch.matmul(a, b), lambda: cudal2gen.matmul(a, b)):
+        host_us(call)
+    pairs = [(host_us(lambda: torch.matmul(a, b)), host_us(lambda: cudal2gen.matmul(a, b))) for _ in range(7)]
+    theirs, ours = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+    print(f"torch.matmul {theirs:.2f} us, cudal2gen.matmul {ours:.2f} us")
+    assert ours <= 1.2 * theirs
+
+
+def test_the_example_runs(kernels: plans.Dispatcher, capsys: pytest.CaptureFixture[str]) -> None:
+    from cudal2gen.operators import shapes
+
+    llama = shapes._from_file(Path(__file__).parents[1] / "examples" / "llama.py")
+    difference = llama.run("cuda", 1, 48, words=256, width=64, heads=4, blocks=1)
+    assert difference < 0.05
+    assert "x\n" in capsys.readouterr().out

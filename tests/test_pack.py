@@ -1,0 +1,457 @@
+"""Packs: what is in them, the same bytes again, what is refused, wheels in a fresh environment, and the C face."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import cudal2gen
+from cudal2gen import catalog, compiler, emulator, pack
+from cudal2gen.choice import Table
+from cudal2gen.kernel import Problem as Asked
+from cudal2gen.launcher import OpenKernel
+from cudal2gen.pack import PackError
+from cudal2gen.results import Measurements
+from tests import measured, packed
+from tests.test_choice import EVEN, campaign
+from tests.test_cli import error, run
+
+GPU = "a100"
+
+
+@pytest.fixture(scope="module")
+def made() -> Table:
+    return packed.table(list(packed.RECORDS.values()), {0: 2.0, 1: 0.5})
+
+
+@pytest.fixture(scope="module")
+def files(made: Table) -> dict[str, bytes]:
+    return packed.files(made)
+
+
+@pytest.fixture
+def folder(files: dict[str, bytes], tmp_path: Path) -> Path:
+    return pack.write_folder(files, tmp_path / "pack")
+
+
+# --- what is in one ---
+
+
+def test_a_pack_says_what_it_is_for(made: Table, folder: Path) -> None:
+    found = pack.open_pack(folder)
+    facts = found.facts
+    assert (facts["gpu"], facts["sku"], facts["sm"]) == ("a100", ["NVIDIA A100"], "sm_80")
+    assert (facts["cuda_range"], facts["driver_minimum"]) == (">=13.0,<14", "580")
+    assert facts["cuda"].startswith("13.")
+    assert (facts["kernels"], facts["problems_measured"], facts["problems_won"], facts["ptx"]) == (6, 2, 1, True)
+    assert found.table.dump() == made.dump()
+    assert "MIT License" in (folder / "LICENSE").read_text()
+    assert "Redistributions in binary form must reproduce" in (folder / "LICENSE-CUTLASS").read_text()
+    assert found.library.is_file()
+
+
+def test_binaries_are_there_once(files: dict[str, bytes]) -> None:
+    twice = packed.table([packed.RECORDS["predicated"], packed.RECORDS["predicated"].model_copy(update={"m": 96})])
+    assert len(twice.kernels) == 2
+    names = [name for name in packed.files(twice, with_ptx=False) if name.endswith(".cubin")]
+    assert len(names) == 1
+    assert not any(name.endswith(".ptx") for name in packed.files(twice, with_ptx=False))
+    assert sum(name.endswith(".ptx") for name in files) == 6
+
+
+def test_the_same_again_has_the_same_bytes(made: Table, files: dict[str, bytes], tmp_path: Path) -> None:
+    assert packed.files(Table.load(made.dump())) == files
+    one, two = (pack.write_wheel(files, tmp_path / name / "x.whl") for name in "ab")
+    assert one.read_bytes() == two.read_bytes()
+    assert one.name == two.name
+
+
+def test_only_what_wins_is_chosen(made: Table) -> None:
+    chosen = made.chosen()
+    assert [kernel.sizes.text for kernel in chosen.kernels] == ["64_64_128"]
+    assert [row.kernel for row in chosen.rows] == [0, None], "the lost problem stays as a reason"
+    with pytest.raises(PackError, match="no kernel of a100 was measured faster"):
+        pack.contents(packed.table([packed.RECORDS["whole"]]).chosen(), {}, Path("/nowhere"), "13.0")
+
+
+def test_what_is_there_is_not_overwritten(folder: Path, files: dict[str, bytes]) -> None:
+    with pytest.raises(PackError, match="is there already"):
+        pack.write_folder(files, folder)
+
+
+# --- what is refused ---
+
+
+def changed(folder: Path, name: str) -> Path:
+    path = folder / name if (folder / name).exists() else next(folder.glob(name))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+NAMES = [
+    "table.json",
+    "libcudal2gen.so",
+    "pack.txt",
+    "cudal2gen.h",
+    "kernels/*/kernel.cubin",
+    "kernels/*/kernel.launch",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_was_altered_is_named(folder: Path, name: str) -> None:
+    path = changed(folder, name)
+    with pytest.raises(PackError, match=f"{path} is truncated or was altered: its digest is not the pack's"):
+        pack.open_pack(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_is_cut_off_or_missing_is_named(folder: Path, name: str) -> None:
+    path = next(folder.glob(name))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(PackError, match=f"{path} is truncated"):
+        pack.open_pack(folder)
+    path.unlink()
+    with pytest.raises(PackError, match=f"{path}: No such file or directory; the pack is incomplete"):
+        pack.open_pack(folder)
+
+
+def test_the_list_of_files_itself_is_checked(folder: Path) -> None:
+    path = folder / "pack.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"gpu": "a100"', '"gpu": "h200"'))
+    with pytest.raises(PackError, match="was altered: its digest is not its own"):
+        pack.open_pack(folder)
+    path.write_text(whole[:-20])
+    with pytest.raises(PackError, match="truncated or was altered: it is not JSON"):
+        pack.open_pack(folder)
+    path.write_text("[]")
+    with pytest.raises(PackError, match="no JSON object"):
+        pack.open_pack(folder)
+    path.unlink()
+    with pytest.raises(PackError, match="the pack is incomplete"):
+        pack.open_pack(folder)
+    with pytest.raises(PackError, match="no pack at"):
+        pack.open_pack(folder / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("format", 2, "has format 2"), ("machine", "sparc", "on sparc"), ("version", "0", "made by cudal2gen 0, this is")],
+)
+def test_a_pack_of_another_kind_is_refused(
+    folder: Path, files: dict[str, bytes], field: str, value: object, message: str
+) -> None:
+    facts = json.loads(files["pack.json"]) | {field: value}
+    facts.pop("sha256")
+    digest = hashlib.sha256(pack._json(facts)).hexdigest()
+    (folder / "pack.json").write_bytes(pack._json(facts | {"sha256": digest}))
+    with pytest.raises(PackError, match=message):
+        pack.open_pack(folder)
+
+
+def test_good_packs_are_found_beside_broken_ones(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDAL2GEN_PACK", f"{tmp_path / 'nothing'}{os.pathsep}{folder}")
+    packs, refused = pack.search(pack.installed())
+    assert list(packs) == [GPU]
+    assert refused == [f"no pack at {tmp_path / 'nothing'}"]
+
+
+# --- without a compiler, and in a fresh environment ---
+
+
+def test_a_pack_runs_where_there_is_no_compiler(folder: Path) -> None:
+    """With neither nvcc, nor CUTLASS, nor g++, nor a folder that may be written to."""
+    program = """
+import importlib.util, shutil, sys
+from pathlib import Path
+import numpy as np
+from cudal2gen import emulator, pack
+from cudal2gen.launcher import OpenKernel
+assert not any(map(shutil.which, ("nvcc", "g++", "ptxas")))
+found = pack.open_pack(Path(sys.argv[1]))
+kernel = found.table.kernels[0]
+memory = emulator.Memory()
+with emulator.session(memory, emulator.Device(capability=(8, 0))) as session:
+    a, b = (memory.upload(np.ones((64, 128), np.float16)) for _ in range(2))
+    d = memory.upload(np.empty((64, 64), np.float16), role="output")
+    opened = OpenKernel(found.library, found.kernel(kernel.digest), {}, emulator.runtime_path())
+    opened.launch(a.address, 128, b.address, 128, d.address, 64, 64, 64, 128)
+assert (d.download() == 128).all() and not session.reports
+assert "jinja2" not in sys.modules and "torch" not in sys.modules
+assert not [name for name in sys.modules if name.startswith(("cudal2gen.compiler", "cutlass", "nvidia"))]
+"""
+    done = subprocess_alone(program, folder)
+    assert all(one.returncode == 0 for one in done), done[0].stderr
+
+
+class Done(NamedTuple):
+    """How a process ended."""
+
+    returncode: int
+    stderr: str
+
+
+def subprocess_alone(program: str, folder: Path) -> list[Done]:
+    """Two processes at once, in an environment with nothing in it, on a pack that may not be written to."""
+    emulator.runtime_path()  # what stands in for CUDA needs a compiler, once
+    env = {
+        "PATH": "/nowhere",
+        "CUDAL2GEN_NVCC": "/nowhere/nvcc",
+        "CUTLASS_PATH": "/nowhere",
+        "HOME": os.environ["HOME"],
+    }
+    env |= dict.fromkeys(("CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_RESULTS", "CUDAL2GEN_CACHE_DIR"), "/proc/nowhere")
+    # The emulator's stand-in for CUDA is in that cache; a GPU's own runtime would be found without one.
+    del env["CUDAL2GEN_CACHE_DIR"]
+    folder.chmod(0o555)
+    command = [sys.executable, "-c", program, str(folder)]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) for _ in range(2)]
+    told = [one.communicate()[1] for one in started]
+    return [Done(one.returncode, text) for one, text in zip(started, told, strict=True)]
+
+
+def test_a_wheel_is_what_pip_installs(files: dict[str, bytes], tmp_path: Path) -> None:
+    wheel = pack.write_wheel(files, tmp_path / "cudal2gen-a100.whl")
+    assert wheel.name.startswith("cudal2gen_a100-")
+    assert wheel.name.endswith(f"-py3-none-linux_{os.uname().machine}.whl")
+    with pytest.raises(PackError, match="is a wheel: install it with pip"):
+        pack.open_pack(wheel)
+    home = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    python = home / "bin" / "python"
+    command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    subprocess.run([*command, str(wheel)], check=True)
+    said = "import cudal2gen_a100; print(cudal2gen_a100.folder())"
+    folder = Path(subprocess.run([str(python), "-c", said], capture_output=True, text=True, check=True).stdout.strip())
+    assert pack.open_pack(folder).gpu == GPU
+    # The package of this checkout finds it by its entry point.
+    program = "from cudal2gen import pack; print(*pack.search(pack.installed()))"
+    paths = os.pathsep.join([str(Path(pack.__file__).parents[1]), str(folder.parent)])
+    env = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.startswith("{'a100': Pack(directory=")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        assert [name for name in archive.namelist() if name.endswith(".ptx")]
+    listed = subprocess.run([str(python), "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    assert "cudal2gen" in listed.stdout, "it asks for the package of its own version"
+
+
+def test_a_wheel_lists_what_is_in_it(files: dict[str, bytes], tmp_path: Path) -> None:
+    """As the wheel format asks: every file but the list itself with its digest and size."""
+    with zipfile.ZipFile(pack.write_wheel(files, tmp_path / "x.whl")) as archive:
+        names = archive.namelist()
+        record = next(name for name in names if name.endswith(".dist-info/RECORD"))
+        rows = [line.split(",") for line in archive.read(record).decode().splitlines()]
+        assert [row[0] for row in rows] == names
+        for name, digest, size in rows:
+            content = archive.read(name)
+            expected = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            assert (digest, size) == (("", "") if name == record else (f"sha256={expected}", str(len(content))))
+        about = archive.read(record.replace("RECORD", "METADATA")).decode()
+    assert "CUDA >=13.0,<14, driver 580 or newer" in about
+    assert f"Requires-Dist: cudal2gen=={cudal2gen.__version__}" in about
+
+
+def test_the_command_writes_packs(tmp_path: Path) -> None:
+    env = {"CUDAL2GEN_RESULTS": str(tmp_path)}
+    out = tmp_path / "pack"
+    done = run("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(out), env=env)
+    assert done.returncode == 0, done.stderr
+    assert "1 kernels, 1 binaries" in done.stdout
+    assert "0 of 0 measured problems won" in done.stdout
+    assert pack.open_pack(out).table.kernels[0].sizes.text == "64_64_64"
+    again = error("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(out), code=1, env=env)
+    assert "is there already" in again
+    assert "nothing is measured of a100" in error("pack", "--out", str(tmp_path / "x"), env=env)
+    assert "--gpu v100: must be one of" in error("pack", "--gpu", "v100", "--out", str(tmp_path / "x"))
+    assert "not both" in error("pack", "--all", "--mnk", "1_1_1", "--out", str(tmp_path / "x"))
+    wheel = run(
+        "pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(tmp_path / "any.whl"), env=env
+    )
+    assert wheel.stdout.startswith(f"{tmp_path}/cudal2gen_a100-")
+
+
+def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
+    """Of two measured problems the one that is won; a problem off the grid by the record that bench made for it."""
+    catalogued = catalog.load()
+    asked = [Asked(gpu="a100", acc="f16", layout="tn", m=m, n=64, k=64) for m in (64, 61)]
+    records = [catalog.fitted(one, catalogued).record for one in asked]
+    digests = [one.digest for one in compiler.build(records)]
+    environment = measured.H200.model_copy(update={"gpu": "a100"})
+    taken = []
+    for record, digest, ratio in zip(records, digests, (0.9, 1.5), strict=True):
+        taken += campaign(record, dict.fromkeys(EVEN, ratio), gpu="a100", digest=digest)
+    file = measured.write(Measurements({environment.id: environment}, taken), tmp_path / "m.jsonl")
+    done = run("pack", "--gpu", "a100", "--results", str(file), "--out", str(tmp_path / "pack"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("1 of 2 measured problems won\n")
+    table = pack.open_pack(tmp_path / "pack").table
+    assert [(one.digest, one.sizes.text) for one in table.kernels] == [(digests[1], "61_64_64")]
+    said = run("explain", "--mnk", "61_64_64", "--pack", str(tmp_path / "pack")).stdout
+    assert "61_64_64 was measured: 1.500x" in said
+    lost = run("explain", "--mnk", "64_64_64", "--pack", str(tmp_path / "pack")).stdout
+    assert lost.startswith("runs     torch.matmul\nbecause  64_64_64 was measured: 0.900x")
+    assert "which is not faster beyond noise" in lost
+    other = error("explain", "--mnk", "64_64_64", "--gpu", "h200", "--pack", str(tmp_path / "pack"))
+    assert "is for a100, not h200" in other
+
+
+# --- from C ---
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], checkout_root: Path) -> Path:
+    """examples/gemm.c against the emulator's runtime, as a program and, beside it, as a library for this process."""
+    folder = tmp_path_factory.mktemp("c")
+    pack.write_folder(files, folder / "pack")
+    for flags, name in (((), "gemm"), (("-shared", "-fPIC"), "gemm.so")):
+        command = ["g++", "-Wall", "-Wextra", "-Werror", *flags, str(checkout_root / "examples" / "gemm.c")]
+        command += ["-o", str(folder / name), f"-I{folder / 'pack'}", f"-I{compiler.toolchain().cuda_include}"]
+        command += [str(folder / "pack" / "libcudal2gen.so"), str(emulator.runtime_path())]
+        command += [f"-Wl,-rpath,{folder / 'pack'}", f"-Wl,-rpath,{emulator.runtime_path().parent}"]
+        subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkout_root() -> Path:
+    return Path(__file__).parents[1]
+
+
+Main = Callable[[Path], int]
+
+
+@pytest.fixture
+def main(example: Path) -> Main:
+    library = ctypes.CDLL(str(example / "gemm.so"))
+
+    def call(folder: Path) -> int:
+        words = [b"gemm", os.fsencode(folder), os.fsencode(emulator.runtime_path())]
+        return int(library.main(3, (ctypes.c_char_p * 3)(*words)))
+
+    return call
+
+
+def device(name: str = "NVIDIA A100-SXM4-80GB") -> emulator.Session:
+    return emulator.session(emulator.Memory(), emulator.Device(capability=(8, 0), name=name))
+
+
+def test_the_example_in_c_computes(main: Main, example: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with device() as session:
+        code = main(example / "pack")
+    printed = capfd.readouterr()
+    assert code == 0, printed.err
+    assert "D[0][0] = 0x5800" in printed.out
+    assert len(session.launches) == 1
+    assert not session.errors
+    assert len((Path(__file__).parents[1] / "examples" / "gemm.c").read_text().splitlines()) <= 40
+
+
+def test_the_example_without_a_device_says_so(example: Path) -> None:
+    done = subprocess.run(
+        [str(example / "gemm"), str(example / "pack"), str(emulator.runtime_path())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "no CUDA device answers\n")
+
+
+def test_c_refuses_what_python_refuses(
+    main: Main, example: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def said(folder: Path, name: str = "NVIDIA A100-SXM4-80GB") -> str:
+        with device(name):
+            assert main(folder) == 1
+        return capfd.readouterr().err
+
+    assert "holds no pack.txt" in said(tmp_path)
+    assert "this pack is for a100, the device is NVIDIA H200" in said(example / "pack", "NVIDIA H200")
+    assert "the device is NVIDIA A100 MIG" in said(example / "pack", "NVIDIA A100 MIG 1g.5gb")
+    for name in ("kernels/*/kernel.cubin", "table.json"):
+        copy = tmp_path / name.replace("/", "-").replace("*", "x")
+        shutil.copytree(example / "pack", copy)
+        path = changed(copy, name)
+        assert f"{path} is truncated or was altered" in said(copy)
+        path.unlink()
+        assert f"{path} is missing" in said(copy)
+        changed(copy, "pack.txt")
+        assert "pack.txt is truncated or was altered" in said(copy)
+    for number, (before, after) in enumerate(((" layout=tn", ""), (" low=2.0", ""), (" kernel=0 ", " kernel=99 "))):
+        copy = shutil.copytree(example / "pack", tmp_path / str(number))
+        text = (copy / "pack.txt").read_text().replace(before, after).rsplit("sha256=", 1)[0]
+        (copy / "pack.txt").write_text(f"{text}sha256={hashlib.sha256(text.encode()).hexdigest()}\n")
+        assert "pack.txt is not one that this library understands" in said(copy), before
+
+
+class Problem(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("acc", "layout", "m", "n", "k", "prefer")]
+
+
+class Answer(ctypes.Structure):
+    _fields_ = [("kernel", ctypes.c_char_p), ("speedup", ctypes.c_double), ("workspace_bytes", ctypes.c_int64)]
+
+
+def test_c_answers_from_the_same_table(example: Path) -> None:
+    library = ctypes.CDLL(str(example / "pack" / "libcudal2gen.so"))
+    library.cudal2gen_last_error.restype = ctypes.c_char_p
+    handle, answer = ctypes.c_void_p(), Answer()
+    found = pack.open_pack(example / "pack").table
+    by_name = {record.name: number for number, record in enumerate(packed.RECORDS.values())}
+
+    def query(*fields: int) -> int:
+        return int(library.cudal2gen_query(handle, ctypes.byref(Problem(*fields)), ctypes.byref(answer)))
+
+    def digest(name: str) -> bytes:
+        return found.kernels[by_name[packed.RECORDS[name].name]].digest.encode()
+
+    with device():
+        opened = library.cudal2gen_pack_open(
+            os.fsencode(example / "pack"), os.fsencode(emulator.runtime_path()), ctypes.byref(handle)
+        )
+        assert opened == 0, library.cudal2gen_last_error()
+        assert query(1, 0, 64, 64, 128, 0) == 0
+        assert (answer.kernel, answer.speedup) == (digest("predicated"), 2.0)
+        assert query(1, 0, 96, 96, 64, 0) == -1, "measured, and slower"
+        assert b"96_96_64: no kernel was measured faster" in library.cudal2gen_last_error()
+        assert query(1, 0, 96, 96, 64, 1) == 0
+        assert (answer.kernel, answer.speedup, answer.workspace_bytes) == (digest("whole"), 0.0, 0)
+        assert query(1, 0, 32, 32, 256, 1) == 0
+        assert answer.kernel == digest("split")
+        assert answer.workspace_bytes == 256 + 4 * 2 * 32 * 32
+        assert query(0, 1, 64, 96, 128, 1) == 0
+        assert answer.kernel == digest("zsplit"), "its option came with it"
+        assert query(1, 0, 33, 33, 65, 1) == -1
+        assert b"33_33_65: no kernel of this pack computes it" in library.cudal2gen_last_error()
+        assert query(1, 0, 0, 33, 64, 1) == 1
+        assert library.cudal2gen_pack_close(handle) == 0
+
+
+def test_kernels_of_a_pack_open_as_built_ones_do(folder: Path) -> None:
+    found = pack.open_pack(folder)
+    kernel = found.table.kernels[0]
+    memory = emulator.Memory()
+    with emulator.session(memory, emulator.Device(capability=(8, 0))):
+        opened = OpenKernel(found.library, found.kernel(kernel.digest), {}, emulator.runtime_path())
+        ones = memory.upload(np.ones((8, 64), np.float16))
+        d = memory.upload(np.empty((8, 8), np.float16), role="output")
+        opened.launch(ones.address, 64, ones.address, 64, d.address, 8, 8, 8, 64)
+        opened.close()
+    assert (d.download() == 64).all()
