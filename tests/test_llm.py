@@ -241,6 +241,21 @@ def test_repetitions_are_left_out_by_what_is_launched() -> None:
     assert len(server.asked) == 1, "a repetition among good ones is not worth asking again"
 
 
+def test_what_was_proposed_and_is_no_trial_is_shown_and_not_proposed_again() -> None:
+    answers = [("incumbent", {"stages": 3}), ("incumbent", {"stages": 2}), ("incumbent", {"raster_group": 2})]
+    with serving(proposes(*answers[:2]), proposes(*answers), proposes(("incumbent", {"raster_group": 4}))) as server:
+        proposer = asking(server)
+        assert len(proposer.propose(question(), 8)) == 2
+        (got,) = proposer.propose(question(), 8)
+        assert got.record is not None
+        assert space.differing(incumbent(), got.record) == {"raster_group": (8, 2)}
+        proposer.propose(question(measured({"stages": 3}, {"stages": 2}, {"raster_group": 2})), 1)
+    told = [shown(asked)["proposed, not measured yet"] for asked in server.asked[:3]]
+    differs = "differs from incumbent in"
+    assert told[:2] == [[], [{differs: {"stages": 3}}, {differs: {"stages": 2}}]]
+    assert told[2] == []
+
+
 def test_nothing_but_repetitions_is_worth_asking_again() -> None:
     with serving(proposes(("incumbent", {})), proposes(("incumbent", {"stages": 2}))) as server:
         (got,) = asking(server).propose(question(), 1)
@@ -403,7 +418,7 @@ def test_cost_is_tokens_times_prices() -> None:
     with serving(says(GOOD, usage=(2000, 300)), says(GOOD, usage=(500, 100))) as server:
         proposer = asking(server, price_in=2.5, price_out=10.0)
         proposer.propose(question(), 1)
-        proposer.propose(question(problem=PROBLEM), 1)
+        proposer.propose(question(problem=SMALL), 1)
     spent = proposer.spent
     assert (spent.tokens_in, spent.tokens_out) == (2500, 400)
     assert spent.cost == pytest.approx(2500 * 2.5e-6 + 400 * 10e-6)
@@ -482,7 +497,10 @@ def test_a_replay_makes_nothing_up(tmp_path: Path) -> None:
         wire.send(same, "schema", PROBLEM)
     with pytest.raises(Unavailable, match="has no answer to this question on 4096_4096_4096"):
         Replayed(path).send(same, "text", PROBLEM)
-    path.write_text(path.read_text() + "{}\n")
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:99])
+    assert Replayed(path).send(same, "schema", PROBLEM).text == GOOD, "half a line of a killed process is none"
+    path.write_bytes(whole + b"{}\n")
     with pytest.raises(ValueError, match=r"t\.jsonl:2: "):
         Replayed(path)
 

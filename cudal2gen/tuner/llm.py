@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ RETRIES = 2  # of one question, whatever was wrong with the answers
 FAULTS_TOLD = 12  # of one answer
 LONGEST_REASON = 300  # characters of a rule, or of a reason, that is told
 LONGEST_IDEA, DEEPEST = 2000, 32  # characters of a proposal, and brackets in it
-BEST, WORST, FAILED = 4, 3, 8  # trials that are shown
+BEST, WORST, FAILED, WAITING = 4, 3, 8, 16  # what is shown, at most
 CHOSEN = frozenset({"family", *space.GIVEN})  # what no change may touch: a family is chosen by its base
 
 SYSTEM = """\
@@ -94,6 +95,7 @@ class Llm(Blind):
         self._said: set[str] = set()
         self._unanswered = 0
         self._useless: dict[Problem, int] = {}
+        self._proposed: dict[Problem, dict[object, Record]] = {}
 
     @property
     def spent(self) -> Spent:
@@ -106,7 +108,14 @@ class Llm(Blind):
         if count < 1 or max(self._unanswered, useless) >= self._patience:
             return []
         bases = _bases(question)
-        messages = [Message("system", SYSTEM), Message("user", self._told(question, bases, count))]
+        # Between two batches, or where it was pruned, what was proposed is no trial (yet).
+        tried = {space.key(parse(trial.record)) for trial in question.trials if trial.outcome != "illegal"}
+        proposed = self._proposed.setdefault(question.problem, {})
+        waiting = {key: record for key, record in proposed.items() if key not in tried}
+        question = replace(question, seen=question.seen | waiting.keys())
+        notes = [note.shown for note in self._memory.recall(question.problem, self._budget)]
+        told = prompt(question, bases, list(waiting.values())[-WAITING:], notes, count)
+        messages = [Message("system", SYSTEM), Message("user", told)]
         found: dict[object, Proposal] = {}
         faults: list[Fault] = []
         for _ in range(1 + RETRIES):
@@ -118,6 +127,7 @@ class Llm(Blind):
                 break
             messages += [Message("assistant", reply.text), Message("user", _returned(faults, count - len(found)))]
         self._useless[question.problem] = 0 if found else useless + 1
+        proposed |= {key: one.record for key, one in [*found.items()][:count] if one.record}
         if not found and faults:
             self._tell(f"no proposal of an answer could be used: {faults[0].said}")
         refused = [fault.proposal for fault in faults if fault.proposal]
@@ -137,10 +147,6 @@ class Llm(Blind):
             self._tell(f"the model refused: {reply.refusal[:LONGEST_REASON]}")
             return None
         return reply
-
-    def _told(self, question: Question, bases: Mapping[str, Record], count: int) -> str:
-        notes = [note.shown for note in self._memory.recall(question.problem, self._budget)]
-        return prompt(question, bases, notes, count)
 
     def _sorted_out(
         self, reply: Reply, question: Question, bases: Mapping[str, Record], count: int, found: dict[object, Proposal]
@@ -208,7 +214,13 @@ def _contrast(question: Question) -> tuple[list[Trial], list[Trial]]:
     return best, ranked[max(len(best), len(ranked) - WORST) :]
 
 
-def prompt(question: Question, bases: Mapping[str, Record], notes: Sequence[Mapping[str, str]], count: int) -> str:
+def prompt(
+    question: Question,
+    bases: Mapping[str, Record],
+    waiting: Sequence[Record],
+    notes: Sequence[Mapping[str, str]],
+    count: int,
+) -> str:
     """All that the model is told of a question, as one JSON document: nothing in it can pass for its frame."""
     best, worst = _contrast(question)
     labels = [*(f"best{at}" for at in range(1, len(best) + 1)), *(f"worst{at}" for at in range(1, len(worst) + 1))]
@@ -220,6 +232,7 @@ def prompt(question: Question, bases: Mapping[str, Record], notes: Sequence[Mapp
         "variants, the fastest first": [
             _variant(label, trial, bases[label], question.incumbent) for label, trial in shown.items()
         ],
+        "proposed, not measured yet": [_apart(one, question.incumbent) for one in waiting],
         "failures": _failures(question),
         "notes": list(notes),
         "schema": schema(tuple(sorted({one.family for one in bases.values()}))),
@@ -269,6 +282,14 @@ def _variant(label: str, trial: Trial, record: Record, incumbent: Record | None)
     else:
         told["us 95 % interval"] = _interval(trial)
     return told | {"derived": _derived(record)}
+
+
+def _apart(record: Record, incumbent: Record | None) -> Fields:
+    """A record as what differs from the incumbent, or all of it where that is of another family."""
+    if incumbent is not None and incumbent.family == record.family:
+        differing = space.differing(incumbent, record)
+        return {"differs from incumbent in": {name: pair[1] for name, pair in differing.items()}}
+    return {"fields": space.decisions(record)}
 
 
 def _interval(trial: Trial) -> list[float]:

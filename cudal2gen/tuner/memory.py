@@ -200,8 +200,8 @@ def _append(note: Note, path: Path) -> bool:
         before = file.read()
         if any((one.problem, one.changes) == (note.problem, note.changes) for one in read(before)):
             return False
-        # A killed process may have left half a section without a line break.
-        file.write(("" if not before or before.endswith("\n") else "\n") + ("\n" if before else "") + note.markdown)
+        # A killed process may have left half a section without a line break, so one precedes each.
+        file.write(("\n" if before else "") + note.markdown)
         return True
 
 
