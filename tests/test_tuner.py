@@ -288,7 +288,7 @@ def test_a_mixture_shares_and_fills_up() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="oracle: must be of policy, prior, nearest"):
+    with pytest.raises(ValueError, match="oracle: must be of policy, prior, llm, nearest"):
         named(["random", "oracle"], lambda: None, [])  # type: ignore[arg-type, return-value]
 
 
@@ -606,8 +606,8 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
 
 
 ORDER = [
-    "space", "environment", "on_gpu", "reward", "features", "policy", "proposers", "executor", "race", "campaign",
-    "progress", "curve", "benchmark",
+    "space", "environment", "on_gpu", "reward", "features", "policy", "proposers", "executor", "ray_executor", "race",
+    "memory", "chat", "llm", "campaign", "progress", "curve", "benchmark",
 ]  # fmt: skip
 
 
