@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -276,11 +277,13 @@ def run(
     if todo and environment.id not in stored.environments:
         results.append([environment], store)
     spent: dict[SizeClass, list[float]] = {}
+    to_come = Counter(problem.size_class for problem, _, _ in todo)
     for number, (problem, record, work) in enumerate(todo):
         start = device.now()
-        if budget_seconds is not None and start - begin + _expected(spent, problem) > budget_seconds:
+        if budget_seconds is not None and start - begin + _expected(spent, problem.size_class) > budget_seconds:
             outcome.left = len(todo) - number
             break
+        to_come.subtract([problem.size_class])
         try:
             with open_kernel(record) as kernel:
                 for one in measure(device, problem, [kernel, *baselines], work, settings, warm=number > 0):
@@ -306,7 +309,7 @@ def run(
             results.append(given_up, store)
             raise Stopped(f"{problem.mnk}: {record.name} or a baseline {reason}") from error
         spent.setdefault(problem.size_class, []).append(device.now() - start)
-        left = sum(_expected(spent, later) for later, _, _ in todo[number + 1 :])
+        left = sum(count * _expected(spent, size_class) for size_class, count in to_come.items())
         if budget_seconds is not None:
             left = min(left, budget_seconds - (device.now() - begin))
         progress(number + 1, len(todo), left)
@@ -353,9 +356,9 @@ def _measurement(
     )
 
 
-def _expected(spent: dict[SizeClass, list[float]], problem: Problem) -> float:
+def _expected(spent: dict[SizeClass, list[float]], size_class: SizeClass) -> float:
     """Seconds that a problem will take, from those of its class, or of any, that were measured."""
-    known = spent.get(problem.size_class) or [one for times in spent.values() for one in times]
+    known = spent.get(size_class) or [one for times in spent.values() for one in times]
     return sum(known) / len(known) if known else 1.0
 
 
@@ -555,8 +558,8 @@ class Reference:
 def _bands(extent: int) -> list[int]:
     """One index in each of up to 256 bands, not always at the same place within it."""
     bands = min(extent, CHECKED_ROWS)
-    width = extent // bands
-    return [band * width + (7 * band) % width for band in range(bands)]
+    edges = [extent * band // bands for band in range(bands + 1)]
+    return [start + (7 * band) % (end - start) for band, (start, end) in enumerate(pairwise(edges))]
 
 
 def _distance(d: torch.Tensor, reference: torch.Tensor) -> float:

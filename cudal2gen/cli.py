@@ -61,7 +61,7 @@ Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes at a time; all cores by default.")
 ]
 On = Annotated[str, typer.Option("--on", help="Where kernels run: emulator, or gpu for validate.")]
-Device = Annotated[int, typer.Option("--device", min=0, help="The CUDA device for --on gpu, counted from 0.")]
+Device = Annotated[int, typer.Option("--device", min=0, help="The CUDA device, counted from 0.")]
 Nvcc = Annotated[Path | None, typer.Option("--nvcc", help="The nvcc to use, instead of the one that is found.")]
 
 Results = Annotated[
@@ -479,7 +479,7 @@ def bench(
         float | None, typer.Option(min=0, help="Timing per problem, protocol and L2 state; 0.25, or 2 with the host.")
     ] = None,
     target_qps: Annotated[float, typer.Option(min=0.001, help="Arrivals per second in the server protocol.")] = 1000.0,
-    device: Annotated[int, typer.Option("--device", min=0, help="Number of the CUDA device.")] = 0,
+    device: Device = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file of measurements to add to.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of inputs and order.")] = 0,
     jobs: Jobs = None,
@@ -489,14 +489,14 @@ def bench(
     from cudal2gen import baselines as vendors
     from cudal2gen import bench as timing
     from cudal2gen import compiler, results
-    from cudal2gen.gpu import Gpu, Kernel, alone, sku
+    from cudal2gen.gpu import Gpu, Kernel, alone
 
     with _user_errors():
         seconds = None if budget is None else _seconds(budget)
         protocols = _protocols(protocol)
         card = Gpu(device)
-        model = gpu or sku(card.environment.name)
-        if model is None:
+        model = gpu or card.environment.gpu
+        if not model:
             _usage(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
         if (bool(mnk), everything, sample is not None, problems is not None).count(True) != 1:
             _usage("give one of --mnk M_N_K, --all, --sample N and --problems FILE")
@@ -674,7 +674,7 @@ def tune(
     ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="SVG file to write: the learning curve.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="With --benchmark: file for the table.")] = None,
-    device: Annotated[int, typer.Option("--device", min=0, help="Number of the CUDA device.")] = 0,
+    device: Device = 0,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for a batch before it is ended.")] = 300.0,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn; trials of a seed are taken up.")] = 0,
     llm_url: Annotated[

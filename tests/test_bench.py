@@ -189,6 +189,9 @@ def test_every_tile_of_a_large_problem_is_checked() -> None:
     assert {row // 64 for row in rows} == set(range(256))
     assert len({row % 64 for row in rows}) > 16
     assert bench._bands(100) == list(range(100))
+    for extent in (257, 511, 700, 16400):
+        edges = [extent * band // 256 for band in range(257)]
+        assert all(edges[band] <= at < edges[band + 1] for band, at in enumerate(bench._bands(extent))), extent
     assert sorted({col // 16 for col in bench._bands(4096)}) == list(range(256))
 
 
