@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from cudal2gen import results
-from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem, Record, ceil_div, parse, revise
+from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem, Record, aligned, ceil_div, parse, revise
 from cudal2gen.results import Measurement, Measurements
 
 Prefer = Literal["measured", "kernel", "vendor"]
@@ -107,7 +107,7 @@ class Kernel:
         if self.fields.get("padding") == "pad":
             found = [_whole_tiles(record, sizes)] if padded else []
         else:
-            vectors = Sizes(sizes.m, _aligned(sizes.n), _aligned(sizes.k))
+            vectors = Sizes(sizes.m, aligned(sizes.n), aligned(sizes.k))
             candidates = dict.fromkeys((sizes, Sizes(sizes.m, sizes.n, vectors.k), vectors))
             found = [one for one in candidates if self._resized(one, {})]
             if padded:
@@ -357,10 +357,6 @@ def _row(problem: Problem, number: int, states: Mapping[str, Measurement]) -> Ro
 def _speedup(row: Row) -> str:
     value, low, high = row.speedup
     return f"{value:.3f}x [{low:.3f}, {high:.3f}] ({row.state})"
-
-
-def _aligned(extent: int) -> int:
-    return ceil_div(extent, VECTOR) * VECTOR
 
 
 def _octaves(one: Sizes, other: Sizes) -> tuple[float, ...]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -71,6 +71,11 @@ REGISTERS_THREAD = 255
 def ceil_div(a: int, b: int) -> int:
     """Smallest integer not below a / b."""
     return -(-a // b)
+
+
+def aligned(extent: int, to: int = VECTOR) -> int:
+    """The smallest multiple of ``to`` that is not below an extent."""
+    return ceil_div(extent, to) * to
 
 
 class Frozen(BaseModel):
@@ -212,6 +217,10 @@ class KernelBase(Problem):
     def launch_options(self) -> dict[str, int]:
         """Data fields that the launcher takes when it opens the kernel."""
         return {}
+
+    def launched_with(self, options: dict[str, int]) -> Self:
+        """The record whose ``launch_options`` are these where they differ: data fields, so the binary is the same."""
+        return self.model_copy(update=options)
 
     @property
     def other_options(self) -> list[dict[str, int]]:
@@ -1095,6 +1104,13 @@ class Sm90Wgmma(Sm90Kernel):
             "hint_b": HINTS.index(self.hint_b),
             "pdl": int(self.pdl),
         }
+
+    def launched_with(self, options: dict[str, int]) -> Self:
+        """The record whose ``launch_options`` are these where they differ."""
+        spelled: dict[str, Callable[[int], Any]] = {
+            "raster_axis": "mn".__getitem__, "hint_a": HINTS.__getitem__, "hint_b": HINTS.__getitem__, "pdl": bool,
+        }  # fmt: skip
+        return self.model_copy(update={name: spelled.get(name, int)(value) for name, value in options.items()})
 
     @property
     def other_options(self) -> list[dict[str, int]]:

@@ -14,7 +14,7 @@ most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from cudal2gen import sanitizer
 from cudal2gen.compiler import Artifact
 from cudal2gen.gpu import Absent, Contender, GpuError, Kernel, Operands
-from cudal2gen.kernel import Acc, Problem, Record, ceil_div
+from cudal2gen.kernel import Acc, Problem, Record, aligned, ceil_div
 from cudal2gen.launcher import LaunchError
 from cudal2gen.results import Case, Rounding, Verdict
 from cudal2gen.rounding import SAMPLE, agreement, ulps
@@ -130,12 +130,12 @@ class Stage:
 
     def __init__(self, bed: Bed, record: Record, problem: Problem) -> None:
         m, n, k = problem.m, problem.n, problem.k
-        # What is baked in must be packed. Only predicated kernels take any stride of D.
+        # What is baked in must be packed. Only kernels that store no vectors take any stride of D.
         pad_k, pad_n = 0 if record.baked_k else 8, 0 if record.baked_n else 8
-        wide_k, wide_n = _aligned(k) + pad_k, _aligned(n) + pad_n
+        wide_k, wide_n = aligned(k) + pad_k, aligned(n) + pad_n
         self.a, self.b = Guarded(bed, "A", m, k, wide_k, NAN), Guarded(bed, "B", n, k, wide_k, NAN)
         self.b_nn = Guarded(bed, "B", k, n, wide_n, NAN)
-        self.d = Guarded(bed, "D", m, n, n + pad_n if record.predicated else wide_n, CANARY)
+        self.d = Guarded(bed, "D", m, n, wide_n if record.stores_vectors else n + pad_n, CANARY)
         self.operands = Operands(self.a.matrix, self.b.matrix, self.b_nn.matrix, self.d.matrix)
 
     def fill(self, inputs: str, seed: int, poison: int) -> None:
@@ -155,10 +155,6 @@ class Stage:
 
     def compared(self, acc: Acc, inputs: str, order: Order) -> Compared:
         return compare(acc, inputs, self.a.matrix, self.b.matrix, self.d.matrix, order)
-
-
-def _aligned(extent: int) -> int:
-    return ceil_div(extent, 8) * 8
 
 
 def _places(wrong: torch.Tensor) -> str:
@@ -377,6 +373,7 @@ def _case(
         allowed=allowed,
         ctas=ceil_div(shape.m, record.bm) * ceil_div(shape.n, record.bn) * record.split_k,
         findings=tuple(findings),
+        options=dict(shape.options),
     )
 
 
@@ -444,28 +441,29 @@ def accuracy_case(bed: Bed, record: Record, contender: Contender, baseline: Cont
 def validate(bed: Bed, record: Record, digest: str, open_kernel: Open, baseline: Baseline | None = None) -> Verdict:
     """The verdict on one built kernel, from a device: the emulator's problems, and the record's own in full.
 
-    ``open_kernel`` gives the contender of a record; records differ by their slices only. ``baseline`` gives one that is
-    ready for the record's own problem, or raises Absent. After an error of the device nothing else is tried on it.
+    ``open_kernel`` gives the contender of a record; records differ in launch options only. ``baseline`` gives one that
+    is ready for the record's own problem, or raises Absent. After an error of the device nothing else is tried on it.
     """
     own = Shape(record.m, record.n, record.k, record.launch_options.get("swizzle_stride"))
     stress = stress_shapes(record)
     largest = max(stress, key=lambda shape: (shape.k, shape.m * shape.n))
-    opened: dict[int | None, Contender] = {}
+    opened: dict[tuple[tuple[str, int], ...], Contender] = {}
     cases: list[Case] = []
     tools: dict[str, str] = {}
     deterministic = True
 
     def contender(shape: Shape) -> Contender:
-        stride = shape.swizzle_stride
-        if stride not in opened:
-            opened[stride] = open_kernel(record.model_copy(update={"swizzle_stride": stride}) if stride else record)
-        return opened[stride]
+        stride = (("swizzle_stride", shape.swizzle_stride),) if shape.swizzle_stride else ()
+        options = (*stride, *shape.options)
+        if options not in opened:
+            opened[options] = open_kernel(record.launched_with(dict(options)) if options else record)
+        return opened[options]
 
     def alive() -> bool:
         return not (cases and any(found.startswith("device-error") for found in cases[-1].findings))
 
     try:
-        for shape in dict.fromkeys([*(Shape(it.m, it.n, it.k, it.swizzle_stride) for it in stress), own]):
+        for shape in dict.fromkeys([*(replace(it, corners=False) for it in stress), own]):
             for inputs in kinds(shape, thorough=_sizes(shape) in (_sizes(largest), _sizes(own))):
                 if alive():
                     case, same = run_case(bed, record, contender(shape), shape, inputs, seed=2 * len(cases))

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from cudal2gen import emulator
 from cudal2gen.compiler import Artifact
-from cudal2gen.kernel import Record, Sm90Wgmma, ceil_div
+from cudal2gen.kernel import Record, Sm90Wgmma, aligned, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
 
@@ -91,7 +91,7 @@ def stress_shapes(record: Record) -> list[Shape]:
     if record.m * record.n * record.k <= SMALL_PROBLEM:
         baked.append((record.m, record.n, record.k))
     if record.caller_pads:
-        baked = [(_aligned(m, bm), _aligned(n, bn), _aligned(k, bk)) for m, n, k in baked]
+        baked = [(aligned(m, bm), aligned(n, bn), aligned(k, bk)) for m, n, k in baked]
     fitting = [
         (m, n, k)
         for m, n, k in dict.fromkeys(baked)
@@ -114,7 +114,7 @@ def own_shape(record: Record) -> Shape:
     """
     m, n, k = record.m, record.n, record.k
     if record.caller_pads:
-        m, n, k = record.tiles_m * record.bm, record.tiles_n * record.bn, _aligned(k, record.k_step)
+        m, n, k = record.tiles_m * record.bm, record.tiles_n * record.bn, aligned(k, record.k_step)
     if m * n * k <= SMALL_PROBLEM:
         return Shape(m, n, k)
     if not record.grid_is_tiles:
@@ -231,8 +231,8 @@ def execute(
     m, n, k = shape.m, shape.n, shape.k
     # Elements between rows. What is baked in must be packed, and what is counted should be as a user has it.
     pad_k, pad_n = 0 if record.baked_k or counters else 8, 0 if record.baked_n or counters else 8
-    lda, ldd = _aligned(k) + pad_k, (_aligned(n) if record.stores_vectors else n) + pad_n
-    ldb = lda if record.layout == "tn" else _aligned(n) + pad_n
+    lda, ldd = aligned(k) + pad_k, (aligned(n) if record.stores_vectors else n) + pad_n
+    ldb = lda if record.layout == "tn" else aligned(n) + pad_n
     tiles_m, tiles_n = _executed(shape, record)
     rows, cols = _covered(tiles_m, record.bm, m), _covered(tiles_n, record.bn, n)
     a, b = operands(inputs, len(rows), len(cols), k, np.random.default_rng(seed))
@@ -285,10 +285,6 @@ def execute(
     return Execution(
         a, b, d, executed, len(tiles_m) * len(tiles_n), tuple(findings), launch.counters if launch else None
     )
-
-
-def _aligned(extent: int, to: int = 8) -> int:
-    return ceil_div(extent, to) * to
 
 
 def _executed(shape: Shape, record: Record) -> tuple[list[int], list[int]]:

@@ -484,3 +484,22 @@ def test_which_lengths_are_compared() -> None:
     assert trial._lengths(small(split_k=3)) == [192, 256, 2048]
     assert trial._lengths(small(bake=["k"], k=192)) == [192]
     assert trial._lengths(PATHS["odd k-tile"]) == [48, 288, 2064]
+
+
+def test_launch_options_reach_the_device_and_the_verdict(library: Path) -> None:
+    record = PATHS["wgmma"]
+    artifact = compiler.build([record])[0]
+    opened = []
+    with EmulatedDevice(record) as bed:
+
+        def open_kernel(it: Any) -> Any:
+            opened.append(it.launch_options)
+            return bed.open(it, artifact, library)
+
+        verdict = trial.validate(bed, record, artifact.digest, open_kernel)
+    assert verdict.passed, verdict.findings
+    wanted = [record.launch_options | options for options in record.other_options]
+    assert len(wanted) == 3
+    assert all(options in opened for options in wanted)
+    told = [case.options for case in verdict.cases if case.options]
+    assert all(options in told for options in record.other_options)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args
 
 from cudal2gen.choice import Choice, Matrix, Operands, Prefer, Served, Sizes
 from cudal2gen.gpu import GpuError, runtime, sku
-from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem
+from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, aligned
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.pack import Pack, installed, open_pack, search
 
@@ -122,7 +122,7 @@ def launch(
     """A kernel on operands of one kind. ``refused`` is called with the launcher's code, where that is not 0, and the
     operands."""
     a, b, d = (
-        _aligned(wide) if copied else given_as.ld
+        aligned(wide) if copied else given_as.ld
         for given_as, copied, wide in zip(given.operands, served.copied, _widths(served, layout), strict=True)
     )
     call = kernel.sized(a, b, d, *served.launched)
@@ -174,7 +174,7 @@ def _padded(
         matrix_d = d.as_strided((m, n), (operands.d.ld, 1))
         wide_a = _wide(bed, a.as_strided((m, k), (operands.a.ld, 1)), (rows, depth)) if copied[0] else a
         wide_b = _wide(bed, b.as_strided(b_given, (operands.b.ld, 1)), b_wide) if copied[1] else b
-        wide_d = bed.empty(a, rows, _aligned(cols)) if copied[2] else d
+        wide_d = bed.empty(a, rows, aligned(cols)) if copied[2] else d
         scratch = bed.empty(a, workspace) if workspace else None
         where = 0 if scratch is None else scratch.data_ptr()
         if code := call(wide_a.data_ptr(), wide_b.data_ptr(), wide_d.data_ptr(), where, bed.stream()):
@@ -188,7 +188,7 @@ def _padded(
 
 def _wide(bed: Bed, matrix: torch.Tensor, extents: tuple[int, int]) -> torch.Tensor:
     """The matrix within zeros, rows on 16 bytes."""
-    wide = bed.empty(matrix, extents[0], _aligned(extents[1]))
+    wide = bed.empty(matrix, extents[0], aligned(extents[1]))
     if wide.shape != matrix.shape:
         wide.zero_()
     wide[: matrix.shape[0], : matrix.shape[1]].copy_(matrix)
@@ -442,7 +442,7 @@ def matrix(tensor: torch.Tensor, rows: int, cols: int, row_stride: int, col_stri
     if cols > 1 and col_stride != 1:
         return None
     # The only row of a matrix is as far from the next as one likes.
-    ld = row_stride if rows > 1 else _aligned(cols)
+    ld = row_stride if rows > 1 else aligned(cols)
     return Matrix(ld, tensor.data_ptr() % 16 == 0) if ld >= cols else None
 
 
@@ -454,7 +454,3 @@ def problem_of(acc: Acc, layout: Layout, m: int, n: int, k: int) -> tuple[Proble
         return Problem(gpu="", acc=acc, layout=layout, m=m, n=n, k=k), ""
     except ValidationError:
         return None, "an extent is 0" if 0 in (m, n, k) else "an extent is too large"
-
-
-def _aligned(extent: int) -> int:
-    return -(-extent // VECTOR) * VECTOR
