@@ -41,7 +41,7 @@ from cudal2gen.gpu import (
 )
 from cudal2gen.kernel import Acc, Problem, Record, SizeClass
 from cudal2gen.launcher import LaunchError
-from cudal2gen.results import L2, OURS, Conditions, Environment, Measurement, ProtocolName, Timing
+from cudal2gen.results import KERNEL, L2, Conditions, Environment, Measurement, ProtocolName, Timing
 
 if TYPE_CHECKING:
     import torch
@@ -153,7 +153,7 @@ def pending(
         Work(one.protocol, one.l2)
         for one in stored
         if (one.digest, one.options) == (digest, record.launch_options)
-        and (OURS in one.absent or names <= {timing.contender for timing in one.timings} | set(one.absent))
+        and (KERNEL in one.absent or names <= {timing.contender for timing in one.timings} | set(one.absent))
         and one.target_qps == (settings.target_qps if one.protocol == "server" else None)
     }
     return [
@@ -289,7 +289,7 @@ def run(
                 for one in measure(device, problem, [kernel, *baselines], work, settings, warm=number > 0):
                     results.append([one], store)
                     outcome.measured += 1
-                    if reason := one.absent.get(OURS):
+                    if reason := one.absent.get(KERNEL):
                         outcome.faults.append(f"{problem.mnk}: {reason}")
         except (GpuError, LaunchError) as error:
             outcome.faults.append(f"{problem.mnk}: {error}")
@@ -302,7 +302,7 @@ def run(
             reason = f"stopped the device: {_first_line(error)}"
             given_up = [
                 _measurement(
-                    environment, problem, one, digest(record), record.launch_options, settings, [], {OURS: reason}, []
+                    environment, problem, one, digest(record), record.launch_options, settings, [], {KERNEL: reason}, []
                 )
                 for one in work
             ]

@@ -318,7 +318,7 @@ def tabulate(
     own = {name: one for name, one in measured.environments.items() if one.gpu == gpu}
     latest: dict[tuple[Problem, str], dict[str, Measurement]] = {}
     for one in measured.measurements:
-        ours = one.timing(results.OURS)
+        ours = one.timing(results.KERNEL)
         if one.environment in own and one.protocol == "device" and ours is not None and ours.record:
             latest.setdefault((one.problem, ours.record), {})[one.l2] = one
     rows: dict[Problem, Row] = {}
@@ -341,7 +341,7 @@ def _row(problem: Problem, number: int, states: Mapping[str, Measurement]) -> Ro
     """The state in which the kernel does worst against what torch.matmul calls; None where that was not measured."""
     found = []
     for state, one in sorted(states.items()):
-        ours = one.timing(results.OURS)
+        ours = one.timing(results.KERNEL)
         for baseline in ("torch.matmul", f"cublas-{problem.layout}"):
             theirs, ratio = one.timing(baseline), results.speedup(one, baseline)
             if ours is not None and theirs is not None and ratio is not None:

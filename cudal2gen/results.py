@@ -34,7 +34,7 @@ L2 = Literal["cold", "hot", "exceeded"]
 Outcome = Literal["measured", "illegal", "compile error", "wrong result", "spill", "time-out", "too good"]
 Effort = Literal["short", "medium", "long"]
 
-OURS, INCUMBENT = "cudal2gen", "incumbent"
+KERNEL, INCUMBENT = "cudal2gen", "incumbent"
 # A vendor interface is measured with B stored both ways; "-max" is the faster of the two, problem by problem.
 DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
@@ -226,7 +226,7 @@ class Measurement(Line):
         """Measured and derived, ours first."""
         measured = [timing.contender for timing in self.timings]
         derived = [name for name, parts in DERIVED.items() if set(parts) <= set(measured)]
-        return [*sorted(measured, key=lambda name: name != OURS), *derived]
+        return [*sorted(measured, key=lambda name: name != KERNEL), *derived]
 
 
 class Trial(Line):
@@ -265,7 +265,7 @@ class Trial(Line):
     def measured(self) -> bool:
         return self.outcome == "measured"
 
-    def timing(self, contender: str = OURS) -> Timing | None:
+    def timing(self, contender: str = KERNEL) -> Timing | None:
         """A contender's samples; None where it was not timed."""
         return next((one for one in self.timings if one.contender == contender), None)
 
@@ -284,7 +284,7 @@ class Trial(Line):
     @property
     def baseline(self) -> str | None:
         """The fastest contender that is neither ours nor the incumbent."""
-        others = [one for one in self.timings if one.contender not in (OURS, INCUMBENT)]
+        others = [one for one in self.timings if one.contender not in (KERNEL, INCUMBENT)]
         return min(others, key=lambda one: one.median_us).contender if others else None
 
     def faster_than(self, contender: str) -> Ratio | None:
@@ -492,7 +492,7 @@ def paired(theirs: Sequence[float], ours: Sequence[float]) -> Ratio:
     return Ratio(math.exp(float(np.median(logs))), math.exp(float(low)), math.exp(float(high)))
 
 
-def speedup(measurement: Measurement, baseline: str, contender: str = OURS) -> Ratio | None:
+def speedup(measurement: Measurement, baseline: str, contender: str = KERNEL) -> Ratio | None:
     """Baseline's time over the contender's: exp of the median paired log ratio. None where one of them is absent.
 
     The interval is the percentile bootstrap over pairs. Samples that were not taken in turns are no pairs: the lengths
@@ -501,7 +501,7 @@ def speedup(measurement: Measurement, baseline: str, contender: str = OURS) -> R
     return speedups([measurement], baseline, contender)[0]
 
 
-def speedups(measured: Iterable[Measurement], baseline: str, contender: str = OURS) -> list[Ratio | None]:
+def speedups(measured: Iterable[Measurement], baseline: str, contender: str = KERNEL) -> list[Ratio | None]:
     """``speedup`` of each measurement; a thousand of them in a fraction of a second."""
     import numpy as np
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.results import OURS, Effort, Timing, Trial
+from cudal2gen.results import KERNEL, Effort, Timing, Trial
 from cudal2gen.tuner.environment import trial_of
 
 
@@ -22,5 +22,5 @@ class Hanging:
                 time.sleep(60)
             if record.ring_steps == 3:
                 os._exit(3)
-        timings = (Timing(contender=OURS, calls=1, event_us=(5.0,), error=0.0),)
+        timings = (Timing(contender=KERNEL, calls=1, event_us=(5.0,), error=0.0),)
         return [trial_of(self, problem, record, effort, "measured", timings=timings) for record in records]

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudal2gen import results
 from cudal2gen.kernel import Problem
-from cudal2gen.results import DERIVED, OURS, Conditions, Environment, Measurement, Measurements, Timing
+from cudal2gen.results import DERIVED, KERNEL, Conditions, Environment, Measurement, Measurements, Timing
 
 BASELINES = ("torch.matmul", *(part for parts in DERIVED.values() for part in parts))
 GRID = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
@@ -81,7 +81,7 @@ def noisy(
         found: list[float] = (base * factor * np.exp(random.normal(0, 0.01, samples))).round(4).tolist()
         return found
 
-    timings = [timing(OURS, series(1 / ours(mnk)), record=record or "hgemm_none", digest="0" * 16)]
+    timings = [timing(KERNEL, series(1 / ours(mnk)), record=record or "hgemm_none", digest="0" * 16)]
     timings += [timing(name, series(np.exp(random.normal(0.05, 0.12))), detail="synthetic") for name in BASELINES]
     return measurement(mnk, timings, **more)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cudal2gen import catalog, report
-from cudal2gen.results import OURS, Measurements
+from cudal2gen.results import KERNEL, Measurements
 from tests import browser
 from tests.measured import H200, campaign, measurement, timing
 from tests.test_report import HOSTILE, NOTHING
@@ -177,7 +177,7 @@ def test_with_nothing_measured_the_page_still_works(tab: browser.Page, tmp_path:
 def test_hostile_names_stay_text(tab: browser.Page, tmp_path: Path) -> None:
     bad = measurement(
         (64, 64, 64),
-        [timing(OURS, [1.0], record=HOSTILE, digest=HOSTILE), timing(HOSTILE, [2.0]), timing("torch.matmul", [2.0])],
+        [timing(KERNEL, [1.0], record=HOSTILE, digest=HOSTILE), timing(HOSTILE, [2.0]), timing("torch.matmul", [2.0])],
     )
     card = H200.model_copy(update={"name": HOSTILE, "driver": HOSTILE})
     path = tmp_path / "hostile.html"

@@ -18,7 +18,7 @@ from cudal2gen.kernel import Sm80Multistage
 from cudal2gen.report import choices, measured, published
 from cudal2gen.report.statistics import best_of, spearman, summarise
 from cudal2gen.report.tables import Section, Table
-from cudal2gen.results import OURS, Measurement, Measurements, Ratio
+from cudal2gen.results import KERNEL, Measurement, Measurements, Ratio
 from tests.measured import H200, QUIET, campaign, measurement, shapes, timing, write
 from tests.test_cli import error, run
 
@@ -32,7 +32,7 @@ def of(*found: Measurement, environment: results.Environment = H200) -> Measurem
 def steady(mnk: tuple[int, int, int], ours: float, theirs: float, spread: float = 0.0, **more: object) -> Measurement:
     """Nine samples of ours and of torch.matmul, the latter swinging by ``spread`` to either side."""
     swing = [theirs * (1 + spread * (i - 4) / 4) for i in range(9)]
-    return measurement(mnk, [timing(OURS, [ours] * 9, record="r"), timing("torch.matmul", swing)], **more)
+    return measurement(mnk, [timing(KERNEL, [ours] * 9, record="r"), timing("torch.matmul", swing)], **more)
 
 
 def section(made: report.Report, anchor: str) -> Section:
@@ -155,7 +155,7 @@ def test_the_dispatcher_and_nothing() -> None:
 
 def test_max_is_the_faster_layout_problem_by_problem() -> None:
     def one(mnk: tuple[int, int, int], nn: float, tn: float) -> Measurement:
-        return measurement(mnk, [timing(OURS, [1.0]), timing("cublas-nn", [nn]), timing("cublas-tn", [tn])])
+        return measurement(mnk, [timing(KERNEL, [1.0]), timing("cublas-nn", [nn]), timing("cublas-tn", [tn])])
 
     made = report.report(of(one((64, 64, 64), 2.0, 4.0), one((128, 64, 64), 8.0, 4.0)), [])
     found = rows(table(made, "measured-1", "Table 1"))
@@ -264,7 +264,7 @@ def test_conditions_are_told() -> None:
 
 
 def test_padding_is_shown() -> None:
-    padded = measurement((64, 64, 64), [timing(OURS, [8.0], padding_us=2.0), timing("torch.matmul", [9.0])])
+    padded = measurement((64, 64, 64), [timing(KERNEL, [8.0], padding_us=2.0), timing("torch.matmul", [9.0])])
     words = " ".join(section(report.report(of(padded), []), "measured-1").paragraphs)
     assert "1 are padded by the caller; the copies are inside our time, 25.0 % to 25.0 % of it" in words
 
@@ -319,8 +319,8 @@ def test_nothing_measured_is_said_plainly() -> None:
 
 
 def test_measured_without_baselines_or_without_ours() -> None:
-    alone = measurement((64, 64, 64), [timing(OURS, [3.0])])
-    theirs = measurement((64, 64, 128), [timing("torch.matmul", [3.0])], absent={OURS: "no kernel"})
+    alone = measurement((64, 64, 64), [timing(KERNEL, [3.0])])
+    theirs = measurement((64, 64, 128), [timing("torch.matmul", [3.0])], absent={KERNEL: "no kernel"})
     for read in (of(alone), of(theirs), of(alone, theirs)):
         made = report.report(read, [])
         assert made.html()
@@ -334,7 +334,7 @@ def test_names_cannot_become_markup() -> None:
     card = H200.model_copy(update={"name": HOSTILE, "versions": {HOSTILE: HOSTILE}, "driver": HOSTILE})
     bad = measurement(
         (64, 64, 64),
-        [timing(OURS, [1.0], record=HOSTILE, digest=HOSTILE), timing(HOSTILE, [2.0]), timing("torch.matmul", [2.0])],
+        [timing(KERNEL, [1.0], record=HOSTILE, digest=HOSTILE), timing(HOSTILE, [2.0]), timing("torch.matmul", [2.0])],
         absent={"x": HOSTILE},
         conditions=QUIET.model_copy(update={"throttle": (HOSTILE,)}),
     )
@@ -357,7 +357,7 @@ def test_records_are_found_by_name() -> None:
     other = next(record for record in records if record.acc == "f16" and record.name != own.name)
 
     def one(mnk: tuple[int, int, int], name: str) -> Measurement:
-        return measurement(mnk, [timing(OURS, [1.0], record=name, digest="d"), timing("torch.matmul", [2.0])])
+        return measurement(mnk, [timing(KERNEL, [1.0], record=name, digest="d"), timing("torch.matmul", [2.0])])
 
     page = report.report(
         of(one((4096, 4096, 64), own.name), one((64, 64, 64), other.name), one((64, 64, 128), "gone")), records
@@ -374,7 +374,7 @@ def test_problems_that_share_a_kernel_keep_their_own_records() -> None:
     twins = [record for record in records if record.name == names.most_common(1)[0][0]]
     assert len(twins) > 1
     found = [
-        measurement((one.m, one.n, one.k), [timing(OURS, [1.0], record=one.name), timing("torch.matmul", [2.0])])
+        measurement((one.m, one.n, one.k), [timing(KERNEL, [1.0], record=one.name), timing("torch.matmul", [2.0])])
         for one in twins
     ]
     data = embedded(report.report(of(*found), records).html())
@@ -404,13 +404,13 @@ def test_a_comparison_finds_what_moved_and_only_that() -> None:
     after = Measurements(before.environments, [_moved(one, factor) for one in before.measurements])
     made = report.comparison(before, after)
     part = section(made, "compared-0")
-    assert rows(part.tables[0])[OURS]["shared shapes"] == "60"
+    assert rows(part.tables[0])[KERNEL]["shared shapes"] == "60"
     assert rows(part.tables[0])["torch.matmul"]["geomean [95 %]"] == "1.000 [1.000, 1.000]"
     assert [row[0] for row in part.tables[1].rows] == ["_".join(map(str, slow))]
     assert [row[0] for row in part.tables[2].rows] == ["_".join(map(str, fast))]
     assert part.tables[1].rows[0][2].startswith("0.800 [")
     expected = (0.8 * 1.25) ** (1 / 60)
-    assert rows(part.tables[0])[OURS]["geomean [95 %]"].startswith(f"{expected:.3f} [")
+    assert rows(part.tables[0])[KERNEL]["geomean [95 %]"].startswith(f"{expected:.3f} [")
     assert part.alerts == ()
 
 
@@ -418,7 +418,7 @@ def _moved(one: Measurement, factor: dict[tuple[int, int, int], float]) -> Measu
     by = factor.get((one.m, one.n, one.k), 1.0)
     timings = tuple(
         found.model_copy(update={"event_us": tuple(us / by for us in found.event_us)})
-        if found.contender == OURS
+        if found.contender == KERNEL
         else found
         for found in one.timings
     )
@@ -477,6 +477,6 @@ def test_the_command_compares(tmp_path: Path) -> None:
 
 
 def test_samples_that_make_no_pairs_are_one_line(tmp_path: Path) -> None:
-    bad = measurement((64, 64, 64), [timing(OURS, [1.0]), timing("torch.matmul", [1.0, 2.0])])
+    bad = measurement((64, 64, 64), [timing(KERNEL, [1.0]), timing("torch.matmul", [1.0, 2.0])])
     path = write(of(bad), tmp_path / "bad.jsonl")
     assert "64_64_64: 2 samples of torch.matmul" in error("report", "--results", str(path), code=1)

@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from cudal2gen import results
-from cudal2gen.results import OURS, Case, Verdict
+from cudal2gen.results import KERNEL, Case, Verdict
 from tests.measured import campaign, measurement, timing, write
 
 
@@ -110,7 +110,7 @@ def test_a_speedups_interval_is_the_bootstraps(samples: int) -> None:
     """Against every resample drawn and its median taken, one by one."""
     random = np.random.default_rng(samples)
     ours, theirs = np.exp(random.normal(0, 0.1, samples)), np.exp(random.normal(0.2, 0.1, samples))
-    measured = measurement((64, 64, 64), [timing(OURS, ours), timing("torch.matmul", theirs)])
+    measured = measurement((64, 64, 64), [timing(KERNEL, ours), timing("torch.matmul", theirs)])
     found = results.speedup(measured, "torch.matmul")
     assert found is not None
     logs = [math.log(b / a) for a, b in zip(ours, theirs, strict=True)]
@@ -123,7 +123,7 @@ def test_a_speedups_interval_is_the_bootstraps(samples: int) -> None:
 
 def test_many_speedups_are_those_of_each() -> None:
     read = campaign(40)
-    short = measurement((64, 64, 64), [timing(OURS, [1.0, 2.0, 3.0]), timing("cublas-nn", [2.0, 2.0, 2.0])])
+    short = measurement((64, 64, 64), [timing(KERNEL, [1.0, 2.0, 3.0]), timing("cublas-nn", [2.0, 2.0, 2.0])])
     measured = [*read.measurements, short]
     for baseline in ("cublas-nn", "cublas-max", "absent"):
         assert results.speedups(measured, baseline) == [results.speedup(one, baseline) for one in measured]
@@ -132,7 +132,7 @@ def test_many_speedups_are_those_of_each() -> None:
 
 
 def test_samples_that_make_no_pairs_are_refused() -> None:
-    measured = measurement((64, 128, 256), [timing(OURS, [1.0]), timing("torch.matmul", [1.0, 2.0])])
+    measured = measurement((64, 128, 256), [timing(KERNEL, [1.0]), timing("torch.matmul", [1.0, 2.0])])
     with pytest.raises(results.Unpaired, match=r"64_128_256: 2 samples of torch\.matmul and 1 of cudal2gen"):
         results.speedup(measured, "torch.matmul")
 
@@ -140,7 +140,7 @@ def test_samples_that_make_no_pairs_are_refused() -> None:
 @pytest.mark.parametrize("event_us", [[], [0.0], [-1.0], [math.nan], [math.inf]])
 def test_what_no_clock_can_say_is_not_a_sample(event_us: list[float]) -> None:
     with pytest.raises(ValidationError):
-        timing(OURS, event_us)
+        timing(KERNEL, event_us)
 
 
 def test_measurements_are_read_back_and_damage_is_passed_over(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from cudal2gen import catalog, model, results
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
-from cudal2gen.results import INCUMBENT, OURS, Ratio, Timing, Trial
+from cudal2gen.results import INCUMBENT, KERNEL, Ratio, Timing, Trial
 from cudal2gen.tuner import benchmark, campaign, curve, executor, race, reward, space
 from cudal2gen.tuner.environment import Model, Replay, Unrecorded, agreement, trial_of
 from cudal2gen.tuner.proposers import Evolution, Mixture, Nearest, Proposal, Question, Random, named, proposal
@@ -40,7 +40,7 @@ def made(
     record: Record, us: float | Sequence[float], theirs: float | Sequence[float] | None = None, **more: Any
 ) -> Trial:
     ours = [us] * 6 if isinstance(us, float) else us
-    timings = [samples(OURS, ours)]
+    timings = [samples(KERNEL, ours)]
     if theirs is not None:
         timings.append(samples(INCUMBENT, [theirs] * 6 if isinstance(theirs, float) else theirs))
     return trial_of(Model(), record.problem, record, "short", "measured", timings=tuple(timings), **more)
@@ -146,7 +146,7 @@ def test_the_lower_bound_of_speed_is_below_a_noisy_median_and_at_a_quiet_one() -
 
 def test_a_baseline_is_the_reference_before_the_incumbent() -> None:
     record = space.candidates(SMALL).records[0]
-    timings = (samples(OURS, [8.0] * 6), samples(INCUMBENT, [12.0] * 6), samples("cublas-tn", [10.0] * 6))
+    timings = (samples(KERNEL, [8.0] * 6), samples(INCUMBENT, [12.0] * 6), samples("cublas-tn", [10.0] * 6))
     trial = trial_of(Model(), SMALL, record, "short", "measured", timings=timings)
     assert reward.of_trials([trial], reward.Settings(alpha=0.0)) == pytest.approx(1.25)
     assert trial.cost == pytest.approx(8 / 12)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cudal2gen.report.measured import Group, groups
 from cudal2gen.report.statistics import share, summarise
 from cudal2gen.report.tables import Section, Table, interval, microseconds, percent
-from cudal2gen.results import OURS, Measurement, Measurements, Ratio, resampled_medians
+from cudal2gen.results import KERNEL, Measurement, Measurements, Ratio, resampled_medians
 
 if TYPE_CHECKING:
     from cudal2gen.results import Array
@@ -44,7 +44,7 @@ def compare(a: Measurements, b: Measurements, wanted: Callable[[Measurement], bo
     return sections
 
 
-def pairs(before: Group, after: Group, contender: str = OURS) -> list[Pair]:
+def pairs(before: Group, after: Group, contender: str = KERNEL) -> list[Pair]:
     """Problems that both groups timed for this contender, in the order of the first."""
     later = {one.mnk: one for one in after.measured}
     shared = [
@@ -102,7 +102,7 @@ def _section(anchor: str, before: Group, after: Group) -> Section:
             continue
         sides = [share(pair.verdict == verdict for pair in found) for verdict in ("faster", "slower")]
         rows.append((name, str(summary.shapes), interval(summary.geomean), *map(percent, sides)))
-        if name != OURS and not summary.geomean.low <= 1 <= summary.geomean.high:
+        if name != KERNEL and not summary.geomean.low <= 1 <= summary.geomean.high:
             alerts.append(f"{name} itself moved by {interval(summary.geomean)}: the two runs were not alike.")
     table = Table(
         "Time in A over time in B: our kernels, and the baselines as a control",
@@ -130,7 +130,7 @@ def _listed(ours: list[Pair], verdict: str) -> Table:
 
 
 def _row(pair: Pair) -> tuple[str, ...]:
-    old, new = pair.before.timing(OURS), pair.after.timing(OURS)
+    old, new = pair.before.timing(KERNEL), pair.after.timing(KERNEL)
     assert old, "paired by it"
     assert new, "paired by it"
     return (

@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 
 from cudal2gen.kernel import Acc, SizeClass
 from cudal2gen.report.statistics import Summary, best_of, summarise
-from cudal2gen.results import OURS, Environment, Measurement, Measurements, Ratio, speedups
+from cudal2gen.results import KERNEL, Environment, Measurement, Measurements, Ratio, speedups
 
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 # No dense fp16 GEMM of NVIDIA's own sustains more on a card of these architectures: such a rate is checked by hand.
@@ -98,7 +98,7 @@ class Group:
 
     @cached_property
     def baselines(self) -> list[str]:
-        return [name for name in self.contenders if name != OURS]
+        return [name for name in self.contenders if name != KERNEL]
 
     @cached_property
     def ratios(self) -> dict[str, list[Ratio | None]]:
@@ -173,13 +173,13 @@ class Group:
     @property
     def padded(self) -> list[float]:
         """Share of our time that is copying to and from padded matrices, where there is any."""
-        ours = [one.timing(OURS) for one in self.measured]
+        ours = [one.timing(KERNEL) for one in self.measured]
         return [found.padding_us / found.median_us for found in ours if found and found.padding_us]
 
     @property
     def samples(self) -> tuple[int, int, float]:
         """Fewest, most, and the median number of samples of our kernel."""
-        counts = [len(found.event_us) for one in self.measured if (found := one.timing(OURS))]
+        counts = [len(found.event_us) for one in self.measured if (found := one.timing(KERNEL))]
         return (min(counts), max(counts), median(counts)) if counts else (0, 0, 0)
 
 
@@ -212,4 +212,4 @@ def _order(name: str) -> tuple[bool, int, str, int, str]:
     if last not in LAYOUTS:
         stem, last = name, ""
     rank = INTERFACES.index(stem) if stem in INTERFACES else len(INTERFACES)
-    return name != OURS, rank, stem, LAYOUTS.index(last) if last else 0, name
+    return name != KERNEL, rank, stem, LAYOUTS.index(last) if last else 0, name

@@ -14,7 +14,7 @@ from cudal2gen import places
 from cudal2gen.kernel import Record
 from cudal2gen.report.measured import SIZE_CLASSES, Doubt, Group
 from cudal2gen.report.tables import Section
-from cudal2gen.results import OURS, Measurement, Ratio, Timing
+from cudal2gen.results import KERNEL, Measurement, Ratio, Timing
 
 
 def html(title: str, sections: Sequence[Section], groups: dict[str, Group], records: Iterable[Record]) -> str:
@@ -109,7 +109,7 @@ def _short(doubt: Doubt) -> str:
 def _shape(group: Group, i: int, book: _Records, doubts: dict[str, list[str]]) -> list[Any]:
     """[m, n, k, class, place of the record, median times, speedups with bounds, doubts], in the group's orders."""
     one = group.measured[i]
-    ours = one.timing(OURS)
+    ours = one.timing(KERNEL)
     times = [one.timing(name) for name in group.contenders]
     return [
         one.m,

@@ -9,7 +9,7 @@ from cudal2gen.report.measured import SUSPICIOUS_TFLOPS, WORST, Group, tflops
 from cudal2gen.report.published import Published
 from cudal2gen.report.statistics import Summary
 from cudal2gen.report.tables import Chart, Section, Table, interval, microseconds, percent, spread, times
-from cudal2gen.results import DERIVED, OURS, Environment
+from cudal2gen.results import DERIVED, KERNEL, Environment
 
 NO_TIMING = (
     "No timing is in this report: no results file that it read holds a measurement. What follows is computed from the "
@@ -136,7 +136,7 @@ def worst(group: Group) -> Table:
     name = group.strictest or group.baselines[0]
     rows = []
     for one, ratio in group.worst(name):
-        ours, theirs = one.timing(OURS), one.timing(name)
+        ours, theirs = one.timing(KERNEL), one.timing(name)
         if ours and theirs:
             rows.append(
                 (one.mnk, one.problem.size_class, interval(ratio), microseconds(ours.median_us),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cudal2gen import model
 from cudal2gen.kernel import GPUS, IllegalRecord, Problem, Record, parse
-from cudal2gen.results import INCUMBENT, OURS, Effort, Outcome, Timing, Trial
+from cudal2gen.results import INCUMBENT, KERNEL, Effort, Outcome, Timing, Trial
 from cudal2gen.tuner import space
 
 Array = NDArray[np.float64]
@@ -157,7 +157,7 @@ class Model:
                 wrong = f"m={record.m}, n={record.n}, k={record.k}: is a record for {record.mnk}, not {problem.mnk}"
                 trials.append(trial_of(self, problem, record, effort, "illegal", reason=wrong))
                 continue
-            ours = self._timing(OURS, times[id(record)], effort, rng)
+            ours = self._timing(KERNEL, times[id(record)], effort, rng)
             timings = (ours, theirs) if theirs else (ours,)
             trials.append(trial_of(self, problem, record, effort, "measured", digest=record.name, timings=timings))
         return trials

@@ -17,7 +17,7 @@ from cudal2gen.compiler import Artifact, BuildError
 from cudal2gen.gpu import Contender, Device, GpuError, Kernel
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import LaunchError
-from cudal2gen.results import INCUMBENT, OURS, Effort, Measurement, Timing, Trial, Verdict
+from cudal2gen.results import INCUMBENT, KERNEL, Effort, Measurement, Timing, Trial, Verdict
 from cudal2gen.tuner.environment import trial_of
 
 # Seconds of timing for each contender; the rounds' own bounds hold as well.
@@ -179,7 +179,7 @@ class OnGpu:
         if ours is None:
             reason = measured.absent.get(name, "it gave no samples")
             return trial_of(self, problem, record, effort, "wrong result", reason=reason, digest=artifact.digest)
-        named: list[Timing] = [ours.model_copy(update={"contender": OURS})]
+        named: list[Timing] = [ours.model_copy(update={"contender": KERNEL})]
         named += [one for one in measured.timings if not one.contender.startswith("candidate ")]
         return trial_of(
             self, problem, record, effort, "measured",
@@ -247,5 +247,5 @@ def connect(
 def best_baseline(problem: Problem, stored: results.Measurements) -> str | None:
     """The fastest baseline that was measured for a problem, on the device alone; None where none was."""
     own = [one for one in stored.latest() if one.problem == problem and one.protocol == "device" and one.l2 != "hot"]
-    timings = [timing for one in own for timing in one.timings if timing.contender != OURS]
+    timings = [timing for one in own for timing in one.timings if timing.contender != KERNEL]
     return min(timings, key=lambda timing: timing.median_us).contender if timings else None
