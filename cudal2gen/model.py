@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cudal2gen.kernel import Record, Sm80Multistage, Sm90Small, Sm90Wgmma, ceil_div
+from cudal2gen.kernel import Record, Sm80Direct, Sm80Multistage, Sm90Small, Sm90Wgmma, ceil_div
 
 
 class Chip(NamedTuple):
@@ -118,7 +118,7 @@ def _step_bytes(record: Record) -> float:
     """Bytes that one CTA asks of the L2 for one k-step; what a cluster shares is brought once."""
     share_a, share_b = (record.cluster[1], record.cluster[0]) if isinstance(record, Sm90Wgmma) else (1, 1)
     repeat_a, repeat_b = 1, 1
-    if record.family == "sm80_direct":
+    if isinstance(record, Sm80Direct):
         # Every warp fetches its own fragments.
         repeat_a, repeat_b = record.mma_repeat[1], record.mma_repeat[0]
     return (record.bm * repeat_a / share_a + record.bn * repeat_b / share_b) * record.k_step * 2

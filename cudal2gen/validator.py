@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from cudal2gen import emulator
 from cudal2gen.compiler import Artifact
-from cudal2gen.kernel import Record, Sm90Wgmma, aligned, ceil_div
+from cudal2gen.kernel import Record, aligned, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
 
@@ -100,7 +100,7 @@ def stress_shapes(record: Record) -> list[Shape]:
     found = [
         Shape(m, n, k, stride, corners=n > 4 * bn and bool(record.baked_n) and record.grid_is_tiles)
         for m, n, k in fitting
-        for stride in _strides(record, n)
+        for stride in [record.launch_options.get("swizzle_stride"), *record.other_strides(n)]
     ]
     # Other orders of tiles than the record's own.
     m, n, k = 2 * bm, 3 * bn, record.baked_k or bk * least
@@ -120,14 +120,6 @@ def own_shape(record: Record) -> Shape:
     if not record.grid_is_tiles:
         return Shape(min(m, 3 * record.bm), record.baked_n or min(n, 3 * record.bn), k)
     return Shape(m, n, k, corners=True)
-
-
-def _strides(record: Record, n: int) -> list[int | None]:
-    if record.family != "sm80_multistage" or record.swizzle_stride is None:
-        return [None]
-    # The record's own stride usually covers these small problems; slices of one tile, and of 3/2, do not.
-    others: list[int | None] = [record.bn, record.bn * 3 // 2] if n > record.bn else []
-    return [record.swizzle_stride, *others]
 
 
 def operands(inputs: str, m: int, n: int, k: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -366,7 +358,7 @@ def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
             )  # fmt: skip
             cases.append(case)
             counters |= summary(record, done)
-    if isinstance(record, Sm90Wgmma):
+    if record.waits_by_mbarriers:
         most = max(shapes, key=lambda shape: shape.m * shape.n * shape.k)
         cases.append(run_case(record, artifact, library, most, "binary", adverse=True)[0])
     return Verdict(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.kernel import GPUS, Problem, Record, ceil_div
+from cudal2gen.kernel import GPUS, Problem, Record, Sm80Multistage, ceil_div
 from cudal2gen.tuner.space import Candidates, Fields
 
 Floats = NDArray[np.float32]
@@ -142,6 +142,6 @@ def loose_choices(record: Record) -> list[Fields]:
     """What a record chose in its family's loose heads, in the form in which ``space.loose`` has it."""
     if record.family == "sm90_wgmma":
         return [{name: getattr(record, name)} for name in LOOSE[:4]]
-    if record.family == "sm80_multistage":
+    if isinstance(record, Sm80Multistage):
         return [{"raster": record.raster, "swizzle_stride": record.swizzle_stride}]
     return []

@@ -22,7 +22,6 @@ from cudal2gen.kernel import (
     GPUS,
     REGISTERS_THREAD,
     IllegalRecord,
-    KernelBase,
     Problem,
     Record,
     ceil_div,
@@ -323,7 +322,7 @@ def _padding(problem: Problem, bm: int, bn: int, bk: int) -> str:
     return "pad" if problem.k % 8 else "predicate"
 
 
-def differing(old: KernelBase, new: KernelBase) -> dict[str, tuple[Any, Any]]:
+def differing(old: Record, new: Record) -> dict[str, tuple[Any, Any]]:
     """Decisions in which two records differ: old and new value, None where a family has no such field."""
     before, after = (one.model_dump(mode="json", exclude=set(GIVEN)) for one in (old, new))
     names: Iterable[str] = dict.fromkeys([*before, *after])

@@ -1,0 +1,36 @@
+"""The question and the answer: a GEMM problem, and one frozen record per kernel family.
+
+A record is one line of ``configs/kernels.jsonl``. Every legality rule is written once, in the ``violations`` of its
+family; catalog, CLI, tuner and tests all go through it by validating a record. Sizes named ``bm bn bk`` are in
+elements, ``*_bytes`` in bytes; problems are always in m, n, k order. The list of families is here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from cudal2gen.chips import GPUS as GPUS
+from cudal2gen.chips import REGISTERS_SM as REGISTERS_SM
+from cudal2gen.chips import REGISTERS_THREAD as REGISTERS_THREAD
+from cudal2gen.kernel.mma_sync import MmaSyncKernel as MmaSyncKernel
+from cudal2gen.kernel.problem import VECTOR as VECTOR
+from cudal2gen.kernel.problem import Acc as Acc
+from cudal2gen.kernel.problem import Layout as Layout
+from cudal2gen.kernel.problem import Problem as Problem
+from cudal2gen.kernel.problem import SizeClass as SizeClass
+from cudal2gen.kernel.problem import aligned as aligned
+from cudal2gen.kernel.problem import ceil_div as ceil_div
+from cudal2gen.kernel.record import Origin as Origin
+from cudal2gen.kernel.record import Record as Record
+from cudal2gen.kernel.sm80_direct import Sm80Direct as Sm80Direct
+from cudal2gen.kernel.sm80_multistage import Prefetch as Prefetch
+from cudal2gen.kernel.sm80_multistage import Sm80Multistage as Sm80Multistage
+from cudal2gen.kernel.sm90_small import Sm90Small as Sm90Small
+from cudal2gen.kernel.sm90_wgmma import Sm90Wgmma as Sm90Wgmma
+from cudal2gen.kernel.spelling import FAMILIES as FAMILIES
+from cudal2gen.kernel.spelling import IllegalRecord as IllegalRecord
+from cudal2gen.kernel.spelling import explain as explain
+from cudal2gen.kernel.spelling import parse as parse
+from cudal2gen.kernel.spelling import register
+from cudal2gen.kernel.spelling import revise as revise
+
+for family in (Sm80Multistage, Sm80Direct, Sm90Wgmma, Sm90Small):
+    register(family)

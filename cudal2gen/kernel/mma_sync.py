@@ -1,0 +1,167 @@
+"""What the families share whose warps multiply by mma.sync: tiles, warps, baked sizes, padding, swizzles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from cudal2gen.chips import REGISTERS_THREAD
+from cudal2gen.kernel.problem import VECTOR, ceil_div
+from cudal2gen.kernel.record import Record
+
+Baked = Literal["n", "k"]
+Padding = Literal["none", "predicate", "pad"]
+Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
+MmaRepeat = tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, le=8)], Literal[1]]
+
+MMA_M, MMA_N, MMA_K = 16, 8, 16  # mma.sync.m16n8k16
+MMA_SYNC_ACCUMULATORS = 128
+MAX_GRID_YZ = 65535
+MAX_UNROLLED = 64  # steps; code and compile time grow with them
+
+
+class MmaSyncKernel(Record):
+    """What the families share whose warps multiply by mma.sync, and whose tiles are predicated by hand."""
+
+    mma_repeat: MmaRepeat
+    unroll_k: bool
+    bake: tuple[Baked, ...]
+    padding: Padding
+    split_k: Annotated[int, Field(ge=1, le=64)]
+
+    def shared_violations(self) -> Iterator[str]:
+        yield from super().shared_violations()
+        if self.threads > 1024:
+            yield f"mma_repeat={list(self.mma_repeat)}: {self.threads} threads exceed the 1024 of a CTA"
+        if self.bm % (MMA_M * self.mma_repeat[0]):
+            yield f"bm={self.bm}: must be a multiple of 16*mma_repeat[0] = {MMA_M * self.mma_repeat[0]}"
+        if self.bn % (2 * MMA_N * self.mma_repeat[1]):
+            yield f"bn={self.bn}: must be a multiple of 16*mma_repeat[1] = {2 * MMA_N * self.mma_repeat[1]}"
+        if self.bake not in ((), ("k",), ("n", "k")):
+            yield f"bake={list(self.bake)}: must be [], [k] or [n, k]"
+        if self.unroll_k and (steps := ceil_div(self.k, self.k_step)) > MAX_UNROLLED:
+            yield f"unroll_k=true: {steps} steps of k exceed the {MAX_UNROLLED} that are unrolled"
+        if self.unroll_k and ("k" not in self.bake or self.split_k > 1):
+            yield "unroll_k=true: needs k in bake and split_k=1, only a known number of steps can be unrolled"
+
+    def problem_violations(self) -> Iterator[str]:
+        """Rules that tie the tile to the problem."""
+        if self.padding == "none":
+            for field, extent, tile in (("bm", self.m, self.bm), ("bn", self.n, self.bn), ("bk", self.k, self.k_step)):
+                if extent % tile:
+                    yield (
+                        f"{field}={tile}: does not divide {field[1]}={extent}; "
+                        "padding must be predicate or pad for such a tile"
+                    )
+        if self.padding == "predicate":
+            if self.k % VECTOR:
+                yield f"k={self.k}: must be a multiple of {VECTOR}, rows along k are read in 16-byte vectors"
+            if self.layout == "nn" and self.baked_n % VECTOR:
+                yield f"n={self.n}: must be a multiple of {VECTOR} where it is baked in, rows of B are packed then"
+        rows = self.tiles_m * self.split_k
+        if rows > MAX_GRID_YZ and not self.persistent:
+            yield f"bm={self.bm}: {rows} rows of CTAs exceed the grid's {MAX_GRID_YZ}"
+        yield from self.count_violations()
+
+    @property
+    def persistent(self) -> bool:
+        """Whether CTAs take tiles until none is left, instead of one each."""
+        return self.launch["raster"] == "persistent"
+
+    @property
+    def grid_is_tiles(self) -> bool:
+        return not self.persistent
+
+    @property
+    def stores_vectors(self) -> bool:
+        return not self.predicated
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.mma_repeat[0] * self.mma_repeat[1]
+
+    @property
+    def warp_m(self) -> int:
+        """16-row MMA blocks of one warp."""
+        return self.bm // (MMA_M * self.mma_repeat[0])
+
+    @property
+    def warp_n(self) -> int:
+        """8-column MMA blocks of one warp; always even, ldmatrix.x4 brings two."""
+        return self.bn // (MMA_N * self.mma_repeat[1])
+
+    @property
+    def smem_static_bytes(self) -> int:
+        """Shared memory that a split of k adds: the last arrival's flag, padded to the alignment of what follows."""
+        return 16 if self.split_k > 1 else 0
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.bm * self.bn // self.threads // (2 if self.acc == "f16" else 1)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its author should know of a legal record."""
+        if self.accumulator_registers < REGISTERS_THREAD:
+            return []
+        wanted = self.accumulator_registers
+        return [f"{wanted} accumulator registers of the {REGISTERS_THREAD} there are: it will spill, and compile long"]
+
+    @property
+    def predicated(self) -> bool:
+        return self.padding == "predicate"
+
+    @property
+    def caller_pads(self) -> bool:
+        return self.padding == "pad"
+
+    def code(self) -> dict[str, Any]:
+        fields = super().code()
+        fields["baked"] = {name: getattr(self, f"baked_{name}") for name in self.bake}
+        # A caller who pads hands over a problem that the tile divides: the kernel is the same.
+        fields["padding"] = "predicate" if self.predicated else "none"
+        return fields
+
+    @property
+    def baked_n(self) -> int:
+        """The n that is compiled in, as the kernel is handed it: padded where the caller pads; 0 for none."""
+        n = self.tiles_n * self.bn if self.padding == "pad" else self.n
+        return n if "n" in self.bake else 0
+
+    @property
+    def baked_k(self) -> int:
+        """The same of k."""
+        step = self.k_step
+        k = ceil_div(self.k, step) * step if self.padding == "pad" else self.k
+        return k if "k" in self.bake else 0
+
+    def tiles_launch(self, raster: str) -> dict[str, str | int]:
+        """What the launcher must know of a kernel that is handed matrices and a grid of tiles."""
+        return {
+            "entry": self.name,
+            "launch": "tiles",
+            "raster": raster,
+            "layout": self.layout,
+            "threads": self.threads,
+            "smem_bytes": self.smem_bytes,
+            "bm": self.bm,
+            "bn": self.bn,
+            "bk": self.k_step,
+            "split_k": self.split_k,
+            "predicated": int(self.predicated),
+            "baked_n": self.baked_n,
+            "baked_k": self.baked_k,
+        }
+
+
+def swizzle_violations(field: str, swizzle: Swizzle, sizes: dict[str, int]) -> Iterator[str]:
+    """Whether a swizzle permutes 16-byte vectors within blocks that the sizes, in halves, are multiples of."""
+    bits, base, shift = swizzle
+    if shift < bits:
+        yield f"{field}={list(swizzle)}: the shift must not be below the bits, or the permutation is not one"
+    for name, halves in sizes.items():
+        if halves % (1 << (bits + base)):
+            block = 1 << (bits + base)
+            yield f"{field}={list(swizzle)}: permutes blocks of {block} halves, {name}={halves} is no multiple"

@@ -1,0 +1,246 @@
+"""The answer: what every record has, whatever its family. Knows no family."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cudal2gen.chips import GPUS, REGISTERS_SM, Gpu
+from cudal2gen.kernel.problem import Frozen, Problem, ceil_div
+
+
+class Origin(Frozen):
+    """Where a record's decisions come from, and which of its fields differ from that source."""
+
+    source: str
+    structure: Literal["exact", "nearest", "tuned", "modelled"]
+    changed: tuple[str, ...] = ()
+
+
+class Record(Problem):
+    """What all families share: problem, origin, CTA tile, and what follows from them."""
+
+    family: str
+    origin: Origin
+    bm: Annotated[int, Field(ge=16, le=512)]
+    bn: Annotated[int, Field(ge=16, le=512)]
+
+    DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
+
+    if TYPE_CHECKING:  # a field of every family, each with bounds and a place in the line of its own
+        split_k: int
+
+    @classmethod
+    def plain(cls, problem: Problem) -> dict[str, Any]:  # noqa: ARG003
+        """Decisions to start from where another family's say nothing, as JSON values; sensible, not tuned."""
+        return {}
+
+    @model_validator(mode="after")
+    def _legal(self) -> Record:
+        # Shared rules first: a family's own rules divide by what these guarantee.
+        broken = list(self.shared_violations()) or list(self.violations())
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self
+
+    def shared_violations(self) -> Iterator[str]:
+        """Broken rules that a family's own build on, as ``field=value: rule``, in the record's own names."""
+        if self.gpu not in GPUS:
+            yield f"gpu={self.gpu}: must be one of {', '.join(GPUS)}"
+
+    def violations(self) -> Iterator[str]:
+        """A family's own broken rules, in the same form."""
+        raise NotImplementedError
+
+    def count_violations(self) -> Iterator[str]:
+        """Rules on how much work there is: slices of k and CTA tiles."""
+        if self.split_k > (steps := ceil_div(self.k, self.k_step)):
+            yield f"split_k={self.split_k}: exceeds the {steps} k-steps of {self.k_step}"
+        if self.ctas > 2**30:
+            yield f"bm={self.bm}: {self.ctas} CTA tiles exceed the {2**30} that are counted"
+
+    @property
+    def arch(self) -> str:
+        """What nvcc and ptxas compile for."""
+        return self.target.sm
+
+    @property
+    def k_step(self) -> int:
+        """Elements of k that one step of the main loop takes."""
+        raise NotImplementedError
+
+    @property
+    def ring_steps(self) -> int:
+        """k-steps that are in shared memory at a time, 1 where there is no ring: the k around it are worth a test."""
+        return 1
+
+    def k_order(self, k: int) -> list[list[list[int]]]:
+        """The k of every partial sum in the order in which MMAs add them: slices of k, each of groups of up to 8.
+
+        A group is half an MMA, the smallest step after which an accumulator may be rounded.
+        """
+        total = ceil_div(k, self.k_step)
+        ends = [min(k, total * part // self.split_k * self.k_step) for part in range(self.split_k + 1)]
+        return [[list(range(at, min(at + 8, end))) for at in range(start, end, 8)] for start, end in pairwise(ends)]
+
+    @property
+    def launch(self) -> dict[str, str | int]:
+        """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
+        raise NotImplementedError
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """Data fields that the launcher takes when it opens the kernel."""
+        return {}
+
+    def launched_with(self, options: dict[str, int]) -> Self:
+        """The record whose ``launch_options`` are these where they differ: data fields, so the binary is the same."""
+        return self.model_copy(update=options)
+
+    @property
+    def other_options(self) -> list[dict[str, int]]:
+        """Values of the launch options that a test should try beside the record's own."""
+        return []
+
+    def other_strides(self, n: int) -> list[int]:  # noqa: ARG002
+        """Values of the launch option ``swizzle_stride`` that a test of n columns tries beside the record's own."""
+        return []
+
+    @property
+    def waits_by_mbarriers(self) -> bool:
+        """Whether warpgroups wait for each other by mbarriers, so that their order is worth a test."""
+        return False
+
+    @property
+    def grid_is_tiles(self) -> bool:
+        """Whether a CTA's place in the grid is its tile's place in D, so that a part of a grid is a part of D."""
+        return False
+
+    @property
+    def stores_vectors(self) -> bool:
+        """Whether rows of D must be aligned to 16 bytes."""
+        return True
+
+    @property
+    def most_k(self) -> int:
+        """The largest k that the kernel takes, 0 for any."""
+        return 0
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs that are launched together, 1 where there are no clusters."""
+        return 1
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        """What a reader of the record should see beside what all families derive."""
+        return {}
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(**{name: getattr(self, name) for name in Problem.model_fields})
+
+    @property
+    def target(self) -> Gpu:
+        return GPUS[self.gpu]
+
+    @property
+    def threads(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def tiles_m(self) -> int:
+        return ceil_div(self.m, self.bm)
+
+    @property
+    def tiles_n(self) -> int:
+        return ceil_div(self.n, self.bn)
+
+    @property
+    def ctas(self) -> int:
+        """CTA tiles of the problem, slices of k included."""
+        return self.tiles_m * self.tiles_n * self.split_k
+
+    @property
+    def padding_waste(self) -> float:
+        """Work on padding, as a fraction of the useful work."""
+        return self.tiles_m * self.bm * self.tiles_n * self.bn / (self.m * self.n) - 1
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return 0
+
+    @property
+    def smem_static_bytes(self) -> int:
+        return 0
+
+    def ctas_per_sm(self, registers: int) -> int:
+        """CTAs that one SM holds at ``registers`` per thread, by the rules of NVIDIA's occupancy calculator."""
+        gpu, warps = self.target, self.threads // 32
+        # Each of an SM's four partitions has a quarter of the registers, given to whole warps in units of 256.
+        register_warps = REGISTERS_SM // 4 // (ceil_div(registers * 32, 256) * 256) * 4
+        by_smem = gpu.smem_sm_bytes // (
+            ceil_div(self.smem_bytes + self.smem_static_bytes, 128) * 128 + 1024
+        )  # 1 KiB is the system's
+        return min(gpu.blocks_sm, gpu.threads_sm // self.threads, register_warps // warps, by_smem)
+
+    def waves(self, registers: int) -> float:
+        """How often the GPU is filled; infinite where no CTA fits."""
+        resident = self.ctas_per_sm(registers) * self.target.sms
+        return self.ctas / resident if resident else float("inf")
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Registers of a thread that hold its part of the tile."""
+        raise NotImplementedError
+
+    @property
+    def estimated_registers(self) -> int:
+        """Registers of a thread, a rough guide for pruning; ptxas decides."""
+        raise NotImplementedError
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its author should know of a legal record."""
+        return []
+
+    @property
+    def predicated(self) -> bool:
+        """Whether the tile may reach beyond the problem."""
+        return True
+
+    @property
+    def caller_pads(self) -> bool:
+        """Whether the caller hands over a problem that the tile divides."""
+        return False
+
+    def code(self) -> dict[str, Any]:
+        """The fields that the rendered text depends on, as JSON values; records with equal code share one text."""
+        return self.model_dump(mode="json", exclude=set(self.DATA_FIELDS))
+
+    @property
+    def tile(self) -> str:
+        """The tile as the kernel's name spells it."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The kernel's name: family, accumulator, layout, tile and a digest of the fields that the text depends on."""
+        digest = hashlib.sha256(json.dumps(self.code(), sort_keys=True).encode()).hexdigest()
+        return f"hgemm_{self.family}_{self.acc}_{self.layout}_{self.tile}_{digest[:10]}"
+
+    @property
+    def baked_n(self) -> int:
+        """The n that is compiled in, 0 for none."""
+        return 0
+
+    @property
+    def baked_k(self) -> int:
+        """The k that is compiled in, 0 for none."""
+        return 0

@@ -1,0 +1,49 @@
+"""The family sm80_direct: fragments straight from global memory, for problems too small to fill a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from cudal2gen.kernel.mma_sync import MMA_K, MmaSyncKernel
+from cudal2gen.kernel.problem import VECTOR
+
+
+class Sm80Direct(MmaSyncKernel):
+    """Fragments straight from global memory, no shared memory: for problems too small to fill a ring."""
+
+    family: Literal["sm80_direct"]
+
+    def violations(self) -> Iterator[str]:
+        yield from self.problem_violations()
+
+    @property
+    def k_step(self) -> int:
+        """Two MMAs: a 16-byte vector of a row per lane feeds both."""
+        return 2 * MMA_K
+
+    def k_order(self, k: int) -> list[list[list[int]]]:
+        """As in the base; of a lane's eight k, each half of a step's two MMAs takes two."""
+        halves = [[lane * VECTOR + pair + e for lane in range(4) for e in (0, 1)] for pair in (0, 2, 4, 6)]
+        return [
+            [
+                [start + offset for offset in half if start + offset < k]
+                for start in range(part[0][0], part[-1][-1] + 1, self.k_step)
+                for half in halves
+            ]
+            for part in super().k_order(k)
+        ]
+
+    @property
+    def estimated_registers(self) -> int:
+        """Accumulators, two generations of fragments and addressing; a rough guide for pruning."""
+        return self.accumulator_registers + 2 * (8 * self.warp_m + 4 * self.warp_n) + 32
+
+    @property
+    def tile(self) -> str:
+        return f"{self.bm}x{self.bn}"
+
+    @property
+    def launch(self) -> dict[str, str | int]:
+        """What the generic launcher must know of the compiled kernel."""
+        return self.tiles_launch("plain")

@@ -1,0 +1,258 @@
+"""The family sm80_multistage: a ring of cp.async stages in shared memory, ldmatrix and mma.sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from cudal2gen.kernel.mma_sync import (
+    MAX_GRID_YZ,
+    MMA_K,
+    MMA_M,
+    MMA_N,
+    MmaSyncKernel,
+    Swizzle,
+    swizzle_violations,
+)
+from cudal2gen.kernel.problem import VECTOR, Extent, Frozen, ceil_div
+from cudal2gen.kernel.record import Record
+
+
+class Prefetch(Frozen):
+    """Order of shared-to-register loads and MMAs in a k-tile; ``distance`` in k-blocks, given for ``multi`` only."""
+
+    kind: Literal["single", "single_intra_tile", "none", "multi", "pingpong", "staggered"]
+    distance: Annotated[int, Field(ge=2, le=8)] | None = None
+
+
+class Sm80Multistage(MmaSyncKernel):
+    """A ring of cp.async stages in shared memory, ldmatrix and mma.sync; for sm_80, 86, 89, 90 and 120."""
+
+    family: Literal["sm80_multistage"]
+    bk: Annotated[int, Field(ge=16, le=256)]
+    stages: Annotated[int, Field(ge=1, le=13)]
+    min_blocks: Annotated[int, Field(ge=1, le=32)]
+    smem_swizzle: Swizzle
+    smem_swizzle_c: Swizzle | None
+    g2s_cols: Literal[1, 2, 4, 8, 16, 32]
+    g2s_slot: Annotated[int, Field(ge=0, le=15)]
+    raster: Literal["plain", "zsplit", "persistent"]
+    swizzle_stride: Extent | None
+    prefetch: Prefetch
+    epilogue: Literal["staged", "direct", "global"]
+    c_batch: Annotated[int, Field(ge=1, le=64)] | None
+    r2s_bytes: Literal[4, 8, 16] | None
+
+    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {"swizzle_stride"}
+
+    def violations(self) -> Iterator[str]:
+        if self.bk % MMA_K:
+            yield f"bk={self.bk}: must be a multiple of {MMA_K}, the k of one MMA"
+            return
+        yield from self.problem_violations()
+        yield from self._copy_violations()
+        yield from self._mainloop_violations()
+        yield from self._epilogue_violations()
+        yield from self._raster_violations()
+        gpu, needed = self.target, self.smem_bytes + self.smem_static_bytes
+        if needed > gpu.smem_block_bytes:
+            blamed = f"stages={self.stages}" if self.ring_bytes >= self.staging_bytes else f"epilogue={self.epilogue}"
+            yield f"{blamed}: {needed} bytes of shared memory exceed the {gpu.smem_block_bytes} of {self.gpu}"
+        if self.min_blocks > 1 and self.min_blocks * self.threads > gpu.threads_sm:
+            yield f"min_blocks={self.min_blocks}: {self.threads} threads each exceed the {gpu.threads_sm} of an SM"
+
+    def _copy_violations(self) -> Iterator[str]:
+        vectors = self.bk // VECTOR
+        if vectors % self.g2s_cols:
+            yield f"g2s_cols={self.g2s_cols}: must divide the {vectors} vectors of a row of bk={self.bk}"
+        if self.threads % self.g2s_cols:
+            yield f"g2s_cols={self.g2s_cols}: must divide the {self.threads} threads"
+        sizes = {"bm*bk": self.bm * self.bk, "bn*bk": self.bn * self.bk}
+        yield from swizzle_violations("smem_swizzle", self.smem_swizzle, sizes)
+
+    def _mainloop_violations(self) -> Iterator[str]:
+        kind, distance = self.prefetch.kind, self.prefetch.distance
+        if (distance is not None) != (kind == "multi"):
+            yield f"prefetch.distance={distance}: is given for kind multi, and only there"
+        elif self.prefetch_distance >= self.k_blocks:
+            yield (
+                f"prefetch={kind}: loads {self.prefetch_distance} k-blocks ahead, "
+                f"which needs more than the {self.k_blocks} k-blocks of bk={self.bk}"
+            )
+        elif self.stages == 1 and self.g2s_slot:
+            yield f"g2s_slot={self.g2s_slot}: must be 0 with one stage, its copy waits for the end of the tile"
+        elif self.g2s_slot > self.last_slot:
+            yield (
+                f"g2s_slot={self.g2s_slot}: must not exceed {self.last_slot}, "
+                f"the k-block of bk={self.bk} in which prefetch {kind} waits for the next tile"
+            )
+
+    def _epilogue_violations(self) -> Iterator[str]:
+        staged = self.epilogue != "global"
+        if (self.r2s_bytes is not None) != staged:
+            yield f"r2s_bytes={self.r2s_bytes}: is given unless epilogue is global"
+            return
+        if (self.c_batch is not None) != (self.epilogue == "staged"):
+            yield f"c_batch={self.c_batch}: is given for epilogue staged, and only there"
+            return
+        if (self.smem_swizzle_c is not None) != (self.r2s_bytes == 4):
+            yield f"smem_swizzle_c={_list(self.smem_swizzle_c)}: is given iff r2s_bytes is 4 (rows are staged)"
+            return
+        if self.c_batch is not None:
+            if self.c_batch > self.mma_tiles:
+                yield f"c_batch={self.c_batch}: exceeds the {self.mma_tiles} MMA tiles of a warp"
+            elif self.staging_bytes > self.ring_bytes:
+                yield f"c_batch={self.c_batch}: {self.staging_bytes} staged bytes exceed the ring's {self.ring_bytes}"
+        if self.smem_swizzle_c is not None:
+            size = {"bm*bn": self.bm * self.bn} if self.epilogue == "direct" else {"MMA tile": 8 * self.threads}
+            yield from swizzle_violations("smem_swizzle_c", self.smem_swizzle_c, size)
+
+    def _raster_violations(self) -> Iterator[str]:
+        if (self.swizzle_stride is not None) != (self.raster == "zsplit"):
+            yield f"swizzle_stride={self.swizzle_stride}: is given for raster zsplit, and only there"
+        elif self.slices_n > MAX_GRID_YZ:
+            yield f"swizzle_stride={self.swizzle_stride}: {self.slices_n} slices exceed the grid's {MAX_GRID_YZ}"
+
+    @property
+    def k_step(self) -> int:
+        """A k-tile."""
+        return self.bk
+
+    @property
+    def ring_steps(self) -> int:
+        return self.stages
+
+    @property
+    def k_blocks(self) -> int:
+        """MMA steps in one k-tile."""
+        return self.bk // MMA_K
+
+    @property
+    def prefetch_distance(self) -> int:
+        """k-blocks by which a fragment is loaded ahead of its MMA; inside one tile for single_intra_tile."""
+        kind = self.prefetch.kind
+        return 0 if kind == "none" else self.prefetch.distance or 1
+
+    @property
+    def across_tiles(self) -> bool:
+        """Whether the first fragments of a k-tile are loaded while the previous one is being multiplied."""
+        return self.prefetch.kind not in ("none", "single_intra_tile")
+
+    @property
+    def last_slot(self) -> int:
+        return self.k_blocks - (self.prefetch_distance if self.across_tiles else 1)
+
+    @property
+    def copies_in_slot(self) -> bool:
+        """Whether the next copy is issued by k-block alone; else it precedes the wait, or there is one stage."""
+        return self.stages > 1 and not (self.across_tiles and self.g2s_slot == self.last_slot)
+
+    @property
+    def g2s_cols_b(self) -> int:
+        """Threads along the contiguous extent of B: as A's for tn; for nn as many as a 128-byte line serves."""
+        if self.layout == "tn":
+            return self.g2s_cols
+        vectors = self.bn // VECTOR
+        return min(vectors & -vectors, 8)
+
+    @property
+    def smem_swizzle_b(self) -> Swizzle:
+        """B's swizzle: as A's for tn; for nn the one whose source bits are the low bits of the row."""
+        if self.layout == "tn":
+            return self.smem_swizzle
+        vectors = self.bn // VECTOR
+        return (3, 3, max(3, (vectors & -vectors).bit_length() - 1))
+
+    @property
+    def swizzle_period(self) -> int:
+        """16-byte vectors after which both swizzles repeat: steps by its multiples are plain additions."""
+        return max(1 << (bits + base - 3 + shift) for bits, base, shift in (self.smem_swizzle, self.smem_swizzle_b))
+
+    @property
+    def static_steps_a(self) -> bool:
+        """Whether ldmatrix addresses of A advance by constants: rows by sums, columns by xor."""
+        vectors = self.bk // VECTOR
+        return vectors & (vectors - 1) == 0 and MMA_M * self.mma_repeat[0] * vectors % self.swizzle_period == 0
+
+    @property
+    def static_steps_b(self) -> bool:
+        """The same for B; for nn its rows run along k."""
+        if self.layout == "nn":
+            return MMA_K * (self.bn // VECTOR) % self.swizzle_period == 0
+        vectors = self.bk // VECTOR
+        return vectors & (vectors - 1) == 0 and 2 * MMA_N * self.mma_repeat[1] * vectors % self.swizzle_period == 0
+
+    @property
+    def mma_tiles(self) -> int:
+        """16x16 MMA tiles of one warp, the unit of ``c_batch``."""
+        return self.warp_m * self.warp_n // 2
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.stages * (self.bm + self.bn) * self.bk * 2
+
+    @property
+    def staging_tiles(self) -> int:
+        """MMA tiles of a warp in one round through shared memory."""
+        return {"staged": self.c_batch or 0, "direct": self.mma_tiles, "global": 0}[self.epilogue]
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.staging_tiles * self.threads * 16
+
+    @property
+    def smem_bytes(self) -> int:
+        return max(self.ring_bytes, self.staging_bytes)
+
+    @property
+    def slices_n(self) -> int:
+        """grid.z: slices of ``swizzle_stride`` columns, counted on the padded extent."""
+        return ceil_div(self.tiles_n * self.bn, self.swizzle_stride) if self.swizzle_stride else 1
+
+    @property
+    def estimated_registers(self) -> int:
+        """Accumulators, live fragments and addressing; a rough guide for pruning, ptxas decides."""
+        live = {"none": 1, "single_intra_tile": 2, "staggered": 2}.get(self.prefetch.kind, 1 + self.prefetch_distance)
+        fragments = (4 * self.warp_m + 2 * self.warp_n) * min(live, self.k_blocks)
+        if self.prefetch.kind == "staggered":
+            fragments -= 2 * self.warp_n
+        return self.accumulator_registers + fragments + 32 + (8 if self.predicated else 0)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its author should know of a legal record."""
+        found = super().remarks
+        reachable = self.ctas_per_sm(1)
+        if self.min_blocks > reachable:
+            found.append(f"min_blocks={self.min_blocks} only bounds registers: {reachable} CTAs fit on an SM otherwise")
+        if self.epilogue == "staged" and self.c_batch == self.mma_tiles and self.acc == "f16":
+            found.append("epilogue staged with all MMA tiles in one round moves what direct moves")
+        if self.prefetch.kind == "pingpong" and self.warp_m == 1:
+            found.append("prefetch pingpong with one MMA row per warp orders instructions as single does")
+        if self.raster == "zsplit" and self.slices_n == 1:
+            found.append("swizzle_stride covers all of n: the zsplit raster is the plain one")
+        return found
+
+    @property
+    def tile(self) -> str:
+        return f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}"
+
+    @property
+    def launch(self) -> dict[str, str | int]:
+        """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
+        return self.tiles_launch(self.raster)
+
+    def other_strides(self, n: int) -> list[int]:
+        """Slices of one tile and of 3/2: the record's own stride usually covers the small problems of a test."""
+        return [self.bn, self.bn * 3 // 2] if self.swizzle_stride is not None and n > self.bn else []
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """Data fields that the launcher takes when it opens the kernel."""
+        return {"swizzle_stride": self.swizzle_stride} if self.swizzle_stride else {}
+
+
+def _list(value: tuple[int, ...] | None) -> list[int] | None:
+    return None if value is None else list(value)

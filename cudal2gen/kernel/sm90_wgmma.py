@@ -1,0 +1,351 @@
+"""The family sm90_wgmma: TMA into a ring of mbarriers, wgmma in consumer warpgroups beside a producer; for sm_90a."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
+from cudal2gen.kernel.record import Record
+from cudal2gen.kernel.sm90 import CHUNK, LIVE_REGISTERS, MAX_BOX, WGMMA_M, Sm90Kernel, widest
+
+Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
+Hint = Literal["normal", "first", "last"]
+STORE_BUFFERS = 2  # tiles per warp on their way to global memory
+HINTS = ("normal", "first", "last")  # L2 eviction priorities
+CLUSTER_SPLITS = (2, 4, 8)  # 8 CTAs are the largest portable cluster
+# Registers beside the accumulators of an epilogue that stores by itself, with bounds.
+LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48
+PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster in boxes of 16 columns
+
+
+class Sm90Wgmma(Sm90Kernel):
+    """TMA into a ring of mbarriers, wgmma in consumer warpgroups beside a producer, persistent; for sm_90a."""
+
+    family: Literal["sm90_wgmma"]
+    bk: Literal[64, 128]
+    stages: Annotated[int, Field(ge=2, le=16)]
+    cluster: tuple[Literal[1, 2, 4], Literal[1, 2, 4]]
+    consumers: Literal[1, 2, 3]
+    warps_n: Literal[1, 2]
+    atom_n: Annotated[int, Field(ge=16, le=256, multiple_of=16)]
+    schedule: Literal["cooperative", "pingpong"]
+    raster_axis: Literal["m", "n"]
+    raster_group: Annotated[int, Field(ge=1, le=64)]
+    split_k: Annotated[int, Field(ge=1, le=64)]
+    reduce: Literal["cluster", "workspace"] | None
+    epilogue: Literal["tma", "direct"]
+    registers: tuple[Setmaxnreg, Setmaxnreg] | None
+    hint_a: Hint
+    hint_b: Hint
+    pdl: bool
+    min_blocks: Literal[1, 2]
+
+    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {
+        "raster_axis",
+        "raster_group",
+        "hint_a",
+        "hint_b",
+        "pdl",
+    }
+
+    @classmethod
+    def plain(cls, problem: Problem) -> dict[str, Any]:
+        """A 128-row tile, as wide as the problem feeds; few rows of D become columns of the wgmma."""
+        swap_ab = problem.m <= WGMMA_M
+        bm = ceil_div(problem.m, 16) * 16 if swap_ab else 128
+        bn = 256 if not swap_ab and ceil_div(problem.m, bm) * ceil_div(problem.n, 256) >= 66 else 128
+        stages = min(8, 220_000 // ((bm + bn) * 128))
+        return {
+            "bm": bm,
+            "bn": bn,
+            "swap_ab": swap_ab,
+            "bk": 64,
+            "stages": stages,
+            "cluster": [1, 1],
+            "consumers": 2,
+            "warps_n": 1,
+            "atom_n": bm if swap_ab else bn,
+            "schedule": "cooperative",
+            "raster_axis": "m",
+            "raster_group": 8,
+            "split_k": 1,
+            "reduce": None,
+            "epilogue": "direct" if problem.n % VECTOR else "tma",
+            "registers": [40, 232],
+            "hint_a": "normal",
+            "hint_b": "normal",
+            "pdl": False,
+            "min_blocks": 1,
+        }
+
+    def violations(self) -> Iterator[str]:
+        if broken := [*self._tile_violations(), *self._split_violations()]:
+            yield from broken
+            return
+        yield from self.alignment_violations()
+        yield from self.count_violations()
+        yield from self._box_violations()
+        yield from self._register_violations()
+        gpu = self.target
+        if self.smem_bytes > gpu.smem_block_bytes:
+            yield (
+                f"stages={self.stages}: {self.smem_bytes} bytes of shared memory "
+                f"exceed the {gpu.smem_block_bytes} of {self.gpu}"
+            )
+        elif self.min_blocks > (fitting := gpu.smem_sm_bytes // (ceil_div(self.smem_bytes, 128) * 128 + 1024)):
+            yield (
+                f"min_blocks={self.min_blocks}: {self.smem_bytes} bytes of shared memory each, {fitting} fits on an SM"
+            )
+
+    def _tile_violations(self) -> Iterator[str]:
+        if self.schedule == "pingpong" and self.consumers != 2:
+            yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
+        if self.consumers % self.warps_n or (self.schedule == "pingpong" and self.warps_n > 1):
+            yield f"warps_n={self.warps_n}: must divide the {self.sharers} consumer warpgroups that share a tile"
+            return
+        field = ("bn", "bm") if self.swap_ab else ("bm", "bn")
+        if self.rows % (unit := WGMMA_M * self.sharers // self.warps_n):
+            shared = f"{self.sharers // self.warps_n} warpgroups of {WGMMA_M} rows each"
+            yield f"{field[0]}={self.rows}: must be a multiple of {unit}, {shared}"
+        if self.cols % (self.warps_n * self.atom_n):
+            part = f"{field[1]}={self.cols}" + (f" / warps_n={self.warps_n}" if self.warps_n > 1 else "")
+            yield f"atom_n={self.atom_n}: must divide {part}"
+
+    def _split_violations(self) -> Iterator[str]:
+        if (self.reduce is not None) != (self.split_k > 1):
+            yield f"reduce={_null(self.reduce)}: is given for split_k above 1, and only there"
+        if not self.reduces_in_cluster:
+            return
+        if self.split_k not in CLUSTER_SPLITS:
+            yield f"split_k={self.split_k}: must be one of 2, 4, 8 for reduce cluster, a cluster has no more CTAs"
+        if self.cluster != (1, 1):
+            yield f"cluster={list(self.cluster)}: must be [1, 1] for reduce cluster, whose clusters share one tile"
+        if self.schedule != "cooperative":
+            yield "schedule=pingpong: must be cooperative for reduce cluster, one tile at a time"
+        if self.epilogue != "direct":
+            yield "epilogue=tma: must be direct for reduce cluster, each CTA stores scattered columns of the sum"
+        if (size := self.bm * self.bn * 4) > self.ring_bytes:
+            yield f"reduce=cluster: {size} bytes of partial sums exceed the ring's {self.ring_bytes}"
+
+    def _box_violations(self) -> Iterator[str]:
+        cluster_m, cluster_n = self.cluster
+        if cluster_m * cluster_n > 4:
+            yield f"cluster={list(self.cluster)}: {cluster_m * cluster_n} CTAs exceed 4"
+        if self.bm % (8 * cluster_n):
+            yield f"bm={self.bm}: must be a multiple of 8*cluster[1] = {8 * cluster_n}, a CTA's part of the rows of A"
+        if self.layout == "tn" and self.bn % (8 * cluster_m):
+            yield f"bn={self.bn}: must be a multiple of 8*cluster[0] = {8 * cluster_m}, a CTA's part of the rows of B"
+
+    def _register_violations(self) -> Iterator[str]:
+        consumer = self.entry_registers
+        if self.registers is not None:
+            producer, consumer = self.registers
+            wanted, pool = producer + self.consumers * consumer, (self.consumers + 1) * (self.entry_registers // 8 * 8)
+            if wanted > pool:
+                yield (
+                    f"registers={list(self.registers)}: {wanted} for a producer and {self.consumers} consumers "
+                    f"exceed the {pool} that {self.threads} threads start with; the kernel would wait forever"
+                )
+                return
+            if producer > self.entry_registers or consumer < self.entry_registers // 8 * 8:
+                yield (
+                    f"registers={list(self.registers)}: the producer must give and consumers take, "
+                    f"from the {self.entry_registers} that {self.threads} threads start with"
+                )
+                return
+            if producer < self.producer_registers:
+                yield (
+                    f"registers={list(self.registers)}: a producer for cluster {list(self.cluster)} "
+                    f"and boxes of {self.chunk_b} columns needs {self.producer_registers} registers"
+                )
+        yield from self.register_violations(self.atom_n, f"atom_n={self.atom_n}", consumer)
+
+    @property
+    def k_step(self) -> int:
+        """A k-tile."""
+        return self.bk
+
+    @property
+    def waits_by_mbarriers(self) -> bool:
+        return True
+
+    @property
+    def ring_steps(self) -> int:
+        return self.stages
+
+    @property
+    def sharers(self) -> int:
+        """Consumer warpgroups that share one tile."""
+        return 1 if self.schedule == "pingpong" else self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    @property
+    def ctas_at_least(self) -> int:
+        return self.min_blocks
+
+    @property
+    def live_registers(self) -> int:
+        if self.epilogue == "tma" or self.reduces_in_cluster:
+            return LIVE_REGISTERS
+        # Across the accumulators' rows, each 8 columns are another row of D: its address is kept.
+        return LIVE_REGISTERS_ACROSS + self.cols // 4 if self.swap_ab else LIVE_REGISTERS_DIRECT
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers that the producer needs at least, or it spills."""
+        narrow = self.cluster != (1, 1) and self.layout == "nn" and self.chunk_b == 16
+        return PRODUCER_REGISTERS[narrow]
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.bm * self.bn // (128 * self.sharers) // (2 if self.acc == "f16" else 1)
+
+    @property
+    def atoms_m(self) -> int:
+        """64-row blocks of one warpgroup."""
+        return self.rows // (WGMMA_M * (self.sharers // self.warps_n))
+
+    @property
+    def atoms_n(self) -> int:
+        """wgmma instructions side by side in one warpgroup."""
+        return self.cols // (self.warps_n * self.atom_n)
+
+    @property
+    def chunk_b(self) -> int:
+        """Columns of a box of B whose rows run along n: as many as one swizzle covers, and no wgmma straddles."""
+        return WGMMA_M if self.swap_ab else widest(self.atom_n)
+
+    @property
+    def boxes_a(self) -> int:
+        """Boxes of rows in which a CTA loads its part of A."""
+        return ceil_div(self.bm // self.cluster[1], MAX_BOX)
+
+    @property
+    def boxes_b(self) -> int:
+        """The same of B where its rows run along k."""
+        return ceil_div(self.bn // self.cluster[0], MAX_BOX)
+
+    @property
+    def store_group(self) -> int:
+        """Accumulator columns that a warp stores at a time."""
+        return widest(self.atom_n)
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.stages * (self.bm + self.bn) * self.bk * 2
+
+    @property
+    def store_bytes(self) -> int:
+        """Buffers of the epilogue: two per consumer warp, of 16 rows or columns of D."""
+        return self.consumers * 4 * STORE_BUFFERS * 16 * self.store_group * 2 if self.epilogue == "tma" else 0
+
+    @property
+    def smem_bytes(self) -> int:
+        """Ring, epilogue buffers, the ring's two mbarriers per stage, and 32 bytes of order barriers and flags."""
+        return self.ring_bytes + self.store_bytes + 16 * self.stages + 32
+
+    @property
+    def reduces_in_cluster(self) -> bool:
+        return self.reduce == "cluster"
+
+    @property
+    def cluster_ctas(self) -> int:
+        return self.split_k if self.reduces_in_cluster else self.cluster[0] * self.cluster[1]
+
+    @property
+    def ctas(self) -> int:
+        """CTA tiles of the problem, those of clusters that reach beyond it and slices of k included."""
+        clusters = ceil_div(self.tiles_m, self.cluster[0]) * ceil_div(self.tiles_n, self.cluster[1])
+        return clusters * self.cluster[0] * self.cluster[1] * self.split_k
+
+    @property
+    def estimated_registers(self) -> int:
+        """What ptxas will report: the entry value with setmaxnreg, else a rough guide."""
+        return self.entry_registers if self.registers else min(self.entry_registers, self.accumulator_registers + 38)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its author should know of a legal record."""
+        found = super().remarks
+        if self.layout == "nn" and self.chunk_b < CHUNK:
+            found.append(f"boxes of B are {self.chunk_b} columns wide: {self.bn // self.chunk_b} of them per k-tile")
+        tiles = self.tiles_m * self.tiles_n * self.split_k
+        if self.schedule == "pingpong" and tiles <= self.target.sms:
+            found.append("schedule pingpong with one tile per CTA leaves every second warpgroup without work")
+        if self.tiles_m % self.cluster[0] or self.tiles_n % self.cluster[1]:
+            found.append(f"cluster={list(self.cluster)} reaches beyond the {self.tiles_m} x {self.tiles_n} tiles")
+        if self.target.sms % self.cluster_ctas:
+            found.append(f"clusters of {self.cluster_ctas} leave SMs idle")
+        return found
+
+    @property
+    def tile(self) -> str:
+        return f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}"
+
+    @property
+    def launch(self) -> dict[str, str | int]:
+        """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
+        b_rows = self.bn // self.cluster[0] // self.boxes_b if self.layout == "tn" else self.bk // self.cluster[0]
+        return {
+            "entry": self.name,
+            "launch": "tma",
+            "layout": self.layout,
+            "threads": self.threads,
+            "smem_bytes": self.smem_bytes,
+            "bm": self.bm,
+            "bn": self.bn,
+            "bk": self.bk,
+            "split_k": self.split_k,
+            "reduce": self.reduce or "none",
+            "persistent": int(not self.reduces_in_cluster),
+            "cluster_m": self.cluster[0],
+            "cluster_n": self.cluster[1],
+            "box_a_cols": 64,
+            "box_a_rows": self.bm // self.cluster[1] // self.boxes_a,
+            "box_b_cols": 64 if self.layout == "tn" else self.chunk_b,
+            "box_b_rows": b_rows,
+            **_box_d(self, self.store_group if self.epilogue == "tma" else 0),
+        }
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """Data fields that the launcher takes when it opens the kernel."""
+        return {
+            "raster_axis": "mn".index(self.raster_axis),
+            "raster_group": self.raster_group,
+            "hint_a": HINTS.index(self.hint_a),
+            "hint_b": HINTS.index(self.hint_b),
+            "pdl": int(self.pdl),
+        }
+
+    def launched_with(self, options: dict[str, int]) -> Self:
+        """The record whose ``launch_options`` are these where they differ."""
+        spelled: dict[str, Callable[[int], Any]] = {
+            "raster_axis": "mn".__getitem__, "hint_a": HINTS.__getitem__, "hint_b": HINTS.__getitem__, "pdl": bool,
+        }  # fmt: skip
+        return self.model_copy(update={name: spelled.get(name, int)(value) for name, value in options.items()})
+
+    @property
+    def other_options(self) -> list[dict[str, int]]:
+        """Both axes, bands of one tile and of more than there are, all hints, overlap."""
+        return [
+            {"raster_axis": 1, "raster_group": 1, "hint_a": 1, "hint_b": 2, "pdl": 1},
+            {"raster_axis": 0, "raster_group": 2, "hint_a": 2, "hint_b": 0},
+            {"raster_axis": 1, "raster_group": 64, "hint_b": 1},
+        ]
+
+
+def _null(value: str | None) -> str:
+    return "null" if value is None else value
+
+
+def _box_d(record: Sm90Wgmma, group: int) -> dict[str, str | int]:
+    """A warp's stores: 16 rows of D and a group of its columns, or the other way round; zeros without TMA."""
+    cols, rows = (16, group) if record.swap_ab else (group, 16)
+    return {"box_d_cols": cols if group else 0, "box_d_rows": rows if group else 0}
