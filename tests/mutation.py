@@ -12,7 +12,7 @@ from typing import Any
 
 from cudal2gen import catalog, validator
 from cudal2gen.compiler import Artifact
-from cudal2gen.emulator.mutate import Mutant, mutants
+from cudal2gen.emulator import Mutant, mutants
 from cudal2gen.kernel import Sm90Small, Sm90Wgmma
 
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cudal2gen import catalog, compiler, emulator
-from cudal2gen.emulator import host
+from cudal2gen.emulator.host import program as host
 from cudal2gen.launcher import LaunchError, OpenKernel
 from tests.paths import IN_CLUSTER, SWAPPED, TWO, once, ring, small
 

@@ -56,16 +56,17 @@ What is not: ptxas, caches, timing, the tensor cores' order of rounding, the err
 with im2col, interleave or element strides, wgmma on other types than f16 and bf16, tcgen05, textures, dynamic
 parallelism. Clocks are kept per warp: what one lane passes on covers what its whole warp has done.
 
-``emulator.mutate`` makes mutants of a PTX text, to test a checker that is built on this package.
+``emulator.mutants`` makes mutants of a PTX text, to test a checker that is built on this package.
 """
 
-from cudal2gen.emulator.counters import Counters
-from cudal2gen.emulator.hazards import EmulatorError, Report
-from cudal2gen.emulator.host import LaunchRefused, Program, Session, load, runtime_path, session
-from cudal2gen.emulator.machine import HOPPER, Device, LaunchResult, Options
-from cudal2gen.emulator.memory import Buffer, Memory
-from cudal2gen.emulator.ptx import PtxError
-from cudal2gen.emulator.translate import UnknownInstruction
+from cudal2gen.emulator.frontend.mutate import Mutant, mutants
+from cudal2gen.emulator.frontend.ptx import PtxError
+from cudal2gen.emulator.frontend.translate import UnknownInstruction
+from cudal2gen.emulator.host.program import LaunchRefused, Program, Session, load, runtime_path, session
+from cudal2gen.emulator.machine.batch import HOPPER, Device, LaunchResult, Options
+from cudal2gen.emulator.memory.arena import Buffer, Memory
+from cudal2gen.emulator.state.counters import Counters
+from cudal2gen.emulator.state.hazards import EmulatorError, Report
 
 __all__ = [
     "HOPPER",
@@ -76,6 +77,7 @@ __all__ = [
     "LaunchRefused",
     "LaunchResult",
     "Memory",
+    "Mutant",
     "Options",
     "Program",
     "PtxError",
@@ -83,6 +85,7 @@ __all__ = [
     "Session",
     "UnknownInstruction",
     "load",
+    "mutants",
     "runtime_path",
     "session",
 ]

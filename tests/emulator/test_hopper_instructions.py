@@ -9,7 +9,7 @@ import pytest
 
 from cudal2gen import emulator
 from cudal2gen.emulator import HOPPER, LaunchResult, Memory, Options
-from cudal2gen.emulator.bulk import TensorMap
+from cudal2gen.emulator.hopper.bulk import TensorMap
 
 HEAD = """
 .version 8.8

@@ -9,8 +9,7 @@ from itertools import product
 
 import pytest
 
-from cudal2gen.emulator import EmulatorError, Options, PtxError
-from cudal2gen.emulator.mutate import Mutant, mutants
+from cudal2gen.emulator import EmulatorError, Mutant, Options, PtxError, mutants
 from tests.emulator.hopper import gemm, load, text
 
 # Tiles on both sides of the ring's length, several tiles per CTA, an edge; each with the number of clusters launched.

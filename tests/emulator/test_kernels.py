@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from cudal2gen import emulator
-from cudal2gen.emulator import Memory, Options, Program, Report, flow
+from cudal2gen.emulator import Memory, Options, Program, Report
+from cudal2gen.emulator.frontend import flow
 from tests.emulator.build import KERNELS, compiled
 
 Array = Any

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from cudal2gen import emulator
-from cudal2gen.emulator import EmulatorError, Memory, Options, PtxError
-from cudal2gen.emulator.mutate import Mutant, mutants
+from cudal2gen.emulator import EmulatorError, Memory, Mutant, Options, PtxError, mutants
 from tests.emulator.build import compiled
 from tests.emulator.gemm import SHARED_BYTES, gemm
 

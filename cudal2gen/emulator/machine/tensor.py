@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.emulator.memory import MOVER
+from cudal2gen.emulator.memory.arena import MOVER
 
 if TYPE_CHECKING:
-    from cudal2gen.emulator.machine import Batch
+    from cudal2gen.emulator.machine.batch import Batch
 
 Array = NDArray[Any]
 Mask = Array | None

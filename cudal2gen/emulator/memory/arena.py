@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cudal2gen.emulator.hazards import EmulatorError
+from cudal2gen.emulator.state.hazards import EmulatorError
 
 Array = NDArray[Any]
 ROLES = ("input", "output", "inout", "scratch")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from cudal2gen.emulator.machine import Batch
+    from cudal2gen.emulator.machine.batch import Batch
 
 Array = NDArray[Any]
 Mask = Array | None

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cudal2gen.emulator import ptx
-from cudal2gen.emulator.ptx import TYPE_BYTES, Function, Imm, Instr, Label, Mem, Reg, Sym, Vec
+from cudal2gen.emulator.frontend import ptx
+from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Function, Imm, Instr, Label, Mem, Reg, Sym, Vec
 
 _SWAPPED = {
     "lt": "le",

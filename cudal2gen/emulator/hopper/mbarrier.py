@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.emulator.clocks import distinct
-from cudal2gen.emulator.cluster_memory import RANK_SHIFT
-from cudal2gen.emulator.shared import WINDOW_START
+from cudal2gen.emulator.hopper.clocks import distinct
+from cudal2gen.emulator.hopper.cluster_memory import RANK_SHIFT
+from cudal2gen.emulator.memory.shared import WINDOW_START
 
 if TYPE_CHECKING:
-    from cudal2gen.emulator.machine import Batch, Step
+    from cudal2gen.emulator.machine.batch import Batch, Step
 
 Array = NDArray[Any]
 Mask = Array | None

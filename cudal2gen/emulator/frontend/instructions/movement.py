@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cudal2gen.emulator.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Pair, Reg, Sym, Vec
-from cudal2gen.emulator.tensor import Shape
-from cudal2gen.emulator.translate import Emitter, Value, instruction
+from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Pair, Reg, Sym, Vec
+from cudal2gen.emulator.frontend.translate import Emitter, Value, instruction
+from cudal2gen.emulator.machine.tensor import Shape
 
 _SPACES = ("global", "shared", "local", "param", "const")
 _READ_STRONG = {"volatile": 1, "relaxed": 1, "mmio": 1, "cv": 1, "cg": 1, "acquire": 2}
@@ -88,7 +88,7 @@ def _load(e: Emitter, space: str, at: Mem, start: int, size: int, mask: str, str
 def store(e: Emitter, ins: Instr) -> None:
     """st to any space."""
     if "async" in ins.parts:
-        from cudal2gen.emulator import asynchronous
+        from cudal2gen.emulator.frontend.instructions import asynchronous
 
         asynchronous.store_async(e, ins)
         return
@@ -167,7 +167,7 @@ def atomic(e: Emitter, ins: Instr) -> None:
 @instruction("cp")
 def copy(e: Emitter, ins: Instr) -> None:
     """cp.async, cp.async.bulk and cp.reduce."""
-    from cudal2gen.emulator import asynchronous
+    from cudal2gen.emulator.frontend.instructions import asynchronous
 
     parts = ins.parts
     if "bulk" in parts:

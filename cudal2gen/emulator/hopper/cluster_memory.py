@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.emulator.clocks import distinct
-from cudal2gen.emulator.memory import MOVER, SHIFT
-from cudal2gen.emulator.shared import WINDOW_START, SharedMemory
+from cudal2gen.emulator.hopper.clocks import distinct
+from cudal2gen.emulator.memory.arena import MOVER, SHIFT
+from cudal2gen.emulator.memory.shared import WINDOW_START, SharedMemory
 
 if TYPE_CHECKING:
-    from cudal2gen.emulator.machine import Batch
+    from cudal2gen.emulator.machine.batch import Batch
 
 Array = NDArray[Any]
 Mask = Array | None

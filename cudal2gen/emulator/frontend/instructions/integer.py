@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cudal2gen.emulator.ptx import Imm, Instr, Mem, Operand, Pair, Reg, Sym, Vec
-from cudal2gen.emulator.translate import Emitter, Value, instruction
+from cudal2gen.emulator.frontend.ptx import Imm, Instr, Mem, Operand, Pair, Reg, Sym, Vec
+from cudal2gen.emulator.frontend.translate import Emitter, Value, instruction
 
 _INTEGER = frozenset(("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "b8", "b16", "b32", "b64"))
 
@@ -45,7 +45,7 @@ def add(e: Emitter, ins: Instr) -> None:
     """add and sub, with .cc and .sat."""
     kind = _type(ins)
     if kind not in _INTEGER:
-        from cudal2gen.emulator import floating
+        from cudal2gen.emulator.frontend.instructions import floating
 
         return floating.arithmetic2(e, ins)
     if "cc" in ins.parts:
@@ -77,7 +77,7 @@ def mul(e: Emitter, ins: Instr) -> None:
     """mul: lo, hi, wide."""
     kind = _type(ins)
     if kind not in _INTEGER:
-        from cudal2gen.emulator import floating
+        from cudal2gen.emulator.frontend.instructions import floating
 
         return floating.arithmetic2(e, ins)
     d, a, b = ins.operands
@@ -91,7 +91,7 @@ def mad(e: Emitter, ins: Instr) -> None:
     kind = _type(ins)
     d, a, b, c = ins.operands
     if kind not in _INTEGER:
-        from cudal2gen.emulator import floating
+        from cudal2gen.emulator.frontend.instructions import floating
 
         return floating.fma(e, ins)
     if "sat" in ins.parts:
@@ -180,7 +180,7 @@ def div(e: Emitter, ins: Instr) -> None:
     """div and rem."""
     kind = _type(ins)
     if kind not in _INTEGER:
-        from cudal2gen.emulator import floating
+        from cudal2gen.emulator.frontend.instructions import floating
 
         return floating.arithmetic2(e, ins)
     d, a, b = ins.operands
@@ -203,7 +203,7 @@ def minimum(e: Emitter, ins: Instr) -> None:
     """min and max."""
     kind = _type(ins)
     if kind not in _INTEGER:
-        from cudal2gen.emulator import floating
+        from cudal2gen.emulator.frontend.instructions import floating
 
         return floating.arithmetic2(e, ins)
     bits, sign = _width(kind), kind[0] == "s"
@@ -223,7 +223,7 @@ def negate(e: Emitter, ins: Instr) -> None:
     """abs and neg."""
     kind = _type(ins)
     if kind not in _INTEGER:
-        from cudal2gen.emulator import floating
+        from cudal2gen.emulator.frontend.instructions import floating
 
         return floating.arithmetic1(e, ins)
     bits = _width(kind)
@@ -425,7 +425,7 @@ _SIGNED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 def compare(e: Emitter, a: Operand, b: Operand, kind: str, test: str) -> Value:
     """The comparison of setp and set."""
     if kind[0] in "fb" and kind not in ("b16", "b32", "b64"):
-        from cudal2gen.emulator import floating
+        from cudal2gen.emulator.frontend.instructions import floating
 
         return floating.compare(e, a, b, kind, test)
     bits = _width(kind)
@@ -485,7 +485,7 @@ def set_(e: Emitter, ins: Instr) -> None:
         if (p[0] in "busf" and p[1:].replace("x2", "").isdigit()) or p in ("bf16", "bf16x2", "f16x2")
     ]
     if types[-1] in ("f16x2", "bf16x2"):
-        from cudal2gen.emulator import floating
+        from cudal2gen.emulator.frontend.instructions import floating
 
         return floating.set_packed(e, ins, types)
     dst, src = types[0], types[-1]
@@ -640,6 +640,6 @@ def cvt(e: Emitter, ins: Instr) -> None:
         else:
             e.assign(d, Value(f"{v.text}.astype({k})", k, False))
         return
-    from cudal2gen.emulator import floating
+    from cudal2gen.emulator.frontend.instructions import floating
 
     floating.convert(e, ins)

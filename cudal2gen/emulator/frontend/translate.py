@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudal2gen.emulator import arithmetic, flow
-from cudal2gen.emulator.flow import LAUNCH_CONSTANTS, SPECIALS, Graph
-from cudal2gen.emulator.hazards import EmulatorError, Site
-from cudal2gen.emulator.machine import BLOCKED, DONE, Compiled
-from cudal2gen.emulator.ptx import (
+from cudal2gen.emulator.arithmetic import arithmetic
+from cudal2gen.emulator.frontend import flow
+from cudal2gen.emulator.frontend.flow import LAUNCH_CONSTANTS, SPECIALS, Graph
+from cudal2gen.emulator.frontend.ptx import (
     TYPE_BYTES,
     Function,
     Imm,
@@ -36,8 +35,10 @@ from cudal2gen.emulator.ptx import (
     Tensor,
     Vec,
 )
-from cudal2gen.emulator.shared import GENERIC_LOCAL, GENERIC_SHARED, WINDOW_START
-from cudal2gen.emulator.tensor import force
+from cudal2gen.emulator.machine.batch import BLOCKED, DONE, Compiled
+from cudal2gen.emulator.machine.tensor import force
+from cudal2gen.emulator.memory.shared import GENERIC_LOCAL, GENERIC_SHARED, WINDOW_START
+from cudal2gen.emulator.state.hazards import EmulatorError, Site
 
 Handler = Callable[["Emitter", Instr], None]
 HANDLERS: dict[str, Handler] = {}
@@ -675,7 +676,7 @@ def _split(values: Any, n: int, width: int, lanes: int) -> Any:
 
 def _join(parts: tuple[Any, ...], width: int) -> Any:
     """Elements of ``width`` bytes -> one wide value per lane."""
-    from cudal2gen.emulator.memory import MOVER
+    from cudal2gen.emulator.memory.arena import MOVER
 
     n = len(parts)
     out = np.empty((len(parts[0]), n), f"u{width}")
@@ -707,7 +708,12 @@ def translate(module: Module, name: str, counters: bool = False, conservative: b
 
     Raises UnknownInstruction (an EmulatorError) or PtxError, both naming the PTX line.
     """
-    from cudal2gen.emulator import asynchronous, floating, integer, movement  # noqa: F401
+    from cudal2gen.emulator.frontend.instructions import (
+        asynchronous,  # noqa: F401
+        floating,  # noqa: F401
+        integer,  # noqa: F401
+        movement,  # noqa: F401
+    )
 
     key = (name, counters, conservative)
     out = module.translated.get(key)

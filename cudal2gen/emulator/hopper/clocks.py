@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.emulator.hazards import EmulatorError
+from cudal2gen.emulator.state.hazards import EmulatorError
 
 if TYPE_CHECKING:
-    from cudal2gen.emulator.machine import Batch
+    from cudal2gen.emulator.machine.batch import Batch
 
 Array = NDArray[Any]
 MAX_BARRIERS = 128

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.emulator.cluster_memory import RANK_SHIFT
-from cudal2gen.emulator.memory import SHIFT, Memory
-from cudal2gen.emulator.shared import WINDOW_START
+from cudal2gen.emulator.hopper.cluster_memory import RANK_SHIFT
+from cudal2gen.emulator.memory.arena import SHIFT, Memory
+from cudal2gen.emulator.memory.shared import WINDOW_START
 
 if TYPE_CHECKING:
-    from cudal2gen.emulator.machine import Batch
-    from cudal2gen.emulator.mbarrier import MBarrier
+    from cudal2gen.emulator.hopper.mbarrier import MBarrier
+    from cudal2gen.emulator.machine.batch import Batch
 
 Array = NDArray[Any]
 Mask = Array | None
@@ -175,7 +175,7 @@ class Bulk:
             )
             return None
         if out.interleave or any(step != 1 for step in out.steps):
-            from cudal2gen.emulator.hazards import EmulatorError
+            from cudal2gen.emulator.state.hazards import EmulatorError
 
             raise EmulatorError("tensor maps with interleave or element strides are not modelled")
         return out
@@ -453,7 +453,7 @@ class Bulk:
             assert map_ is not None
             kind = {6: np.float16, 7: np.float32, 2: np.uint32, 3: np.int32, 8: np.float64}.get(map_.dtype)
             if kind is None or reduction not in ("add", "min", "max"):
-                from cudal2gen.emulator.hazards import EmulatorError
+                from cudal2gen.emulator.state.hazards import EmulatorError
 
                 raise EmulatorError(f"cp.reduce {reduction} on data type {map_.dtype} is not modelled")
             combine: Any = {"add": np.add, "min": np.minimum, "max": np.maximum}[reduction]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cudal2gen.emulator import arithmetic
-from cudal2gen.emulator.ptx import Imm, Instr, Operand, Vec
-from cudal2gen.emulator.translate import Emitter, Value, instruction
+from cudal2gen.emulator.arithmetic import arithmetic
+from cudal2gen.emulator.frontend.ptx import Imm, Instr, Operand, Vec
+from cudal2gen.emulator.frontend.translate import Emitter, Value, instruction
 
 _REAL = {"f32": "f4", "f64": "f8"}
 _HALF = ("f16", "bf16", "f16x2", "bf16x2")

@@ -23,9 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.emulator import bulk, ptx
-from cudal2gen.emulator.hazards import EmulatorError, Report
-from cudal2gen.emulator.machine import (
+from cudal2gen.emulator.frontend import ptx
+from cudal2gen.emulator.frontend.ptx import Function, Module
+from cudal2gen.emulator.frontend.translate import translate
+from cudal2gen.emulator.hopper import bulk
+from cudal2gen.emulator.machine.batch import (
     Compiled,
     Device,
     Launch,
@@ -35,9 +37,8 @@ from cudal2gen.emulator.machine import (
     Runaway,
     in_clusters,
 )
-from cudal2gen.emulator.memory import POISON, Buffer, Memory
-from cudal2gen.emulator.ptx import Function, Module
-from cudal2gen.emulator.translate import translate
+from cudal2gen.emulator.memory.arena import POISON, Buffer, Memory
+from cudal2gen.emulator.state.hazards import EmulatorError, Report
 
 Array = NDArray[Any]
 Dim = int | Sequence[int]

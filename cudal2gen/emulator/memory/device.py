@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.emulator.arithmetic import modify
-from cudal2gen.emulator.memory import MOVER, SHIFT, Buffer
+from cudal2gen.emulator.arithmetic.arithmetic import modify
+from cudal2gen.emulator.memory.arena import MOVER, SHIFT, Buffer
 
 if TYPE_CHECKING:
-    from cudal2gen.emulator.machine import Batch
+    from cudal2gen.emulator.machine.batch import Batch
 
 Array = NDArray[Any]
 Mask = Array | None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from cudal2gen.emulator.machine import Batch, Compiled
+    from cudal2gen.emulator.machine.batch import Batch, Compiled
 
 Array = NDArray[Any]
 SECTOR_BYTES = 32

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from cudal2gen.emulator.ptx import (
+from cudal2gen.emulator.frontend.ptx import (
     TYPE_BYTES,
     Function,
     Imm,

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.emulator.bulk import Bulk
-from cudal2gen.emulator.clocks import Clocks
-from cudal2gen.emulator.cluster_memory import ClusterMemory
-from cudal2gen.emulator.collectives import Warps
-from cudal2gen.emulator.counters import Counters
-from cudal2gen.emulator.device_memory import DeviceMemory, Tags
-from cudal2gen.emulator.hazards import EmulatorError, GlobalOrder, Report, Reports, Site
-from cudal2gen.emulator.mbarrier import Barriers
-from cudal2gen.emulator.memory import MOVER, POISON, Memory
-from cudal2gen.emulator.shared import GENERIC_LOCAL, GENERIC_SHARED, SharedMemory
-from cudal2gen.emulator.tensor import MatrixInstructions
-from cudal2gen.emulator.warpgroup import Warpgroups
+from cudal2gen.emulator.hopper.bulk import Bulk
+from cudal2gen.emulator.hopper.clocks import Clocks
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.mbarrier import Barriers
+from cudal2gen.emulator.hopper.warpgroup import Warpgroups
+from cudal2gen.emulator.machine.collectives import Warps
+from cudal2gen.emulator.machine.tensor import MatrixInstructions
+from cudal2gen.emulator.memory.arena import MOVER, POISON, Memory
+from cudal2gen.emulator.memory.device import DeviceMemory, Tags
+from cudal2gen.emulator.memory.shared import GENERIC_LOCAL, GENERIC_SHARED, SharedMemory
+from cudal2gen.emulator.state.counters import Counters
+from cudal2gen.emulator.state.hazards import EmulatorError, GlobalOrder, Report, Reports, Site
 
 Array = NDArray[Any]
 Mask = Array | None

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.emulator.memory import MOVER, SHIFT
+from cudal2gen.emulator.memory.arena import MOVER, SHIFT
 
 if TYPE_CHECKING:
-    from cudal2gen.emulator.machine import Batch
+    from cudal2gen.emulator.machine.batch import Batch
 
 Array = NDArray[Any]
 Mask = Array | None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cudal2gen.emulator.movement import space_of
-from cudal2gen.emulator.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Pair, Reg, Sym, Tensor, Vec
-from cudal2gen.emulator.translate import Emitter, Value, instruction
-from cudal2gen.emulator.warpgroup import Form
+from cudal2gen.emulator.frontend.instructions.movement import space_of
+from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Pair, Reg, Sym, Tensor, Vec
+from cudal2gen.emulator.frontend.translate import Emitter, Value, instruction
+from cudal2gen.emulator.hopper.warpgroup import Form
 
 
 def _discarded(op: Operand) -> bool:

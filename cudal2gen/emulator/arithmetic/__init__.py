@@ -1,0 +1,1 @@
+"""NumPy arithmetic that PTX defines and NumPy does not."""

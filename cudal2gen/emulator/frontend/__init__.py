@@ -1,0 +1,1 @@
+"""PTX text to Python functions over a batch of threads."""

@@ -1,0 +1,1 @@
+"""The instructions that the machine knows: one decorated function each."""

@@ -1,0 +1,1 @@
+"""What sm_90 adds: clusters, mbarriers, bulk copies, wgmma."""

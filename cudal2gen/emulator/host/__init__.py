@@ -1,0 +1,1 @@
+"""Programs, sessions, and the stand-in CUDA runtime."""

@@ -1,0 +1,1 @@
+"""A batch of CTAs in lockstep: scheduler, barriers, collectives, matrix instructions."""

@@ -1,0 +1,1 @@
+"""Device memory, shared memory, and who touched them last."""

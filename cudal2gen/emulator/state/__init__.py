@@ -1,0 +1,1 @@
+"""What a launch is to every unit of the machine: findings, clocks, counters."""
