@@ -12,7 +12,7 @@ import pytest
 
 from cudal2gen import catalog, model, places
 from cudal2gen.kernel import Problem, Record, parse, revise
-from tests.strategies import wgmma
+from tests.strategies import direct, multistage, wgmma
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,28 @@ def test_bounds_by_hand() -> None:
     assert estimate.bounds_us["latency"] == pytest.approx(steps * 0.7 / 4)
     assert estimate.main_us == max(estimate.bounds_us.values())
     assert estimate.us == pytest.approx(estimate.main_us + estimate.around_us)
+
+
+def test_bounds_of_mma_sync_by_hand() -> None:
+    """2 x 2 warps on 128 x 128: each warp's row of A is read twice, each column of B twice, and both are written."""
+    record = multistage(padding="none", bm=128, bn=128, bk=64, mma_repeat=[2, 2, 1], stages=3, split_k=1)
+    estimate = model.estimate(record)
+    per_sm = -(-32 * 32 // 108)
+    steps = per_sm * 4096 // 64
+    moved = (128 * 2 + 128 * 2 + 128 + 128) * 64 * 2
+    assert estimate.bounds_us["shared memory"] == pytest.approx(steps * moved / 128 / 1380)
+    assert estimate.bounds_us["mma"] == pytest.approx(steps * 2 * 128 * 128 * 64 / 2048 / 0.85 / 1380)
+    assert estimate.bounds_us["L2"] == pytest.approx(steps * (128 + 128) * 64 * 2 / 40 / 1380)
+    narrow = model.estimate(revise(record, mma_repeat=[4, 1, 1])).bounds_us["shared memory"]
+    assert narrow == pytest.approx(steps * (128 * 1 + 128 * 4 + 256) * 64 * 2 / 128 / 1380)
+
+
+def test_fragments_from_global_memory_by_hand() -> None:
+    """No shared memory; every warp asks the L2 for its own fragments: A once per column of warps, B once per row."""
+    record = direct(m=64, n=128, k=128, bm=32, bn=64, mma_repeat=[2, 4, 1])
+    estimate = model.estimate(record)
+    assert estimate.bounds_us["shared memory"] == 0.0
+    assert estimate.bounds_us["L2"] == pytest.approx(4 * (32 * 4 + 64 * 2) * 32 * 2 / 40 / 1380)
 
 
 def test_what_the_model_knows() -> None:
