@@ -95,12 +95,12 @@ class Ptxas:
     @property
     def findings(self) -> list[str]:
         """Reasons why a catalog must not hold this kernel; empty for a clean one."""
-        found = []
+        findings = []
         if self.spill_store_bytes or self.spill_load_bytes:
-            found.append(f"spills {self.spill_store_bytes} bytes ({self.registers} registers)")
+            findings.append(f"spills {self.spill_store_bytes} bytes ({self.registers} registers)")
         elif self.stack_bytes:
-            found.append(f"has a stack frame of {self.stack_bytes} bytes")
-        return found + [f"is slow, says ptxas: {loss}" for loss in self.losses]
+            findings.append(f"has a stack frame of {self.stack_bytes} bytes")
+        return findings + [f"is slow, says ptxas: {loss}" for loss in self.losses]
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,12 @@ class Job:
     digest: str
 
 
-def nvcc_candidates(given: Path | None = None) -> list[Path]:
+def nvcc_candidates(nvcc: Path | None = None) -> list[Path]:
     """Where nvcc may be: the argument or ``CUDAL2GEN_NVCC`` alone; else PATH, the system folder, the PyPI wheels."""
-    configured = given or os.environ.get("CUDAL2GEN_NVCC")
+    configured = nvcc or os.environ.get("CUDAL2GEN_NVCC")
     if configured:
         return [Path(configured).absolute()]
-    candidates = [Path(found) for found in [shutil.which("nvcc")] if found]
+    candidates = [Path(path) for path in [shutil.which("nvcc")] if path]
     candidates.append(Path("/usr/local/cuda/bin/nvcc"))
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
@@ -190,13 +190,13 @@ def toolchain(nvcc: Path | None = None) -> Toolchain:
 def _interrogate(nvcc: Path) -> tuple[Path, str]:
     """Where an nvcc's toolkit really is, also behind a wrapper script, and its version."""
 
-    def told(*arguments: str) -> str:
+    def output(*arguments: str) -> str:
         command = [str(nvcc), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
-        return done.stdout + done.stderr
+        process = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
+        return process.stdout + process.stderr
 
-    top = re.search(r"^#\$ TOP=(.*)$", told("-dryrun", "-ptx", "-x", "cu", os.devnull), re.MULTILINE)
-    release = re.search(r"V([\d.]+)", told("--version"))
+    top = re.search(r"^#\$ TOP=(.*)$", output("-dryrun", "-ptx", "-x", "cu", os.devnull), re.MULTILINE)
+    release = re.search(r"V([\d.]+)", output("--version"))
     if top is None or release is None:
         raise ValueError("no version")
     return Path(top.group(1)).resolve(), release.group(1)
@@ -204,8 +204,8 @@ def _interrogate(nvcc: Path) -> tuple[Path, str]:
 
 def _environment() -> dict[str, str]:
     """The environment of compilers, without what would change their output unseen by the digest."""
-    unseen = {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
-    return {name: value for name, value in os.environ.items() if name not in unseen}
+    variables = {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
+    return {name: value for name, value in os.environ.items() if name not in variables}
 
 
 def job(record: Record, tools: Toolchain) -> Job:
@@ -239,8 +239,8 @@ def build(
     """
     tools = tools or toolchain()
     root = build_dir or places.build_dir()
-    wanted = [job(record, tools) for record in records]
-    missing = {item.digest: item for item in wanted if _open(root / item.digest) is None}
+    items = [job(record, tools) for record in records]
+    missing = {item.digest: item for item in items if _open(root / item.digest) is None}
     try:
         if missing:
             root.mkdir(parents=True, exist_ok=True)
@@ -248,7 +248,7 @@ def build(
     except OSError as error:
         raise _unwritable(root, error) from error
     artifacts = []
-    for item in wanted:
+    for item in items:
         artifact = _open(root / item.digest)
         if artifact is None:
             raise BuildError(f"{item.name} vanished from {root} while it was being built; build again")
@@ -281,9 +281,9 @@ def _compile_launcher(library: Path, tools: Toolchain) -> None:
     library.parent.mkdir()
     sources = [str(places.PACKAGE / name) for name in LAUNCHER_SOURCES if name.endswith(".cpp")]
     command = ["g++", *LAUNCHER_FLAGS, f"-I{tools.cuda_include}", *sources, "-o", str(library), "-ldl"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=_environment())
-    if done.returncode:
-        raise BuildError(f"the launcher did not compile:\n{done.stderr}")
+    process = subprocess.run(command, check=False, capture_output=True, text=True, env=_environment())
+    if process.returncode:
+        raise BuildError(f"the launcher did not compile:\n{process.stderr}")
 
 
 def _unwritable(root: Path, error: OSError) -> BuildError:
@@ -295,23 +295,23 @@ def _unwritable(root: Path, error: OSError) -> BuildError:
 def _open(directory: Path) -> Artifact | None:
     try:
         ptxas = Ptxas(**json.loads((directory / "ptxas.json").read_text()))
-        whole = all((directory / name).stat().st_size for name in FILES)
+        complete = all((directory / name).stat().st_size for name in FILES)
     except (OSError, ValueError, TypeError):
         return None
-    return Artifact(directory, ptxas) if whole else None
+    return Artifact(directory, ptxas) if complete else None
 
 
 def _build_missing(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> None:
     with _Locks(root) as locks:
-        mine: list[Job] = []
-        theirs: list[Job] = []
+        locked: list[Job] = []
+        contended: list[Job] = []
         for item in items:
-            (mine if locks.try_take(item.digest) else theirs).append(item)
+            (locked if locks.try_take(item.digest) else contended).append(item)
         # Between the first look and the lock, somebody may have finished.
-        mine = [item for item in mine if _open(root / item.digest) is None]
-        failures = _run(mine, root, tools, jobs, progress) if mine else {}
+        locked = [item for item in locked if _open(root / item.digest) is None]
+        failures = _run(locked, root, tools, jobs, progress) if locked else {}
         locks.release_all()
-        for item in theirs:
+        for item in contended:
             with locks.take(item.digest):
                 if _open(root / item.digest) is None:
                     failures |= _run([item], root, tools, jobs, progress)
@@ -326,16 +326,16 @@ def _run(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Pr
         batches = _batches(items, size)
         total = len(items)
 
-        def report(done: int) -> None:
+        def report(built: int) -> None:
             if progress:
-                progress(done, total)
+                progress(built, total)
 
         report(0)
         _ninja(batches, scratch, root, tools, jobs, report)
         failed = [item for item in items if _open(root / item.digest) is None]
         if failed and size > 1:
-            done = total - len(failed)
-            _ninja(_batches(failed, 1), scratch, root, tools, jobs, lambda more: report(done + more))
+            built = total - len(failed)
+            _ninja(_batches(failed, 1), scratch, root, tools, jobs, lambda count: report(built + count))
             failed = [item for item in items if _open(root / item.digest) is None]
         return {item.digest: _failure(item, scratch, root) for item in failed}
 
@@ -363,13 +363,13 @@ def _ninja(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_environment(), start_new_session=True
     )
     assert process.stdout is not None
-    log, done = [], 0
+    log, count = [], 0
     try:
         for line in process.stdout:
             if line.startswith("assembled "):
                 _finish(by_name[line.split()[1]], scratch, root)
-                done += 1
-                report(done)
+                count += 1
+                report(count)
             else:
                 log.append(line)
         process.wait()
@@ -401,16 +401,16 @@ def _write_batch(items: list[Job], scratch: Path) -> None:
 
 def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
     """The build graph: batch.cu -> batch.ptx -> one kernel.ptx per kernel -> kernel.cubin and ptxas's report."""
-    quoted = {name: _quote(path) for name, path in asdict(tools).items() if isinstance(path, Path)}
+    paths = {name: _quote(path) for name, path in asdict(tools).items() if isinstance(path, Path)}
     lines = [
         "ninja_required_version = 1.8",
         "rule nvcc",
-        f"  command = {quoted['nvcc']} {' '.join(NVCC_FLAGS)} -arch=$arch"
-        f" -I{quoted['cutlass_include']} -I. -ptx $in -o $out",
+        f"  command = {paths['nvcc']} {' '.join(NVCC_FLAGS)} -arch=$arch"
+        f" -I{paths['cutlass_include']} -I. -ptx $in -o $out",
         "rule split",
         f"  command = {_quote(python)} -I -S {_quote(places.PACKAGE / 'ptx_split.py')} $in $arch",
         "rule ptxas",
-        f"  command = {quoted['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
+        f"  command = {paths['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
     ]
     for items in batches:
         arch, batch = items[0].arch, _batch_name(items)
@@ -434,8 +434,8 @@ def _ninja_binary() -> Path:
         import ninja
 
         return Path(ninja.BIN_DIR) / "ninja"
-    if found := shutil.which("ninja"):
-        return Path(found)
+    if path := shutil.which("ninja"):
+        return Path(path)
     raise ToolchainError("no ninja found; install it: pip install ninja")
 
 
@@ -453,8 +453,8 @@ def parse_ptxas(log: str, arch: str) -> Ptxas:
     """ptxas -v's report of a module with one kernel."""
 
     def number(pattern: str) -> int:
-        found = re.search(pattern, log)
-        return int(found.group(1)) if found else 0
+        match = re.search(pattern, log)
+        return int(match.group(1)) if match else 0
 
     return Ptxas(
         arch=arch,
@@ -464,21 +464,21 @@ def parse_ptxas(log: str, arch: str) -> Ptxas:
         stack_bytes=number(r"(\d+) bytes stack frame"),
         smem_static_bytes=number(r"(\d+) bytes smem"),
         barriers=number(r"used (\d+) barriers"),
-        losses=tuple(dict.fromkeys(f"{code} {what}" for code, what in LOSS.findall(log))),
+        losses=tuple(dict.fromkeys(f"{code} {text}" for code, text in LOSS.findall(log))),
     )
 
 
 def _failure(item: Job, scratch: Path, root: Path) -> str:
-    kept = root / "failed" / f"{item.digest}.cu"
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(item.text)
+    source = root / "failed" / f"{item.digest}.cu"
+    source.parent.mkdir(exist_ok=True)
+    source.write_text(item.text)
     log = (scratch / "ninja.log").read_text()
-    log = log.replace(f"{item.arch}/{item.name}.cu", str(kept))
-    about = [line for line in log.splitlines() if str(kept) in line or item.name in line]
+    log = log.replace(f"{item.arch}/{item.name}.cu", str(source))
+    excerpt = [line for line in log.splitlines() if str(source) in line or item.name in line]
     assembler = scratch / _folder(item) / "kernel.cubin.log"
     if assembler.is_file():
-        about += assembler.read_text().splitlines()
-    return f"{item.name} did not compile; its text is kept in {kept}\n" + "\n".join(about or log.splitlines()[-20:])
+        excerpt += assembler.read_text().splitlines()
+    return f"{item.name} did not compile; its text is kept in {source}\n" + "\n".join(excerpt or log.splitlines()[-20:])
 
 
 def _publish(built: Path, target: Path) -> None:
@@ -496,9 +496,9 @@ def _publish(built: Path, target: Path) -> None:
 def _scratch(root: Path) -> Iterator[Path]:
     """A scratch folder of this build; folders that killed builds left behind are removed on the way."""
     with _Locks(root) as locks:
-        for stale in root.glob(".tmp-*"):
-            if locks.try_take(stale.name):
-                shutil.rmtree(stale, ignore_errors=True)
+        for leftover in root.glob(".tmp-*"):
+            if locks.try_take(leftover.name):
+                shutil.rmtree(leftover, ignore_errors=True)
         scratch = root / f".tmp-{secrets.token_hex(16)}"
         locks.try_take(scratch.name)
         scratch.mkdir()

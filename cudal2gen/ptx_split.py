@@ -33,14 +33,14 @@ def split(ptx: str) -> dict[str, str]:
     globals_text = ptx[header.end() : entries[0].start()] + "".join(
         ptx[a.end() : b.start()] for a, b in itertools.pairwise(entries)
     )
-    symbols = [(found.group(1), found.group(0)) for found in _SYMBOL.finditer(globals_text)]
+    symbols = [(match.group(1), match.group(0)) for match in _SYMBOL.finditer(globals_text)]
     files = {number: Path(name).stem for number, name in _FILE.findall(ptx)}
     return {entry.group(1): _part(header.group(0), entry.group(1), entry.group(0), symbols, files) for entry in entries}
 
 
 def _part(header: str, name: str, body: str, symbols: list[tuple[str, str]], files: dict[str, str]) -> str:
-    def locate(found: re.Match[str]) -> str:
-        number, line, column = found.groups()
+    def locate(match: re.Match[str]) -> str:
+        number, line, column = match.groups()
         return f"\t.loc\t1 {line} {column}\n" if files.get(number) == name else ""
 
     body = _LOC.sub(locate, body)
@@ -49,9 +49,9 @@ def _part(header: str, name: str, body: str, symbols: list[tuple[str, str]], fil
     body = _LABEL.sub("", body)
     body = re.sub(r"\$L__BB\d+_", "$L__BB_", body)
     words = set(re.findall(r"[A-Za-z_$][\w$]*", body))
-    used = [text for symbol, text in symbols if symbol in words]
+    definitions = [text for symbol, text in symbols if symbol in words]
     file = '\t.file\t1 "kernel.cu"\n' if "\t.loc\t" in body else ""
-    return "\n".join([header, *used, "", body, file])
+    return "\n".join([header, *definitions, "", body, file])
 
 
 def main(batch: str, parts: str) -> int:

@@ -116,23 +116,23 @@ class Page:
                 raise BrowserError("the browser ended")
             self._rest += part
         message, self._rest = self._rest.split(b"\0", 1)
-        found: dict[str, Any] = json.loads(message)
-        return found
+        message_fields: dict[str, Any] = json.loads(message)
+        return message_fields
 
     def _handle(self, event: dict[str, Any]) -> None:
-        method, told = event.get("method"), event.get("params", {})
+        method, parameters = event.get("method"), event.get("params", {})
         if method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(parameters["request"]["url"])
         elif method == "Network.loadingFailed":
-            self.faults.append(f"request failed: {told['errorText']} {told.get('blockedReason', '')}")
+            self.faults.append(f"request failed: {parameters['errorText']} {parameters.get('blockedReason', '')}")
         elif method == "Runtime.exceptionThrown":
-            self.faults.append(f"exception: {told['exceptionDetails']}")
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
-            self.faults.append(f"console: {told['args']}")
-        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-            self.faults.append(f"log: {told['entry']['text']} {told['entry'].get('url', '')}")
+            self.faults.append(f"exception: {parameters['exceptionDetails']}")
+        elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
+            self.faults.append(f"console: {parameters['args']}")
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
+            self.faults.append(f"log: {parameters['entry']['text']} {parameters['entry'].get('url', '')}")
 
 
 @contextmanager

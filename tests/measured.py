@@ -39,11 +39,11 @@ def shapes(count: int) -> list[tuple[int, int, int]]:
     return [grid[i * len(grid) // count] for i in range(count)]
 
 
-def timing(contender: str, event_us: Iterable[float], **more: Any) -> Timing:
-    return Timing(contender=contender, calls=10, event_us=tuple(event_us), error=0.0, **more)
+def timing(contender: str, event_us: Iterable[float], **fields: Any) -> Timing:
+    return Timing(contender=contender, calls=10, event_us=tuple(event_us), error=0.0, **fields)
 
 
-def measurement(mnk: tuple[int, int, int], timings: Sequence[Timing], **more: Any) -> Measurement:
+def measurement(mnk: tuple[int, int, int], timings: Sequence[Timing], **overrides: Any) -> Measurement:
     m, n, k = mnk
     fields: dict[str, Any] = {
         "environment": H200.id,
@@ -56,7 +56,7 @@ def measurement(mnk: tuple[int, int, int], timings: Sequence[Timing], **more: An
         "seed": 1,
         "conditions": QUIET,
     }
-    return Measurement(**(fields | {"m": m, "n": n, "k": k, "timings": tuple(timings)} | more))
+    return Measurement(**(fields | {"m": m, "n": n, "k": k, "timings": tuple(timings)} | overrides))
 
 
 def plausible_us(mnk: tuple[int, int, int]) -> float:
@@ -70,20 +70,20 @@ def noisy(
     mnk: tuple[int, int, int],
     random: np.random.Generator,
     samples: int = 20,
-    ours: Callable[[tuple[int, int, int]], float] = lambda _: 1.0,
+    kernel: Callable[[tuple[int, int, int]], float] = lambda _: 1.0,
     record: str | None = None,
-    **more: Any,
+    **overrides: Any,
 ) -> Measurement:
     """All contenders of one problem: shared drift, 1 % noise each, baselines slower or faster by up to a third."""
     base = plausible_us(mnk) * np.exp(random.normal(0, 0.02, samples))
 
     def series(factor: float) -> list[float]:
-        found: list[float] = (base * factor * np.exp(random.normal(0, 0.01, samples))).round(4).tolist()
-        return found
+        times: list[float] = (base * factor * np.exp(random.normal(0, 0.01, samples))).round(4).tolist()
+        return times
 
-    timings = [timing(KERNEL, series(1 / ours(mnk)), record=record or "hgemm_none", digest="0" * 16)]
+    timings = [timing(KERNEL, series(1 / kernel(mnk)), record=record or "hgemm_none", digest="0" * 16)]
     timings += [timing(name, series(np.exp(random.normal(0.05, 0.12))), detail="synthetic") for name in BASELINES]
-    return measurement(mnk, timings, **more)
+    return measurement(mnk, timings, **overrides)
 
 
 def campaign(
@@ -101,7 +101,7 @@ def campaign(
         {"protocol": "offline", "l2": "hot"},
         {"protocol": "server", "l2": "hot", "target_qps": 100.0},
     )
-    found = []
+    measurements = []
     for protocol in protocols:
         for mnk in shapes(count):
             m, n, k = mnk
@@ -109,11 +109,11 @@ def campaign(
             if exceeded and protocol["l2"] == "hot" and protocol["protocol"] == "device":
                 continue
             state = protocol | ({"l2": "exceeded"} if exceeded else {})
-            found.append(noisy(mnk, random, samples, record=names(mnk), **options, **state))
-    return Measurements({H200.id: H200}, found)
+            measurements.append(noisy(mnk, random, samples, record=names(mnk), **options, **state))
+    return Measurements({H200.id: H200}, measurements)
 
 
-def write(read: Measurements, path: Path) -> Path:
+def write(measurements: Measurements, path: Path) -> Path:
     """As the store keeps it: environments first."""
-    results.append([*read.environments.values(), *read.measurements], path)
+    results.append([*measurements.environments.values(), *measurements.measurements], path)
     return path

@@ -11,7 +11,7 @@ from cudal2gen import catalog, report
 from cudal2gen.results import KERNEL, Measurements
 from tests import browser
 from tests.measured import H200, campaign, measurement, timing
-from tests.test_report import HOSTILE, NOTHING
+from tests.test_report import EMPTY, HOSTILE
 
 SHAPES = 120
 VISIBLE = "document.querySelectorAll('#measured-1 [data-chart=\"0\"] .point').length"
@@ -25,13 +25,17 @@ def tab() -> Iterator[browser.Page]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    names = {(one.m, one.n, one.k): one.name for one in catalog.load() if (one.gpu, one.acc) == ("a100", "f16")}
+    names = {
+        (record.m, record.n, record.k): record.name
+        for record in catalog.load()
+        if (record.gpu, record.acc) == ("a100", "f16")
+    }
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(report.report(campaign(SHAPES, names=names.get), catalog.load()).html())
     return path
 
 
-def opened(tab: browser.Page, path: Path) -> None:
+def open_page(tab: browser.Page, path: Path) -> None:
     tab.faults.clear()
     tab.requests.clear()
     # By way of an empty page: a mere change of the fragment would load nothing.
@@ -42,27 +46,27 @@ def opened(tab: browser.Page, path: Path) -> None:
 
 def place(tab: browser.Page, selector: str) -> tuple[float, float]:
     """The middle of what a selector finds first, scrolled into view."""
-    found = tab.run(
+    point = tab.run(
         f"(() => {{ const node = document.querySelector({selector!r}); node.scrollIntoView({{block: 'center'}});"
         "const box = node.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
     )
-    return found[0], found[1]
+    return point[0], point[1]
 
 
 def alone(tab: browser.Page, chart: int) -> int:
     """The number of a shape whose mark no other one covers."""
-    found = tab.run(
+    index = tab.run(
         f"(() => {{ const host = document.querySelector('[data-chart=\"{chart}\"]');"
         "host.scrollIntoView({block: 'center'});"
         "const free = [...host.querySelectorAll('.point')].find(node => { const b = node.getBoundingClientRect();"
         "return document.elementFromPoint(b.x + b.width / 2, b.y + b.height / 2) === node; });"
         "return +free.dataset.shape; })()"
     )
-    return int(found)
+    return int(index)
 
 
 def test_the_page_opens_without_faults_and_without_requests(tab: browser.Page, measured: Path) -> None:
-    opened(tab, measured)
+    open_page(tab, measured)
     assert tab.faults == []
     assert [url for url in tab.requests if not url.startswith(("file:", "data:"))] == []
     assert tab.requests.count(measured.as_uri()) == 1
@@ -77,7 +81,7 @@ def test_a_fault_and_a_request_are_noticed(tab: browser.Page, tmp_path: Path) ->
     """What the test above relies on."""
     path = tmp_path / "bad.html"
     path.write_text("<script>console.error('seen'); undefined.x</script><img src='http://localhost:9/x.png'>")
-    opened(tab, path)
+    open_page(tab, path)
     words = " ".join(tab.faults)
     assert "seen" in words
     assert "exception" in words
@@ -86,7 +90,7 @@ def test_a_fault_and_a_request_are_noticed(tab: browser.Page, tmp_path: Path) ->
 
 
 def test_size_classes_filter_the_points(tab: browser.Page, measured: Path) -> None:
-    opened(tab, measured)
+    open_page(tab, measured)
     before = tab.run(VISIBLE)
     assert before == SHAPES
     large = tab.run("document.querySelectorAll('#measured-1 [data-chart=\"0\"] .point.c4').length")
@@ -101,7 +105,7 @@ def test_size_classes_filter_the_points(tab: browser.Page, measured: Path) -> No
 
 def test_the_caption_agrees_with_the_table(tab: browser.Page, measured: Path) -> None:
     """The script's geometric mean, of rounded numbers, is Table 1's; for every baseline."""
-    opened(tab, measured)
+    open_page(tab, measured)
     rows = tab.run(
         "[...[...document.querySelectorAll('#measured-1 table')].find(t => t.caption.textContent.startsWith('Table 1'))"
         ".tBodies[0].rows].map(row => [...row.cells].map(cell => cell.textContent))"
@@ -114,11 +118,11 @@ def test_the_caption_agrees_with_the_table(tab: browser.Page, measured: Path) ->
 
 
 def test_hover_shows_the_shape_and_the_times(tab: browser.Page, measured: Path) -> None:
-    opened(tab, measured)
+    open_page(tab, measured)
     assert tab.run("document.getElementById('tip').hidden")
-    at = alone(tab, 0)
-    m, n, k, kind, record, times, *_ = tab.run(f"JSON.parse(data.textContent).groups['measured-1'].shapes[{at}]")
-    tab.point(*place(tab, f"[data-chart='0'] .point[data-shape='{at}']"))
+    index = alone(tab, 0)
+    m, n, k, kind, record, times, *_ = tab.run(f"JSON.parse(data.textContent).groups['measured-1'].shapes[{index}]")
+    tab.point(*place(tab, f"[data-chart='0'] .point[data-shape='{index}']"))
     words = tab.run("document.getElementById('tip').innerText")
     assert " \N{MULTIPLICATION SIGN} ".join(map(str, (m, n, k))) in words
     assert tab.run(f"JSON.parse(data.textContent).classes[{kind}]") in words
@@ -130,20 +134,20 @@ def test_hover_shows_the_shape_and_the_times(tab: browser.Page, measured: Path) 
 
 
 def test_hover_counts_the_records_of_a_disc(tab: browser.Page, measured: Path) -> None:
-    opened(tab, measured)
+    open_page(tab, measured)
     tab.point(*place(tab, "#choices .disc"))
     assert "records" in tab.run("document.getElementById('tip').innerText")
 
 
 def test_a_click_and_a_link_show_the_record(tab: browser.Page, measured: Path) -> None:
-    opened(tab, measured)
-    at = alone(tab, 0)
-    record = tab.run(f"JSON.parse(data.textContent).groups['measured-1'].shapes[{at}][4]")
-    tab.point(*place(tab, f"[data-chart='0'] .point[data-shape='{at}']"), click=True)
+    open_page(tab, measured)
+    index = alone(tab, 0)
+    record = tab.run(f"JSON.parse(data.textContent).groups['measured-1'].shapes[{index}][4]")
+    tab.point(*place(tab, f"[data-chart='0'] .point[data-shape='{index}']"), click=True)
     assert tab.run("document.getElementById('record').open")
-    shown = tab.run("JSON.parse(document.getElementById('record-text').textContent)")
-    assert shown == tab.run(f"JSON.parse(data.textContent).records[{record}].record")
-    assert shown["family"].startswith("sm80_")
+    record_text = tab.run("JSON.parse(document.getElementById('record-text').textContent)")
+    assert record_text == tab.run(f"JSON.parse(data.textContent).records[{record}].record")
+    assert record_text["family"].startswith("sm80_")
     tab.point(*place(tab, "dialog button"), click=True)
     assert not tab.run("document.getElementById('record').open")
     assert tab.run("location.hash") == ""
@@ -158,7 +162,7 @@ def test_a_click_and_a_link_show_the_record(tab: browser.Page, measured: Path) -
 
 
 def test_every_shape_is_there_as_a_table(tab: browser.Page, measured: Path) -> None:
-    opened(tab, measured)
+    open_page(tab, measured)
     tab.run("document.querySelector('details.all summary').click()")
     tab.settle()
     assert tab.run("document.querySelectorAll('details.all[open] tbody tr').length") == SHAPES
@@ -167,22 +171,22 @@ def test_every_shape_is_there_as_a_table(tab: browser.Page, measured: Path) -> N
 
 def test_with_nothing_measured_the_page_still_works(tab: browser.Page, tmp_path: Path) -> None:
     path = tmp_path / "empty.html"
-    path.write_text(report.report(NOTHING, catalog.load()).html())
-    opened(tab, path)
+    path.write_text(report.report(EMPTY, catalog.load()).html())
+    open_page(tab, path)
     assert tab.faults == []
     assert tab.run("document.querySelectorAll('.chart svg').length") == 7
     assert "No timing is in this report" in tab.run("document.body.innerText")
 
 
 def test_hostile_names_stay_text(tab: browser.Page, tmp_path: Path) -> None:
-    bad = measurement(
+    hostile = measurement(
         (64, 64, 64),
         [timing(KERNEL, [1.0], record=HOSTILE, digest=HOSTILE), timing(HOSTILE, [2.0]), timing("torch.matmul", [2.0])],
     )
     card = H200.model_copy(update={"name": HOSTILE, "driver": HOSTILE})
     path = tmp_path / "hostile.html"
-    path.write_text(report.report(Measurements({card.id: card}, [bad]), []).html())
-    opened(tab, path)
+    path.write_text(report.report(Measurements({card.id: card}, [hostile]), []).html())
+    open_page(tab, path)
     tab.run("document.querySelector('details.all summary').click()")
     tab.point(*place(tab, "[data-chart='0'] .point"), click=True)
     assert HOSTILE.split()[0] in tab.run("document.getElementById('record-name').textContent")
@@ -191,7 +195,7 @@ def test_hostile_names_stay_text(tab: browser.Page, tmp_path: Path) -> None:
 
 
 def test_dark_and_print_are_readable(tab: browser.Page, measured: Path) -> None:
-    opened(tab, measured)
+    open_page(tab, measured)
     light = tab.run("getComputedStyle(document.body).backgroundColor")
     tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert tab.run("getComputedStyle(document.body).backgroundColor") != light

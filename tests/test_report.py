@@ -15,51 +15,53 @@ import pytest
 
 from cudal2gen import catalog, report, results
 from cudal2gen.kernel import Sm80Multistage
-from cudal2gen.report import choices, measured, published
+from cudal2gen.report import choices, groups, published
 from cudal2gen.report.statistics import best_of, spearman, summarise
 from cudal2gen.report.tables import Section, Table
 from cudal2gen.results import KERNEL, Measurement, Measurements, Ratio
 from tests.measured import H200, QUIET, campaign, measurement, shapes, timing, write
 from tests.test_cli import error, run
 
-NOTHING = Measurements({}, [])
+EMPTY = Measurements({}, [])
 
 
-def of(*found: Measurement, environment: results.Environment = H200) -> Measurements:
-    return Measurements({environment.id: environment}, list(found))
+def store_of(*measurements: Measurement, environment: results.Environment = H200) -> Measurements:
+    return Measurements({environment.id: environment}, list(measurements))
 
 
-def steady(mnk: tuple[int, int, int], ours: float, theirs: float, spread: float = 0.0, **more: object) -> Measurement:
+def steady(
+    mnk: tuple[int, int, int], kernel_us: float, vendor_us: float, spread: float = 0.0, **fields: object
+) -> Measurement:
     """Nine samples of ours and of torch.matmul, the latter swinging by ``spread`` to either side."""
-    swing = [theirs * (1 + spread * (i - 4) / 4) for i in range(9)]
-    return measurement(mnk, [timing(KERNEL, [ours] * 9, record="r"), timing("torch.matmul", swing)], **more)
+    swing = [vendor_us * (1 + spread * (i - 4) / 4) for i in range(9)]
+    return measurement(mnk, [timing(KERNEL, [kernel_us] * 9, record="r"), timing("torch.matmul", swing)], **fields)
 
 
-def section(made: report.Report, anchor: str) -> Section:
-    return next(part for part in made.sections if part.anchor == anchor)
+def section(document: report.Report, anchor: str) -> Section:
+    return next(part for part in document.sections if part.anchor == anchor)
 
 
-def table(made: report.Report, anchor: str, start: str) -> Table:
-    return next(one for one in section(made, anchor).tables if one.caption.startswith(start))
+def table(document: report.Report, anchor: str, start: str) -> Table:
+    return next(candidate for candidate in section(document, anchor).tables if candidate.caption.startswith(start))
 
 
-def rows(one: Table) -> dict[str, dict[str, str]]:
-    return {row[0]: dict(zip(one.columns[1:], row[1:], strict=True)) for row in one.rows}
+def rows(table: Table) -> dict[str, dict[str, str]]:
+    return {row[0]: dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.rows}
 
 
 def embedded(page: str) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match
+    return json.loads(match[1])
 
 
 # --- the paper's Figure 4 ---
 
 
 def test_figure_4_is_the_papers_within_a_twentieth() -> None:
-    chosen = choices.subset(catalog.load())
-    found = {figure.what: figure.ours for figure in choices.figures(chosen)}
-    assert len(chosen) == 941
+    rows = choices.subset(catalog.load())
+    figures = {figure.name: figure.catalog for figure in [*choices.correlations(rows), *choices.shares(rows)]}
+    assert len(rows) == 941
     paper = {
         "BM against M": 0.652,
         "BN against N": 0.705,
@@ -69,23 +71,23 @@ def test_figure_4_is_the_papers_within_a_twentieth() -> None:
         "block swizzle chosen, MNK ≤ 2^27": 0.44,
         "block swizzle chosen, MNK > 2^36": 0.99,
     }
-    assert set(found) == set(paper)
-    for what, value in paper.items():
-        assert abs(found[what] - value) <= 0.05, what
+    assert set(figures) == set(paper)
+    for name, value in paper.items():
+        assert abs(figures[name] - value) <= 0.05, name
     # What the facts about the published kernels give.
-    assert found == pytest.approx(
+    assert figures == pytest.approx(
         dict(zip(paper, (0.652, 0.704, 0.300, 0.696, 0.442, 0.440, 0.986), strict=True)), abs=0.0006
     )
 
 
 def test_figure_4_says_that_a_chosen_swizzle_need_not_take_effect() -> None:
-    chosen = choices.subset(catalog.load())
-    small, large = choices.swizzle_use(chosen, effective=True)
+    rows = choices.subset(catalog.load())
+    small, large = choices.swizzle_use(rows, effective=True)
     assert (round(small, 3), round(large, 3)) == (0.215, 0.819)
-    made = report.report(NOTHING, catalog.load())
-    assert "21.5 % of the small and 81.9 % of the large" in section(made, "choices").notes[0]
-    assert "941 records (A100, f16, tn, stages ≥ 2)" in section(made, "choices").tables[0].caption
-    assert all(row[-1] == "yes" for row in section(made, "choices").tables[0].rows)
+    document = report.report(EMPTY, catalog.load())
+    assert "21.5 % of the small and 81.9 % of the large" in section(document, "choices").notes[0]
+    assert "941 records (A100, f16, tn, stages ≥ 2)" in section(document, "choices").tables[0].caption
+    assert all(row[-1] == "yes" for row in section(document, "choices").tables[0].rows)
 
 
 def test_a_figure_off_the_papers_is_said_to_be_off() -> None:
@@ -96,11 +98,11 @@ def test_a_figure_off_the_papers_is_said_to_be_off() -> None:
 
 
 def test_the_charts_of_figure_4_hold_every_record() -> None:
-    charts = section(report.report(NOTHING, catalog.load()), "choices").charts
+    charts = section(report.report(EMPTY, catalog.load()), "choices").charts
     assert [chart.kind for chart in charts] == ["discs"] * 5 + ["shares", "discs"]
     for chart in charts[:5]:
         assert sum(count for *_, count in chart.data["discs"]) == 941
-    assert sum(one[3] for one in charts[5].data["bins"]) == 941
+    assert sum(bar[3] for bar in charts[5].data["bins"]) == 941
     assert sum(count for *_, count in charts[6].data["discs"]) == 723
 
 
@@ -116,31 +118,31 @@ def test_spearman_with_ties() -> None:
 
 def test_table_1_and_2_by_hand() -> None:
     """Speedups 2, 0.5 and 1.1, the last within noise: means 1.2, median 1.1, geometric mean 1.1^(1/3)."""
-    read = of(
+    measurements = store_of(
         steady((64, 64, 64), 1.0, 2.0),
         steady((4096, 4096, 4096), 200.0, 100.0),
         steady((256, 256, 256), 10.0, 11.0, spread=0.9),
     )
-    made = report.report(read, [])
-    one = rows(table(made, "measured-1", "Table 1"))["torch.matmul"]
-    assert (one["shapes"], one["mean"], one["median"]) == ("3", "1.200", "1.100")
-    assert one["std"] == f"{statistics.stdev([2, 0.5, 1.1]):.3f}" == "0.755"
-    assert one["geomean [95 %]"].startswith("1.032 [0.500, 2.000]")
-    assert (one["wins"], one["wins beyond noise"]) == ("66.7 %", "33.3 %")
-    assert (one["losses"], one["losses beyond noise"]) == ("33.3 %", "33.3 %")
-    two = rows(table(made, "measured-1", "Table 2"))["torch.matmul"]
-    assert (two["mean"], two["median"], two["ours taken"]) == ("1.367", "1.100", "66.7 %")
-    assert two["geomean [95 %]"].startswith(f"{2.2 ** (1 / 3):.3f} [")
+    document = report.report(measurements, [])
+    first = rows(table(document, "measured-1", "Table 1"))["torch.matmul"]
+    assert (first["shapes"], first["mean"], first["median"]) == ("3", "1.200", "1.100")
+    assert first["std"] == f"{statistics.stdev([2, 0.5, 1.1]):.3f}" == "0.755"
+    assert first["geomean [95 %]"].startswith("1.032 [0.500, 2.000]")
+    assert (first["wins"], first["wins beyond noise"]) == ("66.7 %", "33.3 %")
+    assert (first["losses"], first["losses beyond noise"]) == ("33.3 %", "33.3 %")
+    second = rows(table(document, "measured-1", "Table 2"))["torch.matmul"]
+    assert (second["mean"], second["median"], second["ours taken"]) == ("1.367", "1.100", "66.7 %")
+    assert second["geomean [95 %]"].startswith(f"{2.2 ** (1 / 3):.3f} [")
 
 
 def test_classes_and_worst_cases() -> None:
-    read = of(*(steady(mnk, 10.0, 10.0 + i) for i, mnk in enumerate(shapes(30))))
-    made = report.report(read, [])
-    classes = table(made, "measured-1", "By size class")
-    problems = [one.problem for one in read.measurements]
+    measurements = store_of(*(steady(mnk, 10.0, 10.0 + i) for i, mnk in enumerate(shapes(30))))
+    document = report.report(measurements, [])
+    classes = table(document, "measured-1", "By size class")
+    problems = [measurement.problem for measurement in measurements.measurements]
     for name, _, count, *_ in classes.rows:
         assert int(count) == sum(problem.size_class == name for problem in problems)
-    worst = table(made, "measured-1", "The 20 lowest speedups, over torch.matmul")
+    worst = table(document, "measured-1", "The 20 lowest speedups, over torch.matmul")
     assert [row[0] for row in worst.rows] == ["_".join(map(str, mnk)) for mnk in shapes(30)[:20]]
     assert worst.rows[0][2] == "1.000 [1.000, 1.000]"
 
@@ -148,40 +150,40 @@ def test_classes_and_worst_cases() -> None:
 def test_the_dispatcher_and_nothing() -> None:
     assert best_of([Ratio(0.5, 0.4, 1.2)]) == [Ratio(1.0, 1.0, 1.2)]
     assert summarise([]) is None
-    one = summarise([Ratio(1.5, 1.2, 1.8)])
-    assert one is not None
-    assert (one.shapes, one.std, one.geomean.value) == (1, 0.0, pytest.approx(1.5))
+    summary = summarise([Ratio(1.5, 1.2, 1.8)])
+    assert summary is not None
+    assert (summary.shapes, summary.std, summary.geomean.value) == (1, 0.0, pytest.approx(1.5))
 
 
 def test_max_is_the_faster_layout_problem_by_problem() -> None:
-    def one(mnk: tuple[int, int, int], nn: float, tn: float) -> Measurement:
+    def layouts(mnk: tuple[int, int, int], nn: float, tn: float) -> Measurement:
         return measurement(mnk, [timing(KERNEL, [1.0]), timing("cublas-nn", [nn]), timing("cublas-tn", [tn])])
 
-    made = report.report(of(one((64, 64, 64), 2.0, 4.0), one((128, 64, 64), 8.0, 4.0)), [])
-    found = rows(table(made, "measured-1", "Table 1"))
-    assert list(found) == ["cublas-nn", "cublas-tn", "cublas-max"]
-    assert [found[name]["mean"] for name in found] == ["5.000", "4.000", "3.000"]
-    assert {row[1] for row in table(made, "measured-1", "By size class").rows} == {"cublas-max"}
+    document = report.report(store_of(layouts((64, 64, 64), 2.0, 4.0), layouts((128, 64, 64), 8.0, 4.0)), [])
+    columns = rows(table(document, "measured-1", "Table 1"))
+    assert list(columns) == ["cublas-nn", "cublas-tn", "cublas-max"]
+    assert [columns[name]["mean"] for name in columns] == ["5.000", "4.000", "3.000"]
+    assert {row[1] for row in table(document, "measured-1", "By size class").rows} == {"cublas-max"}
 
 
 def test_groups_keep_conditions_apart_and_large_problems_in_both_l2_states() -> None:
-    read = campaign(60)
-    found = measured.groups(read)
-    assert [(one.protocol, one.l2) for one in found] == [
+    measurements = campaign(60)
+    sets = groups.by_conditions(measurements)
+    assert [(group.protocol, group.l2) for group in sets] == [
         ("device", "cold"), ("device", "hot"), ("offline", "hot"), ("server", "hot"),
     ]  # fmt: skip
-    assert [len(one.measured) for one in found] == [60] * 4
-    exceeded = [one for one in found[1].measured if one.l2 == "exceeded"]
+    assert [len(group.measurements) for group in sets] == [60] * 4
+    exceeded = [large for large in sets[1].measurements if large.l2 == "exceeded"]
     assert exceeded
-    assert all(one in found[0].measured for one in exceeded)
-    only = measured.groups(of(*exceeded))
-    assert [one.l2 for one in only] == ["exceeded"]
-    assert [one.acc for one in measured.groups(read, lambda one: one.acc == "f32")] == []
+    assert all(large in sets[0].measurements for large in exceeded)
+    rest = groups.by_conditions(store_of(*exceeded))
+    assert [group.l2 for group in rest] == ["exceeded"]
+    assert [item.acc for item in groups.by_conditions(measurements, lambda item: item.acc == "f32")] == []
 
 
 def test_a_later_measurement_replaces_an_earlier_one() -> None:
-    made = report.report(of(steady((64, 64, 64), 1.0, 2.0), steady((64, 64, 64), 1.0, 3.0)), [])
-    assert rows(table(made, "measured-1", "Table 1"))["torch.matmul"]["mean"] == "3.000"
+    document = report.report(store_of(steady((64, 64, 64), 1.0, 2.0), steady((64, 64, 64), 1.0, 3.0)), [])
+    assert rows(table(document, "measured-1", "Table 1"))["torch.matmul"]["mean"] == "3.000"
 
 
 # --- roofs and doubts ---
@@ -203,90 +205,89 @@ def test_peaks_are_those_of_the_data_sheets(
     name: str, capability: str, sms: int, mhz: int, acc: str, peak: float
 ) -> None:
     card = H200.model_copy(update={"name": name, "capability": capability, "sms": sms, "max_sm_mhz": mhz})
-    assert measured.roof(card, acc).peak_tflops == pytest.approx(peak, abs=0.8)
+    assert groups.roof(card, acc).peak_tflops == pytest.approx(peak, abs=0.8)
 
 
 def test_what_is_too_good_is_said_in_words() -> None:
     square = 2 * 4096**3 / 1e6  # µs at 1 TFLOP/s
-    made = report.report(
-        of(
+    document = report.report(
+        store_of(
             steady((4096, 4096, 4096), square / 850, square / 1200),
             steady((4096, 4096, 64), 1.0, 100.0),
             steady((2048, 2048, 2048), 100.0, 100.0),
         ),
         [],
     )
-    alerts = section(made, "measured-1").alerts
+    alerts = section(document, "measured-1").alerts
     assert len(alerts) == 3
     assert any(
-        "4096_4096_4096, cudal2gen: 850.0 TFLOP/s is above 800 TFLOP/s: to be checked by hand" in words
-        for words in alerts
+        "4096_4096_4096, cudal2gen: 850.0 TFLOP/s is above 800 TFLOP/s: check it by hand" in words for words in alerts
     )
     assert any("torch.matmul: 1200.0 TFLOP/s is above the roofline's 1070.5 TFLOP/s" in words for words in alerts)
     # 34.6 MB in a microsecond is 35 TB/s; cold, they must come from device memory.
     assert any("4096_4096_64, cudal2gen: 2147.5 TFLOP/s is above the roofline's 305.1" in words for words in alerts)
-    assert "3 results are too good" in section(made, "overview").alerts[0]
+    assert "3 results are too good" in section(document, "overview").alerts[0]
 
 
 def test_what_the_l2_holds_need_not_come_from_memory() -> None:
     cold, hot = (steady((1024, 1024, 64), 0.3, 10.0, l2=state) for state in ("cold", "hot"))
-    roof = measured.roof(H200, "f16")
+    roof = groups.roof(H200, "f16")
     assert roof.tflops(cold) == pytest.approx(4.916736 * cold.problem.flops / cold.problem.traffic_bytes)
     assert roof.tflops(hot) == pytest.approx(roof.peak_tflops)
-    assert [len(one.doubts) for one in measured.groups(of(cold, hot))] == [1, 0]
+    assert [len(group.doubts) for group in groups.by_conditions(store_of(cold, hot))] == [1, 0]
 
 
 def test_an_unknown_card_has_no_roof_and_says_so() -> None:
     card = H200.model_copy(update={"capability": "99.0", "max_memory_mhz": 0})
-    made = report.report(of(steady((64, 64, 64), 1.0, 2.0), environment=card), [])
-    assert any("roofline is incomplete" in words for words in section(made, "measured-1").alerts)
-    assert "not known" in made.markdown()
-    assert embedded(made.html())["groups"]["measured-1"]["roof"] == [0, 0]
+    document = report.report(store_of(steady((64, 64, 64), 1.0, 2.0), environment=card), [])
+    assert any("roofline is incomplete" in words for words in section(document, "measured-1").alerts)
+    assert "not known" in document.markdown()
+    assert embedded(document.html())["groups"]["measured-1"]["roof"] == [0, 0]
 
 
 def test_conditions_are_told() -> None:
-    other = H200.model_copy(update={"id": "later", "driver": "590.1", "versions": H200.versions | {"torch": "2.14"}})
+    later = H200.model_copy(update={"id": "later", "driver": "590.1", "versions": H200.versions | {"torch": "2.14"}})
     hot = QUIET.model_copy(update={"throttle": ("sw_power_cap",), "sm_mhz": (1410, 1980)})
-    read = Measurements(
-        {H200.id: H200, "later": other},
+    measurements = Measurements(
+        {H200.id: H200, "later": later},
         [
             steady((64, 64, 64), 1.0, 2.0),
             steady((64, 64, 128), 1.0, 2.0, environment="later", conditions=hot, absent={"cublas-nn": "no library"}),
         ],
     )
-    part = section(report.report(read, []), "measured-1")
+    part = section(report.report(measurements, []), "measured-1")
     assert part.alerts[0] == "The card reported limits on its clocks: sw_power_cap in 1 of 2 measurements."
     assert part.alerts[1] == "2 environments differ in: driver, version of torch."
     assert part.alerts[2] == "cublas-nn is missing in 1 of 2 problems: no library."
-    told = rows(part.tables[0])
-    assert told["driver"]["value"] == "580.0 / 590.1"
+    environment_rows = rows(part.tables[0])
+    assert environment_rows["driver"]["value"] == "580.0 / 590.1"
     assert rows(part.tables[1])["SM clock, MHz"]["lowest to highest"] == "1410 to 1980"
 
 
 def test_padding_is_shown() -> None:
     padded = measurement((64, 64, 64), [timing(KERNEL, [8.0], padding_us=2.0), timing("torch.matmul", [9.0])])
-    words = " ".join(section(report.report(of(padded), []), "measured-1").paragraphs)
-    assert "1 are padded by the caller; the copies are inside our time, 25.0 % to 25.0 % of it" in words
+    words = " ".join(section(report.report(store_of(padded), []), "measured-1").paragraphs)
+    assert "The caller pads 1 of them; the copies are inside our time, 25.0 % to 25.0 % of it" in words
 
 
 # --- published ---
 
 
 def test_published_figures_have_their_source_and_stand_beside_ours() -> None:
-    theirs = published.load()
-    assert len(theirs.rows) == 4 * 2 * 10
-    assert theirs.source["paper"] == "arXiv 2512.02551"
-    best = next(iter(theirs.nearest("a100", "f16", "offline").values()))
+    figures = published.load()
+    assert len(figures.rows) == 4 * 2 * 10
+    assert figures.source["paper"] == "arXiv 2512.02551"
+    best = next(iter(figures.nearest("a100", "f16", "offline").values()))
     assert (best.gpu, best.acc, best.baseline, best.shapes) == ("a100", "f16", "torch.matmul", 1000)
     assert (best.mean, best.wins) == (1.2214, 0.897)
-    assert {row.gpu for row in theirs.nearest("h200", "f32", "server").values()} == {"h100"}
-    made = report.report(campaign(20), [])
+    assert {row.gpu for row in figures.nearest("h200", "f32", "server").values()} == {"h100"}
+    document = report.report(campaign(20), [])
     assert (
         "DeepReinforce, arXiv 2512.02551, repository deepreinforce-ai/CUDA-L2"
-        in section(made, "published").paragraphs[0]
+        in section(document, "published").paragraphs[0]
     )
     beside = table(
-        made, "measured-1", "Beside CUDA-L2's published figures (arXiv 2512.02551). Not the same experiment."
+        document, "measured-1", "Beside CUDA-L2's published figures (arXiv 2512.02551). Not the same experiment."
     )
     assert "NVIDIA H200, f16, tn, device, L2 cold" in beside.caption
     assert "Theirs: A100, f16, offline" in beside.caption
@@ -297,34 +298,34 @@ def test_published_figures_have_their_source_and_stand_beside_ours() -> None:
 
 
 def test_markdown_and_page_print_the_same_figures() -> None:
-    made = report.report(campaign(20), catalog.load())
-    text, page = made.markdown(), made.html()
-    for part in made.sections:
-        for one in part.tables:
-            for row in one.rows:
+    document = report.report(campaign(20), catalog.load())
+    text, page = document.markdown(), document.html()
+    for part in document.sections:
+        for table in part.tables:
+            for row in table.rows:
                 escaped = " | ".join(re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", cell) for cell in row)
                 assert f"| {escaped} |" in text
                 for cell in row:
                     assert cell.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in page
-    assert made.html() == page
+    assert document.html() == page
 
 
 def test_nothing_measured_is_said_plainly() -> None:
-    made = report.report(NOTHING, catalog.load())
-    assert section(made, "overview").paragraphs[0].startswith("No timing is in this report")
-    assert [part.anchor for part in made.sections] == ["overview", "choices", "published"]
-    assert "No timing is in this report" in made.html()
-    filtered = report.report(campaign(2), [], lambda one: one.gpu == "a100")
+    document = report.report(EMPTY, catalog.load())
+    assert section(document, "overview").paragraphs[0].startswith("No timing is in this report")
+    assert [part.anchor for part in document.sections] == ["overview", "choices", "published"]
+    assert "No timing is in this report" in document.html()
+    filtered = report.report(campaign(2), [], lambda candidate: candidate.gpu == "a100")
     assert "No measurement matches the filters" in section(filtered, "overview").paragraphs[0]
 
 
 def test_measured_without_baselines_or_without_ours() -> None:
-    alone = measurement((64, 64, 64), [timing(KERNEL, [3.0])])
-    theirs = measurement((64, 64, 128), [timing("torch.matmul", [3.0])], absent={KERNEL: "no kernel"})
-    for read in (of(alone), of(theirs), of(alone, theirs)):
-        made = report.report(read, [])
-        assert made.html()
-        assert "NVIDIA H200" in made.markdown()
+    kernel_only = measurement((64, 64, 64), [timing(KERNEL, [3.0])])
+    vendor_only = measurement((64, 64, 128), [timing("torch.matmul", [3.0])], absent={KERNEL: "no kernel"})
+    for measurements in (store_of(kernel_only), store_of(vendor_only), store_of(kernel_only, vendor_only)):
+        document = report.report(measurements, [])
+        assert document.html()
+        assert "NVIDIA H200" in document.markdown()
 
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> | `a` <b>&amp; \u2028\n# x"
@@ -332,19 +333,19 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> | `a` 
 
 def test_names_cannot_become_markup() -> None:
     card = H200.model_copy(update={"name": HOSTILE, "versions": {HOSTILE: HOSTILE}, "driver": HOSTILE})
-    bad = measurement(
+    hostile = measurement(
         (64, 64, 64),
         [timing(KERNEL, [1.0], record=HOSTILE, digest=HOSTILE), timing(HOSTILE, [2.0]), timing("torch.matmul", [2.0])],
         absent={"x": HOSTILE},
         conditions=QUIET.model_copy(update={"throttle": (HOSTILE,)}),
     )
-    made = report.report(of(bad, environment=card), catalog.load())
-    page = made.html()
+    document = report.report(store_of(hostile, environment=card), catalog.load())
+    page = document.html()
     assert page.count("<script") == 2
     assert page.count("</script>") == 2
     assert "<img" not in page
     assert embedded(page)["records"][0]["name"] == HOSTILE
-    text = made.markdown()
+    text = document.markdown()
     assert not re.search(r"(?<!\\)<", text)
     assert not re.search(r"^# x", text, re.MULTILINE)
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
@@ -353,19 +354,26 @@ def test_names_cannot_become_markup() -> None:
 
 def test_records_are_found_by_name() -> None:
     records = catalog.load()
-    own = next(record for record in records if (record.acc, record.mnk) == ("f16", "4096_4096_64"))
-    other = next(record for record in records if record.acc == "f16" and record.name != own.name)
+    record_of_problem = next(record for record in records if (record.acc, record.mnk) == ("f16", "4096_4096_64"))
+    record_elsewhere = next(
+        record for record in records if record.acc == "f16" and record.name != record_of_problem.name
+    )
 
-    def one(mnk: tuple[int, int, int], name: str) -> Measurement:
+    def named(mnk: tuple[int, int, int], name: str) -> Measurement:
         return measurement(mnk, [timing(KERNEL, [1.0], record=name, digest="d"), timing("torch.matmul", [2.0])])
 
     page = report.report(
-        of(one((4096, 4096, 64), own.name), one((64, 64, 64), other.name), one((64, 64, 128), "gone")), records
+        store_of(
+            named((4096, 4096, 64), record_of_problem.name),
+            named((64, 64, 64), record_elsewhere.name),
+            named((64, 64, 128), "gone"),
+        ),
+        records,
     ).html()
-    linked = {entry["name"]: entry["record"] for entry in embedded(page)["records"]}
-    assert linked[own.name] == own.model_dump(mode="json")
-    assert linked[other.name]["bm"] == other.bm
-    assert linked["gone"] is None
+    records_by_name = {entry["name"]: entry["record"] for entry in embedded(page)["records"]}
+    assert records_by_name[record_of_problem.name] == record_of_problem.model_dump(mode="json")
+    assert records_by_name[record_elsewhere.name]["bm"] == record_elsewhere.bm
+    assert records_by_name["gone"] is None
 
 
 def test_problems_that_share_a_kernel_keep_their_own_records() -> None:
@@ -373,22 +381,22 @@ def test_problems_that_share_a_kernel_keep_their_own_records() -> None:
     names = Counter(record.name for record in records)
     twins = [record for record in records if record.name == names.most_common(1)[0][0]]
     assert len(twins) > 1
-    found = [
-        measurement((one.m, one.n, one.k), [timing(KERNEL, [1.0], record=one.name), timing("torch.matmul", [2.0])])
-        for one in twins
+    timed = [
+        measurement((twin.m, twin.n, twin.k), [timing(KERNEL, [1.0], record=twin.name), timing("torch.matmul", [2.0])])
+        for twin in twins
     ]
-    data = embedded(report.report(of(*found), records).html())
+    data = embedded(report.report(store_of(*timed), records).html())
     for m, n, k, _, place, *_ in data["groups"]["measured-1"]["shapes"]:
-        own = data["records"][place]["record"]
-        assert (own["m"], own["n"], own["k"]) == (m, n, k)
+        fields = data["records"][place]["record"]
+        assert (fields["m"], fields["n"], fields["k"]) == (m, n, k)
 
 
 def test_a_thousand_shapes_report_in_seconds() -> None:
     names = {(record.m, record.n, record.k): record.name for record in catalog.load() if record.acc == "f16"}
-    read, records = campaign(1000, names=names.get), catalog.load()
+    measurements, records = campaign(1000, names=names.get), catalog.load()
     started = time.perf_counter()
-    made = report.report(read, records)
-    page, text = made.html(), made.markdown()
+    document = report.report(measurements, records)
+    page, text = document.html(), document.markdown()
     assert time.perf_counter() - started < 20
     assert len(page) < 4e6
     assert "| 1000 |" in text
@@ -401,9 +409,9 @@ def test_a_comparison_finds_what_moved_and_only_that() -> None:
     before = campaign(60, seed=1)
     slow, fast = shapes(60)[7], shapes(60)[8]
     factor = {slow: 0.8, fast: 1.25}
-    after = Measurements(before.environments, [_moved(one, factor) for one in before.measurements])
-    made = report.comparison(before, after)
-    part = section(made, "compared-0")
+    after = Measurements(before.environments, [_scaled(measurement, factor) for measurement in before.measurements])
+    document = report.comparison(before, after)
+    part = section(document, "compared-0")
     assert rows(part.tables[0])[KERNEL]["shared shapes"] == "60"
     assert rows(part.tables[0])["torch.matmul"]["geomean [95 %]"] == "1.000 [1.000, 1.000]"
     assert [row[0] for row in part.tables[1].rows] == ["_".join(map(str, slow))]
@@ -414,27 +422,32 @@ def test_a_comparison_finds_what_moved_and_only_that() -> None:
     assert part.alerts == ()
 
 
-def _moved(one: Measurement, factor: dict[tuple[int, int, int], float]) -> Measurement:
-    by = factor.get((one.m, one.n, one.k), 1.0)
+def _scaled(measurement: Measurement, factor: dict[tuple[int, int, int], float]) -> Measurement:
+    by = factor.get((measurement.m, measurement.n, measurement.k), 1.0)
     timings = tuple(
-        found.model_copy(update={"event_us": tuple(us / by for us in found.event_us)})
-        if found.contender == KERNEL
-        else found
-        for found in one.timings
+        sample.model_copy(update={"event_us": tuple(us / by for us in sample.event_us)})
+        if sample.contender == KERNEL
+        else sample
+        for sample in measurement.timings
     )
-    return one.model_copy(update={"timings": timings})
+    return measurement.model_copy(update={"timings": timings})
 
 
 def test_a_machine_that_moved_is_noticed_by_the_baselines() -> None:
-    before = of(*(steady(mnk, 10.0, 10.0) for mnk in shapes(20)))
-    after = of(*(steady(mnk, 9.0, 9.0) for mnk in shapes(20)))
+    before = store_of(*(steady(mnk, 10.0, 10.0) for mnk in shapes(20)))
+    after = store_of(*(steady(mnk, 9.0, 9.0) for mnk in shapes(20)))
     part = section(report.comparison(before, after), "compared-0")
     assert part.alerts == ("torch.matmul itself moved by 1.111 [1.111, 1.111]: the two runs were not alike.",)
 
 
 def test_noise_alone_is_rarely_called_a_change() -> None:
     """Two runs of equal kernels: about one in twenty is beyond its interval, whichever way."""
-    a, b = (of(*(one for one in campaign(150, seed=seed).measurements if one.protocol == "offline")) for seed in (1, 2))
+    a, b = (
+        store_of(
+            *(measurement for measurement in campaign(150, seed=seed).measurements if measurement.protocol == "offline")
+        )
+        for seed in (1, 2)
+    )
     part = section(report.comparison(a, b), "compared-0")
     changed = len(part.tables[1].rows) + len(part.tables[2].rows)
     assert changed <= 0.12 * 150
@@ -442,11 +455,11 @@ def test_noise_alone_is_rarely_called_a_change() -> None:
 
 def test_sets_that_share_nothing_are_not_compared() -> None:
     offline = steady((64, 64, 64), 1.0, 1.0, protocol="offline")
-    made = report.comparison(of(steady((64, 64, 64), 1.0, 1.0)), of(offline))
-    alerts = section(made, "compared").alerts
+    document = report.comparison(store_of(steady((64, 64, 64), 1.0, 1.0)), store_of(offline))
+    alerts = section(document, "compared").alerts
     assert alerts[0] == "only in A: NVIDIA H200, f16, tn, device, L2 cold"
-    assert alerts[-1].endswith("nothing is compared.")
-    assert report.comparison(NOTHING, NOTHING).html()
+    assert alerts[-1].endswith("there is nothing to compare.")
+    assert report.comparison(EMPTY, EMPTY).html()
 
 
 # --- the command ---
@@ -458,25 +471,25 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
     assert (empty.returncode, empty.stderr) == (0, "")
     assert "No timing is in this report" in empty.stdout
     write(campaign(4), tmp_path / "measurements.jsonl")
-    done = run("report", "--out", str(tmp_path / "r.html"), "--markdown", str(tmp_path / "r.md"), env=env)
-    assert done.returncode == 0, done.stderr
+    process = run("report", "--out", str(tmp_path / "r.html"), "--markdown", str(tmp_path / "r.md"), env=env)
+    assert process.returncode == 0, process.stderr
     assert "Table 1" in (tmp_path / "r.md").read_text()
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert "No measurement matches" in run("report", "--gpu", "a100", env=env).stdout
-    twice = run("report", "--results", str(tmp_path / "measurements.jsonl"), "--acc", "f16")
-    assert "NVIDIA H200, f16, tn, device, L2 cold" in twice.stdout
+    text = run("report", "--results", str(tmp_path / "measurements.jsonl"), "--acc", "f16")
+    assert "NVIDIA H200, f16, tn, device, L2 cold" in text.stdout
 
 
 def test_the_command_compares(tmp_path: Path) -> None:
     a, b = (write(campaign(4, seed=seed), tmp_path / f"{seed}.jsonl") for seed in (1, 2))
-    done = run("report", "--compare", str(a), str(b))
-    assert done.returncode == 0, done.stderr
-    assert "Regressions beyond noise" in done.stdout
+    process = run("report", "--compare", str(a), str(b))
+    assert process.returncode == 0, process.stderr
+    assert "Regressions beyond noise" in process.stdout
     assert "no results file at /nowhere" in error("report", "--compare", str(a), "/nowhere")
     assert "no results file at /nowhere" in error("report", "--results", "/nowhere")
 
 
 def test_samples_that_make_no_pairs_are_one_line(tmp_path: Path) -> None:
-    bad = measurement((64, 64, 64), [timing(KERNEL, [1.0]), timing("torch.matmul", [1.0, 2.0])])
-    path = write(of(bad), tmp_path / "bad.jsonl")
+    unpaired = measurement((64, 64, 64), [timing(KERNEL, [1.0]), timing("torch.matmul", [1.0, 2.0])])
+    path = write(store_of(unpaired), tmp_path / "bad.jsonl")
     assert "64_64_64: 2 samples of torch.matmul" in error("report", "--results", str(path), code=1)

@@ -1,4 +1,4 @@
-"""Tables and pictures: what the measurements say, what the catalog's records choose, what others have published.
+"""Tables and charts: the measurements, the decisions of the catalog's records, published figures beside them.
 
 ``report`` and ``comparison`` give sections; ``Report.markdown`` and ``Report.html`` print the same figures.
 """
@@ -11,13 +11,13 @@ from typing import NamedTuple
 from cudal2gen.kernel import Record
 from cudal2gen.report import choices, page, published, sections, tables
 from cudal2gen.report.comparison import compare
-from cudal2gen.report.measured import Group, groups
+from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.tables import Section
 from cudal2gen.results import Measurement, Measurements
 
 
 class Report(NamedTuple):
-    """What is to be said, and the measurements and records behind its pictures."""
+    """Sections, and the measurements and records behind their charts."""
 
     title: str
     sections: tuple[Section, ...]
@@ -25,35 +25,40 @@ class Report(NamedTuple):
     records: Sequence[Record]
 
     def markdown(self) -> str:
-        """For a terminal, a README, a pull request."""
+        """Markdown, for a terminal, a README, a pull request."""
         return tables.markdown(self.title, self.sections)
 
     def html(self) -> str:
-        """For a browser, without a network."""
+        """One HTML page, for a browser without a network."""
         return page.html(self.title, self.sections, self.groups, self.records)
 
 
 def report(
-    read: Measurements, records: Sequence[Record], wanted: Callable[[Measurement], bool] = lambda _: True
+    measurements: Measurements, records: Sequence[Record], predicate: Callable[[Measurement], bool] = lambda _: True
 ) -> Report:
-    """All that is known of the measurements that are ``wanted``. Raises results.Unpaired."""
-    found = {f"measured-{i}": group for i, group in enumerate(groups(read, wanted), 1)}
-    theirs = published.load()
-    nothing = sections.FILTERED.format(len(read.measurements)) if read.measurements else sections.NO_TIMING
-    parts = (
-        sections.overview(list(found.values()), nothing),
-        *(sections.section(group, anchor, theirs) for anchor, group in found.items()),
-        choices.section(records),
-        published.section(theirs),
+    """Sections on the measurements that satisfy ``predicate``, on the catalog, and on published figures.
+
+    Raises results.Unpaired where a baseline's samples do not pair with the kernel's.
+    """
+    groups_by_anchor = {f"measured-{i}": group for i, group in enumerate(by_conditions(measurements, predicate), 1)}
+    figures = published.load()
+    empty_text = (
+        sections.FILTERED.format(len(measurements.measurements)) if measurements.measurements else sections.NO_TIMING
     )
-    return Report("cudal2gen: report on HGEMM kernels", parts, found, records)
+    parts = (
+        sections.overview(list(groups_by_anchor.values()), empty_text),
+        *(sections.section(group, anchor, figures) for anchor, group in groups_by_anchor.items()),
+        choices.section(records),
+        published.section(figures),
+    )
+    return Report("cudal2gen: report on HGEMM kernels", parts, groups_by_anchor, records)
 
 
 def comparison(
     a: Measurements,
     b: Measurements,
     names: tuple[str, str] = ("A", "B"),
-    wanted: Callable[[Measurement], bool] = lambda _: True,
+    predicate: Callable[[Measurement], bool] = lambda _: True,
 ) -> Report:
     """B against A, problem by problem."""
-    return Report(f"cudal2gen: {names[1]} (B) against {names[0]} (A)", tuple(compare(a, b, wanted)), {}, ())
+    return Report(f"cudal2gen: {names[1]} (B) against {names[0]} (A)", tuple(compare(a, b, predicate)), {}, ())

@@ -1,4 +1,4 @@
-"""Which choices go with which sizes: the paper's Figure 4, from the catalog alone."""
+"""Which decisions go with which problem sizes: Figure 4 of the CUDA-L2 paper, computed from the catalog alone."""
 
 from __future__ import annotations
 
@@ -8,68 +8,91 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from cudal2gen.kernel import Record, Sm80Multistage
+from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.report.statistics import share, spearman
 from cudal2gen.report.tables import Chart, Section, Table, percent
 
-# (choice, size, Spearman's correlation in the paper; None where it prints none)
+# (decision, size, Spearman's correlation in the paper)
 PAIRS = (("bm", "m", 0.652), ("bn", "n", 0.705), ("bk", "k", 0.256), ("bm", "bn", 0.695), ("stages", "k", 0.473))
 SMALL_MNK, LARGE_MNK = 2**27, 2**36
 PAPER_SWIZZLE = (0.44, 0.99)
 TOLERANCE = 0.05
 
 
-class Figure(NamedTuple):
-    """One figure of ours beside the paper's."""
+class Decisions(NamedTuple):
+    """Sizes of a problem, and its record's values of the fields that Figure 4 is about. Extents in elements."""
 
-    what: str
-    ours: float
+    family: str
+    m: int
+    n: int
+    k: int
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+    raster: str
+    swizzle_stride: int | None
+
+    @property
+    def mnk(self) -> int:
+        """The size by which the paper orders problems."""
+        return self.m * self.n * self.k
+
+    def swizzled(self, effective: bool) -> bool:
+        """Whether the record chooses block swizzle; where ``effective``, whether its grid has more than one slice."""
+        if not effective:
+            return self.raster == "zsplit"
+        stride = self.swizzle_stride
+        return bool(stride) and ceil_div(ceil_div(self.n, self.bn) * self.bn, stride or 1) > 1
+
+
+class Figure(NamedTuple):
+    """A number of Figure 4 in this catalog and in the paper."""
+
+    name: str
+    catalog: float
     paper: float
 
     @property
     def agrees(self) -> bool:
-        return abs(self.ours - self.paper) <= TOLERANCE
+        """Whether the two differ by at most ``TOLERANCE``."""
+        return abs(self.catalog - self.paper) <= TOLERANCE
 
 
-def subset(records: Sequence[Record]) -> list[Sm80Multistage]:
-    """The A100 records with fp16 accumulators, B stored (N,K), and a ring of two or more stages."""
-    return [
-        record
-        for record in records
-        if isinstance(record, Sm80Multistage)
-        and (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn")
-        and record.stages >= 2
-    ]
+def subset(records: Sequence[Record]) -> list[Decisions]:
+    """Decisions of the A100 records with fp16 accumulators, B stored (N,K), and a ring of two stages or more.
 
-
-def mnk(record: Sm80Multistage) -> int:
-    """The size that the paper orders problems by."""
-    return record.m * record.n * record.k
-
-
-def correlations(chosen: Sequence[Sm80Multistage]) -> list[Figure]:
-    """Spearman's, of every pair that the paper prints."""
-    return [
-        Figure(_name(choice, size), spearman(_values(chosen, choice), _values(chosen, size)), paper)
-        for choice, size, paper in PAIRS
-    ]
-
-
-def swizzle_use(chosen: Sequence[Sm80Multistage], effective: bool = False) -> tuple[float, float]:
-    """Share of records with CTAs swizzled over slices of N: of the small problems, of the large ones.
-
-    Chosen by the record (raster zsplit), or only where that is ``effective``: more than one slice, grid.z > 1.
+    Records of a family that lacks one of the fields are left out.
     """
-    small = [record for record in chosen if mnk(record) <= SMALL_MNK]
-    large = [record for record in chosen if mnk(record) > LARGE_MNK]
-    return share(_swizzled(one, effective) for one in small), share(_swizzled(one, effective) for one in large)
+    fields = set(Decisions._fields)
+    rows = [
+        Decisions(**record.model_dump(include=fields))
+        for record in records
+        if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn")
+        and fields <= type(record).model_fields.keys()
+    ]
+    return [row for row in rows if row.stages >= 2]
 
 
-def figures(chosen: Sequence[Sm80Multistage]) -> list[Figure]:
-    """Everything of Figure 4 that the paper gives a number for."""
-    small, large = swizzle_use(chosen)
+def correlations(rows: Sequence[Decisions]) -> list[Figure]:
+    """Spearman's correlation of every pair that the paper prints."""
     return [
-        *correlations(chosen),
+        Figure(_name(decision, size), spearman(_values(rows, decision), _values(rows, size)), paper)
+        for decision, size, paper in PAIRS
+    ]
+
+
+def swizzle_use(rows: Sequence[Decisions], effective: bool = False) -> tuple[float, float]:
+    """Shares (0 to 1) of records with block swizzle among problems up to ``SMALL_MNK`` and above ``LARGE_MNK``."""
+    small = [row for row in rows if row.mnk <= SMALL_MNK]
+    large = [row for row in rows if row.mnk > LARGE_MNK]
+    return share(row.swizzled(effective) for row in small), share(row.swizzled(effective) for row in large)
+
+
+def shares(rows: Sequence[Decisions]) -> list[Figure]:
+    """The shares of block swizzle that the paper prints."""
+    small, large = swizzle_use(rows)
+    return [
         Figure("block swizzle chosen, MNK ≤ 2^27", small, PAPER_SWIZZLE[0]),
         Figure("block swizzle chosen, MNK > 2^36", large, PAPER_SWIZZLE[1]),
     ]
@@ -77,79 +100,85 @@ def figures(chosen: Sequence[Sm80Multistage]) -> list[Figure]:
 
 def section(records: Sequence[Record]) -> Section:
     """Figure 4 as it follows from these records."""
-    chosen = subset(records)
+    rows = subset(records)
     title = "What the records choose, by size (the paper's Figure 4)"
-    if not chosen:
+    if not rows:
         return Section("choices", title, ("The catalog has no A100 fp16 records with two or more stages.",))
+    families = " and ".join(sorted({row.family for row in rows}))
     return Section(
         "choices",
         title,
         (
-            f"From the catalog alone, no measurement: the {len(chosen)} records of family sm80_multistage for the "
-            "A100, fp16 accumulators, layout tn, with stages ≥ 2. A disc is one pair of values, its area the number of "
-            "records; the line joins the medians.",
+            f"Computed from the catalog, not measured: {len(rows)} records of family {families} for the A100, fp16 "
+            "accumulators, layout tn, stages ≥ 2. A disc is one pair of values, its area the number of records; the "
+            "line joins the medians.",
         ),
-        tables=(_table(chosen),),
-        charts=(*(_pair_chart(chosen, *pair) for pair in PAIRS), _use_chart(chosen), _stride_chart(chosen)),
-        notes=(_definition(chosen),),
+        tables=(_table(rows),),
+        charts=(*(_pair_chart(rows, *pair) for pair in PAIRS), _use_chart(rows), _stride_chart(rows)),
+        notes=(_definition(rows),),
     )
 
 
-def _swizzled(record: Sm80Multistage, effective: bool) -> bool:
-    return record.slices_n > 1 if effective else record.raster == "zsplit"
-
-
-def _definition(chosen: Sequence[Sm80Multistage]) -> str:
-    small, large = swizzle_use(chosen, effective=True)
+def _definition(rows: Sequence[Decisions]) -> str:
+    small, large = swizzle_use(rows, effective=True)
     return (
-        "Block swizzle “chosen” is raster zsplit in the record, as the published kernels are written. In part of them "
-        "the stride covers all of N, so that grid.z is 1 and nothing is swizzled: it takes effect (grid.z > 1) in "
-        f"{percent(small)} of the small and {percent(large)} of the large problems only. The paper's 44 % and 99 % "
-        "agree with the choice, not with the effect."
+        "Block swizzle “chosen” means raster zsplit in the record, as the published kernels are written. In part of "
+        "these records the stride covers all of N, so grid.z is 1 and swizzling changes nothing: it takes effect "
+        f"(grid.z > 1) in {percent(small)} of the small and {percent(large)} of the large problems only. The paper's "
+        "44 % and 99 % agree with the choice, not with the effect."
     )
 
 
-def _table(chosen: Sequence[Sm80Multistage]) -> Table:
-    rows = [
-        (one.what, f"{one.ours:.3f}", f"{one.paper:.3f}", f"{one.ours - one.paper:+.3f}",
-         "yes" if one.agrees else "no")
-        for one in figures(chosen)[:5]
-    ]  # fmt: skip
-    rows += [
-        (one.what, percent(one.ours), percent(one.paper), f"{round(100 * (one.ours - one.paper), 1) + 0.0:+.1f} points",
-         "yes" if one.agrees else "no")
-        for one in figures(chosen)[5:]
-    ]  # fmt: skip
+def _table(rows: Sequence[Decisions]) -> Table:
+    cells = [
+        (f"{figure.catalog:.3f}", f"{figure.paper:.3f}", f"{figure.catalog - figure.paper:+.3f}")
+        for figure in correlations(rows)
+    ]
+    cells += [
+        (
+            percent(figure.catalog),
+            percent(figure.paper),
+            f"{round(100 * (figure.catalog - figure.paper), 1) + 0.0:+.1f} points",
+        )
+        for figure in shares(rows)
+    ]
+    figures = [*correlations(rows), *shares(rows)]
     return Table(
-        f"Spearman's correlations and shares over {len(chosen)} records (A100, f16, tn, stages ≥ 2), with the paper's",
+        f"Spearman's correlations and shares over {len(rows)} records (A100, f16, tn, stages ≥ 2), with the paper's",
         ("figure", "this catalog", "paper", "difference", f"within {TOLERANCE}"),
-        tuple(rows),
+        tuple(
+            (figure.name, *texts, "yes" if figure.agrees else "no")
+            for figure, texts in zip(figures, cells, strict=True)
+        ),
     )
 
 
-def _pair_chart(chosen: Sequence[Sm80Multistage], choice: str, size: str, paper: float) -> Chart:
-    x, y = _values(chosen, size), _values(chosen, choice)
-    own = spearman(x, y)
+def _discs(x: Sequence[float], y: Sequence[float], x_label: str, y_label: str) -> dict[str, object]:
+    return {
+        "x": x_label,
+        "y": y_label,
+        "discs": [[a, b, count] for (a, b), count in sorted(Counter(zip(x, y, strict=True)).items())],
+        "line": _medians(x, y),
+    }
+
+
+def _pair_chart(rows: Sequence[Decisions], decision: str, size: str, paper: float) -> Chart:
+    x, y = _values(rows, size), _values(rows, decision)
+    correlation = spearman(x, y)
+    figure = f"Spearman {correlation:.3f} (paper {paper:.3f})"
     return Chart(
         "discs",
-        _name(choice, size),
-        f"{choice.upper()} against {size.upper()}: Spearman {own:.3f}, paper {paper:.3f}.",
-        {
-            "x": _label(size),
-            "y": _label(choice),
-            "discs": [[a, b, count] for (a, b), count in sorted(Counter(zip(x, y, strict=True)).items())],
-            "line": _medians(x, y),
-            "linear": choice == "stages",
-            "figure": f"Spearman {own:.3f} (paper {paper:.3f})",
-        },
+        _name(decision, size),
+        f"{decision.upper()} against {size.upper()}: Spearman {correlation:.3f}, paper {paper:.3f}.",
+        _discs(x, y, _label(size), _label(decision)) | {"linear": decision == "stages", "figure": figure},
     )
 
 
-def _use_chart(chosen: Sequence[Sm80Multistage]) -> Chart:
-    bins: dict[int, list[Sm80Multistage]] = defaultdict(list)
-    for record in chosen:
-        bins[int(math.log2(mnk(record)))].append(record)
-    small, large = swizzle_use(chosen)
+def _use_chart(rows: Sequence[Decisions]) -> Chart:
+    bins: dict[int, list[Decisions]] = defaultdict(list)
+    for row in rows:
+        bins[int(math.log2(row.mnk))].append(row)
+    small, large = swizzle_use(rows)
     return Chart(
         "shares",
         "Block swizzle: chosen (light), in effect (dark)",
@@ -161,39 +190,33 @@ def _use_chart(chosen: Sequence[Sm80Multistage]) -> Chart:
             "bins": [
                 [
                     size,
-                    share(_swizzled(one, False) for one in own),
-                    share(_swizzled(one, True) for one in own),
-                    len(own),
+                    share(row.swizzled(effective=False) for row in members),
+                    share(row.swizzled(effective=True) for row in members),
+                    len(members),
                 ]
-                for size, own in sorted(bins.items())
+                for size, members in sorted(bins.items())
             ],
             "figure": f"{percent(small)} → {percent(large)} (paper 44 % → 99 %)",
         },
     )
 
 
-def _stride_chart(chosen: Sequence[Sm80Multistage]) -> Chart:
-    used = [record for record in chosen if record.swizzle_stride]
-    x, y = [2.0 ** round(math.log2(mnk(one))) for one in used], [float(one.swizzle_stride or 0) for one in used]
-    own = spearman([mnk(one) for one in used], y)
+def _stride_chart(rows: Sequence[Decisions]) -> Chart:
+    strides = [(row.mnk, float(row.swizzle_stride)) for row in rows if row.swizzle_stride]
+    x, y = [2.0 ** round(math.log2(mnk)) for mnk, _ in strides], [stride for _, stride in strides]
+    correlation = spearman([mnk for mnk, _ in strides], y)
+    figure = f"Spearman {correlation:.3f}, {len(strides)} with zsplit"
     return Chart(
         "discs",
         "Swizzle stride against size",
-        f"swizzle_stride of the {len(used)} records with raster zsplit against M·N·K: Spearman {own:.3f}; "
+        f"swizzle_stride of the {len(strides)} records with raster zsplit against M·N·K: Spearman {correlation:.3f}; "
         "the paper prints no figure.",
-        {
-            "x": "M·N·K",
-            "y": "swizzle stride (columns)",
-            "discs": [[a, b, count] for (a, b), count in sorted(Counter(zip(x, y, strict=True)).items())],
-            "line": _medians(x, y),
-            "linear": False,
-            "figure": f"Spearman {own:.3f}, {len(used)} with zsplit",
-        },
+        _discs(x, y, "M·N·K", "swizzle stride (columns)") | {"linear": False, "figure": figure},
     )
 
 
-def _values(chosen: Sequence[Sm80Multistage], name: str) -> list[float]:
-    return [float(getattr(record, name)) for record in chosen]
+def _values(rows: Sequence[Decisions], name: str) -> list[float]:
+    return [float(getattr(row, name)) for row in rows]
 
 
 def _medians(x: Sequence[float], y: Sequence[float]) -> list[list[float]]:
@@ -207,5 +230,5 @@ def _label(name: str) -> str:
     return name if name == "stages" else name.upper()
 
 
-def _name(choice: str, size: str) -> str:
-    return f"{_label(choice)} against {_label(size)}"
+def _name(decision: str, size: str) -> str:
+    return f"{_label(decision)} against {_label(size)}"

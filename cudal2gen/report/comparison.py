@@ -1,4 +1,4 @@
-"""Two sets of results, problem by problem: what became faster or slower, beyond noise.
+"""Two sets of results, problem by problem: which kernels became faster or slower beyond noise.
 
 The two were not measured in turns, so their samples make no pairs: each side is resampled by itself.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from cudal2gen.report.measured import Group, groups
+from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.statistics import share, summarise
 from cudal2gen.report.tables import Section, Table, interval, microseconds, percent
 from cudal2gen.results import KERNEL, Measurement, Measurements, Ratio, resampled_medians
@@ -16,7 +16,7 @@ from cudal2gen.results import KERNEL, Measurement, Measurements, Ratio, resample
 if TYPE_CHECKING:
     from cudal2gen.results import Array
 
-SHOWN = 20
+MOST_ROWS = 20
 
 
 class Pair(NamedTuple):
@@ -32,25 +32,27 @@ class Pair(NamedTuple):
         return "faster" if self.ratio.low > 1 else "slower" if self.ratio.high < 1 else "within noise"
 
 
-def compare(a: Measurements, b: Measurements, wanted: Callable[[Measurement], bool] = lambda _: True) -> list[Section]:
-    """Sections on everything that both sets hold, ours first, then the baselines as a control."""
-    before = {_conditions(group): group for group in groups(a, wanted)}
-    after = {_conditions(group): group for group in groups(b, wanted)}
-    both = [key for key in before if key in after]
-    lonely = [f"only in A: {before[key].title}" for key in before if key not in after]
-    lonely += [f"only in B: {after[key].title}" for key in after if key not in before]
-    sections = [_intro(lonely, bool(both))]
-    sections += [_section(f"compared-{i}", before[key], after[key]) for i, key in enumerate(both)]
+def compare(
+    a: Measurements, b: Measurements, predicate: Callable[[Measurement], bool] = lambda _: True
+) -> list[Section]:
+    """Sections on the conditions that both sets share: our kernels, and the baselines as a control."""
+    before = {_conditions(group): group for group in by_conditions(a, predicate)}
+    after = {_conditions(group): group for group in by_conditions(b, predicate)}
+    shared = [key for key in before if key in after]
+    unshared = [f"only in A: {before[key].title}" for key in before if key not in after]
+    unshared += [f"only in B: {after[key].title}" for key in after if key not in before]
+    sections = [_intro(unshared, bool(shared))]
+    sections += [_section(f"compared-{i}", before[key], after[key]) for i, key in enumerate(shared)]
     return sections
 
 
 def pairs(before: Group, after: Group, contender: str = KERNEL) -> list[Pair]:
     """Problems that both groups timed for this contender, in the order of the first."""
-    later = {one.mnk: one for one in after.measured}
+    later = {measurement.mnk: measurement for measurement in after.measurements}
     shared = [
-        (one, later[one.mnk])
-        for one in before.measured
-        if one.mnk in later and one.timing(contender) and later[one.mnk].timing(contender)
+        (measurement, later[measurement.mnk])
+        for measurement in before.measurements
+        if measurement.mnk in later and measurement.timing(contender) and later[measurement.mnk].timing(contender)
     ]
     ratios = zip(_ratios([old for old, _ in shared], [new for _, new in shared], contender), shared, strict=True)
     return [Pair(old, new, ratio) for ratio, (old, new) in ratios]
@@ -61,18 +63,22 @@ def _ratios(before: list[Measurement], after: list[Measurement], contender: str)
     import numpy as np
 
     sides = [_resampled(measured, contender, seed) for seed, measured in enumerate((before, after))]
-    found = []
+    ratios = []
     for (old, olds), (new, news) in zip(*sides, strict=True):
         low, high = np.percentile(olds - news, (2.5, 97.5))
-        found.append(Ratio(*(float(np.exp(value)) for value in (old - new, low, high))))
-    return found
+        ratios.append(Ratio(*(float(np.exp(value)) for value in (old - new, low, high))))
+    return ratios
 
 
 def _resampled(measured: list[Measurement], contender: str, seed: int) -> list[tuple[float, Array]]:
     """Median log time and its resamples, of each measurement."""
     import numpy as np
 
-    logs = [np.log(found.wall_us or found.event_us) for one in measured if (found := one.timing(contender))]
+    logs = [
+        np.log(timing.wall_us or timing.event_us)
+        for measurement in measured
+        if (timing := measurement.timing(contender))
+    ]
     return [(float(np.median(row)), resampled_medians(row[None], seed)[0]) for row in logs]
 
 
@@ -80,27 +86,31 @@ def _conditions(group: Group) -> tuple[object, ...]:
     return group.name, group.gpu, group.acc, group.layout, group.protocol, group.l2, group.target_qps
 
 
-def _intro(lonely: list[str], shared: bool) -> Section:
+def _intro(unshared: list[str], shared: bool) -> Section:
     text = (
         "A ratio is the time in A over the time in B: above 1, B is faster. Problems are paired, samples are not: the "
-        "two sets were not taken in turns, and an interval knows nothing of what changed between the runs. The "
-        "baselines did not change, or were meant not to: where their ratio leaves 1, the machine did, and ours is to "
-        "be read against theirs. Of unchanged kernels about 2.5 % appear faster and 2.5 % slower by chance."
+        "two sets were not taken in turns, so an interval does not cover changes of the machine between the runs. The "
+        "baselines are the control: where their ratio differs from 1, the machine changed, and our ratio counts "
+        "relative to theirs. Of unchanged kernels about 2.5 % appear faster and 2.5 % slower by chance."
     )
-    alerts = lonely if shared else [*lonely, "The two sets share no card, protocol and L2 state: nothing is compared."]
+    alerts = (
+        unshared
+        if shared
+        else [*unshared, "The two sets share no card, protocol and L2 state, so there is nothing to compare."]
+    )
     return Section("compared", "What is compared", (text,), tuple(alerts))
 
 
 def _section(anchor: str, before: Group, after: Group) -> Section:
-    ours = pairs(before, after)
-    measured = [name for name in before.contenders if name in after.contenders]
+    kernel_pairs = pairs(before, after)
+    contenders = [name for name in before.contenders if name in after.contenders]
     rows, alerts = [], []
-    for name in measured:
-        found = pairs(before, after, name)
-        summary = summarise([pair.ratio for pair in found])
+    for name in contenders:
+        contender_pairs = pairs(before, after, name)
+        summary = summarise([pair.ratio for pair in contender_pairs])
         if summary is None:
             continue
-        sides = [share(pair.verdict == verdict for pair in found) for verdict in ("faster", "slower")]
+        sides = [share(pair.verdict == verdict for pair in contender_pairs) for verdict in ("faster", "slower")]
         rows.append((name, str(summary.shapes), interval(summary.geomean), *map(percent, sides)))
         if name != KERNEL and not summary.geomean.low <= 1 <= summary.geomean.high:
             alerts.append(f"{name} itself moved by {interval(summary.geomean)}: the two runs were not alike.")
@@ -110,22 +120,27 @@ def _section(anchor: str, before: Group, after: Group) -> Section:
         tuple(rows),
     )
     text = (
-        f"{len(before.measured)} problems in A, {len(after.measured)} in B, {len(ours)} in both with our kernel's time."
+        f"{len(before.measurements)} problems in A, {len(after.measurements)} in B; "
+        f"{len(kernel_pairs)} in both with our kernel's time."
     )
     return Section(
-        anchor, before.title, (text,), tuple(alerts), (table, _listed(ours, "slower"), _listed(ours, "faster"))
+        anchor,
+        before.title,
+        (text,),
+        tuple(alerts),
+        (table, _changes(kernel_pairs, "slower"), _changes(kernel_pairs, "faster")),
     )
 
 
-def _listed(ours: list[Pair], verdict: str) -> Table:
-    found = [pair for pair in ours if pair.verdict == verdict]
-    found.sort(key=lambda pair: pair.ratio.value, reverse=verdict == "faster")
+def _changes(kernel_pairs: list[Pair], verdict: str) -> Table:
+    changes = [pair for pair in kernel_pairs if pair.verdict == verdict]
+    changes.sort(key=lambda pair: pair.ratio.value, reverse=verdict == "faster")
     title = "Regressions" if verdict == "slower" else "Improvements"
-    shown = f", the first {SHOWN}" if len(found) > SHOWN else ""
+    limit = f", the first {MOST_ROWS}" if len(changes) > MOST_ROWS else ""
     return Table(
-        f"{title} beyond noise: {len(found)} of {len(ours)}{shown}",
+        f"{title} beyond noise: {len(changes)} of {len(kernel_pairs)}{limit}",
         ("M_N_K", "class", "A / B [95 %]", "A, µs", "B, µs", "record in B"),
-        tuple(_row(pair) for pair in found[:SHOWN]),
+        tuple(_row(pair) for pair in changes[:MOST_ROWS]),
     )
 
 

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else, from the same sections as the Markdown."""
+"""The page: one self-contained HTML file, from the same sections as the Markdown."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cudal2gen import places
 from cudal2gen.kernel import Record
-from cudal2gen.report.measured import SIZE_CLASSES, Doubt, Group
+from cudal2gen.report.groups import SIZE_CLASSES, Doubt, Group
 from cudal2gen.report.tables import Section
 from cudal2gen.results import KERNEL, Measurement, Ratio, Timing
 
 
 def html(title: str, sections: Sequence[Section], groups: dict[str, Group], records: Iterable[Record]) -> str:
-    """The complete page. ``groups``: what the charts of each section's anchor draw; ``records``: to be linked to."""
+    """The complete page. ``groups``: the data of charts, by their section's anchor; ``records``: targets of links."""
     folder = places.shipped("templates") / "report"
     environment = Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, autoescape=True)
-    book = _Records(records)
+    links = _Records(records)
     data = {
         "classes": SIZE_CLASSES,
-        "groups": {anchor: _group(group, book) for anchor, group in groups.items()},
+        "groups": {anchor: _group(group, links) for anchor, group in groups.items()},
         "charts": [chart.data | {"kind": chart.kind} for section in sections for chart in section.charts],
-        "records": book.linked,
+        "records": links.linked,
     }
     baselines = list(dict.fromkeys(name for group in groups.values() for name in group.baselines))
     return environment.get_template("page.html.j2").render(
@@ -43,15 +43,15 @@ def html(title: str, sections: Sequence[Section], groups: dict[str, Group], reco
 
 
 def embedded(data: Any) -> str:
-    """JSON that may stand in a script element: no character of it can end the element or open another."""
+    """JSON for a script element: no character of it can end the element or open another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 class _Records:
-    """Records that measurements name, each once, found again by name.
+    """Records that measurements name, each once.
 
-    Records that differ in data share a name: the problem's own comes first, on whatever GPU it was measured.
+    Records that differ in data fields share a name: the measured problem's own record wins, on any GPU.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -63,24 +63,24 @@ class _Records:
         self._places: dict[tuple[object, ...], int] = {}
         self.linked: list[dict[str, Any]] = []
 
-    def place(self, one: Measurement, timing: Timing) -> int:
-        """Where the record of a timing is in ``linked``; it is put there at its first use."""
-        found = self._find(one, timing.record or "")
-        key = (timing.record, timing.digest, found.key if found else None)
+    def place(self, measurement: Measurement, timing: Timing) -> int:
+        """The index in ``linked`` of a timing's record, which its first use appends."""
+        record = self._find(measurement, timing.record or "")
+        key = (timing.record, timing.digest, record.key if record else None)
         if key not in self._places:
             self._places[key] = len(self.linked)
             self.linked.append(
                 {
                     "name": timing.record or "(no name stored)",
                     "digest": timing.digest or "(not stored)",
-                    "record": found.model_dump(mode="json") if found else None,
+                    "record": record.model_dump(mode="json") if record else None,
                 }
             )
         return self._places[key]
 
-    def _find(self, one: Measurement, name: str) -> Record | None:
-        own = self._by_problem[one.acc, one.m, one.n, one.k]
-        for record in sorted(own, key=lambda record: record.key != one.problem.key):
+    def _find(self, measurement: Measurement, name: str) -> Record | None:
+        candidates = self._by_problem[measurement.acc, measurement.m, measurement.n, measurement.k]
+        for record in sorted(candidates, key=lambda record: record.key != measurement.problem.key):
             if record.name == name:
                 return record
         if self._by_name is None:
@@ -88,38 +88,38 @@ class _Records:
         return self._by_name.get(name)
 
 
-def _group(group: Group, book: _Records) -> dict[str, Any]:
+def _group(group: Group, records: _Records) -> dict[str, Any]:
     doubts: dict[str, list[str]] = defaultdict(list)
     for doubt in group.doubts:
-        doubts[doubt.measurement.mnk].append(_short(doubt))
+        doubts[doubt.measurement.mnk].append(_doubt_text(doubt))
     return {
         "title": group.title,
         "contenders": group.contenders,
         "baselines": group.baselines,
         "strictest": group.strictest,
         "roof": [group.roof.peak_tflops, group.roof.bandwidth_tbs],
-        "shapes": [_shape(group, i, book, doubts) for i in range(len(group.measured))],
+        "shapes": [_shape(group, i, records, doubts) for i in range(len(group.measurements))],
     }
 
 
-def _short(doubt: Doubt) -> str:
+def _doubt_text(doubt: Doubt) -> str:
     return f"{doubt.contender}: {doubt.tflops:.0f} TFLOP/s, limit {doubt.limit:.0f}"
 
 
-def _shape(group: Group, i: int, book: _Records, doubts: dict[str, list[str]]) -> list[Any]:
+def _shape(group: Group, i: int, records: _Records, doubts: dict[str, list[str]]) -> list[Any]:
     """[m, n, k, class, place of the record, median times, speedups with bounds, doubts], in the group's orders."""
-    one = group.measured[i]
-    ours = one.timing(KERNEL)
-    times = [one.timing(name) for name in group.contenders]
+    measurement = group.measurements[i]
+    kernel_timing = measurement.timing(KERNEL)
+    times = [measurement.timing(name) for name in group.contenders]
     return [
-        one.m,
-        one.n,
-        one.k,
-        SIZE_CLASSES.index(one.problem.size_class),
-        book.place(one, ours) if ours else None,
+        measurement.m,
+        measurement.n,
+        measurement.k,
+        SIZE_CLASSES.index(measurement.problem.size_class),
+        records.place(measurement, kernel_timing) if kernel_timing else None,
         [_digits(timing.median_us) if timing else None for timing in times],
         [_bounds(group.ratios[name][i]) for name in group.baselines],
-        doubts.get(one.mnk, []),
+        doubts.get(measurement.mnk, []),
     ]
 
 
@@ -128,5 +128,5 @@ def _bounds(ratio: Ratio | None) -> list[float] | None:
 
 
 def _digits(value: float) -> float:
-    """Five significant digits: what is drawn and shown, not what is computed with."""
+    """Five significant digits, for drawing and printing; statistics use the unrounded values."""
     return round(value, 4 - math.floor(math.log10(value)))

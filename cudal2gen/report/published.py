@@ -1,4 +1,4 @@
-"""The published speedups that stand beside ours: figures from ``configs/published.json``, and how ours differ."""
+"""CUDA-L2's published speedups, from ``configs/published.json``, and how their protocol differs from ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudal2gen.kernel import GPUS
 from cudal2gen.report.tables import Section, Table, percent, times
 
 HOPPER = ("h100", "h200")
-# Published as fp32, accumulating in fp16: read off the sources, kernel by kernel.
+# Counts of kernels that are published as fp32 and accumulate in fp16, read off the sources kernel by kernel.
 MISLABELLED = {("a100", "f32"): 56, ("rtx3090", "f32"): 33, ("h100", "f32"): 192}
 
 
@@ -34,13 +34,13 @@ class Row(NamedTuple):
 
 
 class Published(NamedTuple):
-    """Where the figures are from, and the figures."""
+    """The figures, and their source (title, paper, repository, commit)."""
 
     source: dict[str, str]
     rows: tuple[Row, ...]
 
     def nearest(self, gpu: str, acc: str, mode: str) -> dict[str, Row]:
-        """The set to stand beside a measurement, by baseline: same accumulator first, then same or related GPU."""
+        """The published set closest to a measurement, by baseline: same accumulator first, then same or related GPU."""
 
         def distance(row: Row) -> tuple[bool, bool, bool]:
             related = row.gpu in HOPPER and gpu in HOPPER
@@ -55,8 +55,8 @@ class Published(NamedTuple):
 
 def load() -> Published:
     """The shipped figures. Raises OSError or ValueError where the installation is damaged."""
-    found: dict[str, Any] = json.loads((places.shipped("configs") / "published.json").read_text())
-    return Published(found["source"], tuple(Row(**row) for row in found["rows"]))
+    data: dict[str, Any] = json.loads((places.shipped("configs") / "published.json").read_text())
+    return Published(data["source"], tuple(Row(**row) for row in data["rows"]))
 
 
 def section(published: Published) -> Section:
@@ -69,28 +69,28 @@ def section(published: Published) -> Section:
         (
             f"Source: {source['title']}, {source['paper']}, repository {source['repository']} (commit "
             f"{source['commit']}). Means, medians and shares of the speedup tables published there, one per set and "
-            "mode; nothing here was measured again. "
-            "They were taken on other cards under another protocol: a host clock around each call, operands just "
-            "written (so in the L2 as far as they fit), allocation and padding of the candidate outside the clock, "
-            "no intervals. “best-of” is max(theirs, baseline), problem by problem. Of the kernels published as fp32, "
+            "mode; this project has not measured them again. "
+            "They come from other cards under another protocol: a host clock around each call, operands just written "
+            "(so in the L2 as far as they fit), allocation and padding of the candidate outside the clock, no "
+            "intervals. “best-of” is max(theirs, baseline), problem by problem. Of the kernels published as fp32, "
             + ", ".join(f"{count} on the {_title(gpu)}" for (gpu, _), count in MISLABELLED.items())
             + " accumulate in fp16.",
         ),
-        tables=tuple(_table(published.rows, *one) for one in sets),
+        tables=tuple(_table(published.rows, *key) for key in sets),
     )
 
 
 def _table(rows: Sequence[Row], gpu: str, acc: str) -> Table:
-    own = [row for row in rows if (row.gpu, row.acc) == (gpu, acc)]
-    modes = list(dict.fromkeys(row.mode for row in own))
-    by_place = {(row.baseline, row.mode): row for row in own}
+    set_rows = [row for row in rows if (row.gpu, row.acc) == (gpu, acc)]
+    modes = list(dict.fromkeys(row.mode for row in set_rows))
+    by_place = {(row.baseline, row.mode): row for row in set_rows}
     figures = ("mean", "median", "std", "geomean", "wins", "best-of mean")
     return Table(
-        f"Published: {_title(gpu)}, {acc}, {own[0].shapes} shapes, {' and '.join(modes)} mode",
+        f"Published: {_title(gpu)}, {acc}, {set_rows[0].shapes} shapes, {' and '.join(modes)} mode",
         ("baseline", *(f"{mode} {figure}" for mode in modes for figure in figures)),
         tuple(
             (baseline, *(cell for mode in modes for cell in _cells(by_place[baseline, mode])))
-            for baseline in dict.fromkeys(row.baseline for row in own)
+            for baseline in dict.fromkeys(row.baseline for row in set_rows)
         ),
     )
 

@@ -1,22 +1,22 @@
-"""What is said of measured groups: conditions, the paper's tables, classes, worst cases, doubts."""
+"""Sections on groups of measurements: conditions, the paper's tables, size classes, worst cases, doubts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from cudal2gen.kernel import GPUS
-from cudal2gen.report.measured import SUSPICIOUS_TFLOPS, WORST, Group, tflops
+from cudal2gen.report.groups import SUSPICIOUS_TFLOPS, WORST, Group, tflops
 from cudal2gen.report.published import Published
 from cudal2gen.report.statistics import Summary
 from cudal2gen.report.tables import Chart, Section, Table, interval, microseconds, percent, spread, times
 from cudal2gen.results import DERIVED, KERNEL, Environment
 
 NO_TIMING = (
-    "No timing is in this report: no results file that it read holds a measurement. What follows is computed from the "
-    "catalog of kernels and from published figures."
+    "No timing is in this report: the results files hold no measurement (`cudal2gen bench` makes them). The sections "
+    "below are computed from the catalog of kernels and from published figures."
 )
-SHOWN_DOUBTS = 20
-FILTERED = "No measurement matches the filters of this report: {} were read, and none is of that kind."
+MOST_DOUBTS = 20
+FILTERED = "No measurement matches the filters of this report; the results files hold {} of other kinds."
 PROTOCOLS = {
     "device": "Device time: repeated launches as a CUDA graph between device events; the host's launch is not in it.",
     "offline": "The paper's offline mode: consecutive calls, the host's launch inside the host's clock.",
@@ -33,29 +33,30 @@ X_AXES = {
     "mean": ("mean of M, N and K", "Speedup against the mean dimension"),
     "max": ("largest of M, N and K", "Speedup against the largest dimension"),
 }
+STATISTICS = ("baseline", "shapes", "mean", "median", "std", "geomean [95 %]")
 HOW_TO_READ = (
-    "A speedup is the baseline's time over ours: above 1 we are faster. Of one problem it is the exponential of the "
-    "median log ratio of samples taken in turns, its interval the 95 % percentile bootstrap over those pairs. "
-    "Geometric means have 95 % bootstrap intervals over problems: they say how far the mean depends on which problems "
-    "were taken, not how it would repeat on another card. A loss is beyond noise where its whole interval is below 1; "
-    "of equally fast kernels about 2.5 % would appear so by chance. A “-max” baseline is the faster of its two "
-    "layouts, problem by problem. Arithmetic means of speedups flatter whoever is in the numerator; they are given "
-    "because the paper gives them, beside the geometric ones."
+    "A speedup is the baseline's time over our kernel's: above 1, our kernel is faster. For one problem it is the "
+    "exponential of the median log ratio of samples taken in turns; its interval is the 95 % percentile bootstrap over "
+    "those pairs. Geometric means have 95 % bootstrap intervals over problems: they measure how the mean depends on "
+    "the choice of problems, not how it repeats on another card. A loss is beyond noise where its whole interval is "
+    "below 1; about 2.5 % of equally fast kernels appear so by chance. A “-max” baseline is the faster of its two "
+    "layouts, problem by problem. Arithmetic means of speedups favour the numerator; they stand beside the geometric "
+    "means because the paper prints them."
 )
 
 
-def overview(groups: Sequence[Group], nothing: str = NO_TIMING) -> Section:
-    """The first thing to read: one line per group, against the baseline that beats us most."""
+def overview(groups: Sequence[Group], empty_text: str = NO_TIMING) -> Section:
+    """The first section: one row per group, against the strictest baseline."""
     if not groups:
-        return Section("overview", "In short", (nothing,))
+        return Section("overview", "In short", (empty_text,))
     rows = []
     for group in groups:
         name = group.strictest
-        found = group.summary(name) if name else None
-        if name and found:
+        summary = group.summary(name) if name else None
+        if name and summary:
             rows.append(
-                (group.title, name, str(found.shapes), interval(found.geomean), percent(found.wins),
-                 percent(found.losses), percent(found.sure_losses))
+                (group.title, name, str(summary.shapes), interval(summary.geomean), percent(summary.wins),
+                 percent(summary.losses), percent(summary.sure_losses))
             )  # fmt: skip
     table = Table(
         "Our kernels against the strictest baseline of each set of conditions",
@@ -63,12 +64,12 @@ def overview(groups: Sequence[Group], nothing: str = NO_TIMING) -> Section:
         tuple(rows),
     )
     doubtful = sum(len(group.doubts) for group in groups)
-    alerts = (f"{doubtful} results are too good to be taken as they are; they are named below.",) if doubtful else ()
-    return Section("overview", "In short", (HOW_TO_READ,), alerts, (table,))
+    alert = f"{doubtful} results are too good to be true without a check; the sections below name them."
+    return Section("overview", "In short", (HOW_TO_READ,), (alert,) if doubtful else (), (table,))
 
 
 def section(group: Group, anchor: str, published: Published) -> Section:
-    """All of a group."""
+    """Everything about one group: environment, conditions, tables, charts."""
     words = [PROTOCOLS[group.protocol], L2_STATES[group.l2]]
     if group.target_qps is not None:
         words.append(f"Target: {group.target_qps:g} calls a second.")
@@ -78,7 +79,7 @@ def section(group: Group, anchor: str, published: Published) -> Section:
         tables += [table_1(group), table_2(group), by_class(group), worst(group)]
         beside = _beside(group, published)
         tables += [beside] if beside else []
-    if group.measured:
+    if group.measurements:
         charts = _charts(group, anchor)
     return Section(
         anchor, group.title, (" ".join(words), _samples(group)), tuple(_alerts(group)), tuple(tables), charts
@@ -86,44 +87,38 @@ def section(group: Group, anchor: str, published: Published) -> Section:
 
 
 def table_1(group: Group) -> Table:
-    """The paper's Table 1, with what it lacks: geometric means, intervals, losses."""
+    """The paper's Table 1, and what it lacks: geometric means, intervals, losses."""
     return Table(
         f"Table 1. Speedup of our kernels over each baseline ({group.title})",
-        ("baseline", "shapes", "mean", "median", "std", "geomean [95 %]", "wins", "wins beyond noise", "losses",
-         "losses beyond noise"),
+        (*STATISTICS, "wins", "wins beyond noise", "losses", "losses beyond noise"),
         tuple(
-            (name, str(one.shapes), times(one.mean), times(one.median), times(one.std), interval(one.geomean),
-             percent(one.wins), percent(one.sure_wins), percent(one.losses), percent(one.sure_losses))
-            for name, one in _summaries(group)
+            (name, *_statistics(summary), percent(summary.wins), percent(summary.sure_wins), percent(summary.losses),
+             percent(summary.sure_losses))
+            for name, summary in _summaries(group)
         ),
     )  # fmt: skip
 
 
 def table_2(group: Group) -> Table:
-    """The paper's Table 2: what a dispatcher would see."""
-    found = [(name, best) for name in group.baselines if (best := group.dispatched(name))]
+    """The paper's Table 2: speedups of a dispatcher between our kernel and one baseline."""
+    summaries = [(name, summary) for name in group.baselines if (summary := group.dispatched(name))]
     return Table(
-        "Table 2. Speedup of a dispatcher that takes the faster of ours and the baseline, max(ours, baseline), chosen "
-        "by the same samples, so optimistic by the noise",
-        ("baseline", "shapes", "mean", "median", "std", "geomean [95 %]", "ours taken"),
-        tuple(
-            (name, str(one.shapes), times(one.mean), times(one.median), times(one.std), interval(one.geomean),
-             percent(one.wins))
-            for name, one in found
-        ),
-    )  # fmt: skip
+        "Table 2. Speedup of a dispatcher that takes the faster of our kernel and the baseline, max(ours, baseline). "
+        "It chooses by the samples that it is judged by, so the figures are optimistic by the noise",
+        (*STATISTICS, "ours taken"),
+        tuple((name, *_statistics(summary), percent(summary.wins)) for name, summary in summaries),
+    )
 
 
 def by_class(group: Group) -> Table:
     """Geometric means and losses per size class, over the baselines that stand for an interface."""
-    rows = []
-    for size_class in group.size_classes:
-        for name in _principal(group):
-            if one := group.summary(name, size_class):
-                rows.append(
-                    (size_class, name, str(one.shapes), times(one.mean), times(one.median), interval(one.geomean),
-                     percent(one.wins), percent(one.losses), percent(one.sure_losses))
-                )  # fmt: skip
+    rows = [
+        (size_class, name, str(summary.shapes), times(summary.mean), times(summary.median), interval(summary.geomean),
+         percent(summary.wins), percent(summary.losses), percent(summary.sure_losses))
+        for size_class in group.size_classes
+        for name in _principal(group)
+        if (summary := group.summary(name, size_class))
+    ]  # fmt: skip
     return Table(
         "By size class",
         ("class", "baseline", "shapes", "mean", "median", "geomean [95 %]", "wins", "losses", "losses beyond noise"),
@@ -132,16 +127,16 @@ def by_class(group: Group) -> Table:
 
 
 def worst(group: Group) -> Table:
-    """Where we lose most, against the baseline that beats us most."""
+    """The lowest speedups over the strictest baseline."""
     name = group.strictest or group.baselines[0]
     rows = []
-    for one, ratio in group.worst(name):
-        ours, theirs = one.timing(KERNEL), one.timing(name)
-        if ours and theirs:
+    for measurement, ratio in group.worst(name):
+        kernel, vendor = measurement.timing(KERNEL), measurement.timing(name)
+        if kernel and vendor:
             rows.append(
-                (one.mnk, one.problem.size_class, interval(ratio), microseconds(ours.median_us),
-                 microseconds(theirs.median_us), f"{tflops(one, ours.median_us):.3g}",
-                 percent(tflops(one, ours.median_us) / group.roof.tflops(one)), ours.record or "—")
+                (measurement.mnk, measurement.problem.size_class, interval(ratio), microseconds(kernel.median_us),
+                 microseconds(vendor.median_us), f"{tflops(measurement, kernel.median_us):.3g}",
+                 percent(tflops(measurement, kernel.median_us) / group.roof.tflops(measurement)), kernel.record or "—")
             )  # fmt: skip
     return Table(
         f"The {min(WORST, len(rows))} lowest speedups, over {name}",
@@ -150,78 +145,92 @@ def worst(group: Group) -> Table:
     )
 
 
+def _statistics(summary: Summary) -> tuple[str, ...]:
+    """The cells under ``STATISTICS`` but for the baseline's name."""
+    return (
+        str(summary.shapes),
+        times(summary.mean),
+        times(summary.median),
+        times(summary.std),
+        interval(summary.geomean),
+    )
+
+
 def _summaries(group: Group) -> list[tuple[str, Summary]]:
-    return [(name, found) for name in group.baselines if (found := group.summary(name))]
+    return [(name, summary) for name in group.baselines if (summary := group.summary(name))]
 
 
 def _principal(group: Group) -> list[str]:
-    """Baselines of one layout give way to their "-max", where that could be made."""
+    """The baselines without those of one layout, where their "-max" exists."""
     parts = {part for name in group.baselines for part in DERIVED.get(name, ())}
     return [name for name in group.baselines if name not in parts]
 
 
 def _samples(group: Group) -> str:
-    few, many, usual = group.samples
-    exceeded = sum(one.l2 == "exceeded" for one in group.measured)
+    fewest, most, median = group.samples
+    dates = [measurement.when for measurement in group.measurements]
+    exceeded = sum(measurement.l2 == "exceeded" for measurement in group.measurements)
     text = (
-        f"{len(group.measured)} problems, {spread((few, many))} samples each (median {usual:g}), taken between "
-        f"{min(one.when for one in group.measured)} and {max(one.when for one in group.measured)}."
+        f"{len(group.measurements)} problems, {spread((fewest, most))} samples each (median {median:g}), taken between "
+        f"{min(dates)} and {max(dates)}."
     )
     if exceeded and group.l2 != "exceeded":
-        text += f" {exceeded} of them exceed the L2 three times and count as hot and as cold."
+        text += f" The operands of {exceeded} of them exceed three times the L2: they count as hot and as cold."
     if group.padded:
         text += (
-            f" {len(group.padded)} are padded by the caller; the copies are inside our time, "
+            f" The caller pads {len(group.padded)} of them; the copies are inside our time, "
             f"{percent(min(group.padded))} to {percent(max(group.padded))} of it."
         )
     return text
 
 
 def _alerts(group: Group) -> list[str]:
-    found = []
+    alerts = []
     if throttled := group.throttled():
         reasons = ", ".join(f"{reason} in {count}" for reason, count in sorted(throttled.items()))
-        found.append(f"The card reported limits on its clocks: {reasons} of {len(group.measured)} measurements.")
+        alerts.append(f"The card reported limits on its clocks: {reasons} of {len(group.measurements)} measurements.")
     if len(group.environments) > 1:
-        found.append(f"{len(group.environments)} environments differ in: {', '.join(_differences(group))}.")
-    found += [
-        f"{contender} is missing in {count} of {len(group.measured)} problems: {reason}."
+        alerts.append(f"{len(group.environments)} environments differ in: {', '.join(_differences(group))}.")
+    alerts += [
+        f"{contender} is missing in {count} of {len(group.measurements)} problems: {reason}."
         for (contender, reason), count in sorted(group.absences().items())
     ]
     if not group.roof.peak_tflops or not group.roof.bandwidth_tbs:
-        found.append(
-            "The card's peak or its memory clock is not known: the roofline is incomplete, and results above "
-            f"{SUSPICIOUS_TFLOPS:.0f} TFLOP/s are all that is flagged."
+        alerts.append(
+            "The card's peak or its memory clock is not known: the roofline is incomplete, and only results above "
+            f"{SUSPICIOUS_TFLOPS:.0f} TFLOP/s are flagged."
         )
     doubts = [doubt.words for doubt in group.doubts]
-    more = len(doubts) - SHOWN_DOUBTS
-    return [*found, *doubts[:SHOWN_DOUBTS], *([f"And {more} more like these."] if more > 0 else [])]
+    rest = len(doubts) - MOST_DOUBTS
+    return [*alerts, *doubts[:MOST_DOUBTS], *([f"And {rest} more like these."] if rest > 0 else [])]
 
 
 def _differences(group: Group) -> list[str]:
     fields = [name for name in Environment.model_fields if name not in ("id", "kind", "versions")]
-    first, *others = group.environments
-    named = [name for name in fields if any(getattr(one, name) != getattr(first, name) for one in others)]
-    libraries = sorted({name for one in group.environments for name in one.versions})
-    return named + [
-        f"version of {name}" for name in libraries if len({one.versions.get(name) for one in group.environments}) > 1
+    first, *rest = group.environments
+    names = [name for name in fields if any(getattr(environment, name) != getattr(first, name) for environment in rest)]
+    libraries = sorted({name for environment in group.environments for name in environment.versions})
+    return names + [
+        f"version of {name}"
+        for name in libraries
+        if len({environment.versions.get(name) for environment in group.environments}) > 1
     ]
 
 
 def _environment(group: Group) -> Table:
-    def values(take: str) -> str:
-        return " / ".join(dict.fromkeys(str(getattr(one, take)) for one in group.environments))
+    def values(field: str) -> str:
+        return " / ".join(dict.fromkeys(str(getattr(environment, field)) for environment in group.environments))
 
-    libraries = sorted({name for one in group.environments for name in one.versions})
+    libraries = sorted({name for environment in group.environments for name in environment.versions})
     versions = {
-        name: " / ".join(dict.fromkeys(one.versions.get(name, "absent") for one in group.environments))
+        name: " / ".join(dict.fromkeys(environment.versions.get(name, "absent") for environment in group.environments))
         for name in libraries
     }
     peak, bandwidth = group.roof.peak_tflops, group.roof.bandwidth_tbs
     rows = [
         ("card", f"{values('name')} ({values('gpu')}), capability {values('capability')}, {values('sms')} SMs"),
         ("L2, device memory", " / ".join(
-            f"{one.l2_bytes / 2**20:g} MiB, {one.memory_bytes / 2**30:.0f} GiB" for one in group.environments[:1])),
+            f"{card.l2_bytes / 2**20:g} MiB, {card.memory_bytes / 2**30:.0f} GiB" for card in group.environments[:1])),
         ("highest clocks", f"SM {values('max_sm_mhz')} MHz, memory {values('max_memory_mhz')} MHz, "
          f"{values('memory_bus_bits')} bits"),
         ("roofs at these clocks", f"{peak:.0f} TFLOP/s, {bandwidth:.2f} TB/s" if peak and bandwidth else "not known"),
@@ -235,31 +244,31 @@ def _environment(group: Group) -> Table:
 
 def _conditions(group: Group) -> Table:
     rows = (
-        ("SM clock, MHz", spread(group.readings(lambda one: one.conditions.sm_mhz))),
-        ("memory clock, MHz", spread(group.readings(lambda one: one.conditions.memory_mhz))),
-        ("power, W", spread(group.readings(lambda one: one.conditions.power_w))),
-        ("temperature, °C", spread(group.readings(lambda one: one.conditions.temperature_c))),
-        ("throttle reasons", ", ".join(sorted(group.throttled())) or "none seen"),
+        ("SM clock, MHz", spread(group.readings(lambda measurement: measurement.conditions.sm_mhz))),
+        ("memory clock, MHz", spread(group.readings(lambda measurement: measurement.conditions.memory_mhz))),
+        ("power, W", spread(group.readings(lambda measurement: measurement.conditions.power_w))),
+        ("temperature, °C", spread(group.readings(lambda measurement: measurement.conditions.temperature_c))),
+        ("throttle reasons", ", ".join(sorted(group.throttled())) or "none reported"),
     )
     return Table("Read while it ran", ("what", "lowest to highest"), rows)
 
 
 def _beside(group: Group, published: Published) -> Table | None:
     mode = "server" if group.protocol == "server" else "offline"
-    theirs = published.nearest(group.gpu, group.acc, mode)
+    published_rows = published.nearest(group.gpu, group.acc, mode)
     rows = [
-        (name, times(one.mean), times(row.mean), times(one.median), times(row.median), times(one.geomean.value),
-         times(row.geomean), percent(one.wins), percent(row.wins))
-        for name, one in _summaries(group)
-        if (row := theirs.get(name))
+        (name, times(summary.mean), times(row.mean), times(summary.median), times(row.median),
+         times(summary.geomean.value), times(row.geomean), percent(summary.wins), percent(row.wins))
+        for name, summary in _summaries(group)
+        if (row := published_rows.get(name))
     ]  # fmt: skip
     if not rows:
         return None
-    other = next(iter(theirs.values()))
+    reference = next(iter(published_rows.values()))
     return Table(
         f"Beside CUDA-L2's published figures ({published.source['paper']}). Not the same experiment. "
-        f"Ours: {group.title}, {len(group.measured)} shapes. Theirs: {GPUS[other.gpu].title}, {other.acc}, {mode} "
-        f"(host clock, padding outside it), {other.shapes} shapes",
+        f"Ours: {group.title}, {len(group.measurements)} shapes. Theirs: {GPUS[reference.gpu].title}, "
+        f"{reference.acc}, {mode} (host clock, padding outside it), {reference.shapes} shapes",
         ("baseline", "mean", "published", "median", "published", "geomean", "published", "wins", "published"),
         tuple(rows),
     )
@@ -267,17 +276,17 @@ def _beside(group: Group, published: Published) -> Table | None:
 
 def _charts(group: Group, anchor: str) -> tuple[Chart, ...]:
     strictest = group.strictest
-    found = group.summary(strictest) if strictest else None
+    summary = group.summary(strictest) if strictest else None
     words = (
         f"Each problem's speedup over the chosen baseline, {strictest} at first: geometric mean "
-        f"{interval(found.geomean)}, {percent(found.losses)} below 1."
-        if found
+        f"{interval(summary.geomean)}, {percent(summary.losses)} below 1."
+        if summary
         else "No baseline was measured."
     )
     speedup = [
         Chart("speedups", title, f"{title}. {words}", {"group": anchor, "x": axis, "label": label})
         for axis, (label, title) in X_AXES.items()
-        if found
+        if summary
     ]
     roofline = Chart(
         "roofline",

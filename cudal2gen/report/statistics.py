@@ -1,4 +1,4 @@
-"""What is said of a set of speedups (baseline's time over ours), and rank correlation."""
+"""Statistics of speedups (the baseline's time over our kernel's), and rank correlation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Summary(NamedTuple):
 
 
 def summarise(ratios: Sequence[Ratio]) -> Summary | None:
-    """None of nothing."""
+    """Statistics over problems; None without ratios."""
     values = [ratio.value for ratio in ratios]
     mean = geomean(values)
     if mean is None:
@@ -47,14 +47,14 @@ def summarise(ratios: Sequence[Ratio]) -> Summary | None:
 
 
 def best_of(ratios: Sequence[Ratio]) -> list[Ratio]:
-    """Speedups of a dispatcher that takes the baseline wherever it is the faster one."""
+    """Speedups of a dispatcher that takes the baseline where that is faster: at least 1, bounds too."""
     return [Ratio(max(1.0, value), max(1.0, low), max(1.0, high)) for value, low, high in ratios]
 
 
 def share(flags: Iterable[bool]) -> float:
-    """The part that is true; NaN of nothing."""
-    found = list(flags)
-    return sum(found) / len(found) if found else math.nan
+    """The share (0 to 1) of flags that are true; NaN without flags."""
+    values = list(flags)
+    return sum(values) / len(values) if values else math.nan
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:

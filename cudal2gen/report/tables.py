@@ -1,4 +1,4 @@
-"""Tables and sections: said once, printed as HTML and as Markdown with the same figures."""
+"""Tables, charts and sections: one structure, printed as HTML and as Markdown with the same figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudal2gen.results import Ratio
 
 
 class Table(NamedTuple):
-    """``caption`` says what and over which problems; the first column names the row, the others are figures."""
+    """A table of text cells: the first column names the row; ``caption`` names figures, problems and conditions."""
 
     caption: str
     columns: tuple[str, ...]
@@ -19,7 +19,7 @@ class Table(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A picture that the page's script draws from ``data``; ``text`` says in words what is to be seen."""
+    """A picture that the page's script draws from ``data``; ``text`` describes it in words."""
 
     kind: str
     title: str
@@ -28,7 +28,7 @@ class Chart(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the report, in the order in which it reads. ``alerts``: what must not be overlooked."""
+    """A part of the report; its fields stand in reading order. ``alerts``: sentences that print as notes."""
 
     anchor: str
     title: str
@@ -41,7 +41,7 @@ class Section(NamedTuple):
 
 
 def markdown(title: str, sections: Sequence[Section]) -> str:
-    """All but the pictures."""
+    """Title and sections without the charts."""
     blocks = [f"# {_plain(title)}"]
     for section in sections:
         blocks.append(f"{'#' * section.level} {_plain(section.title)}")
@@ -59,7 +59,7 @@ def _table(table: Table) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is: nothing in a name makes a cell, a tag, a link or a line."""
+    """Escaped text: no character of a name can open a cell, a tag, a link or a line."""
     flat = re.sub(r"\s+", " ", text).strip()
     return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", flat)
 

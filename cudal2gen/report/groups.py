@@ -1,4 +1,4 @@
-"""Measurements in groups of equal conditions, and what each group says: speedups, roofline, worst cases, doubts.
+"""Measurements in groups of equal conditions, and each group's figures: speedups, roofline, worst cases, doubts.
 
 Times are in microseconds, rates in TFLOP/s, arithmetic intensities in FLOP per byte.
 """
@@ -16,7 +16,7 @@ from cudal2gen.report.statistics import Summary, best_of, summarise
 from cudal2gen.results import KERNEL, Environment, Measurement, Measurements, Ratio, speedups
 
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
-# No dense fp16 GEMM of NVIDIA's own sustains more on a card of these architectures: such a rate is checked by hand.
+# No dense fp16 GEMM of NVIDIA's libraries sustains more on these architectures: a higher rate needs a check by hand.
 SUSPICIOUS_TFLOPS = 800.0
 WORST = 20
 INTERFACES = ("torch.matmul", "cublas", "cublaslt-heuristic", "cublaslt-autotuning")
@@ -26,22 +26,24 @@ Key = tuple[str, str, Acc, str, str, str, float | None]
 
 
 class Roof(NamedTuple):
-    """What a card can do at its highest clocks; a rate of 0 is not known."""
+    """Limits of a card at its highest clocks; a rate of 0 means that it is not known."""
 
     peak_tflops: float
     bandwidth_tbs: float
     l2_bytes: int
 
     def tflops(self, measurement: Measurement) -> float:
-        """The rate that the problem cannot exceed; infinite where nothing is known.
+        """The rate that the problem cannot exceed; infinite where no limit is known.
 
-        Unless the L2 was cold, what it holds of the operands need not come from device memory again.
+        A warm L2 serves its capacity's worth of operands, so only the rest comes from device memory.
         """
         problem = measurement.problem
-        kept = 0 if measurement.l2 == "cold" else self.l2_bytes
-        moved = max(0, problem.traffic_bytes - kept)
+        cached_bytes = 0 if measurement.l2 == "cold" else self.l2_bytes
+        moved_bytes = max(0, problem.traffic_bytes - cached_bytes)
         compute = self.peak_tflops or float("inf")
-        memory = self.bandwidth_tbs * problem.flops / moved if moved and self.bandwidth_tbs else float("inf")
+        memory = (
+            self.bandwidth_tbs * problem.flops / moved_bytes if moved_bytes and self.bandwidth_tbs else float("inf")
+        )
         return min(compute, memory)
 
 
@@ -51,12 +53,12 @@ def roof(environment: Environment, acc: Acc) -> Roof:
 
 
 def tflops(measurement: Measurement, us: float) -> float:
-    """The rate at which so long a time works off the problem."""
+    """The rate of a product that takes ``us`` microseconds."""
     return measurement.problem.flops / us / 1e6
 
 
 class Doubt(NamedTuple):
-    """A result too good to be taken as it is."""
+    """A result that is too good to be true without a check. Rates in TFLOP/s."""
 
     measurement: Measurement
     contender: str
@@ -65,36 +67,36 @@ class Doubt(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What is wrong with it."""
+        """A sentence that names the result and the limit it exceeds."""
         if self.tflops > self.limit:
             reason = (
                 f"above the roofline's {self.limit:.1f} TFLOP/s there: the clock, the L2 state or the work is wrong"
             )
         else:
-            reason = f"above {SUSPICIOUS_TFLOPS:.0f} TFLOP/s: to be checked by hand before it is believed"
+            reason = f"above {SUSPICIOUS_TFLOPS:.0f} TFLOP/s: check it by hand before you believe it"
         return f"{self.measurement.mnk}, {self.contender}: {self.tflops:.1f} TFLOP/s is {reason}"
 
 
 class Group:
     """Measurements of one card, accumulator, layout, protocol and L2 state, one of each problem."""
 
-    def __init__(self, key: Key, environments: Sequence[Environment], measured: Sequence[Measurement]) -> None:
+    def __init__(self, key: Key, environments: Sequence[Environment], measurements: Sequence[Measurement]) -> None:
         self.name, self.gpu, self.acc, self.layout, self.protocol, self.l2, self.target_qps = key
         self.environments = environments
-        self.measured = measured
+        self.measurements = measurements
         self._summaries: dict[tuple[str, str | None], Summary | None] = {}
 
     @property
     def title(self) -> str:
-        """What was held equal."""
+        """The conditions that all measurements share."""
         state = f", L2 {self.l2}" if self.protocol == "device" else ""
         load = f", {self.target_qps:g} calls/s" if self.target_qps is not None else ""
         return f"{self.name}, {self.acc}, {self.layout}, {self.protocol}{state}{load}"
 
     @cached_property
     def contenders(self) -> list[str]:
-        """Measured and derived, ours first, a "-max" after its two layouts."""
-        return sorted({name for one in self.measured for name in one.contenders}, key=_order)
+        """Names, measured and derived: our kernel first, a "-max" after its two layouts."""
+        return sorted({name for measurement in self.measurements for name in measurement.contenders}, key=_order)
 
     @cached_property
     def baselines(self) -> list[str]:
@@ -103,7 +105,7 @@ class Group:
     @cached_property
     def ratios(self) -> dict[str, list[Ratio | None]]:
         """Speedup over each baseline, one per measurement."""
-        return {name: speedups(self.measured, name) for name in self.baselines}
+        return {name: speedups(self.measurements, name) for name in self.baselines}
 
     @cached_property
     def roof(self) -> Roof:
@@ -114,100 +116,114 @@ class Group:
     def summary(self, baseline: str, size_class: str | None = None) -> Summary | None:
         """Over all problems, or over those of a class."""
         if (baseline, size_class) not in self._summaries:
-            self._summaries[baseline, size_class] = summarise(self.of(baseline, size_class))
+            self._summaries[baseline, size_class] = summarise(self.speedups_over(baseline, size_class))
         return self._summaries[baseline, size_class]
 
     def dispatched(self, baseline: str) -> Summary | None:
-        """The same of a dispatcher that takes the baseline where that is faster."""
-        return summarise(best_of(self.of(baseline)))
+        """Speedups of a dispatcher that takes the baseline where that is faster."""
+        return summarise(best_of(self.speedups_over(baseline)))
 
-    def of(self, baseline: str, size_class: str | None = None) -> list[Ratio]:
+    def speedups_over(self, baseline: str, size_class: str | None = None) -> list[Ratio]:
         """Speedups over a baseline where both ran."""
         pairs = zip(self._classes, self.ratios[baseline], strict=True)
-        return [ratio for own, ratio in pairs if ratio and size_class in (None, own)]
+        return [ratio for own_class, ratio in pairs if ratio and size_class in (None, own_class)]
 
     @property
     def size_classes(self) -> list[SizeClass]:
-        """Those that occur."""
+        """The size classes that occur, in the report's order."""
         return [name for name in SIZE_CLASSES if name in self._classes]
 
     @cached_property
     def _classes(self) -> list[SizeClass]:
-        return [one.problem.size_class for one in self.measured]
+        return [measurement.problem.size_class for measurement in self.measurements]
 
     def worst(self, baseline: str) -> list[tuple[Measurement, Ratio]]:
         """The lowest speedups over a baseline, lowest first."""
-        pairs = [(one, ratio) for one, ratio in zip(self.measured, self.ratios[baseline], strict=True) if ratio]
+        pairs = [
+            (measurement, ratio)
+            for measurement, ratio in zip(self.measurements, self.ratios[baseline], strict=True)
+            if ratio
+        ]
         return sorted(pairs, key=lambda pair: pair[1].value)[:WORST]
 
     @cached_property
     def strictest(self) -> str | None:
-        """The baseline that beats us most, by geometric mean."""
-        means = {name: found.geomean.value for name in self.baselines if (found := self.summary(name))}
+        """The baseline with our lowest geometric-mean speedup; None without baselines."""
+        means = {name: summary.geomean.value for name in self.baselines if (summary := self.summary(name))}
         return min(means, key=means.__getitem__) if means else None
 
     @cached_property
     def doubts(self) -> list[Doubt]:
         """Results above the roofline or above what such cards sustain, of every measured contender."""
-        found = []
-        for one in self.measured:
-            limit = self.roof.tflops(one)
-            for timing in one.timings:
-                rate = tflops(one, timing.median_us)
+        doubts = []
+        for measurement in self.measurements:
+            limit = self.roof.tflops(measurement)
+            for timing in measurement.timings:
+                rate = tflops(measurement, timing.median_us)
                 if rate > min(limit, SUSPICIOUS_TFLOPS):
-                    found.append(Doubt(one, timing.contender, rate, limit))
-        return found
+                    doubts.append(Doubt(measurement, timing.contender, rate, limit))
+        return doubts
 
     def absences(self) -> Counter[tuple[str, str]]:
         """How often a contender could not run, by (contender, reason)."""
-        return Counter(item for one in self.measured for item in one.absent.items())
+        return Counter(item for measurement in self.measurements for item in measurement.absent.items())
 
     def throttled(self) -> Counter[str]:
         """How many measurements saw each throttle reason."""
-        return Counter(reason for one in self.measured for reason in one.conditions.throttle)
+        return Counter(reason for measurement in self.measurements for reason in measurement.conditions.throttle)
 
     def readings(self, take: Callable[[Measurement], Iterable[float]]) -> list[float]:
         """Some reading of the card over all measurements."""
-        return [value for one in self.measured for value in take(one)]
+        return [value for measurement in self.measurements for value in take(measurement)]
 
     @property
     def padded(self) -> list[float]:
-        """Share of our time that is copying to and from padded matrices, where there is any."""
-        ours = [one.timing(KERNEL) for one in self.measured]
-        return [found.padding_us / found.median_us for found in ours if found and found.padding_us]
+        """Shares (0 to 1) of our time that copies to and from padded matrices take, for problems that need copies."""
+        timings = [measurement.timing(KERNEL) for measurement in self.measurements]
+        return [timing.padding_us / timing.median_us for timing in timings if timing and timing.padding_us]
 
     @property
     def samples(self) -> tuple[int, int, float]:
         """Fewest, most, and the median number of samples of our kernel."""
-        counts = [len(found.event_us) for one in self.measured if (found := one.timing(KERNEL))]
+        counts = [len(timing.event_us) for measurement in self.measurements if (timing := measurement.timing(KERNEL))]
         return (min(counts), max(counts), median(counts)) if counts else (0, 0, 0)
 
 
-def groups(read: Measurements, wanted: Callable[[Measurement], bool] = lambda _: True) -> list[Group]:
-    """The latest measurements that are ``wanted``, by conditions.
+def by_conditions(measurements: Measurements, predicate: Callable[[Measurement], bool] = lambda _: True) -> list[Group]:
+    """The latest measurements that satisfy ``predicate``, in groups of equal conditions.
 
-    Where one set of operands exceeds the L2 three times, hot and cold are the same and measured once: such problems
-    belong to the hot and to the cold group of their protocol; a group of their own they are only where it has neither.
+    Where the operands exceed three times the L2, hot and cold are the same and measured once: such problems belong to
+    the hot and to the cold group of their protocol, and to a group "exceeded" only where it has neither.
     """
     by_state: dict[Key, dict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
-    for one in filter(wanted, read.latest()):
-        name = read.environments[one.environment].name
-        key: Key = (name, one.gpu, one.acc, one.layout, one.protocol, "", one.target_qps)
-        by_state[key][one.l2].append(one)
-    found = []
+    for measurement in filter(predicate, measurements.latest()):
+        name = measurements.environments[measurement.environment].name
+        key: Key = (
+            name,
+            measurement.gpu,
+            measurement.acc,
+            measurement.layout,
+            measurement.protocol,
+            "",
+            measurement.target_qps,
+        )
+        by_state[key][measurement.l2].append(measurement)
+    sets = []
     for key, states in sorted(by_state.items(), key=lambda item: tuple(map(str, item[0]))):
         large = states.pop("exceeded", [])
         for state in sorted(states) or ["exceeded"]:
-            own = {one.mnk: one for one in [*large, *states.get(state, [])]}
-            measured = sorted(own.values(), key=lambda one: (one.m, one.n, one.k))
-            used = {one.environment for one in measured}
-            environments = [environment for id_, environment in read.environments.items() if id_ in used]
-            found.append(Group((*key[:5], state, key[6]), environments, measured))
-    return found
+            by_size = {measurement.mnk: measurement for measurement in [*large, *states.get(state, [])]}
+            ordered = sorted(by_size.values(), key=lambda measurement: (measurement.m, measurement.n, measurement.k))
+            environment_ids = {measurement.environment for measurement in ordered}
+            environments = [
+                environment for id_, environment in measurements.environments.items() if id_ in environment_ids
+            ]
+            sets.append(Group((*key[:5], state, key[6]), environments, ordered))
+    return sets
 
 
 def _order(name: str) -> tuple[bool, int, str, int, str]:
-    """Ours, then the paper's order of interfaces, then others; of one interface nn, tn, max."""
+    """Our kernel, then the paper's order of interfaces, then the rest; within an interface nn, tn, max."""
     stem, _, last = name.rpartition("-")
     if last not in LAYOUTS:
         stem, last = name, ""
