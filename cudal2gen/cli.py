@@ -206,11 +206,11 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Compile a record's kernel, or all of them. A kernel that spills or has a stack frame fails."""
-    from cudal2gen import compiler
+    from cudal2gen import compiler, toolchain
 
     with _user_errors():
         records = _chosen(mnk, everything, gpu, acc, layout, changes)
-        tools = compiler.toolchain(nvcc)
+        tools = toolchain.discover(nvcc)
         with _progress(f"compiling for {gpu}") as progress:
             artifacts = compiler.build(records, tools=tools, jobs=jobs, progress=progress)
     faults = 0
@@ -258,7 +258,7 @@ def run(
 
     The problem is the record's own. Of a large one the CTAs at the corners of the grid are executed.
     """
-    from cudal2gen import compiler, validator
+    from cudal2gen import compiler, toolchain, validator
 
     with _user_errors():
         if on != "emulator":
@@ -266,7 +266,7 @@ def run(
         if inputs not in validator.INPUTS:
             _usage(f"--inputs {inputs}: must be one of {', '.join(validator.INPUTS)}")
         record = _record(mnk, gpu, acc, layout, changes)
-        tools = compiler.toolchain(nvcc)
+        tools = toolchain.discover(nvcc)
         artifact = compiler.build([record], tools=tools)[0]
         library = compiler.launcher(tools=tools)
         shape = validator.own_shape(record)
@@ -322,7 +322,7 @@ def validate(
     With --on gpu the records' own problems are executed as well. Records of one GPU are tried on another by
     --set gpu=h200.
     """
-    from cudal2gen import compiler, results, validator
+    from cudal2gen import compiler, results, toolchain, validator
 
     if on not in ("emulator", "gpu"):
         _usage(f"--on {on}: must be emulator or gpu")
@@ -332,7 +332,7 @@ def validate(
         records = _chosen(mnk, everything or changed, gpu, acc, layout, changes)
         bed = _gpu(device, records) if on == "gpu" else None
         place = bed.model if bed else on
-        tools = compiler.toolchain(nvcc)
+        tools = toolchain.discover(nvcc)
         with _progress("compiling") as progress:
             artifacts = compiler.build(records, tools=tools, jobs=jobs, progress=progress)
         library = compiler.launcher(tools=tools)
@@ -488,7 +488,7 @@ def bench(
     """Measure kernels against the vendor's libraries on the GPU; every measurement is stored as it is taken."""
     from cudal2gen import baselines as vendors
     from cudal2gen import bench as timing
-    from cudal2gen import compiler, results
+    from cudal2gen import compiler, results, toolchain
     from cudal2gen.gpu import Gpu, Kernel, alone
 
     with _user_errors():
@@ -506,7 +506,7 @@ def bench(
             else _to_measure(mnk, sample, model, acc, layout, of, changes, seed)
         )
         card.check(records[0])
-        tools = compiler.toolchain(nvcc)
+        tools = toolchain.discover(nvcc)
         with _progress("compiling") as progress:
             artifacts = compiler.build(records, tools=tools, jobs=jobs, progress=progress)
         directories = {record.problem: one.directory for record, one in zip(records, artifacts, strict=True)}
@@ -1086,7 +1086,7 @@ def pack(
     nvcc: Nvcc = None,
 ) -> None:
     """Write what a machine without nvcc and CUTLASS needs: cubins, the table of choices, the launcher, a C header."""
-    from cudal2gen import choice, compiler
+    from cudal2gen import choice, compiler, toolchain
     from cudal2gen import pack as packs
 
     with _user_errors():
@@ -1099,7 +1099,7 @@ def pack(
         records = _to_pack(gpu, kinds, mnk, everything, measured)
         if not records:
             _usage(f"nothing is measured of {gpu}: run cudal2gen bench there, or give --mnk or --all")
-        tools = compiler.toolchain(nvcc)
+        tools = toolchain.discover(nvcc)
         with _progress("compiling") as progress:
             artifacts = compiler.build(records, tools=tools, jobs=jobs, progress=progress)
         for record, artifact in zip(records, artifacts, strict=True):
@@ -1254,7 +1254,7 @@ def tune_model(
 @app.command()
 def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     """Tell what this machine can do, and what would add the rest."""
-    from cudal2gen import compiler
+    from cudal2gen import build_folder, toolchain
     from cudal2gen import pack as packs
 
     checks: dict[str, tuple[bool, str]] = {}
@@ -1263,15 +1263,15 @@ def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     except catalog.CatalogError as error:
         checks["catalog"] = (False, str(error))
     try:
-        tools = compiler.toolchain(nvcc)
+        tools = toolchain.discover(nvcc)
         checks["compile"] = (
             True,
             f"nvcc {tools.nvcc_version} ({tools.nvcc}), "
             f"CuTe of CUTLASS {tools.cutlass_version} ({tools.cutlass_include})",
         )
-    except compiler.ToolchainError as error:
+    except toolchain.ToolchainError as error:
         checks["compile"] = (False, str(error))
-    checks["build directory"] = compiler.writable(places.build_dir())
+    checks["build directory"] = build_folder.writable(places.build_dir())
     there, refused = packs.search(packs.installed())
     found = [f"{gpu} in {pack.directory}" for gpu, pack in there.items()]
     said = "; ".join([*found, *refused]) or "none installed: cudal2gen.matmul is torch's"
@@ -1299,9 +1299,10 @@ def _user_errors() -> Iterator[None]:
         _fail(str(error), EXIT_USAGE)
     except RuntimeError as error:
         from cudal2gen.bench import Stopped, TooGood
-        from cudal2gen.compiler import BuildError, ToolchainError
+        from cudal2gen.compiler import BuildError
         from cudal2gen.gpu import GpuError
         from cudal2gen.pack import PackError
+        from cudal2gen.toolchain import ToolchainError
 
         if isinstance(error, ToolchainError | GpuError):
             _fail(str(error), EXIT_TOOLCHAIN)
@@ -1415,11 +1416,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _built(record: Record) -> Artifact | None:
-    from cudal2gen import compiler
+    from cudal2gen import compiler, toolchain
 
     try:
         return compiler.find(record)
-    except compiler.ToolchainError:
+    except toolchain.ToolchainError:
         return None
 
 

@@ -1,54 +1,46 @@
-"""Records to compiled kernels: toolchain discovery, one ninja graph, a content-addressed build directory.
+"""Records to compiled kernels: one ninja graph, a content-addressed build directory.
 
 ``build/<digest>/`` holds kernel.cu, kernel.ptx, kernel.cubin, ptxas.json and kernel.launch. The digest covers text,
-architecture, flags and the versions of nvcc and CUTLASS, and no path. The directory appears by one rename when all is
-there, so its existence is its validity. Kernels are compiled to PTX in batches, the PTX is split per kernel, and each
-part is assembled on its own: a batched build and a single one give the same files.
+architecture, flags and the versions of nvcc and CUTLASS, and no path. The directory appears by one rename when all its
+files are complete, so its existence is its validity. Kernels are compiled to PTX in batches, the PTX is split per
+kernel, and each part is assembled alone: a batched build and a single one give the same files.
 
-A kernel is compiled once however many processes ask for it: each holds a byte of ``build/.lock``, chosen by the
-digest, while it builds. Locks are taken without waiting, in one pass; what others hold is waited for afterwards,
-holding none, so no two processes wait for each other. A killed process loses its locks, and its scratch folder
-(``build/.tmp-<token>``, a lock of its own) is removed by the next build.
+Processes that build the same kernel compile it once: a process locks the digest (``build_folder.Locks``) while it
+builds. It takes the free locks in one pass without waiting, builds those kernels, releases all its locks, and only then
+waits for the kernels that other processes build: nobody waits while holding a lock, so there is no deadlock.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import importlib.util
 import json
 import os
 import re
 import resource
-import secrets
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 from cudal2gen import places
+from cudal2gen.build_folder import Locks, publish, scratch_folder
 from cudal2gen.kernel import Record
 from cudal2gen.renderer import render
+from cudal2gen.toolchain import Toolchain, ToolchainError, discover, environment
 
 Progress = Callable[[int, int], None]
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
 LAUNCHER_SOURCES = ("launcher.cpp", "pack.cpp", "cudal2gen.h")
-INSTALL = "pip install 'cudal2gen[nvcc]'"
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
-
-
-class ToolchainError(RuntimeError):
-    """A part of the toolchain is missing; the message says which, and what installs it."""
 
 
 class BuildError(RuntimeError):
@@ -56,27 +48,11 @@ class BuildError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Toolchain:
-    """The compilers and headers in use, and the versions that enter a digest."""
-
-    nvcc: Path
-    ptxas: Path
-    cuda_include: Path
-    cutlass_include: Path
-    nvcc_version: str
-    cutlass_version: str
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"nvcc": self.nvcc_version, "cutlass": self.cutlass_version}
-
-
-@dataclass(frozen=True)
 class Ptxas:
-    """What ptxas reports of one kernel: registers per thread, bytes of spills, stack frame and static shared memory.
+    """ptxas's report on one kernel: registers per thread, bytes of spills, stack frame and static shared memory.
 
-    ``losses``: what it calls a potential performance loss, by code; C7508 is a setmaxnreg that it ignores, C7510 to
-    C7512 are wgmmas that it serialises.
+    ``losses``: its warnings of potential performance loss, by code. C7508: it ignores a setmaxnreg; C7510 to C7512: it
+    serialises wgmma.
     """
 
     arch: str
@@ -105,7 +81,7 @@ class Ptxas:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A built kernel."""
+    """A built kernel: the directory named by its digest, and ptxas's report."""
 
     directory: Path
     ptxas: Ptxas
@@ -138,78 +114,8 @@ class Job:
     digest: str
 
 
-def nvcc_candidates(nvcc: Path | None = None) -> list[Path]:
-    """Where nvcc may be: the argument or ``CUDAL2GEN_NVCC`` alone; else PATH, the system folder, the PyPI wheels."""
-    configured = nvcc or os.environ.get("CUDAL2GEN_NVCC")
-    if configured:
-        return [Path(configured).absolute()]
-    candidates = [Path(path) for path in [shutil.which("nvcc")] if path]
-    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
-    spec = importlib.util.find_spec("nvidia")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        candidates += sorted(Path(root).glob("cu13/bin/nvcc"))
-    return [path.absolute() for path in candidates if os.access(path, os.X_OK)]
-
-
-def find_cutlass() -> Path | None:
-    """The folder that holds ``cute/``: ``CUTLASS_PATH``, else the nvidia-cutlass wheel's; None without either."""
-    if configured := os.environ.get("CUTLASS_PATH"):
-        return Path(configured).absolute() / "include"
-    spec = importlib.util.find_spec("cutlass_library")
-    if spec is None or spec.origin is None:
-        return None
-    return Path(spec.origin).parent / "source" / "include"
-
-
-@cache
-def toolchain(nvcc: Path | None = None) -> Toolchain:
-    """The toolchain of this machine; raises ToolchainError that names what is missing and what installs it."""
-    cutlass = find_cutlass()
-    if cutlass is None or not (cutlass / "cute" / "layout.hpp").is_file():
-        raise ToolchainError("the CuTe headers are missing; install them: pip install nvidia-cutlass==4.2.0.0")
-    for compiler in ("gcc", "g++"):
-        if shutil.which(compiler) is None:
-            raise ToolchainError(
-                f"no {compiler} found, which nvcc and the launcher need; install it, e.g. apt install g++"
-            )
-    header = (cutlass / "cutlass" / "version.h").read_text()
-    cutlass_version = ".".join(re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH) +(\d+)", header))
-    faults = ["no nvcc found (option --nvcc, CUDAL2GEN_NVCC, PATH, PyPI wheels)"]
-    for candidate in nvcc_candidates(nvcc):
-        try:
-            root, version = _interrogate(candidate)
-        except (OSError, subprocess.CalledProcessError, ValueError) as error:
-            faults.append(f"{candidate} does not run or answer like nvcc ({error})")
-            continue
-        if version.split(".")[0] == "13":
-            return Toolchain(candidate, root / "bin/ptxas", root / "include", cutlass, version, cutlass_version)
-        faults.append(f"{candidate} is of CUDA {version}, not 13")
-    raise ToolchainError(f"{faults[-1]}; install a compiler: {INSTALL}")
-
-
-def _interrogate(nvcc: Path) -> tuple[Path, str]:
-    """Where an nvcc's toolkit really is, also behind a wrapper script, and its version."""
-
-    def output(*arguments: str) -> str:
-        command = [str(nvcc), *arguments]
-        process = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
-        return process.stdout + process.stderr
-
-    top = re.search(r"^#\$ TOP=(.*)$", output("-dryrun", "-ptx", "-x", "cu", os.devnull), re.MULTILINE)
-    release = re.search(r"V([\d.]+)", output("--version"))
-    if top is None or release is None:
-        raise ValueError("no version")
-    return Path(top.group(1)).resolve(), release.group(1)
-
-
-def _environment() -> dict[str, str]:
-    """The environment of compilers, without what would change their output unseen by the digest."""
-    variables = {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
-    return {name: value for name, value in os.environ.items() if name not in variables}
-
-
 def job(record: Record, tools: Toolchain) -> Job:
-    """The binary that a record stands for. Records that differ in data fields only share one."""
+    """The binary of a record. Records that differ only in data fields have the same one."""
     text = render(record)
     arch = record.arch
     launch = "".join(f"{name}={value}\n" for name, value in record.launch.items())
@@ -219,8 +125,8 @@ def job(record: Record, tools: Toolchain) -> Job:
 
 
 def find(record: Record, *, build_dir: Path | None = None, tools: Toolchain | None = None) -> Artifact | None:
-    """The record's compiled kernel where it is built already."""
-    return _open((build_dir or places.build_dir()) / job(record, tools or toolchain()).digest)
+    """The record's compiled kernel, or None before it is built."""
+    return _open((build_dir or places.build_dir()) / job(record, tools or discover()).digest)
 
 
 def build(
@@ -231,13 +137,13 @@ def build(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Artifact]:
-    """Compiled kernels of the records, in their order; what is built already is taken as it is.
+    """Compiled kernels of the records, in their order; reuses complete directories.
 
     Raises BuildError with nvcc's message for kernels that do not compile (their text stays in ``build/failed``), after
-    all others are built; ToolchainError where there is no compiler. Spills and stack frames are no error here, see
-    ``Ptxas.findings``. ``progress`` is called with kernels done and to do.
+    the others are built, and ToolchainError without a compiler. A spill or a stack frame raises nothing, see
+    ``Ptxas.findings``. ``progress`` receives the numbers of finished kernels and of all kernels.
     """
-    tools = tools or toolchain()
+    tools = tools or discover()
     root = build_dir or places.build_dir()
     items = [job(record, tools) for record in records]
     missing = {item.digest: item for item in items if _open(root / item.digest) is None}
@@ -251,14 +157,14 @@ def build(
     for item in items:
         artifact = _open(root / item.digest)
         if artifact is None:
-            raise BuildError(f"{item.name} vanished from {root} while it was being built; build again")
+            raise BuildError(f"{item.name}: {root / item.digest} disappeared during the build; build again")
         artifacts.append(artifact)
     return artifacts
 
 
 def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -> Path:
     """The shared library of the generic launcher and of packs, compiled at first use (some seconds)."""
-    tools = tools or toolchain()
+    tools = tools or discover()
     root = build_dir or places.build_dir()
     texts = [(places.PACKAGE / name).read_text() for name in LAUNCHER_SOURCES]
     identity = json.dumps([texts, LAUNCHER_FLAGS, tools.nvcc_version])
@@ -268,10 +174,10 @@ def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -
         return library
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _Locks(root) as locks, locks.take(library.parent.name), _scratch(root) as scratch:
+        with Locks(root) as locks, locks.take(library.parent.name), scratch_folder(root) as scratch:
             if not library.is_file():
                 _compile_launcher(scratch / library.parent.name / library.name, tools)
-                _publish(scratch / library.parent.name, library.parent)
+                publish(scratch / library.parent.name, library.parent)
     except OSError as error:
         raise _unwritable(root, error) from error
     return library
@@ -281,7 +187,7 @@ def _compile_launcher(library: Path, tools: Toolchain) -> None:
     library.parent.mkdir()
     sources = [str(places.PACKAGE / name) for name in LAUNCHER_SOURCES if name.endswith(".cpp")]
     command = ["g++", *LAUNCHER_FLAGS, f"-I{tools.cuda_include}", *sources, "-o", str(library), "-ldl"]
-    process = subprocess.run(command, check=False, capture_output=True, text=True, env=_environment())
+    process = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
     if process.returncode:
         raise BuildError(f"the launcher did not compile:\n{process.stderr}")
 
@@ -302,12 +208,12 @@ def _open(directory: Path) -> Artifact | None:
 
 
 def _build_missing(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> None:
-    with _Locks(root) as locks:
+    with Locks(root) as locks:
         locked: list[Job] = []
         contended: list[Job] = []
         for item in items:
             (locked if locks.try_take(item.digest) else contended).append(item)
-        # Between the first look and the lock, somebody may have finished.
+        # Another process may have published the kernel between the look and the lock.
         locked = [item for item in locked if _open(root / item.digest) is None]
         failures = _run(locked, root, tools, jobs, progress) if locked else {}
         locks.release_all()
@@ -320,8 +226,8 @@ def _build_missing(items: list[Job], root: Path, tools: Toolchain, jobs: int, pr
 
 
 def _run(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> dict[str, str]:
-    """Builds and publishes; answers digest -> message for what failed. A failed batch is tried kernel by kernel."""
-    with _scratch(root) as scratch:
+    """Builds and publishes; returns digest -> message for failures. Retries a failed batch kernel by kernel."""
+    with scratch_folder(root) as scratch:
         size = max(1, min(BATCH, -(-len(items) // jobs)))
         batches = _batches(items, size)
         total = len(items)
@@ -360,7 +266,7 @@ def _ninja(
     command = [str(_ninja_binary()), "-k", "0", "-j", str(jobs), "-C", str(scratch), "--quiet"]
     by_name = {_folder(item): item for items in batches for item in items}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_environment(), start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), start_new_session=True
     )
     assert process.stdout is not None
     log, count = [], 0
@@ -374,7 +280,7 @@ def _ninja(
                 log.append(line)
         process.wait()
     finally:
-        # Whatever ends this build early ends its compilers, too.
+        # An exception here must not leave compilers running.
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
@@ -424,7 +330,7 @@ def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
 
 
 def _quote(path: Path) -> str:
-    """A path in a ninja command, safe for ninja and the shell."""
+    """A path, quoted for ninja and for the shell."""
     escaped = str(path).replace("$", "$$")
     return "'" + escaped.replace("'", "'\\''") + "'"
 
@@ -446,11 +352,11 @@ def _finish(item: Job, scratch: Path, root: Path) -> None:
     (built / "kernel.cu").write_text(item.text)
     (built / "kernel.launch").write_text(item.launch)
     log.unlink()
-    _publish(built, root / item.digest)
+    publish(built, root / item.digest)
 
 
 def parse_ptxas(log: str, arch: str) -> Ptxas:
-    """ptxas -v's report of a module with one kernel."""
+    """The report that ``ptxas -v`` prints on a module with one kernel."""
 
     def number(pattern: str) -> int:
         match = re.search(pattern, log)
@@ -481,88 +387,6 @@ def _failure(item: Job, scratch: Path, root: Path) -> str:
     return f"{item.name} did not compile; its text is kept in {source}\n" + "\n".join(excerpt or log.splitlines()[-20:])
 
 
-def _publish(built: Path, target: Path) -> None:
-    """Moves a finished directory into place. A half-written one from elsewhere, or a loser's, is replaced."""
-    try:
-        built.rename(target)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        shutil.rmtree(target, ignore_errors=True)
-        built.rename(target)
-
-
-@contextmanager
-def _scratch(root: Path) -> Iterator[Path]:
-    """A scratch folder of this build; folders that killed builds left behind are removed on the way."""
-    with _Locks(root) as locks:
-        for leftover in root.glob(".tmp-*"):
-            if locks.try_take(leftover.name):
-                shutil.rmtree(leftover, ignore_errors=True)
-        scratch = root / f".tmp-{secrets.token_hex(16)}"
-        locks.try_take(scratch.name)
-        scratch.mkdir()
-        try:
-            yield scratch
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
-class _Locks:
-    """Advisory locks on single bytes of one file, chosen by name.
-
-    They belong to the open file, so threads of one process exclude each other too.
-    """
-
-    # Linux's F_OFD_SETLK and F_OFD_SETLKW, which the fcntl module names from Python 3.9 on only where libc does.
-    SET, SET_WAIT = 37, 38
-
-    def __init__(self, root: Path) -> None:
-        self._file = (root / ".lock").open("a+b")
-
-    def __enter__(self) -> _Locks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def try_take(self, name: str) -> bool:
-        try:
-            self._call(self.SET, fcntl.F_WRLCK, name)
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
-    @contextmanager
-    def take(self, name: str) -> Iterator[None]:
-        self._call(self.SET_WAIT, fcntl.F_WRLCK, name)
-        try:
-            yield
-        finally:
-            self._call(self.SET, fcntl.F_UNLCK, name)
-
-    def release_all(self) -> None:
-        self._lock(self.SET, fcntl.F_UNLCK, 0, 0)
-
-    def _call(self, command: int, kind: int, name: str) -> None:
-        self._lock(command, kind, int(hashlib.sha256(name.encode()).hexdigest()[:15], 16), 1)
-
-    def _lock(self, command: int, kind: int, start: int, length: int) -> None:
-        import struct
-
-        fcntl.fcntl(self._file, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
-
-
 def peak_rss_bytes() -> int:
     """Largest resident size of any compiler process that this process has waited for."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-
-
-def writable(folder: Path) -> tuple[bool, str]:
-    """Whether kernels can be built into a folder, and why not."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _scratch(folder):
-            return True, str(folder)
-    except OSError as error:
-        return False, f"{folder}: {error.strerror}; choose another folder with --build-dir"

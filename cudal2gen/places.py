@@ -1,4 +1,4 @@
-"""Where things are: the checkout or the installed package, the catalog, the build directory, the caches."""
+"""Paths: the checkout or the installed package, the catalog, the build directory, the caches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def user_data() -> Path:
 
 
 def user_cache() -> Path:
-    """The user's folder for what can be made again; ``CUDAL2GEN_CACHE_DIR`` moves it."""
+    """The user's folder for files that can be made again; ``CUDAL2GEN_CACHE_DIR`` moves it."""
     if configured := os.environ.get("CUDAL2GEN_CACHE_DIR"):
         return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cudal2gen"
@@ -42,7 +42,7 @@ def catalog() -> Path:
 
 
 def editable_catalog() -> Path:
-    """The catalog to write: an installed wheel's own files stay as they are, edits go to the user's data folder."""
+    """The catalog to write: in an installed wheel the user's copy, so that the wheel's files stay unchanged."""
     if os.environ.get("CUDAL2GEN_CATALOG") or checkout() is not None:
         return catalog()
     return user_data() / "kernels.jsonl"

@@ -1,6 +1,6 @@
-"""Batch PTX to one PTX file per kernel. Runs inside the ninja graph, so it imports the standard library only.
+"""Batch PTX to one PTX file per kernel. Runs inside the ninja graph, so it imports only the standard library.
 
-The parts are normal forms: a kernel gives the same part whether it was compiled alone or in a batch.
+Parts are normal forms: a kernel gives the same part whether it is compiled alone or in a batch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-# Braces of inline assembly stand at the start of a line, too.
+# The brace that ends inline assembly also stands at the start of a line: the comment after it tells them apart.
 _ENTRY = re.compile(r"^\.visible \.entry (\w+)\($.*?^}$(?!\n\t// end inline asm)", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r'^\t\.file\t(\d+) "([^"]*)"', re.MULTILINE)
 _LOC = re.compile(r"^\t\.loc\t(\d+) (\d+) (\d+).*\n", re.MULTILINE)
@@ -23,8 +23,8 @@ _SYMBOL = re.compile(
 def split(ptx: str) -> dict[str, str]:
     """Entry name -> PTX module with that entry and the symbols that it uses.
 
-    Line information is kept for the kernel's own source, as file ``kernel.cu``; what was inlined from headers takes
-    the line of the source before it. Raises ValueError where the module has no entry.
+    Keeps line information of the kernel's own source, as file ``kernel.cu``; instructions inlined from headers keep
+    the last line of that source. Raises ValueError for a module without an entry.
     """
     header = re.search(r"^\.version.*\n\.target.*\n\.address_size.*\n", ptx, re.MULTILINE)
     entries = list(_ENTRY.finditer(ptx))
@@ -44,7 +44,7 @@ def _part(header: str, name: str, body: str, symbols: list[tuple[str, str]], fil
         return f"\t.loc\t1 {line} {column}\n" if files.get(number) == name else ""
 
     body = _LOC.sub(locate, body)
-    # A line that repeats the one before it says nothing.
+    # Dropping the headers' .loc leaves runs of equal lines.
     body = re.sub(r"(\t\.loc\t\S+ \S+ \S+\n)(?:\1)+", r"\1", body)
     body = _LABEL.sub("", body)
     body = re.sub(r"\$L__BB\d+_", "$L__BB_", body)

@@ -13,7 +13,7 @@ from cudal2gen.kernel import Record
 
 
 def _cxx(value: Any) -> str | int:
-    """Lets only text and integers into C++: anything else has a Python spelling, not a C++ one."""
+    """The value, if it is text or an integer: everything else prints as Python, not as C++. Raises TypeError."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise TypeError(f"{value!r} has no C++ spelling: a template may print text and integers only")
     return value
@@ -33,10 +33,10 @@ def _environment() -> Environment:
 
 
 def render(record: Record) -> str:
-    """The kernel's complete CuTe source. Pure: equal code fields give the same bytes.
+    """The kernel's complete CuTe source; equal code fields give the same bytes.
 
-    Raises jinja2.UndefinedError or TypeError only for a fault in a template, never for a legal record.
+    Raises jinja2.UndefinedError or TypeError for a fault in a template, never for a legal record.
     """
     text = _environment().get_template(f"{record.family}.cu.j2").render(r=record)
-    # A macro with nothing to say leaves an empty line behind.
+    # A macro without output leaves an empty line.
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text))

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import cudal2gen
-from cudal2gen import choice, compiler, pack
+from cudal2gen import choice, compiler, pack, toolchain
 from cudal2gen.operators import emulated
 from cudal2gen.results import Measurements
 from tests.paths import small
@@ -64,7 +64,7 @@ def packed(folder: Path) -> pack.Pack:
     built = dict(zip((record.name for record in records), compiler.build(records), strict=True))
     table = choice.tabulate("a100", records, Measurements({}, []), lambda record: built[record.name].digest)
     artifacts = {one.digest: one for one in built.values()}
-    files = pack.contents(table, artifacts, compiler.launcher(), compiler.toolchain().nvcc_version)
+    files = pack.contents(table, artifacts, compiler.launcher(), toolchain.discover().nvcc_version)
     return pack.open_pack(pack.write_folder(files, folder / "pack"))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cudal2gen import compiler, pack
+from cudal2gen import compiler, pack, toolchain
 from cudal2gen.choice import Row, Table, tabulate
 from cudal2gen.kernel import Record
 from cudal2gen.results import Measurements
@@ -40,7 +40,7 @@ def table(records: Sequence[Record], lows: dict[int, float] | None = None, bandw
 
 def files(made: Table, with_ptx: bool = True) -> dict[str, bytes]:
     artifacts = {one.digest: one for one in compiler.build([kernel.record for kernel in made.kernels])}
-    return pack.contents(made, artifacts, compiler.launcher(), compiler.toolchain().nvcc_version, with_ptx)
+    return pack.contents(made, artifacts, compiler.launcher(), toolchain.discover().nvcc_version, with_ptx)
 
 
 def folder(made: Table, target: Path, with_ptx: bool = True) -> Path:

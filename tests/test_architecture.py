@@ -21,6 +21,8 @@ FLOORS = {
     "model": 2,
     "renderer": 2,
     "launcher": 2,
+    "toolchain": 0,
+    "build_folder": 0,
     "compiler": 3,
     "emulator": 3,
     "gpu": 3,

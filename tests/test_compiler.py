@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from cudal2gen import compiler
-from cudal2gen.compiler import Artifact, BuildError, Ptxas, Toolchain, ToolchainError
+from cudal2gen import compiler, toolchain
+from cudal2gen.compiler import Artifact, BuildError, Ptxas
 from cudal2gen.ptx_split import split
+from cudal2gen.toolchain import Toolchain, ToolchainError
 from tests.strategies import STRAIGHT, direct, multistage, prefetch
 
 SMALL = {"bm": 32, "bn": 32, "bk": 32, "mma_repeat": [1, 1, 1], "c_batch": 1, "m": 64, "n": 64, "k": 64}
@@ -27,9 +28,9 @@ FILES = {"kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json
 BUILD_ONE = """
 import sys
 from pathlib import Path
-from cudal2gen import compiler
+from cudal2gen import compiler, toolchain
 from tests.strategies import direct
-tools = compiler.toolchain(Path(sys.argv[2]))
+tools = toolchain.discover(Path(sys.argv[2]))
 print(compiler.build([direct()], build_dir=Path(sys.argv[1]), tools=tools, jobs=1)[0].directory)
 """
 
@@ -41,7 +42,7 @@ def counting_nvcc(tmp_path: Path) -> Path:
     script.parent.mkdir()
     script.write_text(
         f"#!/bin/sh\ncase \"$*\" in *-dryrun*|*--version*) ;; *) echo call >> '{tmp_path}/calls'; sleep 1 ;; esac\n"
-        f"exec '{compiler.toolchain().nvcc}' \"$@\"\n"
+        f"exec '{toolchain.discover().nvcc}' \"$@\"\n"
     )
     script.chmod(0o755)
     return script
@@ -57,10 +58,12 @@ def contents(folder: Path) -> set[str]:
 
 
 def test_a_build_leaves_whole_directories_and_nothing_else(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    artifacts = compiler.build(RECORDS, build_dir=tmp_path, progress=lambda done, total: seen.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    artifacts = compiler.build(
+        RECORDS, build_dir=tmp_path, progress=lambda finished, total: reports.append((finished, total))
+    )
     assert [artifact.digest for artifact in artifacts] == [
-        compiler.job(r, compiler.toolchain()).digest for r in RECORDS
+        compiler.job(r, toolchain.discover()).digest for r in RECORDS
     ]
     assert contents(tmp_path) == {".lock", *(artifact.digest for artifact in artifacts)}
     for record, artifact in zip(RECORDS, artifacts, strict=True):
@@ -80,8 +83,8 @@ def test_a_build_leaves_whole_directories_and_nothing_else(tmp_path: Path) -> No
             "losses": [],
         }
         assert 16 <= artifact.ptxas.registers <= 255
-    assert seen[0] == (0, 4)
-    assert seen[-1] == (4, 4)
+    assert reports[0] == (0, 4)
+    assert reports[-1] == (4, 4)
 
 
 def test_what_is_built_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,24 +115,24 @@ def test_line_information_points_into_the_kernels_own_text(tmp_path: Path) -> No
     artifact = compiler.build([RECORDS[2]], build_dir=tmp_path)[0]
     source = artifact.source.read_text().splitlines()
     lines = artifact.ptx.read_text().splitlines()
-    at = next(i for i, line in enumerate(lines) if "cp.async.wait_" in line)
-    location = next(line for line in reversed(lines[:at]) if line.startswith("\t.loc\t1 "))
+    index = next(i for i, line in enumerate(lines) if "cp.async.wait_" in line)
+    location = next(line for line in reversed(lines[:index]) if line.startswith("\t.loc\t1 "))
     assert "cp_async_wait" in source[int(location.split()[2]) - 1]
 
 
 def test_the_digest_follows_text_architecture_and_versions() -> None:
-    tools = compiler.toolchain()
+    tools = toolchain.discover()
     newer = Toolchain(
         tools.nvcc, tools.ptxas, tools.cuda_include, tools.cutlass_include, "13.0.99", tools.cutlass_version
     )
-    moved = Toolchain(
+    relocated = Toolchain(
         Path("/x/nvcc"), tools.ptxas, tools.cuda_include, Path("/y"), tools.nvcc_version, tools.cutlass_version
     )
     base = compiler.job(multistage(), tools).digest
     assert compiler.job(multistage(stages=2), tools).digest != base
     assert compiler.job(multistage(gpu="h200"), tools).digest != base
     assert compiler.job(multistage(), newer).digest != base
-    assert compiler.job(multistage(), moved).digest == base
+    assert compiler.job(multistage(), relocated).digest == base
     assert compiler.job(multistage(m=128), tools).digest == base
 
 
@@ -142,7 +145,7 @@ def test_processes_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counti
 
 
 def test_threads_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counting_nvcc: Path) -> None:
-    tools = compiler.toolchain(counting_nvcc)
+    tools = toolchain.discover(counting_nvcc)
     built: list[Artifact] = []
     threads = [
         threading.Thread(
@@ -202,16 +205,16 @@ def test_a_compile_error_shows_nvccs_message_against_the_kept_text(
         "render",
         lambda record: render(record).replace("kStages - 1", "kStagez - 1") if record == bad else render(record),
     )
-    with pytest.raises(BuildError) as caught:
+    with pytest.raises(BuildError) as raised:
         compiler.build([good, bad], build_dir=tmp_path, jobs=1)
-    message = str(caught.value)
-    kept = next((tmp_path / "failed").iterdir())
-    assert f"{bad.name} did not compile; its text is kept in {kept}" in message
-    line = next(i for i, text in enumerate(kept.read_text().splitlines(), 1) if "kStagez" in text)
-    assert f'{kept}({line}): error: identifier "kStagez" is undefined' in message
+    message = str(raised.value)
+    source = next((tmp_path / "failed").iterdir())
+    assert f"{bad.name} did not compile; its text is kept in {source}" in message
+    line = next(i for i, text in enumerate(source.read_text().splitlines(), 1) if "kStagez" in text)
+    assert f'{source}({line}): error: identifier "kStagez" is undefined' in message
     assert compiler.find(good, build_dir=tmp_path) is not None, "the others of the batch are built"
     assert compiler.find(bad, build_dir=tmp_path) is None
-    assert contents(tmp_path) == {".lock", "failed", compiler.job(good, compiler.toolchain()).digest}
+    assert contents(tmp_path) == {".lock", "failed", compiler.job(good, toolchain.discover()).digest}
 
 
 def test_an_unwritable_build_directory_is_named(tmp_path: Path) -> None:
@@ -232,27 +235,27 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_missing_nvcc_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "nvcc_candidates", lambda given: [])
-    compiler.toolchain.cache_clear()
+    monkeypatch.setattr(toolchain, "nvcc_candidates", lambda nvcc: [])
+    toolchain.discover.cache_clear()
     try:
         with pytest.raises(ToolchainError, match=r"no nvcc found .*pip install 'cudal2gen\[nvcc\]'"):
-            compiler.toolchain()
+            toolchain.discover()
     finally:
-        compiler.toolchain.cache_clear()
+        toolchain.discover.cache_clear()
 
 
 def test_an_nvcc_that_is_none_says_so(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="does not run"):
-        compiler.toolchain(tmp_path / "nvcc")
+        toolchain.discover(tmp_path / "nvcc")
     fake = tmp_path / "nvcc"
     fake.write_text("#!/bin/sh\nexit 0\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     with pytest.raises(ToolchainError, match="does not run or answer like nvcc"):
-        compiler.toolchain(fake)
+        toolchain.discover(fake)
     fake.write_text("#!/bin/sh\necho '#$ TOP=/usr'; echo V12.4.131\n")
-    compiler.toolchain.cache_clear()
+    toolchain.discover.cache_clear()
     with pytest.raises(ToolchainError, match=r"is of CUDA 12.4.131, not 13; install a compiler"):
-        compiler.toolchain(fake)
+        toolchain.discover(fake)
 
 
 def test_nvcc_is_taken_by_argument_then_environment_then_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,11 +264,11 @@ def test_nvcc_is_taken_by_argument_then_environment_then_path(tmp_path: Path, mo
     on_path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDAL2GEN_NVCC", "/from/environment")
-    assert compiler.nvcc_candidates(Path("/given")) == [Path("/given")]
-    assert compiler.nvcc_candidates(Path("here/nvcc")) == [Path.cwd() / "here/nvcc"]
-    assert compiler.nvcc_candidates() == [Path("/from/environment")]
+    assert toolchain.nvcc_candidates(Path("/given")) == [Path("/given")]
+    assert toolchain.nvcc_candidates(Path("here/nvcc")) == [Path.cwd() / "here/nvcc"]
+    assert toolchain.nvcc_candidates() == [Path("/from/environment")]
     monkeypatch.delenv("CUDAL2GEN_NVCC")
-    assert compiler.nvcc_candidates()[0] == on_path
+    assert toolchain.nvcc_candidates()[0] == on_path
 
 
 def test_the_environment_cannot_change_a_kernel_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,12 +301,12 @@ def test_a_terminated_build_takes_its_compilers_along(tmp_path: Path, counting_n
 
 def test_missing_headers_say_what_installs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
-    compiler.toolchain.cache_clear()
+    toolchain.discover.cache_clear()
     try:
         with pytest.raises(ToolchainError, match=r"CuTe headers are missing.*nvidia-cutlass"):
-            compiler.toolchain()
+            toolchain.discover()
     finally:
-        compiler.toolchain.cache_clear()
+        toolchain.discover.cache_clear()
 
 
 def test_ninja_text_is_a_pure_function_of_its_jobs() -> None:

@@ -22,8 +22,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("site")
     root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(target)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
     return target
 
 
@@ -43,23 +43,25 @@ def test_pictures_have_words(site: Path) -> None:
 def commands() -> dict[str, set[str]]:
     """Options of each command, as a user writes them."""
     group = typer.main.get_command(cli.app)
-    found = {}
+    options_by_command = {}
     for name, command in group.commands.items():  # type: ignore[attr-defined]
-        found[name] = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
-    return found
+        options_by_command[name] = {
+            option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+    return options_by_command
 
 
 def test_commands_and_options_exist(checkout: Path) -> None:
-    known = commands()
-    seen = set()
+    options_by_command = commands()
+    verbs = set()
     for path in pages(checkout):
         for line in re.findall(r"^cudal2gen (.*?)(?:\s{2,}#.*)?$", path.read_text(), re.MULTILINE):
             verb, *words = line.split()
-            assert verb in known, f"{path.name}: {line}"
+            assert verb in options_by_command, f"{path.name}: {line}"
             for option in (word.split("=")[0] for word in words if word.startswith("--")):
-                assert option in known[verb], f"{path.name}: {line}"
-            seen.add(verb)
-    assert {"bench", "validate", "pack", "show"} <= seen
+                assert option in options_by_command[verb], f"{path.name}: {line}"
+            verbs.add(verb)
+    assert {"bench", "validate", "pack", "show"} <= verbs
 
 
 def test_files_that_are_named_exist(checkout: Path) -> None:
@@ -73,12 +75,12 @@ def test_files_that_are_named_exist(checkout: Path) -> None:
 
 def test_the_python_of_the_guide_runs(checkout: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (checkout / "docs" / "edit.md").read_text(), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["True", "True"]
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert [line.split()[-1] for line in process.stdout.splitlines()] == ["True", "True"]
 
 
 def test_the_error_of_the_guide_is_the_error(checkout: Path) -> None:
-    (shown,) = re.findall(r"^error: (.*)$", (checkout / "docs" / "edit.md").read_text(), re.MULTILINE)
+    (message,) = re.findall(r"^error: (.*)$", (checkout / "docs" / "edit.md").read_text(), re.MULTILINE)
     command = [sys.executable, "-m", "cudal2gen", "show", "--mnk", "4096_4096_64", "--set", "bn=96"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr.strip() == f"error: {shown}"
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.stderr.strip() == f"error: {message}"

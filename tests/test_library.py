@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cudal2gen import catalog, compiler, places, results, validator
+from cudal2gen import catalog, compiler, places, results, toolchain, validator
 from cudal2gen.renderer import render
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def test_the_library_compiles_from_nothing_without_spills(records: list[catalog.
 
 def test_every_record_has_a_verdict_that_it_is_right(checkout: Path) -> None:
     """Of the text, flags and versions that it has now; ``validate --changed`` gives those that are missing."""
-    tools = replace(compiler.toolchain(), nvcc_version=VERSIONS["nvcc"], cutlass_version=VERSIONS["cutlass"])
+    tools = replace(toolchain.discover(), nvcc_version=VERSIONS["nvcc"], cutlass_version=VERSIONS["cutlass"])
     verdicts = results.latest(checkout / "results" / "verdicts.jsonl")
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
     wrong = []

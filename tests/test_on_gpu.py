@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cudal2gen import compiler, emulator, gpu, rounding, sanitizer, trial
+from cudal2gen import compiler, emulator, gpu, rounding, sanitizer, toolchain, trial
 from cudal2gen.catalog import Record
 from cudal2gen.gpu import Operands
 from cudal2gen.kernel import GPUS, IllegalRecord, revise
@@ -162,7 +162,7 @@ def test_faulty_binaries_are_caught(edit: str, bed: gpu.Gpu, subject: Any, tmp_p
     assert place is not None
     end = text.index(";", place.start()) + 1
     (directory / "kernel.ptx").write_text(text[: place.start()] + text[end:])
-    command = [compiler.toolchain().ptxas, f"-arch={whole.artifact.ptxas.arch}", directory / "kernel.ptx"]
+    command = [toolchain.discover().ptxas, f"-arch={whole.artifact.ptxas.arch}", directory / "kernel.ptx"]
     subprocess.run([*command, "-o", directory / "kernel.cubin"], check=True)
     verdict = tried(bed, replace(whole, artifact=compiler.Artifact(directory, whole.artifact.ptxas)))
     assert any(said in finding for finding in verdict.findings), verdict.findings

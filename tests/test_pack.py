@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import cudal2gen
-from cudal2gen import catalog, compiler, emulator, pack
+from cudal2gen import catalog, compiler, emulator, pack, toolchain
 from cudal2gen.choice import Table
 from cudal2gen.kernel import Problem as Asked
 from cudal2gen.launcher import OpenKernel
@@ -323,7 +323,7 @@ def example(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], c
     pack.write_folder(files, folder / "pack")
     for flags, name in (((), "gemm"), (("-shared", "-fPIC"), "gemm.so")):
         command = ["g++", "-Wall", "-Wextra", "-Werror", *flags, str(checkout_root / "examples" / "gemm.c")]
-        command += ["-o", str(folder / name), f"-I{folder / 'pack'}", f"-I{compiler.toolchain().cuda_include}"]
+        command += ["-o", str(folder / name), f"-I{folder / 'pack'}", f"-I{toolchain.discover().cuda_include}"]
         command += [str(folder / "pack" / "libcudal2gen.so"), str(emulator.runtime_path())]
         command += [f"-Wl,-rpath,{folder / 'pack'}", f"-Wl,-rpath,{emulator.runtime_path().parent}"]
         subprocess.run(command, check=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cudal2gen import compiler, results
+from cudal2gen import compiler, results, toolchain
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import ray_executor, space
@@ -261,7 +261,7 @@ def test_packed_kernels_are_kernels_where_they_arrive(tmp_path: Path) -> None:
     ray_executor.unpack(parcel, second)
     ray_executor.unpack(parcel, second)
     assert [path.name for path in second.iterdir()] == [artifact.digest]
-    (again,) = compiler.build([good], build_dir=second, tools=compiler.toolchain())
+    (again,) = compiler.build([good], build_dir=second, tools=toolchain.discover())
     assert again.ptxas == artifact.ptxas
     assert again.cubin.read_bytes() == artifact.cubin.read_bytes()
     assert not (second / ".lock").exists(), "nothing was compiled"

@@ -191,10 +191,10 @@ class Bench:
     """``Workshop`` on the real device: verdicts are stored as they are made, and not made twice."""
 
     def __init__(self, card: Device, store: Path | None = None) -> None:
-        from cudal2gen import compiler
+        from cudal2gen import compiler, toolchain
 
         self._card, self._store = card, store
-        self._tools = compiler.toolchain()
+        self._tools = toolchain.discover()
         self._library = compiler.launcher(tools=self._tools)
         self._known = results.latest(store)
 

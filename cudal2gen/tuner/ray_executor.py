@@ -59,9 +59,9 @@ def compiled(records: Sequence[Record]) -> Parcel:
 
     Raises ToolchainError where there is no compiler.
     """
-    from cudal2gen import compiler
+    from cudal2gen import compiler, toolchain
 
-    tools = compiler.toolchain()
+    tools = toolchain.discover()
     found: Parcel = {}
     try:
         built = compiler.build(records, tools=tools, jobs=1)

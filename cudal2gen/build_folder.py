@@ -1,0 +1,102 @@
+"""The build directory under concurrency: byte locks, scratch folders, and publication by one rename.
+
+A process that builds holds a byte of ``build/.lock``, chosen by the kernel's digest. It works in a scratch folder
+``build/.tmp-<token>``, locked likewise. The system drops the locks of a killed process, so the next build recognises
+its scratch folder as abandoned and removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def publish(built: Path, target: Path) -> None:
+    """Renames a finished directory to its place; replaces an incomplete one that stands there."""
+    try:
+        built.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(target, ignore_errors=True)
+        built.rename(target)
+
+
+@contextmanager
+def scratch_folder(root: Path) -> Iterator[Path]:
+    """A scratch folder of this build. Removes the folders that killed builds left behind."""
+    with Locks(root) as locks:
+        for leftover in root.glob(".tmp-*"):
+            if locks.try_take(leftover.name):
+                shutil.rmtree(leftover, ignore_errors=True)
+        scratch = root / f".tmp-{secrets.token_hex(16)}"
+        locks.try_take(scratch.name)
+        scratch.mkdir()
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+class Locks:
+    """Advisory locks on single bytes of one file, chosen by name.
+
+    They belong to the open file, so threads of one process exclude each other too.
+    """
+
+    # Linux's F_OFD_SETLK and F_OFD_SETLKW, which the fcntl module names from Python 3.9 on only where libc does.
+    SET, SET_WAIT = 37, 38
+
+    def __init__(self, root: Path) -> None:
+        self._file = (root / ".lock").open("a+b")
+
+    def __enter__(self) -> Locks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def try_take(self, name: str) -> bool:
+        """Takes the lock of ``name`` if it is free; False if another holder has it."""
+        try:
+            self._call(self.SET, fcntl.F_WRLCK, name)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    @contextmanager
+    def take(self, name: str) -> Iterator[None]:
+        """Waits for the lock of ``name`` and holds it inside the block."""
+        self._call(self.SET_WAIT, fcntl.F_WRLCK, name)
+        try:
+            yield
+        finally:
+            self._call(self.SET, fcntl.F_UNLCK, name)
+
+    def release_all(self) -> None:
+        """Releases every lock of this file."""
+        self._lock(self.SET, fcntl.F_UNLCK, 0, 0)
+
+    def _call(self, command: int, kind: int, name: str) -> None:
+        self._lock(command, kind, int(hashlib.sha256(name.encode()).hexdigest()[:15], 16), 1)
+
+    def _lock(self, command: int, kind: int, start: int, length: int) -> None:
+        fcntl.fcntl(self._file, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
+
+
+def writable(folder: Path) -> tuple[bool, str]:
+    """Whether kernels can be built into a folder; its path, or the reason and the option to change."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(folder):
+            return True, str(folder)
+    except OSError as error:
+        return False, f"{folder}: {error.strerror}; choose another folder with --build-dir"

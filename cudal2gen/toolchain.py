@@ -1,0 +1,105 @@
+"""The compilers and headers of this machine: nvcc, ptxas, CuTe, and their versions.
+
+Order of the search: the caller's argument, environment variables, PATH, the system's folder, PyPI wheels.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+INSTALL = "pip install 'cudal2gen[nvcc]'"
+
+
+class ToolchainError(RuntimeError):
+    """A part of the toolchain is missing; the message says which, and what installs it."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compilers and headers in use, and the versions that enter a digest."""
+
+    nvcc: Path
+    ptxas: Path
+    cuda_include: Path
+    cutlass_include: Path
+    nvcc_version: str
+    cutlass_version: str
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"nvcc": self.nvcc_version, "cutlass": self.cutlass_version}
+
+
+def nvcc_candidates(nvcc: Path | None = None) -> list[Path]:
+    """Paths to try, absolute: the argument or ``CUDAL2GEN_NVCC`` alone; else PATH, the system folder, PyPI wheels."""
+    configured = nvcc or os.environ.get("CUDAL2GEN_NVCC")
+    if configured:
+        return [Path(configured).absolute()]
+    candidates = [Path(path) for path in [shutil.which("nvcc")] if path]
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        candidates += sorted(Path(root).glob("cu13/bin/nvcc"))
+    return [path.absolute() for path in candidates if os.access(path, os.X_OK)]
+
+
+def find_cutlass() -> Path | None:
+    """The folder that holds ``cute/``: ``CUTLASS_PATH``, else the nvidia-cutlass wheel's; None without either."""
+    if configured := os.environ.get("CUTLASS_PATH"):
+        return Path(configured).absolute() / "include"
+    spec = importlib.util.find_spec("cutlass_library")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "source" / "include"
+
+
+@cache
+def discover(nvcc: Path | None = None) -> Toolchain:
+    """The toolchain of this machine. Raises ToolchainError that names the missing part and a command to install it."""
+    cutlass = find_cutlass()
+    if cutlass is None or not (cutlass / "cute" / "layout.hpp").is_file():
+        raise ToolchainError("the CuTe headers are missing; install them: pip install nvidia-cutlass==4.2.0.0")
+    for compiler in ("gcc", "g++"):
+        if shutil.which(compiler) is None:
+            raise ToolchainError(f"nvcc and the launcher need {compiler}, which PATH lacks; e.g. apt install g++")
+    header = (cutlass / "cutlass" / "version.h").read_text()
+    cutlass_version = ".".join(re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH) +(\d+)", header))
+    faults = ["no nvcc found (option --nvcc, CUDAL2GEN_NVCC, PATH, PyPI wheels)"]
+    for candidate in nvcc_candidates(nvcc):
+        try:
+            root, version = _interrogate(candidate)
+        except (OSError, subprocess.CalledProcessError, ValueError) as error:
+            faults.append(f"{candidate} does not run or answer like nvcc ({error})")
+            continue
+        if version.split(".")[0] == "13":
+            return Toolchain(candidate, root / "bin/ptxas", root / "include", cutlass, version, cutlass_version)
+        faults.append(f"{candidate} is of CUDA {version}, not 13")
+    raise ToolchainError(f"{faults[-1]}; install a compiler: {INSTALL}")
+
+
+def _interrogate(nvcc: Path) -> tuple[Path, str]:
+    """The root of an nvcc's toolkit, also behind a wrapper script, and its version."""
+
+    def output(*arguments: str) -> str:
+        command = [str(nvcc), *arguments]
+        process = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+        return process.stdout + process.stderr
+
+    top = re.search(r"^#\$ TOP=(.*)$", output("-dryrun", "-ptx", "-x", "cu", os.devnull), re.MULTILINE)
+    release = re.search(r"V([\d.]+)", output("--version"))
+    if top is None or release is None:
+        raise ValueError("no version")
+    return Path(top.group(1)).resolve(), release.group(1)
+
+
+def environment() -> dict[str, str]:
+    """The environment of compilers without variables that change their output: the digest does not cover them."""
+    variables = {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
+    return {name: value for name, value in os.environ.items() if name not in variables}
