@@ -380,15 +380,12 @@ def _work(record: Record, sizes: Sizes) -> int:
 
 def _copied(record: Record, sizes: Sizes, launched: Sizes, operands: Operands) -> tuple[bool, bool, bool]:
     """Which of A, B and D are copied: those that are launched larger, and those that do not lie as the kernel asks."""
-    facts = record.launch
-    packed_k, packed_n = bool(facts.get("baked_k")), bool(facts.get("baked_n"))
-    tn = record.layout == "tn"
+    packed_k = record.baked_k > 0
     a, b, d = operands
     m, n, k = launched
-    d_vectors = bool(facts.get("box_d_cols")) or not record.predicated
     fits_a = a.aligned and a.ld % VECTOR == 0 and (not packed_k or a.ld == k)
-    fits_b = b.aligned and b.ld % VECTOR == 0 and (b.ld == (k if tn else n) or not (packed_k if tn else packed_n))
-    fits_d = ((d.aligned and d.ld % VECTOR == 0) or not d_vectors) and (not packed_n or d.ld == n)
+    fits_b = b.aligned and b.ld % VECTOR == 0 and (not packed_k or record.layout == "nn" or b.ld == k)
+    fits_d = (d.aligned and d.ld % VECTOR == 0) or not record.stores_vectors
     return (
         (m, k) != (sizes.m, sizes.k) or not fits_a,
         (n, k) != (sizes.n, sizes.k) or not fits_b,

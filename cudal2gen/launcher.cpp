@@ -139,7 +139,7 @@ struct cudal2gen_kernel {
   cudaKernel_t kernel;
   Kind kind;
   bool predicated, nn, zsplit, persistent;
-  int threads, smem_bytes, bm, bn, bk, split_k, baked_n, baked_k;
+  int threads, smem_bytes, bm, bn, bk, split_k, baked_k;
   int64_t swizzle_stride, resident;  // resident: clusters, or CTAs without, that the device holds at once
 
   // Of kernels for compute capability 9.0. A cluster has cluster_m x cluster_n tiles, or all slices of one.
@@ -229,7 +229,7 @@ int cudal2gen_open(char const* directory, char const* options, char const* runti
   if (kernel->kind != Kind::kTiles && !connect_hopper(library, kernel->runtime)) return cudaErrorSymbolNotFound;
 
   auto const number = [&](char const* name) { return std::strtoll(facts[name].c_str(), nullptr, 10); };
-  kernel->predicated = kernel->kind == Kind::kTiles ? number("predicated") : !number("exact");
+  kernel->predicated = kernel->kind != Kind::kTiles || number("predicated");
   kernel->nn = facts["layout"] == "nn";
   kernel->zsplit = facts["raster"] == "zsplit";
   kernel->persistent = facts["raster"] == "persistent" || number("persistent");
@@ -239,7 +239,6 @@ int cudal2gen_open(char const* directory, char const* options, char const* runti
   kernel->bn = number("bn");
   kernel->bk = number("bk");
   kernel->split_k = number("split_k");
-  kernel->baked_n = number("baked_n");
   kernel->baked_k = number("baked_k");
   kernel->swizzle_stride = std::strtoll(chosen["swizzle_stride"].c_str(), nullptr, 10);
   if (!kernel->threads || !kernel->bm || !kernel->bn || !kernel->bk || !kernel->split_k)
@@ -331,11 +330,8 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
     return invalid("the tile does not divide the problem, and this kernel has no predicates");
   if (own.kind != Kind::kTma && own.predicated && k % 8)
     return invalid("k must be a multiple of 8: rows along k are read in 16-byte vectors");
-  if (own.baked_k && k != own.baked_k) return invalid("this kernel has k baked in: it takes that k only");
-  if (own.kind != Kind::kTma && own.baked_k && (lda != k || (!own.nn && ldb != k)))
+  if (own.baked_k && (k != own.baked_k || lda != k || (!own.nn && ldb != k)))
     return invalid("this kernel has k baked in: it takes that k only, packed");
-  if (own.baked_n && (n != own.baked_n || ldd != n || (own.nn && ldb != n)))
-    return invalid("this kernel has n baked in: it takes that n only, packed");
   if (misaligned(a, lda) || misaligned(b, ldb))
     return refuse(cudaErrorMisalignedAddress, "A and B must be aligned to 16 bytes, lda and ldb be multiples of 8");
   bool const d_vectors = own.box_d.cols > 0 || !own.predicated;

@@ -81,7 +81,7 @@ def estimate(record: Record) -> Estimate:
 
 
 def _uses_tma(record: Record) -> bool:
-    return isinstance(record, Sm90Wgmma) or (isinstance(record, Sm90Small) and record.engine == "tma_wgmma")
+    return isinstance(record, Sm90Wgmma)
 
 
 def _usable_sms(record: Record) -> int:
@@ -93,21 +93,19 @@ def _usable_sms(record: Record) -> int:
 def _mma_clocks(record: Record, chip: Chip) -> float:
     """Clocks of the tensor cores for one k-step of one CTA."""
     flops = 2 * record.bm * record.bn * record.k_step
-    if _uses_tma(record):
-        warpgroups = record.consumers if isinstance(record, Sm90Wgmma) else record.threads // 128
-        return flops / chip.mma_flops / ISSUE["many" if warpgroups > 1 else "one"]
+    if isinstance(record, Sm90Wgmma):
+        return flops / chip.mma_flops / ISSUE["many" if record.consumers > 1 else "one"]
     return flops / (chip.mma_flops * chip.mma_sync_share) / MMA_SYNC_ISSUE
 
 
 def _smem_clocks(record: Record, chip: Chip) -> float:
     """Clocks in which shared memory hands one k-step's operands to the tensor cores, and takes them in."""
     halves = (record.bm + record.bn) * record.k_step
-    if isinstance(record, Sm90Wgmma | Sm90Small) and _uses_tma(record):
-        columns = record.atom_n if isinstance(record, Sm90Wgmma) else record.cols
-        atoms = record.rows // 64 * (record.cols // columns)
-        read = atoms * (64 + columns) * record.k_step * 2
+    if isinstance(record, Sm90Wgmma):
+        atoms = record.rows // 64 * (record.cols // record.atom_n)
+        read = atoms * (64 + record.atom_n) * record.k_step * 2
     elif isinstance(record, Sm80Multistage | Sm90Small):
-        warps_m, warps_n, _ = record.mma_repeat
+        warps_m, warps_n = record.warps
         read = (record.bm * warps_n + record.bn * warps_m) * record.k_step * 2
     else:
         return 0.0

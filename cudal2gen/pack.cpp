@@ -125,7 +125,7 @@ using Sizes = std::array<int, 3>;
 
 struct Kernel {
   std::string digest, options;
-  int acc, layout, bm, bn, bk, split_k, baked_n, baked_k;
+  int acc, layout, bm, bn, bk, split_k, baked_k;
   bool predicated;
   Sizes sizes;
   cudal2gen_kernel* opened;
@@ -133,7 +133,7 @@ struct Kernel {
   // A necessary condition; the launcher has the last word.
   bool takes(Sizes const& asked) const {
     auto const [m, n, k] = asked;
-    if ((baked_k && k != baked_k) || (baked_n && n != baked_n) || (k + bk - 1) / bk < split_k) return false;
+    if ((baked_k && k != baked_k) || (k + bk - 1) / bk < split_k) return false;
     return predicated ? k % 8 == 0 && (layout == CUDAL2GEN_TN || n % 8 == 0) : m % bm == 0 && n % bn == 0 && k % bk == 0;
   }
 
@@ -225,8 +225,7 @@ void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
     std::replace(options.begin(), options.end(), ',', ' ');
     pack.kernels.push_back({tokens.at("digest"), options, enumerated(tokens, "acc", "f32"), enumerated(tokens, "layout", "nn"),
                             number(tokens, "bm"), number(tokens, "bn"), number(tokens, "bk"), number(tokens, "split_k"),
-                            number(tokens, "baked_n"), number(tokens, "baked_k"), number(tokens, "predicated") != 0, sizes,
-                            nullptr});
+                            number(tokens, "baked_k"), number(tokens, "predicated") != 0, sizes, nullptr});
   }
 }
 

@@ -223,7 +223,7 @@ def _plain_kernel(kernel: Kernel) -> str:
     record, facts = kernel.record, kernel.record.launch
     tokens = {name: kernel.fields[name] for name in ("acc", "layout", "m", "n", "k")}
     tokens |= {"digest": kernel.digest, "predicated": int(record.predicated)}
-    tokens |= {name: facts.get(name, 0) for name in ("bm", "bn", "bk", "split_k", "baked_n", "baked_k")}
+    tokens |= {name: facts.get(name, 0) for name in ("bm", "bn", "bk", "split_k", "baked_k")}
     if record.launch_options:
         tokens["options"] = ",".join(f"{name}={value}" for name, value in record.launch_options.items())
     return "kernel " + " ".join(f"{name}={value}" for name, value in tokens.items())

@@ -130,12 +130,11 @@ class Stage:
 
     def __init__(self, bed: Bed, record: Record, problem: Problem) -> None:
         m, n, k = problem.m, problem.n, problem.k
-        # What is baked in must be packed. Only kernels that store no vectors take any stride of D.
-        pad_k, pad_n = 0 if record.baked_k else 8, 0 if record.baked_n else 8
-        wide_k, wide_n = aligned(k) + pad_k, aligned(n) + pad_n
+        # A baked k must be packed. Only kernels that store no vectors take any stride of D.
+        wide_k, wide_n = aligned(k) + (0 if record.baked_k else 8), aligned(n) + 8
         self.a, self.b = Guarded(bed, "A", m, k, wide_k, NAN), Guarded(bed, "B", n, k, wide_k, NAN)
         self.b_nn = Guarded(bed, "B", k, n, wide_n, NAN)
-        self.d = Guarded(bed, "D", m, n, wide_n if record.stores_vectors else n + pad_n, CANARY)
+        self.d = Guarded(bed, "D", m, n, wide_n if record.stores_vectors else n + 8, CANARY)
         self.operands = Operands(self.a.matrix, self.b.matrix, self.b_nn.matrix, self.d.matrix)
 
     def fill(self, inputs: str, seed: int, poison: int) -> None:
@@ -548,7 +547,7 @@ def against_emulator(bed: Bed, subject: Subject) -> tuple[list[Case], list[Round
     contender = subject.open(bed)
     cases, lines = [], []
     for k in _lengths(record):
-        shape = Shape(record.bm, record.baked_n or record.bn, k)
+        shape = Shape(record.bm, record.bn, k)
         for inputs in ("binary", "integers", "normal", "cancelling"):
             emulated = execute(record, artifact, library, shape, inputs, hazards=False, seed=k)
             d = product(bed, record, contender, emulated.a, emulated.b)

@@ -87,7 +87,7 @@ def stress_shapes(record: Record) -> list[Shape]:
         shapes += [(1, 1, bk * tiles + 8) for tiles in sorted({least - 1, least, least + stages + 1})]
         shapes += [(bm - e, bn * e // 64 * 8 + e, bk * least) for e in range(2, 8)]
         shapes += [(bm * e // 8 + 1, bn, bk * least) for e in range(2, 8)]
-    baked = [(m, record.baked_n or n, record.baked_k or k) for m, n, k in shapes]
+    baked = [(m, n, record.baked_k or k) for m, n, k in shapes]
     if record.m * record.n * record.k <= SMALL_PROBLEM:
         baked.append((record.m, record.n, record.k))
     if record.caller_pads:
@@ -98,7 +98,7 @@ def stress_shapes(record: Record) -> list[Shape]:
         if k > 0 and ceil_div(k, bk) >= record.split_k and k <= (record.most_k or k)
     ]
     found = [
-        Shape(m, n, k, stride, corners=n > 4 * bn and bool(record.baked_n) and record.grid_is_tiles)
+        Shape(m, n, k, stride)
         for m, n, k in fitting
         for stride in [record.launch_options.get("swizzle_stride"), *record.other_strides(n)]
     ]
@@ -118,7 +118,7 @@ def own_shape(record: Record) -> Shape:
     if m * n * k <= SMALL_PROBLEM:
         return Shape(m, n, k)
     if not record.grid_is_tiles:
-        return Shape(min(m, 3 * record.bm), record.baked_n or min(n, 3 * record.bn), k)
+        return Shape(min(m, 3 * record.bm), min(n, 3 * record.bn), k)
     return Shape(m, n, k, corners=True)
 
 
@@ -221,8 +221,8 @@ def execute(
     ``hazards``, ``counters``, ``adverse``: see ``emulator.Options``.
     """
     m, n, k = shape.m, shape.n, shape.k
-    # Elements between rows. What is baked in must be packed, and what is counted should be as a user has it.
-    pad_k, pad_n = 0 if record.baked_k or counters else 8, 0 if record.baked_n or counters else 8
+    # Elements between rows. A baked k must be packed, and what is counted should be as a user has it.
+    pad_k, pad_n = 0 if record.baked_k or counters else 8, 0 if counters else 8
     lda, ldd = aligned(k) + pad_k, (aligned(n) if record.stores_vectors else n) + pad_n
     ldb = lda if record.layout == "tn" else aligned(n) + pad_n
     tiles_m, tiles_n = _executed(shape, record)

@@ -51,8 +51,7 @@ TWO: dict[str, Any] = {"consumers": 2, "bm": 128}
 PINGPONG: dict[str, Any] = {"consumers": 2, "schedule": "pingpong"}
 SWAPPED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 64}
 IN_CLUSTER: dict[str, Any] = {"reduce": "cluster", "epilogue": "direct"}
-ONCE: dict[str, Any] = {"bm": 64, "bn": 32, "k_chunks": 3, "m": 64, "n": 64, "k": 128}
-MMA: dict[str, Any] = {"engine": "cpasync_mma", "bm": 32}
+ONCE: dict[str, Any] = {"bm": 32, "bn": 32, "k_chunks": 3, "m": 64, "n": 64, "k": 128}
 
 
 def ring(**changes: Any) -> Sm90Wgmma:
@@ -121,8 +120,8 @@ PATHS: dict[str, Record] = {
     "baked k nn": small(bake=["k"], k=192, layout="nn"),
     "unrolled": small(bake=["k"], k=192, unroll_k=True),
     "unrolled none": small(bake=["k"], k=192, unroll_k=True, **prefetch("none")),
-    "baked n and k": small(bake=["n", "k"], k=192, raster="zsplit", swizzle_stride=32),
-    "baked n and k nn persistent": small(bake=["n", "k"], k=192, layout="nn", raster="persistent"),
+    "baked k zsplit": small(bake=["k"], k=192, raster="zsplit", swizzle_stride=32),
+    "baked k nn persistent": small(bake=["k"], k=192, layout="nn", raster="persistent"),
     "odd swizzle": small(smem_swizzle=[2, 4, 3], smem_swizzle_c=[1, 3, 2]),
     "odd k-tile": small(bk=48, g2s_cols=2, k=240, smem_swizzle=[2, 3, 3]),
     "steps off the swizzle period": small(bk=32, smem_swizzle=[3, 3, 5], mma_repeat=[1, 1, 1]),
@@ -136,7 +135,7 @@ PATHS: dict[str, Record] = {
     "small direct split_k": direct(split_k=2, mma_repeat=[2, 1, 1]),
     "small direct split_k f32": direct(split_k=3, acc="f32"),
     "small direct baked": direct(bake=["k"]),
-    "small direct unrolled": direct(bake=["n", "k"], unroll_k=True),
+    "small direct unrolled": direct(bake=["k"], unroll_k=True),
     "wgmma": ring(),
     "wgmma nn": ring(layout="nn", bn=64, atom_n=64),
     "wgmma bk 128": ring(bk=128, stages=2, acc="f16", layout="nn"),
@@ -148,7 +147,6 @@ PATHS: dict[str, Record] = {
     "wgmma 4x1 nn": ring(cluster=[4, 1], layout="nn", acc="f16"),
     "wgmma 1x4": ring(cluster=[1, 4]),
     "wgmma two consumers": ring(**TWO, registers=[40, 232], cluster=[2, 1], layout="nn"),
-    "wgmma two consumers side by side": ring(consumers=2, warps_n=2, bn=64, registers=[24, 240]),
     "wgmma three consumers": ring(consumers=3, bm=192, registers=[32, 160], cluster=[1, 2]),
     "wgmma three consumers, two boxes of A": ring(consumers=3, bm=384, stages=2, m=400),
     "wgmma four instructions": ring(bm=128, bn=64, atom_n=32, acc="f16"),
@@ -161,8 +159,8 @@ PATHS: dict[str, Record] = {
     "wgmma swapped": ring(**SWAPPED),
     "wgmma swapped nn": ring(**SWAPPED, layout="nn", cluster=[2, 1]),
     "wgmma swapped, sixteen rows": ring(swap_ab=True, bm=16, bn=128, atom_n=16, consumers=2, m=16, n=256),
-    "wgmma swapped side by side f16": ring(
-        **SWAPPED | {"bm": 64}, consumers=2, warps_n=2, acc="f16", cluster=[1, 2], bk=128, stages=2
+    "wgmma swapped 1x2 f16": ring(
+        **SWAPPED | {"bm": 64, "bn": 128}, consumers=2, acc="f16", cluster=[1, 2], bk=128, stages=2
     ),
     "wgmma swapped direct": ring(**SWAPPED, layout="nn", epilogue="direct", cluster=[1, 2]),
     "wgmma swapped pingpong": ring(**(PINGPONG | SWAPPED), acc="f16"),
@@ -175,19 +173,11 @@ PATHS: dict[str, Record] = {
     "wgmma cluster split 8 swapped": ring(**IN_CLUSTER, swap_ab=True, bm=16, bn=64, atom_n=16, split_k=8, k=1000),
     **WIDTHS,
     "once": once(),
-    "once nn f16": once(layout="nn", acc="f16", bn=48, n=88),
+    "once nn": once(bm=16, bn=64, layout="nn"),
     "once any n": once(n=61, m=61),
-    "once two warpgroups": once(bm=128),
-    "once exact": once(exact=True),
-    "once swapped nn": once(swap_ab=True, bm=16, bn=64, layout="nn", m=1),
-    "once swapped exact f16": once(swap_ab=True, bm=32, bn=128, n=256, acc="f16", exact=True),
+    "once one warp f16": once(bm=16, bn=16, acc="f16", k_chunks=1, k=56),
+    "once large": once(bm=64, bn=96, m=100, n=200, k=136),
     "once split 2": once(split_k=2, k=256),
-    "once split 4 exact f16": once(split_k=4, k=512, exact=True, acc="f16", bm=128, m=128),
-    "once split 8 swapped": once(split_k=8, k=1000, swap_ab=True, bm=32, bn=128),
-    "once mma": once(**MMA),
-    "once mma nn": once(**MMA | {"bm": 16}, bn=64, layout="nn"),
-    "once mma one warp f16": once(**MMA | {"bm": 16}, bn=16, acc="f16", k_chunks=1, k=56),
-    "once mma exact": once(**MMA, exact=True),
-    "once mma split 2": once(**MMA, split_k=2, k=256),
-    "once mma split 4 exact f16 nn": once(**MMA, split_k=4, k=512, exact=True, acc="f16", layout="nn"),
+    "once split 4 f16 nn": once(split_k=4, k=512, acc="f16", layout="nn"),
+    "once split 8": once(split_k=8, k=1000, m=1),
 }

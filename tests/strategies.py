@@ -74,7 +74,6 @@ WGMMA: dict[str, Any] = {
     "stages": 4,
     "cluster": [1, 1],
     "consumers": 2,
-    "warps_n": 1,
     "atom_n": 256,
     "schedule": "cooperative",
     "raster_axis": "m",
@@ -97,12 +96,9 @@ SINGLE_SHOT: dict[str, Any] = {
     "k": 256,
     "family": "sm90_small",
     "origin": ORIGIN,
-    "bm": 64,
+    "bm": 32,
     "bn": 64,
-    "swap_ab": False,
     "k_chunks": 4,
-    "engine": "tma_wgmma",
-    "exact": False,
     "split_k": 1,
 }
 SMALL: dict[str, Any] = {
@@ -139,7 +135,7 @@ def wgmma(**changes: Any) -> Sm90Wgmma:
 
 
 def single_shot(**changes: Any) -> Sm90Small:
-    """The plain 64x64 record of the small Hopper family with fields changed."""
+    """The plain 32x64 record of the small Hopper family with fields changed."""
     record = parse(SINGLE_SHOT | changes)
     assert isinstance(record, Sm90Small)
     return record
@@ -194,7 +190,7 @@ def multistage_records(draw: st.DrawFn, max_tile: int = 256) -> Sm80Multistage:
     r2s_bytes = draw(st.sampled_from([4, 8, 16])) if epilogue != "global" else None
     mma_tiles = bm * bn // (threads * 8)
     raster = draw(st.sampled_from(["plain", "zsplit", "persistent"]))
-    bake = draw(st.sampled_from([[], [], ["k"], ["n", "k"]]))
+    bake = draw(st.sampled_from([[], [], ["k"]]))
     fields = {
         **MULTISTAGE,
         "gpu": gpu,
@@ -245,9 +241,9 @@ def direct_records(draw: st.DrawFn) -> Sm80Direct:
         m, n = draw(st.integers(1, m)), draw(st.integers(1, n))
     if padding == "predicate":
         k = max(8, k - 8 * draw(st.integers(0, 3)))
-    bake = draw(st.sampled_from([[], ["k"], ["n", "k"]]))
+    bake = draw(st.sampled_from([[], ["k"]]))
     layout = draw(st.sampled_from(["tn", "nn"]))
-    assume(-(-k // 32) >= split_k and not ("n" in bake and layout == "nn" and n % 8 and padding == "predicate"))
+    assume(-(-k // 32) >= split_k)
     return direct(
         gpu=draw(st.sampled_from(sorted(GPUS))),
         acc=draw(st.sampled_from(["f16", "f32"])),
@@ -271,11 +267,10 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
     swap_ab = draw(st.booleans())
     schedule = draw(st.sampled_from(["cooperative", "cooperative", "pingpong"]))
     consumers = 2 if schedule == "pingpong" else draw(st.sampled_from([1, 2, 3]))
-    warps_n = draw(st.sampled_from([1, 2])) if schedule == "cooperative" and consumers == 2 else 1
     sharers = 1 if schedule == "pingpong" else consumers
-    rows = 64 * sharers // warps_n * draw(st.sampled_from([1, 1, 2]))
-    cols = 16 * warps_n * draw(st.integers(1, max_cols // 16 // warps_n))
-    atom_n = draw(st.sampled_from([n for n in range(16, 257, 16) if cols // warps_n % n == 0]))
+    rows = 64 * sharers * draw(st.sampled_from([1, 1, 2]))
+    cols = 16 * draw(st.integers(1, max_cols // 16))
+    atom_n = draw(st.sampled_from([n for n in range(16, 257, 16) if cols % n == 0]))
     bm, bn = (cols, rows) if swap_ab else (rows, cols)
     layout = draw(st.sampled_from(["tn", "nn"]))
     reduce = draw(st.sampled_from([None, None, "cluster", "workspace"]))
@@ -296,7 +291,6 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
         "stages": draw(st.integers(2, max(2, min(8, 220_000 // ((bm + bn) * bk * 2))))),
         "cluster": draw(st.sampled_from(clusters)),
         "consumers": consumers,
-        "warps_n": warps_n,
         "atom_n": atom_n,
         "schedule": "cooperative" if reduce == "cluster" else schedule,
         "raster_axis": draw(st.sampled_from(["m", "n"])),
@@ -320,34 +314,20 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
 
 @st.composite
 def single_shot_records(draw: st.DrawFn) -> Sm90Small:
-    """Legal sm90_small records of both engines."""
-    engine = draw(st.sampled_from(["tma_wgmma", "cpasync_mma"]))
-    swap_ab = engine == "tma_wgmma" and draw(st.booleans())
-    if engine == "tma_wgmma":
-        rows, cols = 64 * draw(st.integers(1, 2)), 16 * draw(st.integers(1, 8))
-        bm, bn = (cols, rows) if swap_ab else (rows, cols)
-    else:
-        bm, bn = draw(st.sampled_from([16, 32, 64, 96, 128])), draw(st.sampled_from([16, 32, 64, 96, 128]))
-    exact, split_k, k_chunks = draw(st.booleans()), draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 6))
-    if exact:
-        m, n, k = bm * draw(problem_sizes), bn * draw(problem_sizes), 64 * split_k * draw(st.integers(1, k_chunks))
-    else:
-        m, n = draw(st.integers(1, 3 * bm)), 8 * draw(st.integers(1, 3 * bn // 8))
-        k = 8 * draw(st.integers((split_k - 1) * 8 + 1, k_chunks * split_k * 8))
+    """Legal sm90_small records."""
+    bm, bn = draw(st.sampled_from([16, 32, 64, 96, 128])), draw(st.sampled_from([16, 32, 64, 96, 128]))
+    split_k, k_chunks = draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 6))
     try:
         return single_shot(
             gpu=draw(st.sampled_from(["h100", "h200"])),
             acc=draw(st.sampled_from(["f16", "f32"])),
             layout=draw(st.sampled_from(["tn", "nn"])),
-            m=m,
-            n=n,
-            k=k,
+            m=draw(st.integers(1, 3 * bm)),
+            n=8 * draw(st.integers(1, 3 * bn // 8)),
+            k=8 * draw(st.integers((split_k - 1) * 8 + 1, k_chunks * split_k * 8)),
             bm=bm,
             bn=bn,
-            swap_ab=swap_ab,
             k_chunks=k_chunks,
-            engine=engine,
-            exact=exact,
             split_k=split_k,
         )
     except IllegalRecord:

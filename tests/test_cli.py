@@ -158,8 +158,8 @@ def test_edit_changes_the_asked_record_only(own_catalog: dict[str, str]) -> None
     [
         (["r2s_bytes=16", "smem_swizzle_c=null"], "smem_swizzle_c", None),
         (["epilogue=global", "r2s_bytes=null", "smem_swizzle_c=null", "c_batch=null"], "epilogue", "global"),
-        (["bake=n,k"], "bake", ["n", "k"]),
-        (["bake=[n,k]"], "bake", ["n", "k"]),
+        (["mma_repeat=4,2,1"], "mma_repeat", [4, 2, 1]),
+        (["bake=[k]"], "bake", ["k"]),
         (['bake=["k"]'], "bake", ["k"]),
         (["bake=k", "bake="], "bake", []),
         (["mma_repeat=[4,2,1]"], "mma_repeat", [4, 2, 1]),

@@ -67,8 +67,6 @@ REFUSED = [
     ({"padding": "predicate"}, {"d": (1 << 22) + 1}, MISALIGNED, "D must be aligned"),
     ({"bake": ["k"], "k": 128}, {}, VALUE, "has k baked in"),
     ({"bake": ["k"], "k": 64}, {"lda": 72}, VALUE, "has k baked in: it takes that k only, packed"),
-    ({"bake": ["n", "k"], "k": 64, "n": 64}, {}, VALUE, "has n baked in"),
-    ({"bake": ["n", "k"], "k": 64, "n": 32}, {"ldd": 40}, VALUE, "has n baked in: it takes that n only, packed"),
     ({"split_k": 2}, {}, VALUE, "k has fewer steps than this kernel has slices"),
     ({"split_k": 2}, {"k": 128, "lda": 128, "ldb": 128}, VALUE, "needs a workspace, aligned to 256 bytes"),
     ({"split_k": 2}, {"k": 128, "lda": 128, "ldb": 128, "workspace": 128}, VALUE, "needs a workspace, aligned"),
@@ -111,11 +109,7 @@ TMA_REFUSED: list[tuple[catalog.Record, dict[str, Any], int, str]] = [
     (ring(split_k=2, reduce="workspace"), {}, VALUE, "needs a workspace, aligned to 256 bytes"),
     (ring(**IN_CLUSTER, split_k=4), {}, VALUE, "k has fewer steps than this kernel has slices"),
     (once(), {"k": 256, "lda": 256, "ldb": 256}, VALUE, "k is larger than this kernel holds in shared memory"),
-    (once(exact=True), {"k": 64}, VALUE, "has k baked in"),
-    (once(exact=True), {"m": 65}, VALUE, "the tile does not divide the problem"),
-    (once(exact=True), {"ldd": 36}, MISALIGNED, "ldd be a multiple of 8"),
-    (once(engine="cpasync_mma"), {"k": 60}, VALUE, "k must be a multiple of 8"),
-    (once(engine="cpasync_mma", exact=True), {"lda": 136}, VALUE, "has k baked in: it takes that k only, packed"),
+    (once(), {"k": 60}, VALUE, "k must be a multiple of 8"),
 ]
 
 
@@ -156,9 +150,8 @@ def test_options_of_hopper_kernels_are_checked(library: Path, session: emulator.
         # Slices are work of their own, or CTAs of a cluster; the latter are not persistent.
         (ring(**TWO, split_k=3, reduce="workspace"), (128, 32, 192), (3, 1, 1)),
         (ring(**IN_CLUSTER, split_k=2), (200, 40, 128), (4 * 2 * 2, 1, 1)),
-        (once(split_k=2), (100, 40, 256), (2 * 2 * 2, 1, 1)),
-        (once(engine="cpasync_mma", split_k=2), (100, 40, 256), (2 * 2 * 2, 1, 1)),
-        (once(engine="cpasync_mma"), (100, 40, 128), (2 * 2, 1, 1)),
+        (once(bm=64, split_k=2), (100, 40, 256), (2 * 2 * 2, 1, 1)),
+        (once(bm=64), (100, 40, 128), (2 * 2, 1, 1)),
     ],
 )
 def test_hopper_grids_by_hand(

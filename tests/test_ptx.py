@@ -127,10 +127,10 @@ def test_a_k_tile_has_the_instructions_that_follow_from_the_record(changes: dict
         record.warp_m * record.k_blocks + (0 if transposed else record.warp_n // 2 * record.k_blocks)
     )
     assert count(loop, r"ldmatrix.*\.x4\.trans") == (record.warp_n // 2 * record.k_blocks if transposed else 0)
-    rows_a, rows_b = record.threads // record.g2s_cols, record.threads // record.g2s_cols_b
+    rows_a, rows_b = record.threads // record.g2s_cols, record.threads // record.copy_cols_b
     copies = -(-record.bm // rows_a) * (record.bk // 8 // record.g2s_cols)
     tile_b = (record.bk, record.bn // 8) if transposed else (record.bn, record.bk // 8)
-    copies += -(-tile_b[0] // rows_b) * (tile_b[1] // record.g2s_cols_b)
+    copies += -(-tile_b[0] // rows_b) * (tile_b[1] // record.copy_cols_b)
     assert count(loop, r"cp\.async\.cg") == copies
     acc = "f32.f16.f16.f32" if record.acc == "f32" else "f16.f16.f16.f16"
     assert count(loop, "mma.sync") == count(loop, re.escape(f"m16n8k16.row.col.{acc}"))

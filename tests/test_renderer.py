@@ -80,7 +80,6 @@ WGMMA_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "stages": ({}, {"stages": 3}),
     "cluster": ({}, {"cluster": [2, 1]}),
     "consumers": ({"bm": 192, "bn": 128, "atom_n": 128, "consumers": 1, "registers": None}, {"consumers": 3}),
-    "warps_n": ({"bn": 128, "atom_n": 64}, {"warps_n": 2}),
     "atom_n": ({}, {"atom_n": 128}),
     "schedule": ({"bn": 128, "atom_n": 128}, {"schedule": "pingpong"}),
     "split_k": (SPLIT, {"split_k": 3}),
@@ -105,12 +104,9 @@ WGMMA_DATA: dict[str, dict[str, Any]] = {
 ONCE_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "acc": ({}, {"acc": "f16"}),
     "layout": ({}, {"layout": "nn"}),
-    "bm": ({}, {"bm": 128}),
+    "bm": ({}, {"bm": 16}),
     "bn": ({}, {"bn": 32}),
-    "swap_ab": ({}, {"swap_ab": True}),
     "k_chunks": ({}, {"k_chunks": 5}),
-    "engine": ({}, {"engine": "cpasync_mma"}),
-    "exact": ({}, {"exact": True}),
     "split_k": ({}, {"split_k": 2}),
     "family": ({}, {}),
 }
@@ -200,14 +196,8 @@ def test_a_data_field_of_hopper_leaves_text_and_binary_as_they_are(field: str) -
         assert before.launch == after.launch
 
 
-def test_an_exact_kernel_has_its_k() -> None:
-    assert render(single_shot(exact=True)) != render(single_shot(exact=True, k=128))
-    assert render(single_shot()) == render(single_shot(k=128))
-
-
-def test_baked_sizes_are_code() -> None:
+def test_a_baked_k_is_code() -> None:
     assert render(multistage(bake=["k"])) != render(multistage(bake=["k"], k=2048))
-    assert render(multistage(bake=["n", "k"])) != render(multistage(bake=["n", "k"], n=2048))
     assert render(multistage(bake=["k"])) == render(multistage(bake=["k"], n=2048))
 
 
@@ -272,9 +262,9 @@ GOLDENS: dict[str, Record] = {
         schedule="pingpong", swap_ab=True, bm=48, bn=64, atom_n=48, layout="nn", acc="f16", bk=128, stages=5
     ),
     "sm90_wgmma_workspace": wgmma(split_k=4, reduce="workspace", epilogue="direct"),
-    "sm90_wgmma_cluster_split": wgmma(split_k=4, reduce="cluster", epilogue="direct", bn=128, atom_n=64, warps_n=1),
+    "sm90_wgmma_cluster_split": wgmma(split_k=4, reduce="cluster", epilogue="direct", bn=128, atom_n=64),
     "sm90_small": single_shot(split_k=2),
-    "sm90_small_exact_mma": single_shot(engine="cpasync_mma", exact=True, bm=32, layout="nn"),
+    "sm90_small_nn": single_shot(layout="nn", acc="f16"),
 }
 
 

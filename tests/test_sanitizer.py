@@ -34,7 +34,7 @@ def launch(record: Record) -> sanitizer.Launch:
         options=record.launch_options,
         layout=record.layout,
         m=m,
-        n=record.baked_n or n,
+        n=n,
         k=record.baked_k or k,
     )
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 
 EMULATED = ["single", "nn", "single f32", "zsplit", "persistent", "predicate nn", "pad", "split_k f32 zsplit"]
 EMULATED += ["baked n and k nn persistent", "small direct predicate", "small direct split_k", "small direct baked"]
-EMULATED += ["wgmma direct, any n", "wgmma cluster split 4 f16 nn", "once mma split 2"]
+EMULATED += ["wgmma direct, any n", "wgmma cluster split 4 f16 nn", "once split 2"]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, Gpu
-from cudal2gen.kernel.problem import Frozen, Problem, ceil_div
+from cudal2gen.kernel.problem import VECTOR, Frozen, Problem, aligned, ceil_div
 
 
 class Origin(Frozen):
@@ -63,6 +63,17 @@ class Record(Problem):
             yield f"split_k={self.split_k}: exceeds the {steps} k-steps of {self.k_step}"
         if self.ctas > 2**30:
             yield f"bm={self.bm}: {self.ctas} CTA tiles exceed the {2**30} that are counted"
+
+    def vector_violations(self, *extents: str) -> Iterator[str]:
+        """Rows along these extents of the problem must be whole 16-byte vectors, for cp.async as for tensor maps."""
+        for name in extents:
+            if (extent := getattr(self, name)) % VECTOR:
+                yield f"{name}={extent}: must be a multiple of {VECTOR}, rows along {name} start on 16 bytes"
+
+    def smem_violations(self, cause: str) -> Iterator[str]:
+        """Whether a CTA's shared memory exceeds what the GPU gives to one; ``cause``: the field that makes it so."""
+        if (needed := self.smem_bytes + self.smem_static_bytes) > (most := self.target.smem_block_bytes):
+            yield f"{cause}: {needed} bytes of shared memory exceed the {most} of {self.gpu}"
 
     @property
     def arch(self) -> str:
@@ -178,17 +189,26 @@ class Record(Problem):
 
     @property
     def smem_static_bytes(self) -> int:
+        """Shared memory that the compiler adds to it."""
         return 0
+
+    @property
+    def step_bytes(self) -> int:
+        """One k-step of A and of B, as shared memory holds it."""
+        return (self.bm + self.bn) * self.k_step * 2
+
+    @property
+    def ctas_by_smem(self) -> int:
+        """CTAs for which an SM has shared memory: each takes whole units of 128 bytes, and 1 KiB for the system."""
+        taken = aligned(self.smem_bytes + self.smem_static_bytes, 128) + 1024
+        return self.target.smem_sm_bytes // taken
 
     def ctas_per_sm(self, registers: int) -> int:
         """CTAs that one SM holds at ``registers`` per thread, by the rules of NVIDIA's occupancy calculator."""
         gpu, warps = self.target, self.threads // 32
         # Each of an SM's four partitions has a quarter of the registers, given to whole warps in units of 256.
         register_warps = REGISTERS_SM // 4 // (ceil_div(registers * 32, 256) * 256) * 4
-        by_smem = gpu.smem_sm_bytes // (
-            ceil_div(self.smem_bytes + self.smem_static_bytes, 128) * 128 + 1024
-        )  # 1 KiB is the system's
-        return min(gpu.blocks_sm, gpu.threads_sm // self.threads, register_warps // warps, by_smem)
+        return min(gpu.blocks_sm, gpu.threads_sm // self.threads, register_warps // warps, self.ctas_by_smem)
 
     def waves(self, registers: int) -> float:
         """How often the GPU is filled; infinite where no CTA fits."""
@@ -234,11 +254,6 @@ class Record(Problem):
         """The kernel's name: family, accumulator, layout, tile and a digest of the fields that the text depends on."""
         digest = hashlib.sha256(json.dumps(self.code(), sort_keys=True).encode()).hexdigest()
         return f"hgemm_{self.family}_{self.acc}_{self.layout}_{self.tile}_{digest[:10]}"
-
-    @property
-    def baked_n(self) -> int:
-        """The n that is compiled in, 0 for none."""
-        return 0
 
     @property
     def baked_k(self) -> int:

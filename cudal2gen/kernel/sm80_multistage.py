@@ -10,14 +10,11 @@ from pydantic import Field
 from cudal2gen.kernel.mma_sync import (
     MAX_GRID_YZ,
     MMA_K,
-    MMA_M,
-    MMA_N,
     MmaSyncKernel,
-    Swizzle,
-    swizzle_violations,
 )
 from cudal2gen.kernel.problem import VECTOR, Extent, Frozen, ceil_div
 from cudal2gen.kernel.record import Record
+from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle, swizzle_violations
 
 
 class Prefetch(Frozen):
@@ -27,7 +24,7 @@ class Prefetch(Frozen):
     distance: Annotated[int, Field(ge=2, le=8)] | None = None
 
 
-class Sm80Multistage(MmaSyncKernel):
+class Sm80Multistage(SmemTiles, MmaSyncKernel):
     """A ring of cp.async stages in shared memory, ldmatrix and mma.sync; for sm_80, 86, 89, 90 and 120."""
 
     family: Literal["sm80_multistage"]
@@ -56,12 +53,10 @@ class Sm80Multistage(MmaSyncKernel):
         yield from self._mainloop_violations()
         yield from self._epilogue_violations()
         yield from self._raster_violations()
-        gpu, needed = self.target, self.smem_bytes + self.smem_static_bytes
-        if needed > gpu.smem_block_bytes:
-            blamed = f"stages={self.stages}" if self.ring_bytes >= self.staging_bytes else f"epilogue={self.epilogue}"
-            yield f"{blamed}: {needed} bytes of shared memory exceed the {gpu.smem_block_bytes} of {self.gpu}"
-        if self.min_blocks > 1 and self.min_blocks * self.threads > gpu.threads_sm:
-            yield f"min_blocks={self.min_blocks}: {self.threads} threads each exceed the {gpu.threads_sm} of an SM"
+        by_ring = self.ring_bytes >= self.staging_bytes
+        yield from self.smem_violations(f"stages={self.stages}" if by_ring else f"epilogue={self.epilogue}")
+        if self.min_blocks > 1 and self.min_blocks * self.threads > (most := self.target.threads_sm):
+            yield f"min_blocks={self.min_blocks}: {self.threads} threads each exceed the {most} of an SM"
 
     def _copy_violations(self) -> Iterator[str]:
         vectors = self.bk // VECTOR
@@ -150,39 +145,12 @@ class Sm80Multistage(MmaSyncKernel):
         return self.stages > 1 and not (self.across_tiles and self.g2s_slot == self.last_slot)
 
     @property
-    def g2s_cols_b(self) -> int:
-        """Threads along the contiguous extent of B: as A's for tn; for nn as many as a 128-byte line serves."""
-        if self.layout == "tn":
-            return self.g2s_cols
-        vectors = self.bn // VECTOR
-        return min(vectors & -vectors, 8)
+    def swizzle_a(self) -> Swizzle:
+        return self.smem_swizzle
 
     @property
-    def smem_swizzle_b(self) -> Swizzle:
-        """B's swizzle: as A's for tn; for nn the one whose source bits are the low bits of the row."""
-        if self.layout == "tn":
-            return self.smem_swizzle
-        vectors = self.bn // VECTOR
-        return (3, 3, max(3, (vectors & -vectors).bit_length() - 1))
-
-    @property
-    def swizzle_period(self) -> int:
-        """16-byte vectors after which both swizzles repeat: steps by its multiples are plain additions."""
-        return max(1 << (bits + base - 3 + shift) for bits, base, shift in (self.smem_swizzle, self.smem_swizzle_b))
-
-    @property
-    def static_steps_a(self) -> bool:
-        """Whether ldmatrix addresses of A advance by constants: rows by sums, columns by xor."""
-        vectors = self.bk // VECTOR
-        return vectors & (vectors - 1) == 0 and MMA_M * self.mma_repeat[0] * vectors % self.swizzle_period == 0
-
-    @property
-    def static_steps_b(self) -> bool:
-        """The same for B; for nn its rows run along k."""
-        if self.layout == "nn":
-            return MMA_K * (self.bn // VECTOR) % self.swizzle_period == 0
-        vectors = self.bk // VECTOR
-        return vectors & (vectors - 1) == 0 and 2 * MMA_N * self.mma_repeat[1] * vectors % self.swizzle_period == 0
+    def copy_cols_a(self) -> int:
+        return self.g2s_cols
 
     @property
     def mma_tiles(self) -> int:
@@ -191,7 +159,7 @@ class Sm80Multistage(MmaSyncKernel):
 
     @property
     def ring_bytes(self) -> int:
-        return self.stages * (self.bm + self.bn) * self.bk * 2
+        return self.stages * self.step_bytes
 
     @property
     def staging_tiles(self) -> int:

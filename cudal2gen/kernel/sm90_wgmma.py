@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field
 
+from cudal2gen.chips import REGISTERS_SM, REGISTERS_THREAD
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import Record
-from cudal2gen.kernel.sm90 import CHUNK, LIVE_REGISTERS, MAX_BOX, WGMMA_M, Sm90Kernel, widest
+from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Sm90Kernel
 
 Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
 Hint = Literal["normal", "first", "last"]
+HINTS: tuple[Hint, ...] = get_args(Hint)  # L2 eviction priorities, in the launcher's order
+WGMMA_M = 64  # rows of one wgmma, 16 per warp
+MAX_BOX = 256  # rows or columns of one TMA box
 STORE_BUFFERS = 2  # tiles per warp on their way to global memory
-HINTS = ("normal", "first", "last")  # L2 eviction priorities
-CLUSTER_SPLITS = (2, 4, 8)  # 8 CTAs are the largest portable cluster
-# Registers beside the accumulators of an epilogue that stores by itself, with bounds.
+# What ptxas wants beside the accumulators: of one wgmma at entry (C7602), and live in the main loop (C7511, spills).
+ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
+# The same for an epilogue that stores by itself, with bounds.
 LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48
 PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster in boxes of 16 columns
 
 
 class Sm90Wgmma(Sm90Kernel):
-    """TMA into a ring of mbarriers, wgmma in consumer warpgroups beside a producer, persistent; for sm_90a."""
+    """TMA into a ring of mbarriers, wgmma in consumer warpgroups beside a producer, persistent; for sm_90a.
+
+    ``swap_ab`` computes D^T = B^T A^T: n runs along the 64 rows of a wgmma and m along its columns, of which there may
+    be as few as 16. The tile keeps its meaning: bm rows and bn columns of D.
+    """
 
     family: Literal["sm90_wgmma"]
+    swap_ab: bool
     bk: Literal[64, 128]
     stages: Annotated[int, Field(ge=2, le=16)]
     cluster: tuple[Literal[1, 2, 4], Literal[1, 2, 4]]
     consumers: Literal[1, 2, 3]
-    warps_n: Literal[1, 2]
     atom_n: Annotated[int, Field(ge=16, le=256, multiple_of=16)]
     schedule: Literal["cooperative", "pingpong"]
     raster_axis: Literal["m", "n"]
@@ -66,7 +74,6 @@ class Sm90Wgmma(Sm90Kernel):
             "stages": stages,
             "cluster": [1, 1],
             "consumers": 2,
-            "warps_n": 1,
             "atom_n": bm if swap_ab else bn,
             "schedule": "cooperative",
             "raster_axis": "m",
@@ -85,34 +92,28 @@ class Sm90Wgmma(Sm90Kernel):
         if broken := [*self._tile_violations(), *self._split_violations()]:
             yield from broken
             return
-        yield from self.alignment_violations()
+        rows_along_n = self.layout == "nn" or self.epilogue == "tma"
+        yield from self.vector_violations("k", *(["n"] if rows_along_n else []))
         yield from self.count_violations()
         yield from self._box_violations()
         yield from self._register_violations()
-        gpu = self.target
-        if self.smem_bytes > gpu.smem_block_bytes:
+        if broken := list(self.smem_violations(f"stages={self.stages}")):
+            yield from broken
+        elif self.min_blocks > self.ctas_by_smem:
             yield (
-                f"stages={self.stages}: {self.smem_bytes} bytes of shared memory "
-                f"exceed the {gpu.smem_block_bytes} of {self.gpu}"
-            )
-        elif self.min_blocks > (fitting := gpu.smem_sm_bytes // (ceil_div(self.smem_bytes, 128) * 128 + 1024)):
-            yield (
-                f"min_blocks={self.min_blocks}: {self.smem_bytes} bytes of shared memory each, {fitting} fits on an SM"
+                f"min_blocks={self.min_blocks}: {self.smem_bytes} bytes of shared memory each, "
+                f"{self.ctas_by_smem} fits on an SM"
             )
 
     def _tile_violations(self) -> Iterator[str]:
         if self.schedule == "pingpong" and self.consumers != 2:
             yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
-        if self.consumers % self.warps_n or (self.schedule == "pingpong" and self.warps_n > 1):
-            yield f"warps_n={self.warps_n}: must divide the {self.sharers} consumer warpgroups that share a tile"
-            return
-        field = ("bn", "bm") if self.swap_ab else ("bm", "bn")
-        if self.rows % (unit := WGMMA_M * self.sharers // self.warps_n):
-            shared = f"{self.sharers // self.warps_n} warpgroups of {WGMMA_M} rows each"
-            yield f"{field[0]}={self.rows}: must be a multiple of {unit}, {shared}"
-        if self.cols % (self.warps_n * self.atom_n):
-            part = f"{field[1]}={self.cols}" + (f" / warps_n={self.warps_n}" if self.warps_n > 1 else "")
-            yield f"atom_n={self.atom_n}: must divide {part}"
+        along_rows, along_cols = ("bn", "bm") if self.swap_ab else ("bm", "bn")
+        if self.rows % (unit := WGMMA_M * self.sharers):
+            shares = f"{self.sharers} warpgroups of {WGMMA_M} rows each"
+            yield f"{along_rows}={self.rows}: must be a multiple of {unit}, {shares}"
+        if self.cols % self.atom_n:
+            yield f"atom_n={self.atom_n}: must divide {along_cols}={self.cols}"
 
     def _split_violations(self) -> Iterator[str]:
         if (self.reduce is not None) != (self.split_k > 1):
@@ -127,8 +128,7 @@ class Sm90Wgmma(Sm90Kernel):
             yield "schedule=pingpong: must be cooperative for reduce cluster, one tile at a time"
         if self.epilogue != "direct":
             yield "epilogue=tma: must be direct for reduce cluster, each CTA stores scattered columns of the sum"
-        if (size := self.bm * self.bn * 4) > self.ring_bytes:
-            yield f"reduce=cluster: {size} bytes of partial sums exceed the ring's {self.ring_bytes}"
+        yield from self.sum_violations("reduce=cluster", "ring's", self.ring_bytes)
 
     def _box_violations(self) -> Iterator[str]:
         cluster_m, cluster_n = self.cluster
@@ -140,28 +140,43 @@ class Sm90Wgmma(Sm90Kernel):
             yield f"bn={self.bn}: must be a multiple of 8*cluster[0] = {8 * cluster_m}, a CTA's part of the rows of B"
 
     def _register_violations(self) -> Iterator[str]:
-        consumer = self.entry_registers
-        if self.registers is not None:
-            producer, consumer = self.registers
-            wanted, pool = producer + self.consumers * consumer, (self.consumers + 1) * (self.entry_registers // 8 * 8)
-            if wanted > pool:
-                yield (
-                    f"registers={list(self.registers)}: {wanted} for a producer and {self.consumers} consumers "
-                    f"exceed the {pool} that {self.threads} threads start with; the kernel would wait forever"
-                )
-                return
-            if producer > self.entry_registers or consumer < self.entry_registers // 8 * 8:
-                yield (
-                    f"registers={list(self.registers)}: the producer must give and consumers take, "
-                    f"from the {self.entry_registers} that {self.threads} threads start with"
-                )
-                return
-            if producer < self.producer_registers:
-                yield (
-                    f"registers={list(self.registers)}: a producer for cluster {list(self.cluster)} "
-                    f"and boxes of {self.chunk_b} columns needs {self.producer_registers} registers"
-                )
-        yield from self.register_violations(self.atom_n, f"atom_n={self.atom_n}", consumer)
+        if self.registers is not None and (broken := list(self._pool_violations(*self.registers))):
+            yield from broken
+            return
+        consumer = self.registers[1] if self.registers else self.entry_registers
+        atom = self.atom_n // (4 if self.acc == "f16" else 2)
+        if atom + ATOM_REGISTERS > self.entry_registers:
+            yield (
+                f"atom_n={self.atom_n}: {atom} accumulator registers of one wgmma, and {ATOM_REGISTERS} beside them, "
+                f"exceed the {self.entry_registers} that {self.threads} threads start with"
+            )
+        elif self.accumulator_registers + self.live_registers > consumer:
+            yield (
+                f"{'bm' if self.swap_ab else 'bn'}={self.cols}: "
+                f"{self.accumulator_registers} accumulator registers, and {self.live_registers} beside them, "
+                f"exceed the {consumer} of a consumer thread"
+            )
+
+    def _pool_violations(self, producer: int, consumer: int) -> Iterator[str]:
+        """Rules of setmaxnreg, which moves registers from the producer to the consumers."""
+        field = f"registers={[producer, consumer]}"
+        entry, consumers = self.entry_registers // 8 * 8, self.consumers  # moved in units of 8
+        needed, pool = producer + consumers * consumer, (consumers + 1) * entry
+        if needed > pool:
+            yield (
+                f"{field}: {needed} for a producer and {consumers} consumers "
+                f"exceed the {pool} that {self.threads} threads start with; the kernel would wait forever"
+            )
+        elif producer > entry or consumer < entry:
+            yield (
+                f"{field}: the producer must give and consumers take, "
+                f"from the {entry} that {self.threads} threads start with"
+            )
+        elif producer < self.producer_registers:
+            yield (
+                f"{field}: a producer for cluster {list(self.cluster)} "
+                f"and boxes of {self.chunk_b} columns needs {self.producer_registers} registers"
+            )
 
     @property
     def k_step(self) -> int:
@@ -186,11 +201,28 @@ class Sm90Wgmma(Sm90Kernel):
         return 128 * (1 + self.consumers)
 
     @property
-    def ctas_at_least(self) -> int:
-        return self.min_blocks
+    def entry_registers(self) -> int:
+        """Registers that a thread starts with: the file shared out among warpgroups, in units of 8."""
+        most = REGISTERS_SM // self.min_blocks // self.threads
+        return min(REGISTERS_THREAD, most // 8 * 8)
+
+    @property
+    def rows(self) -> int:
+        """Extent of the tile along the rows of a wgmma."""
+        return self.bn if self.swap_ab else self.bm
+
+    @property
+    def cols(self) -> int:
+        """Extent of the tile along the columns of a wgmma."""
+        return self.bm if self.swap_ab else self.bn
+
+    @property
+    def stores_vectors(self) -> bool:
+        return self.epilogue == "tma"
 
     @property
     def live_registers(self) -> int:
+        """Registers of a consumer beside its accumulators."""
         if self.epilogue == "tma" or self.reduces_in_cluster:
             return LIVE_REGISTERS
         # Across the accumulators' rows, each 8 columns are another row of D: its address is kept.
@@ -207,19 +239,9 @@ class Sm90Wgmma(Sm90Kernel):
         return self.bm * self.bn // (128 * self.sharers) // (2 if self.acc == "f16" else 1)
 
     @property
-    def atoms_m(self) -> int:
-        """64-row blocks of one warpgroup."""
-        return self.rows // (WGMMA_M * (self.sharers // self.warps_n))
-
-    @property
-    def atoms_n(self) -> int:
-        """wgmma instructions side by side in one warpgroup."""
-        return self.cols // (self.warps_n * self.atom_n)
-
-    @property
     def chunk_b(self) -> int:
         """Columns of a box of B whose rows run along n: as many as one swizzle covers, and no wgmma straddles."""
-        return WGMMA_M if self.swap_ab else widest(self.atom_n)
+        return WGMMA_M if self.swap_ab else _widest(self.atom_n)
 
     @property
     def boxes_a(self) -> int:
@@ -234,11 +256,11 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def store_group(self) -> int:
         """Accumulator columns that a warp stores at a time."""
-        return widest(self.atom_n)
+        return _widest(self.atom_n)
 
     @property
     def ring_bytes(self) -> int:
-        return self.stages * (self.bm + self.bn) * self.bk * 2
+        return self.stages * self.step_bytes
 
     @property
     def store_bytes(self) -> int:
@@ -287,6 +309,10 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def tile(self) -> str:
         return f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}"
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        return super().facts | {"entry_registers": self.entry_registers}
 
     @property
     def launch(self) -> dict[str, str | int]:
@@ -339,6 +365,11 @@ class Sm90Wgmma(Sm90Kernel):
             {"raster_axis": 0, "raster_group": 2, "hint_a": 2, "hint_b": 0},
             {"raster_axis": 1, "raster_group": 64, "hint_b": 1},
         ]
+
+
+def _widest(extent: int) -> int:
+    """The widest swizzled row, in halves, that divides an extent."""
+    return next(width for width in (64, 32, 16) if extent % width == 0)
 
 
 def _null(value: str | None) -> str:

@@ -212,7 +212,7 @@ def _traits(record: Record) -> list[float]:
     return [*(0.6 * math.log2(extent) for extent in extents), 0.3 * math.log2(group), *other]
 
 
-OTHER = ("family", "swap_ab", "schedule", "prefetch", "raster_axis", "hint_a", "hint_b", "engine", "reduce", "raster")
+OTHER = ("family", "swap_ab", "schedule", "prefetch", "raster_axis", "hint_a", "hint_b", "reduce", "raster")
 
 
 @cache

@@ -29,28 +29,26 @@ from cudal2gen.kernel import (
 )
 
 Fields = dict[str, Any]
-Tile = tuple[int, int, str, int, int, list[int] | None]
+Tile = tuple[int, int, str, int, list[int] | None]
 
-# bm, bn, schedule, consumers, warps_n, registers: tiles of sm90_wgmma that ptxas compiles clean, by accumulator.
+# bm, bn, schedule, consumers, registers: tiles of sm90_wgmma that ptxas compiles clean, by accumulator.
 TILES: dict[str, list[Tile]] = {
     "f32": [
-        *[(128, bn, "cooperative", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
-        *[(256, bn, "cooperative", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192)],
-        (256, 208, "cooperative", 2, 1, [24, 240]),
-        *[(192, bn, "cooperative", 3, 1, [32, 160]) for bn in (128, 192)],
-        *[(64, bn, "cooperative", 1, 1, None) for bn in (32, 64, 96, 128, 192)],
-        *[(64, bn, "cooperative", 2, 2, [40, 232]) for bn in (64, 128, 256)],
-        *[(64, bn, "pingpong", 2, 1, [40, 232]) for bn in (64, 128, 192, 256)],
-        *[(128, bn, "pingpong", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192)],
+        *[(128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
+        *[(256, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192)],
+        (256, 208, "cooperative", 2, [24, 240]),
+        *[(192, bn, "cooperative", 3, [32, 160]) for bn in (128, 192)],
+        *[(64, bn, "cooperative", 1, None) for bn in (32, 64, 96, 128, 192)],
+        *[(64, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192, 256)],
+        *[(128, bn, "pingpong", 2, [40, 232]) for bn in (64, 96, 128, 160, 192)],
     ],
     "f16": [
-        *[(128, bn, "cooperative", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
-        *[(256, bn, "cooperative", 2, 1, [40, 232]) for bn in (64, 96, 128, 160, 192, 256)],
-        *[(64, bn, "cooperative", 1, 1, None) for bn in (32, 64, 96, 128, 192)],
-        *[(64, bn, "cooperative", 2, 2, [40, 232]) for bn in (64, 128, 256)],
-        *[(64, bn, "pingpong", 2, 1, [40, 232]) for bn in (64, 128, 192, 256)],
-        *[(128, bn, "pingpong", 2, 1, [40, 232]) for bn in (64, 128, 192, 256)],
-        *[(192, bn, "pingpong", 2, 1, [40, 232]) for bn in (128, 192, 256)],
+        *[(128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
+        *[(256, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 256)],
+        *[(64, bn, "cooperative", 1, None) for bn in (32, 64, 96, 128, 192)],
+        *[(64, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192, 256)],
+        *[(128, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192, 256)],
+        *[(192, bn, "pingpong", 2, [40, 232]) for bn in (128, 192, 256)],
     ],
 }
 CLUSTERS = ([1, 1], [2, 1], [1, 2])
@@ -232,17 +230,17 @@ def wgmma(problem: Problem, depths: Sequence[int] = (0,), source: str = "candida
     """sm90_wgmma: tiles, clusters, splits of k. ``depths``: how many stages fewer than fit."""
     shapes = [(False, tile) for tile in TILES[problem.acc]]
     if problem.m <= 64:
-        # Few rows: D^T = B^T A^T, whose rows are many. warps_n then splits m, which is too short for it.
+        # Few rows: D^T = B^T A^T, whose rows are many.
         bm = ceil_div(problem.m, 16) * 16
-        shapes += [(True, (bm, bn, "cooperative", groups, 1, None)) for bn, groups in ((64, 1), (128, 1), (128, 2))]
+        shapes += [(True, (bm, bn, "cooperative", groups, None)) for bn, groups in ((64, 1), (128, 1), (128, 2))]
     for (swap_ab, tile), cluster, (split_k, reduce), bk in product(shapes, CLUSTERS, SPLITS, (64, 128)):
-        bm, bn, schedule, consumers, warps_n, registers = tile
+        bm, bn, schedule, consumers, registers = tile
         if (not swap_ab and bm >= 2 * problem.m > 128) or (bn >= 2 * problem.n and bn > 64):
             continue
         if split_k > 1 and (cluster != [1, 1] or schedule != "cooperative" or ceil_div(problem.k, bk) < 2 * split_k):
             continue
         epilogue = "direct" if reduce == "cluster" or problem.n % 8 else "tma"
-        columns = bm if swap_ab else bn // warps_n
+        columns = bm if swap_ab else bn
         buffers = consumers * 4 * 2 * 16 * 64 * 2 if epilogue == "tma" else 0
         deepest = min(8 if bk == 64 else 4, (RING_BYTES - buffers - 512) // ((bm + bn) * bk * 2))
         for stages in (deepest - fewer for fewer in depths):
@@ -250,7 +248,7 @@ def wgmma(problem: Problem, depths: Sequence[int] = (0,), source: str = "candida
                 continue
             yield base(problem, "sm90_wgmma", source) | {
                 "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": cluster, "consumers": consumers,
-                "warps_n": warps_n, "atom_n": 128 if consumers == 3 and bn == 256 else columns, "schedule": schedule,
+                "atom_n": 128 if consumers == 3 and bn == 256 else columns, "schedule": schedule,
                 "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8, "split_k": split_k,
                 "reduce": reduce, "swap_ab": swap_ab, "epilogue": epilogue, "registers": registers,
                 "hint_a": "normal", "hint_b": "normal", "pdl": False, "min_blocks": 1,
@@ -266,16 +264,9 @@ def small(problem: Problem, source: str = "candidate") -> Iterator[Fields]:
         held = 1 << (ceil_div(chunks, split_k) - 1).bit_length()
         if held > 8 or split_k > chunks:
             continue
-        tiles = [
-            *(("tma_wgmma", False, 64, bn) for bn in (16, 32, 64, 128)),
-            *(("tma_wgmma", True, bm, 64) for bm in (16, 32, 64) if problem.m <= bm),
-            *(("cpasync_mma", False, bm, bn) for bm, bn in ((16, 32), (32, 32), (32, 64))),
-        ]
-        for engine, swap_ab, bm, bn in tiles:
-            yield base(problem, "sm90_small", source) | {
-                "bm": bm, "bn": bn, "swap_ab": swap_ab, "k_chunks": held, "engine": engine, "exact": False,
-                "split_k": split_k,
-            }  # fmt: skip
+        for bm, bn in ((16, 32), (32, 32), (32, 64)):
+            decided = {"bm": bm, "bn": bn, "k_chunks": held, "split_k": split_k}
+            yield base(problem, "sm90_small", source) | decided
 
 
 def multistage(problem: Problem) -> Iterator[Fields]:

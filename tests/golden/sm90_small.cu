@@ -1,18 +1,13 @@
 // D(m,n) = A(m,k) * B(n,k)^T: fp16 in and out, f32 accumulators, row-major, leading dimensions in elements.
-// By TMA of all operands at once, wgmma as they arrive.
+// By cp.async of all operands at once, mma.sync as they arrive.
 //
 // Launch, all divisions rounded up:
-//   grid    (m / 64 * n / 64 * 2, 1, 1)
+//   grid    (m / 32 * n / 64 * 2, 1, 1)
 //   cluster (2, 1, 1)
 //   block   128
-//   shared  65568 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
+//   shared  49152 bytes, dynamic
 //
-// Tensor maps of fp16, as (columns, rows) of a box; the swizzle is as wide as its columns, out of bounds is zero
-//   A       64 x 64 of (k, m)
-//   B       64 x 64 of (k, n)
-//   D       is not read
-//
-// Needs   A and B aligned to 16 bytes, their leading dimensions multiples of 8
+// Needs   k a multiple of 8, at most 512; A and B aligned to 16 bytes, lda and ldb multiples of 8
 
 #include <cstdint>
 
@@ -20,80 +15,63 @@
 
 #include <cute/layout.hpp>
 #include <cute/swizzle_layout.hpp>
+#include <cute/tensor_impl.hpp>
+#include <cute/arch/mma_sm80.hpp>
+#include <cute/arch/copy_sm75.hpp>
+#include <cute/arch/copy_sm80.hpp>
 
-namespace hgemm_sm90_small_f32_tn_64x64_c4_a0e828d3be {
+namespace hgemm_sm90_small_f32_tn_32x64_c4_50c31b7042 {
 
 using namespace cute;
 
-// CTA tile in elements, chunks of k in shared memory, CTAs of a cluster that share the k of a tile.
-constexpr int kBM = 64, kBN = 64, kBK = 64, kChunks = 4;
-constexpr int kSplitK = 2, kClusterCtas = kSplitK, kClusterM = 1, kClusterN = 1;
-// One warpgroup for each 64 rows of the wgmma.
-constexpr int kSharers = 1, kSharersN = 1, kThreads = 128 * kSharers;
+// CTA tile in elements, MMA warps, and what each warp owns: kMmaM blocks of 16 rows, kMmaN blocks of 8 columns.
+constexpr int kBM = 32, kBN = 64;
+constexpr int kWarpsM = 2, kWarpsN = 2;
+constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+constexpr int kMmaM = kBM / (16 * kWarpsM);
+constexpr int kMmaN = kBN / (8 * kWarpsN);
+constexpr int kVectorBits = 3, kVector = 1 << kVectorBits;  // halves in the 16 bytes that one copy instruction moves
+static_assert(kThreads == 128 && kBM % (16 * kWarpsM) == 0 && kBN % (16 * kWarpsN) == 0);
+constexpr int kSplitK = 2;
 
-// A CUtensorMap, as the driver encodes it.
-struct alignas(64) TensorMap {
-  uint64_t words[16];
-};
+// The ring: kStages k-tiles of A and of B, each a swizzled tile of 16-byte vectors.
+constexpr int kBK = 64, kStages = 4;
+constexpr int kBlocks = kBK / 16;  // MMA steps (k-blocks) in a k-tile
+constexpr int kVectorsK = kBK / kVector;
+// Swizzles are stated on halves; on vectors, which they keep whole, the base is smaller.
+using TileA = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
+                                   Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
+using TileB = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
+                                   Layout<Shape<Int<kBN>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
+constexpr int kStageA = cosize_v<TileA>, kStageB = cosize_v<TileB>;
+static_assert(kStages * (kStageA + kStageB) * sizeof(uint128_t) == 49152);
+
+// Accumulators of mma.sync.m16n8k16: two floats for row lane / 4, two more for the row 8 below.
+using Mma = SM80_16x8x16_F32F16F16F32_TN;
+using TensorD = decltype(make_tensor<float>(Shape<_4, Int<kMmaM>, Int<kMmaN>>{}));
+
+CUTE_DEVICE uint32_t pair(TensorD const& tCrD, int half_tile, int i, int j) {
+  const half2 rounded = __floats2half2_rn(tCrD(2 * half_tile, i, j), tCrD(2 * half_tile + 1, i, j));
+  return reinterpret_cast<uint32_t const&>(rounded);
+}
 
 // The problem, as the kernel was handed it.
 struct Gemm {
-  TensorMap const *map_a, *map_b, *map_d;
+  half const* a;
+  int lda;
+  half const* b;
+  int ldb;
   half* d;
   int ldd;
-  int m, n;
+  int m;
+  int n;
   int k;
-  int along_n;  // raster: consecutive tiles go along n in bands of `band` tiles of m, or the other way round
-  int band;
-  uint64_t policy_a, policy_b;  // L2 eviction priorities of loads
   float* partials;
   unsigned* arrivals;
 };
 
-// One lane of a warp, always the same one. TMA in a branch on it is issued once, not lane by lane.
-CUTE_DEVICE bool elect_lane() {
-  uint32_t elected;
-  asm volatile("{\n"
-               ".reg .pred p;\n"
-               "elect.sync _|p, 0xffffffff;\n"
-               "selp.u32 %0, 1, 0, p;\n"
-               "}" : "=r"(elected));
-  return elected;
-}
-
 CUTE_DEVICE uint32_t smem_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// Waits for the kernel before this one in the stream, where the launch lets the two overlap.
-CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// Lets the next kernel start its prologue.
-CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
-}
-
-// One arrival, and that so many bytes are on their way.
-CUTE_DEVICE void expect_bytes(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-
-CUTE_DEVICE void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
-}
-
-// Until the phase of this parity is over.
-CUTE_DEVICE void wait(uint32_t barrier, uint32_t parity) {
-  uint32_t over;
-  do {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n"
-                 "}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
-  } while (!over);
 }
 
 CUTE_DEVICE int cluster_rank() {
@@ -112,143 +90,56 @@ CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
 CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// A box at (column, row) of a matrix to shared memory; its bytes count on the mbarrier. Where several CTAs share it, to
-// the same place in all CTAs of the mask, and on the mbarrier of each.
-template <int Sharing>
-CUTE_DEVICE void load_box(TensorMap const* map, uint32_t target, uint32_t barrier, int col, int row, uint64_t policy,
-                          uint16_t ctas) {
-  if constexpr (Sharing == 1) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1, { %2, %3 }], [%4], %5;"
-                 :: "r"(target), "l"(map), "r"(col), "r"(row), "r"(barrier), "l"(policy) : "memory");
-  } else {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-                 ".L2::cache_hint [%0], [%1, { %2, %3 }], [%4], %5, %6;"
-                 :: "r"(target), "l"(map), "r"(col), "r"(row), "r"(barrier), "h"(ctas), "l"(policy) : "memory");
-  }
+// One 16-byte vector by cp.async; beyond the first `bytes` it is filled with zeros.
+CUTE_DEVICE void copy_vector(uint128_t const* source, uint128_t* target, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               :: "r"(cast_smem_ptr_to_uint(target)), "l"(source), "r"(bytes));
 }
 
-CUTE_DEVICE void prefetch_map(TensorMap const* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
+// A thread's share of the copy of one operand's k-tile: vectors (row + i * kLoadRows, col + j * Cols) of the tile.
+template <class Tile, int Cols>
+struct Copy {
+  static constexpr int kRows = size<0>(Tile{}), kVectors = size<1>(Tile{});
+  static constexpr int kLoadRows = kThreads / Cols;
+  static constexpr int kPeriod = 64;  // vectors after which every swizzle here repeats its phase
+  static_assert(kThreads % Cols == 0 && kVectors % Cols == 0);
 
-// A tile whose rows run along k: chunks of 64 k, each of Extent rows of 128 swizzled bytes.
-template <int Extent>
-struct AlongK {
-  static constexpr int kWidth = 64, kChunkBytes = Extent * kWidth * 2;
+  half const* source;  // this thread's first vector of the next k-tile
+  int ld;
+  int64_t step;  // elements from one k-tile to the next
+  int rows, cols;  // valid rows, and valid elements in a row, from this thread's first vector on
+  int row_step, col_step;  // what a k-tile takes off them
+  CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
+  CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
 
-  // Bytes from the tile's first to a row's k-block of 16; rows by 8.
-  CUTE_DEVICE static constexpr int offset(int row, int block) {
-    return row * kWidth * 2 + block / 4 * kChunkBytes + block % 4 * 32;
-  }
-
-  // The part of the tile that this CTA brings for the Parts that share it, in Boxes of rows.
-  template <int Parts, int Boxes>
-  CUTE_DEVICE static void load(TensorMap const* map, uint32_t tile, uint32_t barrier, int row, int k, uint64_t policy,
-                               int part, uint16_t ctas) {
-    constexpr int kBoxRows = Extent / Parts / Boxes;
-    CUTE_UNROLL
-    for (int chunk = 0; chunk < kBK / kWidth; ++chunk) {
-      CUTE_UNROLL
-      for (int box = 0; box < Boxes; ++box) {
-        const int first = (part * Boxes + box) * kBoxRows;
-        load_box<Parts>(map, tile + offset(first, chunk * 4), barrier, k + chunk * kWidth, row + first, policy, ctas);
-      }
+  // Where a static row step keeps the phase of the swizzle, it is one addition for all i.
+  CUTE_DEVICE static int offset(int i, int j) {
+    if constexpr (kLoadRows * kVectors % kPeriod == 0) {
+      return Tile{}(row(), col() + j * Cols) + i * (kLoadRows * kVectors);
+    } else {
+      return Tile{}(row() + i * kLoadRows, col() + j * Cols);
     }
   }
+
+  CUTE_DEVICE void operator()(uint128_t* stage) {
+    Tensor gX = make_tensor(make_gmem_ptr(reinterpret_cast<uint128_t const*>(source)),
+                            make_layout(Shape<Int<ceil_div(kRows, kLoadRows)>, Int<kVectors / Cols>>{},
+                                        make_stride(kLoadRows * (ld / kVector), Int<Cols>{})));
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(gX); ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(gX); ++j) {
+        if (kRows % kLoadRows == 0 || row() + i * kLoadRows < kRows) {
+          const int bytes = i * kLoadRows < rows ? 2 * max(0, min(kVector, cols - j * Cols * kVector)) : 0;
+          copy_vector(&gX(i, j), stage + offset(i, j), bytes);
+        }
+      }
+    }
+    source += step;
+    rows -= row_step;
+    cols -= col_step;
+  }
 };
-
-using TileA = AlongK<kBM>;
-using TileB = AlongK<kBN>;
-constexpr int kBytesA = kBM * kBK * 2, kBytesB = kBN * kBK * 2, kStageBytes = kBytesA + kBytesB;
-
-// The rows and columns of the wgmmas are those of D.
-using TileX = TileA;
-using TileY = TileB;
-constexpr int kRows = kBM, kCols = kBN;
-
-// A warpgroup's share of a 64 x 64 tile: warp w has rows 16 w to 16 w + 15; of each 8 columns a lane has two
-// neighbours in row lane / 4, and two more in the row 8 below.
-using Accumulator = float;  // a register of one of them
-constexpr int kAtomN = 64, kAtomRegisters = 32;
-
-// d = x * y + (accumulate ? d : 0), 16 of k. Operands are descriptors of tiles in shared memory; asynchronous.
-CUTE_DEVICE void wgmma(Accumulator (&d)[kAtomRegisters], uint64_t x, uint64_t y, bool accumulate) {
-  asm volatile("{\n"
-               ".reg .pred p;\n"
-               "setp.ne.b32 p, %34, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-               "}, %32, %33, p, 1, 1, 0, 0;\n"
-               "}"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                 "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-                 "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-               : "l"(x), "l"(y), "r"(int(accumulate)));
-}
-
-// Accumulators and operands are as the program says; wgmma may take over.
-CUTE_DEVICE void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-CUTE_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// Until all committed groups but the last N are done.
-template <int N>
-CUTE_DEVICE void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
-}
-
-// What wgmma is told of an operand: swizzle mode, bytes between blocks of 8 rows, between chunks of columns, address.
-template <int Width>
-CUTE_DEVICE uint64_t descriptor(uint32_t address, int chunk_bytes) {
-  constexpr uint64_t kMode = Width == 64 ? 1 : Width == 32 ? 2 : 3, kBlockBytes = 8 * Width * 2;
-  return kMode << 62 | kBlockBytes >> 4 << 32 | uint64_t(chunk_bytes >> 4) << 16 | address >> 4;
-}
-
-// A warpgroup's share of the tile: kAtomsM x kAtomsN wgmmas.
-constexpr int kShareRows = kRows / (kSharers / kSharersN), kShareCols = kCols / kSharersN;
-constexpr int kAtomsM = kShareRows / 64, kAtomsN = kShareCols / kAtomN;
-using Accumulators = Accumulator[kAtomsM][kAtomsN][kAtomRegisters];
-static_assert(kAtomsM * kAtomsN * kAtomRegisters == 32);
-
-// Shared memory, as byte addresses: chunks of A and B, an mbarrier for each.
-struct Shared {
-  uint32_t base;
-  CUTE_DEVICE uint32_t stage(int i) const { return base + i * kStageBytes; }
-  CUTE_DEVICE uint32_t full(int i) const { return stage(kChunks) + i * 8; }
-};
-static_assert(kChunks * (kStageBytes + 8) == 65568);
-extern __shared__ __align__(1024) unsigned char smem[];
-
-// What a CTA does at a time: the tile of D at (row, col), steps [first, last) of k.
-struct Work {
-  int row, col;
-  int slice, first, last;
-};
-
-// Tiles of clusters along m and n.
-CUTE_DEVICE int clusters_m(Gemm const& gemm) { return (gemm.m + kBM * kClusterM - 1) / (kBM * kClusterM); }
-CUTE_DEVICE int clusters_n(Gemm const& gemm) { return (gemm.n + kBN * kClusterN - 1) / (kBN * kClusterN); }
-
-// Tiles go along one axis in bands of a few tiles of the other, so that what runs together shares operands in L2.
-CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) {
-  const int tile = item, slice = rank;
-  const int along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
-  const int across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
-  const int band = tile / (along * gemm.band) * gemm.band;
-  const int in_band = tile - band * along;
-  const int width = min(gemm.band, across - band);
-  const int at_along = in_band / width, at_across = band + in_band % width;
-  const int cluster_m = gemm.along_n ? at_across : at_along, cluster_n = gemm.along_n ? at_along : at_across;
-  const int steps = (gemm.k + kBK - 1) / kBK;
-  return {(cluster_m * kClusterM + 0) * kBM, (cluster_n * kClusterN + 0) * kBN,
-          slice, int(int64_t(steps) * slice / kSplitK), int(int64_t(steps) * (slice + 1) / kSplitK)};
-}
-
-// Two neighbours of one row, of the accumulators of 8 columns: e = 0 in row lane / 4, e = 1 in the row 8 below.
-CUTE_DEVICE uint32_t pair(Accumulator const (&d)[kAtomRegisters], int columns, int e) {
-  const half2 rounded = __floats2half2_rn(d[columns * 4 + e * 2], d[columns * 4 + e * 2 + 1]);
-  return reinterpret_cast<uint32_t const&>(rounded);
-}
 
 // Two neighbours in one row of D; one by one at the right edge, and where rows are not aligned.
 CUTE_DEVICE void store_pair(Gemm const& gemm, int row, int col, uint32_t value) {
@@ -263,34 +154,6 @@ CUTE_DEVICE void store_pair(Gemm const& gemm, int row, int col, uint32_t value) 
       }
     }
   }
-}
-
-// A warp's 16 rows and 8 columns of the wgmma, for the tile of D at (row, col).
-CUTE_DEVICE void store_columns(Gemm const& gemm, int row, int col, int x, int y, uint32_t upper, uint32_t lower) {
-  const int lane = threadIdx.x % 32;
-  x += threadIdx.x / 32 % 4 * 16;
-  store_pair(gemm, row + x + lane / 4, col + y + lane % 4 * 2, upper);
-  store_pair(gemm, row + x + 8 + lane / 4, col + y + lane % 4 * 2, lower);
-}
-
-CUTE_DEVICE void store_share(Gemm const& gemm, int row, int col, int share_row, int share_col,
-                             Accumulators const& tCrD) {
-  CUTE_UNROLL
-  for (int i = 0; i < kAtomsM; ++i) {
-    CUTE_UNROLL
-    for (int j = 0; j < kAtomsN; ++j) {
-      CUTE_UNROLL
-      for (int columns = 0; columns < kAtomN / 8; ++columns) {
-        store_columns(gemm, row, col, share_row + i * 64, share_col + j * kAtomN + columns * 8,
-                      pair(tCrD[i][j], columns, 0), pair(tCrD[i][j], columns, 1));
-      }
-    }
-  }
-}
-
-// The accumulators of 8 columns, 4 of a lane, as floats; and back.
-CUTE_DEVICE float4 load_floats(Accumulator const (&d)[kAtomRegisters], int columns) {
-  return make_float4(d[columns * 4], d[columns * 4 + 1], d[columns * 4 + 2], d[columns * 4 + 3]);
 }
 
 // The sum of a vector over the CTAs of the cluster, in rank order; all have it at the same address.
@@ -310,96 +173,148 @@ CUTE_DEVICE float4 sum_over_cluster(uint32_t address) {
   return sum;
 }
 
-// Each CTA of the cluster has the sum over its slice of k in its accumulators. They meet in shared memory, where the
-// operands were; every CTA adds a part of the columns in rank order, and stores it.
-CUTE_DEVICE void reduce_and_store(Gemm const& gemm, int row, int col, int share_row, int share_col, int thread, int rank,
-                                  Accumulators const& tCrD) {
-  constexpr int kSharingThreads = 128 * kSharers, kVectors = kAtomsM * kAtomsN * (kAtomN / 8);
-  float4* const partials = reinterpret_cast<float4*>(smem) + thread;
-  asm volatile("bar.sync 1, %0;" :: "n"(kSharingThreads) : "memory");  // all warps have read the operands
+// The accumulators of MMA (i, j), as floats.
+CUTE_DEVICE float4 load_floats(TensorD const& tCrD, int i, int j) {
+  return make_float4(tCrD(0, i, j), tCrD(1, i, j), tCrD(2, i, j), tCrD(3, i, j));
+}
+
+// body(Int<0>{}), body(Int<1>{}) and so on, for every index of a sequence.
+template <int... I, class Body>
+CUTE_DEVICE void for_each_index(int_sequence<I...>, Body&& body) {
+  (body(Int<I>{}), ...);
+}
+
+// One CTA tile of D: rows from tile_m * kBM, columns from tile_n * kBN, slice `slice` of k.
+CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slice) {
+  extern __shared__ uint128_t smem[];
+  uint128_t* const sA = smem;
+  uint128_t* const sB = smem + kStages * kStageA;
+  const int warp_m = threadIdx.x / 32 % kWarpsM;
+  const int warp_n = threadIdx.x / 32 / kWarpsM;
+  const int lane = threadIdx.x % 32;
+
+  // This slice's k-tiles: [first, last) of the whole.
+  const int total = (gemm.k + kBK - 1) / kBK;
+  const int first = int(int64_t(total) * slice / kSplitK);
+  const int tiles = int(int64_t(total) * (slice + 1) / kSplitK) - first;
+
+  using CopyA = Copy<TileA, 8>;
+  using CopyB = Copy<TileB, 8>;
+  const int row_a = tile_m * kBM + CopyA::row(), col_a = first * kBK + CopyA::col() * kVector;
+  const int row_b = tile_n * kBN + CopyB::row(), col_b = first * kBK + CopyB::col() * kVector;
+  CopyA copy_a{gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK, gemm.m - row_a, gemm.k - col_a, 0, kBK};
+  CopyB copy_b{gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb, kBK, gemm.n - row_b, gemm.k - col_b, 0, kBK};
+
+  // Fragments of mma.sync, one per k-block of a k-tile; the loop below decides how many live at a time.
+  Tensor tCrA = make_tensor<uint32_t>(Shape<_4, Int<kMmaM>, Int<kBlocks>>{});
+  Tensor tCrB = make_tensor<uint32_t>(Shape<_2, Int<kMmaN>, Int<kBlocks>>{});
+  TensorD tCrD;
   CUTE_UNROLL
-  for (int vector = 0; vector < kVectors; ++vector) {
-    const int columns = vector % (kAtomN / 8), atom = vector / (kAtomN / 8);
-    partials[vector * kSharingThreads] = load_floats(tCrD[atom / kAtomsN][atom % kAtomsN], columns);
+  for (int i = 0; i < size(tCrD); ++i) {
+    tCrD(i) = 0;
+  }
+
+  // The row of a tile that this lane hands to ldmatrix. Warps interleave: their blocks are kWarpsM * 16 rows apart.
+  const int row_lda = warp_m * 16 + lane % 16, col_lda = lane / 16;
+  auto load_a_block = [&](int stage, int kb, int i) {
+    SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) +
+                               i * (16 * kWarpsM * kVectorsK)],
+                            tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb));
+  };
+  const int row_ldb = warp_n * 16 + lane % 8 + lane / 16 * 8, col_ldb = lane / 8 % 2;
+  auto load_b_block = [&](int stage, int kb, int j) {
+    SM75_U32x4_LDSM_N::copy(sB[stage * kStageB + (TileB{}(row_ldb, col_ldb) ^ TileB{}(0, kb * 2)) +
+                               j * (8 * kWarpsN * kVectorsK)],
+                            tCrB(0, j, kb), tCrB(1, j, kb), tCrB(0, j + 1, kb), tCrB(1, j + 1, kb));
+  };
+  auto load_a = [&](int stage, int kb) {
+    CUTE_UNROLL
+    for (int i = 0; i < kMmaM; ++i) {
+      load_a_block(stage, kb, i);
+    }
+  };
+  auto load_b = [&](int stage, int kb) {
+    CUTE_UNROLL
+    for (int j = 0; j < kMmaN; j += 2) {
+      load_b_block(stage, kb, j);
+    }
+  };
+
+  // Serpentine over the columns, so that the B fragment of a turn is used twice in a row.
+  auto multiply_row = [&](int kb, int i) {
+    CUTE_UNROLL
+    for (int step = 0; step < kMmaN; ++step) {
+      const int j = i % 2 ? kMmaN - 1 - step : step;
+      Mma::fma(tCrD(0, i, j), tCrD(1, i, j), tCrD(2, i, j), tCrD(3, i, j),
+               tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb), tCrB(0, j, kb), tCrB(1, j, kb),
+               tCrD(0, i, j), tCrD(1, i, j), tCrD(2, i, j), tCrD(3, i, j));
+    }
+  };
+  auto multiply = [&](int kb) {
+    CUTE_UNROLL
+    for (int i = 0; i < kMmaM; ++i) {
+      multiply_row(kb, i);
+    }
+  };
+
+  // All chunks are asked for at once, and each is multiplied as soon as it is here.
+  CUTE_UNROLL
+  for (int chunk = 0; chunk < kStages; ++chunk) {
+    if (chunk < tiles) {
+      copy_a(sA + chunk * kStageA);
+      copy_b(sB + chunk * kStageB);
+    }
+    cp_async_fence();
+  }
+  for_each_index(make_int_sequence<kStages>{}, [&](auto chunk) {
+    if (chunk < tiles) {
+      cp_async_wait<kStages - 1 - chunk>();
+      __syncthreads();
+      CUTE_UNROLL
+      for (int kb = 0; kb < kBlocks; ++kb) {
+        load_a(chunk, kb);
+        load_b(chunk, kb);
+        multiply(kb);
+      }
+    }
+  });
+
+  // MMAs of the whole cluster, summed in rank order; every CTA stores a part.
+  auto store_mma = [&](int i, int j, uint32_t upper, uint32_t lower) {
+    const int row = tile_m * kBM + (i * kWarpsM + warp_m) * 16 + lane / 4;
+    const int col = tile_n * kBN + (j / 2 * kWarpsN + warp_n) * 16 + j % 2 * 8 + lane % 4 * 2;
+    store_pair(gemm, row, col, upper);
+    store_pair(gemm, row + 8, col, lower);
+  };
+  float4* const partials = reinterpret_cast<float4*>(smem) + threadIdx.x;
+  __syncthreads();  // all warps have read the operands
+  CUTE_UNROLL
+  for (int i = 0; i < kMmaM; ++i) {
+    CUTE_UNROLL
+    for (int j = 0; j < kMmaN; ++j) {
+      partials[(i * kMmaN + j) * kThreads] = load_floats(tCrD, i, j);
+    }
   }
   cluster_arrive();
   cluster_wait();
   CUTE_NO_UNROLL
-  for (int vector = rank; vector < kVectors; vector += kSplitK) {
-    const float4 sum = sum_over_cluster(smem_address(partials + vector * kSharingThreads));
+  for (int mma = slice; mma < kMmaM * kMmaN; mma += kSplitK) {
+    const float4 sum = sum_over_cluster(smem_address(partials + mma * kThreads));
     const half2 upper = __floats2half2_rn(sum.x, sum.y), lower = __floats2half2_rn(sum.z, sum.w);
-    const int columns = vector % (kAtomN / 8), atom = vector / (kAtomN / 8);
-    store_columns(gemm, row, col, share_row + atom / kAtomsN * 64, share_col + atom % kAtomsN * kAtomN + columns * 8,
-                  reinterpret_cast<uint32_t const&>(upper), reinterpret_cast<uint32_t const&>(lower));
+    store_mma(mma / kMmaN, mma % kMmaN, reinterpret_cast<uint32_t const&>(upper), reinterpret_cast<uint32_t const&>(lower));
   }
   // Nobody leaves while others may read from it.
   cluster_arrive();
   cluster_wait();
 }
 
-// Keeps the compiler from moving accumulators while wgmmas are on their way.
-CUTE_DEVICE void pin(Accumulators& tCrD) {
-  CUTE_UNROLL
-  for (int i = 0; i < kAtomsM; ++i) {
-    CUTE_UNROLL
-    for (int j = 0; j < kAtomsN; ++j) {
-      CUTE_UNROLL
-      for (int e = 0; e < kAtomRegisters; ++e) {
-        asm volatile("" : "+f"(tCrD[i][j][e]) :: "memory");
-      }
-    }
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads)
-hgemm_sm90_small_f32_tn_64x64_c4_a0e828d3be(
-    const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
-    const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
-    uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
-  const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b, partials, arrivals};
-  const Shared shared{smem_address(smem)};
+hgemm_sm90_small_f32_tn_32x64_c4_50c31b7042(half const* a, int lda, half const* b, int ldb, half* d, int ldd,
+    int m, int n, int k, float* partials, unsigned* arrivals) {
+  const Gemm gemm{a, lda, b, ldb, d, ldd, m, n, k, partials, arrivals};
   const int rank = cluster_rank();
-  const Work work = work_of(gemm, blockIdx.x / kClusterCtas, rank);
-  const int steps = work.last - work.first;
-  // One thread asks for everything; nobody else reads an mbarrier before it is initialised.
-  if (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) == 0 && elect_lane()) {
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      init_barrier(shared.full(chunk), 1);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    wait_for_previous_kernel();
-    CUTE_NO_UNROLL
-    for (int chunk = 0; chunk < steps; ++chunk) {
-      const uint32_t stage = shared.stage(chunk), full = shared.full(chunk);
-      const int k = (work.first + chunk) * kBK;
-      expect_bytes(full, kStageBytes);
-      TileA::load<1, 1>(gemm.map_a, stage, full, work.row, k, gemm.policy_a, 0, 1);
-      TileB::load<1, 1>(gemm.map_b, stage + kBytesA, full, work.col, k, gemm.policy_b, 0, 1);
-    }
-    let_next_kernel_start();
-  }
-  __syncthreads();
-  wait_for_previous_kernel();  // before D is written
-  const int share_row = threadIdx.x / 128 * 64;
-  const uint64_t x0 = descriptor<TileX::kWidth>(shared.stage(0) + 0 + TileX::offset(share_row, 0), TileX::kChunkBytes);
-  const uint64_t y0 = descriptor<TileY::kWidth>(shared.stage(0) + kBytesA, TileY::kChunkBytes);
-  Accumulators tCrD;
-    CUTE_NO_UNROLL
-  for (int chunk = 0; chunk < steps; ++chunk) {
-    wait(shared.full(chunk), 0);
-    pin(tCrD);
-    wgmma_begin();
-    const uint64_t x = x0 + chunk * (kStageBytes / 16), y = y0 + chunk * (kStageBytes / 16);
-    CUTE_UNROLL
-    for (int block = 0; block < kBK / 16; ++block) {
-      wgmma(tCrD[0][0], x + TileX::offset(0, block) / 16, y + TileY::offset(0, block) / 16, chunk > 0 || block > 0);
-    }
-    wgmma_commit();
-  }
-  wgmma_wait<0>();
-  pin(tCrD);
-  reduce_and_store(gemm, work.row, work.col, share_row, 0, threadIdx.x, rank, tCrD);
+  const int tiles_n = (gemm.n + kBN - 1) / kBN, tile = blockIdx.x / kSplitK;
+  compute_tile(gemm, tile / tiles_n, tile % tiles_n, rank);
 }
 
-}  // namespace hgemm_sm90_small_f32_tn_64x64_c4_a0e828d3be
+}  // namespace hgemm_sm90_small_f32_tn_32x64_c4_50c31b7042

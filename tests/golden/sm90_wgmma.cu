@@ -21,7 +21,7 @@
 #include <cute/layout.hpp>
 #include <cute/swizzle_layout.hpp>
 
-namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_70cc580c1a {
+namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9 {
 
 using namespace cute;
 
@@ -481,7 +481,7 @@ CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-hgemm_sm90_wgmma_f32_tn_128x256x64_s4_70cc580c1a(
+hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9(
     const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
     const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
@@ -511,4 +511,4 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_70cc580c1a(
   }
 }
 
-}  // namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_70cc580c1a
+}  // namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9

@@ -21,7 +21,7 @@
 #include <cute/layout.hpp>
 #include <cute/swizzle_layout.hpp>
 
-namespace hgemm_sm90_wgmma_f32_tn_128x128x64_s4_60e3e137d9 {
+namespace hgemm_sm90_wgmma_f32_tn_128x128x64_s4_0c82857792 {
 
 using namespace cute;
 
@@ -475,7 +475,7 @@ CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-hgemm_sm90_wgmma_f32_tn_128x128x64_s4_60e3e137d9(
+hgemm_sm90_wgmma_f32_tn_128x128x64_s4_0c82857792(
     const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
     const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
@@ -508,4 +508,4 @@ hgemm_sm90_wgmma_f32_tn_128x128x64_s4_60e3e137d9(
   }
 }
 
-}  // namespace hgemm_sm90_wgmma_f32_tn_128x128x64_s4_60e3e137d9
+}  // namespace hgemm_sm90_wgmma_f32_tn_128x128x64_s4_0c82857792

@@ -21,7 +21,7 @@
 #include <cute/layout.hpp>
 #include <cute/swizzle_layout.hpp>
 
-namespace hgemm_sm90_wgmma_f16_nn_48x64x128_s5_581230f63c {
+namespace hgemm_sm90_wgmma_f16_nn_48x64x128_s5_18df4a2766 {
 
 using namespace cute;
 
@@ -466,7 +466,7 @@ CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-hgemm_sm90_wgmma_f16_nn_48x64x128_s5_581230f63c(
+hgemm_sm90_wgmma_f16_nn_48x64x128_s5_18df4a2766(
     const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
     const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
@@ -495,4 +495,4 @@ hgemm_sm90_wgmma_f16_nn_48x64x128_s5_581230f63c(
   }
 }
 
-}  // namespace hgemm_sm90_wgmma_f16_nn_48x64x128_s5_581230f63c
+}  // namespace hgemm_sm90_wgmma_f16_nn_48x64x128_s5_18df4a2766

@@ -25,7 +25,7 @@
 #include <cute/layout.hpp>
 #include <cute/swizzle_layout.hpp>
 
-namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_ef8e9a47f2 {
+namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_3362de63f4 {
 
 using namespace cute;
 
@@ -499,7 +499,7 @@ CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-hgemm_sm90_wgmma_f32_tn_128x256x64_s4_ef8e9a47f2(
+hgemm_sm90_wgmma_f32_tn_128x256x64_s4_3362de63f4(
     const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
     const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
@@ -528,4 +528,4 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_ef8e9a47f2(
   }
 }
 
-}  // namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_ef8e9a47f2
+}  // namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_3362de63f4

@@ -1,4 +1,4 @@
-// D(m,n) = A(m,k) * B(k,n): fp16 in and out, f32 accumulators, row-major, leading dimensions in elements.
+// D(m,n) = A(m,k) * B(k,n): fp16 in and out, f16 accumulators, row-major, leading dimensions in elements.
 // By cp.async of all operands at once, mma.sync as they arrive.
 //
 // Launch, all divisions rounded up:
@@ -8,7 +8,6 @@
 //   shared  49152 bytes, dynamic
 //
 // Needs   k a multiple of 8, at most 256; A and B aligned to 16 bytes, lda and ldb multiples of 8
-//         k = 256, packed; m and n multiples of 32 and 64
 
 #include <cstdint>
 
@@ -21,7 +20,7 @@
 #include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm80.hpp>
 
-namespace hgemm_sm90_small_f32_nn_32x64_c4_bda50e2d5b {
+namespace hgemm_sm90_small_f16_nn_32x64_c4_c222664a4c {
 
 using namespace cute;
 
@@ -48,14 +47,11 @@ using TileB = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
 constexpr int kStageA = cosize_v<TileA>, kStageB = cosize_v<TileB>;
 static_assert(kStages * (kStageA + kStageB) * sizeof(uint128_t) == 49152);
 
-// Accumulators of mma.sync.m16n8k16: two floats for row lane / 4, two more for the row 8 below.
-using Mma = SM80_16x8x16_F32F16F16F32_TN;
-using TensorD = decltype(make_tensor<float>(Shape<_4, Int<kMmaM>, Int<kMmaN>>{}));
+// Accumulators of mma.sync.m16n8k16: a pair of halves for row lane / 4, another for the row 8 below.
+using Mma = SM80_16x8x16_F16F16F16F16_TN;
+using TensorD = decltype(make_tensor<uint32_t>(Shape<_2, Int<kMmaM>, Int<kMmaN>>{}));
 
-CUTE_DEVICE uint32_t pair(TensorD const& tCrD, int half_tile, int i, int j) {
-  const half2 rounded = __floats2half2_rn(tCrD(2 * half_tile, i, j), tCrD(2 * half_tile + 1, i, j));
-  return reinterpret_cast<uint32_t const&>(rounded);
-}
+CUTE_DEVICE uint32_t pair(TensorD const& tCrD, int half_tile, int i, int j) { return tCrD(half_tile, i, j); }
 
 // The problem, as the kernel was handed it.
 struct Gemm {
@@ -67,13 +63,19 @@ struct Gemm {
   int ldd;
   int m;
   int n;
-  static constexpr int k = 256;
+  int k;
   float* partials;
   unsigned* arrivals;
 };
 
 CUTE_DEVICE uint32_t smem_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// One 16-byte vector by cp.async; beyond the first `bytes` it is filled with zeros.
+CUTE_DEVICE void copy_vector(uint128_t const* source, uint128_t* target, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               :: "r"(cast_smem_ptr_to_uint(target)), "l"(source), "r"(bytes));
 }
 
 // A thread's share of the copy of one operand's k-tile: vectors (row + i * kLoadRows, col + j * Cols) of the tile.
@@ -87,7 +89,8 @@ struct Copy {
   half const* source;  // this thread's first vector of the next k-tile
   int ld;
   int64_t step;  // elements from one k-tile to the next
-
+  int rows, cols;  // valid rows, and valid elements in a row, from this thread's first vector on
+  int row_step, col_step;  // what a k-tile takes off them
   CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
   CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
 
@@ -109,17 +112,30 @@ struct Copy {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(gX); ++j) {
         if (kRows % kLoadRows == 0 || row() + i * kLoadRows < kRows) {
-          SM80_CP_ASYNC_CACHEGLOBAL<uint128_t>::copy(gX(i, j), stage[offset(i, j)]);
+          const int bytes = i * kLoadRows < rows ? 2 * max(0, min(kVector, cols - j * Cols * kVector)) : 0;
+          copy_vector(&gX(i, j), stage + offset(i, j), bytes);
         }
       }
     }
     source += step;
+    rows -= row_step;
+    cols -= col_step;
   }
 };
 
-// Two neighbours in one row of D.
+// Two neighbours in one row of D; one by one at the right edge, and where rows are not aligned.
 CUTE_DEVICE void store_pair(Gemm const& gemm, int row, int col, uint32_t value) {
-  *reinterpret_cast<uint32_t*>(gemm.d + int64_t(row) * gemm.ldd + col) = value;
+  half* const target = gemm.d + int64_t(row) * gemm.ldd + col;
+  if (row < gemm.m && col + 2 <= gemm.n && reinterpret_cast<uintptr_t>(target) % 4 == 0) {
+    *reinterpret_cast<uint32_t*>(target) = value;
+  } else if (row < gemm.m) {
+    CUTE_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      if (col + e < gemm.n) {
+        target[e] = reinterpret_cast<half const*>(&value)[e];
+      }
+    }
+  }
 }
 
 // body(Int<0>{}), body(Int<1>{}) and so on, for every index of a sequence.
@@ -137,15 +153,16 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
   const int warp_n = threadIdx.x / 32 / kWarpsM;
   const int lane = threadIdx.x % 32;
 
-  constexpr int first = 0, tiles = (Gemm::k + kBK - 1) / kBK;
+  constexpr int first = 0;
+  const int tiles = (gemm.k + kBK - 1) / kBK;
 
   using CopyA = Copy<TileA, 8>;
   using CopyB = Copy<TileB, 8>;
   const int row_a = tile_m * kBM + CopyA::row(), col_a = first * kBK + CopyA::col() * kVector;
   const int row_b = first * kBK + CopyB::row(), col_b = tile_n * kBN + CopyB::col() * kVector;
-  CopyA copy_a{gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK};
+  CopyA copy_a{gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK, gemm.m - row_a, gemm.k - col_a, 0, kBK};
   CopyB copy_b{gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb,
-               int64_t(kBK) * gemm.ldb};
+               int64_t(kBK) * gemm.ldb, gemm.k - row_b, gemm.n - col_b, kBK, 0};
 
   // Fragments of mma.sync, one per k-block of a k-tile; the loop below decides how many live at a time.
   Tensor tCrA = make_tensor<uint32_t>(Shape<_4, Int<kMmaM>, Int<kBlocks>>{});
@@ -186,9 +203,9 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
     CUTE_UNROLL
     for (int step = 0; step < kMmaN; ++step) {
       const int j = i % 2 ? kMmaN - 1 - step : step;
-      Mma::fma(tCrD(0, i, j), tCrD(1, i, j), tCrD(2, i, j), tCrD(3, i, j),
+      Mma::fma(tCrD(0, i, j), tCrD(1, i, j),
                tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb), tCrB(0, j, kb), tCrB(1, j, kb),
-               tCrD(0, i, j), tCrD(1, i, j), tCrD(2, i, j), tCrD(3, i, j));
+               tCrD(0, i, j), tCrD(1, i, j));
     }
   };
   auto multiply = [&](int kb) {
@@ -237,12 +254,12 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hgemm_sm90_small_f32_nn_32x64_c4_bda50e2d5b(half const* a, int lda, half const* b, int ldb, half* d, int ldd,
+hgemm_sm90_small_f16_nn_32x64_c4_c222664a4c(half const* a, int lda, half const* b, int ldb, half* d, int ldd,
     int m, int n, int k, float* partials, unsigned* arrivals) {
-  const Gemm gemm{a, Gemm::k, b, ldb, d, ldd, m, n, partials, arrivals};
+  const Gemm gemm{a, lda, b, ldb, d, ldd, m, n, k, partials, arrivals};
   constexpr int rank = 0;
   const int tiles_n = (gemm.n + kBN - 1) / kBN, tile = blockIdx.x / kSplitK;
   compute_tile(gemm, tile / tiles_n, tile % tiles_n, rank);
 }
 
-}  // namespace hgemm_sm90_small_f32_nn_32x64_c4_bda50e2d5b
+}  // namespace hgemm_sm90_small_f16_nn_32x64_c4_c222664a4c

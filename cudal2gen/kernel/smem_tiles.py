@@ -1,0 +1,76 @@
+"""k-tiles of A and B in shared memory, as cp.async writes and ldmatrix reads them: swizzles, copies, constant steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from cudal2gen.kernel.mma_sync import MMA_K, MMA_M, MMA_N, MmaTiles
+from cudal2gen.kernel.problem import VECTOR
+
+Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
+
+
+class SmemTiles(MmaTiles):
+    """Tiles for mma.sync whose operands lie in shared memory: rows of 16-byte vectors, permuted by a swizzle.
+
+    Rows of A run along k, those of B too for layout tn, else along n. A swizzle is CuTe's ``Swizzle<bits, base,
+    shift>`` on halves.
+    """
+
+    @property
+    def swizzle_a(self) -> Swizzle:
+        raise NotImplementedError
+
+    @property
+    def copy_cols_a(self) -> int:
+        """Threads along a row of A in a copy."""
+        raise NotImplementedError
+
+    @property
+    def swizzle_b(self) -> Swizzle:
+        """B's swizzle: as A's for tn; for nn the one whose source bits are the low bits of the row."""
+        if self.layout == "tn":
+            return self.swizzle_a
+        vectors = self.bn // VECTOR
+        return (3, 3, max(3, (vectors & -vectors).bit_length() - 1))
+
+    @property
+    def copy_cols_b(self) -> int:
+        """Threads along a row of B: as A's for tn; for nn as many as a 128-byte line serves."""
+        if self.layout == "tn":
+            return self.copy_cols_a
+        vectors = self.bn // VECTOR
+        return min(vectors & -vectors, 8)
+
+    @property
+    def swizzle_period(self) -> int:
+        """16-byte vectors after which both swizzles repeat: steps by its multiples are plain additions."""
+        return max(1 << (bits + base - 3 + shift) for bits, base, shift in (self.swizzle_a, self.swizzle_b))
+
+    @property
+    def static_steps_a(self) -> bool:
+        """Whether ldmatrix addresses of A advance by constants: rows by sums, columns by xor."""
+        vectors = self.k_step // VECTOR
+        return vectors & (vectors - 1) == 0 and MMA_M * self.warps[0] * vectors % self.swizzle_period == 0
+
+    @property
+    def static_steps_b(self) -> bool:
+        """The same for B; for nn its rows run along n, and a step is of k."""
+        if self.layout == "nn":
+            return MMA_K * (self.bn // VECTOR) % self.swizzle_period == 0
+        vectors = self.k_step // VECTOR
+        return vectors & (vectors - 1) == 0 and 2 * MMA_N * self.warps[1] * vectors % self.swizzle_period == 0
+
+
+def swizzle_violations(field: str, swizzle: Swizzle, sizes: dict[str, int]) -> Iterator[str]:
+    """Whether a swizzle permutes 16-byte vectors within blocks that the sizes, in halves, are multiples of."""
+    bits, base, shift = swizzle
+    if shift < bits:
+        yield f"{field}={list(swizzle)}: the shift must not be below the bits, or the permutation is not one"
+    for name, halves in sizes.items():
+        if halves % (1 << (bits + base)):
+            block = 1 << (bits + base)
+            yield f"{field}={list(swizzle)}: permutes blocks of {block} halves, {name}={halves} is no multiple"
