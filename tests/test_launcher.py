@@ -135,25 +135,25 @@ def test_options_of_hopper_kernels_are_checked(library: Path, session: emulator.
         opened(ring(), library, {"hint_a": 3})
 
 
-@pytest.mark.parametrize(
-    ("record", "size", "grid"),
-    [
-        # Four SMs, one CTA each: fewer tiles than SMs, and more.
-        (ring(**TWO), (200, 64, 64), (4, 1, 1)),
-        (ring(**TWO), (100, 64, 64), (2, 1, 1)),
-        (ring(**TWO), (1000, 64, 64), (4, 1, 1)),
-        # Clusters that reach beyond the matrix; two at a time.
-        (ring(**TWO, cluster=[2, 1]), (100, 96, 64), (4, 1, 1)),
-        (ring(**TWO, cluster=[2, 1]), (100, 32, 64), (2, 1, 1)),
-        (ring(cluster=[2, 2], bk=128, stages=2), (64, 32, 64), (4, 1, 1)),
-        (ring(**SWAPPED), (32, 64, 64), (1, 1, 1)),
-        # Slices are work of their own, or CTAs of a cluster; the latter are not persistent.
-        (ring(**TWO, split_k=3, reduce="workspace"), (128, 32, 192), (3, 1, 1)),
-        (ring(**IN_CLUSTER, split_k=2), (200, 40, 128), (4 * 2 * 2, 1, 1)),
-        (once(bm=64, split_k=2), (100, 40, 256), (2 * 2 * 2, 1, 1)),
-        (once(bm=64), (100, 40, 128), (2 * 2, 1, 1)),
-    ],
-)
+HOPPER_GRIDS: list[tuple[catalog.Record, tuple[int, int, int], tuple[int, int, int]]] = [
+    # Four SMs, one CTA each: fewer tiles than SMs, and more.
+    (ring(**TWO), (200, 64, 64), (4, 1, 1)),
+    (ring(**TWO), (100, 64, 64), (2, 1, 1)),
+    (ring(**TWO), (1000, 64, 64), (4, 1, 1)),
+    # Clusters that reach beyond the matrix; two at a time.
+    (ring(**TWO, cluster=[2, 1]), (100, 96, 64), (4, 1, 1)),
+    (ring(**TWO, cluster=[2, 1]), (100, 32, 64), (2, 1, 1)),
+    (ring(cluster=[2, 2], bk=128, stages=2), (64, 32, 64), (4, 1, 1)),
+    (ring(**SWAPPED), (32, 64, 64), (1, 1, 1)),
+    # Slices are work of their own, or CTAs of a cluster; the latter are not persistent.
+    (ring(**TWO, split_k=3, reduce="workspace"), (128, 32, 192), (3, 1, 1)),
+    (ring(**IN_CLUSTER, split_k=2), (200, 40, 128), (4 * 2 * 2, 1, 1)),
+    (once(bm=64, split_k=2), (100, 40, 256), (2 * 2 * 2, 1, 1)),
+    (once(bm=64), (100, 40, 128), (2 * 2, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("record", "size", "grid"), HOPPER_GRIDS)
 def test_hopper_grids_by_hand(
     record: catalog.Record, size: tuple[int, int, int], grid: tuple[int, int, int], library: Path
 ) -> None:
@@ -246,19 +246,19 @@ def test_shared_memory_beyond_the_device_is_refused_when_opened(library: Path) -
         opened(small(bm=64, bn=64, stages=4), library)
 
 
-@pytest.mark.parametrize(
-    ("changes", "size", "grid"),
-    [
-        ({}, (96, 64, 128), (2, 3, 1)),
-        ({"raster": "zsplit", "swizzle_stride": 64}, (32, 160, 64), (2, 1, 3)),
-        ({"raster": "zsplit", "swizzle_stride": 48}, (32, 160, 64), (2, 1, 4)),
-        ({"raster": "zsplit", "swizzle_stride": 16}, (32, 64, 64), (1, 1, 4)),
-        ({"raster": "persistent"}, (32 * 9, 32 * 9, 64), (2 * 6, 1, 1)),
-        ({"raster": "persistent"}, (64, 64, 64), (4, 1, 1)),
-        ({"split_k": 2}, (64, 64, 128), (2, 4, 1)),
-        ({"padding": "predicate"}, (33, 65, 64), (3, 2, 1)),
-    ],
-)
+GRIDS: list[tuple[dict[str, Any], tuple[int, int, int], tuple[int, int, int]]] = [
+    ({}, (96, 64, 128), (2, 3, 1)),
+    ({"raster": "zsplit", "swizzle_stride": 64}, (32, 160, 64), (2, 1, 3)),
+    ({"raster": "zsplit", "swizzle_stride": 48}, (32, 160, 64), (2, 1, 4)),
+    ({"raster": "zsplit", "swizzle_stride": 16}, (32, 64, 64), (1, 1, 4)),
+    ({"raster": "persistent"}, (32 * 9, 32 * 9, 64), (2 * 6, 1, 1)),
+    ({"raster": "persistent"}, (64, 64, 64), (4, 1, 1)),
+    ({"split_k": 2}, (64, 64, 128), (2, 4, 1)),
+    ({"padding": "predicate"}, (33, 65, 64), (3, 2, 1)),
+]
+
+
+@pytest.mark.parametrize(("changes", "size", "grid"), GRIDS)
 def test_grids_by_hand(
     changes: dict[str, Any], size: tuple[int, int, int], grid: tuple[int, int, int], library: Path
 ) -> None:
@@ -283,3 +283,9 @@ def test_workspace_is_counters_then_partials(library: Path, session: emulator.Se
         assert kernel.workspace_bytes(32 * 65, 32, 256) == 512 + 65 * 3 * 32 * 32 * 4
     with opened(small(), library) as kernel:
         assert kernel.workspace_bytes(64, 96, 256) == 0
+
+
+KERNELS = [
+    *(small(**changes) for changes, *_ in (*REFUSED, *GRIDS)),
+    *(record for record, *_ in (*TMA_REFUSED, *HOPPER_GRIDS)),
+]

@@ -56,18 +56,6 @@ def ptx(record: Sm80Multistage | Sm80Direct) -> str:
     return compiler.build([record])[0].ptx.read_text()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _built_together() -> None:
-    """Compiles the records of this module in batches, which takes a fifth of the time."""
-    compiler.build(
-        [multistage(**changes) for changes in COUNTED]
-        + [_one_warp(**change) for change in (*KINDS.values(), *UNROLLED, *PLACED)]
-        + [multistage(acc=acc, **changes) for acc in ("f16", "f32") for changes in EPILOGUES.values()]
-        + [record for changes in (CODE_CHANGES, DATA_CHANGES) for field in changes for record in pair(changes, field)]
-        + BOUNDED
-    )
-
-
 def instructions(text: str) -> list[str]:
     """The instructions of a kernel, without comments, line information and empty lines."""
     body = text[text.index("{", text.index(".entry")) :]
@@ -288,10 +276,15 @@ DIRECT_CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+def direct_pair(field: str) -> tuple[Sm80Direct, Sm80Direct]:
+    after = DIRECT_CHANGES[field]
+    return direct(**{name: value for name, value in after.items() if name != field}), direct(**after)
+
+
 @pytest.mark.parametrize("field", DIRECT_CHANGES)
 def test_a_code_field_of_the_direct_family_changes_the_ptx(field: str) -> None:
-    before = {name: value for name, value in DIRECT_CHANGES[field].items() if name != field}
-    assert anonymous(direct(**before)) != anonymous(direct(**DIRECT_CHANGES[field]))
+    before, after = direct_pair(field)
+    assert anonymous(before) != anonymous(after)
     assert {"family", *DIRECT_CHANGES} == set(Sm80Direct.model_fields) - Sm80Direct.DATA_FIELDS
 
 
@@ -302,15 +295,23 @@ def test_a_data_field_shares_the_binary_within_an_architecture(field: str) -> No
     assert (one.digest == other.digest) == (before.target.sm == after.target.sm)
 
 
-@pytest.mark.parametrize("gpu", ["a100", "rtx3090", "l40s", "h100", "rtx5090"])
-def test_the_families_compile_for_every_architecture(gpu: str) -> None:
-    samples = [
+def everywhere(gpu: str) -> list[Sm80Multistage | Sm80Direct]:
+    """Records of both families that between them take what differs most between architectures."""
+    return [
         multistage(gpu=gpu, stages=2),
         multistage(gpu=gpu, stages=2, acc="f32", layout="nn", padding="predicate", **prefetch("pingpong")),
         multistage(gpu=gpu, stages=2, raster="persistent", split_k=2, **STRAIGHT, **STAGED_16),
         direct(gpu=gpu),
         direct(gpu=gpu, acc="f32", layout="nn", padding="predicate", split_k=2),
     ]
+
+
+ARCHITECTURES = ["a100", "rtx3090", "l40s", "h100", "rtx5090"]
+
+
+@pytest.mark.parametrize("gpu", ARCHITECTURES)
+def test_the_families_compile_for_every_architecture(gpu: str) -> None:
+    samples = everywhere(gpu)
     for record, artifact in zip(samples, compiler.build(samples), strict=True):
         assert artifact.ptxas.arch == record.target.sm
         assert artifact.ptxas.findings == []
@@ -326,18 +327,22 @@ def test_registers_stay_within_the_occupancy_that_min_blocks_asks_for() -> None:
         assert record.ctas_per_sm(registers) >= record.min_blocks
 
 
-def test_unrolling_leaves_no_loop() -> None:
-    """At the rule's limit of 64 steps, and for the longest unrolled record of the catalog."""
+def longest_unrolled() -> MmaSyncKernel:
+    """The record of the catalog with the longest unrolled text."""
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
-    longest = max(
+    return max(
         (record for record in own if isinstance(record, MmaSyncKernel) and record.unroll_k),
         key=lambda record: -(-record.k // record.k_step) * record.warp_m * record.warp_n,
     )
-    for record in (
-        _one_warp(bake=["k"], k=64 * 64, unroll_k=True),
-        direct(bake=["k"], k=64 * 32, unroll_k=True),
-        longest,
-    ):
+
+
+FULLY_UNROLLED = [direct(bake=["k"], k=64 * 32, unroll_k=True), longest_unrolled()]
+
+
+def test_unrolling_leaves_no_loop() -> None:
+    """Of both families, at the rule's limit of 64 steps."""
+    for record in FULLY_UNROLLED:
+        assert -(-record.k // record.k_step) == 64
         lines = instructions(ptx(record))
         per_step = record.warp_m * record.warp_n * record.k_step // 16
         assert count(lines, "mma.sync") == per_step * -(-record.k // record.k_step), record.mnk
@@ -370,3 +375,20 @@ def test_the_direct_family_uses_no_shared_memory() -> None:
     assert count(lines, r"\.shared") == 0
     assert count(lines, r"ld\.global\.nc\.v4") == 2 * (4 + 4), "a step ahead and one in the loop: 4 rows of A, 4 of B"
     assert count(main_loop(ptx(direct())), "mma.sync") == 2 * 4 * 2
+
+
+KERNELS = [
+    *(multistage(**changes) for changes in COUNTED),
+    *(_one_warp(**changes) for changes in (*KINDS.values(), *UNROLLED, *PLACED)),
+    *(multistage(acc=acc, **changes) for acc in ("f16", "f32") for changes in EPILOGUES.values()),
+    *(record for changes in (CODE_CHANGES, DATA_CHANGES) for field in changes for record in pair(changes, field)),
+    *(record for field in DIRECT_CHANGES for record in direct_pair(field)),
+    *(record for gpu in ARCHITECTURES for record in everywhere(gpu)),
+    *BOUNDED,
+    *BOUNDED_UP_TO_THE_LIMIT,
+    *FULLY_UNROLLED,
+    multistage(acc="f32", c_batch=16),
+    multistage(split_k=2),
+    direct(split_k=2),
+    direct(k=128),
+]
