@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from cudal2gen import compiler, gpu, trial
+from cudal2gen import compiler, gpu
 from cudal2gen.catalog import Record
 from cudal2gen.gpu import Gpu, GpuError, Operands
 from cudal2gen.kernel import revise
@@ -287,18 +287,18 @@ def test_a_padded_problem_is_copied_inside_the_call(bed: EmulatedDevice, library
     assert kernel.detail == ""
     kernel.prepare(record.problem, no_race)
     assert kernel.detail == "padded to 64_64_256, in the timing"
-    stage = trial.Stage(bed, record, record.problem)
-    whole, copies = kernel.stages(stage.operands)
+    matrices = Matrices(bed.empty, record, record.problem)
+    whole, copies = kernel.stages(matrices.operands)
     assert copies is not None
     for seed in (1, 2):  # what the first call left in the padding must not reach the second
-        stage.fill("normal", seed, trial.POISONS[0])
+        matrices.draw("normal", seed, POISONS[0])
         whole()
-        assert stage.findings(trial.POISONS[0]) == []
-        assert stage.compared("f16", "normal", record.k_order(256)).findings == []
+        assert matrices.findings(POISONS[0]) == []
+        assert matrices.compared("f16", "normal", record.k_order(256)).findings == []
     launches = len(bed.session.launches)
     copies()
     assert len(bed.session.launches) == launches, "copies alone launch no kernel"
-    assert stage.compared("f16", "normal", record.k_order(256)).findings == [], "and leave D as it was"
+    assert matrices.compared("f16", "normal", record.k_order(256)).findings == [], "and leave D as it was"
 
 
 def test_whole_tiles_are_not_copied(bed: EmulatedDevice, library: Path) -> None:

@@ -77,27 +77,25 @@ def register_rules(record: Sm90Wgmma) -> list[str]:
     return [rule for rule in record.violations() if "registers" in rule]
 
 
-@pytest.fixture(scope="module")
-def built() -> None:
-    compiler.build([unchecked(fields) for fields in LEGAL + SPILLING])
+KERNELS = [unchecked(fields) for fields in LEGAL + SPILLING]
 
 
 @pytest.mark.parametrize("fields", LEGAL, ids=str)
-def test_what_the_rules_allow_is_clean(fields: dict[str, Any], built: None) -> None:
+def test_what_the_rules_allow_is_clean(fields: dict[str, Any]) -> None:
     record = unchecked(fields)
     assert register_rules(record) == []
     assert compiler.build([record])[0].ptxas.findings == []
 
 
 @pytest.mark.parametrize("fields", SPILLING, ids=str)
-def test_what_the_rules_refuse_spills(fields: dict[str, Any], built: None) -> None:
+def test_what_the_rules_refuse_spills(fields: dict[str, Any]) -> None:
     record = unchecked(fields)
     assert register_rules(record) != []
     findings = compiler.build([record])[0].ptxas.findings
     assert any("spills" in finding for finding in findings), findings
 
 
-def test_an_overfull_accumulator_serialises_wgmma(built: None) -> None:
+def test_an_overfull_accumulator_serialises_wgmma() -> None:
     findings = compiler.build([unchecked(SPILLING[0])])[0].ptxas.findings
     assert any("C7512" in finding and "serialized" in finding for finding in findings), findings
 

@@ -11,12 +11,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cudal2gen import baselines, bench, catalog, cli, compiler, gpu, results, rounding, sanitizer, trial, validator
+from cudal2gen import baselines, bench, catalog, cli, compiler, correctness, gpu, results, rounding, validator
 from cudal2gen.catalog import Record
 from cudal2gen.gpu import Absent, Contender, Operands
 from cudal2gen.kernel import revise
 from cudal2gen.results import Verdict
-from cudal2gen.validator import Shape
+from cudal2gen.validator import Shape, agreement, sanitizer
+from cudal2gen.validator import device as trial
+from cudal2gen.validator.matrices import CANARY, GUARD, POISONS, Guarded, Matrices
 from tests.adversaries import SAID, AccumulatesInHalf, Adversary, ChangesItsInput
 from tests.emulated import OTHER_STREAM, EmulatedDevice
 from tests.paths import PATHS, small
@@ -251,7 +253,7 @@ def test_tensors_are_compared_as_arrays_are(acc: str, inputs: str) -> None:
     rng = np.random.default_rng(3)
     record = small(acc=acc)
     for k in (64, 320):
-        a, b = validator.operands(inputs, 48, 40, k, rng)
+        a, b = correctness.operands(inputs, 48, 40, k, rng)
         with np.errstate(invalid="ignore", over="ignore"):
             d = (a.astype(np.float32) @ b.astype(np.float32).T).astype(np.float16)
         for spoil in (False, True):
@@ -285,40 +287,37 @@ def test_drawn_tensors_are_of_their_kind() -> None:
 
 def test_a_large_fp16_product_is_bounded_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound takes k/8 passes over D: beyond a size some rows stand for all, and one wrong element still shows."""
-    a, b = validator.operands("normal", 64, 64, 256, np.random.default_rng(0))
+    a, b = correctness.operands("normal", 64, 64, 256, np.random.default_rng(0))
     d = np.zeros((64, 64), np.float32)
     for start in range(0, 256, 16):
         some = slice(start, start + 16)
         d = (d + a[:, some].astype(np.float32) @ b[:, some].astype(np.float32).T).astype(np.float16).astype(np.float32)
     tensors = [torch.from_numpy(it) for it in (a, b, d.astype(np.float16))]
     order = small().k_order(256)
-    monkeypatch.setattr(trial, "SAMPLED", 64 * 64 * 64)
-    monkeypatch.setattr(trial, "CHUNK", 64 * 10)
-    right = trial.compare("f16", "normal", *tensors, order)
-    assert right.said == "error bound of the accumulator in 16 rows, twice its largest in all"
+    monkeypatch.setattr(correctness, "SAMPLED", 64 * 64 * 64)
+    monkeypatch.setattr(correctness, "CHUNK", 64 * 10)
+    right = correctness.compare("f16", "normal", *tensors, order)
+    assert right.compared == "error bound of the accumulator in 16 rows, twice its largest in all"
     assert right.findings == []
     tensors[2][33, 9] += 1.5
-    wrong = trial.compare("f16", "normal", *tensors, order)
+    wrong = correctness.compare("f16", "normal", *tensors, order)
     assert wrong.findings[0].startswith("wrong-value: 1 of 4096 elements, first at row 33, column 9")
 
 
 def test_a_guarded_matrix_tells_where_it_was_written() -> None:
-    class Plain:
-        model = "cpu"
+    def empty(*shape: int) -> Any:
+        return torch.empty(shape, dtype=torch.float16)
 
-        def empty(self, *shape: int) -> Any:
-            return torch.empty(shape, dtype=torch.float16)
-
-    matrix = trial.Guarded(Plain(), "D", 4, 6, 8, trial.CANARY)  # type: ignore[arg-type]
+    matrix = Guarded(empty, "D", 4, 6, 8, CANARY)
     matrix.matrix.fill_(1.0)
     assert list(matrix.changes()) == []
     matrix.keep()
     matrix.matrix[2, 3] = 2.0
     assert list(matrix.changes()) == ["input-changed: 1 of 24 elements, first at row 2, column 3 of D"]
     matrix.matrix[2, 3] = 1.0
-    matrix.matrix.as_strided((1,), (1,), trial.GUARD - 1).fill_(0)
-    matrix.matrix.as_strided((1,), (1,), trial.GUARD + 6).fill_(0)
-    matrix.matrix.as_strided((1,), (1,), trial.GUARD + 32).fill_(0)
+    matrix.matrix.as_strided((1,), (1,), GUARD - 1).fill_(0)
+    matrix.matrix.as_strided((1,), (1,), GUARD + 6).fill_(0)
+    matrix.matrix.as_strided((1,), (1,), GUARD + 32).fill_(0)
     assert [finding.split(",")[-1] for finding in matrix.changes()] == [
         " column 4095 before D",
         " column 0 behind D",
@@ -333,11 +332,11 @@ def test_every_adversary_is_right_but_for_its_fault(library: Path) -> None:
     for adversary in set(SAID) - {ChangesItsInput}:
         with EmulatedDevice(record) as bed:
             contender: Contender = adversary(bed.open(record, artifact, library), bed.empty)
-            stage = trial.Stage(bed, record, record.problem)
-            stage.fill("binary", 0, 0)
-            contender.bind(stage.operands)()
+            matrices = Matrices(bed.empty, record, record.problem)
+            matrices.draw("binary", 0, 0)
+            contender.bind(matrices.operands)()
             if adversary.__name__ not in ("WritesPartOfD", "ReadsBehindA"):
-                wrong = stage.compared("f32", "binary", record.k_order(record.k)).wrong
+                wrong = matrices.compare("binary").wrong
                 assert wrong <= record.n, adversary
 
 
@@ -352,13 +351,13 @@ def test_work_of_another_stream_shows_when_the_device_is_waited_for(library: Pat
     record = small()
     artifact = compiler.build([record])[0]
     with EmulatedDevice(record) as bed:
-        stage = trial.Stage(bed, record, record.problem)
-        stage.fill("binary", 0, trial.POISONS[0])
-        bed.open(record, artifact, library, lambda: OTHER_STREAM).bind(stage.operands)()
-        assert "unwritten-output: 4096 of 4096" in stage.findings(trial.POISONS[0])[0]
+        matrices = Matrices(bed.empty, record, record.problem)
+        matrices.draw("binary", 0, POISONS[0])
+        bed.open(record, artifact, library, lambda: OTHER_STREAM).bind(matrices.operands)()
+        assert "unwritten-output: 4096 of 4096" in matrices.findings(POISONS[0])[0]
         bed.synchronize()
-        assert stage.findings(trial.POISONS[0]) == []
-        assert stage.compared("f16", "binary", record.k_order(record.k)).findings == []
+        assert matrices.findings(POISONS[0]) == []
+        assert matrices.compare("binary").findings == []
 
 
 def no_vendor(device: object, contender: Any, problem: object) -> None:
@@ -464,27 +463,27 @@ class TestTheCommand:
 
 def test_a_device_that_differs_from_the_emulator_is_told(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = small()
-    subject = trial.Subject(record, compiler.build([record])[0], library)
-    right = trial.product
+    subject = trial.BuiltKernel(record, compiler.build([record])[0], library)
+    right = agreement.product
 
     def off(*arguments: Any) -> Any:
         d = right(*arguments).copy()
         d[3, 4] += np.float16(0.25)
         return d
 
-    monkeypatch.setattr(trial, "product", off)
-    monkeypatch.setattr(trial, "LENGTHS", (64,))
+    monkeypatch.setattr(agreement, "product", off)
+    monkeypatch.setattr(agreement, "LENGTHS", (64,))
     with EmulatedDevice(record) as bed:
-        cases, lines = trial.against_emulator(bed, subject)
+        cases, lines = agreement.against_emulator(bed, subject)
     assert [case.findings for case in cases] == [("differs-from-emulator: 1 of 1024 elements",)] * 2
     assert [line.differing for line in lines] == [1 / 1024] * 4
 
 
 def test_which_lengths_are_compared() -> None:
-    assert trial._lengths(small()) == [64, 256, 2048]
-    assert trial._lengths(small(split_k=3)) == [192, 256, 2048]
-    assert trial._lengths(small(bake=["k"], k=192)) == [192]
-    assert trial._lengths(PATHS["odd k-tile"]) == [48, 288, 2064]
+    assert agreement.lengths(small()) == [64, 256, 2048]
+    assert agreement.lengths(small(split_k=3)) == [192, 256, 2048]
+    assert agreement.lengths(small(bake=["k"], k=192)) == [192]
+    assert agreement.lengths(PATHS["odd k-tile"]) == [48, 288, 2064]
 
 
 def test_launch_options_reach_the_device_and_the_verdict(library: Path) -> None:

@@ -32,9 +32,7 @@ def library() -> Path:
     return compiler.launcher()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _built_together() -> None:
-    compiler.build(list(PATHS.values()))
+KERNELS = list(PATHS.values())
 
 
 @pytest.mark.parametrize("name", PATHS)
