@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cudal2gen.kernel import Record, Sm80Direct, Sm80Multistage, Sm90Small, Sm90Wgmma, ceil_div
+from cudal2gen.kernel import Record, Work, ceil_div
 
 
 class Chip(NamedTuple):
@@ -55,33 +55,27 @@ class Estimate(NamedTuple):
 
 def estimate(record: Record) -> Estimate:
     """The modelled time of a record on its own problem and GPU."""
-    chip, sms = CHIPS[record.gpu], _usable_sms(record)
+    chip, sms, work = CHIPS[record.gpu], _usable_sms(record), record.work
     resident = max(1, record.ctas_per_sm(record.estimated_registers))
     per_sm = ceil_div(record.ctas, sms)
     together = min(per_sm, resident)
-    steps = ceil_div(ceil_div(record.k, record.k_step), record.split_k)
+    tile_steps = ceil_div(ceil_div(record.k, record.k_step), record.split_k)
     clock = chip.mhz
 
-    work = per_sm * steps
-    mma, smem = _mma_clocks(record, chip), _smem_clocks(record, chip)
-    brought = _step_bytes(record)
+    steps = per_sm * tile_steps
     flight = max(1, record.ring_steps) * together
     bounds = {
-        "mma": work * mma / clock,
-        "shared memory": work * smem / clock,
-        "L2": work * brought / chip.l2_bytes / clock,
-        "latency": work * chip.latency_us / flight if steps > record.ring_steps else 0.0,
-        "device memory": _dram_bytes(record, chip, sms * together) / chip.dram_bytes_us,
+        "mma": steps * _mma_clocks(record, work, chip) / clock,
+        "shared memory": steps * (work.shared_bytes / chip.smem_bytes) / clock,
+        "L2": steps * work.l2_bytes / chip.l2_bytes / clock,
+        "latency": steps * chip.latency_us / flight if tile_steps > record.ring_steps else 0.0,
+        "device memory": _dram_bytes(record, work, chip, sms * together) / chip.dram_bytes_us,
     }
     main = max(bounds.values())
-    around = LAUNCH_US + chip.latency_us + _epilogue_us(record, chip, per_sm) + _reduce_us(record, chip)
-    if _uses_tma(record):
+    around = LAUNCH_US + chip.latency_us + _epilogue_us(record, work, chip, per_sm) + _reduce_us(record, chip)
+    if work.tensor_maps:
         around += DESCRIPTOR_US
     return Estimate(main + around, main, bounds, around)
-
-
-def _uses_tma(record: Record) -> bool:
-    return isinstance(record, Sm90Wgmma)
 
 
 def _usable_sms(record: Record) -> int:
@@ -90,45 +84,21 @@ def _usable_sms(record: Record) -> int:
     return record.target.sms // ctas * ctas if ctas <= 2 else record.target.sms * 15 // 16 // ctas * ctas
 
 
-def _mma_clocks(record: Record, chip: Chip) -> float:
+def _mma_clocks(record: Record, work: Work, chip: Chip) -> float:
     """Clocks of the tensor cores for one k-step of one CTA."""
     flops = 2 * record.bm * record.bn * record.k_step
-    if isinstance(record, Sm90Wgmma):
-        return flops / chip.mma_flops / ISSUE["many" if record.consumers > 1 else "one"]
+    if work.instruction == "wgmma":
+        return flops / chip.mma_flops / ISSUE["many" if work.issuers > 1 else "one"]
     return flops / (chip.mma_flops * chip.mma_sync_share) / MMA_SYNC_ISSUE
 
 
-def _smem_clocks(record: Record, chip: Chip) -> float:
-    """Clocks in which shared memory hands one k-step's operands to the tensor cores, and takes them in."""
-    halves = (record.bm + record.bn) * record.k_step
-    if isinstance(record, Sm90Wgmma):
-        atoms = record.rows // 64 * (record.cols // record.atom_n)
-        read = atoms * (64 + record.atom_n) * record.k_step * 2
-    elif isinstance(record, Sm80Multistage | Sm90Small):
-        warps_m, warps_n = record.warps
-        read = (record.bm * warps_n + record.bn * warps_m) * record.k_step * 2
-    else:
-        return 0.0
-    return (read + halves * 2) / chip.smem_bytes
-
-
-def _step_bytes(record: Record) -> float:
-    """Bytes that one CTA asks of the L2 for one k-step; what a cluster shares is brought once."""
-    share_a, share_b = (record.cluster[1], record.cluster[0]) if isinstance(record, Sm90Wgmma) else (1, 1)
-    repeat_a, repeat_b = 1, 1
-    if isinstance(record, Sm80Direct):
-        # Every warp fetches its own fragments.
-        repeat_a, repeat_b = record.mma_repeat[1], record.mma_repeat[0]
-    return (record.bm * repeat_a / share_a + record.bn * repeat_b / share_b) * record.k_step * 2
-
-
-def _dram_bytes(record: Record, chip: Chip, at_once: int) -> float:
+def _dram_bytes(record: Record, work: Work, chip: Chip, at_once: int) -> float:
     """Bytes between device memory and chip: what is there once, and again what the L2 forgot between waves."""
     once = record.traffic_bytes
     operands = 2 * record.k * (record.m + record.n)
     if operands <= chip.l2_size * 2 // 3:
         return once
-    band = min(record.raster_group, record.tiles_m) if isinstance(record, Sm90Wgmma) else min(8, record.tiles_m)
+    band = min(work.raster_band, record.tiles_m)
     tiles = record.tiles_m * record.tiles_n
     wave = min(tiles, max(1, at_once // record.split_k))
     rows, cols = min(band, wave), ceil_div(wave, band)
@@ -136,14 +106,12 @@ def _dram_bytes(record: Record, chip: Chip, at_once: int) -> float:
     return max(once, tiles / wave * per_wave + 2 * record.m * record.n)
 
 
-def _epilogue_us(record: Record, chip: Chip, per_sm: int) -> float:
+def _epilogue_us(record: Record, work: Work, chip: Chip, per_sm: int) -> float:
     """From the last MMA to the last store; between tiles only where nothing else runs meanwhile."""
-    how = record.epilogue if isinstance(record, Sm90Wgmma) else "direct"
-    one = record.bm * record.bn * 2 / STORE_BYTES[how] / chip.mhz
+    tile_us = record.bm * record.bn * 2 / STORE_BYTES[work.store] / chip.mhz
     if record.split_k > 1:
-        one /= record.split_k
-    hidden = isinstance(record, Sm90Wgmma) and record.schedule == "pingpong"
-    return 0.3 + one * (1 if hidden else per_sm)
+        tile_us /= record.split_k
+    return 0.3 + tile_us * (1 if work.epilogue_hidden else per_sm)
 
 
 def _reduce_us(record: Record, chip: Chip) -> float:

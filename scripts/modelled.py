@@ -10,6 +10,7 @@ was tuned keeps it.
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -26,10 +27,17 @@ EVEN = 1.03  # variants within 3 % are equal to such a model: the plainer and mo
 
 
 def variants(problem: Problem) -> Iterator[Record]:
-    """Legal records for a problem, of both Hopper families, with as many stages as fit."""
-    for fields in [*space.wgmma(problem, source=SOURCE), *space.small(problem, source=SOURCE)]:
+    """Legal records for a problem, of all families that serve its GPU, with as many stages as fit."""
+    origin = {"source": SOURCE, "structure": "modelled", "changed": []}
+    tiles: set[str] = set()
+    for fields in space.proposals(problem):
+        # Candidates that differ in stages alone come deepest first.
+        tile = json.dumps({name: value for name, value in fields.items() if name != "stages"})
+        if tile in tiles:
+            continue
+        tiles.add(tile)
         try:
-            record = parse(fields)
+            record = parse(fields | {"origin": origin})
         except IllegalRecord:
             continue
         if not _idles(record):

@@ -61,8 +61,9 @@ def test_bounds_of_mma_sync_by_hand() -> None:
     assert estimate.bounds_us["shared memory"] == pytest.approx(steps * moved / 128 / 1380)
     assert estimate.bounds_us["mma"] == pytest.approx(steps * 2 * 128 * 128 * 64 / 2048 / 0.85 / 1380)
     assert estimate.bounds_us["L2"] == pytest.approx(steps * (128 + 128) * 64 * 2 / 40 / 1380)
-    narrow = model.estimate(revise(record, mma_repeat=[4, 1, 1])).bounds_us["shared memory"]
-    assert narrow == pytest.approx(steps * (128 * 1 + 128 * 4 + 256) * 64 * 2 / 128 / 1380)
+    narrow = model.estimate(revise(record, bn=64, mma_repeat=[4, 1, 1])).bounds_us["shared memory"]
+    steps = -(-32 * 64 // 108) * 4096 // 64
+    assert narrow == pytest.approx(steps * (128 * 1 + 64 * 4 + 128 + 64) * 64 * 2 / 128 / 1380)
 
 
 def test_fragments_from_global_memory_by_hand() -> None:

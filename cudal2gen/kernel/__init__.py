@@ -18,6 +18,7 @@ from cudal2gen.kernel.problem import Problem as Problem
 from cudal2gen.kernel.problem import SizeClass as SizeClass
 from cudal2gen.kernel.problem import aligned as aligned
 from cudal2gen.kernel.problem import ceil_div as ceil_div
+from cudal2gen.kernel.record import Fields as Fields
 from cudal2gen.kernel.record import Origin as Origin
 from cudal2gen.kernel.record import Record as Record
 from cudal2gen.kernel.sm80_direct import Sm80Direct as Sm80Direct
@@ -31,6 +32,7 @@ from cudal2gen.kernel.spelling import explain as explain
 from cudal2gen.kernel.spelling import parse as parse
 from cudal2gen.kernel.spelling import register
 from cudal2gen.kernel.spelling import revise as revise
+from cudal2gen.kernel.work import Work as Work
 
 for family in (Sm80Multistage, Sm80Direct, Sm90Wgmma, Sm90Small):
     register(family)

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cudal2gen.chips import REGISTERS_THREAD
-from cudal2gen.kernel.problem import ceil_div
+from cudal2gen.chips import REGISTERS_THREAD, Gpu
+from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import Record
 
 Padding = Literal["none", "predicate", "pad"]
@@ -16,6 +16,7 @@ MmaRepeat = tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, 
 
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # mma.sync.m16n8k16
 MAX_GRID_YZ = 65535
+SPLITS = (1, 2, 4)  # slices of k that the tuner tries
 MAX_UNROLLED = 64  # steps; code and compile time grow with them
 
 
@@ -155,3 +156,17 @@ class MmaSyncKernel(MmaTiles):
             "baked_n": 0,  # read by nobody: binaries' digests cover these lines, and verdicts name digests
             "baked_k": self.baked_k,
         }
+
+    # What the tuner and the cost model ask of a family.
+
+    @classmethod
+    def serves(cls, chip: Gpu) -> bool:
+        """Where there is wgmma, mma.sync has two thirds of its rate."""
+        return chip.sm != "sm_90"
+
+    @classmethod
+    def least_padding(cls, problem: Problem, bm: int, bn: int, k_step: int) -> Padding:
+        """The cheapest ``padding`` with which a tile is legal."""
+        if not (problem.m % bm or problem.n % bn or problem.k % k_step):
+            return "none"
+        return "pad" if problem.k % VECTOR else "predicate"

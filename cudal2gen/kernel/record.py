@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -12,6 +12,9 @@ from pydantic import Field, model_validator
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, Gpu
 from cudal2gen.kernel.problem import VECTOR, Frozen, Problem, aligned, ceil_div
+from cudal2gen.kernel.work import Work
+
+Fields = dict[str, Any]  # names of record fields and their values, as JSON has them
 
 
 class Origin(Frozen):
@@ -259,3 +262,32 @@ class Record(Problem):
     def baked_k(self) -> int:
         """The k that is compiled in, 0 for none."""
         return 0
+
+    # What the tuner and the cost model ask of a family.
+
+    FREE_FIELDS: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def serves(cls, chip: Gpu) -> bool:  # noqa: ARG003
+        """Whether the tuner proposes this family on a GPU: where it is legal and no other family is always faster."""
+        return True
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterator[Fields]:
+        """Decisions that are worth a trial, as JSON values; some may break a rule, ``parse`` tells which."""
+        if fields := cls.plain(problem):
+            yield fields
+
+    @classmethod
+    def free_fields(cls, problem: Problem) -> Mapping[str, Sequence[Fields]]:  # noqa: ARG003
+        """Decisions that no rule ties to the others, so that any combination is legal: by name, the alternatives.
+
+        Every alternative sets the same fields, and all of them together set ``FREE_FIELDS``. A tuner chooses them
+        beside a candidate, so that they do not multiply the candidates.
+        """
+        return {}
+
+    @property
+    def work(self) -> Work:
+        """What a CTA does, for the cost model; by default mma.sync on operands that come from the L2 once."""
+        return Work("mma.sync", self.step_bytes)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Literal
 
-from cudal2gen.kernel.mma_sync import MMA_K, MmaSyncKernel
-from cudal2gen.kernel.problem import VECTOR
+from cudal2gen.kernel.mma_sync import MMA_K, SPLITS, MmaSyncKernel
+from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
+from cudal2gen.kernel.record import Fields
+from cudal2gen.kernel.work import Work
 
 
 class Sm80Direct(MmaSyncKernel):
@@ -47,3 +50,24 @@ class Sm80Direct(MmaSyncKernel):
     def launch(self) -> dict[str, str | int]:
         """What the generic launcher must know of the compiled kernel."""
         return self.tiles_launch("plain")
+
+    # What the tuner and the cost model ask of a family.
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterator[Fields]:
+        """Tiles of one warp, for problems too small to fill a ring."""
+        step = 2 * MMA_K
+        if problem.m * problem.n > 1 << 18 or problem.k > 64 * step:
+            return
+        for bm, bn, split_k in product((16, 32), (16, 32, 64), SPLITS):
+            if ceil_div(problem.k, step) >= split_k:
+                yield {
+                    "bm": bm, "bn": bn, "mma_repeat": [1, 1, 1], "unroll_k": False, "bake": [],
+                    "padding": cls.least_padding(problem, bm, bn, step), "split_k": split_k,
+                }  # fmt: skip
+
+    @property
+    def work(self) -> Work:
+        """No shared memory: every warp asks the L2 for its own fragments."""
+        warps_m, warps_n = self.warps
+        return Work("mma.sync", (self.bm * warps_n + self.bn * warps_m) * self.k_step * 2)

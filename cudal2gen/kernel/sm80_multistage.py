@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.kernel.mma_sync import (
-    MAX_GRID_YZ,
-    MMA_K,
-    MmaSyncKernel,
-)
-from cudal2gen.kernel.problem import VECTOR, Extent, Frozen, ceil_div
-from cudal2gen.kernel.record import Record
+from cudal2gen.chips import GPUS
+from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_K, MMA_M, MMA_N, SPLITS, MmaSyncKernel
+from cudal2gen.kernel.problem import VECTOR, Extent, Frozen, Problem, ceil_div
+from cudal2gen.kernel.record import Fields, Record
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle, swizzle_violations
+
+# What the tuner tries: bm and bn, warps along them, stages, orders of loads, columns of a zsplit raster's slice.
+TILES = (
+    *((16, bn) for bn in (16, 32, 64)),
+    *((32, bn) for bn in (32, 64, 128)),
+    *((64, bn) for bn in (32, 64, 96, 128, 192, 256)),
+    *((96, bn) for bn in (64, 128, 256)),
+    *((128, bn) for bn in (32, 64, 96, 128, 160, 192, 256)),
+    *((160, 128), (256, 64), (256, 128), (256, 256)),
+)
+WARPS = ([1, 1, 1], [1, 2, 1], [2, 2, 1], [4, 2, 1], [2, 4, 1])
+STAGES = (2, 3, 4, 6)
+PREFETCHES: tuple[Fields, ...] = (
+    {"kind": "single", "distance": None},
+    {"kind": "none", "distance": None},
+    {"kind": "single_intra_tile", "distance": None},
+    {"kind": "multi", "distance": 2},
+)
+STRIDES = (512, 1024, 2048, 4096)
 
 
 class Prefetch(Frozen):
@@ -220,6 +237,43 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     def launch_options(self) -> dict[str, int]:
         """Data fields that the launcher takes when it opens the kernel."""
         return {"swizzle_stride": self.swizzle_stride} if self.swizzle_stride else {}
+
+    # What the tuner and the cost model ask of a family.
+
+    FREE_FIELDS: ClassVar[frozenset[str]] = frozenset({"raster", "swizzle_stride"})
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterator[Fields]:
+        """Tiles, warps, ring, order of loads, splits of k; how to copy and to stage D follows from them."""
+        for (bm, bn), warps, bk in product(TILES, WARPS, (32, 64)):
+            threads = 32 * warps[0] * warps[1]
+            if bm % (MMA_M * warps[0]) or bn % (2 * MMA_N * warps[1]) or not 16 <= bm * bn // threads <= 256:
+                continue
+            if (bm >= 2 * problem.m and bm > 16) or (bn >= 2 * problem.n and bn > 16):
+                continue
+            tiles, steps = ceil_div(problem.m, bm) * ceil_div(problem.n, bn), ceil_div(problem.k, bk)
+            for stages, split_k in product(STAGES, SPLITS):
+                if split_k > 1 and (steps < 2 * split_k or tiles * split_k > 2 * GPUS[problem.gpu].sms):
+                    continue
+                if stages > max(2, steps):
+                    continue
+                ring, mma_tiles = stages * (bm + bn) * bk * 2, bm * bn // (8 * threads)
+                batches = [batch for batch in (4, 2, 1) if batch <= mma_tiles and batch * threads * 16 <= ring]
+                for prefetch in PREFETCHES:
+                    yield {
+                        "bm": bm, "bn": bn, "bk": bk, "stages": stages, "mma_repeat": warps, "min_blocks": 1,
+                        "smem_swizzle": [3, 3, 3] if bk == 64 else [2, 3, 3], "smem_swizzle_c": [3, 3, 3],
+                        "g2s_cols": 4, "g2s_slot": 0, "raster": "plain", "swizzle_stride": None, "prefetch": prefetch,
+                        "unroll_k": False, "bake": [], "epilogue": "staged", "c_batch": batches[0] if batches else 1,
+                        "r2s_bytes": 4, "padding": cls.least_padding(problem, bm, bn, bk), "split_k": split_k,
+                    }  # fmt: skip
+
+    @classmethod
+    def free_fields(cls, problem: Problem) -> dict[str, list[Fields]]:
+        """The raster: plain, or slices narrower than n."""
+        strides = [stride for stride in STRIDES if stride < problem.n]
+        plain: list[Fields] = [{"raster": "plain", "swizzle_stride": None}]
+        return {"raster": plain + [{"raster": "zsplit", "swizzle_stride": stride} for stride in strides]}
 
 
 def _list(value: tuple[int, ...] | None) -> list[int] | None:

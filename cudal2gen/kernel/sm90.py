@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudal2gen.chips import GPUS
+from cudal2gen.chips import GPUS, Gpu
 from cudal2gen.kernel.record import Record
 
 CHUNK = 64  # halves in 128 bytes: a row of the widest swizzle
@@ -37,3 +37,9 @@ class Sm90Kernel(Record):
             "accumulator_registers": self.accumulator_registers,
             "cluster_ctas": self.cluster_ctas,
         }
+
+    # What the tuner and the cost model ask of a family.
+
+    @classmethod
+    def serves(cls, chip: Gpu) -> bool:
+        return chip.sm == "sm_90"

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cudal2gen.kernel.problem import Problem, ceil_div
+from cudal2gen.kernel.record import Fields
 from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Sm90Kernel
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle
 
@@ -124,3 +125,18 @@ class Sm90Small(SmemTiles, Sm90Kernel):
             "reduce": "cluster" if self.split_k > 1 else "none",
             "steps": self.k_chunks,
         }
+
+    # What the tuner and the cost model ask of a family.
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterator[Fields]:
+        """For problems whose time is latency: powers of two of chunks, the k of a tile shared among up to 8 CTAs."""
+        if problem.m * problem.n > 1 << 20:
+            return
+        chunks = ceil_div(problem.k, CHUNK)
+        for split_k in (1, *CLUSTER_SPLITS):
+            k_chunks = 1 << (ceil_div(chunks, split_k) - 1).bit_length()
+            if k_chunks > 8 or split_k > chunks:
+                continue
+            for bm, bn in ((16, 32), (32, 32), (32, 64)):
+                yield {"bm": bm, "bn": bn, "k_chunks": k_chunks, "split_k": split_k}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field
 
-from cudal2gen.chips import REGISTERS_SM, REGISTERS_THREAD
+from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
-from cudal2gen.kernel.record import Record
+from cudal2gen.kernel.record import Fields, Record
 from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Sm90Kernel
+from cudal2gen.kernel.work import Work
 
 Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
 Hint = Literal["normal", "first", "last"]
@@ -23,6 +25,36 @@ ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
 # The same for an epilogue that stores by itself, with bounds.
 LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48
 PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster in boxes of 16 columns
+
+# What the tuner tries: bm, bn, schedule, consumers and registers of tiles that ptxas compiles without spills,
+# by accumulator; clusters; splits of k with their reduction; bands of tiles.
+Tile = tuple[int, int, str, int, list[int] | None]
+TILES: dict[str, list[Tile]] = {
+    "f32": [
+        *[(128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
+        *[(256, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192)],
+        (256, 208, "cooperative", 2, [24, 240]),
+        *[(192, bn, "cooperative", 3, [32, 160]) for bn in (128, 192)],
+        *[(64, bn, "cooperative", 1, None) for bn in (32, 64, 96, 128, 192)],
+        *[(64, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192, 256)],
+        *[(128, bn, "pingpong", 2, [40, 232]) for bn in (64, 96, 128, 160, 192)],
+    ],
+    "f16": [
+        *[(128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
+        *[(256, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 256)],
+        *[(64, bn, "cooperative", 1, None) for bn in (32, 64, 96, 128, 192)],
+        *[(64, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192, 256)],
+        *[(128, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192, 256)],
+        *[(192, bn, "pingpong", 2, [40, 232]) for bn in (128, 192, 256)],
+    ],
+}
+CLUSTERS = ([1, 1], [2, 1], [1, 2])
+SPLITS: tuple[tuple[int, str | None], ...] = (
+    (1, None),
+    *((slices, "cluster") for slices in CLUSTER_SPLITS),
+    *((slices, "workspace") for slices in (4, 8, 16)),
+)
+GROUPS = (1, 4, 8, 16)
 
 
 class Sm90Wgmma(Sm90Kernel):
@@ -365,6 +397,65 @@ class Sm90Wgmma(Sm90Kernel):
             {"raster_axis": 0, "raster_group": 2, "hint_a": 2, "hint_b": 0},
             {"raster_axis": 1, "raster_group": 64, "hint_b": 1},
         ]
+
+    # What the tuner and the cost model ask of a family.
+
+    FREE_FIELDS: ClassVar[frozenset[str]] = frozenset({"raster_axis", "raster_group", "hint_a", "hint_b"})
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterator[Fields]:
+        """Tiles, clusters, splits of k; as many stages as fit, first, then one and two fewer."""
+        tiles = [(False, tile) for tile in TILES[problem.acc]]
+        if problem.m <= WGMMA_M:
+            # Few rows: D^T = B^T A^T, whose rows are many.
+            bm = ceil_div(problem.m, 16) * 16
+            tiles += [(True, (bm, bn, "cooperative", groups, None)) for bn, groups in ((64, 1), (128, 1), (128, 2))]
+        for (swap_ab, tile), cluster, (split_k, reduce), bk in product(tiles, CLUSTERS, SPLITS, (64, 128)):
+            bm, bn, schedule, consumers, registers = tile
+            if (not swap_ab and bm >= 2 * problem.m > 128) or (bn >= 2 * problem.n and bn > 64):
+                continue
+            alone = cluster == [1, 1] and schedule == "cooperative"
+            if split_k > 1 and (not alone or ceil_div(problem.k, bk) < 2 * split_k):
+                continue
+            epilogue = "direct" if reduce == "cluster" or problem.n % VECTOR else "tma"
+            buffers = consumers * 4 * STORE_BUFFERS * 16 * 64 * 2 if epilogue == "tma" else 0
+            room = GPUS[problem.gpu].smem_block_bytes - buffers - 512
+            deepest = min(8 if bk == 64 else 4, room // ((bm + bn) * bk * 2))
+            for stages in range(deepest, max(1, deepest - 3), -1):
+                yield {
+                    "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": cluster, "consumers": consumers,
+                    "atom_n": bm if swap_ab else bn, "schedule": schedule,
+                    "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8, "split_k": split_k,
+                    "reduce": reduce, "swap_ab": swap_ab, "epilogue": epilogue, "registers": registers,
+                    "hint_a": "normal", "hint_b": "normal", "pdl": False, "min_blocks": 1,
+                }  # fmt: skip
+
+    @classmethod
+    def free_fields(cls, problem: Problem) -> dict[str, list[Fields]]:  # noqa: ARG003
+        """The order of tiles, and what the L2 is told of the operands."""
+        return {
+            "raster_axis": [{"raster_axis": axis} for axis in "mn"],
+            "raster_group": [{"raster_group": group} for group in GROUPS],
+            "hint_a": [{"hint_a": hint} for hint in HINTS],
+            "hint_b": [{"hint_b": hint} for hint in HINTS],
+        }
+
+    @property
+    def work(self) -> Work:
+        """CTAs of a cluster along n share A, along m B: the L2 is asked for each part once, by one of them."""
+        cluster_m, cluster_n = self.cluster
+        atoms = self.rows // WGMMA_M * (self.cols // self.atom_n)
+        read = atoms * (WGMMA_M + self.atom_n) * self.k_step * 2
+        return Work(
+            "wgmma",
+            l2_bytes=(self.bm / cluster_n + self.bn / cluster_m) * self.k_step * 2,
+            issuers=self.consumers,
+            shared_bytes=read + self.step_bytes,
+            raster_band=self.raster_group,
+            store=self.epilogue,
+            epilogue_hidden=self.schedule == "pingpong",
+            tensor_maps=True,
+        )
 
 
 def _widest(extent: int) -> int:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from cudal2gen.kernel.mma_sync import MMA_K, MMA_M, MMA_N, MmaTiles
 from cudal2gen.kernel.problem import VECTOR
+from cudal2gen.kernel.work import Work
 
 Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
 
@@ -63,6 +64,13 @@ class SmemTiles(MmaTiles):
             return MMA_K * (self.bn // VECTOR) % self.swizzle_period == 0
         vectors = self.k_step // VECTOR
         return vectors & (vectors - 1) == 0 and 2 * MMA_N * self.warps[1] * vectors % self.swizzle_period == 0
+
+    @property
+    def work(self) -> Work:
+        """A warp reads the rows and columns that it multiplies: A once per column of warps, B once per row of them."""
+        warps_m, warps_n = self.warps
+        read = (self.bm * warps_n + self.bn * warps_m) * self.k_step * 2
+        return Work("mma.sync", self.step_bytes, shared_bytes=read + self.step_bytes)
 
 
 def swizzle_violations(field: str, swizzle: Swizzle, sizes: dict[str, int]) -> Iterator[str]:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.kernel import GPUS, Problem, Record, Sm80Multistage, ceil_div
-from cudal2gen.tuner.space import Candidates, Fields
+from cudal2gen.kernel import FAMILIES, GPUS, Fields, Problem, Record, ceil_div
+from cudal2gen.tuner.space import GIVEN, Candidates
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -32,8 +32,6 @@ PAIRS = (
     ("bn", "cluster"),
     ("prefetch", "stages"),
 )
-LOOSE = ("raster_axis", "raster_group", "hint_a", "hint_b", "raster", "swizzle_stride")
-LEFT_OUT = frozenset({*Problem.model_fields, "origin", *LOOSE})
 CLASSES = ("small-m", "split-k", "tiny", "medium", "large", "huge")
 NUMBERS = 12
 
@@ -71,14 +69,15 @@ class Vocabulary:
 
     def structure(self, fields: Mapping[str, Any]) -> list[int]:
         """Tokens of the decisions that a structure has: single fields, then pairs."""
-        ids = [self.id(name, value) for name, value in fields.items() if name not in LEFT_OUT]
+        left_out = GIVEN | FAMILIES[fields["family"]].FREE_FIELDS
+        ids = [self.id(name, value) for name, value in fields.items() if name not in left_out]
         for one, other in PAIRS:
             if one in fields and other in fields:
                 ids.append(self.id(f"{one}+{other}", json.dumps([fields[one], fields[other]])))
         return ids
 
     def choice(self, fields: Fields) -> int:
-        """The token of one alternative of a loose head."""
+        """The token of one alternative of free fields."""
         return self.id("loose", json.dumps(fields, sort_keys=True))
 
 
@@ -138,10 +137,7 @@ def encode_candidates(vocabulary: Vocabulary, found: Candidates) -> Encoded:
     return encode(vocabulary, found.problem, found.fields, found.records)
 
 
-def loose_choices(record: Record) -> list[Fields]:
-    """What a record chose in its family's loose heads, in the form in which ``space.loose`` has it."""
-    if record.family == "sm90_wgmma":
-        return [{name: getattr(record, name)} for name in LOOSE[:4]]
-    if isinstance(record, Sm80Multistage):
-        return [{"raster": record.raster, "swizzle_stride": record.swizzle_stride}]
-    return []
+def free_choices(record: Record) -> list[Fields]:
+    """What a record chose of its family's free fields, in the form in which ``Record.free_fields`` has them."""
+    heads = record.free_fields(record.problem).values()
+    return [{name: getattr(record, name) for name in alternatives[0]} for alternatives in heads]

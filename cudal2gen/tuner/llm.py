@@ -24,6 +24,7 @@ from cudal2gen.kernel import (
     GPUS,
     REGISTERS_SM,
     REGISTERS_THREAD,
+    Fields,
     IllegalRecord,
     Problem,
     Record,
@@ -36,7 +37,6 @@ from cudal2gen.tuner import chat, space
 from cudal2gen.tuner.chat import Chat, Endpoint, Message, NoLibrary, Reply, Request, Spent, Unavailable
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposers import Absent, Blind, Proposal, Question
-from cudal2gen.tuner.space import Fields
 
 RETRIES = 2  # of one question, whatever was wrong with the answers
 FAULTS_TOLD = 12  # of one answer

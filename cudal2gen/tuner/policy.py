@@ -35,7 +35,7 @@ from cudal2gen.tuner.features import (
     Vocabulary,
     encode,
     encode_candidates,
-    loose_choices,
+    free_choices,
 )
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class Policy:
         fields = [space.decisions(record) for record in records]
         encoded = self._room(encode(self.vocabulary, problem, fields, records))
         context, ids, numbers = (torch.from_numpy(part) for part in encoded)
-        loose = [[self.vocabulary.choice(one) for one in loose_choices(record)] for record in records]
+        loose = [[self.vocabulary.choice(one) for one in free_choices(record)] for record in records]
         width = max(map(len, loose), default=0)
         padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in loose], dtype=torch.int64)
         # A loose head is one token more; token 0 has no number.
@@ -298,9 +298,9 @@ class Policy:
             found = space.candidates(record.problem, others)
             fields = [space.decisions(record), *found.fields]
             encoded = self._room(encode(self.vocabulary, record.problem, fields, [record, *found.records]))
-            heads = space.loose(record.problem, record.family)
+            heads = record.free_fields(record.problem)
             ids = [[self.vocabulary.choice(one) for one in values] for values in heads.values()]
-            chosen = [self.vocabulary.choice(one) for one in loose_choices(record)]
+            chosen = [self.vocabulary.choice(one) for one in free_choices(record)]
             known = [(values, values.index(own)) for values, own in zip(ids, chosen, strict=False) if own in values]
             sets.append(([torch.from_numpy(part) for part in encoded], known))
             if time.monotonic() > until - seconds / 2:

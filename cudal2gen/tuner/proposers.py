@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
+from cudal2gen.kernel import Fields, IllegalRecord, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import reward, space
 from cudal2gen.tuner.policy import Action, Group, Policy, Ranked, View
-from cudal2gen.tuner.space import Candidates, Fields
+from cudal2gen.tuner.space import Candidates
 
 FAILED = -20.0  # the logarithm of a speed that nothing measured has
 

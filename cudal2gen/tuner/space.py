@@ -1,8 +1,8 @@
-"""What may be proposed for a problem: sensible values of every field, and which of their combinations are legal.
+"""What may be proposed for a problem: the legal structures, and the free fields that are chosen beside them.
 
-``candidates`` lists the legal structures of a problem, each a record that its own rules let pass: nothing here repeats
-a rule. Fields that no rule ties to others (``loose``) are chosen beside the structure, so that they do not multiply
-the list. A structure that is legal but senseless, such as a tile of twice the problem, is left out.
+Families propose decisions (``Record.candidates``); ``candidates`` keeps those that the record's own rules pass, each a
+structure. Fields that no rule ties to others (``Record.free_fields``) are chosen beside the structure, so that they do
+not multiply the list. Nothing here repeats a rule or knows a family.
 """
 
 from __future__ import annotations
@@ -12,72 +12,12 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.kernel import (
-    GPUS,
-    REGISTERS_THREAD,
-    IllegalRecord,
-    Problem,
-    Record,
-    ceil_div,
-    parse,
-)
-
-Fields = dict[str, Any]
-Tile = tuple[int, int, str, int, list[int] | None]
-
-# bm, bn, schedule, consumers, registers: tiles of sm90_wgmma that ptxas compiles clean, by accumulator.
-TILES: dict[str, list[Tile]] = {
-    "f32": [
-        *[(128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
-        *[(256, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192)],
-        (256, 208, "cooperative", 2, [24, 240]),
-        *[(192, bn, "cooperative", 3, [32, 160]) for bn in (128, 192)],
-        *[(64, bn, "cooperative", 1, None) for bn in (32, 64, 96, 128, 192)],
-        *[(64, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192, 256)],
-        *[(128, bn, "pingpong", 2, [40, 232]) for bn in (64, 96, 128, 160, 192)],
-    ],
-    "f16": [
-        *[(128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
-        *[(256, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 256)],
-        *[(64, bn, "cooperative", 1, None) for bn in (32, 64, 96, 128, 192)],
-        *[(64, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192, 256)],
-        *[(128, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192, 256)],
-        *[(192, bn, "pingpong", 2, [40, 232]) for bn in (128, 192, 256)],
-    ],
-}
-CLUSTERS = ([1, 1], [2, 1], [1, 2])
-SPLITS: tuple[tuple[int, str | None], ...] = (
-    (1, None),
-    *((slices, "cluster") for slices in (2, 4, 8)),
-    *((slices, "workspace") for slices in (4, 8, 16)),
-)
-RING_BYTES = 227 << 10
-# sm80_multistage: bm, bn of tiles, warps along them, and what a k-tile of 32 or 64 allows beside that.
-TILES_80 = (
-    *((16, bn) for bn in (16, 32, 64)),
-    *((32, bn) for bn in (32, 64, 128)),
-    *((64, bn) for bn in (32, 64, 96, 128, 192, 256)),
-    *((96, bn) for bn in (64, 128, 256)),
-    *((128, bn) for bn in (32, 64, 96, 128, 160, 192, 256)),
-    *((160, 128), (256, 64), (256, 128), (256, 256)),
-)
-WARPS_80 = ([1, 1, 1], [1, 2, 1], [2, 2, 1], [4, 2, 1], [2, 4, 1])
-STAGES_80 = (2, 3, 4, 6)
-PREFETCHES: tuple[Fields, ...] = (
-    {"kind": "single", "distance": None},
-    {"kind": "none", "distance": None},
-    {"kind": "single_intra_tile", "distance": None},
-    {"kind": "multi", "distance": 2},
-)
-SPLITS_80 = (1, 2, 4)
-STRIDES = (512, 1024, 2048, 4096)
-GROUPS = (1, 4, 8, 16)
+from cudal2gen.kernel import FAMILIES, GPUS, REGISTERS_THREAD, Fields, IllegalRecord, Problem, Record, parse
 
 # What is no decision: the question, and where the answer comes from.
 GIVEN = frozenset({*Problem.model_fields, "origin"})
@@ -96,22 +36,6 @@ def key(record: Record) -> tuple[str, tuple[tuple[str, Any], ...]]:
     return record.name, tuple(sorted(record.launch_options.items()))
 
 
-def loose(problem: Problem, family: str) -> dict[str, list[Fields]]:
-    """Heads that no rule of a family ties to its structure: for each the alternatives, as fields to set."""
-    if family == "sm90_wgmma":
-        return {
-            "raster_axis": [{"raster_axis": axis} for axis in "mn"],
-            "raster_group": [{"raster_group": group} for group in GROUPS],
-            "hint_a": [{"hint_a": hint} for hint in ("normal", "first", "last")],
-            "hint_b": [{"hint_b": hint} for hint in ("normal", "first", "last")],
-        }
-    if family == "sm80_multistage":
-        strides = [stride for stride in STRIDES if stride < problem.n]
-        plain: list[Fields] = [{"raster": "plain", "swizzle_stride": None}]
-        return {"raster": plain + [{"raster": "zsplit", "swizzle_stride": stride} for stride in strides]}
-    return {}
-
-
 @dataclass(frozen=True)
 class Candidates:
     """The legal structures of one problem. ``fields`` and ``records`` belong together, one by one."""
@@ -121,9 +45,17 @@ class Candidates:
     records: Sequence[Record]
 
     @cached_property
-    def heads(self) -> dict[str, dict[str, list[Fields]]]:
-        """``loose`` of every family that is there."""
-        return {family: loose(self.problem, family) for family in dict.fromkeys(one.family for one in self.records)}
+    def heads(self) -> dict[str, Mapping[str, Sequence[Fields]]]:
+        """The free fields of every family that is here."""
+        return {name: FAMILIES[name].free_fields(self.problem) for name in self.families}
+
+    @cached_property
+    def families(self) -> dict[str, Fields]:
+        """The families of the structures here, and of each its first one."""
+        first: dict[str, Fields] = {}
+        for fields in self.fields:
+            first.setdefault(fields["family"], fields)
+        return first
 
     @cached_property
     def index(self) -> list[dict[str, int]]:
@@ -137,8 +69,8 @@ class Candidates:
     @cached_property
     def columns(self) -> list[str]:
         """The structural fields that the families here have."""
-        names = dict.fromkeys(name for fields in (self.fields[0], self.fields[-1]) for name in fields)
-        free = {name for heads in self.heads.values() for values in heads.values() for name in values[0]}
+        names = dict.fromkeys(name for fields in self.families.values() for name in fields)
+        free = {name for family in self.families for name in FAMILIES[family].FREE_FIELDS}
         return [name for name in names if name not in GIVEN | free]
 
     @cached_property
@@ -158,7 +90,7 @@ class Candidates:
         return found
 
     def compose(self, row: int, chosen: Mapping[str, int], source: str) -> Record:
-        """A structure with its loose heads chosen, by index; validated as every record is. Raises IllegalRecord."""
+        """A structure with its free fields chosen, by index; validated as every record is. Raises IllegalRecord."""
         fields = dict(self.fields[row])
         for head, index in chosen.items():
             fields |= self.heads[fields["family"]][head][index]
@@ -191,7 +123,7 @@ def candidates(problem: Problem, most: int | None = None, seed: int = 0) -> Cand
 
     Raises IllegalRecord where none is legal.
     """
-    proposed = list(_proposed(problem))
+    proposed = list(proposals(problem))
     if most is not None and len(proposed) > most:
         proposed = random.Random(f"{seed} {problem.mnk}").sample(proposed, most)
     fields: list[Fields] = []
@@ -211,106 +143,18 @@ def candidates(problem: Problem, most: int | None = None, seed: int = 0) -> Cand
     return Candidates(problem, fields, records)
 
 
-def _proposed(problem: Problem) -> Iterator[Fields]:
-    if GPUS[problem.gpu].sm == "sm_90":
-        yield from wgmma(problem, depths=(0, 1, 2))
-        yield from small(problem)
-    else:
-        yield from multistage(problem)
-        yield from direct(problem)
+def proposals(problem: Problem) -> Iterator[Fields]:
+    """What the families that serve the problem's GPU propose, in the order in which they are listed."""
+    for name, family in FAMILIES.items():
+        if family.serves(GPUS[problem.gpu]):
+            start = base(problem, name)
+            yield from (start | fields for fields in family.candidates(problem))
 
 
 def base(problem: Problem, family: str, source: str = "candidate") -> Fields:
     """Problem, family and origin of a record that is still to be decided."""
     origin = {"source": source, "structure": "modelled", "changed": []}
     return problem.model_dump(mode="json") | {"family": family, "origin": origin}
-
-
-def wgmma(problem: Problem, depths: Sequence[int] = (0,), source: str = "candidate") -> Iterator[Fields]:
-    """sm90_wgmma: tiles, clusters, splits of k. ``depths``: how many stages fewer than fit."""
-    shapes = [(False, tile) for tile in TILES[problem.acc]]
-    if problem.m <= 64:
-        # Few rows: D^T = B^T A^T, whose rows are many.
-        bm = ceil_div(problem.m, 16) * 16
-        shapes += [(True, (bm, bn, "cooperative", groups, None)) for bn, groups in ((64, 1), (128, 1), (128, 2))]
-    for (swap_ab, tile), cluster, (split_k, reduce), bk in product(shapes, CLUSTERS, SPLITS, (64, 128)):
-        bm, bn, schedule, consumers, registers = tile
-        if (not swap_ab and bm >= 2 * problem.m > 128) or (bn >= 2 * problem.n and bn > 64):
-            continue
-        if split_k > 1 and (cluster != [1, 1] or schedule != "cooperative" or ceil_div(problem.k, bk) < 2 * split_k):
-            continue
-        epilogue = "direct" if reduce == "cluster" or problem.n % 8 else "tma"
-        columns = bm if swap_ab else bn
-        buffers = consumers * 4 * 2 * 16 * 64 * 2 if epilogue == "tma" else 0
-        deepest = min(8 if bk == 64 else 4, (RING_BYTES - buffers - 512) // ((bm + bn) * bk * 2))
-        for stages in (deepest - fewer for fewer in depths):
-            if stages < 2:
-                continue
-            yield base(problem, "sm90_wgmma", source) | {
-                "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": cluster, "consumers": consumers,
-                "atom_n": 128 if consumers == 3 and bn == 256 else columns, "schedule": schedule,
-                "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8, "split_k": split_k,
-                "reduce": reduce, "swap_ab": swap_ab, "epilogue": epilogue, "registers": registers,
-                "hint_a": "normal", "hint_b": "normal", "pdl": False, "min_blocks": 1,
-            }  # fmt: skip
-
-
-def small(problem: Problem, source: str = "candidate") -> Iterator[Fields]:
-    """sm90_small: for problems that are latency, all of a slice of k in shared memory."""
-    if problem.m * problem.n > 1 << 20:
-        return
-    chunks = ceil_div(problem.k, 64)
-    for split_k in (1, 2, 4, 8):
-        held = 1 << (ceil_div(chunks, split_k) - 1).bit_length()
-        if held > 8 or split_k > chunks:
-            continue
-        for bm, bn in ((16, 32), (32, 32), (32, 64)):
-            decided = {"bm": bm, "bn": bn, "k_chunks": held, "split_k": split_k}
-            yield base(problem, "sm90_small", source) | decided
-
-
-def multistage(problem: Problem) -> Iterator[Fields]:
-    """sm80_multistage: tiles, warps, ring, order of loads, splits of k; what copies and stages follows from them."""
-    for (bm, bn), warps, bk in product(TILES_80, WARPS_80, (32, 64)):
-        threads = 32 * warps[0] * warps[1]
-        if bm % (16 * warps[0]) or bn % (16 * warps[1]) or not 512 <= bm * bn * 32 // threads <= 8192:
-            continue
-        if (bm >= 2 * problem.m and bm > 16) or (bn >= 2 * problem.n and bn > 16):
-            continue
-        tiles, steps = ceil_div(problem.m, bm) * ceil_div(problem.n, bn), ceil_div(problem.k, bk)
-        for stages, split_k in product(STAGES_80, SPLITS_80):
-            if split_k > 1 and (steps < 2 * split_k or tiles * split_k > 2 * GPUS[problem.gpu].sms):
-                continue
-            if stages > max(2, steps):
-                continue
-            ring, mma_tiles = stages * (bm + bn) * bk * 2, bm * bn // (8 * threads)
-            batches = [batch for batch in (4, 2, 1) if batch <= mma_tiles and batch * threads * 16 <= ring]
-            for prefetch in PREFETCHES:
-                yield base(problem, "sm80_multistage") | {
-                    "bm": bm, "bn": bn, "bk": bk, "stages": stages, "mma_repeat": warps, "min_blocks": 1,
-                    "smem_swizzle": [3, 3, 3] if bk == 64 else [2, 3, 3], "smem_swizzle_c": [3, 3, 3], "g2s_cols": 4,
-                    "g2s_slot": 0, "raster": "plain", "swizzle_stride": None, "prefetch": prefetch,
-                    "unroll_k": False, "bake": [], "epilogue": "staged", "c_batch": batches[0] if batches else 1,
-                    "r2s_bytes": 4, "padding": _padding(problem, bm, bn, bk), "split_k": split_k,
-                }  # fmt: skip
-
-
-def direct(problem: Problem) -> Iterator[Fields]:
-    """sm80_direct: for problems too small to fill a ring."""
-    if problem.m * problem.n > 1 << 18 or problem.k > 2048:
-        return
-    for bm, bn, split_k in product((16, 32), (16, 32, 64), SPLITS_80):
-        if ceil_div(problem.k, 32) >= split_k:
-            yield base(problem, "sm80_direct") | {
-                "bm": bm, "bn": bn, "mma_repeat": [1, 1, 1], "unroll_k": False, "bake": [],
-                "padding": _padding(problem, bm, bn, 32), "split_k": split_k,
-            }  # fmt: skip
-
-
-def _padding(problem: Problem, bm: int, bn: int, bk: int) -> str:
-    if not (problem.m % bm or problem.n % bn or problem.k % bk):
-        return "none"
-    return "pad" if problem.k % 8 else "predicate"
 
 
 def differing(old: Record, new: Record) -> dict[str, tuple[Any, Any]]:

@@ -1,0 +1,28 @@
+"""What a cost model must know of a family's main loop and epilogue, in counts that do not depend on the GPU's rates."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Instruction = Literal["mma.sync", "wgmma"]
+
+
+class Work(NamedTuple):
+    """What one CTA of a record does.
+
+    ``instruction``: what multiplies; the GPU has a rate for each. ``issuers``: warpgroups that keep the tensor cores
+    busy with it, where it is issued by warpgroups. ``shared_bytes``: bytes that one k-step reads from and writes to
+    shared memory. ``l2_bytes``: bytes that one k-step asks of the L2; what a cluster shares counts once for all its
+    CTAs. ``raster_band``: rows of tiles that are under way side by side. ``store``: how D leaves, by TMA or by stores
+    of the threads. ``epilogue_hidden``: whether the next tile's main loop runs meanwhile. ``tensor_maps``: whether the
+    first load waits for a tensor map.
+    """
+
+    instruction: Instruction
+    l2_bytes: float
+    issuers: int = 1
+    shared_bytes: int = 0
+    raster_band: int = 8
+    store: Literal["tma", "direct"] = "direct"
+    epilogue_hidden: bool = False
+    tensor_maps: bool = False
