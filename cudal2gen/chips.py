@@ -16,6 +16,12 @@ class Gpu(NamedTuple):
     threads_sm: int
     blocks_sm: int
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Major and minor number of the compute capability."""
+        major, minor = divmod(int(self.sm.removeprefix("sm_")), 10)
+        return major, minor
+
 
 GPUS: dict[str, Gpu] = {
     "a100": Gpu("A100", "sm_80", 108, 163 << 10, 164 << 10, 2048, 32),

@@ -407,8 +407,10 @@ def _validate_on_gpu(
     done: Callable[[results.Verdict], None],
 ) -> None:
     """Tries kernels one after the other; each verdict is stored before the next, and a broken device ends it."""
-    from cudal2gen import baselines, bench, results, rounding, trial
+    from cudal2gen import baselines, bench, results, rounding
     from cudal2gen.gpu import Absent, Contender, GpuError
+    from cudal2gen.validator.device import BuiltKernel
+    from cudal2gen.validator.judgement import judge
 
     vendors: dict[tuple[str, str], Contender] = {}
 
@@ -423,10 +425,9 @@ def _validate_on_gpu(
         return bench.made_ready(bed, vendors[key], problem)
 
     for record, artifact in work:
-        subject = trial.Subject(record, artifact, library)
-        verdict, lines = trial.judge(
+        verdict, lines = judge(
             bed,
-            subject,
+            BuiltKernel(record, artifact, library),
             baseline=vendor,
             sanitize=index if sanitize else None,
             emulator=compare_emulator,

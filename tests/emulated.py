@@ -19,7 +19,7 @@ from cudal2gen import emulator
 from cudal2gen.catalog import Record
 from cudal2gen.compiler import Artifact
 from cudal2gen.gpu import Kernel
-from cudal2gen.validator import SMS, _capability
+from cudal2gen.validator.emulated import device_of
 
 if TYPE_CHECKING:
     import torch
@@ -52,22 +52,13 @@ def _put(buffer: emulator.Buffer, content: Any) -> None:
 
 
 class EmulatedDevice:
-    """A ``trial.Bed``, to be used in a ``with`` statement."""
+    """A ``validator.device.Device``, to be used in a ``with`` statement."""
 
     model = "emulated"
 
     def __init__(self, record: Record, hazards: bool = False) -> None:
-        gpu = record.target
-        device = emulator.Device(
-            sm_count=SMS,
-            smem_optin_bytes=gpu.smem_block_bytes,
-            capability=_capability(gpu.sm),
-            name=gpu.title,
-            smem_per_sm_bytes=gpu.smem_sm_bytes,
-            threads_per_sm=record.threads,
-        )
         self.memory = emulator.Memory()
-        self.session = Streams(self.memory, device, emulator.Options(hazards=hazards))
+        self.session = Streams(self.memory, device_of(record), emulator.Options(hazards=hazards))
         self.held = self.checked = 0
 
     def __enter__(self) -> EmulatedDevice:

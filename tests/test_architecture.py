@@ -18,6 +18,7 @@ FLOORS = {
     "chips": 0,
     "kernel": 1,
     "catalog": 2,
+    "correctness": 2,
     "model": 2,
     "renderer": 2,
     "launcher": 2,
@@ -28,11 +29,9 @@ FLOORS = {
     "gpu": 3,
     "triton_matmul": 3,
     "results": 2,
-    "sanitizer": 3,
     "rounding": 3,
     "validator": 4,
     "baselines": 4,
-    "trial": 5,
     "bench": 5,
     "choice": 4,
     "pack": 5,
@@ -43,7 +42,7 @@ FLOORS = {
     "__main__": 8,
     "__init__": 8,
 }
-TORCH = {"gpu", "baselines", "trial", "bench", "operators", "tuner"}
+TORCH = {"correctness", "validator", "gpu", "baselines", "bench", "operators", "tuner"}
 
 
 def room(path: Path, package: Path) -> str:

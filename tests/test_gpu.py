@@ -18,6 +18,7 @@ from cudal2gen.catalog import Record
 from cudal2gen.gpu import Gpu, GpuError, Operands
 from cudal2gen.kernel import revise
 from cudal2gen.launcher import LaunchError
+from cudal2gen.validator.matrices import POISONS, Matrices
 from tests.emulated import EmulatedDevice
 from tests.paths import PATHS, small
 from tests.strategies import wgmma
@@ -294,11 +295,11 @@ def test_a_padded_problem_is_copied_inside_the_call(bed: EmulatedDevice, library
         matrices.draw("normal", seed, POISONS[0])
         whole()
         assert matrices.findings(POISONS[0]) == []
-        assert matrices.compared("f16", "normal", record.k_order(256)).findings == []
+        assert matrices.compare("normal").findings == []
     launches = len(bed.session.launches)
     copies()
     assert len(bed.session.launches) == launches, "copies alone launch no kernel"
-    assert matrices.compared("f16", "normal", record.k_order(256)).findings == [], "and leave D as it was"
+    assert matrices.compare("normal").findings == [], "and leave D as it was"
 
 
 def test_whole_tiles_are_not_copied(bed: EmulatedDevice, library: Path) -> None:

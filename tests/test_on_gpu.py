@@ -15,12 +15,16 @@ from typing import Any
 
 import pytest
 
-from cudal2gen import compiler, emulator, gpu, rounding, sanitizer, toolchain, trial
+from cudal2gen import compiler, emulator, gpu, rounding, toolchain
 from cudal2gen.catalog import Record
 from cudal2gen.gpu import Operands
 from cudal2gen.kernel import GPUS, IllegalRecord, revise
 from cudal2gen.launcher import LaunchError, OpenKernel
-from cudal2gen.validator import _capability
+from cudal2gen.validator import Shape, sanitizer
+from cudal2gen.validator import device as trial
+from cudal2gen.validator.agreement import against_emulator
+from cudal2gen.validator.judgement import sanitized
+from cudal2gen.validator.matrices import POISONS, Matrices
 from tests.adversaries import SAID, Adversary
 from tests.paths import PATHS, small
 from tests.test_launcher import GOOD, REFUSED
@@ -41,7 +45,7 @@ def library() -> Path:
 @pytest.fixture(scope="module")
 def here(bed: gpu.Gpu) -> Callable[[Record], Record]:
     """A record for the GPU at hand: the model's own, else one of its capability."""
-    models = [bed.model] if bed.model in GPUS else [it for it in GPUS if _capability(GPUS[it].sm) == bed.capability]
+    models = [bed.model] if bed.model in GPUS else [it for it in GPUS if GPUS[it].capability == bed.capability]
 
     def revised(record: Record) -> Record:
         if not models:
@@ -66,15 +70,15 @@ def _built_together(here: Callable[[Record], Record]) -> None:
 
 
 @pytest.fixture
-def subject(library: Path, here: Callable[[Record], Record]) -> Callable[[Record], trial.Subject]:
-    def built(record: Record) -> trial.Subject:
+def subject(library: Path, here: Callable[[Record], Record]) -> Callable[[Record], trial.BuiltKernel]:
+    def built(record: Record) -> trial.BuiltKernel:
         record = here(record)
-        return trial.Subject(record, compiler.build([record])[0], library)
+        return trial.BuiltKernel(record, compiler.build([record])[0], library)
 
     return built
 
 
-def tried(bed: gpu.Gpu, subject: trial.Subject, wrap: Any = lambda kernel, _: kernel) -> Any:
+def tried(bed: gpu.Gpu, subject: trial.BuiltKernel, wrap: Any = lambda kernel, _: kernel) -> Any:
     record = subject.record
     return trial.validate(bed, record, subject.artifact.digest, lambda it: wrap(subject.open(bed, it), bed.empty))
 
@@ -173,22 +177,22 @@ def test_a_captured_graph_gives_the_same(name: str, bed: gpu.Gpu, subject: Any) 
     kernel = subject(PATHS[name])
     record = kernel.record
     opened = kernel.open(bed)
-    stage = trial.Stage(bed, record, record.problem)
-    stage.fill("normal", 1, trial.POISONS[0])
-    call = opened.bind(stage.operands)
+    matrices = Matrices(bed.empty, record, record.problem)
+    matrices.draw("normal", 1, POISONS[0])
+    call = opened.bind(matrices.operands)
     call()
     bed.wait()
-    direct = stage.d.bits.clone()
+    direct = matrices.d.bits.clone()
     replayed = bed.capture([call, call])
-    stage.d.bits.fill_(trial.POISONS[0])
+    matrices.d.bits.fill_(POISONS[0])
     replayed()
     bed.wait()
-    assert bool((stage.d.bits == direct).all())
-    stage.fill("normal", 2, trial.POISONS[0])
+    assert bool((matrices.d.bits == direct).all())
+    matrices.draw("normal", 2, POISONS[0])
     replayed()
     bed.wait()
-    assert stage.findings(trial.POISONS[0]) == []
-    assert stage.compared(record.acc, "normal", record.k_order(record.k)).findings == []
+    assert matrices.findings(POISONS[0]) == []
+    assert matrices.compare("normal").findings == []
 
 
 def test_a_kernel_runs_on_the_current_stream(bed: gpu.Gpu, subject: Any) -> None:
@@ -196,20 +200,20 @@ def test_a_kernel_runs_on_the_current_stream(bed: gpu.Gpu, subject: Any) -> None
 
     kernel = subject(small())
     record = kernel.record
-    stage = trial.Stage(bed, record, record.problem)
-    stage.fill("binary", 1, trial.POISONS[0])
-    call = kernel.open(bed).bind(stage.operands)
+    matrices = Matrices(bed.empty, record, record.problem)
+    matrices.draw("binary", 1, POISONS[0])
+    call = kernel.open(bed).bind(matrices.operands)
     bed.wait()
     side = torch.cuda.Stream()
     bed.hold()  # the usual stream is busy; the other one need not wait for it
     with torch.cuda.stream(side):
         call()
         side.synchronize()
-        with_side = stage.d.bits.clone()
+        with_side = matrices.d.bits.clone()
         side.synchronize()
     bed.wait()
-    assert not bool((with_side == trial.POISONS[0]).any())
-    assert stage.compared(record.acc, "binary", record.k_order(record.k)).findings == []
+    assert not bool((with_side == POISONS[0]).any())
+    assert matrices.compare("binary").findings == []
 
 
 @pytest.mark.parametrize(("changes", "arguments", "code", "message"), REFUSED)
@@ -239,8 +243,8 @@ def test_the_runtime_refuses_what_the_emulators_does(
     facts = (directory / "kernel.launch").read_text()
     (directory / "kernel.launch").write_text(re.sub(rf"\b{fact}=\S+", f"{fact}={value}", facts))
 
-    def refusal(runtime: Path, stage: trial.Stage) -> int:
-        operands = stage.operands
+    def refusal(runtime: Path, matrices: Matrices) -> int:
+        operands = matrices.operands
         tensors = (operands.a, operands.b, operands.d)
         pointers = [number for tensor in tensors for number in (tensor.data_ptr(), tensor.stride(0))]
         with pytest.raises(LaunchError) as caught, OpenKernel(it.library, directory, {}, runtime) as kernel:
@@ -250,24 +254,22 @@ def test_the_runtime_refuses_what_the_emulators_does(
     from tests.emulated import EmulatedDevice
 
     with EmulatedDevice(it.record) as emulated:
-        claimed = refusal(emulator.runtime_path(), trial.Stage(emulated, it.record, it.record.problem))
-    assert refusal(bed.runtime_library, trial.Stage(bed, it.record, it.record.problem)) == claimed
+        claimed = refusal(emulator.runtime_path(), Matrices(emulated.empty, it.record, it.record.problem))
+    assert refusal(bed.runtime_library, Matrices(bed.empty, it.record, it.record.problem)) == claimed
     bed.wait()
 
 
 @pytest.fixture
 def small_launch(bed: gpu.Gpu, subject: Any) -> sanitizer.Launch:
     it = subject(small())
-    return sanitizer.Launch(
-        library=str(it.library), directory=str(it.artifact.directory), runtime=str(bed.runtime_library),
-        options={}, layout="tn", m=64, n=96, k=320,
-    )  # fmt: skip
+    shape = Shape(64, 96, 320)
+    return sanitizer.launch_of(it.record, shape, it.artifact.directory, it.library, bed.runtime_library)
 
 
 @pytest.mark.parametrize("tool", sanitizer.TOOLS)
 @pytest.mark.parametrize("name", ["single", "split_k f32 zsplit", "predicate nn", "small direct predicate"])
 def test_compute_sanitizer_finds_nothing(name: str, tool: str, bed: gpu.Gpu, subject: Any) -> None:
-    cases, tools = trial.sanitized(bed, subject(PATHS[name]), device=0)
+    cases, tools = sanitized(bed, subject(PATHS[name]), device=0)
     if tools[tool].startswith(sanitizer.NOT_RUN):
         pytest.skip(tools[tool])
     assert tools[tool] == sanitizer.CLEAN, cases
@@ -289,7 +291,7 @@ def test_the_sanitizers_process_runs_alone(small_launch: sanitizer.Launch, capsy
 @pytest.mark.parametrize("acc", ["f16", "f32"])
 @pytest.mark.parametrize("family", ["single", "small direct"])
 def test_the_emulator_bit_for_bit(family: str, acc: str, bed: gpu.Gpu, subject: Any) -> None:
-    cases, lines = trial.against_emulator(bed, subject(revise(PATHS[family], acc=acc)))
+    cases, lines = against_emulator(bed, subject(revise(PATHS[family], acc=acc)))
     print(rounding.markdown(lines))
     for line in lines:
         print(line.model_dump_json())
@@ -308,7 +310,7 @@ def test_the_published_criterion_is_computed(bed: gpu.Gpu, subject: Any) -> None
             return lambda: operands.d.copy_(operands.a @ operands.b.T)
 
     it = subject(small(acc="f32"))
-    shape = trial.Shape(64, 64, 256)
+    shape = Shape(64, 64, 256)
     case = trial.accuracy_case(bed, it.record, it.open(bed), Matmul(), shape)
     assert case.passed, case.findings
     assert 0 < case.max_error < 0.1
@@ -325,6 +327,6 @@ def test_the_device_tells_what_it_is(bed: gpu.Gpu) -> None:
 
 
 def test_records_of_another_capability_are_refused(bed: gpu.Gpu) -> None:
-    other = next(name for name, facts in GPUS.items() if _capability(facts.sm)[0] != bed.capability[0])
+    other = next(name for name, facts in GPUS.items() if facts.capability[0] != bed.capability[0])
     with pytest.raises(gpu.GpuError, match="choose --gpu"):
         bed.check(revise(small(), gpu=other))

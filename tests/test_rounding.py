@@ -7,6 +7,7 @@ import pytest
 
 from cudal2gen import compiler, rounding, validator
 from cudal2gen.catalog import Record
+from cudal2gen.correctness import operands
 from cudal2gen.results import Rounding
 from cudal2gen.rounding import Model, predict, ulps
 from cudal2gen.validator import Shape
@@ -78,7 +79,7 @@ def test_cancelling_inputs_tell_models_apart() -> None:
     order = small().k_order(256)
     shares = {}
     for inputs in ("normal", "cancelling"):
-        a, b = validator.operands(inputs, 32, 32, 256, rng)
+        a, b = operands(inputs, 32, 32, 256, rng)
         d = predict(Model(8, 24, True), "f32", a, b, order)
         found = rounding.agreement("f32", a, b, d, order)
         assert found.pop("8 k, 24 bits, toward zero") == 1

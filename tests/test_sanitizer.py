@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cudal2gen import compiler, emulator, sanitizer
+from cudal2gen import compiler, emulator
 from cudal2gen.catalog import Record
 from cudal2gen.launcher import LaunchError
+from cudal2gen.validator import Shape, sanitizer
 from tests.paths import PATHS, small
 
 CLEAN = "========= COMPUTE-SANITIZER\nlaunching\nlaunched once\n========= ERROR SUMMARY: 0 errors\n"
@@ -26,17 +27,9 @@ REFUSED = (
 
 def launch(record: Record) -> sanitizer.Launch:
     m, n, k = (2 * record.bm, 2 * record.bn, 2 * record.k_step * record.split_k)
+    shape = Shape(m, n, record.baked_k or k)
     directory = compiler.build([record])[0].directory
-    return sanitizer.Launch(
-        library=str(compiler.launcher()),
-        directory=str(directory),
-        runtime=str(emulator.runtime_path()),
-        options=record.launch_options,
-        layout=record.layout,
-        m=m,
-        n=n,
-        k=record.baked_k or k,
-    )
+    return sanitizer.launch_of(record, shape, directory, compiler.launcher(), emulator.runtime_path())
 
 
 @pytest.mark.parametrize("name", ["single", "nn", "split_k f32 zsplit", "predicate nn", "small direct baked"])
@@ -73,15 +66,15 @@ def test_a_wrong_product_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         (REFUSED, "not run: Error: Device not supported. Please refer to the documentation", 0),
         # A tool that never ran the program, and one that broke off.
         ("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n",
-         "not run: it said nothing of the launch", 0),
-        ("========= COMPUTE-SANITIZER\nlaunching\nlaunched once\n", "not run: it said nothing of the launch", 0),
+         "not run: the tool reports no launch", 0),
+        ("========= COMPUTE-SANITIZER\nlaunching\nlaunched once\n", "not run: the tool reports no launch", 0),
         ("launching\nerror: no kernel image (cudaError 209)\n========= ERROR SUMMARY: 0 errors\n",
          "not run: error: no kernel image (cudaError 209)", 0),
-        ("", "not run: it said nothing of the launch", 0),
+        ("", "not run: the tool reports no launch", 0),
     ],
 )  # fmt: skip
 def test_outputs_are_read_so_that_nothing_passes_unseen(output: str, said: str, findings: int) -> None:
-    answer, found = sanitizer.judge(output)
+    answer, found = sanitizer.answer(output)
     assert answer == said
     assert len(found) == findings
     if found:
@@ -100,9 +93,10 @@ def test_a_tool_is_run_over_the_process(tmp_path: Path) -> None:
         tmp_path / "compute-sanitizer",
         "module = sys.argv.index('-m')\n"
         "assert sys.argv[1:3] == ['--tool', 'memcheck'], sys.argv\n"
-        "assert sys.argv[module + 1] == 'cudal2gen.sanitizer'\n"
+        "assert sys.argv[module + 1] == 'cudal2gen.validator.sanitizer'\n"
         "sys.path.insert(0, os.environ['PYTHONPATH'].split(os.pathsep)[0])\n"
-        "from cudal2gen import emulator, sanitizer\n"
+        "from cudal2gen import emulator\n"
+        "from cudal2gen.validator import sanitizer\n"
         "print('========= COMPUTE-SANITIZER')\n"
         "with emulator.session() as session:\n"
         "    sanitizer.main(sys.argv[module + 2:])\n"

@@ -14,7 +14,7 @@ from typing import Protocol
 from cudal2gen import bench, results
 from cudal2gen.bench import Settings, TooGood, Work
 from cudal2gen.compiler import Artifact, BuildError
-from cudal2gen.gpu import Contender, Device, GpuError, Kernel
+from cudal2gen.gpu import Contender, Device, Gpu, GpuError, Kernel
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import LaunchError
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Measurement, Timing, Trial, Verdict
@@ -190,7 +190,7 @@ class OnGpu:
 class Bench:
     """``Workshop`` on the real device: verdicts are stored as they are made, and not made twice."""
 
-    def __init__(self, card: Device, store: Path | None = None) -> None:
+    def __init__(self, card: Gpu, store: Path | None = None) -> None:
         from cudal2gen import compiler, toolchain
 
         self._card, self._store = card, store
@@ -206,13 +206,13 @@ class Bench:
 
     def judge(self, record: Record, artifact: Artifact) -> Verdict:
         """The device's verdict, on what the emulator would execute and on the record's own problem."""
-        from cudal2gen import trial
+        from cudal2gen.validator.device import BuiltKernel
+        from cudal2gen.validator.judgement import judge
 
-        bed: trial.Bed = self._card  # type: ignore[assignment]
-        known = self._known.get((artifact.digest, bed.model))
+        known = self._known.get((artifact.digest, self._card.model))
         if known is None:
-            known, _ = trial.judge(bed, trial.Subject(record, artifact, self._library))
-            self._known[artifact.digest, bed.model] = known
+            known, _ = judge(self._card, BuiltKernel(record, artifact, self._library))
+            self._known[artifact.digest, self._card.model] = known
             results.append([known], self._store)
         return known
 

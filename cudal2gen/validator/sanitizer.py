@@ -1,7 +1,8 @@
 """compute-sanitizer over one launch of a built kernel, in a process of its own: memcheck and racecheck.
 
-``python -m cudal2gen.sanitizer`` is that process: it takes a ``Launch`` as JSON, allocates exactly what the problem
-needs through the CUDA runtime, and launches once. It needs no torch, whose own kernels the tool would watch as well.
+``python -m cudal2gen.validator.sanitizer`` is that process: it takes a ``Launch`` as JSON, allocates exactly what the
+problem needs through the CUDA runtime, and launches once. It needs no torch, whose own kernels the tool would watch as
+well.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cudal2gen.correctness import EXACT
+from cudal2gen.kernel import Record
 from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.validator.problems import Shape, strides
 
 TOOLS = ("memcheck", "racecheck")
-# What the process says before it launches the kernel, and when the kernel has run.
+# What the process prints before it launches the kernel, and when the kernel has run.
 STARTED, DONE = "launching", "launched once"
 REFUSED = "not supported"  # of the device, by the tool
 CLEAN = "0 errors"
 NOT_RUN = "not run: "
+NO_LAUNCH = "the tool reports no launch"
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
 ONE = b"\x00\x3c"  # 1.0 in fp16
 SUMMARY = re.compile(
@@ -35,64 +40,77 @@ BANNER = re.compile(r"COMPUTE-SANITIZER|SUMMARY")
 
 @dataclass(frozen=True)
 class Launch:
-    """A built kernel and a problem; leading dimensions are as short as it allows. ``missing_d``: bytes by which D's
-    allocation is too small, to see that a tool sees."""
+    """A built kernel and a problem. ``rows_b``: of B as it is stored; ``lda``, ``ldb``, ``ldd``: elements from one row
+    to the next. ``missing_d``: bytes by which D's allocation is too small, to see that a tool sees."""
 
     library: str
     directory: str
     runtime: str
     options: dict[str, int]
-    layout: str
     m: int
     n: int
     k: int
+    rows_b: int
+    lda: int
+    ldb: int
+    ldd: int
     missing_d: int = 0
+
+
+def launch_of(record: Record, shape: Shape, directory: Path, library: Path, runtime: Path) -> Launch:
+    """One launch of a record's kernel, of matrices that are packed as far as it allows."""
+    m, n, k = shape.mnk
+    lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed=True)
+    rows_b, ldb = (n, ldb_tn) if record.layout == "tn" else (k, ldb_nn)
+    return Launch(str(library), str(directory), str(runtime), record.launch_options, m, n, k, rows_b, lda, ldb, ldd)
 
 
 def program() -> Path | None:
     """Where compute-sanitizer is; None where it is not installed."""
-    found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    return Path(found) if os.access(found, os.X_OK) else None
+    path = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    return Path(path) if os.access(path, os.X_OK) else None
 
 
 def check(
     launch: Launch, tool: str, device: int = 0, timeout_s: float = 120, sanitizer: Path | None = None
 ) -> tuple[str, list[str]]:
-    """What a tool says of a launch (``0 errors``, ``3 errors``, or ``not run:`` and why), and what it found."""
+    """A tool's answer on a launch (``0 errors``, ``3 errors``, or ``not run:`` and why), and the errors it reports."""
     sanitizer = sanitizer or program()
     if sanitizer is None:
         return NOT_RUN + "compute-sanitizer is not installed", []
     command = [str(sanitizer), "--tool", tool, "--target-processes", "application-only", "--print-limit", "5"]
-    command += [sys.executable, "-m", "cudal2gen.sanitizer", json.dumps(asdict(launch))]
-    root = str(Path(__file__).parents[1])
+    command += [sys.executable, "-m", "cudal2gen.validator.sanitizer", json.dumps(asdict(launch))]
+    root = str(Path(__file__).parents[2])
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
         "CUDAL2GEN_DEVICE": str(device),
     }
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False, timeout=timeout_s, env=environment
         )
     except subprocess.TimeoutExpired:
         return NOT_RUN + f"took more than {timeout_s:g} s", []
     except OSError as error:
         return NOT_RUN + f"{sanitizer}: {error.strerror}", []
-    return judge(done.stdout + done.stderr)
+    return answer(process.stdout + process.stderr)
 
 
-def judge(output: str) -> tuple[str, list[str]]:
-    """What a tool's output means: it has seen a launch only if it sums up, and the process says that it launched."""
+def answer(output: str) -> tuple[str, list[str]]:
+    """The answer in a tool's output: it saw a launch only if it sums up, and the process reports that it launched."""
     lines = [line.strip() for line in output.splitlines()]
-    counts = [sum(int(count) for count in found.groups() if count) for found in map(SUMMARY.search, lines) if found]
+    summaries = [match for match in map(SUMMARY.search, lines) if match]
+    counts = [sum(int(count) for count in match.groups() if count) for match in summaries]
     marked = [line.lstrip("= ") for line in lines if line.startswith("=========") and not BANNER.search(line)]
-    said = [line for line in marked if line]
-    refused = [line for line in said if REFUSED in line]
+    reports = [line for line in marked if line]
+    refused = [line for line in reports if REFUSED in line]
     if counts and counts[-1] and STARTED in lines and not refused:
-        return f"{counts[-1]} errors", [f"{counts[-1]} errors, first: {said[0] if said else 'not told'}"]
+        first = reports[0] if reports else "the tool does not name it"
+        return f"{counts[-1]} errors", [f"{counts[-1]} errors, first: {first}"]
     if counts and not counts[-1] and DONE in lines:
         return CLEAN, []
     errors = [line for line in lines if line.startswith("error: ")]
-    return NOT_RUN + next(iter([*refused, *errors, *said, "it said nothing of the launch"])), []
+    return NOT_RUN + next(iter([*refused, *errors, *reports, NO_LAUNCH])), []
 
 
 def run(launch: Launch, device: int = 0) -> None:
@@ -100,32 +118,31 @@ def run(launch: Launch, device: int = 0) -> None:
     cuda = ctypes.CDLL(launch.runtime)
     cuda.cudaGetErrorString.restype = ctypes.c_char_p
 
-    def ask(name: str, *arguments: object) -> None:
+    def runtime(name: str, *arguments: object) -> None:
         if code := getattr(cuda, name)(*arguments):
             raise LaunchError(code, f"{name}: {cuda.cudaGetErrorString(code).decode()}")
 
     def allocate(size: int, content: bytes = b"") -> ctypes.c_void_p:
         pointer = ctypes.c_void_p()
-        ask("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(size))
+        runtime("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(size))
         if content:
-            ask("cudaMemcpy", pointer, content, ctypes.c_size_t(len(content)), TO_DEVICE)
+            runtime("cudaMemcpy", pointer, content, ctypes.c_size_t(len(content)), TO_DEVICE)
         return pointer
 
     m, n, k = launch.m, launch.n, launch.k
-    ask("cudaSetDevice", device)
+    runtime("cudaSetDevice", device)
     with OpenKernel(Path(launch.library), Path(launch.directory), launch.options, Path(launch.runtime)) as kernel:
-        ldb, ldd = (k, n) if launch.layout == "tn" else (-(-n // 8) * 8, n)
-        rows_b = n if launch.layout == "tn" else k
-        a, b = allocate(2 * m * k, ONE * (m * k)), allocate(2 * rows_b * ldb, ONE * (rows_b * ldb))
-        d = allocate(2 * m * ldd - launch.missing_d)
+        a, b = (allocate(2 * size, ONE * size) for size in (m * launch.lda, launch.rows_b * launch.ldb))
+        d = allocate(2 * m * launch.ldd - launch.missing_d)
         size = kernel.workspace_bytes(m, n, k)
         workspace = allocate(size).value if size else 0
         print(STARTED, flush=True)
-        kernel.launch(a.value or 0, k, b.value or 0, ldb, d.value or 0, ldd, m, n, k, workspace or 0)
-        ask("cudaDeviceSynchronize")
+        pointers = (a.value or 0, launch.lda, b.value or 0, launch.ldb, d.value or 0, launch.ldd)
+        kernel.launch(*pointers, m, n, k, workspace or 0)
+        runtime("cudaDeviceSynchronize")
         corner = ctypes.create_string_buffer(2)
-        ask("cudaMemcpy", corner, d, ctypes.c_size_t(2), TO_HOST)
-        if k <= 2048 and corner.raw != struct.pack("<e", k):
+        runtime("cudaMemcpy", corner, d, ctypes.c_size_t(2), TO_HOST)
+        if k <= EXACT and corner.raw != struct.pack("<e", k):
             raise LaunchError(0, f"the first element of D is not {k}")
 
 

@@ -1,0 +1,21 @@
+"""Is a built kernel right? Its PTX executed by the emulator, or its binary on a device, on problems that stress it.
+
+- ``problems``: which shapes and inputs a record is executed with, and how its matrices are stored.
+- ``emulated``: the emulator's verdict. What it offers stands here as well: ``validator.validate`` and its parts.
+- ``matrices``, ``device``: the verdict of a device, in guarded memory.
+- ``sanitizer``: compute-sanitizer over one launch; ``agreement``: a device against the emulator, bit for bit.
+- ``judgement``: a device's verdict with what is asked for beside it.
+
+What a right product is stands in ``cudal2gen.correctness``.
+"""
+
+from cudal2gen.correctness import INPUTS as INPUTS
+from cudal2gen.validator.emulated import Execution as Execution
+from cudal2gen.validator.emulated import execute as execute
+from cudal2gen.validator.emulated import run_case as run_case
+from cudal2gen.validator.emulated import summary as summary
+from cudal2gen.validator.emulated import validate as validate
+from cudal2gen.validator.emulated import validate_all as validate_all
+from cudal2gen.validator.problems import Shape as Shape
+from cudal2gen.validator.problems import own_shape as own_shape
+from cudal2gen.validator.problems import stress_shapes as stress_shapes

@@ -1,0 +1,80 @@
+"""A device against the emulator: the same binary on the same numbers, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen.gpu import Contender
+from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.results import Case, Rounding
+from cudal2gen.rounding import SAMPLE, agreement, ulps
+from cudal2gen.validator.device import BuiltKernel, Device
+from cudal2gen.validator.emulated import execute
+from cudal2gen.validator.matrices import POISONS, Matrices
+from cudal2gen.validator.problems import Shape
+
+Array = NDArray[Any]
+
+LENGTHS = (32, 256, 2048)  # of k: few and many steps
+EXACT_INPUTS = ("binary", "integers")  # their sums are exact in any order: 0/1 sums up to 2048 also in fp16
+
+
+def against_emulator(device: Device, built: BuiltKernel) -> tuple[list[Case], list[Rounding]]:
+    """One tile for several k. Inputs whose sums are exact in any order must agree: cases. Others show how the device
+    rounds: one line each."""
+    record, artifact = built.record, built.artifact
+    contender = built.open(device)
+    cases, lines = [], []
+    for k in lengths(record):
+        shape = Shape(record.bm, record.bn, k)
+        for inputs in (*EXACT_INPUTS, "normal", "cancelling"):
+            emulated = execute(record, artifact, built.library, shape, inputs, hazards=False, seed=k)
+            d = product(device, record, contender, emulated.a, emulated.b)
+            apart = ulps(d, emulated.d)
+            differing, exact = int((apart != 0).sum()), inputs in EXACT_INPUTS
+            if exact:
+                wrong = [f"differs-from-emulator: {differing} of {d.size} elements"] if differing else []
+                findings, ctas = [*emulated.findings, *wrong], shape.ctas(record)
+                cases.append(shape.case(inputs, ctas, "equality with the emulator", findings, float(apart.max())))
+            lines.append(
+                Rounding(
+                    on=device.model,
+                    record=record.name,
+                    digest=artifact.digest,
+                    family=record.family,
+                    acc=record.acc,
+                    m=shape.m,
+                    n=shape.n,
+                    k=k,
+                    inputs=inputs,
+                    differing=differing / d.size,
+                    max_ulp=int(apart.max()),
+                    compared=0 if exact else min(SAMPLE, shape.m) * min(SAMPLE, shape.n),
+                    models={} if exact else agreement(record.acc, emulated.a, emulated.b, d, record.k_order(k)),
+                )
+            )
+    return cases, lines
+
+
+def lengths(record: Record) -> list[int]:
+    """The k to compare at: ``LENGTHS`` in whole steps, or the one that is compiled in."""
+    if record.baked_k:
+        return [record.baked_k]
+    step, least = record.k_step, record.k_step * record.split_k
+    return sorted({max(least, ceil_div(k, step) * step) for k in LENGTHS})
+
+
+def product(device: Device, record: Record, contender: Contender, a: Array, b: Array) -> Array:
+    """D (m,n) of NumPy's A (m,k) and B (n,k), computed on the device."""
+    import torch
+
+    shape = Shape(len(a), len(b), a.shape[1])
+    matrices = Matrices(device.empty, record, shape.of(record))
+    tensor_a, tensor_b = (torch.from_numpy(np.ascontiguousarray(values)) for values in (a, b))
+    matrices.put(tensor_a, tensor_b, POISONS[0])
+    contender.bind(matrices.operands)()
+    device.wait()
+    return np.ascontiguousarray(matrices.operands.d.cpu().numpy())

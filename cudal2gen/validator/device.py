@@ -1,0 +1,275 @@
+"""A device's verdict on any contender: is what it computes right, and does it keep to the memory it was handed?
+
+Every problem runs three times: on fresh matrices, on other fresh ones with the same numbers, and once more on the first
+ones with new numbers in them. D is poisoned before each run, differently in the second; ``matrices`` says how writes
+beside D show. The comparison is ``correctness.compare``, on the device, in chunks; for the 0/1 inputs that is the
+published test as well: their fp32 product is the fp64 one.
+
+Two checks are made once per kernel: that it works on the given stream, in order, and, where a baseline is handed in,
+the published criterion: its largest error against an fp32 product of normal inputs exceeds the baseline's by chance at
+most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cudal2gen.compiler import Artifact
+from cudal2gen.correctness import Comparison, errors_of_single
+from cudal2gen.gpu import Absent, Contender, GpuError, Kernel
+from cudal2gen.kernel import Problem, Record
+from cudal2gen.launcher import LaunchError
+from cudal2gen.results import Case, Verdict
+from cudal2gen.validator.matrices import POISONS, Matrices
+from cudal2gen.validator.problems import Shape, kinds, stress_shapes, thorough_shape
+
+if TYPE_CHECKING:
+    import torch
+
+Open = Callable[[Record], Contender]
+Baseline = Callable[[Problem], Contender]
+
+DRAWS = 3  # of normal inputs, for the published criterion
+# By which, relatively, the largest error and the root mean square of all may exceed the baseline's. Which of two orders
+# of sums has the larger largest error is chance: it varies by a sixth on 64x64, the root mean square by two percent.
+SLACK, SLACK_RMS = 2.0**-6, 2.0**-4
+DEVICE_ERROR = "device-error"  # begins the finding after which a device answers nothing else
+
+
+class Device(Protocol):
+    """What a verdict needs of a device; ``gpu.Gpu`` is one."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def runtime_library(self) -> Path:
+        """The CUDA runtime that launches there."""
+        ...
+
+    def stream(self) -> int: ...
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """fp16 memory of its own, in which nothing useful is."""
+        ...
+
+    def hold(self) -> None:
+        """Delays what is enqueued on the stream from now on."""
+        ...
+
+    def wait(self) -> None:
+        """Until the stream, and no other, is done. Raises RuntimeError for what went wrong on the device."""
+        ...
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A record, its binary, and the launcher's ``library``."""
+
+    record: Record
+    artifact: Artifact
+    library: Path
+
+    def open(self, device: Device, record: Record | None = None) -> Kernel:
+        """The kernel on a device; a ``record`` in place of its own differs in data fields only. Raises LaunchError."""
+        record = record or self.record
+        return Kernel(
+            record, self.artifact.directory, self.library, device.stream, device.runtime_library, device.empty
+        )
+
+
+def run_case(
+    device: Device, record: Record, contender: Contender, shape: Shape, inputs: str, seed: int = 0
+) -> tuple[Case, bool]:
+    """One problem with one kind of inputs, three times; and whether the same numbers gave the same bits."""
+    comparison, findings, same_bits = Comparison("nothing", 0), list[str](), True
+    with _refusals(findings):
+        first, second = (Matrices(device.empty, record, shape.of(record)) for _ in range(2))
+        first.draw(inputs, seed, POISONS[0])
+        second.draw(inputs, seed, POISONS[1])
+        call = contender.bind(first.operands)
+        _finish(device, call)
+        comparison = first.compare(inputs)
+        findings += first.findings(POISONS[0]) + comparison.findings
+        bits = first.d.bits.clone()
+
+        _finish(device, contender.bind(second.operands))
+        same_bits = bool((second.d.bits == bits).all())
+        # The second poison is a number that a product may be: where it stays shows in the comparison.
+        elsewhere = [finding for finding in second.findings(POISONS[1]) if not finding.startswith("unwritten")]
+        elsewhere += [] if same_bits else second.compare(inputs).findings
+        findings += [f"in other memory: {finding}" for finding in elsewhere]
+
+        first.draw(inputs, seed + 1, POISONS[0])
+        _finish(device, call)
+        again = first.findings(POISONS[0])
+        if wrong := first.compare(inputs).findings:
+            stale = bool((first.d.bits == bits).all())
+            again += ["stale-result: new numbers in A and B gave the earlier D"] if stale else wrong
+        findings += [f"launched again: {finding}" for finding in again]
+    return _case(record, shape, inputs, comparison, findings), same_bits
+
+
+@contextmanager
+def _refusals(findings: list[str]) -> Iterator[None]:
+    """Turns a refused launch and an error of the device into findings."""
+    try:
+        yield
+    except (Absent, ValueError, LaunchError, GpuError) as error:
+        findings.append(f"launch-refused: {error}")
+    except RuntimeError as error:
+        findings.append(f"{DEVICE_ERROR}: {str(error).splitlines()[0]}")
+
+
+def _finish(device: Device, call: Callable[[], None]) -> None:
+    """Makes a call and waits for it."""
+    call()
+    device.wait()
+
+
+def _case(record: Record, shape: Shape, inputs: str, comparison: Comparison, findings: list[str]) -> Case:
+    ctas = shape.ctas(record)
+    return shape.case(inputs, ctas, comparison.compared, findings, comparison.max_error, comparison.allowed)
+
+
+def stream_case(device: Device, record: Record, contender: Contender, shape: Shape, seed: int = 0) -> Case:
+    """Whether a kernel works on its stream, in order.
+
+    The stream is held; behind that A and B are written, the kernel is called, D is read. A kernel elsewhere reads too
+    early or writes too late.
+    """
+    findings: list[str] = []
+    comparison = Comparison("nothing", 0)
+    with _refusals(findings):
+        matrices = Matrices(device.empty, record, shape.of(record))
+        matrices.draw("normal", seed, POISONS[0])
+        operands = matrices.operands
+        call = contender.bind(operands)
+        _finish(device, call)  # what the first call alone does is not waited for below
+        matrices.draw("normal", seed + 1, POISONS[0])
+        inputs = (operands.a, operands.b, operands.b_nn)
+        copies = [matrix.clone() for matrix in inputs]
+        d = device.empty(*operands.d.shape)
+        for matrix in inputs:
+            matrix.fill_(float("nan"))
+        device.wait()
+        device.hold()
+        for matrix, values in zip(inputs, copies, strict=True):
+            matrix.copy_(values)
+        call()
+        d.copy_(operands.d)
+        device.wait()
+        comparison = matrices.compare("normal", d)
+        findings += [
+            f"stream-order: not between its neighbours on the stream: {finding}" for finding in comparison.findings
+        ]
+    return _case(record, shape, "normal", replace(comparison, compared="order on its stream"), findings)
+
+
+def accuracy_case(device: Device, record: Record, contender: Contender, baseline: Contender, shape: Shape) -> Case:
+    """The published criterion: no larger error than the baseline, against fp32. Raises Absent as the baseline does.
+
+    Where the largest is larger, the root mean square decides whether that was chance.
+    """
+    largest, squares = {contender: 0.0, baseline: 0.0}, {contender: 0.0, baseline: 0.0}
+    for seed in range(DRAWS):
+        matrices = Matrices(device.empty, record, shape.of(record))
+        operands = matrices.operands
+        for side in (baseline, contender):
+            matrices.draw("normal", seed, POISONS[0])
+            _finish(device, side.bind(operands))
+            error, rms = errors_of_single(operands.a, operands.b, operands.d)
+            largest[side], squares[side] = max(largest[side], error), squares[side] + rms**2 / DRAWS
+    error, allowed = largest[contender], largest[baseline] * (1 + SLACK)
+    likely = squares[contender] <= squares[baseline] * (1 + SLACK_RMS) ** 2
+    by_chance = likely and allowed < error < float("inf")
+    comparison = Comparison(f"largest error against fp32, at most that of {baseline.name}", 0, error, allowed)
+    comparison.compared += ", larger by chance: the root mean square is not" if by_chance else ""
+    findings = []
+    if not (error <= allowed or by_chance):
+        findings.append(f"less-accurate: {error:.4g} against {baseline.name}'s {largest[baseline]:.4g}")
+    return _case(record, shape, "normal", comparison, findings)
+
+
+class _Openings:
+    """Contenders of one binary, opened once for each set of launch options."""
+
+    def __init__(self, record: Record, open_kernel: Open) -> None:
+        self._record, self._open = record, open_kernel
+        self._contenders: dict[tuple[tuple[str, int], ...], Contender] = {}
+
+    def contender(self, shape: Shape) -> Contender:
+        """Raises LaunchError."""
+        options = shape.launch_options
+        key = tuple(options.items())
+        if key not in self._contenders:
+            self._contenders[key] = self._open(self._record.launched_with(options) if options else self._record)
+        return self._contenders[key]
+
+    def close(self) -> None:
+        for contender in self._contenders.values():
+            close = getattr(contender, "close", None)
+            if close is not None:
+                close()
+
+
+def validate(
+    device: Device, record: Record, digest: str, open_kernel: Open, baseline: Baseline | None = None
+) -> Verdict:
+    """The verdict on one built kernel, from a device: the emulator's problems, and the record's own in full.
+
+    ``open_kernel`` gives the contender of a record; records differ in launch options only. ``baseline`` gives one that
+    is ready for the record's own problem, or raises Absent. After an error of the device nothing else is tried on it.
+    """
+    own = Shape(record.m, record.n, record.k, record.launch_options.get("swizzle_stride"))
+    openings = _Openings(record, open_kernel)
+    cases: list[Case] = []
+    tools: dict[str, str] = {}
+    deterministic = True
+
+    def alive() -> bool:
+        return not (cases and any(finding.startswith(DEVICE_ERROR) for finding in cases[-1].findings))
+
+    refusals: list[str] = []
+    try:
+        with _refusals(refusals):  # of opening it
+            for shape, inputs in _plan(record, own):
+                if alive():
+                    seed = 2 * len(cases)
+                    case, same_bits = run_case(device, record, openings.contender(shape), shape, inputs, seed)
+                    cases.append(case)
+                    deterministic &= same_bits
+            if alive():
+                cases.append(stream_case(device, record, openings.contender(own), own))
+            if baseline is not None and all(case.passed for case in cases):
+                try:
+                    cases.append(accuracy_case(device, record, openings.contender(own), baseline(record.problem), own))
+                except (Absent, RuntimeError) as error:
+                    tools["baseline"] = f"not run: {error}"
+        if refusals:
+            cases.append(_case(record, own, "none", Comparison("nothing", 0), refusals))
+    finally:
+        if alive():
+            openings.close()
+    return Verdict(
+        record=record.name,
+        digest=digest,
+        on=device.model,
+        cases=tuple(cases),
+        counters={},
+        deterministic=deterministic,
+        tools=tools,
+    )
+
+
+def _plan(record: Record, own: Shape) -> Iterator[tuple[Shape, str]]:
+    """The shapes, each in full and once, with their kinds of inputs."""
+    stress = stress_shapes(record)
+    thorough = (thorough_shape(stress).mnk, own.mnk)
+    for shape in dict.fromkeys([*stress, own]):
+        for inputs in kinds(shape, thorough=shape.mnk in thorough):
+            yield shape, inputs

@@ -1,0 +1,274 @@
+"""The emulator's verdict: a built kernel's PTX executed on the CPU, through the launcher, and compared.
+
+Every problem is executed once with hazard detection; the largest of a kernel whose warpgroups wait for each other by
+mbarriers once more, in an order that is adverse to it. Leading dimensions are longer than the rows where nothing is
+compiled in, and what lies between is NaN in A and B, forbidden in D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen import emulator
+from cudal2gen.compiler import Artifact
+from cudal2gen.correctness import Comparison, compare, operands
+from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.results import Case, Verdict
+from cudal2gen.validator.problems import Shape, kinds, stress_shapes, strides, thorough_shape
+
+Array = NDArray[Any]
+
+SMS = 2
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What one launch gave: the part of D that was computed, and the operands of that part."""
+
+    a: Array
+    b: Array
+    d: Array
+    ctas: int
+    tiles: int
+    findings: tuple[str, ...]
+    counters: emulator.Counters | None
+
+
+def device_of(record: Record, sms: int = SMS) -> emulator.Device:
+    """The record's GPU with few SMs, each of which holds one CTA: a persistent kernel's CTAs take several tiles."""
+    gpu = record.target
+    return emulator.Device(
+        sm_count=sms,
+        smem_optin_bytes=gpu.smem_block_bytes,
+        capability=gpu.capability,
+        name=gpu.title,
+        smem_per_sm_bytes=gpu.smem_sm_bytes,
+        threads_per_sm=record.threads,
+    )
+
+
+class Modes(TypedDict, total=False):
+    """Keyword arguments of ``execute``."""
+
+    hazards: bool
+    counters: bool
+    adverse: bool
+    seed: int
+
+
+class _Matrices:
+    """A problem's matrices in the emulator's memory; only ``rows`` and ``cols`` of D are computed.
+
+    ``packed``: leading dimensions as a user has them.
+    """
+
+    def __init__(
+        self, record: Record, shape: Shape, rows: Array, cols: Array, inputs: str, seed: int, packed: bool
+    ) -> None:
+        m, n, k = shape.mnk
+        lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
+        self.memory = emulator.Memory()
+        self.rows, self.cols = rows, cols
+        self.a, self.b = operands(inputs, len(rows), len(cols), k, np.random.default_rng(seed))
+        self._d_shape = (m, ldd)
+        along_k = np.arange(k)
+        a = self._input("A", (m, lda), rows, along_k, self.a)
+        if record.layout == "tn":
+            ldb, b = ldb_tn, self._input("B", (n, ldb_tn), cols, along_k, self.b)
+        else:
+            ldb, b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, self.b.T)
+        zeros = np.broadcast_to(np.float16(0), self._d_shape)
+        self._d = self.memory.upload(zeros, "output", region=np.s_[:, :n], name="D")
+        self.arguments = (a, lda, b, ldb, self._d.address, ldd, m, n, k)
+
+    def _input(self, name: str, size: tuple[int, int], rows: Array, cols: Array, values: Array) -> int:
+        """The address of an input that has these values in some rows and columns; the rest of those rows is NaN."""
+        buffer = self.memory.allocate(size[0] * size[1] * 2, "inout", name=name)
+        matrix = buffer.bytes().view(np.float16).reshape(size)
+        matrix[rows] = np.nan
+        matrix[np.ix_(rows, cols)] = values
+        buffer.role = "input"
+        return buffer.address
+
+    @property
+    def d(self) -> Array:
+        """The computed part of D."""
+        whole = self._d.bytes().view(np.float16).reshape(self._d_shape)
+        part: Array = whole[np.ix_(self.rows, self.cols)]
+        return part
+
+
+def execute(
+    record: Record,
+    artifact: Artifact,
+    library: Path,
+    shape: Shape,
+    inputs: str,
+    *,
+    hazards: bool = True,
+    counters: bool = False,
+    adverse: bool = False,
+    seed: int = 0,
+) -> Execution:
+    """Launches a built kernel on one problem in the emulator. Never raises for a faulty kernel: that is a finding.
+
+    ``hazards``, ``counters``, ``adverse``: see ``emulator.Options``.
+    """
+    m, n, k = shape.mnk
+    tiles_m, tiles_n = _executed_tiles(shape, record)
+    rows, cols = _extents(tiles_m, record.bm, m), _extents(tiles_n, record.bn, n)
+    matrices = _Matrices(record, shape, rows, cols, inputs, seed, packed=counters)
+    options = record.launch_options | shape.launch_options
+    corners = partial(_corner_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
+    # No loop of a right kernel turns more often than all its tiles have steps; the rest is room for copies and stores.
+    turns = 10_000 + 16 * ceil_div(m, record.bm) * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
+    modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse)
+    device = device_of(record, SMS * record.cluster_ctas)
+    findings: list[str] = []
+    memory, cta_filter = matrices.memory, corners if shape.corners else None
+    with emulator.session(memory, device, modes, cta_filter=cta_filter) as session:
+        try:
+            with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
+                size = kernel.workspace_bytes(m, n, k)
+                workspace = memory.allocate(size, "scratch", name="workspace").address if size else 0
+                kernel.launch(*matrices.arguments, workspace)
+        except LaunchError as error:
+            findings.append(f"launch-refused: {error}")
+    findings += [str(report) for report in session.reports] + [f"emulator: {error}" for error in session.errors]
+    launch = session.launches[-1] if session.launches else None
+    ctas = 0 if launch is None else len(launch.ctas) if launch.ctas is not None else int(np.prod(launch.grid))
+    return Execution(
+        matrices.a,
+        matrices.b,
+        matrices.d,
+        ctas,
+        len(tiles_m) * len(tiles_n),
+        tuple(findings),
+        launch.counters if launch else None,
+    )
+
+
+def _executed_tiles(shape: Shape, record: Record) -> tuple[list[int], list[int]]:
+    """Rows and columns of tiles that are executed: all of them, or the first and last of the grid and of its slices."""
+    tiles_m, tiles_n = ceil_div(shape.m, record.bm), ceil_div(shape.n, record.bn)
+    if not shape.corners:
+        return list(range(tiles_m)), list(range(tiles_n))
+    width = tiles_n
+    if stride := shape.swizzle_stride or record.launch_options.get("swizzle_stride"):
+        width = ceil_div(tiles_n, ceil_div(tiles_n * record.bn, stride))
+    ends = {0, width - 1, (tiles_n - 1) // width * width, tiles_n - 1}
+    return sorted({0, tiles_m - 1}), sorted(ends)
+
+
+def _corner_ctas(grid: tuple[int, int, int], tiles_m: list[int], tiles_n: list[int], split_k: int) -> Array:
+    """Linear numbers of the CTAs of these tiles, with all their slices of k, and of the grid's last CTA."""
+    x_size, y_size, z_size = grid
+    rows = [tile * split_k + part for tile in tiles_m for part in range(split_k)]
+    numbers = {(tile // x_size * y_size + y) * x_size + tile % x_size for tile in tiles_n for y in rows}
+    return np.array(sorted(numbers | {x_size * y_size * z_size - 1}))
+
+
+def _extents(tiles: list[int], tile: int, extent: int) -> Array:
+    return np.concatenate([np.arange(i * tile, min((i + 1) * tile, extent)) for i in tiles])
+
+
+def run_case(
+    record: Record, artifact: Artifact, library: Path, shape: Shape, inputs: str, **modes: Unpack[Modes]
+) -> tuple[Case, Execution]:
+    """Executes one problem with one kind of inputs and compares. ``modes``: as of ``execute``."""
+    execution = execute(record, artifact, library, shape, inputs, **modes)
+    comparison = Comparison("nothing", 0)
+    if execution.ctas:
+        order = record.k_order(shape.k)
+        comparison = compare(record.acc, inputs, execution.a, execution.b, execution.d, order)
+    compared = comparison.compared + (", warpgroups in adverse order" if modes.get("adverse") else "")
+    findings = [*execution.findings, *comparison.findings]
+    case = shape.case(inputs, execution.ctas, compared, findings, comparison.max_error, comparison.allowed)
+    return case, execution
+
+
+def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
+    """The verdict on one built kernel, from the emulator. ``library``: the launcher."""
+    cases: list[Case] = []
+    counters: dict[str, float] = {}
+    shapes = stress_shapes(record)
+    largest = thorough_shape(shapes)
+    for shape in shapes:
+        # Hazards do not depend on data: one kind of inputs finds them.
+        for number, inputs in enumerate(kinds(shape, thorough=shape == largest)):
+            case, execution = run_case(
+                record, artifact, library, shape, inputs,
+                hazards=number == 0, counters=number == 1 and shape == largest, seed=len(cases),
+            )  # fmt: skip
+            cases.append(case)
+            counters |= summary(record, execution)
+    if record.waits_by_mbarriers:
+        most = max(shapes, key=lambda shape: shape.m * shape.n * shape.k)
+        cases.append(run_case(record, artifact, library, most, "binary", adverse=True)[0])
+    return Verdict(
+        record=record.name,
+        digest=artifact.digest,
+        on="emulator",
+        cases=tuple(cases),
+        counters=counters,
+    )
+
+
+def summary(record: Record, execution: Execution) -> dict[str, float]:
+    """What a launch counted, as one flat table; figures per k-tile are per warp. Empty without counters."""
+    counters = execution.counters
+    if counters is None:
+        return {}
+    work = execution.tiles * ceil_div(execution.a.shape[1], record.k_step) * record.threads // 32
+    table: dict[str, float] = {
+        "mma_per_k_tile": counters.mma / work,
+        "ldmatrix_per_k_tile": counters.ldmatrix / work,
+        "barriers": counters.barriers,
+        "instructions_per_k_tile": sum(counters.instructions.values()) / work,
+    }
+    if counters.bulk_boxes:
+        steps = execution.tiles * ceil_div(execution.a.shape[1], record.k_step)
+        table |= {
+            "wgmma_per_k_tile": counters.wgmma / steps,
+            "mbarrier_waits_per_k_tile": counters.mbarrier_waits / steps,
+            "bytes tma load": counters.bulk_load_bytes,
+            "bytes tma delivered": counters.bulk_delivered_bytes,
+            "bytes tma store": counters.bulk_store_bytes,
+        }
+    for kind, banks in counters.shared_banks.items():
+        table[f"bank_conflicts {kind}"] = banks.conflicts
+    for kind, traffic in counters.global_traffic.items():
+        table[f"sectors_over_ideal {kind}"] = round(traffic.sectors / max(1, traffic.ideal), 3)
+        table[f"bytes {kind}"] = traffic.bytes
+    for kind, size in counters.unique_bytes.items():
+        table[f"unique_bytes {kind}"] = size
+    return table
+
+
+def validate_all(
+    work: Iterable[tuple[Record, Artifact]],
+    library: Path,
+    jobs: int,
+    progress: Callable[[Verdict], None] = lambda _: None,
+) -> list[Verdict]:
+    """Verdicts on many kernels, in ``jobs`` processes; ``progress`` is called with each as it comes."""
+    verdicts = []
+    with ProcessPoolExecutor(jobs) as pool:
+        futures = [pool.submit(validate, record, artifact, library) for record, artifact in work]
+        try:
+            for future in as_completed(futures):
+                verdicts.append(future.result())
+                progress(verdicts[-1])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return verdicts

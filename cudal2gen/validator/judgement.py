@@ -1,0 +1,52 @@
+"""A device's verdict on a built kernel, with compute-sanitizer and the comparison with the emulator where they are
+asked for."""
+
+from __future__ import annotations
+
+from cudal2gen.results import Case, Rounding, Verdict
+from cudal2gen.validator import sanitizer
+from cudal2gen.validator.agreement import against_emulator
+from cudal2gen.validator.device import Baseline, BuiltKernel, Device, validate
+from cudal2gen.validator.problems import stress_shapes
+
+
+def judge(
+    device: Device,
+    built: BuiltKernel,
+    *,
+    baseline: Baseline | None = None,
+    sanitize: int | None = None,
+    emulator: bool = False,
+) -> tuple[Verdict, list[Rounding]]:
+    """``validate``, and how the device rounds where ``emulator``. ``sanitize``: the CUDA device's number, for
+    compute-sanitizer."""
+    digest = built.artifact.digest
+    verdict = validate(device, built.record, digest, lambda record: built.open(device, record), baseline)
+    cases, tools = list(verdict.cases), dict(verdict.tools)
+    lines: list[Rounding] = []
+    if sanitize is not None:
+        sanitizer_cases, answers = sanitized(device, built, sanitize)
+        cases, tools = cases + sanitizer_cases, tools | answers
+    if emulator and verdict.passed:
+        agreement_cases, lines = against_emulator(device, built)
+        cases += agreement_cases
+    return verdict.model_copy(update={"cases": tuple(cases), "tools": tools}), lines
+
+
+def sanitized(
+    device: Device, built: BuiltKernel, number: int, timeout_s: float = 120
+) -> tuple[list[Case], dict[str, str]]:
+    """compute-sanitizer over one small launch on CUDA device ``number``: a case for each tool that ran, and the answer
+    of each."""
+    record = built.record
+    shapes = stress_shapes(record)
+    ragged = [shape for shape in shapes if shape.m % record.bm] or shapes
+    shape = max(ragged, key=lambda shape: shape.m * shape.n * shape.k)
+    launch = sanitizer.launch_of(record, shape, built.artifact.directory, built.library, device.runtime_library)
+    cases, answers = [], {}
+    for tool in sanitizer.TOOLS:
+        answers[tool], errors = sanitizer.check(launch, tool, number, timeout_s)
+        if not answers[tool].startswith(sanitizer.NOT_RUN):
+            findings = [f"{tool}: {error}" for error in errors]
+            cases.append(shape.case("ones", shape.ctas(record), f"compute-sanitizer {tool}", findings))
+    return cases, answers

@@ -1,0 +1,162 @@
+"""The problems that stress a record: their shapes, the inputs they are executed with, and how matrices are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cudal2gen.correctness import EXACT
+from cudal2gen.kernel import Problem, Record, aligned, ceil_div
+from cudal2gen.results import Case
+
+SMALL_PROBLEM = 1 << 24  # m n k up to which a record's own problem is executed as a whole
+PADDING = 8  # elements between the rows of a matrix whose leading dimension is not compiled in
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A problem to execute. ``swizzle_stride`` and ``options``: launch options in place of the record's own.
+
+    ``corners``: the corner CTAs of the grid only.
+    """
+
+    m: int
+    n: int
+    k: int
+    swizzle_stride: int | None = None
+    corners: bool = False
+    options: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        return self.m, self.n, self.k
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """The launch options that differ from the record's own."""
+        stride = {} if self.swizzle_stride is None else {"swizzle_stride": self.swizzle_stride}
+        return stride | dict(self.options)
+
+    def ctas(self, record: Record) -> int:
+        """CTA tiles of the whole problem, slices of k included."""
+        return ceil_div(self.m, record.bm) * ceil_div(self.n, record.bn) * record.split_k
+
+    def of(self, record: Record) -> Problem:
+        """The record's problem in this size."""
+        return record.problem.model_copy(update={"m": self.m, "n": self.n, "k": self.k})
+
+    def case(
+        self,
+        inputs: str,
+        ctas: int,
+        compared: str = "nothing",
+        findings: list[str] | tuple[str, ...] = (),
+        max_error: float = 0.0,
+        allowed: float | None = None,
+    ) -> Case:
+        """An execution of this shape, as it is stored; ``compared`` and ``allowed`` as in ``Comparison``."""
+        return Case(
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            swizzle_stride=self.swizzle_stride,
+            inputs=inputs,
+            compared=compared,
+            max_error=max_error,
+            allowed=allowed,
+            ctas=ctas,
+            findings=tuple(findings),
+            options=dict(self.options),
+        )
+
+
+class Strides(NamedTuple):
+    """Elements from one row to the next: of A (m,k), B (n,k), the same B as (k,n), and D (m,n)."""
+
+    a: int
+    b_tn: int
+    b_nn: int
+    d: int
+
+
+def strides(record: Record, n: int, k: int, packed: bool = False) -> Strides:
+    """Leading dimensions that a record's kernel takes: with room between rows unless they are compiled in, or as short
+    as alignment allows where ``packed``. Rows of D are aligned only where the kernel stores vectors."""
+    pad_k = 0 if record.baked_k or packed else PADDING
+    pad_n = 0 if packed else PADDING
+    along_k, along_n = aligned(k) + pad_k, aligned(n) + pad_n
+    return Strides(along_k, along_k, along_n, along_n if record.stores_vectors else n + pad_n)
+
+
+def stress_shapes(record: Record) -> list[Shape]:
+    """Problems that exercise a record.
+
+    One and several CTAs in each direction; k below, at and above the ring; ragged edges where they are predicated;
+    slices of several widths; the record's own problem where it is small.
+    """
+    bm, bn, bk = record.bm, record.bn, record.k_step
+    sizes = [(m, n, record.baked_k or k) for m, n, k in _stress_sizes(record)]
+    if record.m * record.n * record.k <= SMALL_PROBLEM:
+        sizes.append((record.m, record.n, record.k))
+    if record.caller_pads:
+        sizes = [(aligned(m, bm), aligned(n, bn), aligned(k, bk)) for m, n, k in sizes]
+    legal = [
+        (m, n, k)
+        for m, n, k in dict.fromkeys(sizes)
+        if k > 0 and ceil_div(k, bk) >= record.split_k and k <= (record.most_k or k)
+    ]
+    shapes = [
+        Shape(m, n, k, stride)
+        for m, n, k in legal
+        for stride in [record.launch_options.get("swizzle_stride"), *record.other_strides(n)]
+    ]
+    # Other orders of tiles than the record's own.
+    m, n, k = 2 * bm, 3 * bn, record.baked_k or bk * record.split_k
+    return shapes + [Shape(m, n, k, options=tuple(options.items())) for options in record.other_options]
+
+
+def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
+    """m, n, k around the tile and the ring, whatever is compiled in."""
+    bm, bn, bk = record.bm, record.bn, record.k_step
+    stages, least = record.ring_steps, record.split_k
+    below, at, above = (bk * max(least, steps) for steps in (stages - 1, stages, stages + 2))
+    sizes = [(bm, bn, bk * least), (2 * bm, bn, below), (bm, 2 * bn, at), (2 * bm, 3 * bn, above)]
+    if record.split_k > 1:
+        sizes += [(bm, bn, bk * (least + 1)), (bm, bn, bk * least * (stages + 1))]
+    if record.predicated:
+        sizes += [(2 * bm - 3, 2 * bn - 5, above - 8), (bm + 1, bn + 8, bk * least - 8)]
+        # A last k-tile of one vector, wherever in the loop it comes; every remainder of n; edges all over the tile.
+        sizes += [(1, 1, bk * steps + 8) for steps in sorted({least - 1, least, least + stages + 1})]
+        sizes += [(bm - e, bn * e // 64 * 8 + e, bk * least) for e in range(2, 8)]
+        sizes += [(bm * e // 8 + 1, bn, bk * least) for e in range(2, 8)]
+    return sizes
+
+
+def own_shape(record: Record) -> Shape:
+    """The record's own problem; only the corners of its grid where it is too large to execute as a whole.
+
+    Where CTAs of the grid are not tiles of the problem, a large one shrinks to three tiles in each direction.
+    """
+    m, n, k = record.m, record.n, record.k
+    if record.caller_pads:
+        m, n, k = record.tiles_m * record.bm, record.tiles_n * record.bn, aligned(k, record.k_step)
+    if m * n * k <= SMALL_PROBLEM:
+        return Shape(m, n, k)
+    if not record.grid_is_tiles:
+        return Shape(min(m, 3 * record.bm), min(n, 3 * record.bn), k)
+    return Shape(m, n, k, corners=True)
+
+
+def thorough_shape(shapes: list[Shape]) -> Shape:
+    """The shape that is executed with every kind of inputs: of the longest sums, and of those the largest."""
+    return max(shapes, key=lambda shape: (shape.k, shape.m * shape.n))
+
+
+def kinds(shape: Shape, thorough: bool) -> Iterator[str]:
+    """The kinds of inputs that a problem is executed with."""
+    yield "binary"
+    if shape.k > 2 * EXACT:
+        yield "sparse"
+    if thorough:
+        yield from ("integers", "normal", "special")
