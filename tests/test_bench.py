@@ -18,6 +18,7 @@ import pytest
 
 from cudal2gen import bench, catalog, results
 from cudal2gen.bench import Settings, TooGood, Work, measure, states, stratified
+from cudal2gen.cli import options
 from cudal2gen.gpu import alone
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import LaunchError
@@ -534,13 +535,19 @@ def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give one of --mnk M_N_K, --all, --sample N and --problems FILE"),
+        ([], "give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE"),
         (["--all", "--sample", "3"], "give one of"),
         (["--mnk", "64_64"], "expected three sizes"),
-        (["--mnk", "64_64_64", "--protocol", "hot"], "--protocol hot: must be of device, offline, server"),
-        (["--mnk", "64_64_64", "--budget", "8x"], "--budget 8x: expected a duration"),
-        (["--mnk", "64_64_64", "--budget", "-1m"], "--budget -1m: expected a duration"),
-        (["--mnk", "64_64_64", "--baselines", "cublaslt"], "--baselines cublaslt: cublaslt: must be of torch.matmul"),
+        (
+            ["--mnk", "64_64_64", "--protocol", "hot"],
+            "invalid value for '--protocol': 'hot' is not one of 'device', 'offline', 'server'",
+        ),
+        (["--mnk", "64_64_64", "--budget", "8x"], "invalid value for '--budget': '8x' is not a duration"),
+        (["--mnk", "64_64_64", "--budget", "-1m"], "invalid value for '--budget': '-1m' is not a duration"),
+        (
+            ["--mnk", "64_64_64", "--baselines", "cublaslt"],
+            "invalid value for '--baselines': 'cublaslt' is not one of 'torch.matmul'",
+        ),
     ],
 )
 def test_what_the_command_refuses(command: Any, arguments: list[str], message: str) -> None:
@@ -551,9 +558,7 @@ def test_what_the_command_refuses(command: Any, arguments: list[str], message: s
 
 @pytest.mark.parametrize(("text", "seconds"), [("8m", 480.0), ("90s", 90.0), ("1.5h", 5400.0), ("7", 7.0)])
 def test_durations(text: str, seconds: float) -> None:
-    from cudal2gen.cli import _seconds
-
-    assert _seconds(text) == seconds
+    assert options.seconds(text) == seconds
 
 
 def test_two_at_once_would_measure_each_other(command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -303,16 +303,22 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["render"], "give either --mnk M_N_K or --all"),
+        (["render"], "give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE"),
         (["render", "--mnk", "64_64"], "--mnk 64_64: expected three sizes M_N_K, such as 4096_4096_64"),
         (["render", "--mnk", "0_64_64"], "m=0: input should be greater than or equal to 1"),
-        (["render", "--mnk", "64_64_64", "--gpu", "v100"], "--gpu v100: must be one of a100"),
-        (["render", "--mnk", "64_64_64", "--acc", "bf16"], "acc=\"bf16\": input should be 'f16' or 'f32'"),
+        (
+            ["render", "--mnk", "64_64_64", "--gpu", "v100"],
+            "invalid value for '--gpu': 'v100' is not one of 'a100', 'rtx3090'",
+        ),
+        (
+            ["render", "--mnk", "64_64_64", "--acc", "bf16"],
+            "invalid value for '--acc': 'bf16' is not one of 'f16', 'f32'",
+        ),
         (["render", "--mnk", "4096_4096_64", "--set", "bm"], "--set bm: expected FIELD=VALUE"),
         (["render", "--mnk", "4096_4096_64", "--set", "bmm=3"], "bmm: extra inputs are not permitted"),
         (["render", "--mnk", "4096_4096_64", "--set", "bm=wide"], 'bm="wide": input should be a valid integer'),
         (["render", "--mnk", "4096_4096_64", "--set", "prefetch=multi:9"], "prefetch.distance=9"),
-        (["render", "--all"], "--all needs --out DIR"),
+        (["render", "--all"], "several records need --out DIR"),
         (["--catalog", "/nowhere/k.jsonl", "list"], "no catalog at /nowhere/k.jsonl"),
         (["edit", "--mnk", "64_64_64"], "nothing to change"),
         (["build", "--all", "--gpu", "h100"], "no records for h100 f16 tn"),

@@ -578,4 +578,4 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, own_catalog: dict
     assert "proposer llm needs --llm-url and --llm-model, or --llm-replay FILE" in said
     said = error("tune", *MODELLED, "--proposers", "llm", "--llm-replay", str(tmp_path / "none"), env=env)
     assert "No such file or directory" in said
-    assert "must be local or ray" in error("tune", *MODELLED, "--executor", "slurm", env=env)
+    assert "'slurm' is not one of 'local', 'ray'" in error("tune", *MODELLED, "--executor", "slurm", env=env)

@@ -279,8 +279,10 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     assert pack.open_pack(out).table.kernels[0].sizes.text == "64_64_64"
     again = error("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(out), code=1, env=env)
     assert "is there already" in again
-    assert "nothing is measured of a100" in error("pack", "--out", str(tmp_path / "x"), env=env)
-    assert "--gpu v100: must be one of" in error("pack", "--gpu", "v100", "--out", str(tmp_path / "x"))
+    assert "no measurements for a100" in error("pack", "--out", str(tmp_path / "x"), env=env)
+    assert "invalid value for '--gpu': 'v100' is not one of" in error(
+        "pack", "--gpu", "v100", "--out", str(tmp_path / "x")
+    )
     assert "not both" in error("pack", "--all", "--mnk", "1_1_1", "--out", str(tmp_path / "x"))
     wheel = run(
         "pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(tmp_path / "any.whl"), env=env

@@ -104,14 +104,23 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--mnk", "64_64_64", "--environment", "oracle"), "--environment oracle: must be gpu, replay or model"),
+        (
+            ("--mnk", "64_64_64", "--environment", "oracle"),
+            "invalid value for '--environment': 'oracle' is not one of 'gpu', 'replay', 'model'",
+        ),
         (("--benchmark", "--environment", "replay"), "--environment replay: --benchmark compares in the model "),
         (
             ("--environment", "model"),
-            "give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE, or --benchmark",
+            "give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE",
         ),
-        (("--class", "vast", "--environment", "model"), "--class vast: must be one of large, split-k, medium, "),
-        (("--mnk", "64_64_64", *MODELLED[:-1], "oracle"), "--proposers oracle: oracle: must be of policy, prior, "),
+        (
+            ("--class", "vast", "--environment", "model"),
+            "invalid value for '--class': 'vast' is not one of 'small-m', 'split-k', 'tiny', ",
+        ),
+        (
+            ("--mnk", "64_64_64", *MODELLED[:-1], "oracle"),
+            "invalid value for '--proposers': 'oracle' is not one of 'policy', 'prior', ",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], told: str, place: dict[str, str]) -> None:
@@ -129,7 +138,7 @@ def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
     place: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same trials, said to be measured, and with a verdict: in this process, with a store of its own."""
-    from cudal2gen import cli
+    from cudal2gen.cli import tuning
     from cudal2gen.results import Case, Verdict
     from cudal2gen.tuner import campaign, executor, race
     from cudal2gen.tuner.environment import Model
@@ -144,16 +153,16 @@ def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
     one.trials = [trial.model_copy(update={"environment": "gpu", "on": "NVIDIA H200"}) for trial in one.trials]
     winner = one.winner
     assert winner is not None
-    cli._say_improved(one, dry_run=False)
+    tuning.write_improved(one, dry_run=False)
     assert "not written: its kernel has no clean verdict" in capsys.readouterr().out
     case = Case(
         m=1, n=1, k=1, swizzle_stride=None, inputs="x", compared="x", max_error=0, allowed=None, ctas=1, findings=()
     )
     results.append([Verdict(record=winner.name, digest=winner.digest, on="h200", cases=(case,), counters={})])
-    cli._say_improved(one, dry_run=True)
+    tuning.write_improved(one, dry_run=True)
     assert "this is a dry run" in capsys.readouterr().out
     assert catalog.find(problem).record == incumbents(problem)
-    cli._say_improved(one, dry_run=False)
+    tuning.write_improved(one, dry_run=False)
     assert "written to" in capsys.readouterr().out
     assert catalog.find(problem).record == campaign.answer(one)
     assert catalog.find(problem).record.origin.structure == "tuned"

@@ -1,0 +1,170 @@
+"""The verbs on which kernel answers a product: explain, pack, tune-model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cudal2gen.cli.building import Compilation
+from cudal2gen.cli.measuring import measurements
+from cudal2gen.cli.messages import EXIT_FAILED, fail, note, refuse, user_errors, write
+from cudal2gen.cli.options import Json, Offer, ResultFiles, verb
+from cudal2gen.cli.program import app
+from cudal2gen.cli.selection import ANY, Selection
+
+if TYPE_CHECKING:
+    from cudal2gen.choice import Choice, Table
+
+SIZE = Offer(only=("mnk", "gpu", "acc", "layout"), single=("mnk",), helps={"mnk": "Problem size, e.g. 4096_4096_64."})
+PACKED = Offer(
+    only=("mnk", "everything", "size_class", "sample", "listed", "gpu", "acc", "layout"),
+    wildcards=("acc", "layout"),
+    defaults={"acc": ANY, "layout": ANY},
+    helps={"everything": "Every record; without an option that chooses sizes, those that measured faster."},
+)
+
+
+@verb(app, "explain")
+def explain(
+    selection: Annotated[Selection, SIZE],
+    directory: Annotated[
+        Path | None, typer.Option("--pack", metavar="DIR", help="A pack to ask, in place of the installed one.")
+    ] = None,
+    result_files: ResultFiles = (),
+    as_json: Json = False,
+) -> None:
+    """Say what cudal2gen.matmul would run for packed operands, and why.
+
+    A pack answers; without one, the catalog with the measurements that there are.
+    """
+    from cudal2gen.choice import Operands
+
+    with user_errors():
+        problem = selection.problem()
+        table, source = _table(selection, directory, result_files)
+        operands = Operands.packed(problem.layout, problem.n, problem.k)
+        choice = table.choose(problem, operands)
+        kernel = table.choose(problem, operands, "kernel")
+    if as_json:
+        answer = {
+            "runs": _spelled(table, choice), "why": choice.reason, "kernel": _spelled(table, kernel), "source": source
+        }  # fmt: skip
+        print(json.dumps(answer, indent=1))
+        return
+    print(f"runs     {_spelled(table, choice)}\nbecause  {choice.reason}\nasked    {source}")
+    if choice.kernel is None:
+        print(f"a kernel {_spelled(table, kernel)}, where CUDAL2GEN_PREFER=kernel")
+
+
+def _spelled(table: Table, choice: Choice) -> str:
+    if choice.kernel is None or choice.served is None:
+        return "torch.matmul"
+    record = table.kernels[choice.kernel].record
+    copies = [name for name, copied in zip("ABD", choice.served.copied, strict=True) if copied]
+    how = f"copies of {', '.join(copies)}" if copies else "no copies"
+    return f"{record.name}, of {record.mnk}; launched as {choice.served.launched.text}, {how}"
+
+
+def _table(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> tuple[Table, str]:
+    """The table that answers, and where it is from."""
+    from cudal2gen import choice, pack
+
+    if directory is not None:
+        opened = pack.open_pack(directory)
+        if opened.gpu != selection.gpu:
+            refuse(f"--pack {directory}: is for {opened.gpu}, not {selection.gpu}")
+        return opened.table, f"the pack in {directory}"
+    if not result_files:
+        packs, refusals = pack.search(pack.installed())
+        for reason in refusals:
+            note(reason)
+        if selection.gpu in packs:
+            return packs[selection.gpu].table, f"the pack in {packs[selection.gpu].directory}"
+    measured = measurements(result_files)
+    records = replace(selection, mnk=(), everything=True).records_to_pack(measured.measurements)
+    table = choice.tabulate(selection.gpu, records, measured)
+    return table, f"no pack; {len(records)} records of the catalog, {len(table.rows)} of them measured"
+
+
+@verb(app, "pack")
+def write_pack(
+    selection: Annotated[Selection, PACKED],
+    compilation: Compilation,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or a wheel where it ends in .whl.")],
+    result_files: ResultFiles = (),
+    with_ptx: Annotated[
+        bool, typer.Option("--with-ptx", help="PTX beside the cubins: for the emulator, and for reading.")
+    ] = False,
+) -> None:
+    """Write what a machine without nvcc and CUTLASS needs: cubins, the table of choices, the launcher, a C header."""
+    from cudal2gen import choice, pack
+
+    with user_errors():
+        measured = measurements(result_files)
+        records = selection.records_to_pack(measured.measurements)
+        if not records:
+            refuse(
+                f"no measurements for {selection.gpu}: run 'cudal2gen bench' there, or choose records by --mnk or --all"
+            )
+        artifacts = compilation.build(records)
+        for record, artifact in zip(records, artifacts, strict=True):
+            if artifact.ptxas.findings:
+                fail(f"{record.name} {artifact.ptxas.findings[0]}: no kernel for a pack", EXIT_FAILED)
+        digests = {record.name: artifact.digest for record, artifact in zip(records, artifacts, strict=True)}
+        table = choice.tabulate(selection.gpu, records, measured, lambda record: digests[record.name])
+        table = table if selection.names_sizes else table.chosen()
+        built = {artifact.digest: artifact for artifact in artifacts}
+        nvcc_version = compilation.toolchain().nvcc_version
+        files = pack.contents(table, built, compilation.launcher(), nvcc_version, with_ptx)
+        target = pack.write_wheel(files, out) if out.suffix == ".whl" else pack.write_folder(files, out)
+    for line in table.notes:
+        note(line)
+    binaries = {kernel.digest for kernel in table.kernels}
+    won = sum(row.wins for row in table.rows)
+    print(
+        f"{target}: {len(table.kernels)} kernels, {len(binaries)} binaries, {sum(map(len, files.values())) >> 10} KiB; "
+        f"{won} of {len(table.rows)} measured problems won"
+    )
+
+
+@verb(app, "tune-model")
+def list_products(
+    selection: Annotated[Selection, Offer(only=("gpu", "acc"), defaults={"acc": "f32"})],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="module:callable or file.py:callable, which builds and runs a model.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The list to write, for --problems of other verbs; else it is printed."),
+    ] = None,
+    real: Annotated[bool, typer.Option("--real", help="Run it on real tensors, not on ones without data.")] = False,
+    any_type: Annotated[
+        bool, typer.Option("--any-type", help="Count products of other types of number as if they were fp16.")
+    ] = False,
+) -> None:
+    """Collect the products that a model computes, as a list of problems to measure and to tune for.
+
+    The model runs without data, unless --real: neither its weights nor a GPU need be there.
+    """
+    from cudal2gen.operators import shapes
+
+    with user_errors():
+        try:
+            products = shapes.collect(shapes.find_model(model), fake=not real, any_type=any_type)
+        except shapes.ModelError as error:
+            refuse(str(error))
+        (acc,) = selection.accs
+        rows = products.problems(selection.gpu, acc)
+        for kind, count in sorted(products.others.items()):
+            note(f"{count} products of {kind} are left out; --any-type takes them")
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    if out is None:
+        print(text, end="")
+    else:
+        write(out, text)
+        print(f"{len(rows)} problems, {sum(row['count'] for row in rows)} products, in {out}")

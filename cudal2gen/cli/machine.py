@@ -1,0 +1,79 @@
+"""The verb on the machine itself: doctor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from cudal2gen import catalog, places
+from cudal2gen.cli.messages import EXIT_TOOL
+from cudal2gen.cli.options import Json, Nvcc, verb
+from cudal2gen.cli.program import app
+
+NEEDED = ("catalog", "compile", "build directory")  # without these no kernel is built
+
+
+class Check(NamedTuple):
+    """Whether a part is there, and which one or what would add it."""
+
+    ok: bool
+    detail: str
+
+
+@verb(app, "doctor")
+def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
+    """Tell what this machine can do, and what would add the rest."""
+    from cudal2gen import build_folder
+
+    checks = {
+        "catalog": _catalog(),
+        "compile": _compiler(nvcc),
+        "build directory": Check(*build_folder.writable(places.build_dir())),
+        "packs": _packs(),
+        "gpu": _driver(),
+    }
+    if as_json:
+        print(json.dumps({name: check._asdict() for name, check in checks.items()}, indent=1))
+    else:
+        for name, check in checks.items():
+            print(f"{'ok     ' if check.ok else 'missing'}  {name:16} {check.detail}")
+    if not all(checks[name].ok for name in NEEDED):
+        raise typer.Exit(EXIT_TOOL)
+
+
+def _catalog() -> Check:
+    try:
+        return Check(True, f"{len(catalog.load())} records in {places.catalog()}")
+    except catalog.CatalogError as error:
+        return Check(False, str(error))
+
+
+def _compiler(nvcc: Path | None) -> Check:
+    from cudal2gen import toolchain
+
+    try:
+        tools = toolchain.discover(nvcc)
+    except toolchain.ToolchainError as error:
+        return Check(False, str(error))
+    return Check(
+        True,
+        f"nvcc {tools.nvcc_version} ({tools.nvcc}), CuTe of CUTLASS {tools.cutlass_version} ({tools.cutlass_include})",
+    )
+
+
+def _packs() -> Check:
+    from cudal2gen import pack
+
+    packs, refusals = pack.search(pack.installed())
+    details = [*(f"{gpu} in {opened.directory}" for gpu, opened in packs.items()), *refusals]
+    return Check(bool(packs) and not refusals, "; ".join(details) or "none installed: cudal2gen.matmul is torch's")
+
+
+def _driver() -> Check:
+    driver = Path("/dev/nvidiactl")
+    if driver.exists():
+        return Check(True, str(driver))
+    return Check(False, "no NVIDIA driver; kernels are compiled, not run here")

@@ -1,0 +1,194 @@
+"""The verbs on measurements: bench takes them, report shows them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from cudal2gen import catalog
+from cudal2gen.cli import progress
+from cudal2gen.cli.building import Compilation
+from cudal2gen.cli.messages import EXIT_FAILED, fail, refuse, user_errors, write
+from cudal2gen.cli.options import Device, Duration, Names, Offer, OneOf, ResultFiles, listed_names, verb
+from cudal2gen.cli.program import app
+from cudal2gen.cli.selection import ANY, FILTER, Selection
+from cudal2gen.kernel import GPUS, Acc
+from cudal2gen.results import ProtocolName
+
+if TYPE_CHECKING:
+    from cudal2gen import bench, results
+    from cudal2gen.gpu import Contender, Gpu
+
+PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
+DEVICE = Names(("device",))
+
+
+def _protocols() -> tuple[str, ...]:
+    return PROTOCOLS
+
+
+def _baselines() -> tuple[str, ...]:
+    from cudal2gen import baselines
+
+    return (*baselines.MEASURED, *baselines.PEERS, "none")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What to time, and for how long."""
+
+    protocol: Annotated[
+        Names, listed_names("--protocol", _protocols, "Any of device, offline, server, separated by commas.")
+    ] = DEVICE
+    warmup_seconds: Annotated[float, typer.Option(min=0, help="Warm-up before the first problem.")] = 3.0
+    benchmark_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Timing per problem, protocol and L2 state; 0.25, or 2 with the host.")
+    ] = None
+    target_qps: Annotated[float, typer.Option(min=0.001, help="Arrivals per second in the server protocol.")] = 1000.0
+    seed: Annotated[int, typer.Option(help="Seed of inputs and order.")] = 0
+
+    @property
+    def settings(self) -> bench.Settings:
+        """The benchmark's settings."""
+        from cudal2gen.bench import Settings
+
+        protocols = tuple(name for name in PROTOCOLS if name in self.protocol)
+        return Settings(
+            protocols=protocols,
+            warmup_seconds=self.warmup_seconds,
+            benchmark_seconds=self.benchmark_seconds or (0.25 if protocols == ("device",) else 2.0),
+            target_qps=self.target_qps,
+            seed=self.seed,
+        )
+
+
+@verb(app, "bench")
+def measure(
+    selection: Annotated[
+        Selection,
+        Offer(
+            wildcards=("gpu",),
+            defaults={"gpu": ANY},
+            helps={"gpu": "The GPU's model, by its records; any: as the device says."},
+        ),
+    ],
+    clock: Clock,
+    compilation: Compilation,
+    source: Annotated[
+        str | None,
+        OneOf(tuple(GPUS)),
+        typer.Option("--records-of", help="Measure this GPU's records, as far as they are legal here."),
+    ] = None,
+    baselines: Annotated[
+        Names | None,
+        listed_names(
+            "--baselines", _baselines, "Names separated by commas, or none; by default the seven vendor ones."
+        ),
+    ] = None,
+    budget: Duration = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--again", help="Skip what is stored (the default), or measure it again.")
+    ] = True,
+    device: Device = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file of measurements to add to.")] = None,
+) -> None:
+    """Measure kernels against the vendor's libraries on the GPU; every measurement is stored as it is taken."""
+    from cudal2gen import bench, results
+    from cudal2gen.gpu import Gpu, Kernel, alone
+
+    with user_errors():
+        card = Gpu(device)
+        if not card.environment.gpu and selection.gpu == ANY:
+            refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
+        records = selection.on(card.environment.gpu).records_to_measure(source, clock.seed)
+        card.check(records[0])
+        artifacts = compilation.build(records)
+        directories = {record.problem: built.directory for record, built in zip(records, artifacts, strict=True)}
+        library = compilation.launcher()
+        store = out or results.store("measurements")
+        contenders = _contenders(baselines, records[0].acc, card, store.with_name("cublaslt.jsonl"))
+        with alone(device), progress.countdown("measuring") as report:
+            outcome = bench.run(
+                card,
+                records,
+                lambda record: Kernel(record, directories[record.problem], library, card.stream),
+                lambda record: directories[record.problem].name,
+                contenders,
+                clock.settings,
+                store,
+                budget_seconds=budget,
+                again=not resume,
+                progress=report,
+            )
+    for fault in outcome.faults:
+        print(f"fault: {fault}", file=sys.stderr)
+    print(
+        f"{len(records)} problems, {outcome.known} of them stored before: {outcome.measured} measurements added to "
+        f"{store}, {outcome.left} problems left, {len(outcome.faults)} faults"
+    )
+    if outcome.faults:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _contenders(names: Names | None, acc: Acc, card: Gpu, tuned: Path) -> list[Contender]:
+    from cudal2gen import baselines
+
+    chosen = baselines.MEASURED if names is None else [name for name in names if name != "none"]
+    return baselines.contenders(chosen, acc, card, tuned)
+
+
+@verb(app, "report")
+def write_report(
+    selection: Annotated[Selection, FILTER],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Page to write: one HTML file that needs no network.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Markdown file to write; with neither, Markdown is printed.")
+    ] = None,
+    result_files: ResultFiles = (),
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--compare", metavar="A B", help="Two result files: what is faster or slower in B, beyond noise."),
+    ] = None,
+) -> None:
+    """Report what was measured, in tables and pictures, beside the catalog's choices and published figures."""
+    from cudal2gen import report, results
+
+    with user_errors():
+        try:
+            if compare is not None:
+                before, after = (measurements([path]) for path in compare)
+                content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.admits)
+            else:
+                content = report.report(measurements(result_files), catalog.load(), selection.admits)
+            forms = ((out, content.html), (markdown, content.markdown))
+            texts = {path: text() for path, text in forms if path is not None}
+        except results.Unpaired as error:
+            fail(str(error), EXIT_FAILED)
+    for path, text in texts.items():
+        write(path, text)
+        print(f"written to {path}", file=sys.stderr)
+    if not texts:
+        print(content.markdown(), end="")
+
+
+def measurements(paths: Sequence[Path]) -> results.Measurements:
+    """What files hold together, or the store where none is named; refuses a file that is not there."""
+    from cudal2gen import results
+
+    if not paths:
+        return results.measurements()
+    total = results.Measurements({}, [])
+    for path in paths:
+        if not path.is_file():
+            refuse(f"no results file at {path}")
+        part = results.measurements(path)
+        total.environments.update(part.environments)
+        total.measurements.extend(part.measurements)
+    return total

@@ -1,0 +1,124 @@
+"""The program: its own options, its usage errors, completion, and its entry point."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
+from typer.core import TyperGroup
+
+from cudal2gen.cli.messages import EXIT_FAILED, EXIT_USAGE
+
+Shell = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
+USAGE_ERROR = typer.BadParameter.__mro__[1]  # the base of every error that Typer finds in a command line
+
+
+class Program(TyperGroup):
+    """Verbs. An error of usage is one line on stderr and exit code 2, as errors of ours are."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Runs a command line."""
+        get_completion_inspect_parameters()  # registers Typer's completion of each shell
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except typer.Abort:
+            sys.exit(EXIT_FAILED)
+        except Exception as error:
+            if not standalone_mode or not isinstance(error, USAGE_ERROR):
+                raise
+            print(_one_line(error), file=sys.stderr)
+            sys.exit(EXIT_USAGE)
+        if not standalone_mode:
+            return code
+        sys.exit(code or 0)
+
+
+def _one_line(error: Any) -> str:
+    """Typer's message with the command whose help says more; where a command lacks its verb, the message is help."""
+    message = error.format_message().replace("Value error, ", "")
+    if "\n" in message:
+        return str(message)
+    command = error.ctx.command_path if error.ctx else "cudal2gen"
+    return f"error: {message[0].lower()}{message[1:].rstrip('.')}; see '{command} --help'"
+
+
+app = typer.Typer(
+    cls=Program,
+    help="Half-precision matrix-multiply kernels for NVIDIA GPUs, regenerated from records. "
+    "Exit codes: 0 done, 1 a kernel or a file operation failed, 2 the input is wrong, 3 a tool is missing.",
+    no_args_is_help=True,
+    add_completion=False,  # Typer's two options guess the shell; ours are told which
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from cudal2gen import __version__
+
+        print(f"cudal2gen {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def settings(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+    _show: Annotated[
+        Shell | None,
+        typer.Option("--show-completion", callback=show_callback, is_eager=True, help="Print a shell's completion."),
+    ] = None,
+    _install: Annotated[
+        Shell | None,
+        typer.Option(
+            "--install-completion", callback=install_callback, is_eager=True, help="Install a shell's completion."
+        ),
+    ] = None,
+    catalog: Annotated[
+        Path | None, typer.Option("--catalog", envvar="CUDAL2GEN_CATALOG", help="The catalog: a kernels.jsonl.")
+    ] = None,
+    build_dir: Annotated[
+        Path | None, typer.Option("--build-dir", envvar="CUDAL2GEN_BUILD_DIR", help="Where compiled kernels are kept.")
+    ] = None,
+) -> None:
+    """Options that stand before the verb. Rooms below read the environment, so they are put there."""
+    if catalog is not None:
+        os.environ["CUDAL2GEN_CATALOG"] = str(catalog)
+    if build_dir is not None:
+        os.environ["CUDAL2GEN_BUILD_DIR"] = str(build_dir)
+
+
+def main() -> None:
+    """Entry point of the ``cudal2gen`` command: errors of a file or pipe are one line and exit code 1."""
+    import signal
+
+    # A reader that closes the pipe, as `head` does, ends this program without a message.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # As an exit, so that compilers are ended and scratch folders removed on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        try:
+            app(prog_name="cudal2gen")
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        # Python flushes stdout once more at exit, and what is still in its buffer would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(EXIT_FAILED)

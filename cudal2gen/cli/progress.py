@@ -1,0 +1,48 @@
+"""Progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SECONDS = 10.0  # between the lines of a log
+
+Report = Callable[[int, int], None]  # is called with how many are done, and how many there are
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Report | None]:
+    """A progress bar where stderr is a terminal, else None."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+        task = display.add_task(title, total=None)
+
+        def report(done: int, total: int) -> None:
+            display.update(task, completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
+def countdown(title: str) -> Iterator[Callable[[int, int, float], None]]:
+    """Problems done, problems in all and seconds left: a bar on a terminal, else a line every ten seconds."""
+    with bar(title) as update:
+        printed = 0.0
+
+        def report(done: int, total: int, seconds_left: float) -> None:
+            nonlocal printed
+            if update:
+                update(done, total)
+            elif time.monotonic() - printed > SECONDS:
+                printed = time.monotonic()
+                print(f"{done} of {total} problems, about {seconds_left:.0f} s left", file=sys.stderr, flush=True)
+
+        yield report

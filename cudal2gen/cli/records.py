@@ -1,0 +1,173 @@
+"""Verbs on records of the catalog: list, show, render, edit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from cudal2gen import catalog
+from cudal2gen.cli.changes import changed
+from cudal2gen.cli.messages import refuse, user_errors, write
+from cudal2gen.cli.options import Json, OneOf, verb
+from cudal2gen.cli.program import app
+from cudal2gen.cli.selection import FILTER, OneProblem, Selection, SeveralRecords
+from cudal2gen.kernel import FAMILIES, Origin, Record
+
+if TYPE_CHECKING:
+    from cudal2gen.compiler import Artifact
+
+Fact = str | int | float | bool | list[str] | None
+STRUCTURES = get_args(Origin.model_fields["structure"].annotation)
+
+
+@verb(app, "list")
+def list_records(
+    selection: Annotated[Selection, FILTER],
+    family: Annotated[
+        str | None, OneOf(tuple(FAMILIES)), typer.Option("--family", help="Only records of this family.")
+    ] = None,
+    structure: Annotated[
+        str | None, OneOf(STRUCTURES), typer.Option("--structure", help="Only records of this origin.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the records of the catalog, one line each."""
+    with user_errors():
+        records = [
+            record
+            for record in catalog.load()
+            if selection.admits(record)
+            and family in (None, record.family)
+            and structure in (None, record.origin.structure)
+        ]
+    for record in records:
+        print(catalog.dump(record) if as_json else _line(record))
+    if not records:
+        print("no record matches", file=sys.stderr)
+
+
+def _line(record: Record) -> str:
+    tile = f"{record.bm}x{record.bn}x{record.k_step}" if record.ring_steps > 1 else f"{record.bm}x{record.bn}"
+    return (
+        f"{record.gpu:8} {record.acc} {record.layout} {record.mnk:18} {record.family:16} {tile:12} "
+        f"{record.threads:4} threads  {record.smem_bytes:6} B  {record.origin.structure}"
+    )
+
+
+@verb(app, "show")
+def show(selection: OneProblem, as_json: Json = False) -> None:
+    """Show a record and what follows from it: threads, shared memory, registers, occupancy, waves, padding."""
+    with user_errors():
+        record = selection.record()
+        facts = _facts(record, _built(record))
+    if as_json:
+        print(json.dumps({"record": record.model_dump(mode="json"), "derived": facts}, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for title, rows in (("record", record.model_dump(mode="json")), ("follows from it", facts)):
+        table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+        for name, value in rows.items():
+            table.add_row(name, value if isinstance(value, str) else json.dumps(value))
+        console.print(table)
+    for remark in record.remarks:
+        console.print(f"note: {remark}")
+
+
+def _built(record: Record) -> Artifact | None:
+    from cudal2gen import compiler, toolchain
+
+    try:
+        return compiler.find(record)
+    except toolchain.ToolchainError:
+        return None
+
+
+def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
+    """What follows from a record; of a built one also what ptxas and its verdict say."""
+    registers = artifact.ptxas.registers if artifact else record.estimated_registers
+    facts: dict[str, Fact] = {
+        "name": record.name,
+        "threads": record.threads,
+        "smem_bytes": record.smem_bytes,
+        "smem_limit_bytes": record.target.smem_block_bytes,
+        "registers_estimated": record.estimated_registers,
+        "registers": artifact.ptxas.registers if artifact else None,
+        "ctas": record.ctas,
+        "ctas_per_sm": record.ctas_per_sm(registers),
+        "waves": round(record.waves(registers), 2),
+        "padding_waste": round(record.padding_waste, 4),
+        **record.facts,
+        "remarks": record.remarks,
+    }
+    if artifact:
+        from cudal2gen import results
+
+        verdict = results.latest().get((artifact.digest, "emulator"))
+        facts["verdict"] = None if verdict is None else "right" if verdict.passed else "wrong"
+        facts |= verdict.counters if verdict else {}
+        facts |= {"directory": str(artifact.directory), "findings": artifact.ptxas.findings}
+    return facts
+
+
+@verb(app, "render")
+def render_source(
+    selection: SeveralRecords,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write; for other options than --mnk a folder, with one file per text."),
+    ] = None,
+) -> None:
+    """Print the CuTe source of a record's kernel, highlighted on a terminal and plain in a pipe."""
+    from cudal2gen.renderer import render
+
+    with user_errors():
+        records = selection.records()
+        if len(records) > 1 or not selection.mnk:
+            _write_sources(records, out)
+            return
+        text = render(records[0])
+        if out is not None:
+            write(out, text)
+            return
+    if not sys.stdout.isatty():
+        sys.stdout.write(text)
+        return
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    Console().print(Syntax(text, "cuda", word_wrap=True))
+
+
+def _write_sources(records: list[Record], out: Path | None) -> None:
+    from cudal2gen.renderer import render
+
+    if out is None:
+        refuse("several records need --out DIR")
+    texts = {record.name: render(record) for record in records}
+    for name, text in texts.items():
+        write(out / f"{name}.cu", text)
+    print(f"{len(texts)} distinct texts in {out}", file=sys.stderr)
+
+
+@verb(app, "edit")
+def edit_record(selection: OneProblem) -> None:
+    """Write a changed record to the catalog, after checking that it is legal."""
+    with user_errors():
+        if not selection.changes:
+            refuse("nothing to change; give --set FIELD=VALUE")
+        problem = selection.problem()
+        match = catalog.find(problem)
+        if match.record.key != problem.key:
+            refuse(f"{match.note}; edit changes records of the catalog's own sizes only")
+        record = changed(match.record, selection.changes)
+        if record.key != problem.key:
+            refuse("a record's problem does not change; name the other problem by --mnk, --gpu, --acc and --layout")
+        target = catalog.put(record)
+    print(f"{record.gpu} {record.acc} {record.layout} {record.mnk} written to {target}")

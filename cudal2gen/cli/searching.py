@@ -1,0 +1,200 @@
+"""Options of tune: where trials run, what is rewarded, which language model proposes. Each group makes its part."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from cudal2gen import places
+from cudal2gen.cli.messages import EXIT_TOOL, fail, refuse
+from cudal2gen.cli.options import Device
+from cudal2gen.kernel import Record
+
+if TYPE_CHECKING:
+    from cudal2gen.tuner import reward
+    from cudal2gen.tuner.executor import Executor
+    from cudal2gen.tuner.llm import Llm
+    from cudal2gen.tuner.memory import Memory
+    from cudal2gen.tuner.policy import Policy
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Where trials run, and where they are kept."""
+
+    chosen: Annotated[
+        Literal["gpu", "replay", "model"] | None,
+        typer.Option(
+            "--environment",
+            help="gpu (the default) measures; replay answers from recorded trials; model is an analytic model with "
+            "hidden terms, for trying the tuner itself: its gains never go into the catalog.",
+        ),
+    ] = None
+    file: Annotated[Path | None, typer.Option("--trials", help="The file of trials to add to, and to replay from.")] = (
+        None
+    )
+    workers: Annotated[
+        Literal["local", "ray"],
+        typer.Option("--executor", help="local: beside this process; ray: on the GPUs of a Ray cluster."),
+    ] = "local"
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="Address of the Ray cluster, host:port; without it one is started here."),
+    ] = None
+    device: Device = 0
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for a batch before it is ended.")] = 300.0
+
+    @property
+    def environment(self) -> Literal["gpu", "replay", "model"]:
+        """What answers trials."""
+        return self.chosen or "gpu"
+
+    @property
+    def store(self) -> Path:
+        """The file of trials. Trials of a model are kept apart from measured ones."""
+        from cudal2gen import results
+
+        if self.file is not None:
+            return self.file
+        if self.environment == "model":
+            return places.build_dir() / "tuner" / "modelled-trials.jsonl"
+        return results.store("trials")
+
+    def executor(self, records: Sequence[Record], seed: int) -> Executor:
+        """What carries out trials. Ends the command where a device, Ray or a recording is missing."""
+        return self._ray(records, seed) if self.workers == "ray" else self._local(records, seed)
+
+    def _local(self, records: Sequence[Record], seed: int) -> Executor:
+        """Measurements run in a process of their own, which may be ended."""
+        from cudal2gen import results
+        from cudal2gen.tuner import campaign, executor
+        from cudal2gen.tuner.environment import Model, Replay
+
+        if self.environment == "model":
+            return executor.InProcess(Model(campaign.Incumbents(records), seed))
+        if self.environment == "replay":
+            recorded = results.trials(self.store)
+            if not recorded:
+                refuse(f"--environment replay: no trials in {self.store}; record some with --environment gpu")
+            return executor.InProcess(Replay(recorded))
+        from cudal2gen.gpu import Gpu
+        from cudal2gen.tuner import on_gpu
+
+        Gpu(self.device)  # raises here, before a process is started, where torch or the device is missing
+        connect = partial(on_gpu.connect, self.device, campaign.Incumbents(records), seed)
+        return executor.Worker(connect, self.timeout)
+
+    def _ray(self, records: Sequence[Record], seed: int) -> Executor:
+        """On a Ray cluster's GPUs, or, for the model environment, on its CPUs."""
+        from cudal2gen.tuner import campaign, on_gpu, ray_executor
+        from cudal2gen.tuner.environment import Model
+
+        incumbents = campaign.Incumbents(records)
+        try:
+            if self.environment == "model":
+                model = partial(Model, incumbents, seed)
+                return ray_executor.OnRay(model, self.address, resource="CPU", seconds=self.timeout)
+            if self.environment == "gpu":
+                return ray_executor.OnRay(
+                    partial(on_gpu.connect, 0, incumbents, seed),  # the one GPU that Ray shows to the worker
+                    self.address,
+                    ray_executor.compiled,
+                    seconds=self.timeout,
+                    keep=ray_executor.keep_verdicts,
+                )
+        except ImportError:
+            fail("--executor ray needs Ray: pip install 'cudal2gen[ray]'", EXIT_TOOL)
+        except ray_executor.Unreachable as error:
+            fail(str(error), EXIT_TOOL)
+        refuse(f"--executor ray: is for --environment gpu or model, not {self.environment}")
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What learning proposers are rewarded for."""
+
+    alpha: Annotated[
+        float, typer.Option(min=0, help="Reward: t_ref / t - alpha * largest error - beta * length of the source.")
+    ] = 0.01
+    beta: Annotated[float, typer.Option(min=0, help="Reward: cost of a character of the source.")] = 0.0
+    lower_bound: Annotated[
+        bool, typer.Option("--lower-bound", help="Reward: the lower end of the speed's 95 % interval, not its median.")
+    ] = False
+
+    @property
+    def settings(self) -> reward.Settings:
+        """The reward's settings."""
+        from cudal2gen.tuner.reward import Settings
+
+        return Settings(self.alpha, self.beta, self.lower_bound)
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """The server of proposer llm."""
+
+    url: Annotated[
+        str, typer.Option("--llm-url", help="For proposer llm: a server of the chat-completions protocol, to /v1.")
+    ] = ""
+    model: Annotated[str, typer.Option("--llm-model", help="The model's name there.")] = ""
+    key: Annotated[
+        str, typer.Option("--llm-key", metavar="VARIABLE", help="The environment variable that holds the key.")
+    ] = "CUDAL2GEN_LLM_KEY"
+    seconds: Annotated[float, typer.Option("--llm-timeout", min=0.1, help="Seconds for an answer.")] = 120.0
+    prices: Annotated[
+        tuple[float, float], typer.Option("--llm-prices", help="Per million tokens in and out: cost is shown.")
+    ] = (0.0, 0.0)
+    transcript: Annotated[
+        Path | None, typer.Option("--llm-transcript", help="File that every exchange is added to.")
+    ] = None
+    replay: Annotated[
+        Path | None, typer.Option("--llm-replay", help="A transcript to take answers from, in place of a server.")
+    ] = None
+
+    def connect(self, lessons: Memory, trials: Path) -> Llm:
+        """The proposer; its transcript is beside the trials. Raises ValueError, OSError, and Absent."""
+        from cudal2gen.tuner import llm
+        from cudal2gen.tuner.chat import Endpoint
+
+        server = Endpoint.from_environment(
+            self.url, self.model, self.key, seconds=self.seconds, price_in=self.prices[0], price_out=self.prices[1]
+        )
+        transcript = self.transcript or trials.with_name(f"{trials.stem}-llm.jsonl")
+        return llm.connect(server, lessons, transcript, self.replay)
+
+
+def load_policy(file: Path, records: Sequence[Record], acc: str, seed: int) -> Policy:
+    """The policy of a checkpoint; without one, a policy that imitates published kernels, and its checkpoint."""
+    from cudal2gen.tuner.policy import CheckpointError, Policy
+
+    on_one_core()
+    if file.is_file():
+        try:
+            return Policy.load(file, seed)
+        except CheckpointError as error:
+            refuse(str(error))
+    published = [
+        record for record in records
+        if record.gpu == "a100" and record.acc == acc and record.origin.structure != "tuned"
+    ]  # fmt: skip
+    print(f"imitating {len(published)} published kernels, at most half a minute", file=sys.stderr, flush=True)
+    policy = Policy(seed)
+    policy.imitate(published, 30.0)
+    policy.save(file)
+    return policy
+
+
+def on_one_core() -> None:
+    """Keeps torch to one core, which is faster for the policy's small network; fails without torch."""
+    from cudal2gen.tuner import policy
+
+    try:
+        policy.on_one_core()
+    except ImportError:
+        fail("the policy needs torch: pip install 'cudal2gen[tune]', or leave it out of --proposers", EXIT_TOOL)

@@ -1,0 +1,276 @@
+"""``Selection``: the options by which every verb chooses problems and records, and what they resolve to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol, get_args
+
+import typer
+from pydantic import ValidationError
+
+from cudal2gen import catalog
+from cudal2gen.cli.changes import changed
+from cudal2gen.cli.messages import note, refuse
+from cudal2gen.cli.options import Offer, OneOf
+from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
+
+if TYPE_CHECKING:
+    from cudal2gen.results import Measurement
+
+ANY: Final = "any"
+ACCS: tuple[Acc, ...] = get_args(Acc)
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+
+class Target(Protocol):
+    """What problems, records and measurements share."""
+
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def acc(self) -> str: ...
+    @property
+    def layout(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which problems or records a command is about.
+
+    ``gpu``, ``acc`` and ``layout`` may be ``any`` in verbs that offer it. Methods write notes to stderr where a record
+    is not the problem's own, and end the command where the options make no sense or nothing is left.
+    """
+
+    mnk: Annotated[
+        tuple[str, ...],
+        typer.Option("--mnk", metavar="M_N_K", help="Problem size, e.g. 4096_4096_64. Repeatable."),
+    ] = ()
+    everything: Annotated[bool, typer.Option("--all", help="Every size of --gpu, --acc and --layout.")] = False
+    size_class: Annotated[
+        SizeClass | None, typer.Option("--class", help="The sizes of --all that belong to this class.")
+    ] = None
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="This many sizes of --all, spread over the size classes.")
+    ] = None
+    listed: Annotated[
+        Path | None,
+        typer.Option(
+            "--problems",
+            metavar="FILE",
+            help="The problems of a list that tune-model wrote, as far as --gpu, --acc and --layout agree.",
+        ),
+    ] = None
+    gpu: Annotated[str, OneOf(tuple(GPUS), ANY), typer.Option("--gpu", help="GPU model.")] = "a100"
+    acc: Annotated[Acc | Literal["any"], OneOf(ACCS, ANY), typer.Option("--acc", help="Accumulator in the MMA.")] = (
+        "f16"
+    )
+    layout: Annotated[
+        Layout | Literal["any"],
+        OneOf(LAYOUTS, ANY),
+        typer.Option("--layout", help="tn: B is stored (N,K); nn: B is stored (K,N)."),
+    ] = "tn"
+    changes: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Change a field of the record, e.g. bm=256, mma_repeat=2,4,1, prefetch=multi:3, c_batch=null. "
+            "Repeatable.",
+        ),
+    ] = ()
+
+    def on(self, gpu: str) -> Selection:
+        """The selection on this GPU, where it names none."""
+        return replace(self, gpu=gpu) if self.gpu == ANY else self
+
+    @property
+    def names_sizes(self) -> bool:
+        """Whether one of the options that choose sizes is there."""
+        return self._size_options > 0
+
+    @property
+    def target(self) -> str:
+        """GPU, accumulator and layout, for messages."""
+        return f"{self.gpu} {self.acc} {self.layout}"
+
+    def admits(self, item: Target) -> bool:
+        """Whether GPU, accumulator and layout of a problem, record or measurement agree."""
+        pairs = ((self.gpu, item.gpu), (self.acc, item.acc), (self.layout, item.layout))
+        return all(option in (ANY, value) for option, value in pairs)
+
+    def problem(self) -> Problem:
+        """The one problem of ``--mnk``."""
+        (mnk,) = self.mnk
+        return problem(mnk, self.gpu, self.acc, self.layout)
+
+    def record(self) -> Record:
+        """The record for the one problem of ``--mnk``, or the nearest to it; with changes."""
+        return self._nearest(self.problem())
+
+    def records(self) -> list[Record]:
+        """Records with changes: the nearest to each ``--mnk``, fitted to the problems of a list, else the catalog's."""
+        self._check_size_options()
+        if self.listed is not None:
+            return self._fitted(self.listed)
+        if self.mnk:
+            return [self._nearest(named) for named in self._named()]
+        return self._changed(self._sampled(filter(self.admits, catalog.load())))
+
+    def records_to_measure(self, source: str | None = None, seed: int = 0) -> list[Record]:
+        """As ``records``, but where the GPU has none, a related GPU's; of GPU ``source`` in any case if not None."""
+        self._check_size_options()
+        if self.listed is not None or (self.mnk and source is None):
+            return self.records()
+        records = catalog.library(self.gpu, self.acc, self.layout, source)
+        if not self.mnk:
+            return self._changed(self._sampled(records, seed))
+        by_problem = {record.problem: record for record in records}
+        named = self._named()
+        if absent := [problem.mnk for problem in named if problem not in by_problem]:
+            refuse(f"--records-of {source}: has no {', '.join(absent)} that is legal on {self.gpu}")
+        return self._changed([by_problem[problem] for problem in named])
+
+    def records_to_pack(self, measurements: Sequence[Measurement]) -> list[Record]:
+        """Without an option that chooses sizes, the records of measured problems; else as the option says.
+
+        ``--all`` is the catalog's records and those of measured problems that are not in it.
+        """
+        if self.names_sizes:
+            self._check_size_options()
+        if self.mnk or self.listed is not None:
+            return self.records()
+        records = catalog.load()
+        chosen: list[Record] = []
+        for acc, layout in product(self.accs, self.layouts):
+            kind = replace(self, acc=acc, layout=layout)
+            measured = {measurement.problem for measurement in measurements if kind.admits(measurement)}
+            try:
+                library = {record.problem: record for record in catalog.library(self.gpu, acc, layout)}
+            except catalog.CatalogError:
+                continue
+            if not self.names_sizes:
+                chosen += [record for problem, record in library.items() if problem in measured]
+            else:
+                chosen += kind._sampled(library.values())
+            if self.everything or not self.names_sizes:
+                # bench --problems measured records that were fitted to these problems: the same fit gives them again.
+                others = sorted(measured - set(library), key=lambda problem: problem.key)
+                chosen += [catalog.fitted(problem, records).record for problem in others]
+        return chosen
+
+    def problems(self, seed: int = 0) -> list[Problem]:
+        """Problems, whether they have records or not; all but those of ``--mnk`` and of a list in stratified order."""
+        from cudal2gen.bench import stratified
+
+        self._check_size_options()
+        if self.listed is not None:
+            return self._of_list(self.listed)
+        if self.mnk:
+            return self._named()
+        sizes = dict.fromkeys(record.mnk for record in catalog.load())
+        problems = [problem(mnk, self.gpu, self.acc, self.layout) for mnk in sizes]
+        return [problem for problem in stratified(problems, seed) if self._of_class(problem)][: self.sample]
+
+    @property
+    def _size_options(self) -> int:
+        return (
+            bool(self.mnk),
+            self.everything,
+            self.size_class is not None,
+            self.sample is not None,
+            self.listed is not None,
+        ).count(True)
+
+    def _check_size_options(self) -> None:
+        if self._size_options != 1:
+            refuse("give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE")
+
+    @property
+    def accs(self) -> tuple[Acc, ...]:
+        """The accumulators, with ``any`` spelt out."""
+        return ACCS if self.acc == ANY else (self.acc,)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts, with ``any`` spelt out."""
+        return LAYOUTS if self.layout == ANY else (self.layout,)
+
+    def _named(self) -> list[Problem]:
+        """The problems of ``--mnk``."""
+        if self.gpu == ANY:
+            refuse("--gpu any: --mnk needs one GPU")
+        return [problem(mnk, self.gpu, *kind) for mnk in self.mnk for kind in product(self.accs, self.layouts)]
+
+    def _of_list(self, path: Path) -> list[Problem]:
+        """The problems of a list that the selection admits; a note counts the others."""
+        problems = catalog.problems(path)
+        admitted = [problem for problem in problems if self.admits(problem)]
+        if not admitted:
+            refuse(f"{path} has no problem for {self.target}")
+        if others := len(problems) - len(admitted):
+            note(f"{others} problems of {path} are not for {self.target}, and left out")
+        return admitted
+
+    def _nearest(self, problem: Problem) -> Record:
+        return self._noted(catalog.find(problem))
+
+    def _fitted(self, path: Path) -> list[Record]:
+        """Records with exactly the sizes of a list's problems; a note names those that no record becomes legal for."""
+        records = catalog.load()
+        fitted = []
+        for problem in self._of_list(path):
+            try:
+                fitted.append(self._noted(catalog.fitted(problem, records)))
+            except catalog.CatalogError as error:
+                note(f"{error}; left out")
+        return fitted
+
+    def _noted(self, match: catalog.Found) -> Record:
+        if match.note:
+            note(match.note)
+        return changed(match.record, self.changes)
+
+    def _of_class(self, problem: Problem) -> bool:
+        return self.size_class in (None, problem.size_class)
+
+    def _sampled(self, records: Iterable[Record], seed: int = 0) -> list[Record]:
+        """Those of ``--class``, or ``--sample`` of them spread over the classes, else all; at least one."""
+        chosen = [record for record in records if self._of_class(record.problem)] if self.size_class else list(records)
+        if not chosen:
+            of_class = f" of class {self.size_class}" if self.size_class else ""
+            refuse(f"no records for {self.target}{of_class}; see 'cudal2gen list'")
+        if self.sample is None:
+            return chosen
+        from cudal2gen.bench import stratified
+
+        by_problem = {record.problem: record for record in chosen}
+        return [by_problem[problem] for problem in stratified(by_problem, seed)[: self.sample]]
+
+    def _changed(self, records: Iterable[Record]) -> list[Record]:
+        return [changed(record, self.changes) for record in records]
+
+
+def problem(mnk: str, gpu: str, acc: str, layout: str) -> Problem:
+    """The problem of a size as a user writes it; ends the command where it is none."""
+    parts = mnk.split("_")
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 9 for part in parts):
+        refuse(f"--mnk {mnk}: expected three sizes M_N_K, such as 4096_4096_64")
+    m, n, k = (int(part) for part in parts)
+    try:
+        return Problem.model_validate({"gpu": gpu, "acc": acc, "layout": layout, "m": m, "n": n, "k": k})
+    except ValidationError as error:
+        refuse(explain(error))
+
+
+# One problem, by size; records, by any option; the filters of GPU, accumulator and layout alone.
+ONE = Offer(
+    only=("mnk", "gpu", "acc", "layout", "changes"), single=("mnk",), helps={"mnk": "Problem size, e.g. 4096_4096_64."}
+)
+FILTERS = ("gpu", "acc", "layout")
+SEVERAL = Offer(wildcards=FILTERS)
+FILTER = Offer(only=FILTERS, wildcards=FILTERS, defaults=dict.fromkeys(FILTERS, ANY))
+OneProblem = Annotated[Selection, ONE]
+SeveralRecords = Annotated[Selection, SEVERAL]
