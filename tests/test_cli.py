@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cudal2gen import catalog, places
+from cudal2gen import catalog, cli, places
 from cudal2gen.kernel import FAMILIES, Problem, parse
 from cudal2gen.renderer import render
 
@@ -355,27 +356,40 @@ def test_doctor_tells_what_there_is() -> None:
     assert "missing  compile" in broken.stdout
 
 
-COMMANDS = [
-    "list",
-    "show",
-    "render",
-    "build",
-    "run",
-    "validate",
-    "edit",
-    "report",
-    "doctor",
-    "explain",
-    "pack",
-    "tune-model",
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_that_explains_its_options(command: str) -> None:
+@pytest.mark.parametrize("command", [command.name for command in cli.app.registered_commands])
+def test_every_command_has_help_that_explains_its_options(command: str | None) -> None:
+    assert command is not None
     done = run(command, "--help")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) > 4
-    options = [line for line in done.stdout.splitlines() if line.strip().startswith("--")]
+    options = [option for option in re.split(r"\n  (?=-)", done.stdout)[1:] if not option.startswith("-h")]
     assert options
-    assert all(len(line.split()) > 3 for line in options)
+    assert all(len(option.split()) > 3 for option in options)
+
+
+def test_completion_is_printed_for_a_shell_that_is_named() -> None:
+    done = run("--show-completion", "bash")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "complete -o default -F _cudal2gen_completion cudal2gen"
+    assert "_CUDAL2GEN_COMPLETE=complete_bash" in done.stdout
+    assert "'tcsh' is not one of 'bash'" in error("--show-completion", "tcsh")
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("show --gpu ", ["a100", "rtx3090", "l40s", "h100", "h200", "rtx5090"]),
+        ("build --gpu a", ["a100", "any"]),
+        ("list --structure ", ["exact", "nearest", "tuned", "modelled"]),
+        ("run --inputs s", ["sparse", "special"]),
+        ("tune --proposers policy,r", ["policy,random"]),
+        ("tune --class s", ["small-m", "split-k"]),
+        ("tune-m", ["tune-model"]),
+    ],
+)
+def test_a_shell_completes_choices(words: str, completions: list[str]) -> None:
+    """As the script of ``--show-completion bash`` asks, without the shell."""
+    line = f"cudal2gen {words}"
+    position = len(line.split()) - (not line.endswith(" "))
+    env = {"_CUDAL2GEN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(position)}
+    assert run(env=env).stdout.split() == completions
