@@ -37,8 +37,8 @@ class Attention(nn.Module):
         q, k = (rotated(split(y, n)) for y, n in ((self.query(x), self.heads), (self.key(x), self.kv_heads)))
         v = split(self.value(x), self.kv_heads)
         k, v = (y.repeat_interleave(self.heads // self.kv_heads, dim=1) for y in (k, v))
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        attention = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(attention.transpose(1, 2).reshape(batch, length, -1))
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
@@ -47,8 +47,8 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     speeds = 10000 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * speeds
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    one, other = x[..., :half], x[..., half:]
-    return torch.cat((one * cos - other * sin, one * sin + other * cos), dim=-1)
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
 
 
 class Block(nn.Module):
@@ -112,7 +112,7 @@ def speedups(model: nn.Module, tokens: torch.Tensor) -> None:
     inputs: dict[str, torch.Tensor] = {}
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     hooks = [
-        layer.register_forward_pre_hook(lambda _, given, name=name: inputs.update({name: given[0].detach()}))
+        layer.register_forward_pre_hook(lambda _, arguments, name=name: inputs.update({name: arguments[0].detach()}))
         for name, layer in layers.items()
     ]
     model(tokens)

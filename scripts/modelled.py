@@ -48,8 +48,8 @@ def _idles(record: Record) -> bool:
     """Whether CTAs of its clusters, or every second warpgroup, have no work: the model does not see what that costs."""
     if not isinstance(record, Sm90Wgmma):
         return False
-    beyond = record.tiles_m % record.cluster[0] or record.tiles_n % record.cluster[1]
-    return bool(beyond) or (record.schedule == "pingpong" and record.ctas <= record.target.sms)
+    remainder = record.tiles_m % record.cluster[0] or record.tiles_n % record.cluster[1]
+    return bool(remainder) or (record.schedule == "pingpong" and record.ctas <= record.target.sms)
 
 
 def plainness(record: Record) -> tuple[Any, ...]:
@@ -61,9 +61,9 @@ def plainness(record: Record) -> tuple[Any, ...]:
 
 def choose(problem: Problem) -> Record:
     """The variant with the least modelled time, the plainest of those within ``EVEN`` of it."""
-    timed = [(model.estimate(record).us, record) for record in variants(problem)]
-    best = min(us for us, _ in timed)
-    return min((record for us, record in timed if us <= best * EVEN), key=plainness)
+    estimates = [(model.estimate(record).us, record) for record in variants(problem)]
+    best = min(us for us, _ in estimates)
+    return min((record for us, record in estimates if us <= best * EVEN), key=plainness)
 
 
 @cache
@@ -77,65 +77,65 @@ def main() -> None:
     options.add_argument("--write", action="store_true")
     options.add_argument("--report", action="store_true")
     options.add_argument("--every", type=int, default=1, help="only each so many problems, for a look")
-    given = options.parse_args()
-    chosen: list[Record] = []
+    arguments = options.parse_args()
+    records: list[Record] = []
     for acc in ("f32", "f16"):
-        for m, n, k in grid()[:: given.every]:
-            chosen.append(choose(Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k)))  # type: ignore[arg-type]
-    if given.report:
-        report(chosen)
-        cross_check(chosen)
-    if given.write:
-        tuned = [one for one in catalog.load() if one.gpu != "h200" or one.origin.structure == "tuned"]
-        keys = {one.key for one in tuned}
+        for m, n, k in grid()[:: arguments.every]:
+            records.append(choose(Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k)))  # type: ignore[arg-type]
+    if arguments.report:
+        report(records)
+        cross_check(records)
+    if arguments.write:
+        kept = [record for record in catalog.load() if record.gpu != "h200" or record.origin.structure == "tuned"]
+        keys = {record.key for record in kept}
         target = places.editable_catalog()
-        catalog.save([*tuned, *(one for one in chosen if one.key not in keys)], target)
+        catalog.save([*kept, *(record for record in records if record.key not in keys)], target)
 
 
-def cross_check(chosen: list[Record]) -> None:
+def cross_check(records: list[Record]) -> None:
     """How the choices compare with nvidia-matmul-heuristics, which is another model and not measured here either."""
     try:
         import nvMatmulHeuristics as other
     except ImportError:
         print("nvidia-matmul-heuristics is not installed: no cross-check")
         return
-    told = other.NvMatmulHeuristicsInterfaceEx(
+    interface = other.NvMatmulHeuristicsInterfaceEx(
         backend=other.NvMatmulHeuristicsTarget.CUTLASS3, gpu=other.NvMatmulHeuristicsNvidiaGpu.H200_SXM
     )
-    told.loadInternalDiscoverySet(other.NvMatmulHeuristicsMatmulLayout.NT_ROW_MAJOR, precision="HSH")
+    interface.loadInternalDiscoverySet(other.NvMatmulHeuristicsMatmulLayout.NT_ROW_MAJOR, precision="HSH")
     tiles = splits = 0
-    ours, theirs = [], []
-    fp32 = [record for record in chosen if record.acc == "f32"]
+    modelled, heuristic = [], []
+    fp32 = [record for record in records if record.acc == "f32"]
     for record in fp32:
-        problem = told.makeNvMatmulHeuristicsProblem(
+        problem = interface.makeNvMatmulHeuristicsProblem(
             record.m, record.n, record.k, other.NvMatmulHeuristicsMatmulLayout.NT_ROW_MAJOR
         )
-        offered = told.get(problem, 16, "HSH")
-        kernels = [one["kernel"] for one in offered]
+        results = interface.get(problem, 16, "HSH")
+        kernels = [result["kernel"] for result in results]
         tiles += any((kernel.cta_tile_m, kernel.cta_tile_n) == (record.bm, record.bn) for kernel in kernels)
         splits += any((kernel.split_k > 1) == (record.split_k > 1) for kernel in kernels[:1])
-        ours.append(model.estimate(record).us)
-        theirs.append(min(one["runtime"] for one in offered) * 1e6)
+        modelled.append(model.estimate(record).us)
+        heuristic.append(min(result["runtime"] for result in results) * 1e6)
     print(
         f"nvidia-matmul-heuristics, {len(fp32)} fp32 problems: our tile is among its 16 for {tiles}, its first choice "
-        f"splits k as ours does for {splits}; times: rank correlation {spearman(ours, theirs):.3f}, median ratio "
-        f"{sorted(a / b for a, b in zip(ours, theirs, strict=True))[len(ours) // 2]:.2f}"
+        f"splits k as ours does for {splits}; times: rank correlation {spearman(modelled, heuristic):.3f}, median "
+        f"ratio {sorted(a / b for a, b in zip(modelled, heuristic, strict=True))[len(modelled) // 2]:.2f}"
     )
 
 
-def spearman(one: list[float], other: list[float]) -> float:
-    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
+def spearman(x: list[float], y: list[float]) -> float:
+    ranks = [np.argsort(np.argsort(values)) for values in (x, y)]
     return float(np.corrcoef(*ranks)[0, 1])
 
 
-def report(chosen: list[Record]) -> None:
-    print(len(chosen), "records,", len({one.name for one in chosen}), "distinct texts")
+def report(records: list[Record]) -> None:
+    print(len(records), "records,", len({record.name for record in records}), "distinct texts")
     for title, count in (
-        ("family", Counter(one.family for one in chosen)),
-        ("tile", Counter((one.acc, one.family[5:], one.bm, one.bn) for one in chosen)),
-        ("split", Counter((one.family[5:], one.split_k, getattr(one, "reduce", "")) for one in chosen)),
-        ("schedule", Counter((getattr(one, "schedule", ""), getattr(one, "cluster", "")) for one in chosen)),
-        ("swap", Counter(one.swap_ab for one in chosen if one.family != "sm80_multistage")),
+        ("family", Counter(record.family for record in records)),
+        ("tile", Counter((record.acc, record.family[5:], record.bm, record.bn) for record in records)),
+        ("split", Counter((record.family[5:], record.split_k, getattr(record, "reduce", "")) for record in records)),
+        ("schedule", Counter((getattr(record, "schedule", ""), getattr(record, "cluster", "")) for record in records)),
+        ("swap", Counter(record.swap_ab for record in records if record.family != "sm80_multistage")),
     ):
         print(title, count.most_common(40))
 

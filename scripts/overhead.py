@@ -58,12 +58,12 @@ class Bed:
         return nullcontext()
 
 
-def packed(folder: Path) -> pack.Pack:
+def open_package(folder: Path) -> pack.Pack:
     """A pack of one kernel for each layout."""
     records = [small(acc="f32", padding="predicate", layout=layout, k=128) for layout in ("tn", "nn")]
     built = dict(zip((record.name for record in records), compiler.build(records), strict=True))
     table = choice.tabulate("a100", records, Measurements({}, []), lambda record: built[record.name].digest)
-    artifacts = {one.digest: one for one in built.values()}
+    artifacts = {artifact.digest: artifact for artifact in built.values()}
     files = pack.contents(table, artifacts, compiler.launcher(), toolchain.discover().nvcc_version)
     return pack.open_pack(pack.write_folder(files, folder / "pack"))
 
@@ -83,23 +83,23 @@ def main() -> None:
     """Prints microseconds per call."""
     torch.set_num_threads(1)
     a, b, weight = (torch.randn(8, 8).half() for _ in range(3))
-    bias, out, odd = torch.randn(8).half(), torch.empty(8, 8).half(), torch.randn(8, 9).half()[:, :8]
+    bias, out, strided = torch.randn(8).half(), torch.empty(8, 8).half(), torch.randn(8, 9).half()[:, :8]
     folder = Path(tempfile.mkdtemp())
-    theirs = {
+    vendor_calls = {
         "torch.mm": lambda: torch.mm(a, b),
         "torch.mm(out=)": lambda: torch.mm(a, b, out=out),
         "torch's new_empty, part of each": lambda: a.new_empty((8, 8)),
     }
-    ours = {
+    calls = {
         "cudal2gen.matmul": lambda: cudal2gen.matmul(a, b),
         "cudal2gen.matmul(out=)": lambda: cudal2gen.matmul(a, b, out=out),
         "the same through torch's dispatcher": lambda: torch.ops.cudal2gen.matmul.default(a, b),
         "cudal2gen.linear": lambda: cudal2gen.linear(a, weight),
         "cudal2gen.linear with a bias": lambda: cudal2gen.linear(a, weight, bias),
-        "cudal2gen.matmul, one operand copied": lambda: cudal2gen.matmul(odd, b),
+        "cudal2gen.matmul, one operand copied": lambda: cudal2gen.matmul(strided, b),
     }
-    with torch.no_grad(), emulated(Bed(folder), [packed(folder)], prefer="kernel") as dispatcher:
-        for name, call in (theirs | ours).items():
+    with torch.no_grad(), emulated(Bed(folder), [open_package(folder)], prefer="kernel") as dispatcher:
+        for name, call in (vendor_calls | calls).items():
             print(f"{name:38} {call_us(call):6.2f} us")
         assert dispatcher.stats()["torch"] == {}
 

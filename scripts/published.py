@@ -69,10 +69,10 @@ def published(facts: Facts) -> dict[str, Any]:
         "stages": facts.get("stages"),
         "mma_repeat": [facts["mma_rep_m"], facts["mma_rep_n"], 1] if "mma_rep_m" in facts else None,
         "min_blocks": facts.get("launch_bounds_min_blocks", 1),
-        "smem_swizzle": _same(facts, "swizzle_a", "swizzle_b") if facts.get("smem_atom_rows_a") == 8 else None,
+        "smem_swizzle": _shared(facts, "swizzle_a", "swizzle_b") if facts.get("smem_atom_rows_a") == 8 else None,
         "smem_swizzle_c": facts.get("swizzle_c"),
-        "g2s_cols": (_same(facts, "g2s_thr_a", "g2s_thr_b") or [None, None])[1],
-        "g2s_slot": (_same(facts, "g2s_slot_a", "g2s_slot_b") or [None])[0],
+        "g2s_cols": (_shared(facts, "g2s_thr_a", "g2s_thr_b") or [None, None])[1],
+        "g2s_slot": (_shared(facts, "g2s_slot_a", "g2s_slot_b") or [None])[0],
         "raster": RASTERS.get(facts["cta_map"]),
         "swizzle_stride": _stride(facts),
         "prefetch": {"kind": kind, "distance": facts.get("prefetch_dist_a") if kind == "multi" else None},
@@ -86,7 +86,7 @@ def published(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _same(facts: Facts, a: str, b: str) -> Any:
+def _shared(facts: Facts, a: str, b: str) -> Any:
     return facts.get(a) if facts.get(a) == facts.get(b) else None
 
 
@@ -99,21 +99,21 @@ def _stride(facts: Facts) -> int | None:
 
 def judge(record: Record, facts: Facts) -> tuple[str, list[str]]:
     """`structure` and `changed` of a record made from this published kernel."""
-    theirs = published(facts)
-    ours = record.model_dump(mode="json")
+    published_fields = published(facts)
+    fields = record.model_dump(mode="json")
     if record.family != "sm80_multistage":
-        theirs = {name: theirs[name] for name in theirs if name in ours}
-    changed = sorted(name for name, value in theirs.items() if ours[name] != value)
+        published_fields = {name: published_fields[name] for name in published_fields if name in fields}
+    changed = sorted(name for name, value in published_fields.items() if fields[name] != value)
     return ("exact" if set(changed) <= FREE else "nearest"), changed
 
 
 def translate(gpu: str, acc: str, facts: Facts) -> Record:
     """The legal record closest to a published kernel, not yet compiled."""
-    theirs = published(facts)
-    fields = {name: value for name, value in theirs.items() if value is not None}
+    published_fields = published(facts)
+    fields = {name: value for name, value in published_fields.items() if value is not None}
     fields |= {"gpu": gpu, "acc": acc, "layout": "tn", "m": facts["m"], "n": facts["n"], "k": facts["k"]}
     fields["origin"] = {"source": f"CUDA-L2 {gpu} {facts['acc_published']} {facts['m']}_{facts['n']}_{facts['k']}"}
-    if facts["abstraction"] == "wmma" or (fields.get("stages") is None and theirs["mma_repeat"] is None):
+    if facts["abstraction"] == "wmma" or (fields.get("stages") is None and published_fields["mma_repeat"] is None):
         return _direct(fields)
     return _multistage(fields, facts)
 
@@ -172,7 +172,7 @@ def _multistage(fields: dict[str, Any], facts: Facts) -> Record:
     raise SystemExit(f"{facts['m']}_{facts['n']}_{facts['k']}: {reason}")
 
 
-def relieved(record: Record) -> Iterator[Record]:
+def relaxations(record: Record) -> Iterator[Record]:
     """What to try, in turn, when ptxas spills: looser bounds first, then other orders of the same structure."""
     if record.family != "sm80_multistage":
         return
@@ -196,11 +196,11 @@ def relieved(record: Record) -> Iterator[Record]:
             continue
 
 
-def compiled(records: list[Record]) -> list[Record]:
+def compile_clean(records: list[Record]) -> list[Record]:
     """The records, each replaced by its first relieved form that compiles without spills."""
-    done = compiler.build(records)
+    artifacts = compiler.build(records)
     final = list(records)
-    pending = {i: relieved(records[i]) for i, artifact in enumerate(done) if artifact.ptxas.findings}
+    pending = {i: relaxations(records[i]) for i, artifact in enumerate(artifacts) if artifact.ptxas.findings}
     print(f"{len(pending)} of {len(records)} spill as published", file=sys.stderr)
     while pending:
         trial = {i: next(options, None) for i, options in pending.items()}
@@ -215,7 +215,7 @@ def compiled(records: list[Record]) -> list[Record]:
     return final
 
 
-def claimed(record: Record, facts: Facts) -> Record:
+def with_claims(record: Record, facts: Facts) -> Record:
     structure, changed = judge(record, facts)
     return revise(record, origin={"source": record.origin.source, "structure": structure, "changed": changed})
 
@@ -223,32 +223,32 @@ def claimed(record: Record, facts: Facts) -> Record:
 def fill(records: list[Record], gpu: str, acc: str) -> list[Record]:
     """The sizes of the grid that have no published kernel, by the nearest one that is legal there."""
     have = {(record.m, record.n, record.k) for record in records}
-    made = []
+    records_made = []
     for m, n, k in ((m, n, k) for m in SIZES for n in SIZES for k in SIZES if (m, n, k) not in have):
 
         def distance(record: Record, m: int = m, n: int = n, k: int = k) -> float:
             return abs(math.log2(record.m / m)) + abs(math.log2(record.n / n)) + abs(math.log2(record.k / k))
 
         for record in sorted(records, key=distance):
-            candidate = _moved(record, m, n, k)
+            candidate = _resized(record, m, n, k)
             if candidate is not None:
-                made.append(candidate)
+                records_made.append(candidate)
                 break
         else:
             raise SystemExit(f"{gpu} {acc} {m}_{n}_{k}: no record is legal there")
-    return made
+    return records_made
 
 
-def _moved(record: Record, m: int, n: int, k: int) -> Record | None:
+def _resized(record: Record, m: int, n: int, k: int) -> Record | None:
     if record.bake:
         return None
-    moved = {name: value for name, value in (("m", m), ("n", n), ("k", k)) if getattr(record, name) != value}
+    extents = {name: value for name, value in (("m", m), ("n", n), ("k", k)) if getattr(record, name) != value}
     divides = m % record.bm == 0 and n % record.bn == 0
     padding = "none" if divides else "pad"
-    changes = sorted([*moved, *(["padding"] if padding != record.padding else [])])
+    changes = sorted([*extents, *(["padding"] if padding != record.padding else [])])
     origin = {"source": record.origin.source, "structure": "nearest", "changed": changes}
     try:
-        return revise(record, **moved, padding=padding, origin=origin)
+        return revise(record, **extents, padding=padding, origin=origin)
     except IllegalRecord:
         return None
 
@@ -259,24 +259,24 @@ def facts_of(folder: Path, gpu: str, acc: str) -> dict[tuple[int, int, int], Fac
 
 
 def write(folder: Path, target: Path) -> None:
-    everything: list[Record] = []
+    catalog_records: list[Record] = []
     for gpu, acc in SETS:
         rows = facts_of(folder, gpu, acc)
-        drafts = compiled([translate(gpu, acc, row) for row in rows.values()])
-        records = [claimed(record, row) for record, row in zip(drafts, rows.values(), strict=True)]
-        everything += records + fill(records, gpu, acc)
-    catalog.save(everything, target)
+        drafts = compile_clean([translate(gpu, acc, row) for row in rows.values()])
+        records = [with_claims(record, row) for record, row in zip(drafts, rows.values(), strict=True)]
+        catalog_records += records + fill(records, gpu, acc)
+    catalog.save(catalog_records, target)
 
 
 def check(folder: Path, target: Path) -> int:
-    wrong = 0
+    faults = 0
     records = catalog.load(target)
     for gpu, acc in SETS:
         rows = facts_of(folder, gpu, acc)
-        own = [record for record in records if (record.gpu, record.acc, record.layout) == (gpu, acc, "tn")]
+        set_records = [record for record in records if (record.gpu, record.acc, record.layout) == (gpu, acc, "tn")]
         structures: Counter[str] = Counter()
         changes: Counter[str] = Counter()
-        for record in own:
+        for record in set_records:
             row = rows.get((record.m, record.n, record.k))
             if row is None:
                 structures["nearest, no published kernel"] += 1
@@ -285,16 +285,16 @@ def check(folder: Path, target: Path) -> int:
             structures[structure] += 1
             changes.update(changed if structure == "exact" else [])
             if (structure, changed) != (record.origin.structure, list(record.origin.changed)):
-                wrong += 1
+                faults += 1
                 print(f"{gpu} {acc} {record.mnk}: claims {record.origin}, the facts say {structure} {changed}")
-        print(f"{gpu} {acc}: {len(own)} records: {dict(structures)}; changed in exact ones: {dict(changes)}")
-    print(f"{wrong} wrong claims")
-    return 1 if wrong else 0
+        print(f"{gpu} {acc}: {len(set_records)} records: {dict(structures)}; changed in exact ones: {dict(changes)}")
+    print(f"{faults} wrong claims")
+    return 1 if faults else 0
 
 
-def baseline_name(theirs: str) -> str:
+def baseline_name(column: str) -> str:
     """A published column in this project's names: B stored (N,K) is tn in both."""
-    return theirs.replace("cuBLASLt-auto-tuning", "cublaslt-autotuning").replace("cuBLAS", "cublas").replace("Lt", "lt")
+    return column.replace("cuBLASLt-auto-tuning", "cublaslt-autotuning").replace("cuBLAS", "cublas").replace("Lt", "lt")
 
 
 def published_speedups(path: Path) -> dict[str, list[float]]:
@@ -311,21 +311,21 @@ def summary_rows(folder: Path) -> Iterator[dict[str, Any]]:
             table = published_speedups(folder / f"cuda_l2_{name}_speedup_{mode}.csv")
             for baseline, values in table.items():
                 ratios = [Ratio(value, value, value) for value in values]
-                own, best = summarise(ratios), summarise(best_of(ratios))
+                summary, best_summary = summarise(ratios), summarise(best_of(ratios))
                 yield {
                     "gpu": gpu,
                     "acc": acc,
                     "mode": mode,
                     "baseline": baseline,
-                    "shapes": own.shapes,
-                    "mean": round(own.mean, 4),
-                    "median": round(own.median, 4),
-                    "std": round(own.std, 4),
-                    "geomean": round(own.geomean.value, 4),
-                    "wins": round(own.wins, 4),
-                    "losses": round(own.losses, 4),
-                    "best_of_mean": round(best.mean, 4),
-                    "best_of_geomean": round(best.geomean.value, 4),
+                    "shapes": summary.shapes,
+                    "mean": round(summary.mean, 4),
+                    "median": round(summary.median, 4),
+                    "std": round(summary.std, 4),
+                    "geomean": round(summary.geomean.value, 4),
+                    "wins": round(summary.wins, 4),
+                    "losses": round(summary.losses, 4),
+                    "best_of_mean": round(best_summary.mean, 4),
+                    "best_of_geomean": round(best_summary.geomean.value, 4),
                 }
 
 
@@ -342,14 +342,14 @@ def main() -> int:
     action.add_argument("--write", type=Path)
     action.add_argument("--check", type=Path)
     action.add_argument("--summarise", type=Path)
-    given = parser.parse_args()
-    if given.summarise:
-        summarise_speedups(given.facts, given.summarise)
+    arguments = parser.parse_args()
+    if arguments.summarise:
+        summarise_speedups(arguments.facts, arguments.summarise)
         return 0
-    if given.write:
-        write(given.facts, given.write)
+    if arguments.write:
+        write(arguments.facts, arguments.write)
         return 0
-    return check(given.facts, given.check)
+    return check(arguments.facts, arguments.check)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, script: Sequence[Step], forever: bool) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.script, self.forever = list(script), forever
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.faults: list[str] = []
 
@@ -40,15 +40,15 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/v1/chat/completions" or not {"model", "messages"} <= body.keys():
             self.server.faults.append(f"{self.path}: {sorted(body)}")
         roles = [message["role"] for message in body["messages"]]
-        if roles[:2] != ["system", "user"] or any(set(one) != {"role", "content"} for one in body["messages"]):
+        if roles[:2] != ["system", "user"] or any(set(message) != {"role", "content"} for message in body["messages"]):
             self.server.faults.append(f"roles {roles}")
-        self.server.asked.append(body)
+        self.server.requests.append(body)
         self.server.keys.append(self.headers["Authorization"])
-        at = len(self.server.asked) - 1
-        if at >= len(self.server.script) and not self.server.forever:
+        index = len(self.server.requests) - 1
+        if index >= len(self.server.script) and not self.server.forever:
             self.server.faults.append("asked more often than the script says")
             return reply(self, 500, {"error": {"message": "the script is over"}})
-        return self.server.script[min(at, len(self.server.script) - 1)](self)
+        return self.server.script[min(index, len(self.server.script) - 1)](self)
 
     def log_message(self, *_: Any) -> None:
         """Silent."""
@@ -63,32 +63,40 @@ def reply(handler: Handler, status: int, body: Any) -> None:
     handler.wfile.write(data)
 
 
-def completion(text: str | None, finish: str = "stop", usage: tuple[int, int] | None = (1000, 200), **more: Any) -> Any:
-    found = {
+def completion(
+    text: str | None, finish: str = "stop", usage: tuple[int, int] | None = (1000, 200), **extra: Any
+) -> Any:
+    body = {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1,
         "model": "scripted-1",
         "choices": [
-            {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text} | more},
+            {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text} | extra},
         ],
     }
     if usage:
         tokens_in, tokens_out = usage
-        counted = {"prompt_tokens": tokens_in, "completion_tokens": tokens_out, "total_tokens": tokens_in + tokens_out}
-        found["usage"] = counted
-    return found
+        usage_fields = {
+            "prompt_tokens": tokens_in,
+            "completion_tokens": tokens_out,
+            "total_tokens": tokens_in + tokens_out,
+        }
+        body["usage"] = usage_fields
+    return body
 
 
-def says(text: str | None, **more: Any) -> Step:
+def says(text: str | None, **extra: Any) -> Step:
     """An answer with this text."""
-    return lambda handler: reply(handler, 200, completion(text, **more))
+    return lambda handler: reply(handler, 200, completion(text, **extra))
 
 
 def proposes(*ideas: tuple[str, dict[str, Any]]) -> Step:
     """An answer with proposals: bases, and what they change."""
-    told = [{"base": base, "changes": changes, "why": f"idea {at}"} for at, (base, changes) in enumerate(ideas, 1)]
-    return says(json.dumps({"proposals": told}))
+    proposals = [
+        {"base": base, "changes": changes, "why": f"idea {number}"} for number, (base, changes) in enumerate(ideas, 1)
+    ]
+    return says(json.dumps({"proposals": proposals}))
 
 
 def fails(status: int, message: str = "no", kind: str = "server_error") -> Step:

@@ -46,9 +46,9 @@ class FakeDevice:
         import torch
 
         size = math.prod(shape)
-        wide = torch.full((size + 128,), float("nan"), dtype=torch.float16)
-        start = -wide.data_ptr() % 256 // 2
-        return wide[start : start + size].reshape(shape)
+        buffer = torch.full((size + 128,), float("nan"), dtype=torch.float16)
+        start = -buffer.data_ptr() % 256 // 2
+        return buffer[start : start + size].reshape(shape)
 
     def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
         import torch

@@ -53,18 +53,18 @@ def test_every_problem_is_told_something_within_its_budget(gpu: str, size: tuple
     m, n, k = size
     problem = Problem(gpu=gpu, acc="f16", layout="tn", m=m, n=n, k=k)
     for budget in (0, 200, 700, 1500):
-        told = memory.load().recall(problem, budget)
-        assert sum(memory.tokens(json.dumps(note.shown)) for note in told) <= budget
-        assert bool(told) == (budget > 100)
-        assert all(note.holds_for(problem) for note in told)
+        notes = memory.load().recall(problem, budget)
+        assert sum(memory.tokens(json.dumps(note.visible)) for note in notes) <= budget
+        assert bool(notes) == (budget > 100)
+        assert all(note.holds_for(problem) for note in notes)
 
 
 def test_a_note_survives_its_file() -> None:
     note = Note(
         "A title", "Some text\nin lines.", ("h200", "h100"), ("large",), "a source", "no", "p", '{"a": [1, 2]}', "1.1"
     )
-    other = Note("Another", "Text: with a colon")
-    assert list(memory.read("# Head\nprose\n\n" + note.markdown + "\n" + other.markdown)) == [note, other]
+    second = Note("Another", "Text: with a colon")
+    assert list(memory.parse_notes("# Head\nprose\n\n" + note.markdown + "\n" + second.markdown)) == [note, second]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_a_note_survives_its_file() -> None:
     ],
 )
 def test_what_is_no_note_is_left_out(text: str, titles: list[str]) -> None:
-    assert [note.title for note in memory.read(text)] == titles
+    assert [note.title for note in memory.parse_notes(text)] == titles
 
 
 def test_a_second_line_of_a_key_is_text() -> None:
-    (note,) = memory.read("## one\ngpus: h200\ngpus: a100\n\ntext")
+    (note,) = memory.parse_notes("## one\ngpus: h200\ngpus: a100\n\ntext")
     assert (note.gpus, note.text) == (("h200",), "gpus: a100\n\ntext")
 
 
@@ -98,74 +98,76 @@ def test_retrieval_prefers_this_gpu_then_this_architecture_then_everywhere() -> 
         Note("another class", "x", ("h200",), ("tiny",)),
         Note("unheard of", "x", ("b300",)),
     )
-    told = [note.title for note in Memory(notes).recall(LARGE)]
-    assert told == ["here, this class", "here", "architecture", "everywhere"]
+    titles = [note.title for note in Memory(notes).recall(LARGE)]
+    assert titles == ["here, this class", "here", "architecture", "everywhere"]
 
 
 def test_among_lessons_the_nearest_problem_comes_first_and_small_ones_fill_the_budget() -> None:
     far = Note("far", "x" * 300, ("h200",), ("large",), problem="h200 f32 tn 8192_8192_8192")
     near = Note("near", "x" * 300, ("h200",), ("large",), problem="h200 f32 tn 4096_4096_2048")
     long = Note("long", "x" * 1900, ("h200",), ("large",), problem="h200 f32 tn 4096_4096_4096")
-    broken = Note("broken", "x", ("h200",), ("large",), problem="h200 f32 tn 0_x_99999999999999")
-    found = Memory((far, near, long, broken))
-    assert [note.title for note in found.recall(LARGE)] == ["long", "near", "far", "broken"]
-    assert [note.title for note in found.recall(LARGE, 130)] == ["near", "broken"]
+    malformed = Note("broken", "x", ("h200",), ("large",), problem="h200 f32 tn 0_x_99999999999999")
+    lessons = Memory((far, near, long, malformed))
+    assert [note.title for note in lessons.recall(LARGE)] == ["long", "near", "far", "broken"]
+    assert [note.title for note in lessons.recall(LARGE, 130)] == ["near", "broken"]
 
 
 def test_what_improved_becomes_a_lesson_that_is_told_next_time(tmp_path: Path) -> None:
-    found = memory.load(tmp_path / "deep" / "lessons.md")
-    taken = found.learn(won(record(stages=3, cluster=[2, 1])))
-    assert taken is not None
-    assert taken.gain == "1.080 (1.050 to 1.110)"
-    assert json.loads(taken.changes) == {"stages": [4, 3], "cluster": [[1, 1], [2, 1]]}
-    assert (taken.gpus, taken.classes, taken.measured) == (("h200",), ("large",), "yes, on NVIDIA H200")
-    assert found.recall(LARGE)[0] == taken
-    assert "stages 4 -> 3, cluster [1, 1] -> [2, 1]" in taken.shown["text"]
-    assert taken not in found.recall(FLAT)
-    again = Problem(gpu="h100", acc="f16", layout="nn", m=8192, n=4096, k=2048)
-    assert taken in found.recall(again, 10_000), "its architecture and class are the same"
+    lessons = memory.load(tmp_path / "deep" / "lessons.md")
+    note = lessons.learn(won(record(stages=3, cluster=[2, 1])))
+    assert note is not None
+    assert note.gain == "1.080 (1.050 to 1.110)"
+    assert json.loads(note.changes) == {"stages": [4, 3], "cluster": [[1, 1], [2, 1]]}
+    assert (note.gpus, note.classes, note.measured) == (("h200",), ("large",), "yes, on NVIDIA H200")
+    assert lessons.recall(LARGE)[0] == note
+    assert "stages 4 -> 3, cluster [1, 1] -> [2, 1]" in note.visible["text"]
+    assert note not in lessons.recall(FLAT)
+    sister = Problem(gpu="h100", acc="f16", layout="nn", m=8192, n=4096, k=2048)
+    assert note in lessons.recall(sister, 10_000), "its architecture and class are the same"
 
 
 def test_a_lesson_is_learnt_once_and_only_where_something_improved(tmp_path: Path) -> None:
     path = tmp_path / "lessons.md"
-    found = Memory((), path)
-    assert found.learn(won(record(stages=3))) is not None
+    lessons = Memory((), path)
+    assert lessons.learn(won(record(stages=3))) is not None
     size = path.stat().st_size
-    assert found.learn(won(record(stages=3), Ratio(1.07, 1.04, 1.1))) is None
-    assert found.learn(won(record(stages=2), improved=False)) is None
-    assert found.learn(won(record(stages=2), environment="replay")) is None
+    assert lessons.learn(won(record(stages=3), Ratio(1.07, 1.04, 1.1))) is None
+    assert lessons.learn(won(record(stages=2), improved=False)) is None
+    assert lessons.learn(won(record(stages=2), environment="replay")) is None
     assert Memory(()).learn(won(record(stages=2))) is None
     assert path.stat().st_size == size
-    assert found.learn(won(record(stages=2), environment="model")) is not None
-    modelled = list(memory.read(path.read_text()))[1]
+    assert lessons.learn(won(record(stages=2), environment="model")) is not None
+    modelled = list(memory.parse_notes(path.read_text()))[1]
     assert modelled.measured == "no: model environment, NVIDIA H200"
 
 
 def test_half_a_lesson_of_a_killed_process_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / "lessons.md"
     path.write_bytes(b"## half a les\xff\ngpus: h2")
-    found = Memory((), path)
-    taken = found.learn(won(record(stages=3)))
-    assert taken is not None
-    assert taken in found.recall(LARGE)
+    lessons = Memory((), path)
+    note = lessons.learn(won(record(stages=3)))
+    assert note is not None
+    assert note in lessons.recall(LARGE)
 
 
 def test_held_out_problems_teach_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lessons.md"
-    found = memory.load(path)
-    found.learn(won(record(stages=3)))
-    kept = found.without([LARGE]).recall(LARGE, 10_000)
-    assert kept == [note for note in found.recall(LARGE, 10_000) if not note.problem]
+    lessons = memory.load(path)
+    lessons.learn(won(record(stages=3)))
+    remaining = lessons.excluding([LARGE]).recall(LARGE, 10_000)
+    assert remaining == [note for note in lessons.recall(LARGE, 10_000) if not note.problem]
     other_gpu = LARGE.model_copy(update={"gpu": "h100"})
-    assert found.without([other_gpu]).recall(LARGE, 10_000) == kept, "the same sizes on a sister GPU tell as much"
-    assert found.without([FLAT]).recall(LARGE, 10_000) == found.recall(LARGE, 10_000)
+    assert lessons.excluding([other_gpu]).recall(LARGE, 10_000) == remaining, (
+        "the same sizes on a sister GPU tell as much"
+    )
+    assert lessons.excluding([FLAT]).recall(LARGE, 10_000) == lessons.recall(LARGE, 10_000)
 
 
 def test_lessons_stand_beside_the_trials_they_are_from() -> None:
-    assert memory.beside(Path("/r/trials.jsonl")) == Path("/r/trials-lessons.md")
-    assert memory.beside(Path("/b/modelled-trials.jsonl")) == Path("/b/modelled-trials-lessons.md")
+    assert memory.lessons_path(Path("/r/trials.jsonl")) == Path("/r/trials-lessons.md")
+    assert memory.lessons_path(Path("/b/modelled-trials.jsonl")) == Path("/b/modelled-trials-lessons.md")
 
 
 def test_what_is_shown_can_be_printed_and_ends() -> None:
     note = replace(Note("t", "a\x1b[2J\u202eb" + "x" * 5000), source="s\x00")
-    assert note.shown == {"title": "t", "text": "a[2Jb" + "x" * 1995, "measured": "no", "source": "s"}
+    assert note.visible == {"title": "t", "text": "a[2Jb" + "x" * 1995, "measured": "no", "source": "s"}

@@ -11,22 +11,13 @@ import pytest
 
 from cudal2gen import catalog
 from cudal2gen.kernel import Problem, parse
-from cudal2gen.tuner import space
+from cudal2gen.tuner import checkpoint, space
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.features import CONTEXT, NUMBERS, Vocabulary, context, encode_candidates, numbers
-from cudal2gen.tuner.policy import (
-    Action,
-    CheckpointError,
-    Group,
-    Policy,
-    Ranked,
-    bradley_terry,
-    by_problem,
-    compare,
-    leave_one_out,
-    practise,
-)
-from cudal2gen.tuner.proposers import Learned, Question
+from cudal2gen.tuner.network import bradley_terry, leave_one_out
+from cudal2gen.tuner.policy import Action, Group, Policy, Ranked, by_problem, compare, practise
+from cudal2gen.tuner.proposal import Question
+from cudal2gen.tuner.proposers import PolicyProposer
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
@@ -56,8 +47,8 @@ def test_bradley_terry_by_hand() -> None:
     assert pairs == 2
     assert float(loss.detach()) == pytest.approx((math.log1p(math.exp(-1)) + math.log1p(math.exp(-2))) / 2)
     loss.backward()
-    wrong = [1 / (1 + math.exp(1)), 1 / (1 + math.exp(2))]
-    assert logits.grad.tolist() == pytest.approx([-sum(wrong) / 2, wrong[0] / 2, wrong[1] / 2])
+    errors = [1 / (1 + math.exp(1)), 1 / (1 + math.exp(2))]
+    assert logits.grad.tolist() == pytest.approx([-sum(errors) / 2, errors[0] / 2, errors[1] / 2])
     assert bradley_terry(logits, [1.0, 1.0, 1.05], margin=0.1)[1] == 0
 
 
@@ -65,9 +56,11 @@ def test_an_untrained_policy_is_uniform_and_equals_its_prior() -> None:
     policy = Policy()
     view = policy.view(space.candidates(SMALL))
     rows = len(view.candidates.records)
-    row = next(at for at, one in enumerate(view.candidates.records) if one.family == "sm90_wgmma")
-    told = policy.log_probability(view, [Action(row, {"raster_axis": 0, "raster_group": 1, "hint_a": 2, "hint_b": 0})])
-    assert float(told) == pytest.approx(-math.log(rows) - math.log(2 * 4 * 3 * 3), rel=1e-4)
+    row = next(index for index, record in enumerate(view.candidates.records) if record.family == "sm90_wgmma")
+    log_probability = policy.log_probability(
+        view, [Action(row, {"raster_axis": 0, "raster_group": 1, "hint_a": 2, "hint_b": 0})]
+    )
+    assert float(log_probability) == pytest.approx(-math.log(rows) - math.log(2 * 4 * 3 * 3), rel=1e-4)
     assert float(policy.divergence(view)) == pytest.approx(0.0, abs=1e-5)
 
 
@@ -76,8 +69,8 @@ def test_probabilities_sum_to_one_and_draws_follow_them() -> None:
     view = policy.view(space.candidates(sizes(64, 64, 64)))
     policy.learned.heads[: len(policy.vocabulary)] = torch.randn(len(policy.vocabulary), CONTEXT) * 0.3
     probabilities = torch.softmax(policy.logits(view), 0).numpy()
-    drawn = np.bincount([action.row for action in policy.draw(view, 20000)], minlength=len(probabilities)) / 20000
-    assert np.abs(drawn - probabilities).max() < 0.02
+    frequencies = np.bincount([action.row for action in policy.draw(view, 20000)], minlength=len(probabilities)) / 20000
+    assert np.abs(frequencies - probabilities).max() < 0.02
     distinct = [action.row for action in policy.draw(view, 50, distinct=True)]
     assert len(set(distinct)) == 50
 
@@ -110,41 +103,41 @@ def test_a_step_of_the_policy_gradient_makes_the_better_draw_likelier() -> None:
 
 
 def test_the_kl_cost_holds_the_policy_at_its_prior() -> None:
-    apart = []
+    divergences = []
     for kl in (0.0, 10.0):
         policy = Policy(3)
         view = policy.view(space.candidates(SMALL))
         for _ in range(20):
             actions = policy.draw(view, 8)
             policy.follow_rewards([Group(view, actions, [float(action.row % 7) for action in actions])], kl)
-        apart.append(float(policy.divergence(view).detach()))
-    assert apart[1] < 0.1 * apart[0]
+        divergences.append(float(policy.divergence(view).detach()))
+    assert divergences[1] < 0.1 * divergences[0]
 
 
 def test_every_proposal_is_legal_new_and_for_the_problem() -> None:
     policy = Policy(5)
     for problem in (SMALL, sizes(17, 40, 72), sizes(512, 1024, 512, "a100")):
         question = Question(space.candidates(problem))
-        first = Learned(policy).propose(question, 32)
-        seen = frozenset(space.key(one.record) for one in first if one.record)
-        assert len(seen) == len(first)
-        assert all(one.record and one.record.problem == problem for one in first)
-        again = Learned(policy).propose(Question(question.candidates, seen=seen), 32)
-        assert not seen & {space.key(one.record) for one in again if one.record}
+        first = PolicyProposer(policy).propose(question, 32)
+        keys = frozenset(space.key(item.record) for item in first if item.record)
+        assert len(keys) == len(first)
+        assert all(item.record and item.record.problem == problem for item in first)
+        later = PolicyProposer(policy).propose(Question(question.candidates, proposed_keys=keys), 32)
+        assert not keys & {space.key(item.record) for item in later if item.record}
 
 
 def published(acc: str = "f16", every: int = 16) -> list[catalog.Record]:
-    return [one for one in catalog.load() if (one.gpu, one.acc) == ("a100", acc)][::every]
+    return [record for record in catalog.load() if (record.gpu, record.acc) == ("a100", acc)][::every]
 
 
 def test_imitation_prefers_what_was_published_on_other_sizes() -> None:
     records = published()
     policy = Policy(0)
-    policy.imitate(records[::2], seconds=8, passes=4, others=64)
+    policy.imitate(records[::2], seconds=8, passes=4, rivals=64)
     ranks = []
     for record in records[1::8]:
-        drawn = space.candidates(record.problem, 96).records
-        scores = policy.scores(record.problem, [record, *drawn], prior_only=True).detach().numpy()
+        rivals = space.candidates(record.problem, 96).records
+        scores = policy.scores(record.problem, [record, *rivals], prior_only=True).detach().numpy()
         ranks.append(float((scores[1:] < scores[0]).mean()))
     # By chance one half.
     assert np.mean(ranks) > 0.9
@@ -155,7 +148,7 @@ def test_imitation_prefers_what_was_published_on_other_sizes() -> None:
 def test_both_updates_help_on_sizes_never_trained_on_and_shuffled_rewards_do_not() -> None:
     environment = Model(seed=1)
     train = [sizes(m, n, k) for m in (128, 1024) for n in (512, 2048) for k in (256, 2048)]
-    held = [sizes(256, 1024, 512), sizes(2048, 1024, 1024), sizes(512, 512, 4096)]
+    held_out = [sizes(256, 1024, 512), sizes(2048, 1024, 1024), sizes(512, 512, 4096)]
     base = Policy(0)
     views = [base.view(space.candidates(problem)) for problem in train]
     rng = np.random.default_rng(0)
@@ -170,17 +163,22 @@ def test_both_updates_help_on_sizes_never_trained_on_and_shuffled_rewards_do_not
         ranked.append(Ranked(records, rewards(view.candidates.problem, records)))
     contrast, group, shuffled = base.copy(1), base.copy(2), base.copy(3)
     compare(contrast, ranked, rounds=30, problems=4)
-    compare(shuffled, [Ranked(one.records, rng.permutation(one.scores).tolist()) for one in ranked], 30, problems=4)
+    compare(
+        shuffled,
+        [Ranked(ranking.records, rng.permutation(ranking.scores).tolist()) for ranking in ranked],
+        30,
+        problems=4,
+    )
     assert practise(group, views, rewards, rounds=20, problems=3, kl=0.05) == 20 * 3 * 16
 
     def expected(policy: Policy) -> float:
         """The mean logarithm of speed that a draw has, over problems held out."""
-        found = []
-        for problem in held:
+        values = []
+        for problem in held_out:
             view = policy.view(space.candidates(problem))
             probabilities = torch.softmax(policy.logits(view), 0).detach().numpy()
-            found.append(float(probabilities @ -np.log(environment.true_us(view.candidates.records))))
-        return float(np.mean(found))
+            values.append(float(probabilities @ -np.log(environment.true_us(view.candidates.records))))
+        return float(np.mean(values))
 
     start = expected(base)
     assert expected(contrast) > start + 0.2
@@ -189,67 +187,67 @@ def test_both_updates_help_on_sizes_never_trained_on_and_shuffled_rewards_do_not
 
 
 def test_adapting_to_a_problem_leaves_the_policy_as_it_was_unless_it_is_to_keep_it() -> None:
-    environment, found = Model(seed=2), space.candidates(SMALL)
+    environment, candidates = Model(seed=2), space.candidates(SMALL)
     for keep in (False, True):
         policy = Policy(0)
-        proposer = Learned(policy, adapt=4, group=True, keep=keep)
-        question = Question(found)
-        records = [one.record for one in proposer.propose(question, 8) if one.record]
+        proposer = PolicyProposer(policy, adapt=4, group=True, keep=keep)
+        question = Question(candidates)
+        records = [item.record for item in proposer.propose(question, 8) if item.record]
         trials = environment.evaluate(SMALL, records)
-        proposer.observe(Question(found, tuple(trials)), trials)
+        proposer.observe(Question(candidates, tuple(trials)), trials)
         assert policy.steps == (5 if keep else 0)
-        scores = proposer._at(question)[0].scores(SMALL, records).detach().numpy()
+        scores = proposer._open_session(question)[0].scores(SMALL, records).detach().numpy()
         fastest = int(np.argmin([trial.median_us for trial in trials]))
         assert scores[fastest] > np.median(scores)
-    frozen = Learned(policy, frozen=True)
-    frozen.observe(Question(found, tuple(trials)), trials)
+    frozen = PolicyProposer(policy, frozen=True)
+    frozen.observe(Question(candidates, tuple(trials)), trials)
     assert policy.steps == 5
 
 
 def test_a_checkpoint_is_small_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    policy, found = Policy(0), space.candidates(SMALL)
-    view = policy.view(found)
-    ranked = [Ranked(found.records[:40], [float(at) for at in range(40)])]
+    policy, candidates = Policy(0), space.candidates(SMALL)
+    view = policy.view(candidates)
+    ranked = [Ranked(candidates.records[:40], [float(score) for score in range(40)])]
     for _ in range(3):
         policy.contrast(ranked)
     path = tmp_path / "deep" / "policy.pt"
-    policy.save(path)
+    checkpoint.save(policy, path)
     assert path.stat().st_size < 400_000
-    again = Policy.load(path)
-    assert again.steps == 3
-    assert torch.allclose(again.logits(again.view(found)), policy.logits(view))
+    loaded = checkpoint.load(path)
+    assert loaded.steps == 3
+    assert torch.allclose(loaded.logits(loaded.view(candidates)), policy.logits(view))
     # The optimiser's state is there too: the next step is the same one.
-    assert policy.contrast(ranked) == pytest.approx(again.contrast(ranked))
-    assert torch.allclose(again.logits(again.view(found)), policy.logits(view), atol=1e-6)
+    assert policy.contrast(ranked) == pytest.approx(loaded.contrast(ranked))
+    assert torch.allclose(loaded.logits(loaded.view(candidates)), policy.logits(view), atol=1e-6)
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_damaged_checkpoint_is_said_to_be_one(tmp_path: Path) -> None:
     path = tmp_path / "policy.pt"
     path.write_bytes(b"not a policy")
-    with pytest.raises(CheckpointError, match=r"policy.pt holds no policy .*remove it to start anew"):
-        Policy.load(path)
+    with pytest.raises(checkpoint.CheckpointError, match=r"policy.pt holds no policy .*remove it to start anew"):
+        checkpoint.load(path)
 
 
 def test_features_are_finite_and_tell_problems_apart() -> None:
     for problem in (SMALL, sizes(1, 1 << 20, 8), sizes(16384, 16384, 16384)):
-        told = context(problem)
-        assert told.shape == (CONTEXT,)
-        assert np.isfinite(told).all()
-        assert np.abs(told).max() < 12
+        features = context(problem)
+        assert features.shape == (CONTEXT,)
+        assert np.isfinite(features).all()
+        assert np.abs(features).max() < 12
     assert not np.array_equal(context(SMALL), context(sizes(256, 512, 256, "a100")))
-    found = space.candidates(SMALL, 50)
-    encoded = encode_candidates(Vocabulary(), found)
-    assert encoded.numbers.shape == (len(found.records), NUMBERS)
+    candidates = space.candidates(SMALL, 50)
+    encoded = encode_candidates(Vocabulary(), candidates)
+    assert encoded.numbers.shape == (len(candidates.records), NUMBERS)
     assert np.isfinite(encoded.numbers).all()
-    split = next(one for one in space.candidates(SMALL).records if one.split_k == 2)
+    split = next(record for record in space.candidates(SMALL).records if record.split_k == 2)
     assert numbers(split)[9] == 1.0, "log2 of the slices"
     assert numbers(split)[7] == pytest.approx(math.log2(256 // split.k_step // 2) / 5)
 
 
 def test_records_are_grouped_by_problem() -> None:
-    other = sizes(512, 512, 512)
-    records = [*space.candidates(SMALL).records[:2], space.candidates(other).records[0]]
+    elsewhere = sizes(512, 512, 512)
+    records = [*space.candidates(SMALL).records[:2], space.candidates(elsewhere).records[0]]
     (only,) = by_problem(records, [1.0, 2.0, 3.0])
     assert (list(only.records), list(only.scores)) == (records[:2], [1.0, 2.0])
 

@@ -19,7 +19,7 @@ from cudal2gen.kernel import FAMILIES, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import ray_executor, space
 from cudal2gen.tuner.executor import Executor, InProcess, Job
-from cudal2gen.tuner.ray_executor import OnRay, Unreachable
+from cudal2gen.tuner.ray_executor import RayExecutor, Unreachable
 from tests import simulated_gpu
 from tests.simulated_gpu import HANGS, KILLS, RAISES, Packs, Simulated
 from tests.test_cli import error, own_catalog, run
@@ -61,7 +61,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "health_check_timeout_ms": 1000,
         "health_check_failure_threshold": 3,
     }
-    found = Cluster(
+    ray_cluster = Cluster(
         initialize_head=True,
         head_node_args=SMALL | {"num_cpus": 2, "include_dashboard": False, "_system_config": watch},
     )
@@ -70,12 +70,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "CUDAL2GEN_BUILD_DIR": str(tmp_path_factory.mktemp("built")),
         "OMP_NUM_THREADS": "1",
     }
-    ray.init(address=found.address, runtime_env={"env_vars": variables}, log_to_driver=False, logging_level="error")
+    ray.init(
+        address=ray_cluster.address, runtime_env={"env_vars": variables}, log_to_driver=False, logging_level="error"
+    )
     try:
-        yield found
+        yield ray_cluster
     finally:
         ray.shutdown()
-        found.shutdown()
+        ray_cluster.shutdown()
 
 
 @pytest.fixture
@@ -88,15 +90,15 @@ def node(cluster: Any) -> Iterator[Callable[[], Any]]:
         return added[-1]
 
     yield add
-    for one in added:
-        if one in cluster.list_all_nodes():
-            cluster.remove_node(one, allow_graceful=False)
-    until(lambda: CARD not in __import__("ray").cluster_resources())
+    for node_added in added:
+        if node_added in cluster.list_all_nodes():
+            cluster.remove_node(node_added, allow_graceful=False)
+    wait_for(lambda: CARD not in __import__("ray").cluster_resources())
 
 
-def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
 
@@ -108,17 +110,17 @@ def ended(log: Path) -> Counter[int]:
 def overlapping(log: Path) -> list[tuple[Any, Any]]:
     """Evaluations on one node that ran at the same time. One that never ended ends with its process' last line."""
     spans: dict[str, list[tuple[float, float]]] = {}
-    begun: dict[int, Any] = {}
+    starts: dict[int, Any] = {}
     for line in simulated_gpu.read(log):
         if "begin" in line:
-            begun[line["pid"]] = line
+            starts[line["pid"]] = line
         elif "end" in line:
-            start = begun.pop(line["pid"])
+            start = starts.pop(line["pid"])
             spans.setdefault(line["node"], []).append((start["at"], line["at"]))
     pairs = []
-    for found in spans.values():
-        found.sort()
-        pairs += [(one, two) for one, two in pairwise(found) if two[0] < one[1]]
+    for group_spans in spans.values():
+        group_spans.sort()
+        pairs += [(first, second) for first, second in pairwise(group_spans) if second[0] < first[1]]
     return pairs
 
 
@@ -129,20 +131,20 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     """Sixteen jobs on two cards. One worker is killed in mid-evaluation, then a whole node, then a new node comes."""
     log, store = tmp_path / "log", tmp_path / "trials.jsonl"
     nodes = [node(), node()]
-    executor: Executor = OnRay(partial(Simulated, log, 0.25), resource=CARD, prepare=Packs(log))
-    jobs = [job(2 * at + 1, 2 * at + 2) for at in range(16)]
+    executor: Executor = RayExecutor(partial(Simulated, log, 0.25), resource=CARD, prepare=Packs(log))
+    jobs = [job(2 * index + 1, 2 * index + 2) for index in range(16)]
     finished_before: dict[str, Counter[int]] = {}
 
     def work() -> None:
-        for done in executor.run([*jobs, jobs[0]]):
-            results.append(done.trials, store)
+        for result in executor.run([*jobs, jobs[0]]):
+            results.append(result.trials, store)
 
     thread = threading.Thread(target=work)
     thread.start()
-    until(lambda: len(ended(log)) >= 4 and "begin" in simulated_gpu.read(log)[-1])
+    wait_for(lambda: len(ended(log)) >= 4 and "begin" in simulated_gpu.read(log)[-1])
     finished_before["worker"] = ended(log)
     os.kill(simulated_gpu.read(log)[-1]["pid"], signal.SIGKILL)
-    until(lambda: len(ended(log)) >= 12)
+    wait_for(lambda: len(ended(log)) >= 12)
     finished_before["node"] = ended(log)
     cluster.remove_node(nodes[0], allow_graceful=False)
     node()
@@ -154,8 +156,8 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     assert Counter(map(groups, stored)) == Counter(range(1, 33)), "each job once, though one was given twice"
     expected = {
         groups(trial): trial.median_us
-        for done in InProcess(Simulated(tmp_path / "other", 0.0)).run(jobs)
-        for trial in done.trials
+        for result in InProcess(Simulated(tmp_path / "other", 0.0)).run(jobs)
+        for trial in result.trials
     }
     assert {groups(trial): trial.median_us for trial in stored} == expected
     assert {trial.outcome for trial in stored} == {"measured"}
@@ -164,8 +166,8 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
         assert len(before) >= 4
         assert all(after[group] == 1 for group in before), "what was finished is not evaluated again"
     assert len({line["node"] for line in simulated_gpu.read(log) if "end" in line}) == 3
-    begun = Counter(group for line in simulated_gpu.read(log) for group in line.get("begin", ()))
-    assert sum(begun.values()) > 32, "something was lost in mid-evaluation, or this test shows nothing"
+    starts = Counter(group for line in simulated_gpu.read(log) for group in line.get("begin", ()))
+    assert sum(starts.values()) > 32, "something was lost in mid-evaluation, or this test shows nothing"
     assert overlapping(log) == []
 
 
@@ -173,19 +175,19 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
 def test_records_that_kill_hang_or_raise_cost_themselves_only(node: Callable[[], Any], tmp_path: Path) -> None:
     log = tmp_path / "log"
     node()
-    executor = OnRay(partial(Simulated, log, 0.01), resource=CARD, seconds=1.5)
+    executor = RayExecutor(partial(Simulated, log, 0.01), resource=CARD, seconds=1.5)
     jobs = [job(1, KILLS, 2), job(HANGS), job(4, RAISES), job(5)]
-    trials = {groups(trial): trial for done in executor.run(jobs) for trial in done.trials}
+    trials = {groups(trial): trial for result in executor.run(jobs) for trial in result.trials}
     executor.close()
-    told = {group: (trial.outcome, trial.reason) for group, trial in trials.items()}
-    assert {group for group, one in told.items() if one == ("measured", "")} == {1, 2, 4, 5}
-    assert told[HANGS] == ("time-out", "no answer within 1.5 s")
-    assert told[RAISES] == ("wrong result", "ArithmeticError: the device is in a bad mood")
-    assert told[KILLS][0] == "wrong result"
-    assert told[KILLS][1].startswith("the worker that ran it was lost: ")
-    begun = Counter(group for line in simulated_gpu.read(log) for group in line.get("begin", ()))
-    assert begun[KILLS] == 4, "twice with others, twice alone"
-    assert (begun[HANGS], begun[RAISES]) == (1, 2)
+    outcomes = {group: (trial.outcome, trial.reason) for group, trial in trials.items()}
+    assert {group for group, outcome in outcomes.items() if outcome == ("measured", "")} == {1, 2, 4, 5}
+    assert outcomes[HANGS] == ("time-out", "no answer within 1.5 s")
+    assert outcomes[RAISES] == ("wrong result", "ArithmeticError: the device is in a bad mood")
+    assert outcomes[KILLS][0] == "wrong result"
+    assert outcomes[KILLS][1].startswith("the worker that ran it was lost: ")
+    starts = Counter(group for line in simulated_gpu.read(log) for group in line.get("begin", ()))
+    assert starts[KILLS] == 4, "twice with others, twice alone"
+    assert (starts[HANGS], starts[RAISES]) == (1, 2)
     assert trials[5].on == executor.on == "analytic model with hidden terms, seed 7"
 
 
@@ -194,26 +196,26 @@ def test_kernels_are_packed_on_cpu_nodes_and_unpacked_beside_the_card(node: Call
     log = tmp_path / "log"
     node()
     node()
-    kept: list[list[str]] = []
-    executor = OnRay(
+    digests: list[list[str]] = []
+    executor = RayExecutor(
         partial(Simulated, log, 0.3),
         resource=CARD,
         prepare=Packs(log),
-        keep=lambda verdicts: kept.append([one.digest for one in verdicts]),
+        keep=lambda verdicts: digests.append([verdict.digest for verdict in verdicts]),
     )
-    until(lambda: executor.workers() == 2)
-    (done,) = executor.run([job(7, 8, 9)])
-    assert kept == [[record(7).name]] * 2, "one kernel: each card that judged it says so once"
+    wait_for(lambda: executor.workers() == 2)
+    (result,) = executor.run([job(7, 8, 9)])
+    assert digests == [[record(7).name]] * 2, "one kernel: each card that judged it says so once"
     list(executor.run([job(7)]))
-    assert kept[2:] == [[]]
+    assert digests[2:] == [[]]
     executor.close()
-    assert [groups(trial) for trial in done.trials] == [7, 8, 9], "in order, though two cards shared a brief job"
+    assert [groups(trial) for trial in result.trials] == [7, 8, 9], "in order, though two cards shared a brief job"
     lines = simulated_gpu.read(log)
     assert sorted(line["packed"] for line in lines if "packed" in line) == [[7], [7, 8], [9]]
-    begun = {tuple(line["begin"]): line for line in lines if "begin" in line}
-    assert begun[7, 8]["node"] != begun[9,]["node"]
-    assert not {line["node"] for line in lines if "packed" in line} & {line["node"] for line in begun.values()}
-    assert record(7).name in begun[7, 8]["built"]
+    starts = {tuple(line["begin"]): line for line in lines if "begin" in line}
+    assert starts[7, 8]["node"] != starts[9,]["node"]
+    assert not {line["node"] for line in lines if "packed" in line} & {line["node"] for line in starts.values()}
+    assert record(7).name in starts[7, 8]["built"]
 
 
 def test_a_verdict_is_kept_where_it_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,46 +226,46 @@ def test_a_verdict_is_kept_where_it_is_not_known(tmp_path: Path, monkeypatch: py
 
 
 def test_only_brief_jobs_are_shared_out() -> None:
-    brief = job(1, 2, 3, 4, 5)
-    found = ray_executor._parts(brief, 3)
-    assert [[one.raster_group for one in part.records] for part in found] == [[1, 2], [3, 4], [5]]  # type: ignore[union-attr]
-    assert ray_executor._parts(brief._replace(effort="long"), 3) == [brief._replace(effort="long")]
+    short_job = job(1, 2, 3, 4, 5)
+    parts = ray_executor._parts(short_job, 3)
+    assert [[record.raster_group for record in part.records] for part in parts] == [[1, 2], [3, 4], [5]]  # type: ignore[union-attr]
+    assert ray_executor._parts(short_job._replace(effort="long"), 3) == [short_job._replace(effort="long")]
     assert ray_executor._parts(job(1), 3) == [job(1)]
-    assert ray_executor._parts(brief, 0) == [brief]
+    assert ray_executor._parts(short_job, 0) == [short_job]
 
 
 @pytest.mark.slow
 def test_without_a_card_it_says_so(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="the cluster has 0 of simulated_gpu; none became free"):
-        OnRay(partial(Simulated, tmp_path / "log"), resource=CARD, patience=0.5)
+        RayExecutor(partial(Simulated, tmp_path / "log"), resource=CARD, patience=0.5)
 
 
 @pytest.mark.slow
 def test_an_environment_that_does_not_start_is_not_started_for_ever(node: Callable[[], Any], tmp_path: Path) -> None:
     node()
     with pytest.raises(Unreachable, match="three workers in a row failed at their start: OSError: no CUDA device"):
-        OnRay(partial(simulated_gpu.Absent, tmp_path / "log"), resource=CARD)
+        RayExecutor(partial(simulated_gpu.Absent, tmp_path / "log"), resource=CARD)
 
 
 def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(Unreachable, match=r"^no Ray cluster at 127\.0\.0\.1:1: .*refused"):
-        OnRay(partial(Simulated, tmp_path / "log"), address="127.0.0.1:1")
+        RayExecutor(partial(Simulated, tmp_path / "log"), address="127.0.0.1:1")
 
 
 def test_packed_kernels_are_kernels_where_they_arrive(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     small = Problem(gpu="a100", acc="f16", layout="tn", m=64, n=64, k=64)
-    good = space.candidates(small, most=20).records[0]
-    artifact = compiler.build([good], build_dir=first)[0]
+    record = space.candidates(small, most=20).records[0]
+    artifact = compiler.build([record], build_dir=first)[0]
     parcel = {artifact.digest: {path.name: path.read_bytes() for path in artifact.directory.iterdir()}}
     ray_executor.unpack(parcel, second)
     ray_executor.unpack(parcel, second)
     assert [path.name for path in second.iterdir()] == [artifact.digest]
-    (again,) = compiler.build([good], build_dir=second, tools=toolchain.discover())
-    assert again.ptxas == artifact.ptxas
-    assert again.cubin.read_bytes() == artifact.cubin.read_bytes()
+    (artifact_there,) = compiler.build([record], build_dir=second, tools=toolchain.discover())
+    assert artifact_there.ptxas == artifact.ptxas
+    assert artifact_there.cubin.read_bytes() == artifact.cubin.read_bytes()
     assert not (second / ".lock").exists(), "nothing was compiled"
 
 
@@ -280,11 +282,11 @@ def test_the_command_line_tunes_on_a_cluster_of_its_own(tmp_path: Path, own_cata
     env = own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     env |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
     options = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--proposers", "random", "--executor", "ray")
-    done = run("tune", "--mnk", "256_2048_64", "--evaluations", "8", *options, env=env)
-    assert done.returncode == 0, done
-    assert "1 of 1 problems, 8 evaluations" in done.stdout
+    process = run("tune", "--mnk", "256_2048_64", "--evaluations", "8", *options, env=env)
+    assert process.returncode == 0, process
+    assert "1 of 1 problems, 8 evaluations" in process.stdout
     stored = results.trials(tmp_path / "tuner" / "modelled-trials.jsonl")
-    assert Counter(one.effort for one in stored) == {"short": 8, "medium": 8, "long": 3}
-    assert {one.outcome for one in stored} == {"measured"}
-    said = error("tune", "--mnk", "256_2048_64", *options, "--address", "127.0.0.1:1", code=3, env=env)
-    assert "no Ray cluster at 127.0.0.1:1" in said
+    assert Counter(trial.effort for trial in stored) == {"short": 8, "medium": 8, "long": 3}
+    assert {trial.outcome for trial in stored} == {"measured"}
+    message = error("tune", "--mnk", "256_2048_64", *options, "--address", "127.0.0.1:1", code=3, env=env)
+    assert "no Ray cluster at 127.0.0.1:1" in message

@@ -28,62 +28,63 @@ MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--propos
 def test_a_modelled_gain_is_shown_and_never_written(place: dict[str, str], tmp_path: Path) -> None:
     before = Path(place["CUDAL2GEN_CATALOG"]).read_bytes()
     picture = tmp_path / "curve.svg"
-    done = run("tune", "--mnk", "256_2048_64", "--evaluations", "24", *MODELLED, "--plot", str(picture), env=place)
-    assert done.returncode == 0, done
-    assert re.search(r"256_2048_64: 1\.\d+ \[1\.\d+, 1\.\d+\] times the incumbent's speed, proposed by", done.stdout)
+    process = run("tune", "--mnk", "256_2048_64", "--evaluations", "24", *MODELLED, "--plot", str(picture), env=place)
+    assert process.returncode == 0, process
+    assert re.search(r"256_2048_64: 1\.\d+ \[1\.\d+, 1\.\d+\] times the incumbent's speed, proposed by", process.stdout)
     assert (
         "not written: its times come from the model environment (analytic model with hidden terms, seed 0)"
-        in done.stdout
+        in process.stdout
     )
-    assert "1 of 1 problems, 24 evaluations" in done.stdout
+    assert "1 of 1 problems, 24 evaluations" in process.stdout
     assert Path(place["CUDAL2GEN_CATALOG"]).read_bytes() == before
     assert "model environment" in picture.read_text()
     assert not Path(place["CUDAL2GEN_RESULTS"]).exists(), "modelled trials are no results"
     (stored,) = Path(place["CUDAL2GEN_BUILD_DIR"]).rglob("modelled-trials.jsonl")
     assert len(results.trials(stored)) == 24 + 8 + 3
-    again = run("tune", "--mnk", "256_2048_64", "--evaluations", "24", *MODELLED, env=place)
+    second = run("tune", "--mnk", "256_2048_64", "--evaluations", "24", *MODELLED, env=place)
     assert len(results.trials(stored)) == 24 + 8 + 3, "what was stored is taken up"
-    assert again.stdout.splitlines()[0] == done.stdout.splitlines()[0]
+    assert second.stdout.splitlines()[0] == process.stdout.splitlines()[0]
 
 
 def test_replay_needs_a_recording_and_refuses_what_is_not_in_it(place: dict[str, str], tmp_path: Path) -> None:
-    told = error("tune", "--mnk", "64_64_64", "--environment", "replay", env=place)
-    assert told.startswith("--environment replay: no trials in ")
+    message = error("tune", "--mnk", "64_64_64", "--environment", "replay", env=place)
+    assert message.startswith("--environment replay: no trials in ")
     run("tune", "--mnk", "64_64_64", "--evaluations", "4", *MODELLED, env=place)
     (stored,) = Path(place["CUDAL2GEN_BUILD_DIR"]).rglob("modelled-trials.jsonl")
-    asked = ("--gpu", "h200", "--acc", "f32", "--environment", "replay", "--proposers", "random", "--seed", "9")
-    told = error("tune", "--mnk", "64_64_64", *asked, "--trials", str(stored), env=place)
-    assert "is recorded on" in told
+    options = ("--gpu", "h200", "--acc", "f32", "--environment", "replay", "--proposers", "random", "--seed", "9")
+    message = error("tune", "--mnk", "64_64_64", *options, "--trials", str(stored), env=place)
+    assert "is recorded on" in message
 
 
 def test_a_budget_ends_it_and_a_class_chooses(place: dict[str, str]) -> None:
-    done = run("tune", "--class", "tiny", "--budget", "2s", *MODELLED, env=place)
-    found = re.search(r"(\d+) of (\d+) problems", done.stdout)
-    assert found is not None
-    tiny = {one.mnk for one in catalog.load() if one.size_class == "tiny"}
-    assert int(found[2]) == len(tiny)
-    assert 0 < int(found[1]) < len(tiny)
+    process = run("tune", "--class", "tiny", "--budget", "2s", *MODELLED, env=place)
+    match = re.search(r"(\d+) of (\d+) problems", process.stdout)
+    assert match is not None
+    tiny = {record.mnk for record in catalog.load() if record.size_class == "tiny"}
+    assert int(match[2]) == len(tiny)
+    assert 0 < int(match[1]) < len(tiny)
 
 
 def test_a_models_own_problems_are_tuned(place: dict[str, str], tmp_path: Path) -> None:
-    asked = Problem(gpu="h200", acc="f32", layout="tn", m=16, n=768, k=256)
-    other = asked.model_copy(update={"acc": "f16"})
-    listed = tmp_path / "problems.jsonl"
-    listed.write_text("".join(json.dumps(one.model_dump() | {"count": 3}) + "\n" for one in (asked, other)))
-    done = run("tune", "--problems", str(listed), "--evaluations", "8", *MODELLED, env=place)
-    assert done.returncode == 0, done
-    assert "1 of 1 problems, 8 evaluations" in done.stdout
-    assert "note: 1 problems of" in done.stderr
+    problem = Problem(gpu="h200", acc="f32", layout="tn", m=16, n=768, k=256)
+    sister = problem.model_copy(update={"acc": "f16"})
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(item.model_dump() | {"count": 3}) + "\n" for item in (problem, sister)))
+    process = run("tune", "--problems", str(path), "--evaluations", "8", *MODELLED, env=place)
+    assert process.returncode == 0, process
+    assert "1 of 1 problems, 8 evaluations" in process.stdout
+    assert "note: 1 problems of" in process.stderr
     (stored,) = Path(place["CUDAL2GEN_BUILD_DIR"]).rglob("modelled-trials.jsonl")
-    assert {(one.m, one.n, one.k, one.acc) for one in results.trials(stored)} == {(16, 768, 256, "f32")}
+    assert {(item.m, item.n, item.k, item.acc) for item in results.trials(stored)} == {(16, 768, 256, "f32")}
 
 
 def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
     pytest.importorskip("torch")
+    from cudal2gen.tuner import checkpoint
     from cudal2gen.tuner.policy import Policy
 
     path = Path(place["CUDAL2GEN_BUILD_DIR"]) / "p.pt"
-    Policy(0).save(path)
+    checkpoint.save(Policy(0), path)
     arguments = (
         "tune",
         "--mnk",
@@ -95,14 +96,14 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
         "--checkpoint",
         str(path),
     )
-    done = run(*arguments, env=place)
-    assert done.returncode == 0, done
+    process = run(*arguments, env=place)
+    assert process.returncode == 0, process
     # Two batches: the first has nothing before it, so both are a group and twelve contrastive steps.
-    assert Policy.load(path).steps == 2 * 13
+    assert checkpoint.load(path).steps == 2 * 13
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             ("--mnk", "64_64_64", "--environment", "oracle"),
@@ -123,8 +124,8 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], told: str, place: dict[str, str]) -> None:
-    assert error("tune", *arguments, env=place).startswith(told)
+def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], message: str, place: dict[str, str]) -> None:
+    assert error("tune", *arguments, env=place).startswith(message)
 
 
 def test_without_a_gpu_the_gpu_environment_says_so(place: dict[str, str]) -> None:
@@ -148,21 +149,21 @@ def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
         monkeypatch.setenv(name, value)
     problem = Problem(gpu="h200", acc="f32", layout="tn", m=256, n=2048, k=64)
     incumbents = campaign.Incumbents(catalog.load())
-    one = race.Race(space.candidates(problem), incumbents(problem))
-    race.run(one, Random(0), executor.InProcess(Model(incumbents)), lambda _: None, race.Settings(32, prune=None))
-    one.trials = [trial.model_copy(update={"environment": "gpu", "on": "NVIDIA H200"}) for trial in one.trials]
-    winner = one.winner
+    contest = race.Race(space.candidates(problem), incumbents(problem))
+    race.run(contest, Random(0), executor.InProcess(Model(incumbents)), lambda _: None, race.Settings(32, prune=None))
+    contest.trials = [trial.model_copy(update={"environment": "gpu", "on": "NVIDIA H200"}) for trial in contest.trials]
+    winner = contest.winner
     assert winner is not None
-    tuning.write_improved(one, dry_run=False)
+    tuning.write_improved(contest, dry_run=False)
     assert "not written: its kernel has no clean verdict" in capsys.readouterr().out
     case = Case(
         m=1, n=1, k=1, swizzle_stride=None, inputs="x", compared="x", max_error=0, allowed=None, ctas=1, findings=()
     )
     results.append([Verdict(record=winner.name, digest=winner.digest, on="h200", cases=(case,), counters={})])
-    tuning.write_improved(one, dry_run=True)
+    tuning.write_improved(contest, dry_run=True)
     assert "this is a dry run" in capsys.readouterr().out
     assert catalog.find(problem).record == incumbents(problem)
-    tuning.write_improved(one, dry_run=False)
+    tuning.write_improved(contest, dry_run=False)
     assert "written to" in capsys.readouterr().out
-    assert catalog.find(problem).record == campaign.answer(one)
+    assert catalog.find(problem).record == campaign.catalog_record(contest)
     assert catalog.find(problem).record.origin.structure == "tuned"

@@ -25,7 +25,8 @@ from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
 from cudal2gen.results import INCUMBENT, KERNEL, Ratio, Timing, Trial
 from cudal2gen.tuner import benchmark, campaign, curve, executor, race, reward, space
 from cudal2gen.tuner.environment import Model, Replay, Unrecorded, agreement, trial_of
-from cudal2gen.tuner.proposers import Evolution, Mixture, Nearest, Proposal, Question, Random, named, proposal
+from cudal2gen.tuner.proposal import Proposal, Question, proposal
+from cudal2gen.tuner.proposers import Evolution, Mixture, Nearest, Random, make_proposer
 from tests.hanging import Hanging
 
 SMALL = Problem(gpu="h200", acc="f32", layout="tn", m=256, n=512, k=256)
@@ -36,14 +37,14 @@ def samples(contender: str, us: Sequence[float]) -> Timing:
     return Timing(contender=contender, calls=1, event_us=tuple(us), error=0.0)
 
 
-def made(
-    record: Record, us: float | Sequence[float], theirs: float | Sequence[float] | None = None, **more: Any
+def timed_trial(
+    record: Record, us: float | Sequence[float], incumbent_us: float | Sequence[float] | None = None, **details: Any
 ) -> Trial:
-    ours = [us] * 6 if isinstance(us, float) else us
-    timings = [samples(KERNEL, ours)]
-    if theirs is not None:
-        timings.append(samples(INCUMBENT, [theirs] * 6 if isinstance(theirs, float) else theirs))
-    return trial_of(Model(), record.problem, record, "short", "measured", timings=tuple(timings), **more)
+    times = [us] * 6 if isinstance(us, float) else us
+    timings = [samples(KERNEL, times)]
+    if incumbent_us is not None:
+        timings.append(samples(INCUMBENT, [incumbent_us] * 6 if isinstance(incumbent_us, float) else incumbent_us))
+    return trial_of(Model(), record.problem, record, "short", "measured", timings=tuple(timings), **details)
 
 
 # What is legal
@@ -51,13 +52,13 @@ def made(
 
 @pytest.mark.parametrize("problem", [SMALL, AMPERE], ids=["h200", "a100"])
 def test_candidates_are_legal_distinct_and_cover_their_families(problem: Problem) -> None:
-    found = space.candidates(problem)
-    assert len({space.key(record) for record in found.records}) == len(found.records)
-    assert all(parse(record.model_dump(mode="json")) == record for record in found.records)
-    families = {record.family for record in found.records}
+    candidates = space.candidates(problem)
+    assert len({space.key(record) for record in candidates.records}) == len(candidates.records)
+    assert all(parse(record.model_dump(mode="json")) == record for record in candidates.records)
+    families = {record.family for record in candidates.records}
     assert families == ({"sm90_wgmma", "sm90_small"} if problem.gpu == "h200" else {"sm80_multistage"})
-    assert {record.bm for record in found.records} >= {64, 128}
-    assert all(record.estimated_registers <= 255 for record in found.records)
+    assert {record.bm for record in candidates.records} >= {64, 128}
+    assert all(record.estimated_registers <= 255 for record in candidates.records)
 
 
 extents = st.one_of(st.integers(1, 300), st.sampled_from([1000, 4096, 12289, 16384]))
@@ -69,43 +70,43 @@ def test_no_illegal_record_is_ever_drawn(m: int, n: int, k: int, gpu: str, seed:
     """Any choice of loose heads on any structure is legal; where no record is legal at all, that is said."""
     problem = Problem(gpu=gpu, acc="f16", layout="nn" if seed % 2 else "tn", m=m, n=n, k=k)
     try:
-        found = space.candidates(problem, 40, seed)
+        candidates = space.candidates(problem, 40, seed)
     except IllegalRecord:
         return
     rng = random.Random(seed)
     for _ in range(5):
-        assert found.drawn(rng, "test").problem == problem  # validated, or drawn raises
-    row = rng.randrange(len(found.records))
-    heads = found.heads[found.records[row].family]
+        assert candidates.drawn(rng, "test").problem == problem  # validated, or drawn raises
+    row = rng.randrange(len(candidates.records))
+    heads = candidates.heads[candidates.records[row].family]
     for choice in itertools.islice(itertools.product(*(range(len(values)) for values in heads.values())), 200):
-        found.compose(row, dict(zip(heads, choice, strict=True)), "test")
+        candidates.compose(row, dict(zip(heads, choice, strict=True)), "test")
 
 
 def test_what_a_rule_forbids_is_no_candidate() -> None:
     """A k that is not whole vectors leaves nothing for TMA; predicates on Ampere need it too, so the caller pads."""
     with pytest.raises(IllegalRecord, match="no family has a legal record for h200 f32 tn 256_512_100"):
         space.candidates(SMALL.model_copy(update={"k": 100}))
-    odd = space.candidates(AMPERE.model_copy(update={"k": 100}))
-    assert {record.padding for record in odd.records} == {"pad"}  # type: ignore[union-attr]
+    unaligned = space.candidates(AMPERE.model_copy(update={"k": 100}))
+    assert {record.padding for record in unaligned.records} == {"pad"}  # type: ignore[union-attr]
 
 
 def test_another_problems_decisions_are_adopted_where_legal_else_the_nearest() -> None:
-    found = space.candidates(SMALL)
-    other = found.compose(3, {}, "x")
-    larger = revise(other, m=512)
-    assert space.decisions(space.adopt(larger, found, "nearest")) == space.decisions(other)
+    candidates = space.candidates(SMALL)
+    record = candidates.compose(3, {}, "x")
+    larger = revise(record, m=512)
+    assert space.decisions(space.adopt(larger, candidates, "nearest")) == space.decisions(record)
     deep = space.candidates(SMALL.model_copy(update={"k": 4096, "m": 64, "n": 64}))
     split = next(record for record in deep.records if record.family == "sm90_wgmma" and record.split_k == 16)
-    taken = space.adopt(split, found, "nearest")  # 4 steps of k cannot be split by 16
-    assert taken.problem == SMALL
-    assert (taken.bm, taken.bn) == (split.bm, split.bn)
-    assert taken.split_k < 16
+    adopted = space.adopt(split, candidates, "nearest")  # 4 steps of k cannot be split by 16
+    assert adopted.problem == SMALL
+    assert (adopted.bm, adopted.bn) == (split.bm, split.bn)
+    assert adopted.split_k < 16
 
 
 def test_differing_names_fields_with_both_values() -> None:
-    found = space.candidates(SMALL)
-    one = next(record for record in found.records if record.family == "sm90_wgmma")
-    assert space.differing(one, revise(one, raster_group=2)) == {"raster_group": (8, 2)}
+    candidates = space.candidates(SMALL)
+    record = next(record for record in candidates.records if record.family == "sm90_wgmma")
+    assert space.differing(record, revise(record, raster_group=2)) == {"raster_group": (8, 2)}
 
 
 # The reward
@@ -124,24 +125,24 @@ def test_the_reward_of_trials_has_errors_lengths_and_failures() -> None:
     from cudal2gen.renderer import render
 
     record = space.candidates(SMALL).records[0]
-    fast, slow = made(record, 8.0, 12.0, max_diff=0.5), made(record, 10.0, 5.0)
-    plain = reward.Settings(alpha=0.2, beta=0.0)
+    fast, slow = timed_trial(record, 8.0, 12.0, max_diff=0.5), timed_trial(record, 10.0, 5.0)
+    without_length = reward.Settings(alpha=0.2, beta=0.0)
     # mean(12/8 - 0.2*0.5, 5/10)
-    assert reward.of_trials([fast, slow], plain) == pytest.approx(0.95)
-    told = reward.of_trials([fast], reward.Settings(alpha=0.0, beta=1e-5))
-    assert told == pytest.approx(1.5 - 1e-5 * len(render(record)))
-    broken = trial_of(Model(), SMALL, record, "short", "spill", reason="spills 8 bytes")
-    assert reward.of_trials([fast, broken], reward.Settings(failed=-1.0)) == -1.0
+    assert reward.of_trials([fast, slow], without_length) == pytest.approx(0.95)
+    value = reward.of_trials([fast], reward.Settings(alpha=0.0, beta=1e-5))
+    assert value == pytest.approx(1.5 - 1e-5 * len(render(record)))
+    failure = trial_of(Model(), SMALL, record, "short", "spill", reason="spills 8 bytes")
+    assert reward.of_trials([fast, failure], reward.Settings(failed=-1.0)) == -1.0
 
 
 def test_the_lower_bound_of_speed_is_below_a_noisy_median_and_at_a_quiet_one() -> None:
     record = space.candidates(SMALL).records[0]
-    careful = reward.Settings(alpha=0.0, lower_bound=True)
-    assert reward.of_trials([made(record, 8.0, 12.0)], careful) == pytest.approx(1.5)
-    noisy = made(record, [8.0, 9.0, 7.0, 8.5, 7.5, 8.0], [12.0, 11.0, 13.0, 12.5, 11.5, 12.0])
-    assert reward.of_trials([noisy], careful) < 1.45
+    bounded = reward.Settings(alpha=0.0, lower_bound=True)
+    assert reward.of_trials([timed_trial(record, 8.0, 12.0)], bounded) == pytest.approx(1.5)
+    noisy = timed_trial(record, [8.0, 9.0, 7.0, 8.5, 7.5, 8.0], [12.0, 11.0, 13.0, 12.5, 11.5, 12.0])
+    assert reward.of_trials([noisy], bounded) < 1.45
     with pytest.raises(ValueError, match="incumbent was not timed beside it"):
-        reward.of_trials([made(record, 8.0)], careful)
+        reward.of_trials([timed_trial(record, 8.0)], bounded)
 
 
 def test_a_baseline_is_the_reference_before_the_incumbent() -> None:
@@ -159,19 +160,19 @@ def test_a_baseline_is_the_reference_before_the_incumbent() -> None:
 
 
 def test_the_model_is_deterministic_noisy_and_not_the_plain_one() -> None:
-    found = space.candidates(SMALL)
-    records = found.records[:200]
-    one, other = Model(seed=3), Model(seed=4)
-    assert np.array_equal(one.true_us(records), Model(seed=3).true_us(records))
-    hidden = one.hidden(records)
+    candidates = space.candidates(SMALL)
+    records = candidates.records[:200]
+    first, second = Model(seed=3), Model(seed=4)
+    assert np.array_equal(first.true_us(records), Model(seed=3).true_us(records))
+    hidden = first.hidden(records)
     assert 0.03 < hidden.std() < 0.2
-    assert abs(np.corrcoef(hidden, other.hidden(records))[0, 1]) < 0.6
+    assert abs(np.corrcoef(hidden, second.hidden(records))[0, 1]) < 0.6
     estimates = np.array([model.estimate(record).us for record in records])
-    assert np.allclose(one.true_us(records), estimates * np.exp(hidden))
-    trials = one.evaluate(SMALL, records)
-    apart = np.log([trial.median_us for trial in trials]) - np.log(one.true_us(records))
+    assert np.allclose(first.true_us(records), estimates * np.exp(hidden))
+    trials = first.evaluate(SMALL, records)
+    noise = np.log([trial.median_us for trial in trials]) - np.log(first.true_us(records))
     # The median of five samples with 1 % noise each: about 0.54 %.
-    assert 0.003 < apart.std() < 0.008
+    assert 0.003 < noise.std() < 0.008
     assert all(trial.measured and trial.environment == "model" for trial in trials)
 
 
@@ -180,11 +181,12 @@ def test_the_hidden_terms_differ_between_problems_but_not_wholly() -> None:
     environment = Model(seed=1)
     pools = [space.candidates(SMALL.model_copy(update={"n": n})).records for n in (4096, 8192)]
     by_decision = [
-        dict(zip((repr(space.decisions(one)) for one in pool), environment.hidden(pool), strict=True)) for pool in pools
+        dict(zip((repr(space.decisions(record)) for record in pool), environment.hidden(pool), strict=True))
+        for pool in pools
     ]
-    both = sorted(by_decision[0].keys() & by_decision[1].keys())
-    pairs = np.array([[by_decision[0][one], by_decision[1][one]] for one in both])
-    assert len(both) > 300
+    shared = sorted(by_decision[0].keys() & by_decision[1].keys())
+    pairs = np.array([[by_decision[0][decision], by_decision[1][decision]] for decision in shared])
+    assert len(shared) > 300
     assert 0.4 < np.corrcoef(pairs.T)[0, 1] < 0.95
 
 
@@ -203,9 +205,9 @@ def test_replay_answers_what_was_recorded_and_refuses_the_rest(tmp_path: Path) -
     path = tmp_path / "trials.jsonl"
     results.append(recorded, path)
     replay = Replay(results.trials(path))
-    again = replay.evaluate(SMALL, [records[1], records[0]])
-    assert [trial.median_us for trial in again] == [recorded[1].median_us, recorded[0].median_us]
-    assert {trial.environment for trial in again} == {"replay"}
+    answers = replay.evaluate(SMALL, [records[1], records[0]])
+    assert [trial.median_us for trial in answers] == [recorded[1].median_us, recorded[0].median_us]
+    assert {trial.environment for trial in answers} == {"replay"}
     with pytest.raises(Unrecorded, match=r"256_512_256: no short trial of hgemm_\w+ is recorded"):
         replay.evaluate(SMALL, records)
     assert not replay.knows(SMALL, records[0], "long")
@@ -215,55 +217,59 @@ def test_the_models_rank_correlation_with_what_was_measured() -> None:
     records = space.candidates(SMALL).records[:40]
     estimates = [model.estimate(record).us for record in records]
     measured = [
-        made(record, us).model_copy(update={"environment": "gpu"})
+        timed_trial(record, us).model_copy(update={"environment": "gpu"})
         for record, us in zip(records, estimates, strict=True)
     ]
     assert agreement(measured) == pytest.approx(1.0)
     backwards = [
-        made(record, 1e3 / us).model_copy(update={"environment": "gpu"})
+        timed_trial(record, 1e3 / us).model_copy(update={"environment": "gpu"})
         for record, us in zip(records, estimates, strict=True)
     ]
     assert agreement(backwards) == pytest.approx(-1.0)
-    assert math.isnan(agreement([made(records[0], 5.0)])), "modelled times are no measurements"
+    assert math.isnan(agreement([timed_trial(records[0], 5.0)])), "modelled times are no measurements"
 
 
 # Proposers
 
 
 def question(problem: Problem = SMALL, trials: Sequence[Trial] = ()) -> Question:
-    seen = frozenset(space.key(parse(trial.record)) for trial in trials)
-    return Question(space.candidates(problem), tuple(trials), None, seen)
+    keys = frozenset(space.key(parse(trial.record)) for trial in trials)
+    return Question(space.candidates(problem), tuple(trials), None, keys)
 
 
 def test_random_proposes_all_kinds() -> None:
     proposals = Random(1).propose(question(), 200)
-    assert len({one.record.name for one in proposals if one.record}) > 100
-    assert all(one.record and one.record.problem == SMALL for one in proposals)
+    assert len({item.record.name for item in proposals if item.record}) > 100
+    assert all(item.record and item.record.problem == SMALL for item in proposals)
 
 
 def test_nearest_takes_the_nearest_first_and_never_the_asked_problem_itself() -> None:
-    found = space.candidates(SMALL)
-    near, far, own = (revise(found.records[at], m=m) for at, m in ((3, 512), (40, 2048), (9, 256)))
-    proposals = Nearest([far, own, near]).propose(question(), 8)
-    assert [space.decisions(one.record) for one in proposals if one.record] == [
-        space.decisions(near),
-        space.decisions(far),
+    candidates = space.candidates(SMALL)
+    nearest, farthest, same_problem = (
+        revise(candidates.records[index], m=m) for index, m in ((3, 512), (40, 2048), (9, 256))
+    )
+    proposals = Nearest([farthest, same_problem, nearest]).propose(question(), 8)
+    assert [space.decisions(item.record) for item in proposals if item.record] == [
+        space.decisions(nearest),
+        space.decisions(farthest),
     ]
-    assert Nearest([near]).propose(question(trials=[made(revise(near, m=256), 5.0)]), 8) == []
+    assert Nearest([nearest]).propose(question(trials=[timed_trial(revise(nearest, m=256), 5.0)]), 8) == []
 
 
 def test_evolution_stays_near_the_best() -> None:
     best = space.candidates(SMALL).records[100]
-    trials = [made(best, 5.0)]
+    trials = [timed_trial(best, 5.0)]
     proposals = Evolution(0, parents=1).propose(question(trials=trials), 40)
-    apart = [len(space.differing(best, one.record)) for one in proposals if one.record]
-    drawn = [len(space.differing(best, one.record)) for one in Random(0).propose(question(), 40) if one.record]
-    assert sum(apart) / len(apart) < 0.6 * sum(drawn) / len(drawn)
+    distances = [len(space.differing(best, item.record)) for item in proposals if item.record]
+    random_distances = [
+        len(space.differing(best, item.record)) for item in Random(0).propose(question(), 40) if item.record
+    ]
+    assert sum(distances) / len(distances) < 0.6 * sum(random_distances) / len(random_distances)
 
 
 def test_tpe_learns_what_is_fast() -> None:
     pytest.importorskip("optuna")
-    environment, proposer = Model(seed=1), named(["tpe"], lambda: None, [], 0)  # type: ignore[arg-type, return-value]
+    environment, proposer = Model(seed=1), make_proposer(["tpe"], lambda: None, [], 0)  # type: ignore[arg-type, return-value]
     noisy, true = benchmark.search(environment, proposer, space.candidates(SMALL), 48, 8)
     assert len(noisy) == len(true) == 48
     assert np.median(true[32:]) < np.median(true[:8])
@@ -272,24 +278,24 @@ def test_tpe_learns_what_is_fast() -> None:
 def test_heuristics_become_legal_candidates_with_their_tiles() -> None:
     pytest.importorskip("nvMatmulHeuristics")
     large = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
-    asked = question(large)
-    proposer = named(["heuristics"], lambda: None, [], 0)  # type: ignore[arg-type, return-value]
-    tiles = {(one.record.bm, one.record.bn) for one in proposer.propose(asked, 16) if one.record}
+    request = question(large)
+    proposer = make_proposer(["heuristics"], lambda: None, [], 0)  # type: ignore[arg-type, return-value]
+    tiles = {(item.record.bm, item.record.bn) for item in proposer.propose(request, 16) if item.record}
     assert tiles & {(128, 256), (256, 128)}
-    assert proposer.propose(asked, 16) == [], "what it knows is said once"
+    assert proposer.propose(request, 16) == [], "what it knows is said once"
 
 
 def test_a_mixture_shares_and_fills_up() -> None:
-    near = revise(space.candidates(SMALL).records[3], m=512)
-    mixed = Mixture([Nearest([near]), Random(0), Evolution(0)])
-    proposals = mixed.propose(question(), 9)
+    neighbour = revise(space.candidates(SMALL).records[3], m=512)
+    mixture = Mixture([Nearest([neighbour]), Random(0), Evolution(0)])
+    proposals = mixture.propose(question(), 9)
     assert len(proposals) == 9
-    assert [one.proposer for one in proposals].count("nearest") == 1
+    assert [item.proposer for item in proposals].count("nearest") == 1
 
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="oracle: must be of policy, prior, llm, nearest"):
-        named(["random", "oracle"], lambda: None, [])  # type: ignore[arg-type, return-value]
+        make_proposer(["random", "oracle"], lambda: None, [])  # type: ignore[arg-type, return-value]
 
 
 # Races
@@ -301,14 +307,14 @@ class Scripted:
     name = "scripted"
 
     def __init__(self, proposals: Sequence[Proposal]) -> None:
-        self.left, self.told = list(proposals), 0
+        self.queue, self.observed = list(proposals), 0
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        given, self.left = self.left[:count], self.left[count:]
-        return given
+        answer, self.queue = self.queue[:count], self.queue[count:]
+        return answer
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        self.told += len(trials)
+        self.observed += len(trials)
 
 
 def incumbent() -> Record:
@@ -320,90 +326,96 @@ def incumbent() -> Record:
 def test_a_race_stores_what_it_does_and_ends_with_a_paired_gain() -> None:
     environment = Model(lambda _: incumbent(), seed=5)
     store: list[Trial] = []
-    one = race.Race(space.candidates(SMALL), incumbent())
+    contest = race.Race(space.candidates(SMALL), incumbent())
     race.run(
-        one,
+        contest,
         Mixture([Random(0), Evolution(0)]),
         executor.InProcess(environment),
         store.extend,
         race.Settings(40, 8, prune=None),
         "r",
     )
-    assert store == one.trials
-    assert len(one.short) == 40
-    assert one.stopped == "40 evaluations"
+    assert store == contest.trials
+    assert len(contest.short_trials) == 40
+    assert contest.stop_reason == "40 evaluations"
     assert [sum(trial.effort == effort for trial in store) for effort in ("medium", "long")] == [8, 3]
     assert {trial.run for trial in store} == {"r"}
-    assert one.curve == sorted(one.curve, reverse=True)
-    assert one.improved
-    gain, winner = one.gain, one.winner
+    assert contest.curve == sorted(contest.curve, reverse=True)
+    assert contest.improved
+    gain, winner = contest.gain, contest.winner
     assert gain is not None
     assert winner is not None
     true = environment.true_us([incumbent(), parse(winner.record)])
     assert gain.low <= true[0] / true[1] * 1.01
     assert gain.high >= true[0] / true[1] * 0.99
-    assert one.improved
+    assert contest.improved
 
 
 def test_nothing_is_evaluated_twice_and_illegal_answers_are_trials_with_the_rule() -> None:
-    found = space.candidates(SMALL)
-    good = proposal("scripted", found.fields[0])
-    bad = proposal("scripted", found.fields[0] | {"stages": 99})
-    assert bad.record is None
-    assert "stages" in bad.refused
-    asked: list[int] = []
+    candidates = space.candidates(SMALL)
+    legal = proposal("scripted", candidates.fields[0])
+    illegal = proposal("scripted", candidates.fields[0] | {"stages": 99})
+    assert illegal.record is None
+    assert "stages" in illegal.violation
+    batches: list[int] = []
     environment = Model(seed=1)
 
     class Watched(executor.InProcess):
         def run(self, jobs: Any) -> Any:
-            asked.extend(len(job.records) for job in jobs if job.effort == "short")
+            batches.extend(len(job.records) for job in jobs if job.effort == "short")
             return super().run(jobs)
 
-    one = race.Race(found, None)
-    scripted = Scripted([good, good, bad, bad, good])
-    race.run(one, scripted, Watched(environment), lambda _: None, race.Settings(8, 2, prune=None))
-    assert asked == [1]
-    assert one.failures == {"illegal": 1}
-    assert "stages" in next(trial.reason for trial in one.trials if not trial.measured)
-    assert one.stopped == "nothing new was proposed"
-    assert scripted.told == 2
+    contest = race.Race(candidates, None)
+    scripted = Scripted([legal, legal, illegal, illegal, legal])
+    race.run(contest, scripted, Watched(environment), lambda _: None, race.Settings(8, 2, prune=None))
+    assert batches == [1]
+    assert contest.failures == {"illegal": 1}
+    assert "stages" in next(trial.reason for trial in contest.trials if not trial.measured)
+    assert contest.stop_reason == "nothing new was proposed"
+    assert scripted.observed == 2
 
 
 def test_what_the_model_thinks_hopeless_is_not_compiled() -> None:
-    found = space.candidates(SMALL)
-    estimates = [model.estimate(record).us for record in found.records]
-    slowest = proposal("scripted", found.fields[int(np.argmax(estimates))])
-    one = race.Race(found, None)
-    race.run(one, Scripted([slowest]), executor.InProcess(Model()), lambda _: None, race.Settings(8, prune=1.5))
-    assert (one.trials, one.pruned) == ([], 1)
+    candidates = space.candidates(SMALL)
+    estimates = [model.estimate(record).us for record in candidates.records]
+    slowest = proposal("scripted", candidates.fields[int(np.argmax(estimates))])
+    contest = race.Race(candidates, None)
+    race.run(contest, Scripted([slowest]), executor.InProcess(Model()), lambda _: None, race.Settings(8, prune=1.5))
+    assert (contest.trials, contest.pruned) == ([], 1)
 
 
 def test_patience_and_time_end_a_race() -> None:
-    one = race.Race(space.candidates(SMALL), None)
+    contest = race.Race(space.candidates(SMALL), None)
     race.run(
-        one, Random(0), executor.InProcess(Model(seed=1)), lambda _: None, race.Settings(400, patience=16, prune=None)
+        contest,
+        Random(0),
+        executor.InProcess(Model(seed=1)),
+        lambda _: None,
+        race.Settings(400, patience=16, prune=None),
     )
-    assert one.stopped == "no improvement in 16 evaluations"
-    assert len(one.short) < 400
-    late = race.Race(space.candidates(SMALL), None)
-    race.run(late, Random(0), executor.InProcess(Model()), lambda _: None, race.Settings(64), out_of_time=lambda: True)
-    assert (late.stopped, late.trials) == ("out of time", [])
+    assert contest.stop_reason == "no improvement in 16 evaluations"
+    assert len(contest.short_trials) < 400
+    unstarted = race.Race(space.candidates(SMALL), None)
+    race.run(
+        unstarted, Random(0), executor.InProcess(Model()), lambda _: None, race.Settings(64), out_of_time=lambda: True
+    )
+    assert (unstarted.stop_reason, unstarted.trials) == ("out of time", [])
 
 
 def test_no_gain_without_a_clear_interval() -> None:
     """The incumbent itself, or a winner whose interval holds 1, improves nothing."""
     record = space.candidates(SMALL).records[0]
-    other = revise(record, bn=record.bn) if record.family == "sm90_small" else revise(record, raster_group=2)
-    even = made(other, [8.0, 9.0, 8.0, 9.0, 8.0, 8.5], [8.4, 8.6, 8.5, 8.5, 8.4, 8.6]).model_copy(
+    rival = revise(record, bn=record.bn) if record.family == "sm90_small" else revise(record, raster_group=2)
+    draw = timed_trial(rival, [8.0, 9.0, 8.0, 9.0, 8.0, 8.5], [8.4, 8.6, 8.5, 8.5, 8.4, 8.6]).model_copy(
         update={"effort": "long"}
     )
-    likely = even.faster_than(INCUMBENT)
+    likely = draw.faster_than(INCUMBENT)
     assert likely is not None
     assert likely.low < 1 < likely.value
-    assert not race.Race(space.candidates(SMALL), record, [even]).improved
-    same = made(record, 8.0, 9.0).model_copy(update={"effort": "long"})
-    assert not race.Race(space.candidates(SMALL), record, [same]).improved
-    better = made(other, 8.0, 9.0).model_copy(update={"effort": "long"})
+    assert not race.Race(space.candidates(SMALL), record, [draw]).improved
+    incumbent_itself = timed_trial(record, 8.0, 9.0).model_copy(update={"effort": "long"})
+    assert not race.Race(space.candidates(SMALL), record, [incumbent_itself]).improved
+    better = timed_trial(rival, 8.0, 9.0).model_copy(update={"effort": "long"})
     assert race.Race(space.candidates(SMALL), record, [better]).improved
 
 
@@ -427,10 +439,12 @@ def test_a_campaign_takes_up_what_was_stored(tmp_path: Path) -> None:
 
     go(8)
     before = store.read_text()
-    again = go(8)
+    resumed = go(8)
     assert store.read_text() == before, "nothing is evaluated twice"
-    assert [one.stopped for one in again.races] == ["finished before"] * 2
-    assert [len(one.candidates.records) for one in again.races] == [0, 0], "or a thousand problems fill the memory"
+    assert [contest.stop_reason for contest in resumed.races] == ["finished before"] * 2
+    assert [len(contest.candidates.records) for contest in resumed.races] == [0, 0], (
+        "or a thousand problems fill the memory"
+    )
     assert len(before.splitlines()) == 2 * (8 + 8 + 3)
 
 
@@ -474,15 +488,15 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
         )
     after = results.trials(store)
     assert after[: len(before)] == before
-    short = [space.key(parse(trial.record)) for trial in after if trial.effort == "short"]
-    assert len(short) == len(set(short)) == 64
+    keys = [space.key(parse(trial.record)) for trial in after if trial.effort == "short"]
+    assert len(keys) == len(set(keys)) == 64
     assert standing.evaluations == 64
 
 
 def winner(environment: str = "gpu") -> race.Race:
     record = incumbent()
-    other = space.candidates(SMALL).compose(5, {}, "policy")
-    best = made(other, 8.0, 9.0, digest="d1").model_copy(
+    rival = space.candidates(SMALL).compose(5, {}, "policy")
+    best = timed_trial(rival, 8.0, 9.0, digest="d1").model_copy(
         update={"effort": "long", "environment": environment, "on": "NVIDIA H200", "proposer": "policy"}
     )
     return race.Race(space.candidates(SMALL), record, [best])
@@ -500,7 +514,7 @@ def test_only_what_a_gpu_measured_and_a_verdict_cleared_is_written() -> None:
 
 
 def test_the_answer_says_where_it_comes_from(tmp_path: Path) -> None:
-    answer = campaign.answer(winner())
+    answer = campaign.catalog_record(winner())
     assert answer.origin.structure == "tuned"
     assert answer.origin.source == "cudal2gen tune, measured on NVIDIA H200, proposed by policy"
     assert set(answer.origin.changed) == set(space.differing(incumbent(), answer))
@@ -510,17 +524,17 @@ def test_the_answer_says_where_it_comes_from(tmp_path: Path) -> None:
     assert catalog.load(path) == [answer]
     assert any(line.startswith(tuple(answer.origin.changed)) for line in campaign.diff(winner()))
     with pytest.raises(ValueError, match="nothing improved"):
-        campaign.answer(race.Race(space.candidates(SMALL), None))
+        campaign.catalog_record(race.Race(space.candidates(SMALL), None))
 
 
 def test_the_incumbent_is_the_problems_own_record_else_the_nearest_that_is_legal() -> None:
-    own = incumbent()
-    other = revise(own, m=512)
-    find = campaign.Incumbents([other, own])
-    assert find(SMALL) == own
-    moved = find(SMALL.model_copy(update={"m": 384}))
-    assert moved is not None
-    assert (moved.m, space.decisions(moved)) == (384, space.decisions(other))
+    record = incumbent()
+    neighbour = revise(record, m=512)
+    find = campaign.Incumbents([neighbour, record])
+    assert find(SMALL) == record
+    resized = find(SMALL.model_copy(update={"m": 384}))
+    assert resized is not None
+    assert (resized.m, space.decisions(resized)) == (384, space.decisions(neighbour))
     assert campaign.Incumbents([])(SMALL) is None
 
 
@@ -528,22 +542,26 @@ def test_the_incumbent_is_the_problems_own_record_else_the_nearest_that_is_legal
 
 
 def test_a_kernel_that_hangs_or_dies_costs_its_own_trial_only() -> None:
-    found = {record.ring_steps: record for record in space.candidates(SMALL).records if record.family == "sm90_wgmma"}
+    by_stages = {
+        record.ring_steps: record for record in space.candidates(SMALL).records if record.family == "sm90_wgmma"
+    }
     worker = executor.Worker(Hanging, seconds=1.0)
     try:
-        job = executor.Job(SMALL, (found[4], found[2], found[5], found[3]), "short")
-        (done,) = worker.run([job])
+        job = executor.Job(SMALL, (by_stages[4], by_stages[2], by_stages[5], by_stages[3]), "short")
+        (result,) = worker.run([job])
     finally:
         worker.close()
-    assert [trial.outcome for trial in done.trials] == ["measured", "time-out", "measured", "wrong result"]
-    assert done.trials[1].reason == "no answer within 1 s"
-    assert done.trials[3].reason == "the process that ran it ended (exit code 3)"
+    assert [trial.outcome for trial in result.trials] == ["measured", "time-out", "measured", "wrong result"]
+    assert result.trials[1].reason == "no answer within 1 s"
+    assert result.trials[3].reason == "the process that ran it ended (exit code 3)"
 
 
 def test_a_jobs_key_is_its_content() -> None:
-    one, other = space.candidates(SMALL).records[:2]
-    assert executor.Job(SMALL, (one, other), "short").key == executor.Job(SMALL, (one, other), "short").key
-    keys = {executor.Job(SMALL, records, effort).key for records in ((one,), (other,)) for effort in ("short", "long")}  # type: ignore[arg-type]
+    first, second = space.candidates(SMALL).records[:2]
+    assert executor.Job(SMALL, (first, second), "short").key == executor.Job(SMALL, (first, second), "short").key
+    keys = {
+        executor.Job(SMALL, records, effort).key for records in ((first,), (second,)) for effort in ("short", "long")
+    }  # type: ignore[arg-type]
     assert len(keys) == 4
 
 
@@ -552,11 +570,11 @@ def test_a_jobs_key_is_its_content() -> None:
 
 def test_regret_and_evaluations_until_close_by_hand() -> None:
     # What looks best: 10, then 8 (noisy 7.9), then the 9 that noise makes look like 7.
-    chosen = benchmark.chosen_us([10.0, 7.9, 8.5, 7.0], [10.0, 8.0, 8.4, 9.0])
-    assert chosen == [10.0, 8.0, 8.0, 9.0]
-    assert benchmark.regret(chosen, 8.0, 1) == pytest.approx(0.2)
-    assert benchmark.regret(chosen, 8.0, 64) == pytest.approx(1 / 9)
-    assert benchmark.until_close(chosen, 8.0) == math.inf, "it does not keep what it had"
+    selected = benchmark.selected_us([10.0, 7.9, 8.5, 7.0], [10.0, 8.0, 8.4, 9.0])
+    assert selected == [10.0, 8.0, 8.0, 9.0]
+    assert benchmark.regret(selected, 8.0, 1) == pytest.approx(0.2)
+    assert benchmark.regret(selected, 8.0, 64) == pytest.approx(1 / 9)
+    assert benchmark.until_close(selected, 8.0) == math.inf, "it does not keep what it had"
     assert benchmark.until_close([10.0, 8.1, 8.0], 8.0) == 2
     assert benchmark.until_close([8.0], 8.0) == 1
 
@@ -575,20 +593,20 @@ def test_held_out_sizes_are_nowhere_else() -> None:
     published = [record for record in catalog.load() if record.gpu == "a100" and record.acc == "f16"]
     held_out, train = benchmark.split(published, benchmark.Settings())
     assert (len(held_out), len(train)) == (20, 160)
-    assert not {one.mnk for one in held_out} & {one.mnk for one in train}
-    assert not {one.mnk for one in held_out} & {one.mnk for one in benchmark.elsewhere(published, held_out)}
-    assert len(benchmark.elsewhere(published, held_out)) == 980
-    assert len({one.size_class for one in held_out}) >= 5
+    assert not {item.mnk for item in held_out} & {item.mnk for item in train}
+    assert not {item.mnk for item in held_out} & {item.mnk for item in benchmark.other_sizes(published, held_out)}
+    assert len(benchmark.other_sizes(published, held_out)) == 980
+    assert len({item.size_class for item in held_out}) >= 5
 
 
 def test_a_curve_is_one_svg_without_scripts() -> None:
-    drawn = curve.svg(
+    picture = curve.svg(
         "a < b", "evaluations", "regret", [curve.Curve("x", [(8, 0.2), (64, 0.1)], [(0.1, 0.3), (0.0, 0.2)])]
     )
-    assert drawn.count("<polyline") == 1
-    assert drawn.count("<polygon") == 1
-    assert "a &lt; b" in drawn
-    assert "script" not in drawn
+    assert picture.count("<polyline") == 1
+    assert picture.count("<polygon") == 1
+    assert "a &lt; b" in picture
+    assert "script" not in picture
     with pytest.raises(ValueError, match="no curve has a point"):
         curve.svg("t", "x", "y", [])
 
@@ -596,8 +614,8 @@ def test_a_curve_is_one_svg_without_scripts() -> None:
 def test_trials_survive_the_store(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     record = space.candidates(SMALL).records[0]
-    broken = trial_of(Model(), SMALL, record, "short", "compile error", reason="line 3: no")
-    results.append([made(record, 8.0, 9.0), broken], path)
+    failure = trial_of(Model(), SMALL, record, "short", "compile error", reason="line 3: no")
+    results.append([timed_trial(record, 8.0, 9.0), failure], path)
     first, second = results.trials(path)
     assert first.faster_than(INCUMBENT) == Ratio(*[pytest.approx(1.125)] * 3)
     assert (second.median_us, second.reason) == (math.inf, "line 3: no")
@@ -606,17 +624,18 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
 
 
 ORDER = [
-    "space", "environment", "on_gpu", "reward", "features", "policy", "proposers", "executor", "ray_executor", "race",
+    "space", "environment", "on_gpu", "reward", "features", "network", "policy", "checkpoint", "proposal", "proposers",
+    "executor", "ray_executor", "race",
     "memory", "chat", "llm", "campaign", "progress", "curve", "benchmark",
 ]  # fmt: skip
 
 
 def test_the_tuners_modules_import_strictly_downwards_and_are_all_described(checkout: Path) -> None:
     described = (checkout / "docs" / "tuner.md").read_text()
-    found = {path.stem for path in (checkout / "cudal2gen" / "tuner").glob("*.py")} - {"__init__"}
-    assert found == set(ORDER)
-    for at, name in enumerate(ORDER):
+    modules = {path.stem for path in (checkout / "cudal2gen" / "tuner").glob("*.py")} - {"__init__"}
+    assert modules == set(ORDER)
+    for index, name in enumerate(ORDER):
         assert f"`{name}`" in described
         text = (checkout / "cudal2gen" / "tuner" / f"{name}.py").read_text()
-        for later in ORDER[at:]:
+        for later in ORDER[index:]:
             assert f"from cudal2gen.tuner.{later} import" not in text, (name, later)

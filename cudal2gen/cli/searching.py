@@ -99,9 +99,9 @@ class Trials:
         try:
             if self.environment == "model":
                 model = partial(Model, incumbents, seed)
-                return ray_executor.OnRay(model, self.address, resource="CPU", seconds=self.timeout)
+                return ray_executor.RayExecutor(model, self.address, resource="CPU", seconds=self.timeout)
             if self.environment == "gpu":
-                return ray_executor.OnRay(
+                return ray_executor.RayExecutor(
                     partial(on_gpu.connect, 0, incumbents, seed),  # the one GPU that Ray shows to the worker
                     self.address,
                     ray_executor.compiled,
@@ -158,7 +158,7 @@ class LanguageModel:
     ] = None
 
     def connect(self, lessons: Memory, trials: Path) -> Llm:
-        """The proposer; its transcript is beside the trials. Raises ValueError, OSError, and Absent."""
+        """The proposer; its transcript is beside the trials. Raises ValueError, OSError, and MissingLibrary."""
         from cudal2gen.tuner import llm
         from cudal2gen.tuner.chat import Endpoint
 
@@ -171,13 +171,14 @@ class LanguageModel:
 
 def load_policy(file: Path, records: Sequence[Record], acc: str, seed: int) -> Policy:
     """The policy of a checkpoint; without one, a policy that imitates published kernels, and its checkpoint."""
-    from cudal2gen.tuner.policy import CheckpointError, Policy
+    from cudal2gen.tuner import checkpoint
+    from cudal2gen.tuner.policy import Policy
 
     on_one_core()
     if file.is_file():
         try:
-            return Policy.load(file, seed)
-        except CheckpointError as error:
+            return checkpoint.load(file, seed)
+        except checkpoint.CheckpointError as error:
             refuse(str(error))
     published = [
         record for record in records
@@ -186,7 +187,7 @@ def load_policy(file: Path, records: Sequence[Record], acc: str, seed: int) -> P
     print(f"imitating {len(published)} published kernels, at most half a minute", file=sys.stderr, flush=True)
     policy = Policy(seed)
     policy.imitate(published, 30.0)
-    policy.save(file)
+    checkpoint.save(policy, file)
     return policy
 
 

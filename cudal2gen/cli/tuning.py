@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cudal2gen.tuner.llm import Llm
     from cudal2gen.tuner.memory import Memory
     from cudal2gen.tuner.policy import Policy
-    from cudal2gen.tuner.proposers import Proposer
+    from cudal2gen.tuner.proposal import Proposer
     from cudal2gen.tuner.race import Race
 
 PROPOSERS = Names(("policy", "nearest", "evolution", "random"))
@@ -85,6 +85,7 @@ class Participants:
     def proposer(self, records: Sequence[Record], rewarded: Reward, lessons: Memory) -> Proposer:
         """All of ``--proposers``, mixed; ends the command where one of them lacks a part."""
         from cudal2gen.tuner import proposers
+        from cudal2gen.tuner.proposal import MissingLibrary
 
         def policy() -> Policy:
             self._policy = load_policy(self._checkpoint, records, self._acc, self._search.seed)
@@ -99,21 +100,23 @@ class Participants:
         pool = [record for record in records if not (model and record.origin.structure == "modelled")]
         names = self._search.proposers
         try:
-            return proposers.named(names, policy, pool, self._search.seed, rewarded.settings, llm)
+            return proposers.make_proposer(names, policy, pool, self._search.seed, rewarded.settings, llm)
         except (ValueError, OSError) as error:
             refuse(f"--proposers {','.join(names)}: {error}")
-        except proposers.Absent as error:
+        except MissingLibrary as error:
             fail(str(error), EXIT_TOOL)
 
     def save(self) -> None:
         """Writes the policy's checkpoint, where there is a policy."""
         if self._policy is not None:
-            self._policy.save(self._checkpoint)
+            from cudal2gen.tuner import checkpoint
+
+            checkpoint.save(self._policy, self._checkpoint)
 
     def print_cost(self) -> None:
         """Says what the language model cost, where one was asked."""
         if self._llm is not None:
-            print(f"llm: {self._llm.spent}")
+            print(f"llm: {self._llm.usage}")
 
 
 @verb(app, "tune")
@@ -146,7 +149,7 @@ def tune(
         problems = selection.problems(search.seed)
         records = catalog.load()
         executor = trials.executor(records, search.seed)
-        lessons = memory.load(memory.beside(trials.store))
+        lessons = memory.load(memory.lessons_path(trials.store))
         participants = Participants(search, language_model, trials, selection.gpu, acc)
         proposer = participants.proposer(records, rewarded, lessons)
         standing, seconds = _run(problems, records, proposer, executor, search, trials, participants, lessons)
@@ -184,7 +187,7 @@ def _run(
     begin = time.monotonic()
     incumbents = campaign.Incumbents(records)
     try:
-        with progress.shown() as show:
+        with progress.live_view() as show:
             standing = campaign.run(
                 problems, incumbents, proposer, executor, trials.store, settings, name, search.budget, show, after
             )
@@ -236,7 +239,7 @@ def write_improved(race: Race, dry_run: bool) -> None:
             print(f"  {line}")
         print(f"  not written: {refusal or 'this is a dry run'}")
         return
-    print(f"  written to {catalog.put(campaign.answer(race))}")
+    print(f"  written to {catalog.put(campaign.catalog_record(race))}")
 
 
 def _model_against_measurements() -> str:

@@ -15,7 +15,7 @@ from cudal2gen.results import Trial
 from cudal2gen.tuner import race as races
 from cudal2gen.tuner import space
 from cudal2gen.tuner.executor import Executor
-from cudal2gen.tuner.proposers import Proposer
+from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.race import Race
 
 
@@ -26,20 +26,20 @@ class Standing:
     problems: int
     begin: float
     races: list[Race] = field(default_factory=list)
-    now: Race | None = None
+    current: Race | None = None
     faults: list[str] = field(default_factory=list)
 
     @property
-    def all(self) -> list[Race]:
-        return self.races + ([self.now] if self.now and self.now not in self.races else [])
+    def started(self) -> list[Race]:
+        return self.races + ([self.current] if self.current and self.current not in self.races else [])
 
     @property
     def evaluations(self) -> int:
-        return sum(len(race.short) for race in self.all)
+        return sum(len(race.short_trials) for race in self.started)
 
     @property
     def failures(self) -> Counter[str]:
-        return sum((race.failures for race in self.all), Counter())
+        return sum((race.failures for race in self.started), Counter())
 
     @property
     def improved(self) -> list[Race]:
@@ -51,20 +51,20 @@ class Incumbents:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._pool = list(records)
-        self._own = {record.key: record for record in self._pool}
-        self._found: dict[Problem, Record | None] = {}
+        self._by_key = {record.key: record for record in self._pool}
+        self._by_problem: dict[Problem, Record | None] = {}
 
     def __call__(self, problem: Problem) -> Record | None:
-        if problem not in self._found:
+        if problem not in self._by_problem:
             try:
-                own = self._own.get(problem.key)
-                self._found[problem] = own or _moved(catalog.nearest(problem, self._pool).record, problem)
+                record = self._by_key.get(problem.key)
+                self._by_problem[problem] = record or _resized(catalog.nearest(problem, self._pool).record, problem)
             except (catalog.CatalogError, IllegalRecord):
-                self._found[problem] = None
-        return self._found[problem]
+                self._by_problem[problem] = None
+        return self._by_problem[problem]
 
 
-def _moved(record: Record, problem: Problem) -> Record:
+def _resized(record: Record, problem: Problem) -> Record:
     """Another problem's record on this one; IllegalRecord where its rules forbid that."""
     return revise(record, m=problem.m, n=problem.n, k=problem.k)
 
@@ -87,10 +87,10 @@ def run(
     """
     begin = time.monotonic()
     standing = Standing(len(problems), begin)
-    known: dict[Problem, list[Trial]] = {}
+    stored: dict[Problem, list[Trial]] = {}
     for trial in results.trials(store) if store.is_file() else []:
         if trial.run == run_name:
-            known.setdefault(trial.problem, []).append(trial)
+            stored.setdefault(trial.problem, []).append(trial)
 
     def out_of_time() -> bool:
         return budget_seconds is not None and time.monotonic() - begin >= budget_seconds
@@ -99,13 +99,13 @@ def run(
         if out_of_time():
             break
         try:
-            found = space.candidates(problem)
+            candidates = space.candidates(problem)
         except IllegalRecord as error:
             standing.faults.append(f"{problem.mnk}: {error}")
             continue
-        standing.now = Race(found, incumbent(problem), list(known.get(problem, ())))
+        standing.current = Race(candidates, incumbent(problem), list(stored.get(problem, ())))
         races.run(
-            standing.now,
+            standing.current,
             proposer,
             executor,
             lambda trials: results.append(trials, store),
@@ -115,15 +115,15 @@ def run(
             lambda _: progress(standing),
         )
         # A thousand candidates of each of a thousand problems are gigabytes; what a race found is in its trials.
-        standing.now.candidates = space.Candidates(problem, (), ())
-        standing.races.append(standing.now)
-        standing.now = None
+        standing.current.candidates = space.Candidates(problem, (), ())
+        standing.races.append(standing.current)
+        standing.current = None
         after(standing.races[-1])
         progress(standing)
     return standing
 
 
-def answer(race: Race) -> Record:
+def catalog_record(race: Race) -> Record:
     """The winner as a record of the catalog: its origin says where it was measured, and what differs from the old one.
 
     ValueError for a race that improved nothing.
@@ -142,8 +142,8 @@ def diff(race: Race) -> list[str]:
     winner = race.winner
     if winner is None:
         return []
-    found = _differing(race.incumbent, parse(winner.record))
-    return [f"{name}: {before!r} -> {after!r}" for name, (before, after) in found.items()]
+    changes = _differing(race.incumbent, parse(winner.record))
+    return [f"{name}: {before!r} -> {after!r}" for name, (before, after) in changes.items()]
 
 
 def _differing(old: Record | None, new: Record) -> dict[str, tuple[Any, Any]]:
@@ -168,5 +168,6 @@ def mean_curve(standing: Standing) -> list[tuple[float, float]]:
     relative = [[cost / curve[0] for cost in curve] for curve in curves if curve]
     longest = max(map(len, relative), default=0)
     return [
-        (at + 1.0, sum(curve[min(at, len(curve) - 1)] for curve in relative) / len(relative)) for at in range(longest)
+        (index + 1.0, sum(curve[min(index, len(curve) - 1)] for curve in relative) / len(relative))
+        for index in range(longest)
     ]

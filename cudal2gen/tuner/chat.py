@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from cudal2gen import results
 from cudal2gen.kernel import Problem, explain
 from cudal2gen.tuner.memory import tokens
+from cudal2gen.tuner.proposal import MissingLibrary
 
 if TYPE_CHECKING:
     import openai
@@ -53,8 +54,8 @@ class Request(NamedTuple):
     @property
     def digest(self) -> str:
         """Equal for equal questions, whichever server is asked and in whichever form."""
-        told = json.dumps([list(map(list, self.messages)), self.schema], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:32]
+        text = json.dumps([list(map(list, self.messages)), self.schema], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Reply(NamedTuple):
@@ -95,7 +96,7 @@ class Endpoint:
     model: str
     key: str = ""
     seconds: float = 120.0
-    most_tokens: int = 4096
+    max_tokens: int = 4096
     temperature: float | None = None
     price_in: float = 0.0
     price_out: float = 0.0
@@ -110,18 +111,14 @@ class Endpoint:
         return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
 
 
-class NoLibrary(RuntimeError):
-    """The client library is not installed."""
-
-
-class Online:
+class ServerWire:
     """Exchanges over the network. Raises NoLibrary where it is made without the ``openai`` library."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         try:
             import openai
         except ImportError:
-            raise NoLibrary("proposer llm needs the openai library: pip install 'cudal2gen[llm]'") from None
+            raise MissingLibrary("proposer llm needs the openai library: pip install 'cudal2gen[llm]'") from None
         self._endpoint, self._library = endpoint, openai
         # Chat tries again by itself, so that the transcript has every exchange. Without a key of its own the library
         # would look for one that is for another server.
@@ -136,31 +133,33 @@ class Online:
         library = self._library
         try:
             # Streamed as bytes, not as events: so that a server that dribbles, or never ends, is left.
-            with self._client.with_streaming_response.chat.completions.create(**self._asked(request, form)) as response:
+            with self._client.with_streaming_response.chat.completions.create(
+                **self._arguments(request, form)
+            ) as response:
                 body = self._body(response, begin + self._endpoint.seconds)
         except library.APITimeoutError:
             raise Unavailable(f"no answer from {self._endpoint.url} within {self._endpoint.seconds:g} s") from None
         except library.APIConnectionError as error:
-            why = self._safe(str(error.__cause__ or error))
-            raise Unavailable(f"{self._endpoint.url} cannot be reached: {why}", passing=True) from None
+            reason = self._safe(str(error.__cause__ or error))
+            raise Unavailable(f"{self._endpoint.url} cannot be reached: {reason}", passing=True) from None
         except library.APIStatusError as error:
             raise self._refused(error) from None
         except library.OpenAIError as error:
             raise Unavailable(f"{self._endpoint.url}: {self._safe(str(error))}") from None
-        return self._read(body, request, time.monotonic() - begin)
+        return self._reply(body, request, time.monotonic() - begin)
 
-    def _asked(self, request: Request, form: Form) -> dict[str, Any]:
-        messages = [one._asdict() for one in request.messages]
-        asked: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
-        asked[self._limit] = self._endpoint.most_tokens
+    def _arguments(self, request: Request, form: Form) -> dict[str, Any]:
+        messages = [message._asdict() for message in request.messages]
+        arguments: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
+        arguments[self._limit] = self._endpoint.max_tokens
         if self._endpoint.temperature is not None:
-            asked["temperature"] = self._endpoint.temperature
+            arguments["temperature"] = self._endpoint.temperature
         if form == "schema":
             named = {"name": "proposals", "schema": request.schema}
-            asked["response_format"] = {"type": "json_schema", "json_schema": named}
+            arguments["response_format"] = {"type": "json_schema", "json_schema": named}
         elif form == "object":
-            asked["response_format"] = {"type": "json_object"}
-        return asked
+            arguments["response_format"] = {"type": "json_object"}
+        return arguments
 
     def _body(self, response: Any, deadline: float) -> bytes:
         body = bytearray()
@@ -183,15 +182,15 @@ class Online:
             # Newer models of some servers know the limit under its new name alone.
             self._limit = "max_completion_tokens"
             return Unavailable(f"{self._endpoint.url} wants max_completion_tokens", status, passing=True)
-        said = f"{self._endpoint.url} answers {status}: {self._safe(error.message)}"
-        return Unavailable(said, status, for_good=status in HOPELESS, passing=status in TRANSIENT)
+        text = f"{self._endpoint.url} answers {status}: {self._safe(error.message)}"
+        return Unavailable(text, status, for_good=status in HOPELESS, passing=status in TRANSIENT)
 
     def _safe(self, text: str) -> str:
         """A server's words in one line, without the key, which some of them repeat."""
         key = self._endpoint.key
         return " ".join((text.replace(key, "***") if key else text).split())[:LONGEST_ERROR]
 
-    def _read(self, body: bytes, request: Request, seconds: float) -> Reply:
+    def _reply(self, body: bytes, request: Request, seconds: float) -> Reply:
         from openai.types.chat import ChatCompletion
 
         try:
@@ -200,8 +199,10 @@ class Online:
         except (ValidationError, IndexError, RecursionError):
             raise Unavailable(f"{self._endpoint.url}: what it answers is no chat completion") from None
         text, usage = choice.message.content or "", answer.usage
-        asked = sum(tokens(one.content) for one in request.messages)
-        tokens_in, tokens_out = (usage.prompt_tokens, usage.completion_tokens) if usage else (asked, tokens(text))
+        prompt_tokens = sum(tokens(message.content) for message in request.messages)
+        tokens_in, tokens_out = (
+            (usage.prompt_tokens, usage.completion_tokens) if usage else (prompt_tokens, tokens(text))
+        )
         refusal = choice.message.refusal or ("by a filter" if choice.finish_reason == "content_filter" else "")
         return Reply(
             text,
@@ -246,7 +247,7 @@ class Exchange(results.Line):
         return Reply(**{name: getattr(self, name) for name in Reply._fields})
 
 
-class Transcript:
+class RecordingWire:
     """A wire whose exchanges are written to a file, each before anything is made of it. Raises OSError."""
 
     def __init__(self, wire: Wire, path: Path) -> None:
@@ -254,19 +255,24 @@ class Transcript:
 
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:
         """See ``Wire``."""
-        told = f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
-        asked: dict[str, Any] = {"digest": request.digest, "problem": told, "form": form, "messages": request.messages}
+        place = f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
+        question: dict[str, Any] = {
+            "digest": request.digest,
+            "problem": place,
+            "form": form,
+            "messages": request.messages,
+        }
         try:
             reply = self._wire.send(request, form, problem)
         except Unavailable as error:
             failed = {name: getattr(error, name) for name in ("status", "for_good", "passing")}
-            results.append([Exchange(**asked, error=str(error) or "no answer", **failed)], self._path)
+            results.append([Exchange(**question, error=str(error) or "no answer", **failed)], self._path)
             raise
-        results.append([Exchange(**asked, **reply._asdict())], self._path)
+        results.append([Exchange(**question, **reply._asdict())], self._path)
         return reply
 
 
-class Replayed:
+class ReplayWire:
     """A wire that answers from a transcript, failures as they were; equal questions in the order they were asked.
 
     Raises OSError where there is no such file, ValueError for a line that is no exchange.
@@ -274,26 +280,26 @@ class Replayed:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._kept: dict[tuple[str, Form], deque[Exchange]] = {}
+        self._exchanges: dict[tuple[str, Form], deque[Exchange]] = {}
         # Only a line feed ends a line: answers may have the other line breaks of Unicode.
         # What a killed process left after the last one is no line yet.
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
             try:
-                one = TypeAdapter(Exchange).validate_json(line)
+                exchange = TypeAdapter(Exchange).validate_json(line)
             except ValidationError as error:
                 raise ValueError(f"{path}:{number}: {explain(error)[:LONGEST_ERROR]}") from None
-            self._kept.setdefault((one.digest, one.form), deque()).append(one)
+            self._exchanges.setdefault((exchange.digest, exchange.form), deque()).append(exchange)
 
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:
         """See ``Wire``. Nothing is made up for a question that was never asked."""
-        kept = self._kept.get((request.digest, form))
-        if not kept:
+        exchanges = self._exchanges.get((request.digest, form))
+        if not exchanges:
             raise Unavailable(f"{self._path} has no answer to this question on {problem.mnk}, or no further one")
-        return kept.popleft().reply
+        return exchanges.popleft().reply
 
 
 @dataclass
-class Spent:
+class Usage:
     """What exchanges took so far."""
 
     exchanges: int = 0
@@ -303,9 +309,9 @@ class Spent:
     cost: float = 0.0
 
     def __str__(self) -> str:
-        tried = f"{self.exchanges} exchanges" + (f", {self.failed} of them failed" if self.failed else "")
+        exchanges = f"{self.exchanges} exchanges" + (f", {self.failed} of them failed" if self.failed else "")
         cost = f", cost {self.cost:.4f}" if self.cost else ""
-        return f"{tried}, {self.tokens_in} tokens in, {self.tokens_out} out{cost}"
+        return f"{exchanges}, {self.tokens_in} tokens in, {self.tokens_out} out{cost}"
 
 
 class Chat:
@@ -314,7 +320,7 @@ class Chat:
     def __init__(self, wire: Wire, pause: Callable[[float], None] = time.sleep) -> None:
         self._wire, self._pause = wire, pause
         self._forms = FORMS
-        self.spent = Spent()
+        self.usage = Usage()
 
     def ask(self, request: Request, problem: Problem) -> Reply:
         """An answer; raises Unavailable where even the plainest form brings none."""
@@ -332,31 +338,31 @@ class Chat:
     def _patiently(self, request: Request, form: Form, problem: Problem) -> Reply:
         for pause in (*PAUSES, None):
             try:
-                return self._counted(request, form, problem)
+                return self._send_counted(request, form, problem)
             except Unavailable as error:
                 if pause is None or not error.passing:
                     raise
                 self._pause(pause)
         raise AssertionError("the last try either answers or raises")
 
-    def _counted(self, request: Request, form: Form, problem: Problem) -> Reply:
-        self.spent.exchanges += 1
+    def _send_counted(self, request: Request, form: Form, problem: Problem) -> Reply:
+        self.usage.exchanges += 1
         try:
             reply = self._wire.send(request, form, problem)
         except Unavailable:
-            self.spent.failed += 1
+            self.usage.failed += 1
             raise
-        self.spent.tokens_in += reply.tokens_in
-        self.spent.tokens_out += reply.tokens_out
-        self.spent.cost += reply.cost
+        self.usage.tokens_in += reply.tokens_in
+        self.usage.tokens_out += reply.tokens_out
+        self.usage.cost += reply.cost
         return reply
 
 
 def connect(endpoint: Endpoint | None, transcript: Path | None = None, replay: Path | None = None) -> Chat:
     """A chat as a command line describes it. Raises ValueError, OSError, NoLibrary with a message for its user."""
     if replay is not None:
-        return Chat(Replayed(replay), pause=lambda _: None)
+        return Chat(ReplayWire(replay), pause=lambda _: None)
     if endpoint is None or not endpoint.url or not endpoint.model:
         raise ValueError("proposer llm needs --llm-url and --llm-model, or --llm-replay FILE")
-    wire: Wire = Online(endpoint)
-    return Chat(Transcript(wire, transcript) if transcript else wire)
+    wire: Wire = ServerWire(endpoint)
+    return Chat(RecordingWire(wire, transcript) if transcript else wire)

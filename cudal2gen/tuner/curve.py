@@ -32,7 +32,7 @@ class Curve(NamedTuple):
     bounds: Sequence[tuple[float, float]] = ()
 
 
-def svg(title: str, across: str, up: str, curves: Sequence[Curve]) -> str:
+def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve]) -> str:
     """A picture with a logarithmic horizontal axis. ValueError where there is nothing to draw."""
     points = [point for curve in curves for point in curve.points]
     if not points:
@@ -53,9 +53,9 @@ def svg(title: str, across: str, up: str, curves: Sequence[Curve]) -> str:
         f'font-family="sans-serif" font-size="12"><title>{escape(title)}</title>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="22" font-size="14">{escape(title)}</text>',
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(across)}</text>',
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>',
         f'<text transform="translate(14 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
-        f"{escape(up)}</text>",
+        f"{escape(y_label)}</text>",
     ]
     for step in range(int(highest / spacing) + 1):
         y = spacing * step

@@ -52,7 +52,7 @@ class Unrecorded(LookupError):
 
 
 def trial_of(
-    environment: Place, problem: Problem, record: Record, effort: Effort, outcome: Outcome, **more: Any
+    environment: Place, problem: Problem, record: Record, effort: Effort, outcome: Outcome, **details: Any
 ) -> Trial:
     """A trial of an environment; run and proposer are the tuner's to fill in."""
     return Trial(
@@ -65,11 +65,11 @@ def trial_of(
         record=record.model_dump(mode="json"),
         effort=effort,
         outcome=outcome,
-        **more,
+        **details,
     )
 
 
-def refused(environment: Place, problem: Problem, fields: Mapping[str, Any], reason: str) -> Trial:
+def refusal_trial(environment: Place, problem: Problem, fields: Mapping[str, Any], reason: str) -> Trial:
     """The trial of something that is no record: a proposer broke a rule."""
     return Trial(
         environment=environment.name,  # type: ignore[arg-type]
@@ -102,8 +102,8 @@ class Replay:
     @staticmethod
     def _key(problem: Problem, name: str, fields: Mapping[str, Any], effort: Effort) -> tuple[object, ...]:
         # All decisions, not the key of a measurement: a replay need not validate what was.
-        decided = tuple((field, repr(value)) for field, value in sorted(fields.items()) if field not in space.GIVEN)
-        return (*problem.key, name, decided, effort)
+        decisions = tuple((field, repr(value)) for field, value in sorted(fields.items()) if field not in space.GIVEN)
+        return (*problem.key, name, decisions, effort)
 
     def knows(self, problem: Problem, record: Record, effort: Effort = "short") -> bool:
         """Whether it would answer."""
@@ -111,7 +111,7 @@ class Replay:
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
         """Raises Unrecorded for the first record that was not measured: nothing is made up."""
-        found = []
+        trials = []
         for record in records:
             trial = self._trials.get(self._key(problem, record.name, record.model_dump(mode="json"), effort))
             if trial is None:
@@ -119,8 +119,8 @@ class Replay:
                     f"{problem.mnk}: no {effort} trial of {record.name} is recorded on {self.on}; "
                     "a replay knows only what was measured: propose from its records, or measure with --environment gpu"
                 )
-            found.append(trial.model_copy(update={"environment": "replay", "effort": effort}))
-        return found
+            trials.append(trial.model_copy(update={"environment": "replay", "effort": effort}))
+        return trials
 
 
 class Model:
@@ -134,31 +134,31 @@ class Model:
     name = "model"
 
     def __init__(
-        self, incumbent: Incumbent = lambda _: None, seed: int = 0, shared: float = 0.08, own: float = 0.04,
+        self, incumbent: Incumbent = lambda _: None, seed: int = 0, shared: float = 0.08, individual: float = 0.04,
         noise: float = 0.01,
     ) -> None:  # fmt: skip
-        self.seed, self.shared, self.own, self.noise = seed, shared, own, noise
+        self.seed, self.shared, self.individual, self.noise = seed, shared, individual, noise
         self.on = f"analytic model with hidden terms, seed {seed}"
         self._incumbent = incumbent
         self._draws = 0
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
         """A modelled time for each, with noise; a record that is not for the problem is illegal."""
-        fitting = [record for record in records if record.problem == problem]
-        times = dict(zip(map(id, fitting), self.true_us(fitting).tolist(), strict=True))
+        applicable = [record for record in records if record.problem == problem]
+        times = dict(zip(map(id, applicable), self.true_us(applicable).tolist(), strict=True))
         incumbent = self._incumbent(problem)
         reference = float(self.true_us([incumbent])[0]) if incumbent else None
         self._draws += 1
         rng = np.random.default_rng([self.seed, self._draws, *problem.key[3:]])
-        theirs = self._timing(INCUMBENT, reference, effort, rng) if reference else None
+        reference_timing = self._timing(INCUMBENT, reference, effort, rng) if reference else None
         trials = []
         for record in records:
             if id(record) not in times:
-                wrong = f"m={record.m}, n={record.n}, k={record.k}: is a record for {record.mnk}, not {problem.mnk}"
-                trials.append(trial_of(self, problem, record, effort, "illegal", reason=wrong))
+                reason = f"m={record.m}, n={record.n}, k={record.k}: is a record for {record.mnk}, not {problem.mnk}"
+                trials.append(trial_of(self, problem, record, effort, "illegal", reason=reason))
                 continue
-            ours = self._timing(KERNEL, times[id(record)], effort, rng)
-            timings = (ours, theirs) if theirs else (ours,)
+            timing = self._timing(KERNEL, times[id(record)], effort, rng)
+            timings = (timing, reference_timing) if reference_timing else (timing,)
             trials.append(trial_of(self, problem, record, effort, "measured", digest=record.name, timings=timings))
         return trials
 
@@ -177,13 +177,13 @@ class Model:
         """The logarithm of what multiplies the model's estimate."""
         traits = np.array([_traits(record) for record in records])
         sizes = np.array([_sizes(record) for record in records])
-        common, total = np.random.default_rng([self.seed, 1]), np.zeros(len(records))
-        total += self.shared * _waves(common, traits, sizes)
+        shared_rng, total = np.random.default_rng([self.seed, 1]), np.zeros(len(records))
+        total += self.shared * _waves(shared_rng, traits, sizes)
         keys = [record.key for record in records]
         for key in dict.fromkeys(keys):
-            at = np.array([one == key for one in keys])
-            own = np.random.default_rng([self.seed, 2, *map(ord, "".join(key[:3])), *key[3:]])
-            total[at] += self.own * _waves(own, traits[at], np.zeros((int(at.sum()), 3)))
+            mask = np.array([record_key == key for record_key in keys])
+            own_rng = np.random.default_rng([self.seed, 2, *map(ord, "".join(key[:3])), *key[3:]])
+            total[mask] += self.individual * _waves(own_rng, traits[mask], np.zeros((int(mask.sum()), 3)))
         return total
 
 
@@ -195,8 +195,8 @@ def _waves(rng: np.random.Generator, traits: Array, sizes: Array) -> Array:
     along = rng.normal(0, 0.9, (traits.shape[1], WAVES))
     across = rng.normal(0, 0.25, (sizes.shape[1], WAVES))
     phases = rng.uniform(0, 2 * math.pi, WAVES)
-    found: Array = np.cos(traits @ along + sizes @ across + phases).sum(axis=1) * math.sqrt(2 / WAVES)
-    return found
+    values: Array = np.cos(traits @ along + sizes @ across + phases).sum(axis=1) * math.sqrt(2 / WAVES)
+    return values
 
 
 def _sizes(record: Record) -> list[float]:
@@ -207,9 +207,9 @@ def _traits(record: Record) -> list[float]:
     """A record's decisions as numbers: logarithms of extents, and a fixed random number for each other choice."""
     stages = record.ring_steps
     extents = [record.bm, record.bn, record.k_step, stages, record.split_k, record.threads, record.cluster_ctas]
-    other = [_number(name, str(getattr(record, name, None))) for name in OTHER]
+    choices = [_number(name, str(getattr(record, name, None))) for name in OTHER]
     group = getattr(record, "raster_group", None) or getattr(record, "swizzle_stride", None) or 1
-    return [*(0.6 * math.log2(extent) for extent in extents), 0.3 * math.log2(group), *other]
+    return [*(0.6 * math.log2(extent) for extent in extents), 0.3 * math.log2(group), *choices]
 
 
 OTHER = ("family", "swap_ab", "schedule", "prefetch", "raster_axis", "hint_a", "hint_b", "reduce", "raster")
@@ -233,7 +233,7 @@ def agreement(trials: Iterable[Trial]) -> float:
             except IllegalRecord:
                 continue
             by_problem.setdefault(trial.problem, {})[str(trial.record)] = (estimate, trial.median_us)
-    pairs = [np.array(list(found.values())) for found in by_problem.values() if len(found) >= 3]
+    pairs = [np.array(list(times.values())) for times in by_problem.values() if len(times) >= 3]
     weighted = [(_spearman(rows[:, 0], rows[:, 1]), len(rows)) for rows in pairs]
     total = sum(count for value, count in weighted if not math.isnan(value))
     return sum(value * count for value, count in weighted if not math.isnan(value)) / total if total else math.nan

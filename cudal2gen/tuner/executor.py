@@ -32,11 +32,11 @@ class Job(NamedTuple):
 
     @property
     def key(self) -> str:
-        told = [self.problem.model_dump_json(), self.effort, *(record.model_dump_json() for record in self.records)]
-        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:32]
+        parts = [self.problem.model_dump_json(), self.effort, *(record.model_dump_json() for record in self.records)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-class Done(NamedTuple):
+class JobResult(NamedTuple):
     """A job, and one trial per record in their order."""
 
     job: Job
@@ -46,7 +46,7 @@ class Done(NamedTuple):
 class Executor(Place, Protocol):
     """Evaluates jobs: each exactly once, in any order, one measurement at a time on each GPU."""
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Done]:
+    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """Yields each job as it is finished; what is yielded is stored before the next is asked for."""
         ...
 
@@ -62,10 +62,10 @@ class InProcess:
         self.environment = environment
         self.name, self.on = environment.name, environment.on
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Done]:
+    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """In order."""
         for job in jobs:
-            yield Done(job, self.environment.evaluate(job.problem, job.records, job.effort))
+            yield JobResult(job, self.environment.evaluate(job.problem, job.records, job.effort))
 
     def close(self) -> None:
         """Nothing to end."""
@@ -82,25 +82,25 @@ class Worker:
         self._make, self._seconds = make, seconds
         self._process: Any = None
         self._pipe: Connection | None = None
-        self._started()
+        self._connection()
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Done]:
+    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """In order."""
         for job in jobs:
-            yield Done(job, self._evaluated(job))
+            yield JobResult(job, self._evaluate(job))
 
-    def _evaluated(self, job: Job) -> list[Trial]:
-        told = self._ask((job.problem, job.records, job.effort))
-        if isinstance(told, list):
-            return told
+    def _evaluate(self, job: Job) -> list[Trial]:
+        answer = self._ask((job.problem, job.records, job.effort))
+        if isinstance(answer, list):
+            return answer
         if len(job.records) > 1:
-            return [trial for one in job.records for trial in self._evaluated(job._replace(records=(one,)))]
-        outcome = "time-out" if told.startswith("no answer") else "wrong result"
-        return [trial_of(self, job.problem, job.records[0], job.effort, outcome, reason=told)]  # type: ignore[arg-type]
+            return [trial for record in job.records for trial in self._evaluate(job._replace(records=(record,)))]
+        outcome = "time-out" if answer.startswith("no answer") else "wrong result"
+        return [trial_of(self, job.problem, job.records[0], job.effort, outcome, reason=answer)]  # type: ignore[arg-type]
 
     def _ask(self, question: Any) -> Any:
         """An answer, or in words why there is none; then the process is gone."""
-        return self._answer(self._started(), question, self._seconds)
+        return self._answer(self._connection(), question, self._seconds)
 
     def _answer(self, pipe: Connection, question: Any, seconds: float) -> Any:
         try:
@@ -108,34 +108,34 @@ class Worker:
             if not pipe.poll(seconds):
                 self.close()
                 return f"no answer within {seconds:g} s"
-            told = pipe.recv()
+            answer = pipe.recv()
         except (EOFError, OSError):
             # The pipe is closed a moment before the process has ended.
             self._process.join(5)
             code = self._process.exitcode
             self.close()
             return f"the process that ran it ended (exit code {code})"
-        if isinstance(told, str):
+        if isinstance(answer, str):
             # What an environment raises leaves it in a state that nobody knows.
             self.close()
-        return told
+        return answer
 
-    def _started(self) -> Connection:
+    def _connection(self) -> Connection:
         if self._pipe is None:
             context = multiprocessing.get_context("spawn")
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(self._make, theirs), daemon=True)
+            self._pipe, child_end = context.Pipe()
+            self._process = context.Process(target=_serve, args=(self._make, child_end), daemon=True)
             self._process.start()
-            theirs.close()
-            told = self._answer(self._pipe, None, START_SECONDS)
-            if not isinstance(told, tuple):
-                raise RuntimeError(f"the evaluation's process did not start: {told}")
-            self.name, self.on = told
+            child_end.close()
+            answer = self._answer(self._pipe, None, START_SECONDS)
+            if not isinstance(answer, tuple):
+                raise RuntimeError(f"the evaluation's process did not start: {answer}")
+            self.name, self.on = answer
         return self._pipe
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
         """As an environment."""
-        return self._evaluated(Job(problem, tuple(records), effort))
+        return self._evaluate(Job(problem, tuple(records), effort))
 
     def close(self) -> None:
         """Ends the process, at once."""

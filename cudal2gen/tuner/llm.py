@@ -34,16 +34,16 @@ from cudal2gen.kernel import (
 )
 from cudal2gen.results import INCUMBENT, Trial
 from cudal2gen.tuner import chat, space
-from cudal2gen.tuner.chat import Chat, Endpoint, Message, NoLibrary, Reply, Request, Spent, Unavailable
+from cudal2gen.tuner.chat import Chat, Endpoint, Message, Reply, Request, Unavailable, Usage
 from cudal2gen.tuner.memory import Memory
-from cudal2gen.tuner.proposers import Absent, Blind, Proposal, Question
+from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question
 
 RETRIES = 2  # of one question, whatever was wrong with the answers
-FAULTS_TOLD = 12  # of one answer
+MOST_FAULTS = 12  # of one answer
 LONGEST_REASON = 300  # characters of a rule, or of a reason, that is told
 LONGEST_IDEA, DEEPEST = 2000, 32  # characters of a proposal, and brackets in it
 BEST, WORST, FAILED, WAITING = 4, 3, 8, 16  # what is shown, at most
-CHOSEN = frozenset({"family", *space.GIVEN})  # what no change may touch: a family is chosen by its base
+FIXED = frozenset({"family", *space.GIVEN})  # what no change may touch: a family is chosen by its base
 
 SYSTEM = """\
 You tune half-precision matrix-multiply kernels for NVIDIA GPUs. A kernel is a record of typed fields. You are given one
@@ -56,8 +56,8 @@ fast and slow variants; a speedup whose interval includes 1 is noise. Propose ke
 from all that was tried. gpu, acc, layout, m, n, k and family cannot be changed; another family is another base."""
 
 
-def _warn(what: str) -> None:
-    print(what, file=sys.stderr)
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 class Idea(BaseModel):
@@ -73,11 +73,11 @@ class Idea(BaseModel):
 class Fault(NamedTuple):
     """What is wrong with one idea, or with a whole answer. ``proposal``: the illegal one, where it got so far."""
 
-    said: str
+    text: str
     proposal: Proposal | None = None
 
 
-class Llm(Blind):
+class Llm(FixedStrategy):
     """``Proposer``. ``budget``: tokens of memory in a prompt. ``say``: told once of each thing that goes wrong.
 
     After ``patience`` questions in a row without an answer the server is not asked again, and at once where that is of
@@ -89,122 +89,124 @@ class Llm(Blind):
 
     def __init__(
         self, talk: Chat, memory: Memory, budget: int = 1500, patience: int = 2,
-        say: Callable[[str], None] = _warn,
+        warn: Callable[[str], None] = _warn,
     ) -> None:  # fmt: skip
-        self._chat, self._memory, self._budget, self._patience, self._say = talk, memory, budget, patience, say
-        self._said: set[str] = set()
+        self._chat, self._memory, self._budget, self._patience, self._warn = talk, memory, budget, patience, warn
+        self._warnings: set[str] = set()
         self._unanswered = 0
-        self._useless: dict[Problem, int] = {}
+        self._useless_answers: dict[Problem, int] = {}
         self._proposed: dict[Problem, dict[object, Record]] = {}
 
     @property
-    def spent(self) -> Spent:
+    def usage(self) -> Usage:
         """Exchanges, tokens and cost so far."""
-        return self._chat.spent
+        return self._chat.usage
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Up to ``count`` new records; what broke a rule to the last after them."""
-        useless = self._useless.get(question.problem, 0)
-        if count < 1 or max(self._unanswered, useless) >= self._patience:
+        useless_answers = self._useless_answers.get(question.problem, 0)
+        if count < 1 or max(self._unanswered, useless_answers) >= self._patience:
             return []
         bases = _bases(question)
         # Between two batches, or where it was pruned, what was proposed is no trial (yet).
-        tried = {space.key(parse(trial.record)) for trial in question.trials if trial.outcome != "illegal"}
+        tried_keys = {space.key(parse(trial.record)) for trial in question.trials if trial.outcome != "illegal"}
         proposed = self._proposed.setdefault(question.problem, {})
-        waiting = {key: record for key, record in proposed.items() if key not in tried}
-        question = replace(question, seen=question.seen | waiting.keys())
-        notes = [note.shown for note in self._memory.recall(question.problem, self._budget)]
-        told = prompt(question, bases, list(waiting.values())[-WAITING:], notes, count)
-        messages = [Message("system", SYSTEM), Message("user", told)]
-        found: dict[object, Proposal] = {}
+        waiting = {key: record for key, record in proposed.items() if key not in tried_keys}
+        question = replace(question, proposed_keys=question.proposed_keys | waiting.keys())
+        notes = [note.visible for note in self._memory.recall(question.problem, self._budget)]
+        document = prompt(question, bases, list(waiting.values())[-WAITING:], notes, count)
+        messages = [Message("system", SYSTEM), Message("user", document)]
+        proposals: dict[object, Proposal] = {}
         faults: list[Fault] = []
         for _ in range(1 + RETRIES):
-            reply = self._asked(messages, bases, question)
+            reply = self._answer(messages, bases, question)
             if reply is None:
                 break
-            faults = self._sorted_out(reply, question, bases, count, found)
-            if len(found) >= count or not _worth_retrying(faults, found):
+            faults = self._sort(reply, question, bases, count, proposals)
+            if len(proposals) >= count or not _worth_retrying(faults, proposals):
                 break
-            messages += [Message("assistant", reply.text), Message("user", _returned(faults, count - len(found)))]
-        self._useless[question.problem] = 0 if found else useless + 1
-        proposed |= {key: one.record for key, one in [*found.items()][:count] if one.record}
-        if not found and faults:
-            self._tell(f"no proposal of an answer could be used: {faults[0].said}")
+            messages += [Message("assistant", reply.text), Message("user", _correction(faults, count - len(proposals)))]
+        self._useless_answers[question.problem] = 0 if proposals else useless_answers + 1
+        proposed |= {key: proposal.record for key, proposal in [*proposals.items()][:count] if proposal.record}
+        if not proposals and faults:
+            self._warn_once(f"no proposal of an answer could be used: {faults[0].text}")
         refused = [fault.proposal for fault in faults if fault.proposal]
-        return [*found.values(), *refused][:count]
+        return [*proposals.values(), *refused][:count]
 
-    def _asked(self, messages: Sequence[Message], bases: Mapping[str, Record], question: Question) -> Reply | None:
-        request = Request(tuple(messages), schema(tuple(sorted({one.family for one in bases.values()}))))
+    def _answer(self, messages: Sequence[Message], bases: Mapping[str, Record], question: Question) -> Reply | None:
+        request = Request(tuple(messages), schema(tuple(sorted({record.family for record in bases.values()}))))
         try:
             reply = self._chat.ask(request, question.problem)
         except Unavailable as error:
             self._unanswered = self._patience if error.for_good else self._unanswered + 1
             last = "; it is not asked again" if self._unanswered >= self._patience else ""
-            self._tell(f"{error}{last}")
+            self._warn_once(f"{error}{last}")
             return None
         self._unanswered = 0
         if reply.refusal:
-            self._tell(f"the model refused: {reply.refusal[:LONGEST_REASON]}")
+            self._warn_once(f"the model refused: {reply.refusal[:LONGEST_REASON]}")
             return None
         return reply
 
-    def _sorted_out(
-        self, reply: Reply, question: Question, bases: Mapping[str, Record], count: int, found: dict[object, Proposal]
+    def _sort(
+        self,
+        reply: Reply,
+        question: Question,
+        bases: Mapping[str, Record],
+        count: int,
+        proposals: dict[object, Proposal],
     ) -> list[Fault]:
         """Adds an answer's new and legal records to ``found``; what is wrong with the rest."""
         ideas, faults = _ideas(reply, 4 * count)
-        known = set(question.seen) | ({space.key(question.incumbent)} if question.incumbent else set())
+        known_keys = set(question.proposed_keys) | ({space.key(question.incumbent)} if question.incumbent else set())
         for idea in ideas:
-            taken = _revised(idea, bases)
-            if isinstance(taken, Fault):
-                faults.append(taken)
-            elif taken.record is not None:
-                key = space.key(taken.record)
-                if key in known or key in found:
-                    faults.append(Fault(f"{_spelled(idea)}: that kernel was tried or proposed already"))
+            proposal = _revised(idea, bases)
+            if isinstance(proposal, Fault):
+                faults.append(proposal)
+            elif proposal.record is not None:
+                key = space.key(proposal.record)
+                if key in known_keys or key in proposals:
+                    faults.append(Fault(f"{_text(idea)}: that kernel was tried or proposed already"))
                 else:
-                    found[key] = taken
+                    proposals[key] = proposal
         return faults
 
-    def _tell(self, what: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            self._say(f"proposer llm: {what}")
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self._warn(f"proposer llm: {text}")
 
 
 def connect(
     endpoint: Endpoint | None, memory: Memory, transcript: Path | None = None, replay: Path | None = None,
-    say: Callable[[str], None] = _warn,
+    warn: Callable[[str], None] = _warn,
 ) -> Llm:  # fmt: skip
     """The proposer as a command line describes it.
 
     Raises Absent without the library, ValueError and OSError where it is told too little, or a file is not there.
     """
-    try:
-        return Llm(chat.connect(endpoint, transcript, replay), memory, say=say)
-    except NoLibrary as error:
-        raise Absent(str(error)) from None
+    return Llm(chat.connect(endpoint, transcript, replay), memory, warn=warn)
 
 
-def _worth_retrying(faults: Sequence[Fault], found: Mapping[object, Proposal]) -> bool:
+def _worth_retrying(faults: Sequence[Fault], proposals: Mapping[object, Proposal]) -> bool:
     """A repetition among good proposals is not worth another exchange; an illegal one is, or having nothing."""
-    return any(fault.proposal for fault in faults) or (bool(faults) and not found)
+    return any(fault.proposal for fault in faults) or (bool(faults) and not proposals)
 
 
 def _bases(question: Question) -> dict[str, Record]:
     """Records that changes may start from, by label: the incumbent, the best and worst so far, one per other family."""
-    found: dict[str, Record] = {}
+    bases: dict[str, Record] = {}
     if question.incumbent is not None:
-        found["incumbent"] = question.incumbent
+        bases["incumbent"] = question.incumbent
     best, worst = _contrast(question)
     for letter, trials in (("best", best), ("worst", worst)):
-        found |= {f"{letter}{at}": parse(trial.record) for at, trial in enumerate(trials, 1)}
-    families = {record.family for record in found.values()}
+        bases |= {f"{letter}{number}": parse(trial.record) for number, trial in enumerate(trials, 1)}
+    families = {record.family for record in bases.values()}
     for record in question.candidates.records:
         if record.family not in families:
             families.add(record.family)
-            found[f"plain {record.family}"] = record
-    return found
+            bases[f"plain {record.family}"] = record
+    return bases
 
 
 def _contrast(question: Question) -> tuple[list[Trial], list[Trial]]:
@@ -223,22 +225,25 @@ def prompt(
 ) -> str:
     """All that the model is told of a question, as one JSON document: nothing in it can pass for its frame."""
     best, worst = _contrast(question)
-    labels = [*(f"best{at}" for at in range(1, len(best) + 1)), *(f"worst{at}" for at in range(1, len(worst) + 1))]
-    shown = dict(zip(labels, [*best, *worst], strict=True))
-    told = {
+    labels = [
+        *(f"best{number}" for number in range(1, len(best) + 1)),
+        *(f"worst{number}" for number in range(1, len(worst) + 1)),
+    ]
+    trials = dict(zip(labels, [*best, *worst], strict=True))
+    document = {
         "problem": _problem(question.problem),
         "gpu": _limits(question.problem.gpu),
-        "bases": {label: _base(record) for label, record in bases.items() if label not in shown},
+        "bases": {label: _base(record) for label, record in bases.items() if label not in trials},
         "variants, the fastest first": [
-            _variant(label, trial, bases[label], question.incumbent) for label, trial in shown.items()
+            _variant(label, trial, bases[label], question.incumbent) for label, trial in trials.items()
         ],
-        "proposed, not measured yet": [_apart(one, question.incumbent) for one in waiting],
+        "proposed, not measured yet": [_difference(record, question.incumbent) for record in waiting],
         "failures": _failures(question),
         "notes": list(notes),
-        "schema": schema(tuple(sorted({one.family for one in bases.values()}))),
+        "schema": schema(tuple(sorted({record.family for record in bases.values()}))),
         "proposals wanted": count,
     }
-    return json.dumps(told, separators=(",", ":"))
+    return json.dumps(document, separators=(",", ":"))
 
 
 def _problem(problem: Problem) -> Fields:
@@ -271,20 +276,22 @@ def _derived(record: Record) -> Fields:
 
 def _variant(label: str, trial: Trial, record: Record, incumbent: Record | None) -> Fields:
     """A measured variant: as what differs from the incumbent where both are of one family, and how fast it is."""
-    told: Fields = {"base": label, "us": round(trial.median_us, 3)}
+    variant: Fields = {"base": label, "us": round(trial.median_us, 3)}
     if incumbent is not None and incumbent.family == record.family:
-        told["differs from incumbent in"] = {name: pair[1] for name, pair in space.differing(incumbent, record).items()}
+        variant["differs from incumbent in"] = {
+            name: pair[1] for name, pair in space.differing(incumbent, record).items()
+        }
     else:
-        told["fields"] = space.decisions(record)
+        variant["fields"] = space.decisions(record)
     if ratio := trial.faster_than(INCUMBENT):
-        told["times faster than incumbent"] = round(ratio.value, 4)
-        told["95 % interval"] = [round(ratio.low, 4), round(ratio.high, 4)]
+        variant["times faster than incumbent"] = round(ratio.value, 4)
+        variant["95 % interval"] = [round(ratio.low, 4), round(ratio.high, 4)]
     else:
-        told["us 95 % interval"] = _interval(trial)
-    return told | {"derived": _derived(record)}
+        variant["us 95 % interval"] = _interval(trial)
+    return variant | {"derived": _derived(record)}
 
 
-def _apart(record: Record, incumbent: Record | None) -> Fields:
+def _difference(record: Record, incumbent: Record | None) -> Fields:
     """A record as what differs from the incumbent, or all of it where that is of another family."""
     if incumbent is not None and incumbent.family == record.family:
         differing = space.differing(incumbent, record)
@@ -306,16 +313,16 @@ def _interval(trial: Trial) -> list[float]:
 
 def _failures(question: Question) -> list[Fields]:
     """The last failures, each reason once, with the fields that were changed."""
-    found: dict[str, Fields] = {}
+    failures: dict[str, Fields] = {}
     for trial in reversed(question.failures):
         reason = trial.reason[:LONGEST_REASON]
-        if reason not in found and len(found) < FAILED:
+        if reason not in failures and len(failures) < FAILED:
             fields = {name: value for name, value in trial.record.items() if name not in space.GIVEN}
             if question.incumbent is not None and fields.get("family") == question.incumbent.family:
-                own = space.decisions(question.incumbent)
-                fields = {name: value for name, value in fields.items() if own.get(name) != value}
-            found[reason] = {"outcome": trial.outcome, "reason": reason, "fields": fields}
-    return list(found.values())
+                decisions = space.decisions(question.incumbent)
+                fields = {name: value for name, value in fields.items() if decisions.get(name) != value}
+            failures[reason] = {"outcome": trial.outcome, "reason": reason, "fields": fields}
+    return list(failures.values())
 
 
 @cache
@@ -324,15 +331,18 @@ def schema(families: tuple[str, ...]) -> dict[str, Any]:
 
     A field that families bound differently may be any of them; what a combination must obey is told when it is broken.
     """
-    spelled: dict[str, list[Any]] = {}
+    schemas: dict[str, list[Any]] = {}
     for family in families:
-        whole = FAMILIES[family].model_json_schema()
-        for name, one in whole["properties"].items():
-            if name not in CHOSEN and (plain := _plain(one, whole.get("$defs", {}))) not in spelled.setdefault(
-                name, []
-            ):
-                spelled[name].append(plain)
-    fields = {name: ones[0] if len(ones) == 1 else {"anyOf": ones} for name, ones in spelled.items()}
+        model_schema = FAMILIES[family].model_json_schema()
+        for name, field_schema in model_schema["properties"].items():
+            if name not in FIXED and (
+                field_text := _without_titles(field_schema, model_schema.get("$defs", {}))
+            ) not in schemas.setdefault(name, []):
+                schemas[name].append(field_text)
+    fields = {
+        name: alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
+        for name, alternatives in schemas.items()
+    }
     idea = {
         "type": "object",
         "properties": {
@@ -351,103 +361,103 @@ def schema(families: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _plain(one: Any, definitions: Mapping[str, Any]) -> Any:
+def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
     """A schema without titles, descriptions and references: servers differ in what they make of these."""
-    if isinstance(one, list):
-        return [_plain(item, definitions) for item in one]
-    if not isinstance(one, dict):
-        return one
-    if "$ref" in one:
-        return _plain(definitions[one["$ref"].rsplit("/", 1)[-1]], definitions)
+    if isinstance(node, list):
+        return [_without_titles(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _without_titles(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
     left_out = ("title", "description", "default")
     # Below "properties" these are names of fields.
     return {
-        name: {field: _plain(value, definitions) for field, value in item.items()}
+        name: {field: _without_titles(value, definitions) for field, value in item.items()}
         if name == "properties"
-        else _plain(item, definitions)
-        for name, item in one.items()
+        else _without_titles(item, definitions)
+        for name, item in node.items()
         if name not in left_out
     }
 
 
-def _ideas(reply: Reply, most: int) -> tuple[list[Idea], list[Fault]]:
+def _ideas(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
     """The ideas of an answer; one that is malformed does not spoil the others."""
     if reply.cut_off:
         cut = [Fault("the answer was cut off before its end: answer shorter, with fewer proposals")]
     else:
         cut = [Fault('the answer is not the JSON object asked for, {"proposals": [...]}')]
-    listed = _proposals(reply.text)
-    if listed is None:
+    items = _proposals(reply.text)
+    if items is None:
         return [], cut
     ideas, faults = [], []
-    for one in listed[:most]:
-        if not _plausible(one):
+    for item in items[:limit]:
+        if not _plausible(item):
             faults.append(Fault("a proposal is malformed: too long, too deep, or of numbers or text that JSON has not"))
             continue
         try:
-            ideas.append(Idea.model_validate(one))
+            ideas.append(Idea.model_validate(item))
         except ValidationError as error:
             faults.append(Fault(f"a proposal is malformed: {explain(error)[:LONGEST_REASON]}"))
     return ideas, faults
 
 
-def _plausible(one: Any) -> bool:
+def _plausible(item: Any) -> bool:
     """Whether something could be a proposal, and can be stored as a failure if it is illegal."""
     try:
-        spelled = json.dumps(one, ensure_ascii=False, allow_nan=False)
-        spelled.encode()  # half a surrogate pair is no text
+        text = json.dumps(item, ensure_ascii=False, allow_nan=False)
+        text.encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError):
         return False
-    return len(spelled) <= LONGEST_IDEA and spelled.count("[") + spelled.count("{") <= DEEPEST
+    return len(text) <= LONGEST_IDEA and text.count("[") + text.count("{") <= DEEPEST
 
 
 def _proposals(text: str) -> list[Any] | None:
     """The list in an answer; servers that cannot hold a model to a schema let it talk around the JSON."""
     for start in _openings(text):
         try:
-            told, _ = json.JSONDecoder().raw_decode(text, start)
+            answer, _ = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
-        if isinstance(told, dict) and isinstance(listed := told.get("proposals"), list):
-            return listed
+        if isinstance(answer, dict) and isinstance(items := answer.get("proposals"), list):
+            return items
     return None
 
 
-def _openings(text: str, most: int = 20) -> Iterator[int]:
+def _openings(text: str, limit: int = 20) -> Iterator[int]:
     """Where a JSON object may begin."""
-    at = -1
-    for _ in range(most):
-        if (at := text.find("{", at + 1)) < 0:
+    start = -1
+    for _ in range(limit):
+        if (start := text.find("{", start + 1)) < 0:
             return
-        yield at
+        yield start
 
 
 def _revised(idea: Idea, bases: Mapping[str, Record]) -> Proposal | Fault:
     """An idea put to the rules, or what is wrong with it."""
     base = bases.get(idea.base)
     if base is None:
-        return Fault(f"{_spelled(idea)}: base must be one of {', '.join(bases)}")
-    own = space.decisions(base)
+        return Fault(f"{_text(idea)}: base must be one of {', '.join(bases)}")
+    decisions = space.decisions(base)
     note = idea.why[:LONGEST_REASON]
-    fields = own | {str(name)[:LONGEST_REASON]: value for name, value in idea.changes.items()}
-    if strange := sorted(name for name in idea.changes if name in CHOSEN or name not in own):
-        said = "; ".join(
-            f"{name}: is part of the question" if name in CHOSEN else f"{name}: {base.family} has no such field"
-            for name in strange
+    fields = decisions | {str(name)[:LONGEST_REASON]: value for name, value in idea.changes.items()}
+    if unknown := sorted(name for name in idea.changes if name in FIXED or name not in decisions):
+        violation = "; ".join(
+            f"{name}: is part of the question" if name in FIXED else f"{name}: {base.family} has no such field"
+            for name in unknown
         )[:LONGEST_REASON]
     else:
         try:
             record = revise(base, origin=space.tuned(Llm.name), **idea.changes)
             return Proposal(Llm.name, space.decisions(record), record, note=note)
         except IllegalRecord as error:
-            said = str(error)[:LONGEST_REASON]
-    return Fault(f"{_spelled(idea)}: {said}", Proposal(Llm.name, fields, None, said, note))
+            violation = str(error)[:LONGEST_REASON]
+    return Fault(f"{_text(idea)}: {violation}", Proposal(Llm.name, fields, None, violation, note))
 
 
-def _spelled(idea: Idea) -> str:
+def _text(idea: Idea) -> str:
     return f"{idea.base[:40]} with {json.dumps(idea.changes)[:LONGEST_REASON]}"
 
 
-def _returned(faults: Iterable[Fault], missing: int) -> str:
-    told = {"refused": [fault.said for fault in faults][:FAULTS_TOLD], "proposals still wanted": missing}
-    return json.dumps(told) + "\nAnswer again in the same form, with corrected proposals only."
+def _correction(faults: Iterable[Fault], count: int) -> str:
+    document = {"refused": [fault.text for fault in faults][:MOST_FAULTS], "proposals still wanted": count}
+    return json.dumps(document) + "\nAnswer again in the same form, with corrected proposals only."

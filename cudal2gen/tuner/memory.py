@@ -62,37 +62,37 @@ class Note:
     def holds_for(self, problem: Problem) -> bool:
         """Whether GPU (or one of the same architecture) and size class are the note's."""
         sm = GPUS[problem.gpu].sm
-        near = not self.gpus or any(gpu in GPUS and GPUS[gpu].sm == sm for gpu in self.gpus)
-        return near and (not self.classes or problem.size_class in self.classes)
+        related = not self.gpus or any(gpu in GPUS and GPUS[gpu].sm == sm for gpu in self.gpus)
+        return related and (not self.classes or problem.size_class in self.classes)
 
     def rank(self, problem: Problem) -> tuple[float, ...]:
         """The smaller, the more to the point: this very GPU, this class, a lesson of a problem of like size."""
-        own = 0 if problem.gpu in self.gpus else 1 if self.gpus else 2
-        return (own, 0 if self.classes else 1, self._distance(problem))
+        kinship = 0 if problem.gpu in self.gpus else 1 if self.gpus else 2
+        return (kinship, 0 if self.classes else 1, self._distance(problem))
 
     def _distance(self, problem: Problem) -> float:
         sizes = re.fullmatch(r"\S+ \S+ \S+ (\d{1,9})_(\d{1,9})_(\d{1,9})", self.problem)
         if sizes is None:
             return 100.0
-        pairs = zip((problem.m, problem.n, problem.k), (max(1, int(one)) for one in sizes.groups()), strict=True)
+        pairs = zip((problem.m, problem.n, problem.k), (max(1, int(extent)) for extent in sizes.groups()), strict=True)
         return sum(abs(math.log2(a / b)) for a, b in pairs)
 
     @property
     def markdown(self) -> str:
         """The section as it stands in a file."""
         lists = {"gpus": ", ".join(self.gpus), "classes": ", ".join(self.classes)}
-        told = {name: getattr(self, name) for name in ("source", "measured", "problem", "changes", "gain")}
-        lines = [f"{name}: {value}" for name, value in (lists | told).items() if value]
+        texts = {name: getattr(self, name) for name in ("source", "measured", "problem", "changes", "gain")}
+        lines = [f"{name}: {value}" for name, value in (lists | texts).items() if value]
         return "\n".join([f"## {self.title}", *lines, "", self.text]).rstrip() + "\n"
 
     @property
-    def shown(self) -> dict[str, str]:
+    def visible(self) -> dict[str, str]:
         """The note for a reader: what it says and how far to trust it, without what cannot be printed."""
-        told = {name: getattr(self, name) for name in ("title", "text", "measured", "source", "changes", "gain")}
-        return {name: _UNPRINTABLE.sub("", value)[:LONGEST] for name, value in told.items() if value}
+        texts = {name: getattr(self, name) for name in ("title", "text", "measured", "source", "changes", "gain")}
+        return {name: _UNPRINTABLE.sub("", value)[:LONGEST] for name, value in texts.items() if value}
 
 
-def read(text: str) -> Iterator[Note]:
+def parse_notes(text: str) -> Iterator[Note]:
     """The notes of a Markdown file. What stands before the first heading, or is none of ours, is left out."""
     for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
         lines = section.splitlines()
@@ -100,20 +100,20 @@ def read(text: str) -> Iterator[Note]:
         if heading is None:
             continue
         keys: dict[str, str] = {}
-        while len(lines) > len(keys) + 1 and (found := _KEY.match(lines[len(keys) + 1])):
-            if found[1] in keys:
+        while len(lines) > len(keys) + 1 and (match := _KEY.match(lines[len(keys) + 1])):
+            if match[1] in keys:
                 break
-            keys[found[1]] = found[2]
+            keys[match[1]] = match[2]
         body = "\n".join(lines[len(keys) + 1 :]).strip()
         gpus, classes = (_words(keys.pop(name, "")) for name in ("gpus", "classes"))
         yield Note(heading[1], body, gpus, classes, **keys)
 
 
-def _words(listed: str) -> tuple[str, ...]:
-    return tuple(word for word in re.split(r"[,\s]+", listed) if word)
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in re.split(r"[,\s]+", text) if word)
 
 
-def beside(trials: Path) -> Path:
+def lessons_path(trials: Path) -> Path:
     """Where the lessons of a file of trials are kept: what was measured and what was modelled stay as far apart."""
     return trials.with_name(f"{trials.stem}-lessons.md")
 
@@ -127,30 +127,30 @@ class Memory:
 
     notes: Sequence[Note] = ()
     file: Path | None = None
-    left_out: Collection[str] = field(default_factory=frozenset)
+    excluded: Collection[str] = field(default_factory=frozenset)
 
-    def without(self, problems: Iterable[Problem]) -> Memory:
+    def excluding(self, problems: Iterable[Problem]) -> Memory:
         """The same, but for lessons from these problems, on whichever GPU and in whichever layout they were learnt."""
-        return replace(self, left_out=frozenset(self.left_out) | {problem.mnk for problem in problems})
+        return replace(self, excluded=frozenset(self.excluded) | {problem.mnk for problem in problems})
 
     def recall(self, problem: Problem, budget: int = 1500) -> list[Note]:
         """Notes that hold for a problem, the most to the point first, in about ``budget`` tokens altogether."""
-        told: list[Note] = []
-        fitting = [note for note in self._all() if note.holds_for(problem) and not self._hidden(note)]
-        for note in sorted(fitting, key=lambda note: note.rank(problem)):
-            size = tokens(json.dumps(note.shown))
+        notes: list[Note] = []
+        applicable = [note for note in self._all() if note.holds_for(problem) and not self._hidden(note)]
+        for note in sorted(applicable, key=lambda note: note.rank(problem)):
+            size = tokens(json.dumps(note.visible))
             if size <= budget:
-                told.append(note)
+                notes.append(note)
                 budget -= size
-        return told
+        return notes
 
     def _hidden(self, note: Note) -> bool:
-        return bool(note.problem) and note.problem.split(" ")[-1] in self.left_out
+        return bool(note.problem) and note.problem.split(" ")[-1] in self.excluded
 
     def _all(self) -> Iterator[Note]:
         yield from self.notes
         if self.file is not None:
-            yield from read(_text(self.file))
+            yield from parse_notes(_text(self.file))
 
     def learn(self, race: Race) -> Note | None:
         """Appends the lesson of a race that improved its problem; None where there was none, or it is known.
@@ -162,30 +162,32 @@ class Memory:
             return None
         if winner.environment == "replay":  # learnt when it was measured
             return None
-        taken = lesson(race.problem, race.incumbent, parse(winner.record), gain, winner.environment, winner.on)
-        return taken if _append(taken, self.file) else None
+        note = lesson(race.problem, race.incumbent, parse(winner.record), gain, winner.environment, winner.on)
+        return note if _append(note, self.file) else None
 
 
 def load(file: Path | None = None) -> Memory:
     """The shipped notes, and the lessons of a file, which need not be there yet."""
-    shipped = [note for path in sorted(SHIPPED.glob("*.md")) for note in read(path.read_text(encoding="utf-8"))]
+    shipped = [note for path in sorted(SHIPPED.glob("*.md")) for note in parse_notes(path.read_text(encoding="utf-8"))]
     return Memory(tuple(shipped), file)
 
 
 def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment: str, on: str) -> Note:
     """What an improvement teaches: where, which fields, by how much."""
     changed = space.differing(old, new)
-    spelled = ", ".join(f"{name} {json.dumps(before)} -> {json.dumps(now)}" for name, (before, now) in changed.items())
+    spelled = ", ".join(
+        f"{name} {json.dumps(before)} -> {json.dumps(after)}" for name, (before, after) in changed.items()
+    )
     factor = f"{gain.value:.3f} ({gain.low:.3f} to {gain.high:.3f})"
-    where = f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
+    place = f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
     return Note(
-        title=f"{where}: {factor} times faster",
+        title=f"{place}: {factor} times faster",
         text=f"{problem.size_class} problem, {old.family} to {new.family}: {spelled}.",
         gpus=(problem.gpu,),
         classes=(problem.size_class,),
         source="cudal2gen tune",
         measured=f"yes, on {on}" if environment == "gpu" else f"no: {environment} environment, {on}",
-        problem=where,
+        problem=place,
         changes=json.dumps({name: list(pair) for name, pair in changed.items()}),
         gain=factor,
     )
@@ -197,11 +199,11 @@ def _append(note: Note, path: Path) -> bool:
     with path.open("a+", encoding="utf-8", errors="replace") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        before = file.read()
-        if any((one.problem, one.changes) == (note.problem, note.changes) for one in read(before)):
+        existing = file.read()
+        if any((stored.problem, stored.changes) == (note.problem, note.changes) for stored in parse_notes(existing)):
             return False
         # A killed process may have left half a section without a line break, so one precedes each.
-        file.write(("\n" if before else "") + note.markdown)
+        file.write(("\n" if existing else "") + note.markdown)
         return True
 
 

@@ -29,10 +29,10 @@ def line(standing: Standing, seconds: float) -> str:
 
 def gain(race: Race) -> str:
     """What the winner gains over the incumbent, with its interval."""
-    found: Ratio | None = race.gain
-    if found is None:
+    ratio: Ratio | None = race.gain
+    if ratio is None:
         return "no long timing"
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}] times the incumbent's speed"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times the incumbent's speed"
 
 
 def table(standing: Standing, seconds: float) -> Table:
@@ -42,16 +42,16 @@ def table(standing: Standing, seconds: float) -> Table:
     view = Table(title=line(standing, seconds), title_justify="left", box=None, pad_edge=False)
     for name in ("problem", "evaluations", "best so far", "by", "failures"):
         view.add_column(name)
-    for race in standing.all[-12:]:
-        best = min((trial for trial in race.short if trial.measured), key=lambda one: one.cost, default=None)
+    for race in standing.started[-12:]:
+        best = min((trial for trial in race.short_trials if trial.measured), key=lambda trial: trial.cost, default=None)
         failures = ", ".join(f"{count} {outcome}" for outcome, count in race.failures.most_common())
-        shown = gain(race) if race.gain else f"{best.median_us:.2f} us" if best else ""
-        view.add_row(race.problem.mnk, str(len(race.short)), shown, best.proposer if best else "", failures)
+        text = gain(race) if race.gain else f"{best.median_us:.2f} us" if best else ""
+        view.add_row(race.problem.mnk, str(len(race.short_trials)), text, best.proposer if best else "", failures)
     return view
 
 
 @contextmanager
-def shown(out: TextIO = sys.stderr) -> Iterator[Callable[[Standing], None]]:
+def live_view(out: TextIO = sys.stderr) -> Iterator[Callable[[Standing], None]]:
     """A live view on a terminal, else a line every ten seconds."""
     if out.isatty():
         from rich.console import Console
@@ -62,9 +62,9 @@ def shown(out: TextIO = sys.stderr) -> Iterator[Callable[[Standing], None]]:
         return
     last = [time.monotonic()]
 
-    def told(standing: Standing) -> None:
+    def print_line(standing: Standing) -> None:
         if time.monotonic() - last[0] > SECONDS:
             last[0] = time.monotonic()
             print(line(standing, last[0] - standing.begin), file=out, flush=True)
 
-    yield told
+    yield print_line

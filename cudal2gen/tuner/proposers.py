@@ -9,102 +9,22 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from cudal2gen.kernel import Fields, IllegalRecord, Problem, Record, parse
+from cudal2gen.kernel import Fields, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import reward, space
 from cudal2gen.tuner.policy import Action, Group, Policy, Ranked, View
+from cudal2gen.tuner.proposal import FixedStrategy, MissingLibrary, Proposal, Proposer, Question, legal_proposal
 from cudal2gen.tuner.space import Candidates
 
 FAILED = -20.0  # the logarithm of a speed that nothing measured has
 
 
-class Proposal(NamedTuple):
-    """A record, or fields that are none and the rules they break. ``note``: what its maker wants to be remembered."""
-
-    proposer: str
-    fields: Fields
-    record: Record | None
-    refused: str = ""
-    note: str = ""
-
-
-def proposal(proposer: str, fields: Fields, note: str = "") -> Proposal:
-    """Fields put to the rules."""
-    try:
-        return Proposal(proposer, fields, parse(fields), note=note)
-    except IllegalRecord as error:
-        return Proposal(proposer, fields, None, str(error), note)
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a proposer is asked: legal candidates of a problem, and what is known of it so far.
-
-    ``trials``: of this problem, failures with reasons among them. ``seen``: keys of what was proposed already; another
-    proposal of one is not evaluated again.
-    """
-
-    candidates: Candidates
-    trials: Sequence[Trial] = ()
-    incumbent: Record | None = None
-    seen: frozenset[object] = field(default_factory=frozenset)
-
-    @property
-    def problem(self) -> Problem:
-        return self.candidates.problem
-
-    @cached_property
-    def ranked(self) -> list[Trial]:
-        """Measured trials, the fastest first; of a record that was timed more than once, the last."""
-        last = {trial_key(trial): trial for trial in self.trials if trial.measured}
-        return sorted(last.values(), key=lambda trial: trial.cost)
-
-    @property
-    def failures(self) -> list[Trial]:
-        return [trial for trial in self.trials if not trial.measured]
-
-
-class Proposer(Protocol):
-    """Something that proposes records for one problem after the other."""
-
-    @property
-    def name(self) -> str: ...
-
-    def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Up to ``count`` proposals; fewer, or none, where it has no more to say. Raises nothing for a bad idea."""
-        ...
-
-    def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        """What became of proposals, its own and others', as soon as it is known."""
-        ...
-
-
-class Absent(RuntimeError):
-    """A proposer that cannot work here; the message says what to install."""
-
-
-def trial_key(trial: Trial) -> tuple[str, str]:
-    """Equal for trials of one kernel, launched in one way."""
-    fields = {name: value for name, value in trial.record.items() if name not in space.GIVEN}
-    return trial.name, repr(sorted(fields.items()))
-
-
-class Blind:
-    """What learns nothing from trials."""
-
-    name = ""
-
-    def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        """Nothing to learn."""
-
-
-class Random(Blind):
+class Random(FixedStrategy):
     """Any legal candidate, all equally likely."""
 
     name = "random"
@@ -114,10 +34,10 @@ class Random(Blind):
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Fewer only where next to all have been seen."""
-        return _fresh(question, count, lambda: question.candidates.drawn(self._rng, self.name))
+        return _new_proposals(question, count, lambda: question.candidates.drawn(self._rng, self.name))
 
 
-class Nearest(Blind):
+class Nearest(FixedStrategy):
     """What the nearest tuned problems do, the nearest first: the decisions of their records, or what is most like them.
 
     The pool is given; who compares proposers leaves the problems out that are asked about.
@@ -125,32 +45,32 @@ class Nearest(Blind):
 
     name = "nearest"
 
-    def __init__(self, pool: Iterable[Record], most: int = 32) -> None:
+    def __init__(self, pool: Iterable[Record], neighbours: int = 32) -> None:
         self._pool = list(pool)
-        self._most = most
+        self._neighbours = neighbours
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Ends when ``most`` neighbours have been asked."""
-        problem, found, keys = question.problem, [], set(question.seen)
+        problem, proposals, keys = question.problem, [], set(question.proposed_keys)
         pool = [record for record in self._pool if record.acc == problem.acc and record.problem != problem]
-        for record in sorted(pool, key=lambda record: distance(problem, record))[: self._most]:
-            taken = space.adopt(record, question.candidates, self.name)
-            if space.key(taken) not in keys:
-                keys.add(space.key(taken))
-                found.append(_of(self.name, taken))
-            if len(found) == count:
+        for record in sorted(pool, key=lambda record: distance(problem, record))[: self._neighbours]:
+            adopted = space.adopt(record, question.candidates, self.name)
+            if space.key(adopted) not in keys:
+                keys.add(space.key(adopted))
+                proposals.append(legal_proposal(self.name, adopted))
+            if len(proposals) == count:
                 break
-        return found
+        return proposals
 
 
-def distance(one: Problem, other: Problem) -> float:
+def distance(first: Problem, second: Problem) -> float:
     """Between problems: the ratios of their extents, as logarithms; another GPU or layout is far away."""
-    sizes = [(one.m, other.m), (one.n, other.n), (one.k, other.k)]
-    far = 20.0 * (one.gpu != other.gpu) + 10.0 * (one.layout != other.layout)
-    return far + sum(abs(math.log2(a / b)) for a, b in sizes)
+    sizes = [(first.m, second.m), (first.n, second.n), (first.k, second.k)]
+    penalty = 20.0 * (first.gpu != second.gpu) + 10.0 * (first.layout != second.layout)
+    return penalty + sum(abs(math.log2(a / b)) for a, b in sizes)
 
 
-class Evolution(Blind):
+class Evolution(FixedStrategy):
     """Mutates the best so far: another candidate that differs in few fields, or another choice of a loose head."""
 
     name = "evolution"
@@ -163,22 +83,22 @@ class Evolution(Blind):
         """Random candidates until there is something to mutate."""
         parents = question.ranked[: self._parents]
         if not parents:
-            return _fresh(question, count, lambda: question.candidates.drawn(self._rng, self.name))
-        return _fresh(question, count, lambda: self._child(question, self._rng.choice(parents).record))
+            return _new_proposals(question, count, lambda: question.candidates.drawn(self._rng, self.name))
+        return _new_proposals(question, count, lambda: self._child(question, self._rng.choice(parents).record))
 
     def _child(self, question: Question, parent: Fields) -> Record:
-        found, rng = question.candidates, self._rng
-        apart = found.apart(parent)
+        candidates, rng = question.candidates, self._rng
+        distances = candidates.apart(parent)
         if rng.random() < 0.25:
-            apart = np.where(apart == 0, 0, 10**6)  # only loose heads change
+            distances = np.where(distances == 0, 0, 10**6)  # only loose heads change
         # The fewer fields differ, the likelier; some noise, so that it is not always the same neighbour.
-        noisy = apart + np.random.default_rng(rng.getrandbits(32)).exponential(1.0, len(apart))
+        noisy = distances + np.random.default_rng(rng.getrandbits(32)).exponential(1.0, len(distances))
         row = int(noisy.argmin())
         choices = {}
-        for head, values in found.heads[found.records[row].family].items():
-            kept = next((i for i, one in enumerate(values) if one.items() <= parent.items()), None)
-            choices[head] = rng.randrange(len(values)) if kept is None or rng.random() < 0.4 else kept
-        return found.compose(row, choices, self.name)
+        for head, values in candidates.heads[candidates.records[row].family].items():
+            index = next((i for i, choice in enumerate(values) if choice.items() <= parent.items()), None)
+            choices[head] = rng.randrange(len(values)) if index is None or rng.random() < 0.4 else index
+        return candidates.compose(row, choices, self.name)
 
 
 class Tpe:
@@ -190,7 +110,7 @@ class Tpe:
         try:
             import optuna
         except ImportError:
-            raise Absent("proposer tpe needs optuna: pip install 'cudal2gen[tune]'") from None
+            raise MissingLibrary("proposer tpe needs optuna: pip install 'cudal2gen[tune]'") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._seed = optuna, seed
         self._studies: dict[Problem, Any] = {}
@@ -198,18 +118,18 @@ class Tpe:
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Random at first, as TPE is."""
         study, spaces = self._study(question), self._spaces(question.candidates)
-        found = []
+        proposals = []
         for _ in range(count):
-            asked = study.ask(spaces)
-            found.append(_of(self.name, self._candidate(question.candidates, asked.params)))
+            suggestion = study.ask(spaces)
+            proposals.append(legal_proposal(self.name, self._candidate(question.candidates, suggestion.params)))
             # What is told is the candidate that the suggestion became, not the suggestion.
-            study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
-        return found
+            study.tell(suggestion, state=self._optuna.trial.TrialState.FAIL)
+        return proposals
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
         """Every measured trial is told, whoever proposed it; a failure as ten times the slowest."""
         optuna, study, spaces = self._optuna, self._study(question), self._spaces(question.candidates)
-        slowest = max((one.cost for one in question.ranked), default=1e3)
+        slowest = max((trial.cost for trial in question.ranked), default=1e3)
         for trial in trials:
             params = {
                 name: value
@@ -226,38 +146,40 @@ class Tpe:
             self._studies[question.problem] = self._optuna.create_study(sampler=sampler)
         return self._studies[question.problem]
 
-    def _spaces(self, found: Candidates) -> dict[str, Any]:
-        choices = {name: list(values) for name, values in zip(found.columns, found.index, strict=True)}
-        for heads in found.heads.values():
+    def _spaces(self, candidates: Candidates) -> dict[str, Any]:
+        choices = {name: list(values) for name, values in zip(candidates.columns, candidates.index, strict=True)}
+        for heads in candidates.heads.values():
             for head, values in heads.items():
-                choices[f"loose {head}"] = [repr(one) for one in values]
+                choices[f"loose {head}"] = [repr(choice) for choice in values]
         categorical = self._optuna.distributions.CategoricalDistribution
         return {name: categorical(values) for name, values in choices.items() if len(values) > 1}
 
-    def _params(self, found: Candidates, fields: Mapping[str, Any]) -> dict[str, str]:
-        names = zip(found.columns, found.index, found.code(fields), strict=True)
+    def _params(self, candidates: Candidates, fields: Mapping[str, Any]) -> dict[str, str]:
+        names = zip(candidates.columns, candidates.index, candidates.code(fields), strict=True)
         params = {name: list(values)[code] for name, values, code in names if code >= 0}
-        for heads in found.heads.values():
+        for heads in candidates.heads.values():
             for head, values in heads.items():
-                chosen = next((one for one in values if one.items() <= fields.items()), values[0])
-                params[f"loose {head}"] = repr(chosen)
+                choice = next(
+                    (alternative for alternative in values if alternative.items() <= fields.items()), values[0]
+                )
+                params[f"loose {head}"] = repr(choice)
         return params
 
-    def _candidate(self, found: Candidates, params: Mapping[str, str]) -> Record:
-        wanted = [
+    def _candidate(self, candidates: Candidates, params: Mapping[str, str]) -> Record:
+        codes = [
             values.get(params[name], -1) if name in params else 0
-            for name, values in zip(found.columns, found.index, strict=True)
+            for name, values in zip(candidates.columns, candidates.index, strict=True)
         ]
-        row = int((found.codes != np.array(wanted, np.int16)).sum(axis=1).argmin())
-        heads = found.heads[found.records[row].family]
-        spelled = {head: [repr(one) for one in values] for head, values in heads.items()}
+        row = int((candidates.codes != np.array(codes, np.int16)).sum(axis=1).argmin())
+        heads = candidates.heads[candidates.records[row].family]
+        texts = {head: [repr(choice) for choice in values] for head, values in heads.items()}
         choices = {
-            head: values.index(params[f"loose {head}"]) for head, values in spelled.items() if f"loose {head}" in params
+            head: values.index(params[f"loose {head}"]) for head, values in texts.items() if f"loose {head}" in params
         }
-        return found.compose(row, choices, self.name)
+        return candidates.compose(row, choices, self.name)
 
 
-class Heuristics(Blind):
+class Heuristics(FixedStrategy):
     """What nvidia-matmul-heuristics would build, as the candidates most like it. Needs the package, not a GPU."""
 
     name = "heuristics"
@@ -270,27 +192,27 @@ class Heuristics(Blind):
         try:
             import nvMatmulHeuristics as heuristics
         except ImportError:
-            raise Absent(
+            raise MissingLibrary(
                 "proposer heuristics needs nvidia-matmul-heuristics, under NVIDIA's licence: "
                 "pip install nvidia-matmul-heuristics"
             ) from None
         self._library = heuristics
         self._interfaces: dict[str, Any] = {}
-        self._asked: dict[Problem, int] = {}
+        self._finished: dict[Problem, int] = {}
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Its first sixteen or so, in its order; then nothing."""
-        done = self._asked.get(question.problem, 0)
-        if done >= 16:
+        count_before = self._finished.get(question.problem, 0)
+        if count_before >= 16:
             return []
-        self._asked[question.problem] = 16
-        keys, found = set(question.seen), []
+        self._finished[question.problem] = 16
+        keys, proposals = set(question.proposed_keys), []
         for config in self._configs(question.problem, 16):
-            taken = _like(question.candidates, config, self.name)
-            if space.key(taken) not in keys:
-                keys.add(space.key(taken))
-                found.append(_of(self.name, taken))
-        return found[:count]
+            candidate = _most_similar(question.candidates, config, self.name)
+            if space.key(candidate) not in keys:
+                keys.add(space.key(candidate))
+                proposals.append(legal_proposal(self.name, candidate))
+        return proposals[:count]
 
     def _configs(self, problem: Problem, count: int) -> list[Any]:
         library = self._library
@@ -305,14 +227,14 @@ class Heuristics(Blind):
         # Row-major A as it is; B is transposed where it is stored (n, k).
         layout = library.NvMatmulHeuristicsMatmulLayout["NT_ROW_MAJOR" if problem.layout == "tn" else "NN_ROW_MAJOR"]
         interface.loadInternalDiscoverySet(layout, precision=precision)
-        asked = interface.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout)
-        return [one["kernel"] for one in interface.get(asked, count, precision)]
+        description = interface.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout)
+        return [result["kernel"] for result in interface.get(description, count, precision)]
 
 
-def _like(found: Candidates, config: Any, source: str) -> Record:
+def _most_similar(candidates: Candidates, config: Any, source: str) -> Record:
     """The candidate whose tile, ring, split and cluster differ least from a configuration's."""
 
-    def apart(record: Record) -> float:
+    def difference(record: Record) -> float:
         cluster = getattr(record, "cluster", (1, 1))
         pairs = [
             (record.bm, config.cta_tile_m), (record.bn, config.cta_tile_n), (record.k_step, config.cta_tile_k),
@@ -320,11 +242,11 @@ def _like(found: Candidates, config: Any, source: str) -> Record:
         ]  # fmt: skip
         return float(sum(abs(math.log2(a / b)) for a, b in pairs)) + 0.1 * abs(record.ring_steps - int(config.stages))
 
-    row = min(range(len(found.records)), key=lambda row: apart(found.records[row]))
-    return found.compose(row, {}, source)
+    row = min(range(len(candidates.records)), key=lambda row: difference(candidates.records[row]))
+    return candidates.compose(row, {}, source)
 
 
-class Learned:
+class PolicyProposer:
     """The policy. ``frozen``: its prior alone, which nothing changes. Else it learns from every trial of a problem.
 
     ``adapt``: steps on contrastive pairs after each batch of trials, 0 for none. ``group``: whether its own proposals
@@ -342,58 +264,61 @@ class Learned:
         self._seed, self._frozen, self._adapt, self._group, self._keep = seed, frozen, adapt, group, keep
         self._reward = reward
         self._shuffle = random.Random(seed) if shuffled else None
-        self._own: tuple[Problem, Policy, View] | None = None
+        self._session: tuple[Problem, Policy, View] | None = None
         self._actions: dict[object, Action] = {}
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Draws without replacement: no structure twice in one answer."""
-        policy, view = self._at(question)
-        found = []
+        policy, view = self._open_session(question)
+        proposals = []
         self._actions = {}
         for action in policy.draw(view, 3 * count, prior_only=self._frozen, distinct=True):
             record = view.candidates.compose(action.row, action.choices, self.name)
-            if (key := space.key(record)) not in question.seen and key not in self._actions:
+            if (key := space.key(record)) not in question.proposed_keys and key not in self._actions:
                 self._actions[key] = action
-                found.append(_of(self.name, record))
-            if len(found) == count:
+                proposals.append(legal_proposal(self.name, record))
+            if len(proposals) == count:
                 break
-        return found
+        return proposals
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
         """A group's step on its own proposals, then some steps on pairs of all that was tried of this problem."""
-        tried = [trial for trial in question.trials if trial.outcome != "illegal"]
-        if self._frozen or len(tried) < 2:
+        legal_trials = [trial for trial in question.trials if trial.outcome != "illegal"]
+        if self._frozen or len(legal_trials) < 2:
             return
-        policy, view = self._at(question)
+        policy, view = self._open_session(question)
         if self._group:
             self._follow(policy, view, trials)
-        records, scores = [parse(trial.record) for trial in tried], [self._told(trial) for trial in tried]
+        records, scores = (
+            [parse(trial.record) for trial in legal_trials],
+            [self._score(trial) for trial in legal_trials],
+        )
         if self._shuffle:
             self._shuffle.shuffle(scores)
-        known = policy.prepared(Ranked(records, scores))
+        prepared = policy.prepared(Ranked(records, scores))
         for _ in range(self._adapt):
-            policy.contrast([known], margin=0.003)
+            policy.contrast([prepared], margin=0.003)
 
     def _follow(self, policy: Policy, view: View, trials: Sequence[Trial]) -> None:
         keyed = [(space.key(parse(trial.record)), trial) for trial in trials if trial.outcome != "illegal"]
-        own = [(self._actions[key], self._told(trial)) for key, trial in keyed if key in self._actions]
-        if len(own) > 1:
-            rewards = [told for _, told in own]
+        scored = [(self._actions[key], self._score(trial)) for key, trial in keyed if key in self._actions]
+        if len(scored) > 1:
+            rewards = [score for _, score in scored]
             if self._shuffle:
                 self._shuffle.shuffle(rewards)
-            policy.follow_rewards([Group(view, [action for action, _ in own], rewards)])
+            policy.follow_rewards([Group(view, [action for action, _ in scored], rewards)])
 
-    def _told(self, trial: Trial) -> float:
+    def _score(self, trial: Trial) -> float:
         """The paper's reward where it is asked for, else the logarithm of speed; a failure is below all."""
         if self._reward is not None and (not trial.measured or len(trial.timings) > 1):
             return reward.of_trials([trial], self._reward)
         return -math.log(trial.cost) if trial.measured else FAILED
 
-    def _at(self, question: Question) -> tuple[Policy, View]:
-        if self._own is None or self._own[0] != question.problem:
+    def _open_session(self, question: Question) -> tuple[Policy, View]:
+        if self._session is None or self._session[0] != question.problem:
             policy = self.policy if self._keep else self.policy.copy(self._seed)
-            self._own = (question.problem, policy, policy.view(question.candidates))
-        return self._own[1:]
+            self._session = (question.problem, policy, policy.view(question.candidates))
+        return self._session[1:]
 
 
 class Mixture:
@@ -401,37 +326,43 @@ class Mixture:
 
     def __init__(self, proposers: Sequence[Proposer]) -> None:
         self._proposers = list(proposers)
-        self.name = "+".join(one.name for one in proposers)
+        self.name = "+".join(proposer.name for proposer in proposers)
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Shares are equal but for rounding; who has nothing to say leaves its share to those who have."""
-        found: list[Proposal] = []
-        asked = list(self._proposers)
-        while asked and len(found) < count:
-            share = max(1, (count - len(found)) // len(asked))
-            for one in list(asked):
-                got = one.propose(question, min(share, count - len(found))) if len(found) < count else []
-                found += got
-                question = replace(question, seen=question.seen | {space.key(it.record) for it in got if it.record})
-                if not got:
-                    asked.remove(one)
-        return found
+        proposals: list[Proposal] = []
+        active = list(self._proposers)
+        while active and len(proposals) < count:
+            share = max(1, (count - len(proposals)) // len(active))
+            for proposer in list(active):
+                answers = (
+                    proposer.propose(question, min(share, count - len(proposals))) if len(proposals) < count else []
+                )
+                proposals += answers
+                question = replace(
+                    question,
+                    proposed_keys=question.proposed_keys
+                    | {space.key(proposal.record) for proposal in answers if proposal.record},
+                )
+                if not answers:
+                    active.remove(proposer)
+        return proposals
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
         """All learn from all."""
-        for one in self._proposers:
-            one.observe(question, trials)
+        for proposer in self._proposers:
+            proposer.observe(question, trials)
 
 
 NAMES = ("policy", "prior", "llm", "nearest", "heuristics", "tpe", "evolution", "random")
 
 
-def named(
+def make_proposer(
     names: Sequence[str],
     policy: Callable[[], Policy],
     pool: Iterable[Record],
     seed: int = 0,
-    rewarded: reward.Settings | None = None,
+    reward_settings: reward.Settings | None = None,
     llm: Callable[[], Proposer] | None = None,
 ) -> Proposer:
     """Proposers by name, mixed. ``policy`` is called at most once, and only where one of them needs it; ``rewarded``:
@@ -439,42 +370,40 @@ def named(
 
     Raises ValueError for a name that is none, Absent where a library is missing.
     """
-    if unknown := [name for name in names if name not in NAMES]:
-        raise ValueError(f"{', '.join(unknown)}: must be of {', '.join(NAMES)}")
+    if strangers := [name for name in names if name not in NAMES]:
+        raise ValueError(f"{', '.join(strangers)}: must be of {', '.join(NAMES)}")
     learned = policy() if {"policy", "prior"} & set(names) else None
-    found: list[Proposer] = []
+    proposers: list[Proposer] = []
     for name in dict.fromkeys(names):
         if name in ("policy", "prior") and learned is not None:
             prior = name == "prior"
-            found.append(Learned(learned, name, seed, frozen=prior, keep=not prior, group=True, reward=rewarded))
+            proposers.append(
+                PolicyProposer(learned, name, seed, frozen=prior, keep=not prior, group=True, reward=reward_settings)
+            )
         elif name == "llm":
             if llm is None:
                 raise ValueError("proposer llm needs a server")
-            found.append(llm())
+            proposers.append(llm())
         elif name == "nearest":
-            found.append(Nearest(pool))
+            proposers.append(Nearest(pool))
         elif name == "heuristics":
-            found.append(Heuristics())
+            proposers.append(Heuristics())
         else:
-            found.append({"tpe": Tpe, "evolution": Evolution, "random": Random}[name](seed))
-    return found[0] if len(found) == 1 else Mixture(found)
+            proposers.append({"tpe": Tpe, "evolution": Evolution, "random": Random}[name](seed))
+    return proposers[0] if len(proposers) == 1 else Mixture(proposers)
 
 
 TRIES = 20  # draws for each proposal before a proposer has nothing new to say
 
 
-def _fresh(question: Question, count: int, draw: Callable[[], Record]) -> list[Proposal]:
+def _new_proposals(question: Question, count: int, draw: Callable[[], Record]) -> list[Proposal]:
     """Draws that nobody has proposed before, each once."""
-    keys, found = set(question.seen), []
+    keys, proposals = set(question.proposed_keys), []
     for _ in range(TRIES * count):
         record = draw()
         if (key := space.key(record)) not in keys:
             keys.add(key)
-            found.append(_of(record.origin.source, record))
-        if len(found) == count:
+            proposals.append(legal_proposal(record.origin.source, record))
+        if len(proposals) == count:
             break
-    return found
-
-
-def _of(proposer: str, record: Record) -> Proposal:
-    return Proposal(proposer, space.decisions(record), record)
+    return proposals

@@ -15,9 +15,9 @@ from cudal2gen import model
 from cudal2gen.kernel import Problem, Record, parse
 from cudal2gen.results import INCUMBENT, Effort, Ratio, Trial
 from cudal2gen.tuner import space
-from cudal2gen.tuner.environment import refused
+from cudal2gen.tuner.environment import refusal_trial
 from cudal2gen.tuner.executor import Executor, Job
-from cudal2gen.tuner.proposers import Proposal, Proposer, Question, trial_key
+from cudal2gen.tuner.proposal import Proposal, Proposer, Question, trial_key
 from cudal2gen.tuner.space import Candidates
 
 Store = Callable[[Sequence[Trial]], None]
@@ -48,14 +48,14 @@ class Race:
     incumbent: Record | None
     trials: list[Trial] = field(default_factory=list)
     pruned: int = 0
-    stopped: str = ""
+    stop_reason: str = ""
 
     @property
     def problem(self) -> Problem:
         return self.candidates.problem
 
     @property
-    def short(self) -> list[Trial]:
+    def short_trials(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.effort == "short"]
 
     @property
@@ -65,11 +65,11 @@ class Race:
     @property
     def curve(self) -> list[float]:
         """The least cost after each short evaluation; infinite before the first that was measured."""
-        best, found = float("inf"), []
-        for trial in self.short:
+        best, costs = float("inf"), []
+        for trial in self.short_trials:
             best = min(best, trial.cost if trial.measured else float("inf"))
-            found.append(best)
-        return found
+            costs.append(best)
+        return costs
 
     @property
     def winner(self) -> Trial | None:
@@ -96,8 +96,8 @@ class Race:
 
     @property
     def question(self) -> Question:
-        seen = frozenset(space.key(parse(trial.record)) for trial in self.short if trial.outcome != "illegal")
-        return Question(self.candidates, tuple(self.short), self.incumbent, seen)
+        keys = frozenset(space.key(parse(trial.record)) for trial in self.short_trials if trial.outcome != "illegal")
+        return Question(self.candidates, tuple(self.short_trials), self.incumbent, keys)
 
 
 def run(
@@ -113,39 +113,43 @@ def run(
     """Runs a race to its end, from whatever trials it has."""
     bound = _bound(race.candidates, settings.prune)
     if race.trials:
-        proposer.observe(race.question, race.short)
+        proposer.observe(race.question, race.short_trials)
     idle = 0
-    while not race.stopped:
-        race.stopped = _reason_to_stop(race, settings, idle, out_of_time)
-        if race.stopped:
+    while not race.stop_reason:
+        race.stop_reason = _reason_to_stop(race, settings, idle, out_of_time)
+        if race.stop_reason:
             break
         question = race.question
-        asked = proposer.propose(question, min(settings.batch, settings.evaluations - len(race.short)))
-        fresh, broken = _sorted_out(question, asked)
-        kept = [one for one in fresh if one.record and (bound is None or model.estimate(one.record).us <= bound)]
-        race.pruned += len(fresh) - len(kept)
-        idle = 0 if kept or broken else idle + 1
-        told = _refusals(race, executor, broken, run_name)
-        told += _evaluated(race, executor, kept, "short", run_name) if kept else []
-        if told:
-            store(told)
-            race.trials += told
-            proposer.observe(race.question, told)
+        proposals = proposer.propose(question, min(settings.batch, settings.evaluations - len(race.short_trials)))
+        legal, illegal = _triage(question, proposals)
+        affordable = [
+            proposal
+            for proposal in legal
+            if proposal.record and (bound is None or model.estimate(proposal.record).us <= bound)
+        ]
+        race.pruned += len(legal) - len(affordable)
+        idle = 0 if affordable or illegal else idle + 1
+        trials = _refusals(race, executor, illegal, run_name)
+        trials += _evaluate(race, executor, affordable, "short", run_name) if affordable else []
+        if trials:
+            store(trials)
+            race.trials += trials
+            proposer.observe(race.question, trials)
         progress(race)
-    for effort, most in HALVES:
-        _again(race, executor, store, effort, most, run_name)
+    for effort, count in HALVES:
+        _retime(race, executor, store, effort, count, run_name)
         progress(race)
     return race
 
 
-def _bound(found: Candidates, factor: float | None) -> float | None:
-    return None if factor is None else factor * min(model.estimate(record).us for record in found.records)
+def _bound(candidates: Candidates, factor: float | None) -> float | None:
+    return None if factor is None else factor * min(model.estimate(record).us for record in candidates.records)
 
 
 def _reason_to_stop(race: Race, settings: Settings, idle: int, out_of_time: Callable[[], bool]) -> str:
     if any(trial.effort == "long" for trial in race.trials):
         return "finished before"
-    if len(race.short) >= settings.evaluations:
+    if len(race.short_trials) >= settings.evaluations:
         return f"{settings.evaluations} evaluations"
     if out_of_time():
         return "out of time"
@@ -157,45 +161,49 @@ def _reason_to_stop(race: Race, settings: Settings, idle: int, out_of_time: Call
     return ""
 
 
-def _sorted_out(question: Question, asked: Iterable[Proposal]) -> tuple[list[Proposal], list[Proposal]]:
+def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Proposal], list[Proposal]]:
     """New records, each once, and what is none."""
-    keys, fresh, broken = set(question.seen), [], []
-    known = {repr(sorted(trial.record.items())) for trial in question.trials if trial.outcome == "illegal"}
-    for one in asked:
-        if one.record is None:
-            if (said := repr(sorted(one.fields.items()))) not in known:
-                known.add(said)
-                broken.append(one)
-        elif (key := space.key(one.record)) not in keys:
+    keys, legal, illegal = set(question.proposed_keys), [], []
+    stored = {repr(sorted(trial.record.items())) for trial in question.trials if trial.outcome == "illegal"}
+    for proposal in proposals:
+        if proposal.record is None:
+            if (text := repr(sorted(proposal.fields.items()))) not in stored:
+                stored.add(text)
+                illegal.append(proposal)
+        elif (key := space.key(proposal.record)) not in keys:
             keys.add(key)
-            fresh.append(one)
-    return fresh, broken
+            legal.append(proposal)
+    return legal, illegal
 
 
-def _refusals(race: Race, executor: Executor, broken: Sequence[Proposal], run_name: str) -> list[Trial]:
-    trials = [(one, refused(executor, race.problem, one.fields, one.refused)) for one in broken]
-    return [trial.model_copy(update={"proposer": one.proposer, "run": run_name}) for one, trial in trials]
+def _refusals(race: Race, executor: Executor, proposals: Sequence[Proposal], run_name: str) -> list[Trial]:
+    trials = [
+        (proposal, refusal_trial(executor, race.problem, proposal.fields, proposal.violation)) for proposal in proposals
+    ]
+    return [trial.model_copy(update={"proposer": proposal.proposer, "run": run_name}) for proposal, trial in trials]
 
 
-def _evaluated(race: Race, executor: Executor, kept: Sequence[Proposal], effort: Effort, run_name: str) -> list[Trial]:
-    job = Job(race.problem, tuple(one.record for one in kept if one.record), effort)
-    (done,) = executor.run([job])
+def _evaluate(
+    race: Race, executor: Executor, proposals: Sequence[Proposal], effort: Effort, run_name: str
+) -> list[Trial]:
+    job = Job(race.problem, tuple(proposal.record for proposal in proposals if proposal.record), effort)
+    (result,) = executor.run([job])
     return [
-        trial.model_copy(update={"proposer": one.proposer, "run": run_name})
-        for one, trial in zip(kept, done.trials, strict=True)
+        trial.model_copy(update={"proposer": proposal.proposer, "run": run_name})
+        for proposal, trial in zip(proposals, result.trials, strict=True)
     ]
 
 
-def _again(race: Race, executor: Executor, store: Store, effort: Effort, most: int, run_name: str) -> None:
+def _retime(race: Race, executor: Executor, store: Store, effort: Effort, count: int, run_name: str) -> None:
     """Times the best again, for longer; nothing where that was done already."""
     if any(trial.effort == effort for trial in race.trials):
         return
     before: Effort = "short" if effort == "medium" else "medium"
-    measured = {trial_key(one): one for one in race.trials if one.effort == before and one.measured}
-    best = sorted(measured.values(), key=lambda trial: trial.cost)[:most]
+    measured = {trial_key(trial): trial for trial in race.trials if trial.effort == before and trial.measured}
+    best = sorted(measured.values(), key=lambda trial: trial.cost)[:count]
     if not best:
         return
-    kept = [Proposal(one.proposer, one.record, parse(one.record)) for one in best]
-    told = _evaluated(race, executor, kept, effort, run_name)
-    store(told)
-    race.trials += told
+    proposals = [Proposal(trial.proposer, trial.record, parse(trial.record)) for trial in best]
+    trials = _evaluate(race, executor, proposals, effort, run_name)
+    store(trials)
+    race.trials += trials

@@ -27,7 +27,7 @@ from cudal2gen import __version__, places, results
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Trial, Verdict
 from cudal2gen.tuner.environment import Environment, trial_of
-from cudal2gen.tuner.executor import Done, Job
+from cudal2gen.tuner.executor import Job, JobResult
 
 Parcel = dict[str, dict[str, bytes]]  # a build directory's name, its files' names, their contents
 GPU, CPU = "GPU", "CPU"  # Ray's own names of resources; another one stands for GPUs that are only simulated
@@ -46,12 +46,12 @@ class Answer(NamedTuple):
     verdicts: list[Verdict]
 
 
-class Lost(NamedTuple):
+class Loss(NamedTuple):
     """Why a job has no answer. ``again``: it may be the worker's or the node's fault, not the job's."""
 
     reason: str
     outcome: Outcome
-    again: bool
+    retry: bool
 
 
 def compiled(records: Sequence[Record]) -> Parcel:
@@ -62,7 +62,7 @@ def compiled(records: Sequence[Record]) -> Parcel:
     from cudal2gen import compiler, toolchain
 
     tools = toolchain.discover()
-    found: Parcel = {}
+    parcel: Parcel = {}
     try:
         built = compiler.build(records, tools=tools, jobs=1)
     except compiler.BuildError:
@@ -73,15 +73,15 @@ def compiled(records: Sequence[Record]) -> Parcel:
             except compiler.BuildError:
                 continue
     for artifact in built:
-        found[artifact.digest] = {path.name: path.read_bytes() for path in artifact.directory.iterdir()}
-    return found
+        parcel[artifact.digest] = {path.name: path.read_bytes() for path in artifact.directory.iterdir()}
+    return parcel
 
 
 def keep_verdicts(verdicts: Sequence[Verdict]) -> None:
     """Stores what the driver's own store has not: workers on this disk have stored theirs themselves."""
-    known = results.latest() if verdicts else {}
-    if fresh := [one for one in verdicts if (one.digest, one.on) not in known]:
-        results.append(fresh)
+    stored = results.latest() if verdicts else {}
+    if unknown := [verdict for verdict in verdicts if (verdict.digest, verdict.on) not in stored]:
+        results.append(unknown)
 
 
 def unpack(parcel: Parcel, root: Path | None = None) -> None:
@@ -104,7 +104,7 @@ def unpack(parcel: Parcel, root: Path | None = None) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _packed(prepare: Callable[[Sequence[Record]], Parcel], records: Sequence[Record]) -> Parcel:
+def _pack(prepare: Callable[[Sequence[Record]], Parcel], records: Sequence[Record]) -> Parcel:
     return prepare(records)
 
 
@@ -113,9 +113,9 @@ class Measurer:
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._environment = make()
-        self._told: set[str] = set()
+        self._sent: set[str] = set()
 
-    def who(self) -> tuple[str, str, str]:
+    def identity(self) -> tuple[str, str, str]:
         """The environment's name, what it measures on, and the version of this package there."""
         return self._environment.name, self._environment.on, __version__
 
@@ -124,12 +124,12 @@ class Measurer:
         unpack(parcel)
         trials = self._environment.evaluate(problem, records, effort)
         verdicts: dict[str, Verdict] = getattr(self._environment, "verdicts", {})
-        fresh = [one for digest, one in verdicts.items() if digest not in self._told]
-        self._told |= verdicts.keys()
-        return Answer(trials, fresh)
+        unsent = [verdict for digest, verdict in verdicts.items() if digest not in self._sent]
+        self._sent |= verdicts.keys()
+        return Answer(trials, unsent)
 
 
-class OnRay:
+class RayExecutor:
     """``Executor``. ``make``: the environment, made beside each GPU; ``prepare``: what CPU workers do beforehand, as
     ``compiled``, None where nothing is compiled.
 
@@ -167,15 +167,15 @@ class OnRay:
         self._measurer = ray.remote(Measurer).options(max_restarts=0, max_concurrency=1, **needs)
         self._make = ray.put(make)
         self._prepare = ray.put(prepare) if prepare else None
-        self._packer = ray.remote(_packed).options(num_cpus=1, max_retries=3)
+        self._packer = ray.remote(_pack).options(num_cpus=1, max_retries=3)
         self._lock = threading.Lock()
         self._idle: SimpleQueue[Any] = SimpleQueue()
-        self._alive: list[Any] = []
+        self._workers: list[Any] = []
         self._starting: list[tuple[Any, Any]] = []
-        self._unlike: list[Any] = []
+        self._misfits: list[Any] = []
         self._fault, self._faults, self._closed = "", 0, False
         self.name, self.on = "", ""
-        self._idle.put(self._taken())
+        self._idle.put(self._idle_worker())
 
     def _connect(self, address: str | None, variables: dict[str, str]) -> None:
         try:
@@ -191,59 +191,59 @@ class OnRay:
         except OSError as error:
             raise Unreachable(f"no Ray cluster at {address or 'the default address'}: {error}") from None
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Done]:
+    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """Each job once, as it is finished; jobs of one key are one. Several threads may run jobs at a time."""
         pending = {job.key: job for job in jobs}
-        share = len(self._alive) // max(1, len(pending))
+        share = len(self._workers) // max(1, len(pending))
         parts = {key: _parts(job, share) for key, job in pending.items()}
-        told: dict[str, dict[int, list[Trial]]] = {key: {} for key in pending}
+        answers: dict[str, dict[int, list[Trial]]] = {key: {} for key in pending}
         threads = max(1, min(sum(map(len, parts.values())), IN_FLIGHT))
         pool = ThreadPoolExecutor(threads, thread_name_prefix="ray-job")
         try:
             futures = {
-                pool.submit(self._evaluated, part): (key, at)
-                for key, found in parts.items()
-                for at, part in enumerate(found)
+                pool.submit(self._evaluate, part): (key, index)
+                for key, fragments in parts.items()
+                for index, part in enumerate(fragments)
             }
             for future in as_completed(futures):
-                key, at = futures[future]
-                told[key][at] = future.result()
-                if len(told[key]) == len(parts[key]):
-                    trials = [trial for at in sorted(told[key]) for trial in told[key][at]]
-                    yield Done(pending[key], trials)
+                key, index = futures[future]
+                answers[key][index] = future.result()
+                if len(answers[key]) == len(parts[key]):
+                    trials = [trial for index in sorted(answers[key]) for trial in answers[key][index]]
+                    yield JobResult(pending[key], trials)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def workers(self) -> int:
         """How many can measure now."""
         self._tend()
-        return len(self._alive)
+        return len(self._workers)
 
     def close(self) -> None:
         """Ends the actors, and the connection if it was made here."""
         self._closed = True
         with self._lock:
-            for actor in [*self._alive, *self._unlike, *(actor for actor, _ in self._starting)]:
+            for actor in [*self._workers, *self._misfits, *(actor for actor, _ in self._starting)]:
                 self._ray.kill(actor)
-            self._alive, self._starting = [], []
+            self._workers, self._starting = [], []
         if self._own_connection:
             self._ray.shutdown()
 
-    def _evaluated(self, job: Job) -> list[Trial]:
+    def _evaluate(self, job: Job) -> list[Trial]:
         """A job's trials, whatever happens to workers. Raises Unreachable."""
-        lost = Lost("", "time-out", again=True)
+        loss = Loss("", "time-out", retry=True)
         for _ in range(self._losses):
-            told = self._asked(job)
-            if isinstance(told, list):
-                return told
-            lost = told
-            if not lost.again:
+            answer = self._ask(job)
+            if isinstance(answer, list):
+                return answer
+            loss = answer
+            if not loss.retry:
                 break
         if len(job.records) > 1:
-            return [trial for one in job.records for trial in self._evaluated(job._replace(records=(one,)))]
-        return [trial_of(self, job.problem, job.records[0], job.effort, lost.outcome, reason=lost.reason)]
+            return [trial for record in job.records for trial in self._evaluate(job._replace(records=(record,)))]
+        return [trial_of(self, job.problem, job.records[0], job.effort, loss.outcome, reason=loss.reason)]
 
-    def _asked(self, job: Job) -> list[Trial] | Lost:
+    def _ask(self, job: Job) -> list[Trial] | Loss:
         """One try, on a worker that was alive just before."""
         errors = self._ray.exceptions
         try:
@@ -251,71 +251,69 @@ class OnRay:
         except errors.RayTaskError as error:
             raise Unreachable(f"kernels cannot be compiled on the cluster: {_first_line(error.cause)}") from None
         except errors.RayError as error:
-            return Lost(f"the worker that compiled it was lost: {_first_line(error)}", "compile error", again=True)
-        actor = self._taken()
-        answer = actor.evaluate.remote(job.problem, job.records, job.effort, parcel)
+            return Loss(f"the worker that compiled it was lost: {_first_line(error)}", "compile error", retry=True)
+        actor = self._idle_worker()
+        pending = actor.evaluate.remote(job.problem, job.records, job.effort, parcel)
         try:
-            told: Answer = self._ray.get(answer, timeout=self._seconds)
+            answer: Answer = self._ray.get(pending, timeout=self._seconds)
         except errors.GetTimeoutError:
             self._drop(actor)
-            return Lost(f"no answer within {self._seconds:g} s", "time-out", again=False)
+            return Loss(f"no answer within {self._seconds:g} s", "time-out", retry=False)
         except errors.RayTaskError as error:
             # What an environment raises leaves it in a state that nobody knows.
             self._drop(actor)
-            return Lost(f"{type(error.cause).__name__}: {_first_line(error.cause)}", "wrong result", again=False)
+            return Loss(f"{type(error.cause).__name__}: {_first_line(error.cause)}", "wrong result", retry=False)
         except errors.RayError as error:
             self._drop(actor)
-            return Lost(f"the worker that ran it was lost: {_first_line(error)}", "wrong result", again=True)
+            return Loss(f"the worker that ran it was lost: {_first_line(error)}", "wrong result", retry=True)
         self._idle.put(actor)
         with self._lock:
-            self._keep(told.verdicts)
-        return told.trials
+            self._keep(answer.verdicts)
+        return answer.trials
 
-    def _taken(self) -> Any:
+    def _idle_worker(self) -> Any:
         """An idle worker that answers. Workers are started for GPUs that are new, or that lost theirs."""
-        since = time.monotonic()
+        begin = time.monotonic()
         while not self._closed:
             self._tend()
             try:
                 actor = self._idle.get(timeout=0.1)
             except Empty:
-                if self._alive:  # busy ones
-                    since = time.monotonic()
-                elif time.monotonic() - since > self._patience:
-                    raise Unreachable(self._nobody()) from None
+                if self._workers:  # busy ones
+                    begin = time.monotonic()
+                elif time.monotonic() - begin > self._patience:
+                    raise Unreachable(self._absence()) from None
                 continue
             try:
-                self._ray.get(actor.who.remote(), timeout=PING_SECONDS)
+                self._ray.get(actor.identity.remote(), timeout=PING_SECONDS)
             except self._ray.exceptions.RayError:  # it, or its node, died while it had nothing to do
                 self._drop(actor)
                 continue
             return actor
         raise Unreachable("the executor was closed")
 
-    def _nobody(self) -> str:
-        there = self._ray.cluster_resources().get(self._resource, 0)
-        why = f"the last one that started: {self._fault}" if self._fault else "none became free"
-        return (
-            f"no worker could be started in {self._patience:g} s; the cluster has {there:g} of {self._resource}; {why}"
-        )
+    def _absence(self) -> str:
+        count = self._ray.cluster_resources().get(self._resource, 0)
+        reason = f"the last one that started: {self._fault}" if self._fault else "none became free"
+        return f"no worker started within {self._patience:g} s; the cluster has {count:g} of {self._resource}; {reason}"
 
     def _tend(self) -> None:
         """Takes in workers that have started, and starts one for each GPU that has none."""
         with self._lock:
-            for actor, who in list(self._starting):
-                if self._ray.wait([who], timeout=0)[0]:
-                    self._starting.remove((actor, who))
-                    self._welcome(actor, who)
+            for actor, identity in list(self._starting):
+                if self._ray.wait([identity], timeout=0)[0]:
+                    self._starting.remove((actor, identity))
+                    self._welcome(actor, identity)
             if self._faults >= 3:
                 raise Unreachable(f"three workers in a row failed at their start: {self._fault}")
-            there = int(self._ray.cluster_resources().get(self._resource, 0))
-            for _ in range(there - len(self._alive) - len(self._starting) - len(self._unlike)):
+            count = int(self._ray.cluster_resources().get(self._resource, 0))
+            for _ in range(count - len(self._workers) - len(self._starting) - len(self._misfits)):
                 actor = self._measurer.remote(self._make)
-                self._starting.append((actor, actor.who.remote()))
+                self._starting.append((actor, actor.identity.remote()))
 
-    def _welcome(self, actor: Any, who: Any) -> None:
+    def _welcome(self, actor: Any, identity: Any) -> None:
         try:
-            name, on, version = self._ray.get(who)
+            name, on, version = self._ray.get(identity)
         except self._ray.exceptions.RayError as error:
             # The last line is what the environment raised.
             self._fault, self._faults = _lines(error)[-1], self._faults + 1
@@ -324,16 +322,16 @@ class OnRay:
         if (name, on, version) != (self.name, self.on, __version__):
             # Times of two kinds of GPU make no comparison. It keeps its GPU, so that it is not started again.
             self._fault = f"it measures {name} on {on}, version {version}, not {self.name} on {self.on}, {__version__}"
-            self._unlike.append(actor)
+            self._misfits.append(actor)
             return
         self._faults = 0
-        self._alive.append(actor)
+        self._workers.append(actor)
         self._idle.put(actor)
 
     def _drop(self, actor: Any) -> None:
         with self._lock:
-            if actor in self._alive:
-                self._alive.remove(actor)
+            if actor in self._workers:
+                self._workers.remove(actor)
         self._ray.kill(actor)
 
 
@@ -345,8 +343,8 @@ def _parts(job: Job, count: int) -> list[Job]:
     count = min(count, len(job.records)) if job.effort == "short" else 1
     if count < 2:
         return [job]
-    each, more = divmod(len(job.records), count)
-    ends = [each * at + min(at, more) for at in range(count + 1)]
+    size, rest = divmod(len(job.records), count)
+    ends = [size * index + min(index, rest) for index in range(count + 1)]
     return [job._replace(records=job.records[start:end]) for start, end in pairwise(ends)]
 
 

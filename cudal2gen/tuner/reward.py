@@ -61,8 +61,8 @@ def of_trials(trials: Sequence[Trial], settings: Settings) -> float:
 def speed(trial: Trial, settings: Settings) -> float:
     """t_ref / t_custom of one measured trial."""
     reference = settings.reference or trial.baseline or INCUMBENT
-    if not settings.lower_bound and (theirs := trial.timing(reference)):
-        return theirs.median_us / trial.median_us
+    if not settings.lower_bound and (reference_timing := trial.timing(reference)):
+        return reference_timing.median_us / trial.median_us
     ratio = trial.faster_than(reference)
     if ratio is None:
         raise ValueError(f"{trial.problem.mnk} {trial.name}: {reference} was not timed beside it, so it has no reward")
