@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cudal2gen import catalog, cli, places
+from cudal2gen.cli.selection import Selection
 from cudal2gen.kernel import FAMILIES, Problem, parse
 from cudal2gen.renderer import render
 
@@ -393,3 +394,50 @@ def test_a_shell_completes_choices(words: str, completions: list[str]) -> None:
     position = len(line.split()) - (not line.endswith(" "))
     env = {"_CUDAL2GEN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(position)}
     assert run(env=env).stdout.split() == completions
+
+
+@pytest.fixture
+def sizes(own_catalog: dict[str, str]) -> dict[str, str]:
+    """A catalog with six sizes, of all classes."""
+    mnks = {"64_64_64", "64_4096_64", "256_256_4096", "128_128_128", "4096_4096_64", "16384_16384_16384"}
+    records = [record for record in catalog.load() if record.mnk in mnks]
+    catalog.save(records, Path(own_catalog["CUDAL2GEN_CATALOG"]))
+    return own_catalog
+
+
+@pytest.mark.parametrize(
+    ("selection", "mnks"),
+    [
+        (Selection(size_class="small-m"), ["64_64_64", "64_4096_64"]),
+        (Selection(mnk=("64_64_64", "128_128_128")), ["64_64_64", "128_128_128"]),
+        (Selection(size_class="tiny", gpu="any", acc="f32"), ["128_128_128"] * 3),
+        (Selection(mnk=("64_64_64",), acc="any"), ["64_64_64"] * 2),
+    ],
+)
+def test_a_selection_resolves_to_records(
+    selection: Selection, mnks: list[str], sizes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", sizes["CUDAL2GEN_CATALOG"])
+    records = selection.records()
+    assert [record.mnk for record in records] == mnks
+    assert all(selection.admits(record) for record in records)
+    sampled = Selection(sample=4).records()
+    assert len({record.problem.size_class for record in sampled}) == len(sampled) == 4
+    assert [record.mnk for record in Selection(size_class="tiny", gpu="h100", acc="f32").records_to_measure()] == [
+        "128_128_128"
+    ], "taken over from h200"
+
+
+def test_a_selection_of_a_list_is_fitted_to_its_sizes(
+    sizes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", sizes["CUDAL2GEN_CATALOG"])
+    problems = [{"gpu": gpu, "acc": "f16", "layout": "tn", "m": 120, "n": 120, "k": 72} for gpu in ("a100", "h200")]
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    assert [record.mnk for record in Selection(listed=path).records()] == ["120_120_72"]
+    assert "note: 1 problems of" in capsys.readouterr().err
+    assert [(item.gpu, item.mnk) for item in Selection(listed=path, gpu="any").records()] == [
+        ("a100", "120_120_72"),
+        ("h200", "120_120_72"),
+    ]

@@ -13,8 +13,9 @@ import typer
 
 from cudal2gen import places
 from cudal2gen.cli import progress
+from cudal2gen.cli.groups import verb
 from cudal2gen.cli.messages import EXIT_FAILED, user_errors
-from cudal2gen.cli.options import Json, Nvcc, verb
+from cudal2gen.cli.options import Json, Nvcc
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import SeveralRecords
 from cudal2gen.kernel import Record

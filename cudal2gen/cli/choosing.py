@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudal2gen.cli.building import Compilation
+from cudal2gen.cli.groups import Offer, verb
 from cudal2gen.cli.measuring import measurements
 from cudal2gen.cli.messages import EXIT_FAILED, fail, note, refuse, user_errors, write
-from cudal2gen.cli.options import Json, Offer, ResultFiles, verb
+from cudal2gen.cli.options import Json, ResultFiles
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, Selection
+from cudal2gen.cli.selection import ANY, OneProblem, Selection
 
 if TYPE_CHECKING:
     from cudal2gen.choice import Choice, Table
 
-SIZE = Offer(only=("mnk", "gpu", "acc", "layout"), single=("mnk",), helps={"mnk": "Problem size, e.g. 4096_4096_64."})
 PACKED = Offer(
     only=("mnk", "everything", "size_class", "sample", "listed", "gpu", "acc", "layout"),
     wildcards=("acc", "layout"),
@@ -31,7 +31,7 @@ PACKED = Offer(
 
 @verb(app, "explain")
 def explain(
-    selection: Annotated[Selection, SIZE],
+    selection: OneProblem,
     directory: Annotated[
         Path | None, typer.Option("--pack", metavar="DIR", help="A pack to ask, in place of the installed one.")
     ] = None,

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import typer
 
 from cudal2gen import catalog, places
+from cudal2gen.cli.groups import verb
 from cudal2gen.cli.messages import EXIT_TOOL
-from cudal2gen.cli.options import Json, Nvcc, verb
+from cudal2gen.cli.options import Json, Nvcc
 from cudal2gen.cli.program import app
 
 NEEDED = ("catalog", "compile", "build directory")  # without these no kernel is built

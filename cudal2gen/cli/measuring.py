@@ -13,23 +13,25 @@ import typer
 from cudal2gen import catalog
 from cudal2gen.cli import progress
 from cudal2gen.cli.building import Compilation
+from cudal2gen.cli.groups import Offer, OneOf, verb
 from cudal2gen.cli.messages import EXIT_FAILED, fail, refuse, user_errors, write
-from cudal2gen.cli.options import Device, Duration, Names, Offer, OneOf, ResultFiles, listed_names, verb
+from cudal2gen.cli.options import Device, Duration, Names, ResultFiles, listed_names
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, FILTER, Selection
+from cudal2gen.cli.selection import ANY, Filter, Selection
 from cudal2gen.kernel import GPUS, Acc
-from cudal2gen.results import ProtocolName
 
 if TYPE_CHECKING:
     from cudal2gen import bench, results
     from cudal2gen.gpu import Contender, Gpu
+    from cudal2gen.results import ProtocolName
 
-PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
 DEVICE = Names(("device",))
 
 
-def _protocols() -> tuple[str, ...]:
-    return PROTOCOLS
+def _protocols() -> tuple[ProtocolName, ...]:
+    from cudal2gen.results import ProtocolName
+
+    return get_args(ProtocolName)
 
 
 def _baselines() -> tuple[str, ...]:
@@ -39,8 +41,8 @@ def _baselines() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Clock:
-    """What to time, and for how long."""
+class Timing:
+    """What to time beside our kernels, how, and for how long."""
 
     protocol: Annotated[
         Names, listed_names("--protocol", _protocols, "Any of device, offline, server, separated by commas.")
@@ -51,13 +53,19 @@ class Clock:
     ] = None
     target_qps: Annotated[float, typer.Option(min=0.001, help="Arrivals per second in the server protocol.")] = 1000.0
     seed: Annotated[int, typer.Option(help="Seed of inputs and order.")] = 0
+    baselines: Annotated[
+        Names | None,
+        listed_names(
+            "--baselines", _baselines, "Names separated by commas, or none; by default the seven vendor ones."
+        ),
+    ] = None
 
     @property
     def settings(self) -> bench.Settings:
         """The benchmark's settings."""
         from cudal2gen.bench import Settings
 
-        protocols = tuple(name for name in PROTOCOLS if name in self.protocol)
+        protocols = tuple(name for name in _protocols() if name in self.protocol)
         return Settings(
             protocols=protocols,
             warmup_seconds=self.warmup_seconds,
@@ -65,6 +73,13 @@ class Clock:
             target_qps=self.target_qps,
             seed=self.seed,
         )
+
+    def contenders(self, acc: Acc, card: Gpu, tuned: Path) -> list[Contender]:
+        """The baselines; ``tuned`` is the file of tuned vendor algorithms. Raises GpuError without a library."""
+        from cudal2gen import baselines
+
+        names = baselines.MEASURED if self.baselines is None else self.baselines
+        return baselines.contenders([name for name in names if name != "none"], acc, card, tuned)
 
 
 @verb(app, "bench")
@@ -77,18 +92,12 @@ def measure(
             helps={"gpu": "The GPU's model, by its records; any: as the device says."},
         ),
     ],
-    clock: Clock,
+    timing: Timing,
     compilation: Compilation,
     source: Annotated[
         str | None,
         OneOf(tuple(GPUS)),
         typer.Option("--records-of", help="Measure this GPU's records, as far as they are legal here."),
-    ] = None,
-    baselines: Annotated[
-        Names | None,
-        listed_names(
-            "--baselines", _baselines, "Names separated by commas, or none; by default the seven vendor ones."
-        ),
     ] = None,
     budget: Duration = None,
     resume: Annotated[
@@ -105,13 +114,13 @@ def measure(
         card = Gpu(device)
         if not card.environment.gpu and selection.gpu == ANY:
             refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
-        records = selection.on(card.environment.gpu).records_to_measure(source, clock.seed)
+        records = selection.on(card.environment.gpu).records_to_measure(source, timing.seed)
         card.check(records[0])
         artifacts = compilation.build(records)
         directories = {record.problem: built.directory for record, built in zip(records, artifacts, strict=True)}
         library = compilation.launcher()
         store = out or results.store("measurements")
-        contenders = _contenders(baselines, records[0].acc, card, store.with_name("cublaslt.jsonl"))
+        contenders = timing.contenders(records[0].acc, card, store.with_name("cublaslt.jsonl"))
         with alone(device), progress.countdown("measuring") as report:
             outcome = bench.run(
                 card,
@@ -119,7 +128,7 @@ def measure(
                 lambda record: Kernel(record, directories[record.problem], library, card.stream),
                 lambda record: directories[record.problem].name,
                 contenders,
-                clock.settings,
+                timing.settings,
                 store,
                 budget_seconds=budget,
                 again=not resume,
@@ -135,16 +144,9 @@ def measure(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _contenders(names: Names | None, acc: Acc, card: Gpu, tuned: Path) -> list[Contender]:
-    from cudal2gen import baselines
-
-    chosen = baselines.MEASURED if names is None else [name for name in names if name != "none"]
-    return baselines.contenders(chosen, acc, card, tuned)
-
-
 @verb(app, "report")
 def write_report(
-    selection: Annotated[Selection, FILTER],
+    selection: Filter,
     out: Annotated[
         Path | None, typer.Option("--out", help="Page to write: one HTML file that needs no network.")
     ] = None,

@@ -11,10 +11,11 @@ import typer
 
 from cudal2gen import catalog
 from cudal2gen.cli.changes import changed
+from cudal2gen.cli.groups import OneOf, verb
 from cudal2gen.cli.messages import refuse, user_errors, write
-from cudal2gen.cli.options import Json, OneOf, verb
+from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import FILTER, OneProblem, Selection, SeveralRecords
+from cudal2gen.cli.selection import Filter, OneRecord, SeveralRecords
 from cudal2gen.kernel import FAMILIES, Origin, Record
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ STRUCTURES = get_args(Origin.model_fields["structure"].annotation)
 
 @verb(app, "list")
 def list_records(
-    selection: Annotated[Selection, FILTER],
+    selection: Filter,
     family: Annotated[
         str | None, OneOf(tuple(FAMILIES)), typer.Option("--family", help="Only records of this family.")
     ] = None,
@@ -59,7 +60,7 @@ def _line(record: Record) -> str:
 
 
 @verb(app, "show")
-def show(selection: OneProblem, as_json: Json = False) -> None:
+def show(selection: OneRecord, as_json: Json = False) -> None:
     """Show a record and what follows from it: threads, shared memory, registers, occupancy, waves, padding."""
     with user_errors():
         record = selection.record()
@@ -157,7 +158,7 @@ def _write_sources(records: list[Record], out: Path | None) -> None:
 
 
 @verb(app, "edit")
-def edit_record(selection: OneProblem) -> None:
+def edit_record(selection: OneRecord) -> None:
     """Write a changed record to the catalog, after checking that it is legal."""
     with user_errors():
         if not selection.changes:

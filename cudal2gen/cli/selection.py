@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from cudal2gen import catalog
 from cudal2gen.cli.changes import changed
+from cudal2gen.cli.groups import Offer, OneOf
 from cudal2gen.cli.messages import note, refuse
-from cudal2gen.cli.options import Offer, OneOf
 from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
 
 if TYPE_CHECKING:
@@ -265,12 +265,11 @@ def problem(mnk: str, gpu: str, acc: str, layout: str) -> Problem:
         refuse(explain(error))
 
 
-# One problem, by size; records, by any option; the filters of GPU, accumulator and layout alone.
-ONE = Offer(
-    only=("mnk", "gpu", "acc", "layout", "changes"), single=("mnk",), helps={"mnk": "Problem size, e.g. 4096_4096_64."}
-)
 FILTERS = ("gpu", "acc", "layout")
-SEVERAL = Offer(wildcards=FILTERS)
-FILTER = Offer(only=FILTERS, wildcards=FILTERS, defaults=dict.fromkeys(FILTERS, ANY))
-OneProblem = Annotated[Selection, ONE]
-SeveralRecords = Annotated[Selection, SEVERAL]
+SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
+ALL = {"everything": "All records of --gpu, --acc and --layout; each may be any."}
+# One record, by its size; records, by any of the options; GPU, accumulator and layout of what is listed.
+OneRecord = Annotated[Selection, Offer(only=("mnk", "gpu", "acc", "layout", "changes"), single=("mnk",), helps=SIZE)]
+OneProblem = Annotated[Selection, Offer(only=("mnk", "gpu", "acc", "layout"), single=("mnk",), helps=SIZE)]
+SeveralRecords = Annotated[Selection, Offer(wildcards=FILTERS, helps=ALL)]
+Filter = Annotated[Selection, Offer(only=FILTERS, wildcards=FILTERS, defaults=dict.fromkeys(FILTERS, ANY))]

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudal2gen import catalog, places
+from cudal2gen.cli.groups import Offer, verb
 from cudal2gen.cli.messages import EXIT_TOOL, fail, refuse, user_errors, write
-from cudal2gen.cli.options import Duration, Names, Offer, listed_names, verb
+from cudal2gen.cli.options import Duration, Names, listed_names
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials, load_policy, on_one_core
 from cudal2gen.cli.selection import Selection

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,10 +15,11 @@ import typer
 
 from cudal2gen.cli import progress
 from cudal2gen.cli.building import Compilation
+from cudal2gen.cli.groups import verb
 from cudal2gen.cli.messages import EXIT_FAILED, fail, refuse, user_errors
-from cudal2gen.cli.options import Device, Json, names_when_needed, verb
+from cudal2gen.cli.options import Device, Json, names_when_needed
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import OneProblem, SeveralRecords
+from cudal2gen.cli.selection import OneRecord, SeveralRecords
 from cudal2gen.kernel import Problem, Record
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def _inputs() -> tuple[str, ...]:
 
 @verb(app, "run")
 def run(
-    selection: OneProblem,
+    selection: OneRecord,
     compilation: Compilation,
     inputs: Annotated[
         str,
@@ -114,24 +116,18 @@ def validate(
         records = (replace(selection, everything=True) if changed else selection).records()
         card = _gpu(device, records) if on == "gpu" else None
         artifacts = compilation.build(records)
-        library = compilation.launcher()
         kernels = {artifact.digest: (record, artifact) for record, artifact in zip(records, artifacts, strict=True)}
-        place = card.model if card else on
         stored = results.latest() if changed else {}
-        pending = [pair for digest, pair in kernels.items() if (digest, place) not in stored]
+        place = card.model if card else on
+        pending = [kernel for digest, kernel in kernels.items() if (digest, place) not in stored]
         verdicts: list[results.Verdict] = []
-        with progress.bar("validating") as report:
-
-            def store(verdict: results.Verdict) -> None:
-                verdicts.append(verdict)
-                results.append([verdict])
-                if report:
-                    report(len(verdicts), len(pending))
-
+        with _stored(verdicts, len(pending)) as store:
             if card is None:
-                validator.validate_all(pending, library, compilation.jobs or os.cpu_count() or 1, store)
+                processes = compilation.jobs or os.cpu_count() or 1
+                validator.validate_all(pending, compilation.launcher(), processes, store)
             else:
-                _validate_on_gpu(card, pending, library, device if sanitize else None, compare_emulator, store)
+                sanitized = device if sanitize else None
+                _validate_on_gpu(card, pending, compilation.launcher(), sanitized, compare_emulator, store)
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if as_json:
         for verdict in verdicts:
@@ -147,6 +143,22 @@ def validate(
         )
     if failed:
         raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _stored(verdicts: list[results.Verdict], total: int) -> Iterator[Callable[[results.Verdict], None]]:
+    """A function that stores a verdict and adds it to the list, under a progress bar."""
+    from cudal2gen import results
+
+    with progress.bar("validating") as report:
+
+        def store(verdict: results.Verdict) -> None:
+            verdicts.append(verdict)
+            results.append([verdict])
+            if report:
+                report(len(verdicts), total)
+
+        yield store
 
 
 def _print_verdict(verdict: results.Verdict) -> None:
