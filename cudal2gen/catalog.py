@@ -13,12 +13,14 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 from pydantic import ValidationError
 
 from cudal2gen import places
-from cudal2gen.kernel import IllegalRecord, Problem, Record, explain, parse, revise
+from cudal2gen.kernel import IllegalRecord, Layout, Problem, Record, explain, parse, revise
 
 # Where a GPU has no records of its own: whose to try, before all others.
 STAND_INS = {
@@ -36,8 +38,8 @@ class CatalogError(ValueError):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A record for a problem, and what the user should know where it is not the problem's own."""
+class Match:
+    """A record that answers a problem. ``note``: for the user, where it is not the problem's own."""
 
     record: Record
     note: str | None = None
@@ -56,19 +58,17 @@ def load(path: Path | None = None) -> list[Record]:
     """
     path = path or places.catalog()
     records: list[Record] = []
-    seen: dict[object, int] = {}
+    first_lines: dict[object, int] = {}
     for number, line in _lines(path):
         record = _parse(path, number, line)
-        if record.key in seen:
-            raise CatalogError(
-                f"{path}:{number}: duplicate of line {seen[record.key]}: {_spell(record)} has a record already"
-            )
-        seen[record.key] = number
+        first = first_lines.setdefault(record.key, number)
+        if first != number:
+            raise CatalogError(f"{path}:{number}: duplicate of line {first}: {_spelling(record)} has a record already")
         records.append(record)
     return records
 
 
-def find(problem: Problem, path: Path | None = None) -> Found:
+def find(problem: Problem, path: Path | None = None) -> Match:
     """The record for a problem: its own, else the nearest legal one with a note that says so.
 
     Off the grid of sizes it is the nearest larger record; for a GPU or layout without records, a related GPU's or
@@ -79,33 +79,23 @@ def find(problem: Problem, path: Path | None = None) -> Found:
     start = dump_problem(problem)
     own = [(number, line) for number, line in _lines(path) if line.startswith(start)]
     if len(own) == 1:
-        return Found(_parse(path, *own[0]))
+        return Match(_parse(path, *own[0]))
     records = load(path)
     exact = next((record for record in records if record.key == problem.key), None)
-    return Found(exact) if exact else nearest(problem, records)
+    return Match(exact) if exact else nearest(problem, records)
 
 
-def nearest(problem: Problem, records: Iterable[Record]) -> Found:
+def nearest(problem: Problem, records: Iterable[Record]) -> Match:
     """The closest legal record for a problem that has none; see ``find``."""
-    same_acc = [record for record in records if record.acc == problem.acc]
-    sources = [problem.gpu, *STAND_INS.get(problem.gpu, ())]
-    sources += sorted({record.gpu for record in same_acc} - set(sources))
-    layouts = [problem.layout, *({"tn", "nn"} - {problem.layout})]
-    for gpu in sources:
-        for layout in layouts:
-            pool = [record for record in same_acc if (record.gpu, record.layout) == (gpu, layout)]
-            for record in sorted(pool, key=lambda record: _distance(problem, record)):
-                try:
-                    taken = revise(record, gpu=problem.gpu, layout=problem.layout)
-                except IllegalRecord:
-                    continue
-                return Found(taken, _note(problem, record))
+    for record in _candidates(problem, records):
+        if moved := _moved(record, problem.gpu, problem.layout):
+            return Match(moved, _note(problem, record))
     raise CatalogError(
-        f"no record for {_spell(problem)}, and none of another GPU or size is legal there; see 'cudal2gen list'"
+        f"no record for {_spelling(problem)}, and none of another GPU or size is legal there; see 'cudal2gen list'"
     )
 
 
-def fitted(problem: Problem, records: Iterable[Record]) -> Found:
+def fit(problem: Problem, records: Iterable[Record]) -> Match:
     """A record for exactly this problem: its own, else the nearest one with the problem's sizes.
 
     A tile that does not divide the sizes is predicated, or padded by the caller. Raises CatalogError where no record of
@@ -113,60 +103,59 @@ def fitted(problem: Problem, records: Iterable[Record]) -> Found:
     """
     records = list(records)
     if own := next((record for record in records if record.key == problem.key), None):
-        return Found(own)
-    asked = problem.model_dump()
-    sources = {gpu: at for at, gpu in enumerate((problem.gpu, *STAND_INS.get(problem.gpu, ())))}
-    pool = [record for record in records if record.acc == problem.acc]
-    strange = len(sources)
-    pool.sort(key=lambda one: (sources.get(one.gpu, strange), one.layout != problem.layout, _distance(problem, one)))
-    for record in pool:
+        return Match(own)
+    for record in _candidates(problem, records):
         for padding in ({}, {"padding": "predicate"}, {"padding": "pad"}):
-            changed = sorted(name for name, value in (asked | padding).items() if getattr(record, name, None) != value)
+            fields = problem.model_dump() | padding
+            changed = sorted(name for name, value in fields.items() if getattr(record, name, None) != value)
             origin = {"source": record.origin.source, "structure": "modelled", "changed": changed}
             try:
-                taken = revise(record, **asked, **padding, origin=origin)
+                fitted = revise(record, **fields, origin=origin)
             except IllegalRecord:
                 continue
-            return Found(taken, f"{_spell(problem)} takes the record of {_spell(record)}, {', '.join(changed)} changed")
-    raise CatalogError(f"no record becomes legal for {_spell(problem)}; see 'cudal2gen list'")
+            names = ", ".join(changed)
+            return Match(fitted, f"{_spelling(problem)} takes the record of {_spelling(record)}, {names} changed")
+    raise CatalogError(f"no record becomes legal for {_spelling(problem)}; see 'cudal2gen list'")
 
 
-def problems(path: Path) -> list[Problem]:
-    """The problems of a list, one JSON object a line, each once; what else a line says (``count``) is passed over.
+def library(gpu: str, acc: str, layout: str, source: str | None = None, path: Path | None = None) -> list[Record]:
+    """All records of a GPU, accumulator and layout; where there are none, those of a related GPU or layout, moved here.
 
-    Raises CatalogError with file, line and what is wrong.
+    ``source``: the records of this GPU only, even where ``gpu`` has its own. Records that are not legal on ``gpu`` are
+    left out. Raises CatalogError where nothing is left.
     """
-    if not path.is_file():
-        raise CatalogError(f"no list of problems at {path}")
-    found: dict[Problem, None] = {}
-    for number, line in _lines(path):
-        try:
-            values = json.loads(line)
-            found[Problem.model_validate({name: values[name] for name in Problem.model_fields})] = None
-        except (ValueError, TypeError, KeyError) as error:
-            what = explain(error) if isinstance(error, ValidationError) else f"not a problem ({error})"
-            raise CatalogError(f"{path}:{number}: {what}") from None
-    return list(found)
+    for group in _groups(gpu, acc, layout, load(path)):
+        if source in (None, group[0].gpu):
+            moved = [record for record in (_moved(record, gpu, layout) for record in group) if record]
+            if moved:
+                return moved
+    raise CatalogError(f"no record of {source or 'any GPU'} with acc {acc} is legal on {gpu}; see 'cudal2gen list'")
 
 
-def library(gpu: str, acc: str, layout: str, of: str | None = None, path: Path | None = None) -> list[Record]:
-    """All records of a GPU, accumulator and layout; where there are none, a related GPU's or layout's, taken over.
+def _groups(gpu: str, acc: str, layout: str, records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Records of an accumulator, by GPU and layout. The order of every search is here.
 
-    ``of``: take this GPU's records, whatever there is. Records that are not legal on ``gpu`` are left out. Raises
-    CatalogError where nothing is left.
+    The GPU's own come first, then those of its stand-ins, then of other GPUs by name; of each GPU those of the layout
+    before those of the other. No group is empty.
     """
-    records = [record for record in load(path) if record.acc == acc]
-    others = sorted({record.gpu for record in records} - {gpu, *STAND_INS.get(gpu, ())})
-    for source in [of] if of else [gpu, *STAND_INS.get(gpu, ()), *others]:
-        for stored in (layout, *({"tn", "nn"} - {layout})):
-            pool = [record for record in records if (record.gpu, record.layout) == (source, stored)]
-            taken = [one for record in pool if (one := _taken_over(record, gpu, layout))]
-            if taken:
-                return taken
-    raise CatalogError(f"no record of {of or 'any GPU'} with acc {acc} is legal on {gpu}; see 'cudal2gen list'")
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.acc == acc:
+            groups.setdefault((record.gpu, record.layout), []).append(record)
+    related = (gpu, *STAND_INS.get(gpu, ()))
+    others = sorted({name for name, _ in groups} - set(related))
+    layouts = sorted(get_args(Layout), key=lambda name: name != layout)
+    return (groups[key] for key in product((*related, *others), layouts) if key in groups)
 
 
-def _taken_over(record: Record, gpu: str, layout: str) -> Record | None:
+def _candidates(problem: Problem, records: Iterable[Record]) -> Iterator[Record]:
+    """Records that may stand in for a problem's own, group by group, the closest in size first."""
+    for group in _groups(problem.gpu, problem.acc, problem.layout, records):
+        yield from sorted(group, key=lambda record: _distance(problem, record))
+
+
+def _moved(record: Record, gpu: str, layout: str) -> Record | None:
+    """The record on another GPU and in another layout; None where it is not legal there."""
     if (record.gpu, record.layout) == (gpu, layout):
         return record
     try:
@@ -175,10 +164,31 @@ def _taken_over(record: Record, gpu: str, layout: str) -> Record | None:
         return None
 
 
+def load_problems(path: Path) -> list[Problem]:
+    """The problems of a list, one JSON object a line, each once; fields beside a problem's (``count``) are ignored.
+
+    Raises CatalogError with file, line and what is wrong.
+    """
+    if not path.is_file():
+        raise CatalogError(f"no list of problems at {path}; 'cudal2gen tune-model' writes one")
+    problems: dict[Problem, None] = {}
+    for number, line in _lines(path):
+        try:
+            values = json.loads(line)
+            problems[Problem.model_validate({name: values[name] for name in Problem.model_fields})] = None
+        except (ValueError, TypeError, KeyError) as error:
+            what = explain(error) if isinstance(error, ValidationError) else f"not a problem ({error})"
+            raise CatalogError(f"{path}:{number}: {what}") from None
+    return list(problems)
+
+
 def put(record: Record, path: Path | None = None) -> Path:
-    """Writes one record into the catalog, in place of the problem's old one; answers the file that was written."""
+    """Writes one record into the catalog, in place of the problem's old one, and returns the file.
+
+    The first edit of an installed package copies the shipped catalog into the user's data folder.
+    """
     target = (path or places.editable_catalog()).resolve()
-    with _edited_alone(target):
+    with _exclusive_edit(target):
         source = target if target.is_file() else places.catalog()
         records = [old for old in load(source) if old.key != record.key]
         save([*records, record], target)
@@ -207,8 +217,8 @@ def save(records: Iterable[Record], path: Path) -> None:
 
 
 @contextmanager
-def _edited_alone(path: Path) -> Iterator[None]:
-    """Holds off other edits of a catalog, in this process and in others, from reading it to writing it."""
+def _exclusive_edit(path: Path) -> Iterator[None]:
+    """Keeps other edits of a catalog waiting, of this process and of others, from reading it to writing it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (path.parent / f".{path.name}.lock").open("w") as lock:
@@ -244,20 +254,20 @@ def _parse(path: Path, number: int, line: str) -> Record:
 
 
 def _distance(problem: Problem, record: Record) -> tuple[bool, float]:
-    """Records that hold the problem come first, then the smaller ratio of sizes, as a sum of logarithms."""
+    """A key for sorting: records that hold the problem first, then the smaller sum of logarithms of the size ratios."""
     pairs = [(problem.m, record.m), (problem.n, record.n), (problem.k, record.k)]
-    return any(own < asked for asked, own in pairs), sum(abs(math.log2(own / asked)) for asked, own in pairs)
+    return any(size < extent for extent, size in pairs), sum(abs(math.log2(size / extent)) for extent, size in pairs)
 
 
 def _note(problem: Problem, record: Record) -> str:
-    asked, taken = _spell(problem), _spell(record)
-    larger = record.m >= problem.m and record.n >= problem.n and record.k >= problem.k
-    how = "the nearest larger one" if larger and record.mnk != problem.mnk else "the nearest one"
     if record.mnk == problem.mnk:
         differing = [name for name in ("gpu", "layout") if getattr(record, name) != getattr(problem, name)]
         how = f"with {' and '.join(differing)} changed"
-    return f"no record for {asked}; taking that of {taken}, {how}"
+    else:
+        larger = record.m >= problem.m and record.n >= problem.n and record.k >= problem.k
+        how = "the nearest larger one" if larger else "the nearest one"
+    return f"no record for {_spelling(problem)}; taking that of {_spelling(record)}, {how}"
 
 
-def _spell(problem: Problem) -> str:
+def _spelling(problem: Problem) -> str:
     return f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"

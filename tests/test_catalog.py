@@ -27,7 +27,7 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-def asked(m: int, n: int, k: int, gpu: str = "a100", acc: str = "f16", layout: str = "tn") -> Problem:
+def problem(m: int, n: int, k: int, gpu: str = "a100", acc: str = "f16", layout: str = "tn") -> Problem:
     return Problem.model_validate({"gpu": gpu, "acc": acc, "layout": layout, "m": m, "n": n, "k": k})
 
 
@@ -64,44 +64,44 @@ def test_k_is_baked_only_where_it_was_published(records: list[catalog.Record]) -
 
 def test_a_problem_of_the_catalog_finds_its_own_record(records: list[catalog.Record]) -> None:
     for record in records[::97]:
-        found = catalog.find(record.problem, places.shipped("configs") / "kernels.jsonl")
-        assert found.record == record
-        assert found.note is None
+        match = catalog.find(record.problem, places.shipped("configs") / "kernels.jsonl")
+        assert match.record == record
+        assert match.note is None
 
 
 def test_off_the_grid_it_is_the_nearest_larger_record(small: Path) -> None:
-    found = catalog.find(asked(100, 200, 64), small)
-    assert found.record.mnk == "128_1024_64"
+    match = catalog.find(problem(100, 200, 64), small)
+    assert match.record.mnk == "128_1024_64"
     assert (
-        found.note
+        match.note
         == "no record for a100 f16 tn 100_200_64; taking that of a100 f16 tn 128_1024_64, the nearest larger one"
     )
-    beyond = catalog.find(asked(5000, 128, 64), small)
+    beyond = catalog.find(problem(5000, 128, 64), small)
     assert beyond.record.mnk == "1024_128_64"
     assert beyond.note is not None
     assert beyond.note.endswith("the nearest one")
 
 
 def test_another_gpu_or_layout_takes_the_record_with_that_field_changed(small: Path) -> None:
-    found = catalog.find(asked(128, 128, 64, gpu="h200", layout="nn"), small)
-    assert (found.record.gpu, found.record.layout, found.record.mnk) == ("h200", "nn", "128_128_64")
-    assert found.note is not None
-    assert found.note.endswith("a100 f16 tn 128_128_64, with gpu and layout changed")
+    match = catalog.find(problem(128, 128, 64, gpu="h200", layout="nn"), small)
+    assert (match.record.gpu, match.record.layout, match.record.mnk) == ("h200", "nn", "128_128_64")
+    assert match.note is not None
+    assert match.note.endswith("a100 f16 tn 128_128_64, with gpu and layout changed")
 
 
 def test_h100_takes_the_records_of_h200_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "kernels.jsonl"
     catalog.save([multistage(acc="f32", m=m) for m in (128, 4096)] + [wgmma(m=4096), wgmma(m=256)], path)
-    found = catalog.find(asked(4096, 4096, 4096, gpu="h100", acc="f32"), path)
-    assert found.record == revise(wgmma(), gpu="h100")
-    assert found.record.name == wgmma().name, "the same kernel"
-    assert found.note == (
+    match = catalog.find(problem(4096, 4096, 4096, gpu="h100", acc="f32"), path)
+    assert match.record == revise(wgmma(), gpu="h100")
+    assert match.record.name == wgmma().name, "the same kernel"
+    assert match.note == (
         "no record for h100 f32 tn 4096_4096_4096; taking that of h200 f32 tn 4096_4096_4096, with gpu changed"
     )
     # Off the grid, too, before any of another architecture; and A100 never gets one.
-    assert catalog.find(asked(128, 4096, 4096, gpu="h100", acc="f32"), path).record.m == 256
-    assert catalog.find(asked(256, 4096, 4096, acc="f32"), path).record.family == "sm80_multistage"
-    nn = catalog.find(asked(256, 4096, 4096, gpu="h100", acc="f32", layout="nn"), path)
+    assert catalog.find(problem(128, 4096, 4096, gpu="h100", acc="f32"), path).record.m == 256
+    assert catalog.find(problem(256, 4096, 4096, acc="f32"), path).record.family == "sm80_multistage"
+    nn = catalog.find(problem(256, 4096, 4096, gpu="h100", acc="f32", layout="nn"), path)
     assert (nn.record.layout, nn.record.family) == ("nn", "sm90_wgmma")
     assert nn.note is not None
     assert nn.note.endswith("with gpu and layout changed")
@@ -110,15 +110,15 @@ def test_h100_takes_the_records_of_h200_and_says_so(tmp_path: Path) -> None:
 def test_a_gpu_that_the_record_does_not_fit_takes_the_nearest_that_does(tmp_path: Path) -> None:
     path = tmp_path / "kernels.jsonl"
     catalog.save([multistage(m=128, n=128, stages=5), multistage(m=256, n=256, stages=2)], path)
-    found = catalog.find(asked(128, 128, 4096, gpu="rtx3090"), path)
-    assert (found.record.gpu, found.record.stages) == ("rtx3090", 2)  # type: ignore[union-attr]
-    assert found.note is not None
-    assert "the nearest larger one" in found.note
+    match = catalog.find(problem(128, 128, 4096, gpu="rtx3090"), path)
+    assert (match.record.gpu, match.record.stages) == ("rtx3090", 2)  # type: ignore[union-attr]
+    assert match.note is not None
+    assert "the nearest larger one" in match.note
 
 
 def test_no_record_of_the_accumulator_is_an_error(small: Path) -> None:
     with pytest.raises(catalog.CatalogError, match="no record for a100 f32 tn 128_128_64"):
-        catalog.find(asked(128, 128, 64, acc="f32"), small)
+        catalog.find(problem(128, 128, 64, acc="f32"), small)
 
 
 @pytest.mark.parametrize(
@@ -172,17 +172,17 @@ def test_put_replaces_the_problems_record_and_keeps_the_order(small: Path) -> No
 def test_normal_form_is_only_the_fast_way(small: Path) -> None:
     loose = [json.dumps(json.loads(line)) for line in small.read_text().splitlines()]
     small.write_text("\ufeff" + "\n".join(loose) + "\n")
-    found = catalog.find(asked(128, 128, 64), small)
-    assert (found.record.mnk, found.note) == ("128_128_64", None)
+    match = catalog.find(problem(128, 128, 64), small)
+    assert (match.record.mnk, match.note) == ("128_128_64", None)
     small.write_text("\n".join([*loose, loose[0]]))
     with pytest.raises(catalog.CatalogError, match="duplicate of line 1"):
-        catalog.find(asked(128, 128, 64), small)
+        catalog.find(problem(128, 128, 64), small)
 
 
 def test_a_duplicate_line_is_noticed_when_its_problem_is_looked_up(small: Path) -> None:
     small.write_text(small.read_text() + small.read_text().splitlines()[0] + "\n")
     with pytest.raises(catalog.CatalogError, match="duplicate of line 1"):
-        catalog.find(asked(128, 128, 64), small)
+        catalog.find(problem(128, 128, 64), small)
 
 
 def test_edits_at_the_same_time_are_all_kept(small: Path) -> None:
@@ -196,13 +196,33 @@ def test_edits_at_the_same_time_are_all_kept(small: Path) -> None:
 
 
 def test_an_edit_goes_through_a_link_and_keeps_the_mode(small: Path, tmp_path: Path) -> None:
-    small.chmod(0o600)
+    small.chmod(0o640)  # a temporary file has 0o600, a new catalog 0o644
     link = tmp_path / "link.jsonl"
     link.symlink_to(small)
     catalog.put(multistage(m=2048, n=128, k=64), link)
     assert link.is_symlink()
     assert len(catalog.load(small)) == 9
-    assert small.stat().st_mode & 0o777 == 0o600
+    assert small.stat().st_mode & 0o777 == 0o640
+
+
+def test_the_first_edit_copies_the_shipped_catalog(
+    records: list[catalog.Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an installed package, whose own files stay as they are."""
+    shipped = places.catalog()
+    before = shipped.read_bytes()
+    monkeypatch.setattr(places, "editable_catalog", lambda: tmp_path / "home" / "kernels.jsonl")
+    changed = revise(records[0], origin={"source": "test", "structure": "tuned", "changed": []})
+    target = catalog.put(changed)
+    assert target == tmp_path / "home" / "kernels.jsonl"
+    assert catalog.load(target) == [changed, *records[1:]]
+    assert target.stat().st_mode & 0o777 == 0o644
+    assert shipped.read_bytes() == before
+
+
+def test_a_missing_list_of_problems_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(catalog.CatalogError, match=r"no list of problems at .*/none\.jsonl; 'cudal2gen tune-model'"):
+        catalog.load_problems(tmp_path / "none.jsonl")
 
 
 def test_a_failed_save_leaves_the_old_catalog(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

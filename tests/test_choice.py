@@ -305,17 +305,17 @@ def test_a_table_is_what_was_dumped() -> None:
     ("sizes", "padding"), [((128, 64, 256), "none"), ((61, 64, 256), "predicate"), ((64, 64, 250), "pad")]
 )
 def test_a_record_is_fitted_to_a_problem(sizes: tuple[int, int, int], padding: str) -> None:
-    found = catalog.fitted(problem(*sizes, acc="f16"), [small()])
+    found = catalog.fit(problem(*sizes, acc="f16"), [small()])
     assert (found.record.m, found.record.n, found.record.k, found.record.padding) == (*sizes, padding)
     assert found.record.origin.structure == "modelled"
     assert "changed" in str(found.note)
-    own = catalog.fitted(small().problem, [small()])
-    assert own == catalog.Found(small())
+    own = catalog.fit(small().problem, [small()])
+    assert own == catalog.Match(small())
 
 
 def test_a_problem_that_no_record_fits() -> None:
     with pytest.raises(CatalogError, match="no record becomes legal for a100 f32 tn 64_64_64"):
-        catalog.fitted(problem(64, 64, 64), [small()])
+        catalog.fit(problem(64, 64, 64), [small()])
 
 
 # --- the command ---

@@ -213,7 +213,7 @@ def test_the_command_writes_a_list_that_bench_reads(tmp_path: Path) -> None:
     assert process.exit_code == 0, process.stderr
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert process.stdout == f"{len(rows)} problems, {sum(row['count'] for row in rows)} products, in {out}\n"
-    problems = catalog.problems(out)
+    problems = catalog.load_problems(out)
     assert Problem(gpu="h200", acc="f32", layout="tn", m=48, n=256, k=64) in problems
     assert len(problems) <= len(rows)
     second = run("tune-model", f"{EXAMPLE}:main", "--gpu", "h200", "--real")
@@ -256,7 +256,7 @@ def test_a_list_that_is_none_is_named_by_line(tmp_path: Path) -> None:
     ):
         path.write_text(f"{line}\n{text}\n")
         with pytest.raises(catalog.CatalogError) as raised:
-            catalog.problems(path)
+            catalog.load_problems(path)
         assert message in str(raised.value)
     path.write_text(f"{line}\n{line}\n")
-    assert len(catalog.problems(path)) == 1
+    assert len(catalog.load_problems(path)) == 1

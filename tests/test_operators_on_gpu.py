@@ -53,8 +53,8 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
         pytest.skip(f"{card.model} is not in the table of GPUs")
     records = catalog.load()
     problems = [Problem(gpu=card.model, acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sampled()[:24]]
-    fitted = [catalog.fitted(one, records).record for one in problems]
-    fitted += [catalog.fitted(one.model_copy(update={"layout": "nn"}), records).record for one in problems[:4]]
+    fitted = [catalog.fit(one, records).record for one in problems]
+    fitted += [catalog.fit(one.model_copy(update={"layout": "nn"}), records).record for one in problems[:4]]
     artifacts = dict(zip(fitted, compiler.build(fitted), strict=True))
     library, store = compiler.launcher(), tmp_path_factory.mktemp("measured") / "m.jsonl"
     from cudal2gen import baselines

@@ -294,7 +294,7 @@ def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
     """Of two measured problems the one that is won; a problem off the grid by the record that bench made for it."""
     catalogued = catalog.load()
     asked = [Asked(gpu="a100", acc="f16", layout="tn", m=m, n=64, k=64) for m in (64, 61)]
-    records = [catalog.fitted(one, catalogued).record for one in asked]
+    records = [catalog.fit(one, catalogued).record for one in asked]
     digests = [one.digest for one in compiler.build(records)]
     environment = measured.H200.model_copy(update={"gpu": "a100"})
     taken = []

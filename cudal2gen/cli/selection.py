@@ -158,7 +158,7 @@ class Selection:
             if self.everything or not self.names_sizes:
                 # bench --problems measured records that were fitted to these problems: the same fit gives them again.
                 others = sorted(measured - set(library), key=lambda problem: problem.key)
-                chosen += [catalog.fitted(problem, records).record for problem in others]
+                chosen += [catalog.fit(problem, records).record for problem in others]
         return chosen
 
     def problems(self, seed: int = 0) -> list[Problem]:
@@ -206,7 +206,7 @@ class Selection:
 
     def _of_list(self, path: Path) -> list[Problem]:
         """The problems of a list that the selection admits; a note counts the others."""
-        problems = catalog.problems(path)
+        problems = catalog.load_problems(path)
         admitted = [problem for problem in problems if self.admits(problem)]
         if not admitted:
             refuse(f"{path} has no problem for {self.target}")
@@ -223,12 +223,12 @@ class Selection:
         fitted = []
         for problem in self._of_list(path):
             try:
-                fitted.append(self._noted(catalog.fitted(problem, records)))
+                fitted.append(self._noted(catalog.fit(problem, records)))
             except catalog.CatalogError as error:
                 note(f"{error}; left out")
         return fitted
 
-    def _noted(self, match: catalog.Found) -> Record:
+    def _noted(self, match: catalog.Match) -> Record:
         if match.note:
             note(match.note)
         return changed(match.record, self.changes)
