@@ -32,6 +32,7 @@ Order = Sequence[Sequence[Sequence[int]]]
 
 INPUTS = ("binary", "sparse", "integers", "normal", "cancelling", "special")
 BOUNDED = ("normal", "cancelling")
+BOUND = "error bound of the accumulator"
 EXACT = 2048  # the last integer up to which fp16 has them all
 HALF_ERROR, SINGLE_ERROR = 2.0**-11, 2.0**-24  # relative, of rounding to nearest
 LEAST_ERROR = 2.0**-25  # absolute, of rounding to a subnormal fp16 number
@@ -231,6 +232,7 @@ class Comparison:
     allowed: float | None = None
     wrong: int = 0
     first: str = ""
+    largest_error: float = 0.0  # with an error bound, of all elements
     _nearest: float = field(default=-1.0, repr=False)  # the largest error in units of what is allowed
 
     @property
@@ -247,6 +249,7 @@ class Comparison:
 
     def bound(self, errors: Array, allowed: Array) -> None:
         """Keeps the element nearest to its bound, of these errors and the ones before."""
+        self.largest_error = max(self.largest_error, float(errors.max()))
         ratios = (errors / allowed).reshape(-1)
         nearest = int(ratios.argmax())
         if (ratio := float(ratios[nearest])) > self._nearest:
@@ -269,10 +272,18 @@ class Bounds(Generic[Array]):
         self.reference: Array = arrays.product(wide_a, wide_b)
         self.allowed: Array = error_bound(acc, wide_a, wide_b, self.reference, order)
 
-    def errors(self, d: Array) -> Array:
-        """|D - reference|, infinite for NaN."""
-        errors: Array = _errors(d, self.reference)
-        return errors
+    def compare(self, d: Array) -> Comparison:
+        """D (m,n) against the bounds."""
+        m, n = self.reference.shape
+        comparison = Comparison(BOUND, m * n)
+        self.add(comparison, range(m), d)
+        return comparison
+
+    def add(self, comparison: Comparison, rows: range, d: Array) -> None:
+        """Adds the comparison of D's ``rows``, which are all of the bounds' rows."""
+        errors = _errors(d, self.reference)
+        comparison.bound(errors, self.allowed)
+        comparison.count(rows, errors > self.allowed, self.reference, d)
 
 
 def in_order(k: int) -> Order:
@@ -338,15 +349,13 @@ def _compare_bounded(acc: Acc, a: Array, wide_b: Array, d: Array, order: Order) 
     """The bound of an fp16 accumulator on a large problem is computed for some rows; elsewhere twice its largest holds:
     a bound varies by less among elements that are sums of as many products."""
     (m, k), n = a.shape, wide_b.shape[0]
-    comparison = Comparison("error bound of the accumulator", m * n)
+    comparison = Comparison(BOUND, m * n)
     ceiling: float | None = None
     if acc == "f16" and m * n * k > SAMPLED:
         every = m * n * k // SAMPLED
-        bounds, part = Bounds(acc, a[::every], wide_b, order), d[::every]
-        errors = bounds.errors(part)
-        comparison.bound(errors, bounds.allowed)
-        comparison.count(range(0, m, every), errors > bounds.allowed, bounds.reference, part)
-        comparison.compared += f" in {len(part)} rows, twice its largest in all"
+        rows, bounds = range(0, m, every), Bounds(acc, a[::every], wide_b, order)
+        bounds.add(comparison, rows, d[::every])
+        comparison.compared += f" in {len(rows)} rows, twice its largest in all"
         ceiling = 2 * float(bounds.allowed.max())
     for rows, wide_a, part, reference in _blocks(a, wide_b, d):
         errors = _errors(part, reference)

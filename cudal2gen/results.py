@@ -161,8 +161,8 @@ class Timing(Line):
     """One contender's samples. ``event_us``: between device events, per call; ``wall_us``: the host's clock, where the
     protocol has the host's launch inside; ``padding_us``: what of it is copying to and from padded matrices (median).
 
-    ``calls``: calls in a sample. ``error``: largest |D - fp32 reference| after the timing. ``record`` and ``digest``
-    are our kernel's; ``detail`` says what a baseline really ran.
+    ``calls``: calls in a sample. ``error``: largest |D - fp64 product| of the rows and columns that are compared after
+    the timing. ``record`` and ``digest`` are our kernel's; ``detail`` says what a baseline really ran.
     """
 
     contender: str
@@ -234,7 +234,7 @@ class Trial(Line):
     samples, taken in turns; empty for a failure, whose ``reason`` says in words what was wrong.
 
     ``on``: a GPU's model, or the name of a model of one: then nothing here was ever timed. ``run``: which run of the
-    tuner asked. ``max_diff``: largest |D - fp32 reference| after the timing, in D's units.
+    tuner asked. ``max_diff``: the timing's ``error``, in D's units.
     """
 
     kind: Literal["trial"] = "trial"

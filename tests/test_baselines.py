@@ -103,7 +103,7 @@ def test_the_race_finds_the_fastest_and_the_store_keeps_it(
     (contender,) = first(device, ["cublaslt-autotuning-tn"], "f16", tuned)
     of = problem("f16")
     sets = device.operands(of, 4, seed=1)
-    contender.prepare(of, bench._race(device, sets))
+    contender.prepare(of, bench.race(device, sets))
     contender.bind(sets[0])()
     assert device.log[-1] == "lt 3"
     (stored,) = results.algorithms(tuned).values()
@@ -119,14 +119,14 @@ def test_the_race_finds_the_fastest_and_the_store_keeps_it(
 
     library.version = 130100
     (newer,) = first(device, ["cublaslt-autotuning-tn"], "f16", tuned)
-    newer.prepare(of, bench._race(device, sets))
+    newer.prepare(of, bench.race(device, sets))
     assert len(results.algorithms(tuned)) == 2
 
 
-def test_a_baseline_is_made_ready_for_a_trial(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
+def test_a_baseline_is_prepare_for_a_trial(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
     library.times = [10.0, 5.0]
     (contender,) = first(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
-    ready = bench.made_ready(device, contender, problem())
+    ready = bench.prepare(device, contender, problem())
     ready.bind(device.operands(problem(), 1, 0)[0])()
     assert device.log[-1] == "lt 1"
 
@@ -135,7 +135,7 @@ def test_no_algorithm_is_a_reason_not_a_crash(device: FakeDevice, library: vendo
     library.refused = {0}
     (contender,) = first(device, ["cublaslt-autotuning-nn"], "f32", tmp_path / "lt.jsonl")
     with pytest.raises(Absent, match="none of 1 candidates runs"):
-        contender.prepare(problem(), bench._race(device, device.operands(problem(), 1, 0)))
+        contender.prepare(problem(), bench.race(device, device.operands(problem(), 1, 0)))
     library.times = []
     with pytest.raises(Absent, match="no algorithm"):
         contender.prepare(problem(), no_race)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,9 +18,10 @@ from typing import Any
 import pytest
 
 from cudal2gen import bench, catalog, results
-from cudal2gen.bench import Settings, TooGood, Work, measure, states, stratified
+from cudal2gen.bench import Reference, Settings, TooGood, Work, measure, states, stratified
+from cudal2gen.bench.check import bands
 from cudal2gen.cli import options
-from cudal2gen.gpu import alone
+from cudal2gen.gpu import Operands, alone
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import LaunchError
 from tests.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
@@ -185,34 +187,45 @@ def test_wrong_after_the_timing_is_no_result(faulty: Any) -> None:
 
 def test_every_tile_of_a_large_problem_is_checked() -> None:
     """A wrong 64x64 tile anywhere in D is found by the rows and columns that are compared."""
-    rows = bench._bands(16384)
+    rows = bands(16384)
     assert len(rows) == 256
     assert {row // 64 for row in rows} == set(range(256))
     assert len({row % 64 for row in rows}) > 16
-    assert bench._bands(100) == list(range(100))
+    assert bands(100) == list(range(100))
     for extent in (257, 511, 700, 16400):
         edges = [extent * band // 256 for band in range(257)]
-        assert all(edges[band] <= at < edges[band + 1] for band, at in enumerate(bench._bands(extent))), extent
-    assert sorted({col // 16 for col in bench._bands(4096)}) == list(range(256))
+        assert all(edges[band] <= at < edges[band + 1] for band, at in enumerate(bands(extent))), extent
+    assert sorted({col // 16 for col in bands(4096)}) == list(range(256))
 
 
 @pytest.mark.parametrize("acc", ["f16", "f32"])
 @pytest.mark.parametrize("k", [64, 4096])
-def test_tolerance_separates_rounding_from_faults(acc: str, k: int) -> None:
+def test_the_check_separates_rounding_from_faults(acc: str, k: int) -> None:
+    """Rounding passes; half of k left out does not, be it in one tile of 16 by 16 or in all of D."""
     import torch
 
     torch.manual_seed(0)
-    a, b = torch.randn(64, k).half(), torch.randn(k, 64).half()
-    exact = a.double() @ b.double()
+    a, b = torch.randn(64, k).half(), torch.randn(64, k).half()
+    exact = a.double() @ b.double().T
     if acc == "f32":
-        got = exact.half()
+        rounded = exact.half()
     else:
-        got = torch.zeros(64, 64).half()
+        rounded = torch.zeros(64, 64).half()
         for at in range(0, k, 8):
-            got = (got.double() + a[:, at : at + 8].double() @ b[at : at + 8].double()).half()
-    rounding = float((got.double() - exact).abs().max())
-    missing = float((a[:, : k // 2].double() @ b[: k // 2].double() - exact).abs().max())
-    assert rounding < bench.tolerance(acc, k) < missing / 2  # type: ignore[arg-type]
+            rounded = (rounded.double() + a[:, at : at + 8].double() @ b[:, at : at + 8].double().T).half()
+    part = (a[:, : k // 2].double() @ b[:, : k // 2].double().T).half()
+    tile = rounded.clone()
+    tile[16:32, 48:] = part[16:32, 48:]
+    device = FakeDevice()
+    operands = Operands(a, b, b.T.contiguous(), torch.zeros(64, 64).half())
+    reference = Reference(problem(64, 64, k, acc), operands)
+    error, finding = reference.error(device, lambda: operands.d.copy_(rounded))
+    assert finding == ""
+    assert error == pytest.approx(float((rounded.double() - exact).abs().max()))
+    for d in (tile, part):
+        error, finding = reference.error(device, lambda d=d: operands.d.copy_(d))  # type: ignore[misc]
+        assert finding.startswith("wrong result after the timing: an error of ")
+        assert error == pytest.approx(float((d.double() - exact).abs().max()))
 
 
 def test_who_cannot_run_is_named() -> None:
@@ -254,9 +267,9 @@ def run(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> ben
 def test_what_is_stored_is_not_measured_again(tmp_path: Path) -> None:
     store = tmp_path / "m.jsonl"
     first = run(store, FakeDevice())
-    assert (first.measured, first.known, first.left, first.faults) == (len(stored(store)), 0, 0, [])
+    assert (first.measured, first.stored, first.left, first.faults) == (len(stored(store)), 0, 0, [])
     again = run(store, FakeDevice())
-    assert (again.measured, again.known) == (0, 4)
+    assert (again.measured, again.stored) == (0, 4)
     assert run(store, FakeDevice(), again=True).measured == first.measured
     other = ENVIRONMENT.model_copy(update={"id": "other", "driver": "590"})
     assert run(store, FakeDevice(environment=other)).measured == first.measured
@@ -295,7 +308,59 @@ def test_a_budget_ends_the_run_and_says_what_is_left(tmp_path: Path) -> None:
     assert device.time < 6.0
     assert [done for done, _, _ in seen] == list(range(1, 5 - outcome.left))
     assert seen[-1][2] <= 6.0 - device.time + 1e-6
-    assert run(tmp_path / "m.jsonl", device, us=2000.0, settings=settings).known == 4 - outcome.left
+    assert run(tmp_path / "m.jsonl", device, us=2000.0, settings=settings).stored == 4 - outcome.left
+
+
+def test_the_device_is_warmed_up_before_the_first_problem_alone(tmp_path: Path) -> None:
+    device = FakeDevice()
+    opened_at: list[float] = []
+    first_calls: list[float] = []
+
+    def note(operands: Any, launches: int) -> None:
+        if launches == 1:
+            first_calls.append(device.time)
+
+    def open_kernel(record: catalog.Record) -> FakeKernel:
+        opened_at.append(device.time)
+        return FakeKernel(device, record, 8.0, faulty=note)
+
+    outcome = bench.run(
+        device, records(), open_kernel, lambda record: record.name, [], Settings(warmup_seconds=2.0),
+        tmp_path / "m.jsonl",
+    )  # fmt: skip
+    assert (outcome.measured, len(first_calls)) == (8, 4)
+    waits = [call - start for start, call in zip(opened_at, first_calls, strict=True)]
+    assert 2.0 < waits[0] < 2.1
+    assert max(waits[1:]) < 0.1
+    assert device.log[: device.log.index("cudal2gen")] == ["evict"] * device.log.index("cudal2gen")
+
+
+def test_the_time_left_is_counted_by_class() -> None:
+    large, other_large, tiny = problem(4096, 4096, 4096), problem(4096, 4096, 8192), problem(64, 64, 64)
+    assert large.size_class == other_large.size_class != tiny.size_class
+    clock = [100.0]
+    left = bench.TimeLeft(lambda: clock[0], 98.0, [large, other_large, tiny, tiny], budget_seconds=None)
+    assert left.seconds == 4.0, "a second each, as long as nothing was measured"
+    with left.spent_on(large):
+        clock[0] += 10
+    assert left.seconds == 30.0, "of another class, the mean of all"
+    with left.spent_on(tiny):
+        clock[0] += 2
+    assert (left.expected(large.size_class), left.expected(tiny.size_class)) == (10.0, 2.0)
+    assert left.seconds == 12.0
+    with suppress(RuntimeError), left.spent_on(tiny):
+        clock[0] += 50
+        raise RuntimeError
+    assert left.seconds == 10.0, "one that failed is not left, and says nothing of others"
+    assert left.allows(large)
+    limited = bench.TimeLeft(lambda: clock[0], clock[0] - 5, [large, tiny], budget_seconds=9.0)
+    with limited.spent_on(tiny):
+        clock[0] += 3
+    assert limited.seconds == 1.0, "the budget ends first: 5 and 3 seconds of 9 are spent"
+    assert not limited.allows(large)
+    generous = bench.TimeLeft(lambda: clock[0], clock[0], [large], budget_seconds=1.0)
+    assert generous.allows(large), "a problem that takes just what is left"
+    assert generous.seconds == 1.0
 
 
 def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> None:
@@ -333,7 +398,7 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
         go()
     device.stopped = False
     outcome = go()
-    assert (outcome.known, outcome.faults) == (1, [])
+    assert (outcome.stored, outcome.faults) == (1, [])
     assert len({one.mnk for one in stored(tmp_path / "m.jsonl")}) == 4
 
 
@@ -351,7 +416,7 @@ def test_what_the_device_survives_is_the_problems_fault(tmp_path: Path) -> None:
     outcome = run(tmp_path / "m.jsonl", device)
     assert outcome.faults == [f"{first.mnk}: CUDA out of memory"]
     assert len({one.mnk for one in stored(tmp_path / "m.jsonl")}) == 3
-    assert run(tmp_path / "m.jsonl", FakeDevice()).known == 3
+    assert run(tmp_path / "m.jsonl", FakeDevice()).stored == 3
 
 
 def test_a_baseline_that_fails_in_its_own_way_is_absent() -> None:

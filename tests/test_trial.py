@@ -321,7 +321,7 @@ class TestTheCommand:
     def bed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
         with EmulatedDevice(small()) as device:
             monkeypatch.setattr(gpu, "Gpu", lambda index: device)
-            monkeypatch.setattr(bench, "made_ready", no_vendor)
+            monkeypatch.setattr(bench, "prepare", no_vendor)
             monkeypatch.setattr(baselines, "_check_vendor", lambda: None)
             yield device
 

@@ -137,7 +137,7 @@ def measure(
     for fault in outcome.faults:
         print(f"fault: {fault}", file=sys.stderr)
     print(
-        f"{len(records)} problems, {outcome.known} of them stored before: {outcome.measured} measurements added to "
+        f"{len(records)} problems, {outcome.stored} of them stored before: {outcome.measured} measurements added to "
         f"{store}, {outcome.left} problems left, {len(outcome.faults)} faults"
     )
     if outcome.faults:

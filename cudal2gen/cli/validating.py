@@ -213,7 +213,7 @@ def _validate_on_gpu(
                 (vendors[key],) = baselines.contenders([name], problem.acc, card, tuned)
             except GpuError as error:
                 raise Absent(str(error)) from None
-        return bench.made_ready(card, vendors[key], problem)
+        return bench.prepare(card, vendors[key], problem)
 
     for record, artifact in kernels:
         kernel = BuiltKernel(record, artifact, library)

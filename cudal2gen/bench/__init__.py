@@ -1,0 +1,19 @@
+"""How fast is it? ``protocols`` measure one problem, ``schedule`` a catalog within a budget, ``race`` candidates."""
+
+from cudal2gen.bench.check import Reference as Reference
+from cudal2gen.bench.protocols import MOST_CALLS as MOST_CALLS
+from cudal2gen.bench.protocols import Settings as Settings
+from cudal2gen.bench.protocols import TooGood as TooGood
+from cudal2gen.bench.protocols import Work as Work
+from cudal2gen.bench.protocols import calls_per_sample as calls_per_sample
+from cudal2gen.bench.protocols import measure as measure
+from cudal2gen.bench.protocols import prepare as prepare
+from cudal2gen.bench.protocols import states as states
+from cudal2gen.bench.race import RACE_CALLS as RACE_CALLS
+from cudal2gen.bench.race import race as race
+from cudal2gen.bench.schedule import CLASSES as CLASSES
+from cudal2gen.bench.schedule import Outcome as Outcome
+from cudal2gen.bench.schedule import Stopped as Stopped
+from cudal2gen.bench.schedule import TimeLeft as TimeLeft
+from cudal2gen.bench.schedule import run as run
+from cudal2gen.bench.schedule import stratified as stratified
