@@ -20,7 +20,7 @@ from typing import get_args
 from pydantic import ValidationError
 
 from cudal2gen import places
-from cudal2gen.kernel import IllegalRecord, Layout, Problem, Record, explain, parse, revise
+from cudal2gen.kernel import IllegalRecord, Layout, Origin, Problem, Record, explain, parse, revise
 
 # Where a GPU has no records of its own: whose to try, before all others.
 STAND_INS = {
@@ -58,12 +58,14 @@ def load(path: Path | None = None) -> list[Record]:
     """
     path = path or places.catalog()
     records: list[Record] = []
-    first_lines: dict[object, int] = {}
+    first_lines: dict[Problem, int] = {}
     for number, line in _lines(path):
         record = _parse(path, number, line)
-        first = first_lines.setdefault(record.key, number)
+        first = first_lines.setdefault(record.problem, number)
         if first != number:
-            raise CatalogError(f"{path}:{number}: duplicate of line {first}: {_spelling(record)} has a record already")
+            raise CatalogError(
+                f"{path}:{number}: duplicate of line {first}: {_spelling(record.problem)} has a record already"
+            )
         records.append(record)
     return records
 
@@ -105,16 +107,18 @@ def fit(problem: Problem, records: Iterable[Record]) -> Match:
     if own := next((record for record in records if record.key == problem.key), None):
         return Match(own)
     for record in _candidates(problem, records):
+        moved = [name for name in Problem.model_fields if getattr(record.problem, name) != getattr(problem, name)]
         for padding in ({}, {"padding": "predicate"}, {"padding": "pad"}):
-            fields = problem.model_dump() | padding
-            changed = sorted(name for name, value in fields.items() if getattr(record, name, None) != value)
-            origin = {"source": record.origin.source, "structure": "modelled", "changed": changed}
+            changed = sorted([*moved, *(name for name in padding if getattr(record, name, None) != padding[name])])
+            origin = Origin(source=record.origin.source, structure="modelled", changed=tuple(changed))
             try:
-                fitted = revise(record, **fields, origin=origin)
+                fitted = record.at(problem, **padding, origin=origin)
             except IllegalRecord:
                 continue
             names = ", ".join(changed)
-            return Match(fitted, f"{_spelling(problem)} takes the record of {_spelling(record)}, {names} changed")
+            return Match(
+                fitted, f"{_spelling(problem)} takes the record of {_spelling(record.problem)}, {names} changed"
+            )
     raise CatalogError(f"no record becomes legal for {_spelling(problem)}; see 'cudal2gen list'")
 
 
@@ -230,8 +234,8 @@ def _exclusive_edit(path: Path) -> Iterator[None]:
 
 def dump_problem(problem: Problem) -> str:
     """How a line of a catalog starts whose record answers this problem."""
-    fields = {name: getattr(problem, name) for name in Problem.model_fields}
-    return json.dumps(fields, separators=(",", ":"))[:-1] + ","
+    # With the key that follows: a problem of more fields starts with the same ones.
+    return json.dumps(problem.model_dump(mode="json"), separators=(",", ":"))[:-1] + ',"family":'
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -266,7 +270,7 @@ def _note(problem: Problem, record: Record) -> str:
     else:
         larger = record.m >= problem.m and record.n >= problem.n and record.k >= problem.k
         how = "the nearest larger one" if larger else "the nearest one"
-    return f"no record for {_spelling(problem)}; taking that of {_spelling(record)}, {how}"
+    return f"no record for {_spelling(problem)}; taking that of {_spelling(record.problem)}, {how}"
 
 
 def _spelling(problem: Problem) -> str:

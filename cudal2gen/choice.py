@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from cudal2gen import results
-from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem, Record, aligned, ceil_div, parse, revise
+from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem, Record, aligned, ceil_div, parse
 from cudal2gen.results import Measurement, Measurements
 
 Prefer = Literal["measured", "kernel", "vendor"]
@@ -117,7 +117,7 @@ class Kernel:
 
     def _resized(self, sizes: Sizes, changes: dict[str, Any]) -> Record | None:
         try:
-            resized = revise(self.record, **sizes._asdict(), **changes)
+            resized = self.record.at(self.record.problem.revised(**sizes._asdict()), **changes)
         except IllegalRecord:
             return None
         return resized if resized.name == self.record.name else None

@@ -94,7 +94,7 @@ def _mma_clocks(record: Record, work: Work, chip: Chip) -> float:
 
 def _dram_bytes(record: Record, work: Work, chip: Chip, at_once: int) -> float:
     """Bytes between device memory and chip: what is there once, and again what the L2 forgot between waves."""
-    once = record.traffic_bytes
+    once = record.problem.traffic_bytes
     operands = 2 * record.k * (record.m + record.n)
     if operands <= chip.l2_size * 2 // 3:
         return once

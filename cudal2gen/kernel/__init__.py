@@ -11,6 +11,7 @@ from cudal2gen.chips import GPUS as GPUS
 from cudal2gen.chips import REGISTERS_SM as REGISTERS_SM
 from cudal2gen.chips import REGISTERS_THREAD as REGISTERS_THREAD
 from cudal2gen.kernel.mma_sync import MmaSyncKernel as MmaSyncKernel
+from cudal2gen.kernel.problem import SIZE_CLASSES as SIZE_CLASSES
 from cudal2gen.kernel.problem import VECTOR as VECTOR
 from cudal2gen.kernel.problem import Acc as Acc
 from cudal2gen.kernel.problem import Layout as Layout
@@ -21,14 +22,14 @@ from cudal2gen.kernel.problem import ceil_div as ceil_div
 from cudal2gen.kernel.record import Fields as Fields
 from cudal2gen.kernel.record import Origin as Origin
 from cudal2gen.kernel.record import Record as Record
+from cudal2gen.kernel.schema import IllegalRecord as IllegalRecord
+from cudal2gen.kernel.schema import explain as explain
 from cudal2gen.kernel.sm80_direct import Sm80Direct as Sm80Direct
 from cudal2gen.kernel.sm80_multistage import Prefetch as Prefetch
 from cudal2gen.kernel.sm80_multistage import Sm80Multistage as Sm80Multistage
 from cudal2gen.kernel.sm90_small import Sm90Small as Sm90Small
 from cudal2gen.kernel.sm90_wgmma import Sm90Wgmma as Sm90Wgmma
 from cudal2gen.kernel.spelling import FAMILIES as FAMILIES
-from cudal2gen.kernel.spelling import IllegalRecord as IllegalRecord
-from cudal2gen.kernel.spelling import explain as explain
 from cudal2gen.kernel.spelling import parse as parse
 from cudal2gen.kernel.spelling import register
 from cudal2gen.kernel.spelling import revise as revise

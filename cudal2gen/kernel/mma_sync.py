@@ -12,7 +12,6 @@ from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import Record
 
 Padding = Literal["none", "predicate", "pad"]
-MmaRepeat = tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, le=8)], Literal[1]]
 
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # mma.sync.m16n8k16
 MAX_GRID_YZ = 65535
@@ -50,11 +49,25 @@ class MmaTiles(Record):
 class MmaSyncKernel(MmaTiles):
     """What the sm_80 families share: warps by choice, baked k, and tiles that are predicated by hand."""
 
-    mma_repeat: MmaRepeat
-    unroll_k: bool
-    bake: Annotated[tuple[Literal["k"], ...], Field(max_length=1)]
-    padding: Padding
-    split_k: Annotated[int, Field(ge=1, le=64)]
+    mma_repeat: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, le=8)], Literal[1]],
+        Field(description="warps of a CTA along m, n and k; a warp repeats its MMAs over the rest of the tile"),
+    ]
+    unroll_k: Annotated[bool, Field(description="unroll the main loop whole; needs bake [k] and split_k 1")]
+    bake: Annotated[
+        tuple[Literal["k"], ...],
+        Field(max_length=1, description="[k] compiles k in, and packed rows along k; [] does not"),
+    ]
+    padding: Annotated[
+        Padding,
+        Field(
+            description="where the tile does not divide: predicate checks bounds, pad has the caller pad, none forbids"
+        ),
+    ]
+    split_k: Annotated[
+        int,
+        Field(ge=1, le=64, description="slices of k; above 1 the last CTA of a tile sums partials in device memory"),
+    ]
 
     def shared_violations(self) -> Iterator[str]:
         yield from super().shared_violations()

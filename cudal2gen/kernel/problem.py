@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, ValidationError
+
+from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 
 Acc = Literal["f16", "f32"]
 Layout = Literal["tn", "nn"]
 SizeClass = Literal["small-m", "split-k", "tiny", "medium", "large", "huge"]
-# Offsets within a CTA tile are 32-bit: a row may have so many elements.
-Extent = Annotated[int, Field(ge=1, le=2**24)]
+SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
+MAX_EXTENT = 2**24  # offsets within a CTA tile are 32-bit: a row may have so many elements
 
 VECTOR = 8  # halves in the 16-byte vector that cp.async, ldmatrix rows and global stores move
 
@@ -25,32 +27,31 @@ def aligned(extent: int, to: int = VECTOR) -> int:
     return ceil_div(extent, to) * to
 
 
-class Frozen(BaseModel):
-    """Nothing changes after validation, nothing unknown gets in."""
+class Problem(Schema):
+    """The question: D(m,n) = A(m,k) B, fp16 in and out, on one GPU."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    gpu: Annotated[str, Field(description="GPU model whose limits the record keeps, e.g. a100")]
+    acc: Annotated[Acc, Field(description="type of the accumulator in the MMA: f16 or f32")]
+    layout: Annotated[Layout, Field(description="how B is stored: tn (n,k), nn (k,n); A is (m,k), D (m,n), by rows")]
+    m: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="rows of A and D, elements")]
+    n: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="columns of B and D, elements")]
+    k: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="elements that are multiplied and summed for one of D")]
 
-
-class Problem(Frozen):
-    """What is asked: D(m,n) = A(m,k) B, fp16 in and out, on one GPU.
-
-    ``acc`` is the accumulator really in the MMA. ``layout`` ``tn``: B is stored (n,k); ``nn``: B is stored (k,n).
-    """
-
-    gpu: str
-    acc: Acc
-    layout: Layout
-    m: Extent
-    n: Extent
-    k: Extent
+    def revised(self, **changes: Any) -> Self:
+        """The problem with fields changed, validated anew. Raises IllegalRecord."""
+        try:
+            return type(self).model_validate(dict(self) | changes)
+        except ValidationError as error:
+            raise IllegalRecord(explain(error)) from None
 
     @property
     def mnk(self) -> str:
         return f"{self.m}_{self.n}_{self.k}"
 
     @property
-    def key(self) -> tuple[str, str, str, int, int, int]:
-        return (self.gpu, self.acc, self.layout, self.m, self.n, self.k)
+    def key(self) -> tuple[str | int, ...]:
+        """All fields, in the order in which catalogs are sorted."""
+        return tuple(value for _, value in self)
 
     @property
     def flops(self) -> int:

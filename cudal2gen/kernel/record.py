@@ -8,30 +8,41 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, Gpu
-from cudal2gen.kernel.problem import VECTOR, Frozen, Problem, aligned, ceil_div
+from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, aligned, ceil_div
+from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 from cudal2gen.kernel.work import Work
 
 Fields = dict[str, Any]  # names of record fields and their values, as JSON has them
+FAMILY = Field(description="kernel family: the template, and what the fields below mean")
 
 
-class Origin(Frozen):
+class Origin(Schema):
     """Where a record's decisions come from, and which of its fields differ from that source."""
 
-    source: str
-    structure: Literal["exact", "nearest", "tuned", "modelled"]
-    changed: tuple[str, ...] = ()
+    source: Annotated[str, Field(description="publication, tuner or model that the decisions come from")]
+    structure: Annotated[
+        Literal["exact", "nearest", "tuned", "modelled"],
+        Field(
+            description="exact: as published; nearest: of the nearest published; tuned: measured; modelled: by a model"
+        ),
+    ]
+    changed: Annotated[tuple[str, ...], Field(description="fields that differ from the source")]
 
 
-class Record(Problem):
-    """What all families share: problem, origin, CTA tile, and what follows from them."""
+class Record(Schema):
+    """The answer to a problem: what all families decide, and what follows from it.
 
-    family: str
-    origin: Origin
-    bm: Annotated[int, Field(ge=16, le=512)]
-    bn: Annotated[int, Field(ge=16, le=512)]
+    Spelled flat: the problem's fields, then the decisions.
+    """
+
+    problem: Annotated[Problem, Field(description="the question")]
+    family: Annotated[str, FAMILY]
+    origin: Annotated[Origin, Field(description="where the decisions come from")]
+    bm: Annotated[int, Field(ge=16, le=512, description="rows of D that a CTA computes at a time, elements")]
+    bn: Annotated[int, Field(ge=16, le=512, description="columns of D that a CTA computes at a time, elements")]
 
     DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
 
@@ -42,6 +53,55 @@ class Record(Problem):
     def plain(cls, problem: Problem) -> dict[str, Any]:  # noqa: ARG003
         """Decisions to start from where another family's say nothing, as JSON values; sensible, not tuned."""
         return {}
+
+    def at(self, problem: Problem, **decisions: Any) -> Self:
+        """These decisions for another problem, validated against it; ``decisions`` replace the record's own.
+
+        Raises IllegalRecord with every rule that is broken there.
+        """
+        try:
+            return type(self).model_validate(dict(self) | decisions | {"problem": problem})
+        except ValidationError as error:
+            raise IllegalRecord(explain(error)) from None
+
+    @model_serializer(mode="wrap")
+    def _spell(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        spelled = self._without_neutral(handler(self))
+        problem: dict[str, Any] = spelled.pop("problem", {})
+        return problem | spelled
+
+    @property
+    def gpu(self) -> str:
+        return self.problem.gpu
+
+    @property
+    def acc(self) -> Acc:
+        return self.problem.acc
+
+    @property
+    def layout(self) -> Layout:
+        return self.problem.layout
+
+    @property
+    def m(self) -> int:
+        return self.problem.m
+
+    @property
+    def n(self) -> int:
+        return self.problem.n
+
+    @property
+    def k(self) -> int:
+        return self.problem.k
+
+    @property
+    def mnk(self) -> str:
+        return self.problem.mnk
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        """The problem's."""
+        return self.problem.key
 
     @model_validator(mode="after")
     def _legal(self) -> Record:
@@ -156,10 +216,6 @@ class Record(Problem):
         return {}
 
     @property
-    def problem(self) -> Problem:
-        return Problem(**{name: getattr(self, name) for name in Problem.model_fields})
-
-    @property
     def target(self) -> Gpu:
         return GPUS[self.gpu]
 
@@ -243,9 +299,14 @@ class Record(Problem):
         """Whether the caller hands over a problem that the tile divides."""
         return False
 
+    def decisions(self) -> dict[str, Any]:
+        """The fields without problem and origin, as JSON values; equal decisions are the same answer."""
+        return self.model_dump(mode="json", exclude={"problem", "origin"})
+
     def code(self) -> dict[str, Any]:
         """The fields that the rendered text depends on, as JSON values; records with equal code share one text."""
-        return self.model_dump(mode="json", exclude=set(self.DATA_FIELDS))
+        fields = self.model_dump(mode="json", exclude={"origin"})
+        return {name: value for name, value in fields.items() if name not in self.DATA_FIELDS}
 
     @property
     def tile(self) -> str:

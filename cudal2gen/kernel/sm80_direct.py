@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Literal
+from typing import Annotated, Literal
 
 from cudal2gen.kernel.mma_sync import MMA_K, SPLITS, MmaSyncKernel
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
-from cudal2gen.kernel.record import Fields
+from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.work import Work
 
 
 class Sm80Direct(MmaSyncKernel):
     """Fragments straight from global memory, no shared memory: for problems too small to fill a ring."""
 
-    family: Literal["sm80_direct"]
+    family: Annotated[Literal["sm80_direct"], FAMILY]
 
     def violations(self) -> Iterator[str]:
         yield from self.problem_violations()

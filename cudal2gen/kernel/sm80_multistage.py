@@ -10,8 +10,9 @@ from pydantic import Field
 
 from cudal2gen.chips import GPUS
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_K, MMA_M, MMA_N, SPLITS, MmaSyncKernel
-from cudal2gen.kernel.problem import VECTOR, Extent, Frozen, Problem, ceil_div
-from cudal2gen.kernel.record import Fields, Record
+from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Problem, ceil_div
+from cudal2gen.kernel.record import FAMILY, Fields, Record
+from cudal2gen.kernel.schema import Schema
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle, swizzle_violations
 
 # What the tuner tries: bm and bn, warps along them, stages, orders of loads, columns of a zsplit raster's slice.
@@ -34,30 +35,61 @@ PREFETCHES: tuple[Fields, ...] = (
 STRIDES = (512, 1024, 2048, 4096)
 
 
-class Prefetch(Frozen):
-    """Order of shared-to-register loads and MMAs in a k-tile; ``distance`` in k-blocks, given for ``multi`` only."""
+class Prefetch(Schema):
+    """Order of shared-to-register loads and MMAs in a k-tile."""
 
-    kind: Literal["single", "single_intra_tile", "none", "multi", "pingpong", "staggered"]
-    distance: Annotated[int, Field(ge=2, le=8)] | None = None
+    kind: Annotated[
+        Literal["single", "single_intra_tile", "none", "multi", "pingpong", "staggered"],
+        Field(description="how fragments are loaded ahead of their MMAs"),
+    ]
+    distance: Annotated[
+        Annotated[int, Field(ge=2, le=8)] | None,
+        Field(description="k-blocks of 16 by which multi loads ahead, null otherwise"),
+    ]
 
 
 class Sm80Multistage(SmemTiles, MmaSyncKernel):
     """A ring of cp.async stages in shared memory, ldmatrix and mma.sync; for sm_80, 86, 89, 90 and 120."""
 
-    family: Literal["sm80_multistage"]
-    bk: Annotated[int, Field(ge=16, le=256)]
-    stages: Annotated[int, Field(ge=1, le=13)]
-    min_blocks: Annotated[int, Field(ge=1, le=32)]
-    smem_swizzle: Swizzle
-    smem_swizzle_c: Swizzle | None
-    g2s_cols: Literal[1, 2, 4, 8, 16, 32]
-    g2s_slot: Annotated[int, Field(ge=0, le=15)]
-    raster: Literal["plain", "zsplit", "persistent"]
-    swizzle_stride: Extent | None
-    prefetch: Prefetch
-    epilogue: Literal["staged", "direct", "global"]
-    c_batch: Annotated[int, Field(ge=1, le=64)] | None
-    r2s_bytes: Literal[4, 8, 16] | None
+    family: Annotated[Literal["sm80_multistage"], FAMILY]
+    bk: Annotated[int, Field(ge=16, le=256, description="k of a stage, elements")]
+    stages: Annotated[int, Field(ge=1, le=13, description="k-tiles in shared memory; all but one are on their way")]
+    min_blocks: Annotated[
+        int, Field(ge=1, le=32, description="CTAs per SM that the compiler bounds registers for (__launch_bounds__)")
+    ]
+    smem_swizzle: Annotated[Swizzle, Field(description="Swizzle<bits, base, shift> of a stage, on halves")]
+    smem_swizzle_c: Annotated[
+        Swizzle | None, Field(description="the same of the staged D; given iff r2s_bytes is 4, null otherwise")
+    ]
+    g2s_cols: Annotated[
+        Literal[1, 2, 4, 8, 16, 32],
+        Field(description="threads along a row of a tile as it is copied; the others take further rows"),
+    ]
+    g2s_slot: Annotated[
+        int, Field(ge=0, le=15, description="k-block of the main loop in which the next stage is asked for, from 0")
+    ]
+    raster: Annotated[
+        Literal["plain", "zsplit", "persistent"],
+        Field(
+            description="order of tiles: plain rows, zsplit slices of columns, persistent CTAs that take tiles in turn"
+        ),
+    ]
+    swizzle_stride: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_EXTENT)] | None,
+        Field(description="columns in a slice of zsplit, elements; null otherwise"),
+    ]
+    prefetch: Annotated[Prefetch, Field(description="order of shared-to-register loads and MMAs in a k-tile")]
+    epilogue: Annotated[
+        Literal["staged", "direct", "global"],
+        Field(description="D through shared memory in rounds (staged) or in one (direct), or from registers (global)"),
+    ]
+    c_batch: Annotated[
+        Annotated[int, Field(ge=1, le=64)] | None,
+        Field(description="16x16 MMA tiles of a warp in one round of epilogue staged; null otherwise"),
+    ]
+    r2s_bytes: Annotated[
+        Literal[4, 8, 16] | None, Field(description="bytes of one store to the staged D; null for epilogue global")
+    ]
 
     DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {"swizzle_stride"}
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cudal2gen.kernel.problem import Problem, ceil_div
-from cudal2gen.kernel.record import Fields
+from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Sm90Kernel
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle
 
@@ -22,9 +22,9 @@ class Sm90Small(SmemTiles, Sm90Kernel):
     cluster share the k of a tile.
     """
 
-    family: Literal["sm90_small"]
-    k_chunks: Annotated[int, Field(ge=1, le=32)]
-    split_k: Literal[1, 2, 4, 8]
+    family: Annotated[Literal["sm90_small"], FAMILY]
+    k_chunks: Annotated[int, Field(ge=1, le=32, description="chunks of 64 k that a CTA holds in shared memory at once")]
+    split_k: Annotated[Literal[1, 2, 4, 8], Field(description="CTAs of a cluster that share the k of a tile")]
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:

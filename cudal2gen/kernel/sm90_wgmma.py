@@ -10,7 +10,7 @@ from pydantic import Field
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
-from cudal2gen.kernel.record import Fields, Record
+from cudal2gen.kernel.record import FAMILY, Fields, Record
 from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Sm90Kernel
 from cudal2gen.kernel.work import Work
 
@@ -64,24 +64,44 @@ class Sm90Wgmma(Sm90Kernel):
     be as few as 16. The tile keeps its meaning: bm rows and bn columns of D.
     """
 
-    family: Literal["sm90_wgmma"]
-    swap_ab: bool
-    bk: Literal[64, 128]
-    stages: Annotated[int, Field(ge=2, le=16)]
-    cluster: tuple[Literal[1, 2, 4], Literal[1, 2, 4]]
-    consumers: Literal[1, 2, 3]
-    atom_n: Annotated[int, Field(ge=16, le=256, multiple_of=16)]
-    schedule: Literal["cooperative", "pingpong"]
-    raster_axis: Literal["m", "n"]
-    raster_group: Annotated[int, Field(ge=1, le=64)]
-    split_k: Annotated[int, Field(ge=1, le=64)]
-    reduce: Literal["cluster", "workspace"] | None
-    epilogue: Literal["tma", "direct"]
-    registers: tuple[Setmaxnreg, Setmaxnreg] | None
-    hint_a: Hint
-    hint_b: Hint
-    pdl: bool
-    min_blocks: Literal[1, 2]
+    family: Annotated[Literal["sm90_wgmma"], FAMILY]
+    swap_ab: Annotated[
+        bool, Field(description="compute D^T = B^T A^T: n along the 64 rows of a wgmma, m along its columns")
+    ]
+    bk: Annotated[Literal[64, 128], Field(description="k of a stage, elements")]
+    stages: Annotated[int, Field(ge=2, le=16, description="k-tiles in the ring in shared memory")]
+    cluster: Annotated[
+        tuple[Literal[1, 2, 4], Literal[1, 2, 4]],
+        Field(description="CTAs along m that share tiles of B, and along n that share tiles of A, by multicast"),
+    ]
+    consumers: Annotated[Literal[1, 2, 3], Field(description="warpgroups that multiply, beside one that loads")]
+    atom_n: Annotated[int, Field(ge=16, le=256, multiple_of=16, description="columns of one wgmma instruction")]
+    schedule: Annotated[
+        Literal["cooperative", "pingpong"],
+        Field(
+            description="cooperative: consumers share a tile; pingpong: two take tiles in turn, one stores meanwhile"
+        ),
+    ]
+    raster_axis: Annotated[Literal["m", "n"], Field(description="axis along which tiles run within a band")]
+    raster_group: Annotated[
+        int, Field(ge=1, le=64, description="tiles of the other axis in a band, which share operands in the L2")
+    ]
+    split_k: Annotated[int, Field(ge=1, le=64, description="slices of k of a tile, each another CTA's work")]
+    reduce: Annotated[
+        Literal["cluster", "workspace"] | None,
+        Field(description="where slices are summed: shared memory of a cluster, or device memory; null for split_k 1"),
+    ]
+    epilogue: Annotated[
+        Literal["tma", "direct"], Field(description="D by TMA through shared memory, or straight from registers")
+    ]
+    registers: Annotated[
+        tuple[Setmaxnreg, Setmaxnreg] | None,
+        Field(description="registers per thread of producer and consumers after setmaxnreg; null: as they start"),
+    ]
+    hint_a: Annotated[Hint, Field(description="L2 eviction priority of A: normal, first to go, last to go")]
+    hint_b: Annotated[Hint, Field(description="L2 eviction priority of B")]
+    pdl: Annotated[bool, Field(description="programmatic dependent launch: start while the kernel before still runs")]
+    min_blocks: Annotated[Literal[1, 2], Field(description="CTAs per SM that the compiler bounds registers for")]
 
     DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {
         "raster_axis",

@@ -1,4 +1,4 @@
-"""Records as text: parsing and revising them, and errors as ``field=value: rule``."""
+"""Records as text: parsing and revising them. A line is flat: the problem's fields, then the record's."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Record
+from cudal2gen.kernel.schema import IllegalRecord, explain
 
+QUESTION = tuple(Problem.model_fields)
 FAMILIES: dict[str, type[Record]] = {}
-
-
-class IllegalRecord(ValueError):
-    """A record that breaks a rule; the message names field, value and rule."""
 
 
 def register(family: type[Record]) -> type[Record]:
@@ -25,22 +24,27 @@ def register(family: type[Record]) -> type[Record]:
 
 def parse(fields: dict[str, Any] | str | bytes) -> Record:
     """A record from a JSON line or from its fields; raises IllegalRecord with every broken rule in one line."""
-    # By way of JSON in any case: there lists may stand for tuples, and a number is never text or truth.
-    line = json.dumps(fields) if isinstance(fields, dict) else fields
     try:
-        return _family(line).model_validate_json(line)
+        values = fields if isinstance(fields, dict) else json.loads(fields, object_pairs_hook=_unrepeated)
+    except IllegalRecord:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise IllegalRecord(f"invalid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise IllegalRecord("a record must be a JSON object")
+    family = _family(values)
+    if "problem" in values:
+        raise IllegalRecord("problem: extra inputs are not permitted; its fields stand in the line themselves")
+    decisions = dict(values)
+    problem = {name: decisions.pop(name) for name in QUESTION if name in decisions}
+    try:
+        # By way of JSON: there lists may stand for tuples, and a number is never text or truth.
+        return family.model_validate_json(json.dumps({"problem": problem, **decisions}))
     except ValidationError as error:
         raise IllegalRecord(explain(error)) from None
 
 
-def _family(line: str | bytes) -> type[Record]:
-    """The class of a line's family; of a line that is no JSON object the base class, which says what is wrong."""
-    try:
-        values = json.loads(line, object_pairs_hook=_unrepeated)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        return Record
-    if not isinstance(values, dict):
-        return Record
+def _family(values: dict[str, Any]) -> type[Record]:
     if "family" not in values:
         raise IllegalRecord("family: field required")
     name = values["family"]
@@ -50,25 +54,16 @@ def _family(line: str | bytes) -> type[Record]:
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = sorted(name for name in values if names.count(name) > 1)
         raise IllegalRecord(f"{', '.join(repeated)}: appears more than once")
-    return dict(pairs)
-
-
-def explain(error: ValidationError) -> str:
-    """pydantic's findings as ``field=value: rule``, without its model names."""
-    lines = []
-    for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        message = message[0].lower() + message[1:] if item["type"] != "value_error" else message
-        value = json.dumps(item["input"], default=str)
-        shown = f"={value}" if where and item["type"] not in ("missing", "extra_forbidden") else ""
-        lines.append(f"{where}{shown}: {message}" if where else message)
-    return "; ".join(lines)
+    return values
 
 
 def revise(record: Record, **changes: Any) -> Record:
-    """The record with fields changed, validated anew (pydantic's model_copy would skip the rules)."""
+    """The record with fields changed, as JSON values, and validated anew (``model_copy`` skips the rules)."""
+    if changes.keys() <= Problem.model_fields.keys():
+        return record.at(record.problem.revised(**changes))
     return parse(record.model_dump(mode="json") | changes)

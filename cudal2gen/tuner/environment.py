@@ -149,7 +149,7 @@ class Model:
         incumbent = self._incumbent(problem)
         reference = float(self.true_us([incumbent])[0]) if incumbent else None
         self._draws += 1
-        rng = np.random.default_rng([self.seed, self._draws, *problem.key[3:]])
+        rng = np.random.default_rng([self.seed, self._draws, problem.m, problem.n, problem.k])
         reference_timing = self._timing(INCUMBENT, reference, effort, rng) if reference else None
         trials = []
         for record in records:
@@ -179,10 +179,11 @@ class Model:
         sizes = np.array([_sizes(record) for record in records])
         shared_rng, total = np.random.default_rng([self.seed, 1]), np.zeros(len(records))
         total += self.shared * _waves(shared_rng, traits, sizes)
-        keys = [record.key for record in records]
-        for key in dict.fromkeys(keys):
-            mask = np.array([record_key == key for record_key in keys])
-            own_rng = np.random.default_rng([self.seed, 2, *map(ord, "".join(key[:3])), *key[3:]])
+        problems = [record.problem for record in records]
+        for problem in dict.fromkeys(problems):
+            mask = np.array([record_problem == problem for record_problem in problems])
+            spelled = f"{problem.gpu}{problem.acc}{problem.layout}"
+            own_rng = np.random.default_rng([self.seed, 2, *map(ord, spelled), problem.m, problem.n, problem.k])
             total[mask] += self.individual * _waves(own_rng, traits[mask], np.zeros((int(mask.sum()), 3)))
         return total
 

@@ -53,7 +53,7 @@ class Nearest(FixedStrategy):
         """Ends when ``most`` neighbours have been asked."""
         problem, proposals, keys = question.problem, [], set(question.proposed_keys)
         pool = [record for record in self._pool if record.acc == problem.acc and record.problem != problem]
-        for record in sorted(pool, key=lambda record: distance(problem, record))[: self._neighbours]:
+        for record in sorted(pool, key=lambda record: distance(problem, record.problem))[: self._neighbours]:
             adopted = space.adopt(record, question.candidates, self.name)
             if space.key(adopted) not in keys:
                 keys.add(space.key(adopted))

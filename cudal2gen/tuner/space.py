@@ -25,7 +25,7 @@ GIVEN = frozenset({*Problem.model_fields, "origin"})
 
 def decisions(record: Record) -> Fields:
     """A record's fields without problem and origin, as JSON values; equal decisions are the same answer."""
-    return record.model_dump(mode="json", exclude=set(GIVEN))
+    return record.decisions()
 
 
 def key(record: Record) -> tuple[str, tuple[tuple[str, Any], ...]]:
@@ -159,6 +159,6 @@ def base(problem: Problem, family: str, source: str = "candidate") -> Fields:
 
 def differing(old: Record, new: Record) -> dict[str, tuple[Any, Any]]:
     """Decisions in which two records differ: old and new value, None where a family has no such field."""
-    before, after = (one.model_dump(mode="json", exclude=set(GIVEN)) for one in (old, new))
+    before, after = (one.decisions() for one in (old, new))
     names: Iterable[str] = dict.fromkeys([*before, *after])
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}

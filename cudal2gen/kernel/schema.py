@@ -1,0 +1,55 @@
+"""Sets of fields that grow without renaming what exists, and errors in their own names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+
+
+class IllegalRecord(ValueError):
+    """A record that breaks a rule; the message names field, value and rule."""
+
+
+class Schema(BaseModel):
+    """Frozen after validation, strict, and closed: nothing unknown gets in.
+
+    The rule of growth: a field without a default belongs to the first schema and is always spelled. A field that is
+    added later has a default, its neutral value, under which everything is as it was before the field existed; wherever
+    the fields are spelled (``model_dump``, a catalog line, the code of a name and its digest) what is neutral is left
+    out, and a reader fills it in.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    NEUTRAL: ClassVar[dict[str, Any]] = {}  # of every later field
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.NEUTRAL = {name: field.default for name, field in cls.model_fields.items() if not field.is_required()}
+
+    @model_serializer(mode="wrap")
+    def _spell(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return self._without_neutral(handler(self))
+
+    def _without_neutral(self, spelled: dict[str, Any]) -> dict[str, Any]:
+        for name, neutral in self.NEUTRAL.items():
+            if getattr(self, name) == neutral:
+                spelled.pop(name, None)
+        return spelled
+
+
+def explain(error: ValidationError) -> str:
+    """pydantic's errors as ``field=value: rule``, without its model names; a problem's fields as a line spells them."""
+    lines = []
+    for item in error.errors(include_url=False):
+        place = item["loc"][1:] if item["loc"][:1] == ("problem",) else item["loc"]
+        field = ".".join(str(part) for part in place)
+        message = item["msg"].removeprefix("Value error, ")
+        message = message[0].lower() + message[1:] if item["type"] != "value_error" else message
+        named = field and item["type"] not in ("missing", "extra_forbidden")
+        value = f"={json.dumps(item['input'], default=str)}" if named else ""
+        lines.append(f"{field}{value}: {message}" if field else message)
+    return "; ".join(lines)
