@@ -139,7 +139,7 @@ def _multistage(fields: dict[str, Any], facts: Facts) -> Record:
     fields.setdefault("split_k", min(facts.get("grid_z") or 4, facts["k"] // fields["bk"]))
     if fields["prefetch"]["kind"] is None:
         fields["prefetch"] = {"kind": "single" if k_blocks > 1 else "none", "distance": None}
-    multistage = set(FAMILIES["sm80_multistage"].model_fields)
+    multistage = set(FAMILIES["sm80_multistage"].line_fields())
     fields = {name: value for name, value in fields.items() if name in multistage} | {"family": "sm80_multistage"}
     if fields["epilogue"] == "global":
         fields |= {"c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None}

@@ -86,6 +86,7 @@ def test_show_gives_the_record_and_what_follows() -> None:
     assert answer["derived"]["threads"] == 32 * answer["record"]["mma_repeat"][0] * answer["record"]["mma_repeat"][1]
     assert answer["derived"]["smem_limit_bytes"] == 163 * 1024
     text = run("show", "--mnk", "4096_4096_64").stdout
+    assert re.search(r"^stages +\d+ +k-tiles in shared memory", text, re.MULTILINE), "fields say what they do"
     for word in ("smem_bytes", "waves", "padding_waste", "registers_estimated", "ctas_per_sm"):
         assert word in text
 

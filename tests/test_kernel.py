@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Literal
 
 import pytest
 from hypothesis import given
+from pydantic import BaseModel, create_model
 
-from cudal2gen.kernel import GPUS, IllegalRecord, Record, Sm80Multistage, parse, revise
+from cudal2gen import catalog, compiler, toolchain
+from cudal2gen.kernel import (
+    FAMILIES,
+    GPUS,
+    IllegalRecord,
+    Origin,
+    Prefetch,
+    Problem,
+    Record,
+    Sm80Multistage,
+    parse,
+    revise,
+)
+from cudal2gen.renderer import render
 from tests.strategies import (
     DIRECT,
     MULTISTAGE,
@@ -31,7 +46,7 @@ from tests.strategies import (
 def test_a_record_survives_the_round_trip_through_json(record: Record) -> None:
     line = record.model_dump_json()
     assert parse(line) == record
-    assert set(json.loads(line)) == set(type(record).model_fields), "every field is written out"
+    assert set(json.loads(line)) == set(type(record).line_fields()), "every field is written out"
 
 
 # field, broken record, and what the message must say: the rule
@@ -279,6 +294,80 @@ def test_revise_validates_anew() -> None:
         revise(multistage(), stages=99)
 
 
+def test_a_record_answers_another_problem_by_its_own_rules() -> None:
+    record = multistage(m=4096, k=4096)
+    problem = record.problem.revised(m=8192, k=128)
+    assert record.at(problem) == revise(record, m=8192, k=128)
+    assert record.at(problem).decisions() == record.decisions()
+    with pytest.raises(IllegalRecord, match="does not divide m=100"):
+        record.at(record.problem.revised(m=100))
+    assert record.at(record.problem.revised(m=100), padding="predicate").padding == "predicate"
+    with pytest.raises(IllegalRecord, match=r"^swap_ab: extra inputs"):
+        record.at(problem, swap_ab=True)
+    with pytest.raises(IllegalRecord, match=r"^m=0: input should be greater"):
+        record.problem.revised(m=0)
+
+
+def test_a_line_is_flat() -> None:
+    assert list(json.loads(catalog.dump(direct()))) == list(DIRECT)
+    with pytest.raises(IllegalRecord, match="problem: extra inputs"):
+        parse(DIRECT | {"problem": DIRECT})
+    assert dict(direct().problem) == {name: DIRECT[name] for name in Problem.model_fields}
+
+
+PLAIN = {record.family: record for record in (multistage(), direct(), wgmma(), single_shot())}
+
+
+class Typed(Problem):
+    """A problem with a field that came later."""
+
+    operand: Literal["f16", "bf16"] = "f16"
+
+
+def spelled(record: Record) -> tuple[str, str, str, str]:
+    """Name, catalog line, text, and the digest of the binary."""
+    return record.name, catalog.dump(record), render(record), compiler.job(record, toolchain.discover()).digest
+
+
+def test_every_family_is_tried_with_a_later_field() -> None:
+    assert PLAIN.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", sorted(PLAIN))
+def test_a_later_field_of_a_family_is_silent_while_it_is_neutral(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = PLAIN[family]
+    monkeypatch.setitem(FAMILIES, family, create_model("Later", __base__=type(record), fusion=(str | None, None)))
+    neutral = parse(catalog.dump(record))
+    assert neutral.fusion is None  # type: ignore[attr-defined]
+    assert spelled(neutral) == spelled(record)
+    relu = revise(neutral, fusion="relu")
+    assert all(new != old for new, old in zip(spelled(relu), spelled(record), strict=True))
+    assert parse(catalog.dump(relu)) == relu
+    assert spelled(revise(relu, fusion=None)) == spelled(record)
+
+
+@pytest.mark.parametrize("family", sorted(PLAIN))
+def test_a_later_field_of_the_problem_is_silent_while_it_is_neutral(family: str) -> None:
+    record = PLAIN[family]
+    later = create_model("Later", __base__=type(record), problem=(Typed, ...))
+    neutral, bf16 = (
+        later.model_validate(dict(record) | {"problem": Typed(**dict(record.problem), operand=operand)})
+        for operand in ("f16", "bf16")
+    )
+    assert spelled(neutral) == spelled(record)
+    assert all(new != old for new, old in zip(spelled(bf16), spelled(record), strict=True))
+    assert catalog.dump(bf16).startswith(catalog.dump_problem(bf16.problem))
+    assert not catalog.dump(bf16).startswith(catalog.dump_problem(record.problem))
+    assert bf16.key != neutral.key
+
+
+@pytest.mark.parametrize("schema", [Problem, Origin, Prefetch, *FAMILIES.values()])
+def test_every_field_says_what_it_does_in_a_line(schema: type[BaseModel]) -> None:
+    for name, field in schema.model_fields.items():
+        assert field.description, name
+        assert 0 < len(field.description.splitlines()[0]) == len(field.description) <= 100, name
+
+
 def test_records_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         multistage().stages = 4  # type: ignore[misc]
@@ -287,6 +376,21 @@ def test_records_are_frozen() -> None:
 @pytest.mark.parametrize(("gpu", "limit"), [("a100", 163), ("rtx3090", 99), ("l40s", 99), ("h100", 227), ("h200", 227)])
 def test_shared_memory_limits(gpu: str, limit: int) -> None:
     assert GPUS[gpu].smem_block_bytes == limit * 1024
+
+
+@pytest.mark.parametrize(
+    ("kind", "distance", "fragments"),
+    [("none", None, 1), ("single_intra_tile", None, 2), ("single", None, 2), ("multi", 2, 3), ("pingpong", None, 2)],
+)
+def test_registers_are_estimated_by_hand(kind: str, distance: int | None, fragments: int) -> None:
+    # 64 accumulators; a fragment of A has 4 blocks of 4 registers, one of B 8 of 2; 32 for addresses
+    assert multistage(**prefetch(kind, distance)).estimated_registers == 64 + fragments * (16 + 16) + 32
+
+
+def test_a_staggered_prefetch_has_one_fragment_of_b() -> None:
+    assert multistage(**prefetch("staggered")).estimated_registers == 64 + 2 * 16 + 16 + 32
+    assert multistage(bk=16, g2s_cols=2, **prefetch("none")).estimated_registers == 64 + 32 + 32
+    assert multistage(padding="predicate").estimated_registers == multistage().estimated_registers + 8
 
 
 def test_derived_facts_by_hand() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cudal2gen import compiler
 from cudal2gen.compiler import BuildError
-from cudal2gen.kernel import Sm90Wgmma
+from cudal2gen.kernel import Problem, Sm90Wgmma
 from tests.strategies import WGMMA
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,8 @@ def unchecked(fields: dict[str, Any]) -> Sm90Wgmma:
     """A record that no rule has seen."""
     whole = WGMMA | fields
     whole |= {name: tuple(whole[name]) for name in ("cluster", "registers") if whole[name] is not None}
-    return Sm90Wgmma.model_construct(**whole)
+    problem = Problem(**{name: whole.pop(name) for name in Problem.model_fields})
+    return Sm90Wgmma.model_construct(problem=problem, **whole)
 
 
 def register_rules(record: Sm90Wgmma) -> list[str]:

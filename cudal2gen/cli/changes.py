@@ -36,7 +36,7 @@ def _start(record: Record, fields: dict[str, Any], changes: Sequence[str]) -> di
     family = next((change.removeprefix("family=") for change in changes if change.startswith("family=")), record.family)
     if family == record.family or family not in FAMILIES:
         return dict(fields)
-    shared = {name: value for name, value in fields.items() if name in FAMILIES[family].model_fields}
+    shared = {name: value for name, value in fields.items() if name in FAMILIES[family].line_fields()}
     return shared | FAMILIES[family].plain(record.problem)
 
 

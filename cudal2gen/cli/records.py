@@ -61,7 +61,7 @@ def _line(record: Record) -> str:
 
 @verb(app, "show")
 def show(selection: OneRecord, as_json: Json = False) -> None:
-    """Show a record and what follows from it: threads, shared memory, registers, occupancy, waves, padding."""
+    """Show a record, what its fields mean, and what follows: threads, shared memory, registers, occupancy, waves."""
     with user_errors():
         record = selection.record()
         facts = _facts(record, _built(record))
@@ -71,11 +71,15 @@ def show(selection: OneRecord, as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 160  # a row a field
     for title, rows in (("record", record.model_dump(mode="json")), ("follows from it", facts)):
         table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
         for name, value in rows.items():
-            table.add_row(name, value if isinstance(value, str) else json.dumps(value))
+            field = record.line_fields().get(name)
+            meaning = field.description if field and title == "record" else None
+            table.add_row(name, value if isinstance(value, str) else json.dumps(value), meaning)
         console.print(table)
     for remark in record.remarks:
         console.print(f"note: {remark}")

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic.fields import FieldInfo
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, Gpu
 from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, aligned, ceil_div
@@ -298,6 +299,12 @@ class Record(Schema):
     def caller_pads(self) -> bool:
         """Whether the caller hands over a problem that the tile divides."""
         return False
+
+    @classmethod
+    def line_fields(cls) -> dict[str, FieldInfo]:
+        """All fields as a line spells them: the problem's, then the record's own."""
+        own = {name: field for name, field in cls.model_fields.items() if name != "problem"}
+        return Problem.model_fields | own
 
     def decisions(self) -> dict[str, Any]:
         """The fields without problem and origin, as JSON values; equal decisions are the same answer."""

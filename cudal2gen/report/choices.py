@@ -68,8 +68,7 @@ def subset(records: Sequence[Record]) -> list[Decisions]:
     rows = [
         Decisions(**record.model_dump(include=fields))
         for record in records
-        if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn")
-        and fields <= type(record).model_fields.keys()
+        if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn") and fields <= record.line_fields().keys()
     ]
     return [row for row in rows if row.stages >= 2]
 

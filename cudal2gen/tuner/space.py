@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cudal2gen.kernel import FAMILIES, GPUS, REGISTERS_THREAD, Fields, IllegalRecord, Problem, Record, parse
 
 # What is no decision: the question, and where the answer comes from.
-GIVEN = frozenset({*Problem.model_fields, "origin"})
+GIVEN = frozenset({"problem", *Problem.model_fields, "origin"})
 
 
 def decisions(record: Record) -> Fields:
