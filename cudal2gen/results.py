@@ -11,26 +11,20 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from cudal2gen import places
 from cudal2gen.kernel import Acc, Layout, Problem
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, np.dtype[np.float64]]
-    Ranks = np.ndarray[Any, np.dtype[np.int64]]
+from cudal2gen.ratios import Pair, Ratio, Unpaired, paired, paired_each
 
 ProtocolName = Literal["device", "offline", "server"]
 L2 = Literal["cold", "hot", "exceeded"]
-# What became of a proposed record. Whatever is not "measured" is a failure, and has a reason.
+# How the trial of a proposed record ended. All but "measured" are failures, and have a reason.
 Outcome = Literal["measured", "illegal", "compile error", "wrong result", "spill", "time-out", "too good"]
 Effort = Literal["short", "medium", "long"]
 
@@ -39,25 +33,24 @@ KERNEL, INCUMBENT = "cudal2gen", "incumbent"
 DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
 }
-RESAMPLES = 2000
 # Dense fp16 FLOP per clock of one SM, by compute capability: what NVIDIA's peak rates divided by SMs and boost clocks
 # give (A100 312 TFLOP/s, RTX 3090 142, L40S 362, H100 989, RTX 5090 419). GeForce halves them with fp32 accumulators.
 TENSOR_FLOPS = {"8.0": 2048, "8.6": 1024, "8.9": 1024, "9.0": 4096, "10.0": 8192, "12.0": 1024}
 
-# A sample. Nothing takes no time: a zero, a NaN or an infinity is a fault of the clock or of the file.
+# A sample. A zero, a NaN or an infinity is a fault of the clock or of the file.
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 T = TypeVar("T")
 
 
 class Line(BaseModel):
-    """Something that is stored, one JSON line each. Infinite errors, which a NaN in D gives, are kept as such."""
+    """A row of a store: one line of JSON. Infinite errors, which a NaN in D gives, stay infinite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Case(Line):
-    """One execution: problem, inputs, what was compared, what was found. Errors are absolute, in D's units."""
+    """One execution: problem, inputs, what was compared, what is wrong. Errors are absolute, in D's units."""
 
     m: int
     n: int
@@ -77,10 +70,10 @@ class Case(Line):
 
 
 class Verdict(Line):
-    """Whether one binary is right: its cases, and what its execution counted.
+    """Whether one binary is right: its cases, and the counters of its execution.
 
     ``on``: the emulator, or a GPU's model. ``deterministic``: whether runs of one problem gave the same bits; None
-    where each was run once. ``tools``: what other programs said of it, as compute-sanitizer, or why they were not run.
+    where each ran once. ``tools``: the output of other programs, such as compute-sanitizer, or why they did not run.
     """
 
     record: str
@@ -97,12 +90,12 @@ class Verdict(Line):
 
     @property
     def findings(self) -> list[str]:
-        """What was found, each once, with the first problem that shows it."""
-        seen: dict[str, str] = {}
+        """What is wrong, each finding once, with the first problem that shows it."""
+        lines: dict[str, str] = {}
         for case in self.cases:
             for finding in case.findings:
-                seen.setdefault(finding, f"{case.m}_{case.n}_{case.k} {case.inputs}: {finding}")
-        return list(seen.values())
+                lines.setdefault(finding, f"{case.m}_{case.n}_{case.k} {case.inputs}: {finding}")
+        return list(lines.values())
 
 
 class Environment(Line):
@@ -126,7 +119,7 @@ class Environment(Line):
 
     @property
     def bandwidth_bytes_us(self) -> float:
-        """Peak of device memory, two transfers a clock; 0 where it is not known."""
+        """Peak bandwidth of device memory, two transfers a clock; 0 where the card does not report it."""
         return 2.0 * self.max_memory_mhz * self.memory_bus_bits / 8
 
     def peak_flops_us(self, acc: Acc) -> float:
@@ -137,9 +130,9 @@ class Environment(Line):
         return float(a_clock * self.sms * self.max_sm_mhz)
 
     def floor_us(self, problem: Problem, cold: bool) -> float:
-        """No kernel is faster: the MMAs at peak, and, from a cold L2, A and B once through device memory.
+        """A lower bound of any kernel's time: the MMAs at peak; from a cold L2, A and B once through device memory.
 
-        D may stay in the L2 until after the kernel.
+        D does not count, since it may stay in the L2 until after the kernel.
         """
         peak = self.peak_flops_us(problem.acc)
         floor = problem.flops / peak if peak else 0.0
@@ -176,9 +169,14 @@ class Timing(Line):
     error: float
 
     @property
+    def samples_us(self) -> tuple[float, ...]:
+        """Of the protocol's own clock: the host's where it was kept, else the device's."""
+        return self.wall_us or self.event_us
+
+    @property
     def median_us(self) -> float:
-        """The protocol's own clock: the host's where it was kept, else the device's."""
-        return median(self.wall_us or self.event_us)
+        """The median of the samples."""
+        return median(self.samples_us)
 
 
 class Measurement(Line):
@@ -218,23 +216,23 @@ class Measurement(Line):
     def timing(self, contender: str) -> Timing | None:
         """A contender's timing; of a derived one (``cublas-max``) the faster of its two. None where it is absent."""
         names = DERIVED.get(contender, (contender,))
-        found = [timing for timing in self.timings if timing.contender in names]
-        return min(found, key=lambda timing: timing.median_us) if len(found) == len(names) else None
+        timings = [timing for timing in self.timings if timing.contender in names]
+        return min(timings, key=lambda timing: timing.median_us) if len(timings) == len(names) else None
 
     @property
     def contenders(self) -> list[str]:
-        """Measured and derived, ours first."""
+        """Measured and derived ones, our kernel first."""
         measured = [timing.contender for timing in self.timings]
         derived = [name for name, parts in DERIVED.items() if set(parts) <= set(measured)]
         return [*sorted(measured, key=lambda name: name != KERNEL), *derived]
 
 
 class Trial(Line):
-    """A record that a tuner proposed, and what became of it. ``timings``: ours, the incumbent's and a baseline's
-    samples, taken in turns; empty for a failure, whose ``reason`` says in words what was wrong.
+    """A record that a tuner proposed, and how its trial ended. ``timings``: the kernel's, the incumbent's and the
+    baselines' samples, taken in turns; empty for a failure, whose ``reason`` names the fault.
 
-    ``on``: a GPU's model, or the name of a model of one: then nothing here was ever timed. ``run``: which run of the
-    tuner asked. ``max_diff``: the timing's ``error``, in D's units.
+    ``on``: a GPU's model, or the name of an analytic model, whose times are computed. ``run``: the run of the tuner
+    that proposed it. ``max_diff``: the timing's ``error``, in D's units.
     """
 
     kind: Literal["trial"] = "trial"
@@ -267,32 +265,30 @@ class Trial(Line):
 
     def timing(self, contender: str = KERNEL) -> Timing | None:
         """A contender's samples; None where it was not timed."""
-        return next((one for one in self.timings if one.contender == contender), None)
+        return next((timing for timing in self.timings if timing.contender == contender), None)
 
     @property
     def median_us(self) -> float:
         """Infinite for a failure: no time is as bad as a wrong result."""
-        ours = self.timing()
-        return ours.median_us if ours else math.inf
+        kernel = self.timing()
+        return kernel.median_us if kernel else math.inf
 
     @property
     def cost(self) -> float:
-        """What a search is to lower: our time over the incumbent's, which drifts as ours does; without one, ours."""
+        """What a search minimises: the kernel's time over the incumbent's, which cancels drift; alone, its own time."""
         incumbent = self.timing(INCUMBENT)
         return self.median_us / incumbent.median_us if incumbent else self.median_us
 
     @property
     def baseline(self) -> str | None:
-        """The fastest contender that is neither ours nor the incumbent."""
-        others = [one for one in self.timings if one.contender not in (KERNEL, INCUMBENT)]
-        return min(others, key=lambda one: one.median_us).contender if others else None
+        """The fastest contender beside the kernel and the incumbent; None where there is none."""
+        others = [timing for timing in self.timings if timing.contender not in (KERNEL, INCUMBENT)]
+        return min(others, key=lambda timing: timing.median_us).contender if others else None
 
     def faster_than(self, contender: str) -> Ratio | None:
-        """The contender's time over ours, paired, with its interval; None where one of them has no samples."""
-        ours, theirs = self.timing(), self.timing(contender)
-        if ours is None or theirs is None:
-            return None
-        return paired(theirs.wall_us or theirs.event_us, ours.wall_us or ours.event_us)
+        """The contender's time over the kernel's, with its interval; None where one of them has no samples."""
+        kernel, other = self.timing(), self.timing(contender)
+        return paired(other.samples_us, kernel.samples_us) if kernel and other else None
 
 
 class Algorithm(Line):
@@ -318,7 +314,7 @@ class Algorithm(Line):
 
 
 class Rounding(Line):
-    """Two executions of one binary on the same inputs, bit for bit: ``on`` and the emulator.
+    """Two executions of one binary on the same inputs compared bit by bit: by ``on`` and by the emulator.
 
     ``differing``: share of elements; ``max_ulp``: in units of D's last place. ``models``: for each way in which tensor
     cores might round, the share of ``compared`` elements that it predicts; empty for inputs that are exact in all.
@@ -341,13 +337,14 @@ class Rounding(Line):
 
     @property
     def best(self) -> list[str]:
-        """The models that predict most; several where inputs do not tell them apart."""
+        """The models that predict most elements; several where the inputs do not distinguish them."""
         most = max(self.models.values(), default=0.0)
         return [name for name, share in self.models.items() if share == most]
 
 
-Stored = Annotated[Environment | Measurement, Field(discriminator="kind")]
-_STORED: TypeAdapter[Environment | Measurement] = TypeAdapter(Stored)
+_MEASUREMENT: TypeAdapter[Environment | Measurement] = TypeAdapter(
+    Annotated[Environment | Measurement, Field(discriminator="kind")]
+)
 
 
 def store(name: str = "verdicts") -> Path:
@@ -359,9 +356,9 @@ def store(name: str = "verdicts") -> Path:
 
 
 def append(lines: Iterable[Line], path: Path | None = None) -> None:
-    """Adds lines, on disk when it returns. Processes take turns; a write that fails leaves the file as it was.
+    """Appends rows, which are on disk when it returns. Processes take turns; a failed write leaves the file as it was.
 
-    What a killed process left of its last line is cut off first. Raises OSError.
+    The incomplete last line of a killed process is cut off first. Raises OSError.
     """
     target = path or store()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -380,7 +377,7 @@ def append(lines: Iterable[Line], path: Path | None = None) -> None:
 
 
 def _whole_lines(descriptor: int) -> int:
-    """Bytes of the file up to its last line break."""
+    """Bytes of a file up to its last line break."""
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - 65536)
@@ -392,7 +389,7 @@ def _whole_lines(descriptor: int) -> int:
 
 
 def _read(path: Path) -> Iterator[Any]:
-    """The JSON values of a file. A line that is none is passed over with a warning: a killed process left it."""
+    """The JSON values of a file. A line that is not JSON, as a killed process leaves, is skipped with a warning."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -400,7 +397,7 @@ def _read(path: Path) -> Iterator[Any]:
             try:
                 yield json.loads(line)
             except ValueError:
-                warnings.warn(f"{path}:{number}: not a whole line of JSON, passed over", stacklevel=3)
+                warnings.warn(f"{path}:{number}: not a whole line of JSON, skipped", stacklevel=3)
 
 
 def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
@@ -413,26 +410,26 @@ def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
 def algorithms(path: Path | None = None) -> dict[tuple[str, str, str, str, int, int, int], Algorithm]:
     """The last tuned cuBLASLt algorithm of each problem, by ``Algorithm.key``."""
     target = path or store("cublaslt")
-    found = (_valid(TypeAdapter(Algorithm), value, target) for value in _read(target))
-    return {algorithm.key: algorithm for algorithm in found if algorithm}
+    rows = (_valid(TypeAdapter(Algorithm), value, target) for value in _read(target))
+    return {algorithm.key: algorithm for algorithm in rows if algorithm}
 
 
 def roundings(path: Path | None = None) -> list[Rounding]:
     """The last comparison of each binary, problem and kind of inputs."""
     target = path or store("rounding")
-    found = (_valid(TypeAdapter(Rounding), value, target) for value in _read(target))
-    return list({(it.on, it.digest, it.m, it.n, it.k, it.inputs): it for it in found if it}.values())
+    rows = (_valid(TypeAdapter(Rounding), value, target) for value in _read(target))
+    return list({(row.on, row.digest, row.m, row.n, row.k, row.inputs): row for row in rows if row}.values())
 
 
 def trials(path: Path | None = None) -> list[Trial]:
-    """Every trial of a file, in the order in which they were made."""
+    """Every trial of a file, in the file's order."""
     target = path or store("trials")
-    found = (_valid(TypeAdapter(Trial), value, target) for value in _read(target))
-    return [trial for trial in found if trial]
+    rows = (_valid(TypeAdapter(Trial), value, target) for value in _read(target))
+    return [trial for trial in rows if trial]
 
 
 class Measurements(NamedTuple):
-    """What a file holds: environments by id, and measurements in the order in which they were taken."""
+    """The rows of a file: environments by id, and measurements in the file's order."""
 
     environments: dict[str, Environment]
     measurements: list[Measurement]
@@ -440,125 +437,55 @@ class Measurements(NamedTuple):
     def latest(self) -> list[Measurement]:
         """The last measurement of each problem, protocol and L2 state, per GPU."""
         last = {
-            (one.problem.key, self.environments[one.environment].name, one.protocol, one.l2, one.target_qps): one
-            for one in self.measurements
+            (row.problem.key, self.environments[row.environment].name, row.protocol, row.l2, row.target_qps): row
+            for row in self.measurements
         }
         return list(last.values())
 
 
 def measurements(path: Path | None = None) -> Measurements:
-    """Reads a file of measurements. One whose environment is not there before it is passed over with a warning."""
+    """Reads a file of measurements. One whose environment does not stand before it is skipped with a warning."""
     target = path or store("measurements")
-    read = Measurements({}, [])
+    rows = Measurements({}, [])
     for value in _read(target):
-        line = _valid(_STORED, value, target)
+        line = _valid(_MEASUREMENT, value, target)
         if isinstance(line, Environment):
-            read.environments[line.id] = line
-        elif line is not None and line.environment in read.environments:
-            read.measurements.append(line)
+            rows.environments[line.id] = line
+        elif line is not None and line.environment in rows.environments:
+            rows.measurements.append(line)
         elif line is not None:
-            warnings.warn(f"{target}: {line.mnk} names an environment that is not there, passed over", stacklevel=2)
-    return read
+            warnings.warn(
+                f"{target}: {line.mnk} names an environment that no line before it describes, skipped", stacklevel=2
+            )
+    return rows
 
 
 def _valid(adapter: TypeAdapter[T], value: Any, path: Path) -> T | None:
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        warnings.warn(f"{path}: a line of another form, passed over: {error.errors()[0]['msg']}", stacklevel=3)
+        warnings.warn(f"{path}: a line of another form, skipped: {error.errors()[0]['msg']}", stacklevel=3)
         return None
-
-
-class Ratio(NamedTuple):
-    """How many times faster, and its bootstrap 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-class Unpaired(ValueError):
-    """Samples of two contenders that were not taken in turns."""
-
-
-def paired(theirs: Sequence[float], ours: Sequence[float]) -> Ratio:
-    """Their time over ours, of samples taken in turns, as ``speedup`` says it. Raises Unpaired."""
-    import numpy as np
-
-    if len(theirs) != len(ours):
-        raise Unpaired(f"{len(theirs)} and {len(ours)} samples make no pairs")
-    logs = np.log(theirs) - np.log(ours)
-    low, high = np.percentile(resampled_medians(logs[None, :]), (2.5, 97.5))
-    return Ratio(math.exp(float(np.median(logs))), math.exp(float(low)), math.exp(float(high)))
 
 
 def speedup(measurement: Measurement, baseline: str, contender: str = KERNEL) -> Ratio | None:
-    """Baseline's time over the contender's: exp of the median paired log ratio. None where one of them is absent.
-
-    The interval is the percentile bootstrap over pairs. Samples that were not taken in turns are no pairs: the lengths
-    must agree, else Unpaired.
-    """
+    """The baseline's time over the contender's. None where one of them is absent. Raises Unpaired."""
     return speedups([measurement], baseline, contender)[0]
 
 
-def speedups(measured: Iterable[Measurement], baseline: str, contender: str = KERNEL) -> list[Ratio | None]:
+def speedups(rows: Iterable[Measurement], baseline: str, contender: str = KERNEL) -> list[Ratio | None]:
     """``speedup`` of each measurement; a thousand of them in a fraction of a second."""
-    import numpy as np
-
-    logs = [_paired_logs(one, baseline, contender) for one in measured]
-    found: list[Ratio | None] = [None] * len(logs)
-    for pairs in {row.size for row in logs if row is not None}:
-        where = [i for i, row in enumerate(logs) if row is not None and row.size == pairs]
-        rows = np.stack([row for row in logs if row is not None and row.size == pairs])
-        bounds = np.percentile(resampled_medians(rows), (2.5, 97.5), axis=1)
-        for i, value, low, high in zip(where, *np.exp([np.median(rows, axis=1), *bounds]).tolist(), strict=True):
-            found[i] = Ratio(value, low, high)
-    return found
+    return paired_each([_pair(row, baseline, contender) for row in rows])
 
 
-def _paired_logs(measurement: Measurement, baseline: str, contender: str) -> Array | None:
-    import numpy as np
-
-    ours, theirs = measurement.timing(contender), measurement.timing(baseline)
-    if ours is None or theirs is None:
+def _pair(row: Measurement, baseline: str, contender: str) -> Pair | None:
+    """The protocol's samples of two contenders. Raises Unpaired where they were not taken in turns."""
+    slow, fast = row.timing(baseline), row.timing(contender)
+    if slow is None or fast is None:
         return None
-    below, above = (timing.wall_us or timing.event_us for timing in (ours, theirs))
-    if len(below) != len(above):
+    if len(slow.samples_us) != len(fast.samples_us):
         raise Unpaired(
-            f"{measurement.mnk}: {len(above)} samples of {baseline} and {len(below)} of {contender} make no pairs"
+            f"{row.mnk}: {len(slow.samples_us)} samples of {baseline} and {len(fast.samples_us)} of {contender} "
+            "make no pairs"
         )
-    return np.log(above) - np.log(below)
-
-
-def resampled_medians(rows: Array, seed: int = 0) -> Array:
-    """Bootstrap medians of each row: (rows, RESAMPLES). Rows that differ in ``seed`` are resampled independently."""
-    import numpy as np
-
-    lower, upper = _middle_ranks(rows.shape[1], seed)
-    ordered = np.sort(rows, axis=1)
-    return (ordered[:, lower] + ordered[:, upper]) / 2
-
-
-@cache
-def _middle_ranks(samples: int, seed: int) -> tuple[Ranks, Ranks]:
-    """Which order statistics are a resample's two middle ones (one and the same where ``samples`` is odd).
-
-    A resample draws each sample with equal chance, so it may as well draw ranks: then one table of draws serves every
-    row of so many samples, and no resample is sorted again.
-    """
-    import numpy as np
-
-    drawn = np.sort(np.random.default_rng(seed).integers(0, samples, (RESAMPLES, samples)), axis=1)
-    return drawn[:, (samples - 1) // 2], drawn[:, samples // 2]
-
-
-def geomean(ratios: Iterable[float]) -> Ratio | None:
-    """Geometric mean over problems, with the bootstrap interval over problems. None of nothing."""
-    import numpy as np
-
-    logs = np.log(np.fromiter(ratios, np.float64))
-    if not logs.size:
-        return None
-    picks = np.random.default_rng(0).integers(0, logs.size, (RESAMPLES, logs.size))
-    low, high = np.percentile(logs[picks].mean(axis=1), (2.5, 97.5))
-    return Ratio(math.exp(float(logs.mean())), math.exp(float(low)), math.exp(float(high)))
+    return slow.samples_us, fast.samples_us

@@ -23,8 +23,8 @@ from typing import Any
 
 from cudal2gen import catalog, compiler
 from cudal2gen.kernel import FAMILIES, IllegalRecord, parse, revise
+from cudal2gen.ratios import Ratio
 from cudal2gen.report.statistics import best_of, summarise
-from cudal2gen.results import Ratio
 
 SETS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"))
 SPEEDUPS = {

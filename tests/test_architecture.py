@@ -15,6 +15,7 @@ from cudal2gen import cli
 FLOORS = {
     "places": 0,
     "ptx_split": 0,
+    "ratios": 0,
     "chips": 0,
     "kernel": 1,
     "catalog": 2,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cudal2gen import bench, catalog, results
+from cudal2gen import bench, catalog, ratios, results
 from cudal2gen.bench import Reference, Settings, TooGood, Work, measure, states, stratified
 from cudal2gen.bench.check import bands
 from cudal2gen.cli import options
@@ -492,11 +492,11 @@ def test_medians_and_ratios_by_hand() -> None:
     ratio = results.speedup(measured, "cublas-max")
     assert ratio is not None
     assert ratio == pytest.approx((1.25, 1.25, 1.25))
-    mean = results.geomean([2.0, 0.5, 4.0])
+    mean = ratios.geomean([2.0, 0.5, 4.0])
     assert mean is not None
     assert mean.value == pytest.approx(math.exp(math.log(4.0) / 3))
     assert mean.low < mean.value < mean.high
-    assert results.geomean([]) is None
+    assert ratios.geomean([]) is None
 
 
 class FakeCard(FakeDevice):

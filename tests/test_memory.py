@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cudal2gen.kernel import FAMILIES, GPUS, Problem, Record, parse
-from cudal2gen.results import Ratio
+from cudal2gen.ratios import Ratio
 from cudal2gen.tuner import memory, space
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.memory import Memory, Note

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from cudal2gen import results
+from cudal2gen import ratios, results
 from cudal2gen.results import KERNEL, Case, Verdict
 from tests.measured import campaign, measurement, timing, write
 
@@ -31,9 +31,9 @@ def test_the_latest_verdict_of_a_binary_counts(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "verdicts.jsonl"
     results.append([verdict("a", "race"), verdict("b")], path)
     results.append([verdict("a")], path)
-    found = results.latest(path)
-    assert set(found) == {("a", "emulator"), ("b", "emulator")}
-    assert found["a", "emulator"].passed
+    verdicts = results.latest(path)
+    assert set(verdicts) == {("a", "emulator"), ("b", "emulator")}
+    assert verdicts["a", "emulator"].passed
     assert not verdict("a", "race").passed
     assert verdict("a", "race").findings == ["1_2_3 binary: race"]
     assert not Verdict(record="r", digest="c", on="emulator", cases=(), counters={}).passed, (
@@ -50,17 +50,17 @@ def test_a_verdict_on_nan_is_read_back(tmp_path: Path) -> None:
     assert results.latest(path)["a", "emulator"] == endless
 
 
-def test_a_line_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "verdicts.jsonl"
     results.append([verdict("a")], path)
     path.write_bytes(path.read_bytes() + b'{"record": "r", "dig\n\xff\n')
     results.append([verdict("b")], path)
-    with pytest.warns(UserWarning, match=r"verdicts\.jsonl:[23]: not a whole line of JSON, passed over"):
-        found = results.latest(path)
-    assert {digest for digest, _ in found} == {"a", "b"}
+    with pytest.warns(UserWarning, match=r"verdicts\.jsonl:[23]: not a whole line of JSON, skipped"):
+        verdicts = results.latest(path)
+    assert {digest for digest, _ in verdicts} == {"a", "b"}
 
 
-def test_what_a_killed_process_left_of_its_last_line_is_cut_off(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "verdicts.jsonl"
     results.append([verdict("a")], path)
     path.write_bytes(path.read_bytes() + b'{"record": "r", "dig')
@@ -111,45 +111,64 @@ def test_a_speedups_interval_is_the_bootstraps(samples: int) -> None:
     random = np.random.default_rng(samples)
     ours, theirs = np.exp(random.normal(0, 0.1, samples)), np.exp(random.normal(0.2, 0.1, samples))
     measured = measurement((64, 64, 64), [timing(KERNEL, ours), timing("torch.matmul", theirs)])
-    found = results.speedup(measured, "torch.matmul")
-    assert found is not None
+    ratio = results.speedup(measured, "torch.matmul")
+    assert ratio is not None
     logs = [math.log(b / a) for a, b in zip(ours, theirs, strict=True)]
     draws = [sorted(statistics.median(random.choice(logs, samples)) for _ in range(4000)) for _ in range(2)]
-    assert found.value == pytest.approx(math.exp(statistics.median(logs)))
-    for bound, tail in ((found.low, 0.025), (found.high, 0.975)):
+    assert ratio.value == pytest.approx(math.exp(statistics.median(logs)))
+    for bound, tail in ((ratio.low, 0.025), (ratio.high, 0.975)):
         around = [math.exp(draw[int(4000 * (tail + off))]) for draw in draws for off in (-0.012, 0.012)]
         assert min(around) - 1e-9 <= bound <= max(around) + 1e-9
 
 
 def test_many_speedups_are_those_of_each() -> None:
-    read = campaign(40)
+    rows = campaign(40)
     short = measurement((64, 64, 64), [timing(KERNEL, [1.0, 2.0, 3.0]), timing("cublas-nn", [2.0, 2.0, 2.0])])
-    measured = [*read.measurements, short]
+    measured = [*rows.measurements, short]
     for baseline in ("cublas-nn", "cublas-max", "absent"):
-        assert results.speedups(measured, baseline) == [results.speedup(one, baseline) for one in measured]
+        assert results.speedups(measured, baseline) == [results.speedup(row, baseline) for row in measured]
     assert results.speedups(measured, "cublas-max")[-1] is None, "tn was not measured"
     assert results.speedups([], "cublas-nn") == []
 
 
 def test_samples_that_make_no_pairs_are_refused() -> None:
     measured = measurement((64, 128, 256), [timing(KERNEL, [1.0]), timing("torch.matmul", [1.0, 2.0])])
-    with pytest.raises(results.Unpaired, match=r"64_128_256: 2 samples of torch\.matmul and 1 of cudal2gen"):
+    with pytest.raises(ratios.Unpaired, match=r"64_128_256: 2 samples of torch\.matmul and 1 of cudal2gen"):
         results.speedup(measured, "torch.matmul")
 
 
 @pytest.mark.parametrize("event_us", [[], [0.0], [-1.0], [math.nan], [math.inf]])
-def test_what_no_clock_can_say_is_not_a_sample(event_us: list[float]) -> None:
+def test_a_sample_is_positive_and_finite(event_us: list[float]) -> None:
     with pytest.raises(ValidationError):
         timing(KERNEL, event_us)
 
 
-def test_measurements_are_read_back_and_damage_is_passed_over(tmp_path: Path) -> None:
-    read = campaign(3)
-    path = write(read, tmp_path / "measurements.jsonl")
-    assert results.measurements(path) == read
+def test_measurements_are_read_back_and_damage_is_skipped(tmp_path: Path) -> None:
+    rows = campaign(3)
+    path = write(rows, tmp_path / "measurements.jsonl")
+    assert results.measurements(path) == rows
     line = path.read_text().splitlines()[1]
     path.write_text(
         path.read_text() + line.replace("[2", "[NaN, 2", 1) + "\n" + line.replace("synthetic-h200", "x") + "\n"
     )
-    with pytest.warns(UserWarning, match="passed over"):
-        assert results.measurements(path) == read
+    with pytest.warns(UserWarning, match="skipped"):
+        assert results.measurements(path) == rows
+
+
+def trial(**samples: list[float]) -> results.Trial:
+    timings = tuple(timing(name, values) for name, values in samples.items())
+    return results.Trial(
+        environment="gpu", on="NVIDIA H200", run="r", gpu="h200", acc="f32", layout="tn", m=64, n=64, k=64,
+        proposer="random", name="n", record={}, outcome="measured", timings=timings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("slower", ["cublas", "torch"])
+def test_a_trials_baseline_is_the_fastest(slower: str) -> None:
+    """Of two baselines in either order; the kernel and the incumbent, though faster, are none."""
+    samples = {"cublas": [3.0, 3.0], "torch": [3.0, 3.0], results.INCUMBENT: [2.0, 2.0], KERNEL: [1.0, 1.0]}
+    row = trial(**samples | {slower: [4.0, 4.0]})
+    assert row.baseline == {"cublas": "torch", "torch": "cublas"}[slower]
+    assert row.cost == 0.5
+    assert row.faster_than(row.baseline) == (pytest.approx(3.0),) * 3
+    assert trial(**{KERNEL: [1.0]}).baseline is None

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from cudal2gen import catalog, model, results
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
-from cudal2gen.results import INCUMBENT, KERNEL, Ratio, Timing, Trial
+from cudal2gen.ratios import Ratio
+from cudal2gen.results import INCUMBENT, KERNEL, Timing, Trial
 from cudal2gen.tuner import benchmark, campaign, curve, executor, race, reward, space
 from cudal2gen.tuner.environment import Model, Replay, Unrecorded, agreement, trial_of
 from cudal2gen.tuner.proposal import Proposal, Question, proposal

@@ -160,7 +160,7 @@ def write_report(
     ] = None,
 ) -> None:
     """Report what was measured, in tables and pictures, beside the catalog's choices and published figures."""
-    from cudal2gen import report, results
+    from cudal2gen import ratios, report
 
     with user_errors():
         try:
@@ -171,7 +171,7 @@ def write_report(
                 content = report.report(measurements(result_files), catalog.load(), selection.admits)
             forms = ((out, content.html), (markdown, content.markdown))
             texts = {path: text() for path, text in forms if path is not None}
-        except results.Unpaired as error:
+        except ratios.Unpaired as error:
             fail(str(error), EXIT_FAILED)
     for path, text in texts.items():
         write(path, text)

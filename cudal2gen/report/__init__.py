@@ -38,7 +38,7 @@ def report(
 ) -> Report:
     """Sections on the measurements that satisfy ``predicate``, on the catalog, and on published figures.
 
-    Raises results.Unpaired where a baseline's samples do not pair with the kernel's.
+    Raises ratios.Unpaired where a baseline's samples do not pair with the kernel's.
     """
     groups_by_anchor = {f"measured-{i}": group for i, group in enumerate(by_conditions(measurements, predicate), 1)}
     figures = published.load()

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from cudal2gen.ratios import Ratio, resampled_medians
 from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.statistics import share, summarise
 from cudal2gen.report.tables import Section, Table, interval, microseconds, percent
-from cudal2gen.results import KERNEL, Measurement, Measurements, Ratio, resampled_medians
+from cudal2gen.results import KERNEL, Measurement, Measurements
 
 if TYPE_CHECKING:
-    from cudal2gen.results import Array
+    from cudal2gen.ratios import Array
 
 MOST_ROWS = 20
 

@@ -12,8 +12,9 @@ from statistics import median
 from typing import NamedTuple, get_args
 
 from cudal2gen.kernel import Acc, SizeClass
+from cudal2gen.ratios import Ratio
 from cudal2gen.report.statistics import Summary, best_of, summarise
-from cudal2gen.results import KERNEL, Environment, Measurement, Measurements, Ratio, speedups
+from cudal2gen.results import KERNEL, Environment, Measurement, Measurements, speedups
 
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 # No dense fp16 GEMM of NVIDIA's libraries sustains more on these architectures: a higher rate needs a check by hand.

@@ -12,9 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cudal2gen import places
 from cudal2gen.kernel import Record
+from cudal2gen.ratios import Ratio
 from cudal2gen.report.groups import SIZE_CLASSES, Doubt, Group
 from cudal2gen.report.tables import Section
-from cudal2gen.results import KERNEL, Measurement, Ratio, Timing
+from cudal2gen.results import KERNEL, Measurement, Timing
 
 
 def html(title: str, sections: Sequence[Section], groups: dict[str, Group], records: Iterable[Record]) -> str:

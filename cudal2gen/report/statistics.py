@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from cudal2gen.results import Ratio, geomean
+from cudal2gen.ratios import Ratio, geomean
 
 
 class Summary(NamedTuple):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cudal2gen.results import Ratio
+from cudal2gen.ratios import Ratio
 
 
 class Table(NamedTuple):

@@ -303,7 +303,7 @@ def _interval(trial: Trial) -> list[float]:
     """The bootstrap interval of a median time that nothing was paired with."""
     import numpy as np
 
-    from cudal2gen.results import resampled_medians
+    from cudal2gen.ratios import resampled_medians
 
     timing = trial.timing()
     samples = np.array([timing.wall_us or timing.event_us]) if timing else np.array([[trial.median_us]])

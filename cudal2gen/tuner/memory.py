@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, get_args
 
 from cudal2gen import places
 from cudal2gen.kernel import GPUS, Problem, Record, SizeClass, parse
-from cudal2gen.results import Ratio
+from cudal2gen.ratios import Ratio
 from cudal2gen.tuner import space
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from cudal2gen import model
 from cudal2gen.kernel import Problem, Record, parse
-from cudal2gen.results import INCUMBENT, Effort, Ratio, Trial
+from cudal2gen.ratios import Ratio
+from cudal2gen.results import INCUMBENT, Effort, Trial
 from cudal2gen.tuner import space
 from cudal2gen.tuner.environment import refusal_trial
 from cudal2gen.tuner.executor import Executor, Job

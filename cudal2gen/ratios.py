@@ -1,0 +1,101 @@
+"""How many times faster: ratios of paired samples with bootstrap intervals, and their mean over problems.
+
+The i-th samples of two contenders make a pair, since they were taken in turns. A ratio is exp of the median of the
+pairs' log ratios; its interval is the percentile bootstrap over pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+    Ranks = np.ndarray[Any, np.dtype[np.int64]]
+
+RESAMPLES = 2000
+INTERVAL = (2.5, 97.5)  # percentiles of the resamples
+
+Pair = tuple[Sequence[float], Sequence[float]]  # samples of the baseline and of the contender
+
+
+class Ratio(NamedTuple):
+    """How many times faster, and its bootstrap 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Unpaired(ValueError):
+    """Samples of two contenders that were not taken in turns."""
+
+
+def paired(baseline: Sequence[float], contender: Sequence[float]) -> Ratio:
+    """The baseline's time over the contender's. Raises Unpaired where the numbers of samples differ."""
+    (ratio,) = paired_each([(baseline, contender)])
+    assert ratio is not None
+    return ratio
+
+
+def paired_each(pairs: Sequence[Pair | None]) -> list[Ratio | None]:
+    """``paired`` of each pair, None for None; a thousand of them in a fraction of a second."""
+    import numpy as np
+
+    logs = [None if pair is None else _logs(*pair) for pair in pairs]
+    ratios: list[Ratio | None] = [None] * len(logs)
+    for samples in {row.size for row in logs if row is not None}:
+        places = [place for place, row in enumerate(logs) if row is not None and row.size == samples]
+        rows = np.stack([row for row in logs if row is not None and row.size == samples])
+        bounds = np.percentile(resampled_medians(rows), INTERVAL, axis=1)
+        columns = np.exp([np.median(rows, axis=1), *bounds]).tolist()
+        for place, value, low, high in zip(places, *columns, strict=True):
+            ratios[place] = Ratio(value, low, high)
+    return ratios
+
+
+def _logs(baseline: Sequence[float], contender: Sequence[float]) -> Array:
+    import numpy as np
+
+    if len(baseline) != len(contender):
+        raise Unpaired(f"{len(baseline)} and {len(contender)} samples make no pairs")
+    logs: Array = np.log(baseline) - np.log(contender)
+    return logs
+
+
+def resampled_medians(rows: Array, seed: int = 0) -> Array:
+    """Bootstrap medians of each row: (rows, RESAMPLES). Rows that differ in ``seed`` are resampled independently."""
+    import numpy as np
+
+    lower, upper = _middle_ranks(rows.shape[1], seed)
+    ordered = np.sort(rows, axis=1)
+    return (ordered[:, lower] + ordered[:, upper]) / 2
+
+
+@cache
+def _middle_ranks(samples: int, seed: int) -> tuple[Ranks, Ranks]:
+    """The order statistics that are a resample's two middle ones, which are equal where ``samples`` is odd.
+
+    A resample draws each sample with equal chance, so it may as well draw ranks: one table of draws then serves every
+    row of so many samples, and no resample is sorted again.
+    """
+    import numpy as np
+
+    ranks = np.sort(np.random.default_rng(seed).integers(0, samples, (RESAMPLES, samples)), axis=1)
+    return ranks[:, (samples - 1) // 2], ranks[:, samples // 2]
+
+
+def geomean(ratios: Iterable[float]) -> Ratio | None:
+    """Geometric mean over problems, with the bootstrap interval over problems. None where there is no problem."""
+    import numpy as np
+
+    logs = np.log(np.fromiter(ratios, np.float64))
+    if not logs.size:
+        return None
+    picks = np.random.default_rng(0).integers(0, logs.size, (RESAMPLES, logs.size))
+    low, high = np.percentile(logs[picks].mean(axis=1), INTERVAL)
+    return Ratio(math.exp(float(logs.mean())), math.exp(float(low)), math.exp(float(high)))
