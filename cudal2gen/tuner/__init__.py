@@ -1,6 +1,6 @@
-"""The tuner: proposers suggest records, an environment says how good they are, a policy learns from it.
+"""The tuner: proposers suggest records, an environment evaluates them, a policy learns from the trials.
 
-From below: ``space`` (what is legal), ``environment`` and ``on_gpu`` (what happens to a record), ``reward``,
-``features`` and ``policy``, ``proposers``, ``executor`` (where evaluations run), ``race`` (one problem), ``campaign``
-(many, and the catalog), ``benchmark`` (which proposer is better).
+From the bottom up: ``space`` (legal candidates), ``environment`` and ``on_gpu`` (evaluation), ``reward``, ``features``,
+``network``, ``policy`` and ``checkpoint``, ``proposal`` and ``proposers``, ``executor``, ``race`` (one problem),
+``campaign`` (many problems, and the catalog), ``benchmark`` (comparison of proposers).
 """

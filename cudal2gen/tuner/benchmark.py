@@ -1,12 +1,11 @@
-"""Which way of searching is better? All proposers on the same held-out problems, at equal numbers of evaluations.
+"""Comparison of proposers on the same held-out problems, at equal numbers of evaluations.
 
-In the model environment nothing is measured: what is compared is ways of searching, not kernels, and the table says so.
-To keep it from going in circles, no proposer may ask the analytic model, hidden terms are added to it, and held-out
-problems are removed from pretraining, from the pool of nearest problems and from what the policy was trained on.
+It runs in the model environment, so it compares ways of searching, not kernels, and its table says so. Against circular
+results, no proposer may ask the analytic model, the environment multiplies it by hidden terms, and held-out problems
+are absent from imitation, from the pool of nearest problems and from the policy's training.
 
-Regret after so many evaluations: by how much the record that a search would then choose, the one with the best noisy
-time, is slower than the best that is known, as a part of it. The best known of a problem is found by exhausting its
-candidates, or by any search if that found a better one.
+Regret after n evaluations: 1 - best / selected, where "selected" is the true time of the record with the best noisy
+time so far, and "best" is the least true time of the problem, over all its candidates and all searches.
 """
 
 from __future__ import annotations
@@ -37,7 +36,10 @@ CLOSE = 0.98  # of the best known speed
 
 @dataclass(frozen=True)
 class Settings:
-    """``seconds``: at most so long for imitation. ``longest``: of the searches for ``CLOSE``, in evaluations."""
+    """Numbers of problems, seeds and evaluations. ``longest``: evaluations of a search, by proposer.
+
+    ``imitation_seconds``: limit of the imitation. ``only``: names of proposers to compare, all if empty.
+    """
 
     gpu: str = "h200"
     acc: Acc = "f32"
@@ -55,10 +57,10 @@ class Settings:
 
 
 class Score(NamedTuple):
-    """One proposer's: mean regret at each of ``AT`` with 95 % intervals, and evaluations until ``CLOSE``.
+    """One proposer's mean regret at each of ``CHECKPOINTS`` with 95 % intervals, and evaluations until ``CLOSE``.
 
-    ``close``: the median over problems and seeds; infinite where fewer than half of the searches got there.
-    ``searched``: how far they went. ``reached``: the share that got there.
+    ``close``: the median over problems and seeds, infinite where fewer than half of the searches reach it;
+    ``reached``: the share (0 to 1) of searches that do; ``longest``: evaluations of a search.
     """
 
     name: str
@@ -70,7 +72,7 @@ class Score(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Every proposer's score, and where they were compared."""
+    """Every proposer's score, and the environment of the comparison."""
 
     settings: Settings
     on: str
@@ -79,7 +81,7 @@ class Comparison(NamedTuple):
 
 
 def split(records: Sequence[Record], settings: Settings) -> tuple[list[Problem], list[Problem]]:
-    """Problems held out, and problems to train on: the published sizes in a random order, of all size classes."""
+    """Problems held out, and problems to train on: the published sizes in a random order, stratified by size class."""
     from cudal2gen.bench import stratified
 
     sizes = sorted({(record.m, record.n, record.k) for record in records})
@@ -89,13 +91,13 @@ def split(records: Sequence[Record], settings: Settings) -> tuple[list[Problem],
 
 
 def other_sizes(records: Iterable[Record], held_out: Iterable[Problem]) -> list[Record]:
-    """Records of other sizes than those held out, whatever their GPU."""
+    """The records whose sizes are not held out, on any GPU."""
     sizes = {(problem.m, problem.n, problem.k) for problem in held_out}
     return [record for record in records if (record.m, record.n, record.k) not in sizes]
 
 
 def best_known(environment: Model, candidates: space.Candidates, refined: int = 40) -> float:
-    """The least time without noise: over all structures, and over all choices of loose heads for the best of them."""
+    """The least true time in µs: over all structures, and over all free fields of the ``refined`` best structures."""
     times = environment.true_us(candidates.records)
     best = float(times.min())
     for row in np.argsort(times)[:refined].tolist():
@@ -109,7 +111,7 @@ def best_known(environment: Model, candidates: space.Candidates, refined: int = 
 def search(
     environment: Model, proposer: Proposer, candidates: space.Candidates, evaluations: int, batch: int
 ) -> tuple[list[float], list[float]]:
-    """Noisy and true times of what a proposer has evaluated, in order; fewer where it had nothing more to say."""
+    """Noisy and true times in µs of a proposer's evaluations, in order; fewer than asked where it runs dry."""
     trials: list[Trial] = []
     keys: set[object] = set()
     idle = 0
@@ -131,7 +133,7 @@ def search(
 
 
 def selected_us(noisy: Sequence[float], true: Sequence[float]) -> list[float]:
-    """After each evaluation the true time of what looks best by then."""
+    """After each evaluation the true time of the record with the best noisy time so far."""
     selected, best = [], 0
     for number, time in enumerate(noisy):
         best = number if time < noisy[best] else best
@@ -140,12 +142,12 @@ def selected_us(noisy: Sequence[float], true: Sequence[float]) -> list[float]:
 
 
 def regret(times: Sequence[float], best: float, count: int) -> float:
-    """1 - best / chosen after ``at`` evaluations; of a search that ended before, what it had then."""
+    """1 - best / time after ``count`` evaluations, or at the end of a shorter search."""
     return 1 - best / times[min(count, len(times)) - 1]
 
 
 def until_close(times: Sequence[float], best: float) -> float:
-    """Evaluations until what is chosen has ``CLOSE`` of the best known speed, and keeps it; infinite if never."""
+    """Evaluations until the selected record reaches ``CLOSE`` of the best speed and stays there; infinite if never."""
     slow = [number for number, time in enumerate(times, 1) if best / time < CLOSE]
     if not slow:
         return 1.0
@@ -153,7 +155,7 @@ def until_close(times: Sequence[float], best: float) -> float:
 
 
 def summarise(name: str, runs: Sequence[Sequence[Sequence[float]]], best: Sequence[float], longest: int) -> Score:
-    """``runs``: of each problem, of each seed, the chosen times. Intervals: bootstrap over problems, means of seeds."""
+    """The score of ``runs[problem][seed]``, selected times. Intervals: bootstrap over problems, of means over seeds."""
     pairs = list(zip(runs, best, strict=True))
     regrets_by_seed = [
         [[regret(times, least, count) for count in CHECKPOINTS] for times in seeds] for seeds, least in pairs
@@ -173,7 +175,7 @@ def summarise(name: str, runs: Sequence[Sequence[Sequence[float]]], best: Sequen
 
 
 class TrainedPolicies(NamedTuple):
-    """Policies that were trained alike but for one thing; ``prior`` was not trained at all."""
+    """Policies from one prior: trained on pairs, on groups, and on shuffled rewards as a control."""
 
     prior: Policy
     contrast: Policy
@@ -186,9 +188,9 @@ class TrainedPolicies(NamedTuple):
 def train(
     environment: Model, published: Sequence[Record], problems: Sequence[Problem], settings: Settings
 ) -> TrainedPolicies:
-    """Imitation of published records, then the two updates at equal numbers of evaluations on training problems.
+    """Imitates published records, then applies both updates at equal numbers of evaluations on training problems.
 
-    ``pool``: the best record that was recorded for each training problem.
+    ``pool`` of the result: the best recorded record of each training problem.
     """
     prior = Policy(settings.seed)
     prior.imitate(published, settings.imitation_seconds)
@@ -216,12 +218,12 @@ def train(
 
 
 def rewards(environment: Model, problem: Problem, records: Sequence[Record]) -> list[float]:
-    """The logarithm of speed: no reference is needed to compare records of one problem."""
+    """The logarithm of speed, which compares records of one problem without a reference."""
     return [-math.log(trial.median_us) for trial in environment.evaluate(problem, records)]
 
 
 def contestants(trained: TrainedPolicies) -> dict[str, Callable[[int], Proposer]]:
-    """By name, how a proposer is made of a seed. Those whose libraries are not installed are left out."""
+    """Functions from a seed to a proposer, by name, without those whose libraries are not installed."""
     makers: dict[str, Callable[[int], Proposer]] = {
         "random": Random,
         "nearest": lambda seed: Mixture([Nearest(trained.pool), Random(seed)]),
@@ -265,7 +267,7 @@ class Relay:
 def compare(
     published: Sequence[Record], settings: Settings, progress: Callable[[str], None] = lambda _: None
 ) -> Comparison:
-    """Trains, searches and sums up. ``published``: the catalog's records of the accumulator to imitate."""
+    """Trains, searches and scores. ``published``: the catalog's records of the accumulator to imitate."""
     environment = Model(seed=settings.seed + 1)
     held_out, problems = split(published, settings)
     progress(f"training on {len(problems)} problems; {len(held_out)} are held out")
@@ -295,15 +297,15 @@ def compare(
 
 
 def markdown(comparison: Comparison) -> str:
-    """The table, and what it is a table of."""
+    """The table with its conditions and claims."""
     settings = comparison.settings
     rows = [
         f"# Ways of searching, {settings.gpu} {settings.acc}, compared in a model",
         "",
-        f"**Modelled, not measured**: {comparison.on}. {settings.held_out} problems that nothing was trained on, "
+        f"**Modelled, not measured**: {comparison.on}. {settings.held_out} problems absent from all training, "
         f"{settings.seeds} seeds. Trained on {settings.trained} others, {comparison.trained_evaluations} evaluations "
-        "for each update. Regret: how much slower the chosen record is than the best known, mean over problems, "
-        "with a 95 % bootstrap interval over problems.",
+        "for each update. Regret: the chosen record's slowdown against the best known one, mean over problems, with a "
+        "95 % bootstrap interval over problems.",
         "",
         "| proposer | "
         + " | ".join(f"regret at {count}" for count in CHECKPOINTS)
@@ -321,7 +323,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def claims(comparison: Comparison) -> list[str]:
-    """What was to be shown, and whether it was."""
+    """Sentences that state each expectation and whether the scores meet it."""
     by_name = {score.name: score for score in comparison.scores}
     sentences = []
     if (policy := by_name.get("policy")) and (blind := by_name.get("random")):
@@ -353,7 +355,7 @@ def claims(comparison: Comparison) -> list[str]:
 
 
 def curves(comparison: Comparison) -> list[Curve]:
-    """Of every proposer."""
+    """The learning curve of every proposer."""
     return [
         Curve(
             score.name,

@@ -1,4 +1,4 @@
-"""Races over many problems: what was tried before is taken up, what improved goes back to the catalog."""
+"""Races over many problems: they resume from stored trials, and improvements go to the catalog."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cudal2gen.tuner.race import Race
 
 @dataclass
 class Standing:
-    """How a campaign stands: what a progress view shows."""
+    """The state of a campaign: races that ended, the current race, faults. ``begin``: seconds of time.monotonic()."""
 
     problems: int
     begin: float
@@ -47,7 +47,7 @@ class Standing:
 
 
 class Incumbents:
-    """Each problem's own record in a catalog, else the nearest that is legal there; None where there is none."""
+    """A problem's own record in a catalog, else the nearest one that is legal for it, else None."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._pool = list(records)
@@ -65,7 +65,7 @@ class Incumbents:
 
 
 def _resized(record: Record, problem: Problem) -> Record:
-    """Another problem's record on this one; IllegalRecord where its rules forbid that."""
+    """Another problem's record with this problem's sizes. Raises IllegalRecord."""
     return revise(record, m=problem.m, n=problem.n, k=problem.k)
 
 
@@ -81,9 +81,9 @@ def run(
     progress: Callable[[Standing], None] = lambda _: None,
     after: Callable[[Race], None] = lambda _: None,
 ) -> Standing:
-    """Races every problem, within the budget. Trials that ``store`` has of this run are taken up, none is made twice.
+    """Races every problem within the budget, and resumes from the trials of this run in ``store``.
 
-    ``after`` is called with each race that ended. A problem for which nothing is legal is a fault and no more.
+    ``after`` receives each race that ended. A problem without a legal record is a fault of the standing.
     """
     begin = time.monotonic()
     standing = Standing(len(problems), begin)
@@ -114,7 +114,7 @@ def run(
             out_of_time,
             lambda _: progress(standing),
         )
-        # A thousand candidates of each of a thousand problems are gigabytes; what a race found is in its trials.
+        # Candidates of a thousand problems would take gigabytes, and the trials hold the result.
         standing.current.candidates = space.Candidates(problem, (), ())
         standing.races.append(standing.current)
         standing.current = None
@@ -124,13 +124,13 @@ def run(
 
 
 def catalog_record(race: Race) -> Record:
-    """The winner as a record of the catalog: its origin says where it was measured, and what differs from the old one.
+    """The winner as a record of the catalog: its origin names the device, the proposer and the changed fields.
 
-    ValueError for a race that improved nothing.
+    Raises ValueError for a race without an improvement.
     """
     winner = race.winner
     if winner is None or not race.improved:
-        raise ValueError(f"{race.problem.mnk}: nothing improved, so there is nothing to write")
+        raise ValueError(f"{race.problem.mnk}: nothing improved beyond noise, so the catalog keeps its record")
     changed = sorted(_differing(race.incumbent, parse(winner.record)))
     source = f"cudal2gen tune, measured on {winner.on}, proposed by {winner.proposer}"
     origin = {"source": source, "structure": "tuned", "changed": changed}
@@ -138,7 +138,7 @@ def catalog_record(race: Race) -> Record:
 
 
 def diff(race: Race) -> list[str]:
-    """What a winner changes, a line per field."""
+    """The fields that the winner changes, a line each."""
     winner = race.winner
     if winner is None:
         return []
@@ -153,7 +153,7 @@ def _differing(old: Record | None, new: Record) -> dict[str, tuple[Any, Any]]:
 
 
 def may_write(race: Race, verdict_clean: bool) -> str:
-    """Why a race's winner must not go into the catalog; empty where it may."""
+    """The reason that keeps a race's winner out of the catalog; empty if there is none."""
     winner = race.winner
     if winner is None or not race.improved:
         return "nothing improved beyond noise"
@@ -163,7 +163,7 @@ def may_write(race: Race, verdict_clean: bool) -> str:
 
 
 def mean_curve(standing: Standing) -> list[tuple[float, float]]:
-    """The mean over races of the best cost so far, the first one's being 1, after each number of evaluations."""
+    """Points (evaluations, mean over races of the best cost so far), relative to each race's first cost."""
     curves = [[cost for cost in race.curve if cost != float("inf")] for race in standing.races]
     relative = [[cost / curve[0] for cost in curve] for curve in curves if curve]
     longest = max(map(len, relative), default=0)

@@ -1,8 +1,8 @@
-"""Exchanges with a language model: one over the network, one from a transcript; what they cost, and how they fail.
+"""Exchanges with a language model, over the network or from a transcript; their cost and their failures.
 
-``Online`` makes one exchange by the ``openai`` library, bounded in time and in bytes. ``Transcript`` writes every
-exchange down, those that failed too; ``Replayed`` answers from such a file, and from nothing else. ``Chat`` asks one of
-them, again where that may help, in the plainest form that the server understands.
+``ServerWire`` makes one exchange with the ``openai`` library, bounded in time and bytes. ``RecordingWire`` stores every
+exchange, failed ones too; ``ReplayWire`` answers from such a file only. ``Chat`` uses one of them, repeats an exchange
+after a transient failure, and falls back to a plainer form of response where the server rejects a schema.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from cudal2gen.tuner.proposal import MissingLibrary
 if TYPE_CHECKING:
     import openai
 
-KEY = "CUDAL2GEN_LLM_KEY"  # the variable a key is taken from; never OPENAI_API_KEY, which is for one server alone
+KEY = "CUDAL2GEN_LLM_KEY"  # the variable of the key; never OPENAI_API_KEY, which belongs to one particular server
 Form = Literal["schema", "object", "text"]
 FORMS: tuple[Form, ...] = ("schema", "object", "text")  # response_format json_schema, json_object, or none
-NOT_UNDERSTOOD = (400, 415, 422, 501)  # what servers say to a response_format that they do not know
+NOT_UNDERSTOOD = (400, 415, 422, 501)  # a server's status for an unknown response_format
 HOPELESS = (401, 402, 403, 404)
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
-PAUSES = (1.0, 4.0)  # seconds before an exchange that failed for the moment is tried again
+PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
 MOST_BYTES = 1 << 20  # of an answer
 LONGEST_ERROR = 400  # characters of a server's message
 
@@ -46,20 +46,20 @@ class Message(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is asked: a conversation, and the JSON schema of the answer."""
+    """A conversation, and the JSON schema of its answer."""
 
     messages: tuple[Message, ...]
     schema: dict[str, Any]
 
     @property
     def digest(self) -> str:
-        """Equal for equal questions, whichever server is asked and in whichever form."""
+        """A hash of conversation and schema, independent of server and form."""
         text = json.dumps([list(map(list, self.messages)), self.schema], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Reply(NamedTuple):
-    """An answer. ``cost``: in the prices' currency. ``estimated``: the server counted no tokens, they are guessed."""
+    """An answer. ``cost``: in the prices' currency. ``estimated``: token counts are estimates, the server sent none."""
 
     text: str
     refusal: str = ""
@@ -73,7 +73,7 @@ class Reply(NamedTuple):
 
 
 class Unavailable(RuntimeError):
-    """No answer. ``status``: of HTTP, 0 where there was none. ``for_good``: asking again is of no use."""
+    """No answer. ``status``: of HTTP, 0 without a response. ``for_good``: permanent; ``passing``: transient."""
 
     def __init__(self, message: str, status: int = 0, for_good: bool = False, passing: bool = False) -> None:
         super().__init__(message)
@@ -81,10 +81,10 @@ class Unavailable(RuntimeError):
 
 
 class Wire(Protocol):
-    """Whatever makes one exchange."""
+    """Makes one exchange."""
 
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:
-        """Raises Unavailable, and nothing else, where there is no answer."""
+        """The answer. Raises Unavailable, and no other error, where there is none."""
         ...
 
 
@@ -103,16 +103,16 @@ class Endpoint:
 
     @classmethod
     def from_environment(cls, url: str, model: str, variable: str = KEY, **options: Any) -> Endpoint:
-        """With the key that a variable holds; servers of one's own need none."""
+        """With the key in an environment variable, which a local server may not need."""
         return cls(url, model, os.environ.get(variable, ""), **options)
 
     def cost(self, tokens_in: int, tokens_out: int) -> float:
-        """Of one exchange."""
+        """The cost of one exchange."""
         return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
 
 
 class ServerWire:
-    """Exchanges over the network. Raises NoLibrary where it is made without the ``openai`` library."""
+    """Exchanges over the network. Its constructor raises MissingLibrary without the ``openai`` library."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         try:
@@ -120,8 +120,8 @@ class ServerWire:
         except ImportError:
             raise MissingLibrary("proposer llm needs the openai library: pip install 'cudal2gen[llm]'") from None
         self._endpoint, self._library = endpoint, openai
-        # Chat tries again by itself, so that the transcript has every exchange. Without a key of its own the library
-        # would look for one that is for another server.
+        # max_retries=0: Chat repeats exchanges, so the transcript has each one. api_key="none": without an argument the
+        # library would send OPENAI_API_KEY, another server's key, to this server.
         self._client = openai.OpenAI(
             base_url=endpoint.url, api_key=endpoint.key or "none", timeout=endpoint.seconds, max_retries=0
         )
@@ -132,7 +132,7 @@ class ServerWire:
         begin = time.monotonic()
         library = self._library
         try:
-            # Streamed as bytes, not as events: so that a server that dribbles, or never ends, is left.
+            # Streaming bytes lets _body stop at its limits of time and size if a server is slow or endless.
             with self._client.with_streaming_response.chat.completions.create(
                 **self._arguments(request, form)
             ) as response:
@@ -172,21 +172,21 @@ class ServerWire:
                     raise Unavailable(f"no whole answer from {self._endpoint.url} in {self._endpoint.seconds:g} s")
         except Unavailable:
             raise
-        except Exception as error:  # the HTTP library's own, whose name depends on the client's version
+        except Exception as error:  # of the HTTP library; its class depends on the client's version
             raise Unavailable(f"{self._endpoint.url}: the answer broke off: {type(error).__name__}") from None
         return bytes(body)
 
     def _refused(self, error: openai.APIStatusError) -> Unavailable:
         status = error.status_code
         if status == 400 and "max_completion_tokens" in error.message and self._limit == "max_tokens":
-            # Newer models of some servers know the limit under its new name alone.
+            # Newer models of some servers accept only the limit's new name.
             self._limit = "max_completion_tokens"
             return Unavailable(f"{self._endpoint.url} wants max_completion_tokens", status, passing=True)
         text = f"{self._endpoint.url} answers {status}: {self._safe(error.message)}"
         return Unavailable(text, status, for_good=status in HOPELESS, passing=status in TRANSIENT)
 
     def _safe(self, text: str) -> str:
-        """A server's words in one line, without the key, which some of them repeat."""
+        """A server's message in one line without the key, which some servers repeat."""
         key = self._endpoint.key
         return " ".join((text.replace(key, "***") if key else text).split())[:LONGEST_ERROR]
 
@@ -197,7 +197,7 @@ class ServerWire:
             answer = ChatCompletion.model_validate_json(body)
             choice = answer.choices[0]
         except (ValidationError, IndexError, RecursionError):
-            raise Unavailable(f"{self._endpoint.url}: what it answers is no chat completion") from None
+            raise Unavailable(f"{self._endpoint.url}: the answer is no chat completion; check --llm-url") from None
         text, usage = choice.message.content or "", answer.usage
         prompt_tokens = sum(tokens(message.content) for message in request.messages)
         tokens_in, tokens_out = (
@@ -218,7 +218,7 @@ class ServerWire:
 
 
 class Exchange(results.Line):
-    """A line of a transcript: what was asked in which form, and what came of it. ``error``: why there is no answer."""
+    """A line of a transcript: the question, its form, and the fields of ``Reply``, or ``error`` without an answer."""
 
     kind: Literal["exchange"] = "exchange"
     digest: str
@@ -241,14 +241,14 @@ class Exchange(results.Line):
 
     @property
     def reply(self) -> Reply:
-        """The answer; raises Unavailable where there was none."""
+        """The answer. Raises Unavailable as the exchange did."""
         if self.error:
             raise Unavailable(self.error, self.status, self.for_good, self.passing)
         return Reply(**{name: getattr(self, name) for name in Reply._fields})
 
 
 class RecordingWire:
-    """A wire whose exchanges are written to a file, each before anything is made of it. Raises OSError."""
+    """A wire that appends every exchange to a file before it returns. Raises OSError."""
 
     def __init__(self, wire: Wire, path: Path) -> None:
         self._wire, self._path = wire, path
@@ -273,16 +273,16 @@ class RecordingWire:
 
 
 class ReplayWire:
-    """A wire that answers from a transcript, failures as they were; equal questions in the order they were asked.
+    """A wire that answers from a transcript, with its failures; equal questions in their recorded order.
 
-    Raises OSError where there is no such file, ValueError for a line that is no exchange.
+    Raises OSError without the file, ValueError for a line that is no exchange.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._exchanges: dict[tuple[str, Form], deque[Exchange]] = {}
-        # Only a line feed ends a line: answers may have the other line breaks of Unicode.
-        # What a killed process left after the last one is no line yet.
+        # Only a line feed ends a line, because answers may contain other line breaks of Unicode. Bytes after the last
+        # line feed are from a killed process.
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
             try:
                 exchange = TypeAdapter(Exchange).validate_json(line)
@@ -291,7 +291,7 @@ class ReplayWire:
             self._exchanges.setdefault((exchange.digest, exchange.form), deque()).append(exchange)
 
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:
-        """See ``Wire``. Nothing is made up for a question that was never asked."""
+        """See ``Wire``. Raises Unavailable for a question that is not in the transcript."""
         exchanges = self._exchanges.get((request.digest, form))
         if not exchanges:
             raise Unavailable(f"{self._path} has no answer to this question on {problem.mnk}, or no further one")
@@ -300,7 +300,7 @@ class ReplayWire:
 
 @dataclass
 class Usage:
-    """What exchanges took so far."""
+    """Sums over the exchanges so far."""
 
     exchanges: int = 0
     failed: int = 0
@@ -315,7 +315,7 @@ class Usage:
 
 
 class Chat:
-    """Asks a wire. What a server does not understand is asked in a plainer form, and so from then on."""
+    """Asks a wire. After a server rejects a form of response, all further questions use a plainer one."""
 
     def __init__(self, wire: Wire, pause: Callable[[float], None] = time.sleep) -> None:
         self._wire, self._pause = wire, pause
@@ -323,7 +323,7 @@ class Chat:
         self.usage = Usage()
 
     def ask(self, request: Request, problem: Problem) -> Reply:
-        """An answer; raises Unavailable where even the plainest form brings none."""
+        """An answer. Raises Unavailable where the plainest form fails too."""
         for form in self._forms:
             try:
                 reply = self._patiently(request, form, problem)
@@ -359,7 +359,7 @@ class Chat:
 
 
 def connect(endpoint: Endpoint | None, transcript: Path | None = None, replay: Path | None = None) -> Chat:
-    """A chat as a command line describes it. Raises ValueError, OSError, NoLibrary with a message for its user."""
+    """The chat of a command line. Raises ValueError, OSError, MissingLibrary with a message for the user."""
     if replay is not None:
         return Chat(ReplayWire(replay), pause=lambda _: None)
     if endpoint is None or not endpoint.url or not endpoint.model:

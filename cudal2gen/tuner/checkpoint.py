@@ -23,7 +23,7 @@ class CheckpointError(ValueError):
 
 
 def save(policy: Policy, path: Path) -> None:
-    """Writes a checkpoint; readers see the old one or the new one, never a part."""
+    """Writes a checkpoint by one rename: a reader sees the old one or the new one."""
     import torch
 
     size = len(policy.vocabulary)
@@ -49,7 +49,7 @@ def save(policy: Policy, path: Path) -> None:
 
 
 def load(path: Path, seed: int = 0) -> Policy:
-    """A checkpoint's policy, ready to go on learning. Raises CheckpointError."""
+    """A checkpoint's policy with its optimiser's state. Raises CheckpointError."""
     import torch
 
     try:
@@ -73,7 +73,7 @@ def load(path: Path, seed: int = 0) -> Policy:
 
 
 def _resized(state: dict[str, Any], rows: int) -> dict[str, Any]:
-    """An optimiser's state whose tensors for the heads, the first of a net, have so many rows; no token, no number."""
+    """An optimiser's state whose tensors of the heads (the net's parameter 0) have ``rows`` rows, zero-padded."""
     import torch
 
     def resize(value: torch.Tensor) -> torch.Tensor:

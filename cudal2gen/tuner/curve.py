@@ -1,4 +1,4 @@
-"""Learning curves as SVG: no library, no script, no request."""
+"""Learning curves as self-contained SVG, without a library or a script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLOURS = (
 
 
 class Curve(NamedTuple):
-    """Points (evaluations, value), and bounds of the value where they are known."""
+    """Points (evaluations, value); ``bounds``: (low, high) of each value, or empty."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -33,7 +33,7 @@ class Curve(NamedTuple):
 
 
 def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve]) -> str:
-    """A picture with a logarithmic horizontal axis. ValueError where there is nothing to draw."""
+    """A picture with a logarithmic horizontal axis. Raises ValueError without points."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         raise ValueError("no curve has a point; tune something first")

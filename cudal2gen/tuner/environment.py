@@ -1,9 +1,9 @@
-"""Where proposals meet a clock. One question, ``evaluate``; its answers are trials, failures among them.
+"""Environments evaluate records: ``evaluate`` returns trials, and a record's failure is a trial with a reason.
 
-- ``replay`` answers from trials that were recorded, and refuses what was not.
-- ``model`` answers from ``cudal2gen.model``, with terms added that nobody is told, and with noise. It is no GPU: it is
-  there to compare ways of searching and to test them, and its trials are stored apart from measured ones.
-- ``gpu``, in ``tuner.on_gpu``: built, checked, timed in turns with the incumbent and a baseline.
+- ``replay`` answers from recorded trials, and raises Unrecorded for any other record.
+- ``model`` answers from ``cudal2gen.model``, times hidden terms that no proposer can read, with noise. It stands for no
+  GPU: it serves to compare and test ways of searching, and its trials have a store of their own.
+- ``gpu``, in ``tuner.on_gpu``: builds, checks, and times in turns with the incumbent and a baseline.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLES: dict[Effort, int] = {"short": 5, "medium": 20, "long": 60}
 
 
 class Place(Protocol):
-    """What a trial says of where it was made. ``name``: gpu, replay or model; ``on``: a GPU, or its stand-in."""
+    """The place of an evaluation, as trials store it. ``name``: gpu, replay or model; ``on``: a GPU or its stand-in."""
 
     @property
     def name(self) -> str: ...
@@ -40,21 +40,21 @@ class Place(Protocol):
 
 
 class Environment(Place, Protocol):
-    """Something that says how good records are."""
+    """Evaluates records of a problem."""
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
-        """One trial per record, in their order. What goes wrong with a record is its trial's outcome, never raised."""
+        """One trial per record, in their order. A failure of a record is its trial's outcome and raises nothing."""
         ...
 
 
 class Unrecorded(LookupError):
-    """A replay was asked about a record that nobody has measured."""
+    """The replay has no trial of the record."""
 
 
 def trial_of(
     environment: Place, problem: Problem, record: Record, effort: Effort, outcome: Outcome, **details: Any
 ) -> Trial:
-    """A trial of an environment; run and proposer are the tuner's to fill in."""
+    """A trial of an environment; the race fills in ``run`` and ``proposer``."""
     return Trial(
         environment=environment.name,  # type: ignore[arg-type]
         on=environment.on,
@@ -70,7 +70,7 @@ def trial_of(
 
 
 def refusal_trial(environment: Place, problem: Problem, fields: Mapping[str, Any], reason: str) -> Trial:
-    """The trial of something that is no record: a proposer broke a rule."""
+    """The trial of an illegal proposal: its fields, and the rule that they violate."""
     return Trial(
         environment=environment.name,  # type: ignore[arg-type]
         on=environment.on,
@@ -85,7 +85,7 @@ def refusal_trial(environment: Place, problem: Problem, fields: Mapping[str, Any
 
 
 class Replay:
-    """Answers from recorded trials; of several of one record the last with the effort asked for, or a greater one."""
+    """Answers from recorded trials: for each record the last one of the requested effort or a greater one."""
 
     name = "replay"
     order: tuple[Effort, ...] = ("short", "medium", "long")
@@ -101,7 +101,7 @@ class Replay:
 
     @staticmethod
     def _key(problem: Problem, name: str, fields: Mapping[str, Any], effort: Effort) -> tuple[object, ...]:
-        # All decisions, not the key of a measurement: a replay need not validate what was.
+        # All decisions rather than space.key: recorded fields need no validation here.
         decisions = tuple((field, repr(value)) for field, value in sorted(fields.items()) if field not in space.GIVEN)
         return (*problem.key, name, decisions, effort)
 
@@ -110,25 +110,26 @@ class Replay:
         return self._key(problem, record.name, record.model_dump(mode="json"), effort) in self._trials
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
-        """Raises Unrecorded for the first record that was not measured: nothing is made up."""
+        """The recorded trials. Raises Unrecorded for the first record that has none."""
         trials = []
         for record in records:
             trial = self._trials.get(self._key(problem, record.name, record.model_dump(mode="json"), effort))
             if trial is None:
                 raise Unrecorded(
                     f"{problem.mnk}: no {effort} trial of {record.name} is recorded on {self.on}; "
-                    "a replay knows only what was measured: propose from its records, or measure with --environment gpu"
+                    "propose records that have trials, or measure with --environment gpu"
                 )
             trials.append(trial.model_copy(update={"environment": "replay", "effort": effort}))
         return trials
 
 
 class Model:
-    """``model.estimate``, hidden terms, and noise. Everything follows from ``seed``; no clock is read.
+    """``model.estimate`` times hidden terms, with noise. Everything follows from ``seed``; nothing reads a clock.
 
-    The hidden terms multiply a time by exp of two smooth random functions of the record's decisions: one is shared by
-    all problems and varies slowly with their sizes (``shared``: its standard deviation), one is each problem's own
-    (``own``). ``noise``: of one sample. There is no vendor's baseline; the reference is the incumbent.
+    The hidden terms multiply a time by exp(f + g), two smooth random functions of the record's decisions: f is common
+    to all problems and varies slowly with their sizes (standard deviation ``shared``), g belongs to one problem
+    (``individual``). ``noise``: standard deviation of one sample's logarithm. The reference is the incumbent; there is
+    no vendor's baseline.
     """
 
     name = "model"
@@ -143,7 +144,7 @@ class Model:
         self._draws = 0
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
-        """A modelled time for each, with noise; a record that is not for the problem is illegal."""
+        """A modelled time for each record, with noise; a record of another problem is illegal."""
         applicable = [record for record in records if record.problem == problem]
         times = dict(zip(map(id, applicable), self.true_us(applicable).tolist(), strict=True))
         incumbent = self._incumbent(problem)
@@ -167,14 +168,14 @@ class Model:
         return Timing(contender=contender, calls=1, event_us=tuple(samples.round(4).tolist()), error=0.0)
 
     def true_us(self, records: Sequence[Record]) -> Array:
-        """Times without noise: what the search is after, and what no proposer may ask."""
+        """Times without noise, in µs: the quantity that a search minimises, hidden from proposers."""
         if not records:
             return np.zeros(0)
         estimates = np.array([model.estimate(record).us for record in records])
         return estimates * np.exp(self.hidden(records))
 
     def hidden(self, records: Sequence[Record]) -> Array:
-        """The logarithm of what multiplies the model's estimate."""
+        """The logarithm of the factor on the model's estimate, per record."""
         traits = np.array([_traits(record) for record in records])
         sizes = np.array([_sizes(record) for record in records])
         shared_rng, total = np.random.default_rng([self.seed, 1]), np.zeros(len(records))
@@ -192,7 +193,7 @@ WAVES = 16
 
 
 def _waves(rng: np.random.Generator, traits: Array, sizes: Array) -> Array:
-    """A smooth random function of unit variance: a sum of cosines along random directions."""
+    """A smooth random function of unit variance, one value per row: a sum of cosines along random directions."""
     along = rng.normal(0, 0.9, (traits.shape[1], WAVES))
     across = rng.normal(0, 0.25, (sizes.shape[1], WAVES))
     phases = rng.uniform(0, 2 * math.pi, WAVES)
@@ -208,12 +209,13 @@ def _traits(record: Record) -> list[float]:
     """A record's decisions as numbers: logarithms of extents, and a fixed random number for each other choice."""
     stages = record.ring_steps
     extents = [record.bm, record.bn, record.k_step, stages, record.split_k, record.threads, record.cluster_ctas]
-    choices = [_number(name, str(getattr(record, name, None))) for name in OTHER]
+    choices = [_number(name, str(getattr(record, name, None))) for name in CATEGORIES]
     group = getattr(record, "raster_group", None) or getattr(record, "swizzle_stride", None) or 1
     return [*(0.6 * math.log2(extent) for extent in extents), 0.3 * math.log2(group), *choices]
 
 
-OTHER = ("family", "swap_ab", "schedule", "prefetch", "raster_axis", "hint_a", "hint_b", "reduce", "raster")
+# Fields whose values have no order; a record without one counts as None.
+CATEGORIES = ("family", "swap_ab", "schedule", "prefetch", "raster_axis", "hint_a", "hint_b", "reduce", "raster")
 
 
 @cache

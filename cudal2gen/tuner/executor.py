@@ -1,7 +1,7 @@
-"""Who carries out evaluations. ``Executor`` is what a race asks of it; here it is this process, or one beside it.
+"""Executors run evaluations for a race: in this process, or in a process of their own.
 
-A job says what is to be evaluated and nothing of where. Its ``key`` is the same whenever the same is asked, so an
-executor that loses a worker may run a job again, and must yield each job's trials once.
+A job names a problem, records and an effort, and no place. Its ``key`` is a hash of these, so an executor that loses a
+worker may run a job again; it yields each job's trials once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ START_SECONDS = 300.0  # for a process to import what it needs and to find its d
 
 
 class Job(NamedTuple):
-    """Records of one problem that are evaluated together, in turns with one another."""
+    """Records of one problem that an environment evaluates together, in turns with one another."""
 
     problem: Problem
     records: tuple[Record, ...]
@@ -44,19 +44,19 @@ class JobResult(NamedTuple):
 
 
 class Executor(Place, Protocol):
-    """Evaluates jobs: each exactly once, in any order, one measurement at a time on each GPU."""
+    """Evaluates jobs in any order, one measurement at a time on each GPU, and yields each exactly once."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """Yields each job as it is finished; what is yielded is stored before the next is asked for."""
+        """Yields each job when it ends; the caller stores its trials before it asks for the next."""
         ...
 
     def close(self) -> None:
-        """Ends workers. What they were doing is lost, and is asked for again by a later run."""
+        """Ends the workers. Their unfinished jobs are lost; a later run repeats them."""
         ...
 
 
 class InProcess:
-    """Evaluates here, one job after the other: for environments that cannot hang."""
+    """Evaluates in this process, one job after the other: for environments that cannot hang."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -72,10 +72,10 @@ class InProcess:
 
 
 class Worker:
-    """Evaluates in a process of its own, which is ended where it takes longer than ``seconds``, and started anew.
+    """Evaluates in a process of its own; ends it after ``seconds`` without an answer, and starts another.
 
-    A kernel that never ends, or that takes the device down, so costs its own job only: the records of a job that was
-    lost are evaluated one by one, and the one that is lost again is a failure.
+    So a kernel that hangs, or that breaks the device, costs only itself: the worker evaluates the records of a lost job
+    one by one, and a record that is lost again is a failure.
     """
 
     def __init__(self, make: Callable[[], Environment], seconds: float = 120.0) -> None:
@@ -99,7 +99,7 @@ class Worker:
         return [trial_of(self, job.problem, job.records[0], job.effort, outcome, reason=answer)]  # type: ignore[arg-type]
 
     def _ask(self, question: Any) -> Any:
-        """An answer, or in words why there is none; then the process is gone."""
+        """The trials, or a sentence that says why there are none; then the process has ended."""
         return self._answer(self._connection(), question, self._seconds)
 
     def _answer(self, pipe: Connection, question: Any, seconds: float) -> Any:
@@ -116,7 +116,7 @@ class Worker:
             self.close()
             return f"the process that ran it ended (exit code {code})"
         if isinstance(answer, str):
-            # What an environment raises leaves it in a state that nobody knows.
+            # After an exception the environment's state is undefined.
             self.close()
         return answer
 

@@ -1,10 +1,10 @@
-"""A proposer that asks a language model: any server of the chat-completions protocol, through the ``openai`` library.
+"""A proposer that asks a language model on any chat-completions server, through the ``openai`` library.
 
-The model is asked for sparse changes to records that it is shown, and is told what it changed for the worse. What it
-answers is data: parsed here, put to the rules by ``kernel.revise``, and given back with the rule it broke, at most
-``RETRIES`` times. Nothing that it says reaches anything but the fields of a record.
+The prompt shows records with their times and failures, and asks for sparse changes to them. The answer is data: this
+module parses it, ``kernel.revise`` applies the rules, and an illegal change goes back with its rule, at most
+``RETRIES`` times. An answer can set fields of a record and nothing else.
 
-A server that fails, or that answers nonsense, costs proposals and no more. Why is said once.
+A failing server, or a nonsensical answer, costs proposals only; the proposer prints each reason once.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from cudal2gen.tuner.chat import Chat, Endpoint, Message, Reply, Request, Unavai
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question
 
-RETRIES = 2  # of one question, whatever was wrong with the answers
+RETRIES = 2  # of one question, for any fault of its answers
 MOST_FAULTS = 12  # of one answer
-LONGEST_REASON = 300  # characters of a rule, or of a reason, that is told
+LONGEST_REASON = 300  # characters of a rule or a reason in a prompt
 LONGEST_IDEA, DEEPEST = 2000, 32  # characters of a proposal, and brackets in it
-BEST, WORST, FAILED, WAITING = 4, 3, 8, 16  # what is shown, at most
-FIXED = frozenset({"family", *space.GIVEN})  # what no change may touch: a family is chosen by its base
+BEST, WORST, FAILED, WAITING = 4, 3, 8, 16  # most entries of each kind in a prompt
+FIXED = frozenset({"family", *space.GIVEN})  # a change must leave these; its base chooses the family
 
 SYSTEM = """\
 You tune half-precision matrix-multiply kernels for NVIDIA GPUs. A kernel is a record of typed fields. You are given one
@@ -61,7 +61,7 @@ def _warn(text: str) -> None:
 
 
 class Idea(BaseModel):
-    """One proposal as the model gives it."""
+    """One proposal of the model's answer, before the rules apply."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -71,18 +71,18 @@ class Idea(BaseModel):
 
 
 class Fault(NamedTuple):
-    """What is wrong with one idea, or with a whole answer. ``proposal``: the illegal one, where it got so far."""
+    """A fault of one idea or of a whole answer. ``proposal``: the illegal proposal, if the idea names fields."""
 
     text: str
     proposal: Proposal | None = None
 
 
 class Llm(FixedStrategy):
-    """``Proposer``. ``budget``: tokens of memory in a prompt. ``say``: told once of each thing that goes wrong.
+    """``Proposer``. ``budget``: tokens of memory in a prompt. ``warn``: receives each distinct failure once.
 
-    After ``patience`` questions in a row without an answer the server is not asked again, and at once where that is of
-    no use; after as many answers in a row of which nothing could be used, not on the same problem. Of what is still
-    illegal after the last retry, as much is proposed as there is room for: a failure that others may learn from.
+    After ``patience`` questions in a row without an answer, or one permanent failure, it asks the server no more; after
+    ``patience`` useless answers in a row, no more on that problem. Proposals that are still illegal after the last
+    retry fill the remaining places: their trials teach the other proposers.
     """
 
     name = "llm"
@@ -103,12 +103,12 @@ class Llm(FixedStrategy):
         return self._chat.usage
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Up to ``count`` new records; what broke a rule to the last after them."""
+        """Up to ``count`` new records, then the illegal proposals of the last answer."""
         useless_answers = self._useless_answers.get(question.problem, 0)
         if count < 1 or max(self._unanswered, useless_answers) >= self._patience:
             return []
         bases = _bases(question)
-        # Between two batches, or where it was pruned, what was proposed is no trial (yet).
+        # Proposed records without a trial: the race pruned them, or their batch has not ended.
         tried_keys = {space.key(parse(trial.record)) for trial in question.trials if trial.outcome != "illegal"}
         proposed = self._proposed.setdefault(question.problem, {})
         waiting = {key: record for key, record in proposed.items() if key not in tried_keys}
@@ -156,7 +156,7 @@ class Llm(FixedStrategy):
         count: int,
         proposals: dict[object, Proposal],
     ) -> list[Fault]:
-        """Adds an answer's new and legal records to ``found``; what is wrong with the rest."""
+        """Adds an answer's new, legal proposals to ``proposals``; returns the faults of the others."""
         ideas, faults = _ideas(reply, 4 * count)
         known_keys = set(question.proposed_keys) | ({space.key(question.incumbent)} if question.incumbent else set())
         for idea in ideas:
@@ -181,7 +181,7 @@ def connect(
     endpoint: Endpoint | None, memory: Memory, transcript: Path | None = None, replay: Path | None = None,
     warn: Callable[[str], None] = _warn,
 ) -> Llm:  # fmt: skip
-    """The proposer as a command line describes it.
+    """The proposer that a command line describes.
 
     Raises Absent without the library, ValueError and OSError where it is told too little, or a file is not there.
     """
@@ -189,12 +189,12 @@ def connect(
 
 
 def _worth_retrying(faults: Sequence[Fault], proposals: Mapping[object, Proposal]) -> bool:
-    """A repetition among good proposals is not worth another exchange; an illegal one is, or having nothing."""
+    """Whether another exchange pays: after an illegal proposal, or after faults without any legal one."""
     return any(fault.proposal for fault in faults) or (bool(faults) and not proposals)
 
 
 def _bases(question: Question) -> dict[str, Record]:
-    """Records that changes may start from, by label: the incumbent, the best and worst so far, one per other family."""
+    """Records to change, by label: the incumbent, the best and worst so far, and one of each other family."""
     bases: dict[str, Record] = {}
     if question.incumbent is not None:
         bases["incumbent"] = question.incumbent
@@ -210,7 +210,7 @@ def _bases(question: Question) -> dict[str, Record]:
 
 
 def _contrast(question: Question) -> tuple[list[Trial], list[Trial]]:
-    """The fastest and the slowest; no trial is both."""
+    """The fastest and the slowest trials, disjoint."""
     ranked = question.ranked
     best = ranked[:BEST]
     return best, ranked[max(len(best), len(ranked) - WORST) :]
@@ -223,7 +223,7 @@ def prompt(
     notes: Sequence[Mapping[str, str]],
     count: int,
 ) -> str:
-    """All that the model is told of a question, as one JSON document: nothing in it can pass for its frame."""
+    """The user message: a question as one JSON document, so its data cannot pass for instructions around it."""
     best, worst = _contrast(question)
     labels = [
         *(f"best{number}" for number in range(1, len(best) + 1)),
@@ -263,7 +263,7 @@ def _base(record: Record) -> Fields:
 
 
 def _derived(record: Record) -> Fields:
-    """What follows from a record, so that nobody need compute it."""
+    """Derived facts of a record, which the model then need not compute."""
     return {
         "threads": record.threads,
         "smem_bytes": record.smem_bytes,
@@ -275,7 +275,7 @@ def _derived(record: Record) -> Fields:
 
 
 def _variant(label: str, trial: Trial, record: Record, incumbent: Record | None) -> Fields:
-    """A measured variant: as what differs from the incumbent where both are of one family, and how fast it is."""
+    """A measured variant and its time in µs: its difference from an incumbent of the same family, else all fields."""
     variant: Fields = {"base": label, "us": round(trial.median_us, 3)}
     if incumbent is not None and incumbent.family == record.family:
         variant["differs from incumbent in"] = {
@@ -292,7 +292,7 @@ def _variant(label: str, trial: Trial, record: Record, incumbent: Record | None)
 
 
 def _difference(record: Record, incumbent: Record | None) -> Fields:
-    """A record as what differs from the incumbent, or all of it where that is of another family."""
+    """A record's difference from an incumbent of the same family, else all its fields."""
     if incumbent is not None and incumbent.family == record.family:
         differing = space.differing(incumbent, record)
         return {"differs from incumbent in": {name: pair[1] for name, pair in differing.items()}}
@@ -300,7 +300,7 @@ def _difference(record: Record, incumbent: Record | None) -> Fields:
 
 
 def _interval(trial: Trial) -> list[float]:
-    """The bootstrap interval of a median time that nothing was paired with."""
+    """The 95 % bootstrap interval of an unpaired median time, in µs."""
     import numpy as np
 
     from cudal2gen.ratios import resampled_medians
@@ -312,7 +312,7 @@ def _interval(trial: Trial) -> list[float]:
 
 
 def _failures(question: Question) -> list[Fields]:
-    """The last failures, each reason once, with the fields that were changed."""
+    """The last failures, each reason once, with the changed fields."""
     failures: dict[str, Fields] = {}
     for trial in reversed(question.failures):
         reason = trial.reason[:LONGEST_REASON]
@@ -362,7 +362,7 @@ def schema(families: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """A schema without titles, descriptions and references: servers differ in what they make of these."""
+    """A schema without titles, descriptions and references, which servers treat differently."""
     if isinstance(node, list):
         return [_without_titles(item, definitions) for item in node]
     if not isinstance(node, dict):
@@ -381,7 +381,7 @@ def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _ideas(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
-    """The ideas of an answer; one that is malformed does not spoil the others."""
+    """The well-formed ideas of an answer, at most ``limit``, and the faults of the others."""
     if reply.cut_off:
         cut = [Fault("the answer was cut off before its end: answer shorter, with fewer proposals")]
     else:
@@ -402,7 +402,7 @@ def _ideas(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
 
 
 def _plausible(item: Any) -> bool:
-    """Whether something could be a proposal, and can be stored as a failure if it is illegal."""
+    """Whether an item is small, flat and storable enough for a proposal or for the trial of an illegal one."""
     try:
         text = json.dumps(item, ensure_ascii=False, allow_nan=False)
         text.encode()  # half a surrogate pair is no text
@@ -412,7 +412,7 @@ def _plausible(item: Any) -> bool:
 
 
 def _proposals(text: str) -> list[Any] | None:
-    """The list in an answer; servers that cannot hold a model to a schema let it talk around the JSON."""
+    """The list of proposals in an answer, also amid prose: not every server enforces the schema."""
     for start in _openings(text):
         try:
             answer, _ = json.JSONDecoder().raw_decode(text, start)
@@ -424,7 +424,7 @@ def _proposals(text: str) -> list[Any] | None:
 
 
 def _openings(text: str, limit: int = 20) -> Iterator[int]:
-    """Where a JSON object may begin."""
+    """Positions where a JSON object may begin, the first ``limit``."""
     start = -1
     for _ in range(limit):
         if (start := text.find("{", start + 1)) < 0:
@@ -433,7 +433,7 @@ def _openings(text: str, limit: int = 20) -> Iterator[int]:
 
 
 def _revised(idea: Idea, bases: Mapping[str, Record]) -> Proposal | Fault:
-    """An idea put to the rules, or what is wrong with it."""
+    """The legal proposal of an idea, or its fault."""
     base = bases.get(idea.base)
     if base is None:
         return Fault(f"{_text(idea)}: base must be one of {', '.join(bases)}")

@@ -1,11 +1,11 @@
-"""Contextual memory: Markdown notes on architectures, and lessons that grow from what a campaign improved.
+"""Contextual memory: Markdown notes on architectures, and lessons from the improvements of campaigns.
 
 A note is a section of a Markdown file: a heading, lines ``key: value``, an empty line, and text. ``gpus`` and
-``classes`` say where it holds (absent: everywhere), ``source`` where it is from, ``measured`` on what, or no. Notes
-that ship with the package are in ``tuner/notes``; lessons are appended to a file beside the trials that they are from,
-so that what a model of a GPU taught is never taken for a measurement.
+``classes`` limit its scope (absent: everywhere); ``source`` names its origin; ``measured`` names a device, or says no.
+The package ships notes in ``tuner/notes``. Lessons are appended to a file beside their trials, so lessons from the
+model environment stay apart from measured ones.
 
-Notes are data. Whoever shows them to a language model hands them over as such: anybody may have written them.
+Notes are data from unknown authors: a prompt passes them as data, never as instructions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SHIPPED = places.PACKAGE / "tuner" / "notes"
 CLASSES: tuple[str, ...] = get_args(SizeClass)
-LONGEST = 2000  # characters of a note that anybody is shown
+LONGEST = 2000  # characters of a note in a prompt
 CHARACTERS_PER_TOKEN = 3.5  # of English mixed with numbers, for tokenisers of today: a guess on the safe side
 _HEADING = re.compile(r"^## +(.+?)\s*$")
 _KEY = re.compile(r"^(gpus|classes|source|measured|problem|changes|gain): *(.*?)\s*$")
@@ -37,16 +37,15 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u20
 
 
 def tokens(text: str) -> int:
-    """About how many tokens a text is; tokenisers differ, and none is needed for a budget."""
+    """An estimate of a text's tokens, enough for a budget; tokenisers differ."""
     return math.ceil(len(text) / CHARACTERS_PER_TOKEN)
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something worth knowing. ``problem``: gpu, acc, layout and m_n_k that a lesson is from, empty for general notes.
+    """A note. ``problem``: gpu, acc, layout and m_n_k of a lesson, empty for general notes.
 
-    ``changes``: of a lesson, the fields that were changed, as JSON, from the old value to the new one. ``gain``: how
-    many times faster that was, with its interval.
+    ``changes``: a lesson's changed fields as JSON, old and new value each. ``gain``: their speedup with its interval.
     """
 
     title: str
@@ -60,13 +59,13 @@ class Note:
     gain: str = ""
 
     def holds_for(self, problem: Problem) -> bool:
-        """Whether GPU (or one of the same architecture) and size class are the note's."""
+        """Whether the note covers the problem's architecture and size class."""
         sm = GPUS[problem.gpu].sm
         related = not self.gpus or any(gpu in GPUS and GPUS[gpu].sm == sm for gpu in self.gpus)
         return related and (not self.classes or problem.size_class in self.classes)
 
     def rank(self, problem: Problem) -> tuple[float, ...]:
-        """The smaller, the more to the point: this very GPU, this class, a lesson of a problem of like size."""
+        """A sort key, smaller for more specific notes: by this GPU, by size class, by the distance of sizes."""
         kinship = 0 if problem.gpu in self.gpus else 1 if self.gpus else 2
         return (kinship, 0 if self.classes else 1, self._distance(problem))
 
@@ -79,7 +78,7 @@ class Note:
 
     @property
     def markdown(self) -> str:
-        """The section as it stands in a file."""
+        """The note as a section of a file."""
         lists = {"gpus": ", ".join(self.gpus), "classes": ", ".join(self.classes)}
         texts = {name: getattr(self, name) for name in ("source", "measured", "problem", "changes", "gain")}
         lines = [f"{name}: {value}" for name, value in (lists | texts).items() if value]
@@ -87,13 +86,13 @@ class Note:
 
     @property
     def visible(self) -> dict[str, str]:
-        """The note for a reader: what it says and how far to trust it, without what cannot be printed."""
+        """The note's text and its evidence for a prompt, printable characters only, at most ``LONGEST`` each."""
         texts = {name: getattr(self, name) for name in ("title", "text", "measured", "source", "changes", "gain")}
         return {name: _UNPRINTABLE.sub("", value)[:LONGEST] for name, value in texts.items() if value}
 
 
 def parse_notes(text: str) -> Iterator[Note]:
-    """The notes of a Markdown file. What stands before the first heading, or is none of ours, is left out."""
+    """The notes of a Markdown file; skips text before the first heading and sections of another shape."""
     for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
         lines = section.splitlines()
         heading = _HEADING.match(lines[0]) if lines else None
@@ -114,15 +113,16 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def lessons_path(trials: Path) -> Path:
-    """Where the lessons of a file of trials are kept: what was measured and what was modelled stay as far apart."""
+    """The file of lessons beside a file of trials, so measured and modelled lessons have files of their own."""
     return trials.with_name(f"{trials.stem}-lessons.md")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Notes, and the file that new lessons go to (None: nowhere). ``left_out``: problems whose lessons are not told.
+    """Notes, and the file of new lessons (None: lessons are not kept).
 
-    Who compares ways of searching on held-out problems leaves these out, or it would hand over the answers.
+    ``excluded``: m_n_k of problems whose lessons ``recall`` hides; a comparison on held-out problems excludes these,
+    because their lessons contain the answers.
     """
 
     notes: Sequence[Note] = ()
@@ -130,11 +130,11 @@ class Memory:
     excluded: Collection[str] = field(default_factory=frozenset)
 
     def excluding(self, problems: Iterable[Problem]) -> Memory:
-        """The same, but for lessons from these problems, on whichever GPU and in whichever layout they were learnt."""
+        """This memory without the lessons of these problems' sizes, on any GPU and in any layout."""
         return replace(self, excluded=frozenset(self.excluded) | {problem.mnk for problem in problems})
 
     def recall(self, problem: Problem, budget: int = 1500) -> list[Note]:
-        """Notes that hold for a problem, the most to the point first, in about ``budget`` tokens altogether."""
+        """Notes that cover a problem, the most specific first, within about ``budget`` tokens in total."""
         notes: list[Note] = []
         applicable = [note for note in self._all() if note.holds_for(problem) and not self._hidden(note)]
         for note in sorted(applicable, key=lambda note: note.rank(problem)):
@@ -153,27 +153,27 @@ class Memory:
             yield from parse_notes(_text(self.file))
 
     def learn(self, race: Race) -> Note | None:
-        """Appends the lesson of a race that improved its problem; None where there was none, or it is known.
+        """Appends and returns the lesson of a race with an improvement; None without one, or if the file has it.
 
         Raises OSError where the file cannot be written.
         """
         winner, gain = race.winner, race.gain
         if self.file is None or winner is None or gain is None or not race.improved or race.incumbent is None:
             return None
-        if winner.environment == "replay":  # learnt when it was measured
+        if winner.environment == "replay":  # the measurement has appended the lesson
             return None
         note = lesson(race.problem, race.incumbent, parse(winner.record), gain, winner.environment, winner.on)
         return note if _append(note, self.file) else None
 
 
 def load(file: Path | None = None) -> Memory:
-    """The shipped notes, and the lessons of a file, which need not be there yet."""
+    """The shipped notes, and the lessons of a file, which need not exist yet."""
     shipped = [note for path in sorted(SHIPPED.glob("*.md")) for note in parse_notes(path.read_text(encoding="utf-8"))]
     return Memory(tuple(shipped), file)
 
 
 def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment: str, on: str) -> Note:
-    """What an improvement teaches: where, which fields, by how much."""
+    """The lesson of an improvement: the problem, the changed fields, the gain."""
     changed = space.differing(old, new)
     spelled = ", ".join(
         f"{name} {json.dumps(before)} -> {json.dumps(after)}" for name, (before, after) in changed.items()
@@ -194,7 +194,7 @@ def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment:
 
 
 def _append(note: Note, path: Path) -> bool:
-    """Adds a lesson unless the same changes are there for the same problem; processes take turns."""
+    """Adds a lesson unless the file has the same changes for the same problem; a file lock serialises processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8", errors="replace") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -208,7 +208,7 @@ def _append(note: Note, path: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    """A file's text; empty where there is none. What is no UTF-8 is replaced: a memory is no reason to stop."""
+    """A file's text, empty without a file; replaces invalid UTF-8, because a damaged memory must not stop a search."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

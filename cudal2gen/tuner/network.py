@@ -18,7 +18,7 @@ CAPACITY = 4096  # tokens that a policy can know
 
 
 class Net:
-    """One part of the logits, the prior's or the learned one. Zero at first, but for the numbers of a hidden layer."""
+    """One summand of the logits, the prior or the learned part; its output is zero until training."""
 
     def __init__(self, seed: int) -> None:
         import torch
@@ -35,12 +35,12 @@ class Net:
         return {"heads": self.heads, "inner": self.inner, "bias": self.bias, "outer": self.outer}
 
     def trainable(self, flag: bool) -> None:
-        """Whether gradients are kept."""
+        """Switches gradients on or off."""
         for tensor in self.tensors.values():
             tensor.requires_grad_(flag)
 
     def logits(self, context: torch.Tensor, ids: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """One per row."""
+        """One logit per row of ``ids`` and ``numbers``."""
         import torch
 
         per_token = self.heads @ context
@@ -49,7 +49,7 @@ class Net:
         return per_token[ids].sum(1) + inside @ self.outer
 
     def of_tokens(self, context: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Logits of the alternatives of a loose head."""
+        """Logits of the alternatives of a free field."""
         logits: torch.Tensor = self.heads[ids] @ context
         return logits
 
@@ -58,7 +58,7 @@ def leave_one_out(rewards: Sequence[float], normalise: bool = False) -> list[flo
     """Each reward minus the mean of the others; divided by the group's standard deviation where ``normalise``."""
     count, total = len(rewards), sum(rewards)
     if count < 2:
-        raise ValueError(f"{count} rewards make no group: an advantage is against the others'")
+        raise ValueError(f"{count} rewards make no group: an advantage needs at least two")
     advantages = [reward - (total - reward) / (count - 1) for reward in rewards]
     if not normalise:
         return advantages
@@ -78,7 +78,7 @@ def bradley_terry(logits: torch.Tensor, scores: Sequence[float], margin: float =
 
 
 def cumulative(logits: NDArray[Any]) -> NDArray[np.float64]:
-    """Of the probabilities; the last is 1, so that no draw falls beyond it."""
+    """Cumulative probabilities of softmax(logits); the last is exactly 1, so no draw falls beyond it."""
     weights = np.exp(logits.astype(np.float64) - logits.max())
     sums: NDArray[np.float64] = np.cumsum(weights) / weights.sum()
     sums[-1] = 1.0

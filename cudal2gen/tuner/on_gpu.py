@@ -1,7 +1,7 @@
-"""The ``gpu`` environment: what is proposed is built, checked on the device, and timed in turns with what it must beat.
+"""The ``gpu`` environment: builds records, checks them on the device, and times them against incumbent and baseline.
 
-The order is that of cost: compile (a spill ends it), check (a wrong result ends it), and only then time. All records of
-one question are timed in the same turns, beside the incumbent and the best baseline, on the same data.
+Cheap steps come first: compile (a spill is a failure), check (a wrong result is a failure), then time. One measurement
+times all records of a question in turns, with the incumbent and the best baseline, on the same data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECONDS: dict[Effort, float] = {"short": 0.02, "medium": 0.08, "long": 0.3}
 
 
 class Workshop(Protocol):
-    """What the environment needs of compiler and trial, so that a test can stand in for both."""
+    """The compiler and the verdict as the environment uses them; tests substitute both."""
 
     def build(self, records: Sequence[Record]) -> list[Artifact]:
         """Raises BuildError where one of them does not compile."""
@@ -63,11 +63,11 @@ class GpuEnvironment:
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
-        """By digest: of every binary that came to be tried here."""
+        """Verdicts by digest, of every binary that this environment checked."""
         return dict(self._verdicts)
 
     def prepare(self, records: Sequence[Record]) -> None:
-        """Compiles, and no more: what a machine without a GPU can do beforehand. What fails is found again later."""
+        """Compiles only, which needs no GPU; ``evaluate`` meets and reports the failures."""
         self._build(records)
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
@@ -114,7 +114,7 @@ class GpuEnvironment:
             return artifacts
 
     def _fault(self, record: Record, artifact: Artifact) -> str:
-        """What is wrong with a kernel; each binary is tried once."""
+        """The findings of a kernel's verdict, empty for a correct one; checks each binary once."""
         verdict = self._verdicts.get(artifact.digest)
         if verdict is None:
             verdict = self._verdicts[artifact.digest] = self._workshop.judge(record, artifact)
@@ -132,7 +132,7 @@ class GpuEnvironment:
             except TooGood as error:
                 refused = first.get(error.contender)
                 if refused is None:
-                    raise  # the incumbent's or the baseline's clock: nothing can be said here
+                    raise  # of the incumbent or the baseline: then the clock is wrong, and no time is valid
                 trials |= {
                     index: trial_of(self, problem, correct[index][0], effort, "too good", reason=str(error))
                     for index in refused
@@ -144,7 +144,7 @@ class GpuEnvironment:
         return trials
 
     def _measure(self, problem: Problem, correct: dict[str, tuple[Record, Artifact]], effort: Effort) -> Measurement:
-        """One measurement of all, in turns. An incumbent that cannot be built or opened does not take part."""
+        """One measurement of all kernels in turns. Leaves out an incumbent that does not build."""
         with ExitStack() as stack:
             contenders: list[Contender] = []
             failed: dict[str, str] = {}
@@ -193,7 +193,7 @@ class GpuEnvironment:
 
 
 class DeviceWorkshop:
-    """``Workshop`` on the real device: verdicts are stored as they are made, and not made twice."""
+    """``Workshop`` on a real device: stores every new verdict, and reuses stored ones."""
 
     def __init__(self, card: Gpu, store: Path | None = None) -> None:
         from cudal2gen import compiler, toolchain
@@ -204,13 +204,13 @@ class DeviceWorkshop:
         self._verdicts = results.latest(store)
 
     def build(self, records: Sequence[Record]) -> list[Artifact]:
-        """In parallel, on all cores."""
+        """Builds on all cores."""
         from cudal2gen import compiler
 
         return compiler.build(records, tools=self._tools)
 
     def judge(self, record: Record, artifact: Artifact) -> Verdict:
-        """The device's verdict, on what the emulator would execute and on the record's own problem."""
+        """The device's verdict, on the emulator's problems and on the record's own."""
         from cudal2gen.validator.device import BuiltKernel
         from cudal2gen.validator.judgement import judge
 
@@ -240,7 +240,7 @@ def connect(
     contenders: dict[tuple[str, str], Contender] = {}
 
     def baseline(problem: Problem) -> Contender:
-        # What it chooses for a problem is kept in its own store; one that cannot run is absent, with the reason.
+        # The tuning store keeps the library's choice per problem; a baseline that cannot run is absent with a reason.
         name = best_baseline(problem, stored) or f"cublaslt-autotuning-{problem.layout}"
         if (name, problem.acc) not in contenders:
             (contenders[name, problem.acc],) = baselines.contenders([name], problem.acc, card, tuning_store)
@@ -250,7 +250,7 @@ def connect(
 
 
 def best_baseline(problem: Problem, stored: results.Measurements) -> str | None:
-    """The fastest baseline that was measured for a problem, on the device alone; None where none was."""
+    """The fastest baseline among a problem's device measurements with a cold L2; None without any."""
     measurements = [
         measurement
         for measurement in stored.latest()

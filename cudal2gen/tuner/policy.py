@@ -1,8 +1,8 @@
-"""The policy: a distribution over the legal records of a problem, and how rewards change it.
+"""The policy: a distribution over the legal records of a problem, and its updates by rewards.
 
 A record's logit is the sum of a number for each of its decisions, alone and in pairs, each linear in the features of
-problem and GPU, and of a small network over what follows from the record. Softmax runs over the legal structures of
-the problem: that is the mask, made by the records' own rules. Loose heads are categorical beside it.
+problem and GPU, and of a small network over the record's derived facts. Softmax runs over the legal structures of the
+problem, so the records' own rules are the mask. Each free field has a categorical distribution beside it.
 
 logits = logits of the prior + learned part. The prior imitates published kernels and is then frozen; the learned part
 starts at zero and is trained
@@ -44,7 +44,7 @@ class Action(NamedTuple):
 
 
 def on_one_core() -> None:
-    """A policy's steps are too small to be shared out among threads. Raises ImportError."""
+    """Limits torch to one thread: the policy's steps are too small to share. Raises ImportError."""
     import torch
 
     torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def on_one_core() -> None:
 
 @dataclass
 class View:
-    """A problem's candidates, encoded: what one step of a policy works on. Loose heads: token ids by family."""
+    """A problem's candidates as tensors, for the steps of a policy. ``loose``: token ids by family and free field."""
 
     candidates: space.Candidates
     context: torch.Tensor
@@ -73,14 +73,14 @@ class Group(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """Measured records of one problem, and how good each is: larger is better."""
+    """Measured records of one problem, and a score for each; larger is better."""
 
     records: Sequence[Record]
     scores: Sequence[float]
 
 
 class Prepared(NamedTuple):
-    """The same, as a policy reads it."""
+    """``Ranked`` as tensors."""
 
     encoding: tuple[torch.Tensor, ...]
     scores: Sequence[float]
@@ -98,7 +98,7 @@ class Policy:
         self._rng = np.random.default_rng(seed)
         self.optimizer: torch.optim.Optimizer | None = None
 
-    # What the policy says
+    # Distributions and draws
 
     def view(self, candidates: space.Candidates) -> View:
         """Candidates, encoded."""
@@ -138,7 +138,7 @@ class Policy:
     def draw(
         self, view: View, count: int, prior_only: bool = False, temperature: float = 1.0, distinct: bool = False
     ) -> list[Action]:
-        """Draws from the distribution; ``distinct``: no structure twice, so there may be fewer than asked for."""
+        """Draws from the distribution; ``distinct``: no structure twice, so maybe fewer than ``count``."""
         import torch
 
         with torch.no_grad():
@@ -167,7 +167,7 @@ class Policy:
         ]
 
     def log_probability(self, view: View, actions: Sequence[Action]) -> torch.Tensor:
-        """Of each action, with gradient."""
+        """The log probability of each action, with gradient; shape (actions,)."""
         import torch
 
         total = torch.log_softmax(self.logits(view), 0)[torch.tensor([action.row for action in actions])]
@@ -182,7 +182,7 @@ class Policy:
         return total + torch.stack(loose)
 
     def divergence(self, view: View) -> torch.Tensor:
-        """KL from the prior, exact: the candidates are all there. Loose heads count by their family's share."""
+        """The exact KL divergence from the prior, over all candidates. Free fields weigh by their family's share."""
         import torch
 
         current, prior = (torch.log_softmax(self.logits(view, only), 0) for only in (False, True))
@@ -200,11 +200,11 @@ class Policy:
         return total
 
     def scores(self, problem: Problem, records: Sequence[Record], prior_only: bool = False) -> torch.Tensor:
-        """Logits of any records of a problem, loose heads included, comparable with one another."""
+        """Logits of any records of a problem with their free fields, comparable with one another; shape (records,)."""
         return self._scores(self._encode(problem, records), prior_only)
 
     def prepared(self, ranked: Ranked) -> Prepared:
-        """What ``contrast`` works on, encoded once for many steps."""
+        """Ranked records as tensors, for many steps of ``contrast``."""
         return Prepared(self._encode(ranked.records[0].problem, ranked.records), ranked.scores)
 
     def _encode(self, problem: Problem, records: Sequence[Record]) -> tuple[torch.Tensor, ...]:
@@ -223,12 +223,12 @@ class Policy:
         logits = self.prior.logits(*encoding)
         return logits if prior_only else logits + self.learned.logits(*encoding)
 
-    # What changes it
+    # Updates
 
     def imitate(self, examples: Sequence[Record], seconds: float = 60.0, passes: int = 6, rivals: int = 192) -> float:
-        """Trains the prior to prefer what others chose; answers the mean log loss of the last pass.
+        """Trains the prior to prefer ``examples`` to ``rivals`` drawn legal records of the same problem.
 
-        Each example stands against ``others`` drawn legal records of its problem, for at most about ``seconds``.
+        Takes at most about ``seconds``; returns the mean log loss of the last pass.
         """
         import time
 
@@ -283,10 +283,10 @@ class Policy:
             _step(optimizer, loss / len(groups))
 
     def contrast(self, ranked: Sequence[Ranked | Prepared], margin: float = 0.0, weight: float = 1e-4) -> float:
-        """One step on pairs: the better record of each pair should have the higher logit. Answers the mean loss.
+        """One step towards a higher logit for the better record of each pair; returns the mean loss.
 
-        Pairs that differ by less than ``margin`` in score say nothing. ``weight``: cost of the learned part's squares,
-        which keeps it near the prior.
+        Skips pairs whose scores differ by less than ``margin``. ``weight``: cost of the learned part's squares, which
+        keeps it near the prior.
         """
         import torch
 
@@ -318,7 +318,7 @@ class Policy:
         net.trainable(False)
 
     def copy(self, seed: int = 0) -> Policy:
-        """An independent policy with the same numbers; its draws are its own."""
+        """An independent policy with the same parameters and draws of its own."""
         twin = Policy(seed, self.learning_rate)
         twin.vocabulary = Vocabulary(self.vocabulary.tokens[1:])
         twin.steps = self.steps
@@ -345,7 +345,7 @@ def practise(
     seed: int = 0,
     source: str = "policy",
 ) -> int:
-    """Group-relative training: in each round some problems, a group of draws each. Answers the evaluations it took."""
+    """Group-relative training: each round draws a group for some problems. Returns the number of evaluations."""
     rng, spent = np.random.default_rng(seed), 0
     for _ in range(rounds):
         groups = []
@@ -369,7 +369,7 @@ def compare(policy: Policy, ranked: Sequence[Ranked], rounds: int, problems: int
 
 
 def by_problem(records: Iterable[Record], scores: Iterable[float]) -> list[Ranked]:
-    """Measured records, grouped; problems with one record only say nothing and are left out."""
+    """Measured records by problem, without problems that have only one record."""
     grouped: dict[Problem, tuple[list[Record], list[float]]] = {}
     for record, score in zip(records, scores, strict=True):
         own_records, values = grouped.setdefault(record.problem, ([], []))

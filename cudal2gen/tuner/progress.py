@@ -1,4 +1,4 @@
-"""How a campaign stands, for a terminal and for a log."""
+"""The progress of a campaign, for a terminal and for a log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def line(standing: Standing, seconds: float) -> str:
 
 
 def gain(race: Race) -> str:
-    """What the winner gains over the incumbent, with its interval."""
+    """The winner's speedup over the incumbent with its 95 % interval, in words."""
     ratio: Ratio | None = race.gain
     if ratio is None:
         return "no long timing"
@@ -36,7 +36,7 @@ def gain(race: Race) -> str:
 
 
 def table(standing: Standing, seconds: float) -> Table:
-    """The view of a terminal: the races that ended last, the one that runs, the sums."""
+    """The terminal's view: the last races that ended, the current race, the sums."""
     from rich.table import Table
 
     view = Table(title=line(standing, seconds), title_justify="left", box=None, pad_edge=False)

@@ -1,4 +1,8 @@
-"""What a proposer is asked and what it answers: questions, proposals, and the protocol of a proposer."""
+"""Questions to proposers, their proposals, and the protocol ``Proposer``.
+
+A proposer that writes fields itself rather than picking candidates, as a language model does, answers with
+``proposal``: an illegal one carries the violated rule, and becomes a trial like any other failure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from cudal2gen.tuner.space import Candidates
 
 
 class Proposal(NamedTuple):
-    """A record, or fields that are none and the rules they break. ``note``: what its maker wants to be remembered."""
+    """A record; or fields with the rules that they violate, and no record. ``note``: the proposer's own remark."""
 
     proposer: str
     fields: Fields
@@ -24,7 +28,7 @@ class Proposal(NamedTuple):
 
 
 def proposal(proposer: str, fields: Fields, note: str = "") -> Proposal:
-    """Fields put to the rules."""
+    """The proposal of these fields: with a record where they are legal, else with the violated rules."""
     try:
         return Proposal(proposer, fields, parse(fields), note=note)
     except IllegalRecord as error:
@@ -33,10 +37,9 @@ def proposal(proposer: str, fields: Fields, note: str = "") -> Proposal:
 
 @dataclass(frozen=True)
 class Question:
-    """What a proposer is asked: legal candidates of a problem, and what is known of it so far.
+    """The legal candidates of a problem, and its trials so far, failures included.
 
-    ``trials``: of this problem, failures with reasons among them. ``seen``: keys of what was proposed already; another
-    proposal of one is not evaluated again.
+    ``proposed_keys``: ``space.key`` of the records proposed before; the race does not evaluate them again.
     """
 
     candidates: Candidates
@@ -50,7 +53,7 @@ class Question:
 
     @cached_property
     def ranked(self) -> list[Trial]:
-        """Measured trials, the fastest first; of a record that was timed more than once, the last."""
+        """Measured trials, fastest first; for a record with several, the last one."""
         last = {trial_key(trial): trial for trial in self.trials if trial.measured}
         return sorted(last.values(), key=lambda trial: trial.cost)
 
@@ -60,37 +63,37 @@ class Question:
 
 
 class Proposer(Protocol):
-    """Something that proposes records for one problem after the other."""
+    """Proposes records for one problem after the other."""
 
     @property
     def name(self) -> str: ...
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Up to ``count`` proposals; fewer, or none, where it has no more to say. Raises nothing for a bad idea."""
+        """Up to ``count`` proposals; fewer, or none, when it has no more. An illegal proposal raises nothing."""
         ...
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        """What became of proposals, its own and others', as soon as it is known."""
+        """Receives the trials of all proposers' proposals as soon as they end."""
         ...
 
 
 class MissingLibrary(RuntimeError):
-    """A proposer that cannot work here; the message says what to install."""
+    """A proposer's library is not installed; the message has the command that installs it."""
 
 
 def trial_key(trial: Trial) -> tuple[str, str]:
-    """Equal for trials of one kernel, launched in one way."""
+    """Equal for trials of one kernel with equal launch options."""
     fields = {name: value for name, value in trial.record.items() if name not in space.GIVEN}
     return trial.name, repr(sorted(fields.items()))
 
 
 class FixedStrategy:
-    """What learns nothing from trials."""
+    """A proposer that ignores trials."""
 
     name = ""
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        """Nothing to learn."""
+        """Ignores them."""
 
 
 def legal_proposal(proposer: str, record: Record) -> Proposal:

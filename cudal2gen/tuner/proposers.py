@@ -1,8 +1,4 @@
-"""Who proposes records: interchangeable, and mixable. Each answers the same question with proposals.
-
-A proposer that makes fields of its own rather than picking candidates, as a language model does, answers with
-``proposal``: what breaks a rule then carries the rule, and becomes a trial like every other failure.
-"""
+"""Proposers: random, nearest problems, evolution, TPE, NVIDIA's heuristics, the policy; and mixtures of them."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from cudal2gen.tuner.policy import Action, Group, Policy, Ranked, View
 from cudal2gen.tuner.proposal import FixedStrategy, MissingLibrary, Proposal, Proposer, Question, legal_proposal
 from cudal2gen.tuner.space import Candidates
 
-FAILED = -20.0  # the logarithm of a speed that nothing measured has
+FAILED = -20.0  # the score of a failure: below the logarithm of any measured speed
 
 
 class Random(FixedStrategy):
@@ -33,14 +29,14 @@ class Random(FixedStrategy):
         self._rng = random.Random(seed)
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Fewer only where next to all have been seen."""
+        """Fewer than ``count`` only where nearly all candidates were proposed before."""
         return _new_proposals(question, count, lambda: question.candidates.drawn(self._rng, self.name))
 
 
 class Nearest(FixedStrategy):
-    """What the nearest tuned problems do, the nearest first: the decisions of their records, or what is most like them.
+    """The decisions of the nearest problems' records, nearest first, or the legal candidates most like them.
 
-    The pool is given; who compares proposers leaves the problems out that are asked about.
+    A comparison of proposers removes its held-out problems from ``pool``.
     """
 
     name = "nearest"
@@ -50,7 +46,7 @@ class Nearest(FixedStrategy):
         self._neighbours = neighbours
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Ends when ``most`` neighbours have been asked."""
+        """Ends after ``neighbours`` records of the pool."""
         problem, proposals, keys = question.problem, [], set(question.proposed_keys)
         pool = [record for record in self._pool if record.acc == problem.acc and record.problem != problem]
         for record in sorted(pool, key=lambda record: distance(problem, record.problem))[: self._neighbours]:
@@ -64,14 +60,14 @@ class Nearest(FixedStrategy):
 
 
 def distance(first: Problem, second: Problem) -> float:
-    """Between problems: the ratios of their extents, as logarithms; another GPU or layout is far away."""
+    """The distance of two problems: the sum of |log2| of their extents' ratios; 20 for another GPU, 10 for a layout."""
     sizes = [(first.m, second.m), (first.n, second.n), (first.k, second.k)]
     penalty = 20.0 * (first.gpu != second.gpu) + 10.0 * (first.layout != second.layout)
     return penalty + sum(abs(math.log2(a / b)) for a, b in sizes)
 
 
 class Evolution(FixedStrategy):
-    """Mutates the best so far: another candidate that differs in few fields, or another choice of a loose head."""
+    """Mutates the best so far: takes a candidate that differs in few fields, or another value of a free field."""
 
     name = "evolution"
 
@@ -91,7 +87,7 @@ class Evolution(FixedStrategy):
         distances = candidates.apart(parent)
         if rng.random() < 0.25:
             distances = np.where(distances == 0, 0, 10**6)  # only loose heads change
-        # The fewer fields differ, the likelier; some noise, so that it is not always the same neighbour.
+        # Fewer differing fields are likelier; the noise varies the neighbour.
         noisy = distances + np.random.default_rng(rng.getrandbits(32)).exponential(1.0, len(distances))
         row = int(noisy.argmin())
         choices = {}
@@ -102,7 +98,7 @@ class Evolution(FixedStrategy):
 
 
 class Tpe:
-    """Optuna's tree-structured Parzen estimator, asked and told; a suggestion is taken to the nearest candidate."""
+    """Optuna's tree-structured Parzen estimator; proposes the candidate nearest to its suggestion."""
 
     name = "tpe"
 
@@ -116,18 +112,18 @@ class Tpe:
         self._studies: dict[Problem, Any] = {}
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Random at first, as TPE is."""
+        """Random until TPE has eight trials."""
         study, spaces = self._study(question), self._spaces(question.candidates)
         proposals = []
         for _ in range(count):
             suggestion = study.ask(spaces)
             proposals.append(legal_proposal(self.name, self._candidate(question.candidates, suggestion.params)))
-            # What is told is the candidate that the suggestion became, not the suggestion.
+            # ``observe`` adds the candidate that the suggestion became; the suggestion itself counts as failed.
             study.tell(suggestion, state=self._optuna.trial.TrialState.FAIL)
         return proposals
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        """Every measured trial is told, whoever proposed it; a failure as ten times the slowest."""
+        """Adds every trial to the study, whoever proposed it; a failure counts as ten times the slowest."""
         optuna, study, spaces = self._optuna, self._study(question), self._spaces(question.candidates)
         slowest = max((trial.cost for trial in question.ranked), default=1e3)
         for trial in trials:
@@ -180,7 +176,7 @@ class Tpe:
 
 
 class Heuristics(FixedStrategy):
-    """What nvidia-matmul-heuristics would build, as the candidates most like it. Needs the package, not a GPU."""
+    """The candidates most like the first choices of nvidia-matmul-heuristics. Needs the package, not a GPU."""
 
     name = "heuristics"
     cards = {
@@ -201,7 +197,7 @@ class Heuristics(FixedStrategy):
         self._finished: dict[Problem, int] = {}
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Its first sixteen or so, in its order; then nothing."""
+        """The package's first sixteen, in its order; then nothing."""
         count_before = self._finished.get(question.problem, 0)
         if count_before >= 16:
             return []
@@ -247,12 +243,11 @@ def _most_similar(candidates: Candidates, config: Any, source: str) -> Record:
 
 
 class PolicyProposer:
-    """The policy. ``frozen``: its prior alone, which nothing changes. Else it learns from every trial of a problem.
+    """Draws from a policy. ``frozen``: from its prior alone, which never changes; else it learns from every trial.
 
     ``adapt``: steps on contrastive pairs after each batch of trials, 0 for none. ``group``: whether its own proposals
-    of a batch are a group for a policy-gradient step as well. What it learns of a problem stays with a copy of the
-    policy, unless ``keep``: then the policy itself goes on learning from problem to problem. ``shuffled``: it is told
-    other records' rewards, a control that must not help.
+    of a batch also make a group for a policy-gradient step. It trains a copy of the policy per problem, or with
+    ``keep`` the policy itself, across problems. ``shuffled``: permutes the rewards, a control that must not help.
     """
 
     def __init__(
@@ -268,7 +263,7 @@ class PolicyProposer:
         self._actions: dict[object, Action] = {}
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Draws without replacement: no structure twice in one answer."""
+        """Draws without replacement: an answer has no structure twice."""
         policy, view = self._open_session(question)
         proposals = []
         self._actions = {}
@@ -282,7 +277,7 @@ class PolicyProposer:
         return proposals
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        """A group's step on its own proposals, then some steps on pairs of all that was tried of this problem."""
+        """One group step on its own proposals, then steps on pairs of all legal trials of this problem."""
         legal_trials = [trial for trial in question.trials if trial.outcome != "illegal"]
         if self._frozen or len(legal_trials) < 2:
             return
@@ -309,7 +304,7 @@ class PolicyProposer:
             policy.follow_rewards([Group(view, [action for action, _ in scored], rewards)])
 
     def _score(self, trial: Trial) -> float:
-        """The paper's reward where it is asked for, else the logarithm of speed; a failure is below all."""
+        """CUDA-L2's reward where the settings ask for it, else the logarithm of speed; ``FAILED`` for a failure."""
         if self._reward is not None and (not trial.measured or len(trial.timings) > 1):
             return reward.of_trials([trial], self._reward)
         return -math.log(trial.cost) if trial.measured else FAILED
@@ -322,14 +317,14 @@ class PolicyProposer:
 
 
 class Mixture:
-    """Several proposers in turns: each is asked for its share, and what one leaves the next may fill."""
+    """Several proposers in turns: each answers for its share; the next ones fill what it leaves open."""
 
     def __init__(self, proposers: Sequence[Proposer]) -> None:
         self._proposers = list(proposers)
         self.name = "+".join(proposer.name for proposer in proposers)
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Shares are equal but for rounding; who has nothing to say leaves its share to those who have."""
+        """Equal shares but for rounding; a proposer without proposals leaves its share to the rest."""
         proposals: list[Proposal] = []
         active = list(self._proposers)
         while active and len(proposals) < count:
@@ -349,7 +344,7 @@ class Mixture:
         return proposals
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        """All learn from all."""
+        """Hands every trial to every proposer."""
         for proposer in self._proposers:
             proposer.observe(question, trials)
 
@@ -365,10 +360,11 @@ def make_proposer(
     reward_settings: reward.Settings | None = None,
     llm: Callable[[], Proposer] | None = None,
 ) -> Proposer:
-    """Proposers by name, mixed. ``policy`` is called at most once, and only where one of them needs it; ``rewarded``:
-    what it learns from, the logarithm of speed if None. ``llm`` likewise makes the language model's.
+    """The proposer of these names (``NAMES``), a mixture where there are several.
 
-    Raises ValueError for a name that is none, Absent where a library is missing.
+    ``policy`` and ``llm`` make the policy and the language model; each is called at most once, and only where a name
+    needs it. ``reward_settings``: the policy's reward, the logarithm of speed if None. Raises ValueError for an unknown
+    name, MissingLibrary.
     """
     if strangers := [name for name in names if name not in NAMES]:
         raise ValueError(f"{', '.join(strangers)}: must be of {', '.join(NAMES)}")
@@ -393,11 +389,11 @@ def make_proposer(
     return proposers[0] if len(proposers) == 1 else Mixture(proposers)
 
 
-TRIES = 20  # draws for each proposal before a proposer has nothing new to say
+TRIES = 20  # draws for each proposal before a proposer gives up
 
 
 def _new_proposals(question: Question, count: int, draw: Callable[[], Record]) -> list[Proposal]:
-    """Draws that nobody has proposed before, each once."""
+    """Distinct draws that were not proposed before."""
     keys, proposals = set(question.proposed_keys), []
     for _ in range(TRIES * count):
         record = draw()

@@ -1,8 +1,7 @@
-"""One problem's race, in stages: proposed, pruned, tried briefly, the best for longer, in turns with the incumbent.
+"""One problem's race, in stages: propose, prune, time briefly, time the best for longer, in turns with the incumbent.
 
-Every trial is handed to ``store`` before anything else is done with it: a race that was killed goes on from what is
-stored. A stage's order is that of the work: what cannot be legal is not compiled, what does not compile is not run,
-what is wrong is not timed, and only what was fast in a short timing gets a long one.
+``store`` receives every trial first, so a killed race resumes from its stored trials. Stages are ordered by cost: only
+legal records compile, only compiled kernels run, only correct ones are timed, and only fast ones are timed for longer.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from cudal2gen.tuner.space import Candidates
 
 Store = Callable[[Sequence[Trial]], None]
 HALVES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3))  # how many of the best are timed again
-IDLE = 3  # answers without a new record after which there is nothing more to propose
+IDLE = 3  # answers in a row without a new record that end a race
 
 
 @dataclass(frozen=True)
 class Settings:
-    """When a race ends, and what is not even compiled.
+    """The end of a race, and the bound of its pruning.
 
-    ``evaluations``: short trials. ``patience``: so many of them without an improvement end it. ``prune``: records whose
-    modelled time is more than so many times the least are left out; None for no such bound, as where a model is all
-    there is.
+    ``evaluations``: short trials. ``patience``: short trials without an improvement that end it. ``prune``: a race
+    skips records whose modelled time exceeds this multiple of the least; None for no bound, as in the model
+    environment.
     """
 
     evaluations: int = 64
@@ -43,7 +42,7 @@ class Settings:
 
 @dataclass
 class Race:
-    """What is known of one problem's race."""
+    """The state of one problem's race: its candidates, incumbent and trials."""
 
     candidates: Candidates
     incumbent: Record | None
@@ -65,7 +64,7 @@ class Race:
 
     @property
     def curve(self) -> list[float]:
-        """The least cost after each short evaluation; infinite before the first that was measured."""
+        """The least cost after each short trial; infinite before the first measured one."""
         best, costs = float("inf"), []
         for trial in self.short_trials:
             best = min(best, trial.cost if trial.measured else float("inf"))
@@ -74,7 +73,7 @@ class Race:
 
     @property
     def winner(self) -> Trial | None:
-        """The best of those that were timed longest."""
+        """The best trial of the longest effort that has measured trials."""
         for effort in ("long", "medium", "short"):
             measured = [trial for trial in self.trials if trial.effort == effort and trial.measured]
             if measured:
@@ -83,7 +82,7 @@ class Race:
 
     @property
     def gain(self) -> Ratio | None:
-        """The incumbent's time over the winner's in the long timing; None where there was none."""
+        """The incumbent's time over the winner's in the long timing; None before the long timing."""
         winner = self.winner
         return winner.faster_than(INCUMBENT) if winner and winner.effort == "long" else None
 
@@ -111,7 +110,7 @@ def run(
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[Race], None] = lambda _: None,
 ) -> Race:
-    """Runs a race to its end, from whatever trials it has."""
+    """Runs a race to its end, starting from the trials that it has."""
     bound = _bound(race.candidates, settings.prune)
     if race.trials:
         proposer.observe(race.question, race.short_trials)
@@ -163,7 +162,7 @@ def _reason_to_stop(race: Race, settings: Settings, idle: int, out_of_time: Call
 
 
 def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Proposal], list[Proposal]]:
-    """New records, each once, and what is none."""
+    """New legal proposals, each record once, and new illegal ones, each set of fields once."""
     keys, legal, illegal = set(question.proposed_keys), [], []
     stored = {repr(sorted(trial.record.items())) for trial in question.trials if trial.outcome == "illegal"}
     for proposal in proposals:
@@ -196,7 +195,7 @@ def _evaluate(
 
 
 def _retime(race: Race, executor: Executor, store: Store, effort: Effort, count: int, run_name: str) -> None:
-    """Times the best again, for longer; nothing where that was done already."""
+    """Times the best ``count`` again with more effort, unless trials of this effort exist."""
     if any(trial.effort == effort for trial in race.trials):
         return
     before: Effort = "short" if effort == "medium" else "medium"

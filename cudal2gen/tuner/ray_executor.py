@@ -1,10 +1,11 @@
-"""Evaluations on a Ray cluster: kernels are compiled on CPUs wherever there are any, and timed by one actor per GPU.
+"""Evaluations on a Ray cluster: any free CPU compiles kernels, and one actor per GPU times them.
 
-An actor holds its GPU as long as it lives and answers one question at a time, so no two measurements share a GPU,
-whoever else uses the cluster. The driver alone knows which jobs there are: a job whose worker or node is lost is asked
-for again elsewhere, only the answer that is waited for counts, and each job is yielded once. Workers store nothing.
+An actor owns its GPU while it lives and answers one question at a time, so no two measurements share a GPU. Only the
+driver has the list of jobs: it repeats a job whose worker or node was lost, waits for one answer, and yields each job
+once. Workers store no trials.
 
-Nodes need not share a disk: a compiled kernel travels as its files, and existence means validity where it arrives too.
+Nodes need not share a disk: a compiled kernel travels as its files, and one rename puts them into place, so existence
+means validity there too.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from cudal2gen.tuner.environment import Environment, trial_of
 from cudal2gen.tuner.executor import Job, JobResult
 
 Parcel = dict[str, dict[str, bytes]]  # a build directory's name, its files' names, their contents
-GPU, CPU = "GPU", "CPU"  # Ray's own names of resources; another one stands for GPUs that are only simulated
-IN_FLIGHT = 64  # jobs that the driver waits for at a time: each is a thread that sleeps
+GPU, CPU = "GPU", "CPU"  # Ray's names of resources; tests simulate GPUs by a resource of another name
+IN_FLIGHT = 64  # jobs that the driver waits for at a time, one sleeping thread each
 PING_SECONDS = 20.0
 
 
 class Unreachable(RuntimeError):
-    """No worker that could measure: no cluster, no GPU in it, or none that starts."""
+    """No worker can measure: there is no cluster, it has no GPU, or no worker starts."""
 
 
 class Answer(NamedTuple):
-    """A worker's trials, and verdicts that the driver may not have: nodes need not share a store."""
+    """A worker's trials, and its new verdicts for the driver's store, which nodes need not share."""
 
     trials: list[Trial]
     verdicts: list[Verdict]
 
 
 class Loss(NamedTuple):
-    """Why a job has no answer. ``again``: it may be the worker's or the node's fault, not the job's."""
+    """The reason why a job has no answer. ``retry``: the worker or the node may be at fault, not the job."""
 
     reason: str
     outcome: Outcome
@@ -55,7 +56,7 @@ class Loss(NamedTuple):
 
 
 def compiled(records: Sequence[Record]) -> Parcel:
-    """Builds kernels here, and packs them. What does not compile is left out: whoever measures finds out, and says why.
+    """Builds kernels and packs their files, without those that do not compile: the measuring worker reports these.
 
     Raises ToolchainError where there is no compiler.
     """
@@ -78,14 +79,14 @@ def compiled(records: Sequence[Record]) -> Parcel:
 
 
 def keep_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """Stores what the driver's own store has not: workers on this disk have stored theirs themselves."""
+    """Stores the verdicts that the driver's store lacks; workers on the same disk have stored theirs."""
     stored = results.latest() if verdicts else {}
     if unknown := [verdict for verdict in verdicts if (verdict.digest, verdict.on) not in stored]:
         results.append(unknown)
 
 
 def unpack(parcel: Parcel, root: Path | None = None) -> None:
-    """Puts packed kernels where a build would have put them, each by one rename; what is there stays."""
+    """Puts packed kernels into the build directory, each by one rename; keeps those that exist."""
     root = root or places.build_dir()
     for digest, files in parcel.items():
         if (root / digest).exists():
@@ -98,7 +99,7 @@ def unpack(parcel: Parcel, root: Path | None = None) -> None:
                 (scratch / Path(name).name).write_bytes(content)
             scratch.rename(root / Path(digest).name)
         except OSError:
-            if not (root / digest).exists():  # else another process was faster
+            if not (root / digest).exists():  # otherwise another process published it first
                 raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -109,18 +110,18 @@ def _pack(prepare: Callable[[Sequence[Record]], Parcel], records: Sequence[Recor
 
 
 class Measurer:
-    """What runs beside a GPU; an actor's class once Ray is there."""
+    """The class of the actors, one beside each GPU."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._environment = make()
         self._sent: set[str] = set()
 
     def identity(self) -> tuple[str, str, str]:
-        """The environment's name, what it measures on, and the version of this package there."""
+        """The environment's name, its device, and the version of this package on its node."""
         return self._environment.name, self._environment.on, __version__
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort, parcel: Parcel) -> Answer:
-        """See ``Environment``. Of what it judged on the way, what was not told before comes along."""
+        """See ``Environment``. The answer includes the verdicts that it has not sent before."""
         unpack(parcel)
         trials = self._environment.evaluate(problem, records, effort)
         verdicts: dict[str, Verdict] = getattr(self._environment, "verdicts", {})
@@ -130,13 +131,13 @@ class Measurer:
 
 
 class RayExecutor:
-    """``Executor``. ``make``: the environment, made beside each GPU; ``prepare``: what CPU workers do beforehand, as
-    ``compiled``, None where nothing is compiled.
+    """``Executor``. ``make``: makes the environment beside each GPU; ``prepare``: work for CPU workers before a job,
+    such as ``compiled``, None for environments that compile nothing.
 
-    ``resource``: what a measurement needs one of. ``seconds``: after so many a job's worker is ended. ``patience``: so
-    many seconds may pass without any worker. ``losses``: times that a job is tried when its worker is lost; then its
-    records are tried one by one, and one that is lost again is a failure. Nodes may come and go. ``keep`` is handed the
-    verdicts that come with a job, before its trials are yielded.
+    ``resource``: the resource of which a measurement needs one. ``seconds``: limit of a job, after which its worker
+    ends. ``patience``: seconds to wait for any worker. ``losses``: attempts at a job whose worker is lost; after them
+    each record runs alone, and a record that is lost again is a failure. Nodes may come and go. ``keep`` receives the
+    verdicts of a job before ``run`` yields its trials.
 
     Raises ImportError without Ray, Unreachable where nothing can measure.
     """
@@ -180,7 +181,7 @@ class RayExecutor:
     def _connect(self, address: str | None, variables: dict[str, str]) -> None:
         try:
             if address and (place := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
-                # Ray itself tries for minutes, and then ends the process.
+                # Without this check, Ray tries for minutes and then ends the process.
                 socket.create_connection((place[1], int(place[2])), timeout=10).close()
             self._ray.init(
                 address=address,
@@ -192,7 +193,7 @@ class RayExecutor:
             raise Unreachable(f"no Ray cluster at {address or 'the default address'}: {error}") from None
 
     def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """Each job once, as it is finished; jobs of one key are one. Several threads may run jobs at a time."""
+        """Yields each job once, when it ends; jobs of equal keys are one. Several threads may call this."""
         pending = {job.key: job for job in jobs}
         share = len(self._workers) // max(1, len(pending))
         parts = {key: _parts(job, share) for key, job in pending.items()}
@@ -215,12 +216,12 @@ class RayExecutor:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def workers(self) -> int:
-        """How many can measure now."""
+        """The number of workers that can measure now."""
         self._tend()
         return len(self._workers)
 
     def close(self) -> None:
-        """Ends the actors, and the connection if it was made here."""
+        """Ends the actors, and the connection if this executor opened it."""
         self._closed = True
         with self._lock:
             for actor in [*self._workers, *self._misfits, *(actor for actor, _ in self._starting)]:
@@ -230,7 +231,7 @@ class RayExecutor:
             self._ray.shutdown()
 
     def _evaluate(self, job: Job) -> list[Trial]:
-        """A job's trials, whatever happens to workers. Raises Unreachable."""
+        """A job's trials, also after the loss of workers. Raises Unreachable."""
         loss = Loss("", "time-out", retry=True)
         for _ in range(self._losses):
             answer = self._ask(job)
@@ -244,7 +245,7 @@ class RayExecutor:
         return [trial_of(self, job.problem, job.records[0], job.effort, loss.outcome, reason=loss.reason)]
 
     def _ask(self, job: Job) -> list[Trial] | Loss:
-        """One try, on a worker that was alive just before."""
+        """One attempt, on a worker that has just answered a ping."""
         errors = self._ray.exceptions
         try:
             parcel = self._ray.get(self._packer.remote(self._prepare, job.records)) if self._prepare else {}
@@ -260,7 +261,7 @@ class RayExecutor:
             self._drop(actor)
             return Loss(f"no answer within {self._seconds:g} s", "time-out", retry=False)
         except errors.RayTaskError as error:
-            # What an environment raises leaves it in a state that nobody knows.
+            # After an exception the environment's state is undefined.
             self._drop(actor)
             return Loss(f"{type(error.cause).__name__}: {_first_line(error.cause)}", "wrong result", retry=False)
         except errors.RayError as error:
@@ -272,7 +273,7 @@ class RayExecutor:
         return answer.trials
 
     def _idle_worker(self) -> Any:
-        """An idle worker that answers. Workers are started for GPUs that are new, or that lost theirs."""
+        """An idle worker that answers a ping; starts workers for GPUs without one. Raises Unreachable."""
         begin = time.monotonic()
         while not self._closed:
             self._tend()
@@ -286,7 +287,7 @@ class RayExecutor:
                 continue
             try:
                 self._ray.get(actor.identity.remote(), timeout=PING_SECONDS)
-            except self._ray.exceptions.RayError:  # it, or its node, died while it had nothing to do
+            except self._ray.exceptions.RayError:  # the worker or its node died while idle
                 self._drop(actor)
                 continue
             return actor
@@ -298,7 +299,7 @@ class RayExecutor:
         return f"no worker started within {self._patience:g} s; the cluster has {count:g} of {self._resource}; {reason}"
 
     def _tend(self) -> None:
-        """Takes in workers that have started, and starts one for each GPU that has none."""
+        """Registers workers that have started, and starts one for each GPU without a worker."""
         with self._lock:
             for actor, identity in list(self._starting):
                 if self._ray.wait([identity], timeout=0)[0]:
@@ -315,12 +316,12 @@ class RayExecutor:
         try:
             name, on, version = self._ray.get(identity)
         except self._ray.exceptions.RayError as error:
-            # The last line is what the environment raised.
+            # The last line is the environment's exception.
             self._fault, self._faults = _lines(error)[-1], self._faults + 1
             return
         self.name, self.on = self.name or name, self.on or on
         if (name, on, version) != (self.name, self.on, __version__):
-            # Times of two kinds of GPU make no comparison. It keeps its GPU, so that it is not started again.
+            # Times of two kinds of GPU do not compare. The misfit keeps its GPU, so _tend starts no other there.
             self._fault = f"it measures {name} on {on}, version {version}, not {self.name} on {self.on}, {__version__}"
             self._misfits.append(actor)
             return
@@ -336,9 +337,9 @@ class RayExecutor:
 
 
 def _parts(job: Job, count: int) -> list[Job]:
-    """A job for each of several GPUs, where it is brief: then it is the incumbent, which all parts time, that matters.
+    """A short job in parts for several GPUs: each part times its records against the same incumbent.
 
-    Records that are timed for longer are rivals, and stay together.
+    Jobs of more effort compare records with one another, so they stay whole.
     """
     count = min(count, len(job.records)) if job.effort == "short" else 1
     if count < 2:

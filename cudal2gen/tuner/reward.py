@@ -2,8 +2,8 @@
 
     reward = mean over cases of (t_ref / t_custom - alpha * max_diff) - beta * length
 
-``length`` is in characters of the rendered source, ``max_diff`` in D's units, times in any one unit. Of a failure the
-reward is ``Settings.failed``, whatever its times.
+``length``: characters of the rendered source; ``max_diff``: in D's units; times in one common unit. The reward of a
+failure is ``Settings.failed``, whatever its times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudal2gen.results import INCUMBENT, Trial
 
 @dataclass(frozen=True)
 class Settings:
-    """Weights of the reward. ``lower_bound``: speed is the lower end of its 95 % interval, so that noise never pays.
+    """Weights of the reward. ``lower_bound``: speed is the lower end of its 95 % interval, so noise earns nothing.
 
     ``reference``: the contender whose time is t_ref; the fastest baseline if None, or the incumbent without one.
     """
@@ -40,9 +40,9 @@ class Case(NamedTuple):
 
 
 def reward(cases: Sequence[Case], length: int, alpha: float, beta: float) -> float:
-    """The formula. ValueError for no cases: a mean of nothing is no reward."""
+    """The formula of this module's docstring. Raises ValueError without cases."""
     if not cases:
-        raise ValueError("a reward needs a test case at least")
+        raise ValueError("a reward needs at least one test case")
     return sum(case.speed - alpha * case.max_diff for case in cases) / len(cases) - beta * length
 
 
@@ -65,7 +65,7 @@ def speed(trial: Trial, settings: Settings) -> float:
         return reference_timing.median_us / trial.median_us
     ratio = trial.faster_than(reference)
     if ratio is None:
-        raise ValueError(f"{trial.problem.mnk} {trial.name}: {reference} was not timed beside it, so it has no reward")
+        raise ValueError(f"{trial.problem.mnk} {trial.name}: {reference} was not timed beside it; time both in turns")
     return ratio.low
 
 
