@@ -48,6 +48,7 @@ Race = Callable[[Sequence[Binder]], Winner]
 ALIGNMENT = 256  # bytes, as torch's allocator gives them
 RESERVE = 2 << 30  # bytes of device memory left to libraries
 HANG_S = 60  # seconds; what is tried takes a fraction of one
+TRACEBACK_FD = 2  # the file descriptor that receives the traceback of a hang: not sys.stderr, which may be a stand-in
 HOLD_CYCLES = 40_000_000  # some 20 ms at any clock of a GPU
 # Names of a model's slower or cut-down relatives.
 OTHER_SKUS = {"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig"}
@@ -445,7 +446,7 @@ class Gpu:
         A kernel that hangs ends the process, with a traceback: no call returns from its device any more, not even those
         that would unload it.
         """
-        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        faulthandler.dump_traceback_later(HANG_S, exit=True, file=TRACEBACK_FD)
         try:
             self._torch.cuda.current_stream(self.device).synchronize()
         finally:

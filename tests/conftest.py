@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cudal2gen import compiler, places
+from cudal2gen import compiler, gpu, places
 
 pytest_plugins = ["tests.cpu_times"]
 
@@ -22,6 +22,11 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
 LEFT_OUT = pytest.StashKey[str]()
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure() -> None:
+    """Here output is not captured yet: the traceback of a kernel that hangs goes where the user sees it."""
+    gpu.TRACEBACK_FD = os.dup(2)
 
 
 def without_a_gpu() -> str:

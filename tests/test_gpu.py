@@ -365,6 +365,19 @@ card.wait()
 """
 
 
+def test_a_hang_in_a_test_shows_its_traceback(tmp_path: Path) -> None:
+    """Neither the capture of file descriptors nor that of ``sys.stderr`` swallows it."""
+    body = HANGING.replace("\n", "\n    ")
+    (tmp_path / "test_hanging.py").write_text(f"import time\n\ndef test_hangs(capsys):\n    {body}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(tmp_path / "test_hanging.py")]
+    root = Path(__file__).parents[1]
+    process = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 1
+    assert "Timeout" in process.stderr
+    assert "in wait" in process.stderr
+    assert "in test_hangs" in process.stderr
+
+
 def test_a_kernel_that_hangs_ends_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", HANGING], check=False, capture_output=True, text=True, timeout=25)
     assert done.returncode == 1
