@@ -123,7 +123,28 @@ def test_the_race_finds_the_fastest_and_the_store_keeps_it(
     assert len(results.algorithms(tuned)) == 2
 
 
-def test_a_baseline_is_prepare_for_a_trial(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
+def test_loading_kernels_is_off_the_races_clock(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
+    library.times, library.loading_us = [10.0] * 30 + [5.0], 0.1e6
+    (contender,) = first(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
+    contender.prepare(problem(), bench.race(device, device.operands(problem(), 1, seed=1)))
+    (stored,) = results.algorithms(tmp_path / "lt.jsonl").values()
+    assert (stored.rank, stored.candidates) == (30, 31)
+    assert device.time > 3.1
+
+
+@pytest.mark.parametrize(("us", "loading_us", "timed"), [(0.3e6, 0.0, 4), (10.0, 2e6, 3)], ids=["slow", "loading"])
+def test_a_race_ends(
+    us: float, loading_us: float, timed: int, device: FakeDevice, library: vendor.Library, tmp_path: Path
+) -> None:
+    """Slow candidates end the race's first stage, long loading ends the first calls."""
+    library.times, library.loading_us = [us] * 10, loading_us
+    (contender,) = first(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
+    contender.prepare(problem(), bench.race(device, device.operands(problem(), 1, seed=1)))
+    (stored,) = results.algorithms(tmp_path / "lt.jsonl").values()
+    assert stored.candidates == timed
+
+
+def test_a_baseline_is_prepared_for_a_verdict(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
     library.times = [10.0, 5.0]
     (contender,) = first(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
     ready = bench.prepare(device, contender, problem())

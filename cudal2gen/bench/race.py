@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from statistics import median
 
 from cudal2gen.gpu import Absent, Binder, Call, Device, Operands, Race, Winner
 
-# A race of candidates: how long its first stage takes at most (kernels that the library loads for the first time make
-# it long, and problems of 10^12 FLOP); then, stage by stage, how many stay and how often each is timed.
-RACE_SECONDS = 1.0
+# How long first calls of candidates take at most, for which a library loads kernels, and then the race's first stage:
+# problems of 10^12 FLOP make both long. Then, stage by stage, how many stay and how often each is timed.
+LOADING_SECONDS, RACE_SECONDS = 5.0, 1.0
 RACE_STAGES = ((16, 3), (4, 8))
 RACE_CALLS = 16
 
@@ -27,6 +28,7 @@ class _Race:
 
     def run(self, binders: Sequence[Binder]) -> Winner:
         """Raises Absent where no candidate runs."""
+        calls = self._first_calls(binders)
         graphs: dict[int, Call] = {}
         times: dict[int, list[float]] = {}
 
@@ -35,13 +37,10 @@ class _Race:
             times[index].append(elapsed_us / len(self._sets))
 
         deadline = self._device.now() + RACE_SECONDS
-        for index, binder in enumerate(binders):
+        for index in calls:
             if times and self._device.now() > deadline:
                 break
-            graph = self._graph(binder)
-            if graph is None:
-                continue
-            graphs[index], times[index] = graph, []
+            graphs[index], times[index] = self._graph(calls[index]), []
             sample(index)
         if not times:
             raise Absent(f"none of {len(binders)} candidates runs")
@@ -55,14 +54,23 @@ class _Race:
         best = min(times, key=lambda index: median(times[index]))
         return Winner(best, median(times[best]), timed)
 
-    def _graph(self, binder: Binder) -> Call | None:
-        """Calls of a candidate on every set, captured; None for one that the library refuses."""
-        try:
-            calls = [binder(matrices) for matrices in self._sets]
-            calls[0]()
-            graph = self._device.capture(calls)
-        except Absent:
-            return None
+    def _first_calls(self, binders: Sequence[Binder]) -> dict[int, list[Call]]:
+        """Calls on every set by candidate, called once, so that what a library loads for them is loaded; without the
+        candidates that it refuses."""
+        deadline = self._device.now() + LOADING_SECONDS
+        calls: dict[int, list[Call]] = {}
+        for index, binder in enumerate(binders):
+            if calls and self._device.now() > deadline:
+                break
+            with suppress(Absent):
+                calls_on_sets = [binder(matrices) for matrices in self._sets]
+                calls_on_sets[0]()
+                self._device.synchronize()
+                calls[index] = calls_on_sets
+        return calls
+
+    def _graph(self, calls: Sequence[Call]) -> Call:
+        graph = self._device.capture(calls)
         if len(self._sets) > 1:  # a graph's first launch also loads it, which short calls do not hide
             graph()
         return graph
