@@ -230,13 +230,16 @@ def test_the_launcher_refuses_with_the_same_codes(
 
 
 FACTS = [("smem_bytes", "300000"), ("entry", "no_such_kernel"), ("threads", "2048"), ("threads", "96")]
+# More threads than __launch_bounds__ allow: CUDA's documentation does not name the error. The runtime may call it an
+# invalid value, an invalid configuration or a launch out of resources.
+UNDOCUMENTED = {("threads", "96"): {1, 9, 701}}
 
 
 @pytest.mark.parametrize(("fact", "value"), FACTS)
 def test_the_runtime_refuses_what_the_emulators_does(
-    fact: str, value: str, bed: gpu.Gpu, subject: Any, tmp_path: Path
+    fact: str, value: str, bed: gpu.Gpu, subject: Any, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """A kernel.launch that does not fit its kernel."""
+    """A kernel.launch that does not fit its kernel. The report of the run has the codes of both, as properties."""
     it = subject(small())
     directory = tmp_path / "kernel"
     shutil.copytree(it.artifact.directory, directory)
@@ -255,7 +258,11 @@ def test_the_runtime_refuses_what_the_emulators_does(
 
     with EmulatedDevice(it.record) as emulated:
         claimed = refusal(emulator.runtime_path(), Matrices(emulated.empty, it.record, it.record.problem))
-    assert refusal(bed.runtime_library, Matrices(bed.empty, it.record, it.record.problem)) == claimed
+    code = refusal(bed.runtime_library, Matrices(bed.empty, it.record, it.record.problem))
+    record_property("the device's cudaError", code)
+    record_property("the emulator's cudaError", claimed)
+    assert claimed in UNDOCUMENTED.get((fact, value), {claimed})
+    assert code in UNDOCUMENTED.get((fact, value), {claimed})
     bed.wait()
 
 
@@ -266,13 +273,13 @@ def small_launch(bed: gpu.Gpu, subject: Any) -> sanitizer.Launch:
     return sanitizer.launch_of(it.record, shape, it.artifact.directory, it.library, bed.runtime_library)
 
 
-@pytest.mark.parametrize("tool", sanitizer.TOOLS)
 @pytest.mark.parametrize("name", ["single", "split_k f32 zsplit", "predicate nn", "small direct predicate"])
-def test_compute_sanitizer_finds_nothing(name: str, tool: str, bed: gpu.Gpu, subject: Any) -> None:
-    cases, tools = sanitized(bed, subject(PATHS[name]), device=0)
-    if tools[tool].startswith(sanitizer.NOT_RUN):
-        pytest.skip(tools[tool])
-    assert tools[tool] == sanitizer.CLEAN, cases
+def test_compute_sanitizer_finds_nothing(name: str, bed: gpu.Gpu, subject: Any) -> None:
+    cases, answers = sanitized(bed, subject(PATHS[name]), number=0)
+    ran = {tool: answer for tool, answer in answers.items() if not answer.startswith(sanitizer.NOT_RUN)}
+    if not ran:
+        pytest.skip(str(answers))
+    assert set(ran.values()) == {sanitizer.CLEAN}, cases
 
 
 def test_compute_sanitizer_finds_a_short_d(small_launch: sanitizer.Launch) -> None:
