@@ -558,6 +558,22 @@ def test_the_command_measures_and_resumes(command: Any, tmp_path: Path) -> None:
     assert stored(tmp_path / "m.jsonl")[-1].contenders == ["cudal2gen", "cublas-nn", "cublas-tn", "cublas-max"]
 
 
+def test_missing_vendor_packages_are_reported_before_anything_is_compiled(
+    command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cudal2gen import baselines, compiler, gpu
+
+    def missing() -> None:
+        raise gpu.GpuError("cuBLAS and cuBLASLt cannot be called")
+
+    compiled: list[Any] = []
+    monkeypatch.setattr(baselines, "_check_vendor", missing)
+    monkeypatch.setattr(compiler, "build", lambda *records, **_: compiled.append(records))
+    done = command("--mnk", "64_64_64", "--acc", "f32")
+    assert (done.exit_code, compiled) == (3, [])
+    assert done.stderr.splitlines()[-1] == "error: cuBLAS and cuBLASLt cannot be called"
+
+
 def test_a_stopped_device_is_one_line_of_the_command(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise bench.Stopped("64_64_64: k or a baseline stopped the device: CUDA error: an illegal memory access")

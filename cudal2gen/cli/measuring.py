@@ -116,11 +116,12 @@ def measure(
             refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
         records = selection.on(card.environment.gpu).records_to_measure(source, timing.seed)
         card.check(records[0])
+        store = out or results.store("measurements")
+        # Before anything is compiled: the vendor's packages may be missing.
+        contenders = timing.contenders(records[0].acc, card, store.with_name("cublaslt.jsonl"))
         artifacts = compilation.build(records)
         directories = {record.problem: built.directory for record, built in zip(records, artifacts, strict=True)}
         library = compilation.launcher()
-        store = out or results.store("measurements")
-        contenders = timing.contenders(records[0].acc, card, store.with_name("cublaslt.jsonl"))
         with alone(device), progress.countdown("measuring") as report:
             outcome = bench.run(
                 card,
