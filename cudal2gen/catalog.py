@@ -20,17 +20,8 @@ from typing import get_args
 from pydantic import ValidationError
 
 from cudal2gen import places
+from cudal2gen.chips import stand_ins
 from cudal2gen.kernel import IllegalRecord, Layout, Origin, Problem, Record, explain, parse, revise
-
-# Where a GPU has no records of its own: whose to try, before all others.
-STAND_INS = {
-    "l40s": ("rtx3090",),
-    "rtx5090": ("rtx3090", "l40s"),
-    "h100": ("h200", "a100"),
-    "h200": ("h100", "a100"),
-    "rtx3090": ("l40s", "a100"),
-    "a100": ("h200", "h100"),
-}
 
 
 class CatalogError(ValueError):
@@ -146,7 +137,7 @@ def _groups(gpu: str, acc: str, layout: str, records: Iterable[Record]) -> Itera
     for record in records:
         if record.acc == acc:
             groups.setdefault((record.gpu, record.layout), []).append(record)
-    related = (gpu, *STAND_INS.get(gpu, ()))
+    related = (gpu, *stand_ins(gpu))
     others = sorted({name for name, _ in groups} - set(related))
     layouts = sorted(get_args(Layout), key=lambda name: name != layout)
     return (groups[key] for key in product((*related, *others), layouts) if key in groups)

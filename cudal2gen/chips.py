@@ -1,35 +1,153 @@
-"""Facts of each GPU model. Every per-GPU number of the project is here."""
+"""Facts of GPUs: every number and name that belongs to a GPU model or to a compute capability is here.
+
+``CAPABILITIES`` has what all models of a compute capability share, ``GPUS`` the models that records may be for, by the
+name that ``gpu`` has in a record.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
+REGISTERS_SM = 65536  # 32-bit registers of an SM; on all capabilities here
+REGISTERS_THREAD = 255  # of them that a thread can address
 
-class Gpu(NamedTuple):
-    """Limits of one GPU model, from the CUDA programming guide's table of compute capabilities."""
 
-    title: str
+class Capability(NamedTuple):
+    """What all GPUs of one compute capability share.
+
+    ``sm``: the architecture that nvcc compiles for. ``smem_block_bytes``, ``smem_sm_bytes``: shared memory of a CTA at
+    most, and of an SM. ``threads_sm``, ``blocks_sm``: resident threads and CTAs of an SM at most. Source: CUDA C++
+    Programming Guide, table "Technical Specifications per Compute Capability".
+
+    ``mma_flops``: dense fp16 FLOP per clock and SM of the tensor cores with their best instruction and fp16
+    accumulators; NVIDIA's peak rates divided by SMs and boost clocks give it (A100 312 TFLOP/s, RTX 3090 142, L40S
+    362, H100 989, RTX 5090 419). ``mma_sync_share``: the share of it that mma.sync reaches, measured by users of such
+    cards. ``has_wgmma``: whether warpgroups multiply (wgmma, with TMA, mbarriers and clusters beside it), which binds
+    code to this capability.
+    """
+
     sm: str
-    sms: int
     smem_block_bytes: int
     smem_sm_bytes: int
     threads_sm: int
     blocks_sm: int
+    mma_flops: int
+    mma_sync_share: float = 1.0
+    has_wgmma: bool = False
 
     @property
-    def capability(self) -> tuple[int, int]:
-        """Major and minor number of the compute capability."""
+    def number(self) -> tuple[int, int]:
+        """Its major and minor number."""
         major, minor = divmod(int(self.sm.removeprefix("sm_")), 10)
         return major, minor
 
 
-GPUS: dict[str, Gpu] = {
-    "a100": Gpu("A100", "sm_80", 108, 163 << 10, 164 << 10, 2048, 32),
-    "rtx3090": Gpu("GeForce RTX 3090", "sm_86", 82, 99 << 10, 100 << 10, 1536, 16),
-    "l40s": Gpu("L40S", "sm_89", 142, 99 << 10, 100 << 10, 1536, 24),
-    "h100": Gpu("H100", "sm_90", 132, 227 << 10, 228 << 10, 2048, 32),
-    "h200": Gpu("H200", "sm_90", 132, 227 << 10, 228 << 10, 2048, 32),
-    "rtx5090": Gpu("GeForce RTX 5090", "sm_120", 170, 99 << 10, 100 << 10, 1536, 24),
+CAPABILITIES: dict[str, Capability] = {
+    "8.0": Capability("sm_80", 163 << 10, 164 << 10, 2048, 32, mma_flops=2048),
+    "8.6": Capability("sm_86", 99 << 10, 100 << 10, 1536, 16, mma_flops=1024),
+    "8.9": Capability("sm_89", 99 << 10, 100 << 10, 1536, 24, mma_flops=1024),
+    "9.0": Capability("sm_90", 227 << 10, 228 << 10, 2048, 32, mma_flops=4096, mma_sync_share=0.62, has_wgmma=True),
+    "10.0": Capability("sm_100", 227 << 10, 228 << 10, 2048, 32, mma_flops=8192),
+    "12.0": Capability("sm_120", 99 << 10, 100 << 10, 1536, 24, mma_flops=1024),
 }
-REGISTERS_SM = 65536
-REGISTERS_THREAD = 255
+
+
+class Rates(NamedTuple):
+    """What the cost model takes a GPU to do: data sheets, and what users measured on such cards where these are silent.
+
+    ``mhz``: clock under load (measured). ``smem_bytes``, ``l2_bytes``: bytes per clock and SM that shared memory hands
+    over (32 banks of 4 bytes), and the L2 (measured). ``dram_bytes_us``: bytes per microsecond of device memory that a
+    copy reaches (data sheet, less 10 to 17 %). ``l2_size``: bytes of the L2, as devices report it. ``latency_us``: of a
+    load from device memory, in microseconds (measured).
+    """
+
+    mhz: int
+    l2_bytes: int
+    dram_bytes_us: float
+    l2_size: int
+    latency_us: float
+    smem_bytes: int = 128
+
+
+class Chip(NamedTuple):
+    """One GPU model.
+
+    ``title``: its name without the vendor, as the driver spells it. ``sms``: multiprocessors (data sheet).
+    ``stand_ins``: models whose records to try where this one has none, nearest first. ``heuristics``: its name in
+    ``NvMatmulHeuristicsNvidiaGpu`` of nvidia-matmul-heuristics.
+    """
+
+    title: str
+    capability: Capability
+    sms: int
+    rates: Rates
+    stand_ins: tuple[str, ...]
+    heuristics: str
+
+    @property
+    def limits(self) -> dict[str, str | int]:
+        """What a kernel must keep within, as JSON values."""
+        kind = self.capability
+        return {
+            "title": self.title,
+            "sm": kind.sm,
+            "sms": self.sms,
+            "smem_block_bytes": kind.smem_block_bytes,
+            "smem_sm_bytes": kind.smem_sm_bytes,
+            "threads_sm": kind.threads_sm,
+            "blocks_sm": kind.blocks_sm,
+            "registers_sm": REGISTERS_SM,
+            "registers_thread": REGISTERS_THREAD,
+        }
+
+
+GPUS: dict[str, Chip] = {
+    "a100": Chip(
+        "A100", CAPABILITIES["8.0"], 108, Rates(1380, 40, 1.7e6, 40 << 20, 0.6), ("h200", "h100"), "A100_SXM_80GB"
+    ),
+    "rtx3090": Chip(
+        "GeForce RTX 3090", CAPABILITIES["8.6"], 82, Rates(1700, 28, 0.85e6, 6 << 20, 0.5), ("l40s", "a100"), "RTX_3090"
+    ),
+    "l40s": Chip("L40S", CAPABILITIES["8.9"], 142, Rates(2200, 28, 0.75e6, 96 << 20, 0.6), ("rtx3090",), "L40S"),
+    "h100": Chip("H100", CAPABILITIES["9.0"], 132, Rates(1700, 40, 3.0e6, 50 << 20, 0.7), ("h200", "a100"), "H100_SXM"),
+    "h200": Chip("H200", CAPABILITIES["9.0"], 132, Rates(1700, 40, 4.1e6, 60 << 20, 0.7), ("h100", "a100"), "H200_SXM"),
+    "rtx5090": Chip(
+        "GeForce RTX 5090", CAPABILITIES["12.0"], 170, Rates(2400, 28, 1.6e6, 96 << 20, 0.7), ("rtx3090", "l40s"),
+        "RTX_5090",
+    ),
+}  # fmt: skip
+
+# Words in the names of a model's slower or cut-down relatives, such as "H100 PCIe": these are other GPUs.
+VARIANTS = frozenset({"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig"})
+
+
+def model_of(name: str) -> str | None:
+    """The model in ``GPUS`` of a device name such as ``NVIDIA H200``; None for a model or a variant not there."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    for gpu, chip in GPUS.items():
+        title = set(chip.title.lower().split())
+        if title <= words and not (words - title) & VARIANTS:
+            return gpu
+    return None
+
+
+def stand_ins(gpu: str) -> tuple[str, ...]:
+    """Models whose records to try where a GPU has none, nearest first; none for a GPU that is not in ``GPUS``."""
+    return GPUS[gpu].stand_ins if gpu in GPUS else ()
+
+
+def related(gpu: str, other: str) -> bool:
+    """Whether two models have the same compute capability; False where one is not in ``GPUS``."""
+    return gpu in GPUS and other in GPUS and GPUS[gpu].capability == GPUS[other].capability
+
+
+def tensor_flops(capability: str, title: str, fp32_sums: bool) -> int:
+    """Dense fp16 FLOP per clock and SM of a device; 0 for a capability not in ``CAPABILITIES``.
+
+    GeForce cards halve the rate where sums are fp32 (NVIDIA's architecture white papers for GA102, AD102 and GB202).
+    """
+    if capability not in CAPABILITIES:
+        return 0
+    flops = CAPABILITIES[capability].mma_flops
+    return flops // 2 if fp32_sums and "GeForce" in title else flops

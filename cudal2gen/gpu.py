@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cudal2gen import places
-from cudal2gen.kernel import GPUS, Layout, Problem, Record, ceil_div
+from cudal2gen.chips import model_of
+from cudal2gen.kernel import Layout, Problem, Record, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Environment
 
@@ -50,8 +51,6 @@ RESERVE = 2 << 30  # bytes of device memory left to libraries
 HANG_S = 60  # seconds; what is tried takes a fraction of one
 TRACEBACK_FD = 2  # the file descriptor that receives the traceback of a hang: not sys.stderr, which may be a stand-in
 HOLD_CYCLES = 40_000_000  # some 20 ms at any clock of a GPU
-# Names of a model's slower or cut-down relatives.
-OTHER_SKUS = {"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig"}
 
 
 class GpuError(RuntimeError):
@@ -146,16 +145,6 @@ class Device(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
     def reading(self) -> Reading: ...
-
-
-def sku(name: str) -> str | None:
-    """The model in ``GPUS`` of a device name such as ``NVIDIA H200``; None for a model or a variant not there."""
-    words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    for gpu, facts in GPUS.items():
-        wanted = set(facts.title.lower().split())
-        if wanted <= words and not (words - wanted) & OTHER_SKUS:
-            return gpu
-    return None
 
 
 def runtime() -> Path:
@@ -330,7 +319,7 @@ class Gpu:
     @property
     def model(self) -> str:
         """The model in ``GPUS``, else what the device calls itself."""
-        return sku(self._properties.name) or str(self._properties.name)
+        return model_of(self._properties.name) or str(self._properties.name)
 
     @property
     def runtime_library(self) -> Path:
@@ -353,7 +342,7 @@ class Gpu:
         if not fits:
             raise GpuError(
                 f"{record.gpu} {record.family} is for {arch}; this is {self._properties.name}, sm_{major}{minor}: "
-                f"choose --gpu {sku(self._properties.name) or 'of this capability'}"
+                f"choose --gpu {model_of(self._properties.name) or 'of this capability'}"
             )
 
     @cached_property
@@ -371,7 +360,7 @@ class Gpu:
             told = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
             versions["nvcc"] = (re.findall(r"V([\d.]+)", told) or [""])[0]
         facts: dict[str, Any] = {
-            "gpu": sku(found.name) or "",
+            "gpu": model_of(found.name) or "",
             "name": found.name,
             "capability": f"{found.major}.{found.minor}",
             "sms": found.multi_processor_count,

@@ -10,30 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cudal2gen.chips import Rates
 from cudal2gen.kernel import Record, Work, ceil_div
-
-
-class Chip(NamedTuple):
-    """Rates of one GPU model: data sheets, and for the L2, latencies and clocks what users measured on such cards."""
-
-    mhz: int  # under load
-    mma_flops: int  # per clock and SM, by the best instruction of the architecture
-    mma_sync_share: float  # of that, by mma.sync
-    smem_bytes: int  # per clock and SM
-    l2_bytes: int  # per clock and SM, from the L2
-    dram_bytes_us: float
-    l2_size: int
-    latency_us: float  # of a load from device memory
-
-
-CHIPS = {
-    "a100": Chip(1380, 2048, 1.0, 128, 40, 1.7e6, 40 << 20, 0.6),
-    "rtx3090": Chip(1700, 1024, 1.0, 128, 28, 0.85e6, 6 << 20, 0.5),
-    "l40s": Chip(2200, 1024, 1.0, 128, 28, 0.75e6, 96 << 20, 0.6),
-    "h100": Chip(1700, 4096, 0.62, 128, 40, 3.0e6, 50 << 20, 0.7),
-    "h200": Chip(1700, 4096, 0.62, 128, 40, 4.1e6, 60 << 20, 0.7),
-    "rtx5090": Chip(2400, 1024, 1.0, 128, 28, 1.6e6, 96 << 20, 0.7),
-}
 
 LAUNCH_US = 1.6
 DESCRIPTOR_US = 0.35  # the first TMA of a kernel fetches its tensor map
@@ -55,24 +33,24 @@ class Estimate(NamedTuple):
 
 def estimate(record: Record) -> Estimate:
     """The modelled time of a record on its own problem and GPU."""
-    chip, sms, work = CHIPS[record.gpu], _usable_sms(record), record.work
+    rates, sms, work = record.target.rates, _usable_sms(record), record.work
     resident = max(1, record.ctas_per_sm(record.estimated_registers))
     per_sm = ceil_div(record.ctas, sms)
     together = min(per_sm, resident)
     tile_steps = ceil_div(ceil_div(record.k, record.k_step), record.split_k)
-    clock = chip.mhz
+    clock = rates.mhz
 
     steps = per_sm * tile_steps
     flight = max(1, record.ring_steps) * together
     bounds = {
-        "mma": steps * _mma_clocks(record, work, chip) / clock,
-        "shared memory": steps * (work.shared_bytes / chip.smem_bytes) / clock,
-        "L2": steps * work.l2_bytes / chip.l2_bytes / clock,
-        "latency": steps * chip.latency_us / flight if tile_steps > record.ring_steps else 0.0,
-        "device memory": _dram_bytes(record, work, chip, sms * together) / chip.dram_bytes_us,
+        "mma": steps * _mma_clocks(record, work) / clock,
+        "shared memory": steps * (work.shared_bytes / rates.smem_bytes) / clock,
+        "L2": steps * work.l2_bytes / rates.l2_bytes / clock,
+        "latency": steps * rates.latency_us / flight if tile_steps > record.ring_steps else 0.0,
+        "device memory": _dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us,
     }
     main = max(bounds.values())
-    around = LAUNCH_US + chip.latency_us + _epilogue_us(record, work, chip, per_sm) + _reduce_us(record, chip)
+    around = LAUNCH_US + rates.latency_us + _epilogue_us(record, work, rates, per_sm) + _reduce_us(record, rates)
     if work.tensor_maps:
         around += DESCRIPTOR_US
     return Estimate(main + around, main, bounds, around)
@@ -84,19 +62,19 @@ def _usable_sms(record: Record) -> int:
     return record.target.sms // ctas * ctas if ctas <= 2 else record.target.sms * 15 // 16 // ctas * ctas
 
 
-def _mma_clocks(record: Record, work: Work, chip: Chip) -> float:
+def _mma_clocks(record: Record, work: Work) -> float:
     """Clocks of the tensor cores for one k-step of one CTA."""
-    flops = 2 * record.bm * record.bn * record.k_step
+    flops, kind = 2 * record.bm * record.bn * record.k_step, record.target.capability
     if work.instruction == "wgmma":
-        return flops / chip.mma_flops / ISSUE["many" if work.issuers > 1 else "one"]
-    return flops / (chip.mma_flops * chip.mma_sync_share) / MMA_SYNC_ISSUE
+        return flops / kind.mma_flops / ISSUE["many" if work.issuers > 1 else "one"]
+    return flops / (kind.mma_flops * kind.mma_sync_share) / MMA_SYNC_ISSUE
 
 
-def _dram_bytes(record: Record, work: Work, chip: Chip, at_once: int) -> float:
+def _dram_bytes(record: Record, work: Work, rates: Rates, at_once: int) -> float:
     """Bytes between device memory and chip: what is there once, and again what the L2 forgot between waves."""
     once = record.problem.traffic_bytes
     operands = 2 * record.k * (record.m + record.n)
-    if operands <= chip.l2_size * 2 // 3:
+    if operands <= rates.l2_size * 2 // 3:
         return once
     band = min(work.raster_band, record.tiles_m)
     tiles = record.tiles_m * record.tiles_n
@@ -106,18 +84,18 @@ def _dram_bytes(record: Record, work: Work, chip: Chip, at_once: int) -> float:
     return max(once, tiles / wave * per_wave + 2 * record.m * record.n)
 
 
-def _epilogue_us(record: Record, work: Work, chip: Chip, per_sm: int) -> float:
+def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: int) -> float:
     """From the last MMA to the last store; between tiles only where nothing else runs meanwhile."""
-    tile_us = record.bm * record.bn * 2 / STORE_BYTES[work.store] / chip.mhz
+    tile_us = record.bm * record.bn * 2 / STORE_BYTES[work.store] / rates.mhz
     if record.split_k > 1:
         tile_us /= record.split_k
     return 0.3 + tile_us * (1 if work.epilogue_hidden else per_sm)
 
 
-def _reduce_us(record: Record, chip: Chip) -> float:
+def _reduce_us(record: Record, rates: Rates) -> float:
     if record.split_k == 1:
         return 0.0
     if record.cluster_ctas > 1:
         return CLUSTER_REDUCE_US
     partials = 8 * record.m * record.n * record.split_k
-    return WORKSPACE_REDUCE_US + partials / (chip.l2_bytes * record.target.sms * chip.mhz)
+    return WORKSPACE_REDUCE_US + partials / (rates.l2_bytes * record.target.sms * rates.mhz)

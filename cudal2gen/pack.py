@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudal2gen import __version__, places
+from cudal2gen.chips import GPUS, VARIANTS
 from cudal2gen.choice import Kernel, Table
-from cudal2gen.gpu import OTHER_SKUS
-from cudal2gen.kernel import GPUS
 
 if TYPE_CHECKING:
     from cudal2gen.compiler import Artifact
@@ -101,8 +100,8 @@ def contents(
         "format": FORMAT,
         "gpu": table.gpu,
         "sku": [f"NVIDIA {GPUS[table.gpu].title}"],
-        "not_sku": sorted(OTHER_SKUS),
-        "sm": GPUS[table.gpu].sm,
+        "not_sku": sorted(VARIANTS),
+        "sm": GPUS[table.gpu].capability.sm,
         "cuda": cuda,
         "cuda_range": CUDA_RANGE,
         "driver_minimum": DRIVER_MINIMUM,
@@ -204,7 +203,7 @@ def _licence_of(package: str, name: str) -> str:
 
 def _plain(table: Table, files: dict[str, bytes]) -> bytes:
     """The table for C: a line is a word and ``name=value`` tokens; the last one is the digest of all before."""
-    gpu, others = GPUS[table.gpu], ",".join(sorted(OTHER_SKUS))
+    gpu, others = GPUS[table.gpu], ",".join(sorted(VARIANTS))
     title = gpu.title.replace(" ", ",")
     lines = [f"pack format={FORMAT} gpu={table.gpu} title={title} others={others}"]
     lines += [f"file path={name} sha256={_sha256(content)}" for name, content in sorted(files.items())]

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from cudal2gen import places
+from cudal2gen.chips import tensor_flops
 from cudal2gen.kernel import Acc, Layout, Problem
 from cudal2gen.ratios import Pair, Ratio, Unpaired, paired, paired_each
 
@@ -33,9 +34,6 @@ KERNEL, INCUMBENT = "cudal2gen", "incumbent"
 DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
 }
-# Dense fp16 FLOP per clock of one SM, by compute capability: what NVIDIA's peak rates divided by SMs and boost clocks
-# give (A100 312 TFLOP/s, RTX 3090 142, L40S 362, H100 989, RTX 5090 419). GeForce halves them with fp32 accumulators.
-TENSOR_FLOPS = {"8.0": 2048, "8.6": 1024, "8.9": 1024, "9.0": 4096, "10.0": 8192, "12.0": 1024}
 
 # A sample. A zero, a NaN or an infinity is a fault of the clock or of the file.
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -124,10 +122,7 @@ class Environment(Line):
 
     def peak_flops_us(self, acc: Acc) -> float:
         """Dense fp16 peak of the tensor cores at the highest clock the card allows; 0 where it is not known."""
-        a_clock = TENSOR_FLOPS.get(self.capability, 0)
-        if acc == "f32" and "GeForce" in self.name:
-            a_clock //= 2
-        return float(a_clock * self.sms * self.max_sm_mhz)
+        return float(tensor_flops(self.capability, self.name, acc == "f32") * self.sms * self.max_sm_mhz)
 
     def floor_us(self, problem: Problem, cold: bool) -> float:
         """A lower bound of any kernel's time: the MMAs at peak; from a cold L2, A and B once through device memory.

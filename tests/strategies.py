@@ -168,7 +168,7 @@ def multistage_records(draw: st.DrawFn, max_tile: int = 256) -> Sm80Multistage:
     blocks = bk // 16
     gpu = draw(st.sampled_from(sorted(GPUS)))
     ring = (bm + bn) * bk * 2
-    stages = draw(st.integers(1, max(1, min(13, GPUS[gpu].smem_block_bytes // ring))))
+    stages = draw(st.integers(1, max(1, min(13, GPUS[gpu].capability.smem_block_bytes // ring))))
     kinds = (
         ["none", "single_intra_tile"]
         if blocks == 1

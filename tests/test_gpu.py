@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from cudal2gen import compiler, gpu
+from cudal2gen import chips, compiler, gpu
 from cudal2gen.catalog import Record
 from cudal2gen.gpu import Gpu, GpuError, Operands
 from cudal2gen.kernel import revise
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.torch
     ],
 )
 def test_a_model_is_known_by_its_words(name: str, model: str | None) -> None:
-    assert gpu.sku(name) == model
+    assert chips.model_of(name) == model
 
 
 def test_the_runtime_is_found_without_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

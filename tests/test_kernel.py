@@ -375,7 +375,7 @@ def test_records_are_frozen() -> None:
 
 @pytest.mark.parametrize(("gpu", "limit"), [("a100", 163), ("rtx3090", 99), ("l40s", 99), ("h100", 227), ("h200", 227)])
 def test_shared_memory_limits(gpu: str, limit: int) -> None:
-    assert GPUS[gpu].smem_block_bytes == limit * 1024
+    assert GPUS[gpu].capability.smem_block_bytes == limit * 1024
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def test_what_the_model_knows() -> None:
 def test_every_family_has_an_estimate() -> None:
     for record in catalog.load(places.shipped("configs") / "kernels.jsonl")[::61]:
         estimate = model.estimate(record)
-        floor = record.flops / (model.CHIPS[record.gpu].mma_flops * record.target.sms * model.CHIPS[record.gpu].mhz)
+        chip = record.target
+        floor = record.flops / (chip.capability.mma_flops * chip.sms * chip.rates.mhz)
         assert estimate.us > floor, record.mnk
 
 

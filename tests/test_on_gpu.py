@@ -45,7 +45,7 @@ def library() -> Path:
 @pytest.fixture(scope="module")
 def here(bed: gpu.Gpu) -> Callable[[Record], Record]:
     """A record for the GPU at hand: the model's own, else one of its capability."""
-    models = [bed.model] if bed.model in GPUS else [it for it in GPUS if GPUS[it].capability == bed.capability]
+    models = [bed.model] if bed.model in GPUS else [it for it in GPUS if GPUS[it].capability.number == bed.capability]
 
     def revised(record: Record) -> Record:
         if not models:
@@ -334,6 +334,6 @@ def test_the_device_tells_what_it_is(bed: gpu.Gpu) -> None:
 
 
 def test_records_of_another_capability_are_refused(bed: gpu.Gpu) -> None:
-    other = next(name for name, facts in GPUS.items() if facts.capability[0] != bed.capability[0])
+    other = next(name for name, facts in GPUS.items() if facts.capability.number[0] != bed.capability[0])
     with pytest.raises(gpu.GpuError, match="choose --gpu"):
         bed.check(revise(small(), gpu=other))

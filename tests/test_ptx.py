@@ -292,7 +292,7 @@ def test_a_code_field_of_the_direct_family_changes_the_ptx(field: str) -> None:
 def test_a_data_field_shares_the_binary_within_an_architecture(field: str) -> None:
     before, after = pair(DATA_CHANGES, field)
     one, other = compiler.build([before, after])
-    assert (one.digest == other.digest) == (before.target.sm == after.target.sm)
+    assert (one.digest == other.digest) == (before.target.capability.sm == after.target.capability.sm)
 
 
 def everywhere(gpu: str) -> list[Sm80Multistage | Sm80Direct]:
@@ -313,9 +313,9 @@ ARCHITECTURES = ["a100", "rtx3090", "l40s", "h100", "rtx5090"]
 def test_the_families_compile_for_every_architecture(gpu: str) -> None:
     samples = everywhere(gpu)
     for record, artifact in zip(samples, compiler.build(samples), strict=True):
-        assert artifact.ptxas.arch == record.target.sm
+        assert artifact.ptxas.arch == record.target.capability.sm
         assert artifact.ptxas.findings == []
-        assert f".target {record.target.sm}" in artifact.ptx.read_text()
+        assert f".target {record.target.capability.sm}" in artifact.ptx.read_text()
 
 
 BOUNDED = [multistage(stages=1, bm=64, bn=64, min_blocks=blocks, c_batch=1) for blocks in (1, 2, 3, 4)]

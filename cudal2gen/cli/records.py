@@ -101,7 +101,7 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
         "name": record.name,
         "threads": record.threads,
         "smem_bytes": record.smem_bytes,
-        "smem_limit_bytes": record.target.smem_block_bytes,
+        "smem_limit_bytes": record.target.capability.smem_block_bytes,
         "registers_estimated": record.estimated_registers,
         "registers": artifact.ptxas.registers if artifact else None,
         "ctas": record.ctas,

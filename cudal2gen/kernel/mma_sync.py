@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cudal2gen.chips import REGISTERS_THREAD, Gpu
+from cudal2gen.chips import REGISTERS_THREAD, Chip
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import Record
 
@@ -173,9 +173,9 @@ class MmaSyncKernel(MmaTiles):
     # What the tuner and the cost model ask of a family.
 
     @classmethod
-    def serves(cls, chip: Gpu) -> bool:
+    def serves(cls, chip: Chip) -> bool:
         """Where there is wgmma, mma.sync has two thirds of its rate."""
-        return chip.sm != "sm_90"
+        return not chip.capability.has_wgmma
 
     @classmethod
     def least_padding(cls, problem: Problem, bm: int, bn: int, k_step: int) -> Padding:

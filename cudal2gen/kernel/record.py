@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 from pydantic.fields import FieldInfo
 
-from cudal2gen.chips import GPUS, REGISTERS_SM, Gpu
+from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
 from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, aligned, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 from cudal2gen.kernel.work import Work
@@ -136,13 +136,13 @@ class Record(Schema):
 
     def smem_violations(self, cause: str) -> Iterator[str]:
         """Whether a CTA's shared memory exceeds what the GPU gives to one; ``cause``: the field that makes it so."""
-        if (needed := self.smem_bytes + self.smem_static_bytes) > (most := self.target.smem_block_bytes):
+        if (needed := self.smem_bytes + self.smem_static_bytes) > (most := self.target.capability.smem_block_bytes):
             yield f"{cause}: {needed} bytes of shared memory exceed the {most} of {self.gpu}"
 
     @property
     def arch(self) -> str:
         """What nvcc and ptxas compile for."""
-        return self.target.sm
+        return self.target.capability.sm
 
     @property
     def k_step(self) -> int:
@@ -217,7 +217,7 @@ class Record(Schema):
         return {}
 
     @property
-    def target(self) -> Gpu:
+    def target(self) -> Chip:
         return GPUS[self.gpu]
 
     @property
@@ -261,14 +261,14 @@ class Record(Schema):
     def ctas_by_smem(self) -> int:
         """CTAs for which an SM has shared memory: each takes whole units of 128 bytes, and 1 KiB for the system."""
         taken = aligned(self.smem_bytes + self.smem_static_bytes, 128) + 1024
-        return self.target.smem_sm_bytes // taken
+        return self.target.capability.smem_sm_bytes // taken
 
     def ctas_per_sm(self, registers: int) -> int:
         """CTAs that one SM holds at ``registers`` per thread, by the rules of NVIDIA's occupancy calculator."""
-        gpu, warps = self.target, self.threads // 32
+        limits, warps = self.target.capability, self.threads // 32
         # Each of an SM's four partitions has a quarter of the registers, given to whole warps in units of 256.
         register_warps = REGISTERS_SM // 4 // (ceil_div(registers * 32, 256) * 256) * 4
-        return min(gpu.blocks_sm, gpu.threads_sm // self.threads, register_warps // warps, self.ctas_by_smem)
+        return min(limits.blocks_sm, limits.threads_sm // self.threads, register_warps // warps, self.ctas_by_smem)
 
     def waves(self, registers: int) -> float:
         """How often the GPU is filled; infinite where no CTA fits."""
@@ -336,7 +336,7 @@ class Record(Schema):
     FREE_FIELDS: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def serves(cls, chip: Gpu) -> bool:  # noqa: ARG003
+    def serves(cls, chip: Chip) -> bool:  # noqa: ARG003
         """Whether the tuner proposes this family on a GPU: where it is legal and no other family is always faster."""
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudal2gen.chips import GPUS, Gpu
+from cudal2gen.chips import GPUS, Chip
 from cudal2gen.kernel.record import Record
 
 CHUNK = 64  # halves in 128 bytes: a row of the widest swizzle
@@ -16,8 +16,8 @@ class Sm90Kernel(Record):
 
     def shared_violations(self) -> Iterator[str]:
         yield from super().shared_violations()
-        if self.gpu in GPUS and self.target.sm != "sm_90":
-            able = ", ".join(name for name, gpu in GPUS.items() if gpu.sm == "sm_90")
+        if self.gpu in GPUS and not self.target.capability.has_wgmma:
+            able = ", ".join(name for name, chip in GPUS.items() if chip.capability.has_wgmma)
             yield f"gpu={self.gpu}: {self.family} needs one of {able}"
 
     def sum_violations(self, field: str, place: str, place_bytes: int) -> Iterator[str]:
@@ -41,5 +41,5 @@ class Sm90Kernel(Record):
     # What the tuner and the cost model ask of a family.
 
     @classmethod
-    def serves(cls, chip: Gpu) -> bool:
-        return chip.sm == "sm_90"
+    def serves(cls, chip: Chip) -> bool:
+        return chip.capability.has_wgmma

@@ -439,7 +439,7 @@ class Sm90Wgmma(Sm90Kernel):
                 continue
             epilogue = "direct" if reduce == "cluster" or problem.n % VECTOR else "tma"
             buffers = consumers * 4 * STORE_BUFFERS * 16 * 64 * 2 if epilogue == "tma" else 0
-            room = GPUS[problem.gpu].smem_block_bytes - buffers - 512
+            room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - 512
             deepest = min(8 if bk == 64 else 4, room // ((bm + bn) * bk * 2))
             for stages in range(deepest, max(1, deepest - 3), -1):
                 yield {

@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args
 
+from cudal2gen.chips import model_of
 from cudal2gen.choice import Choice, Matrix, Operands, Prefer, Served, Sizes
-from cudal2gen.gpu import GpuError, runtime, sku
+from cudal2gen.gpu import GpuError, runtime
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, aligned
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.pack import Pack, installed, open_pack, search
@@ -69,7 +70,7 @@ class Cuda:
 
         self._torch, self._index = torch, index
         self.name = str(torch.cuda.get_device_properties(index).name)
-        self.model = sku(self.name)
+        self.model = model_of(self.name)
         self.alone = torch.cuda.device_count() == 1
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream: Callable[[], int] = partial(raw or _current_stream, index)

@@ -6,11 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cudal2gen import places
+from cudal2gen import chips, places
 from cudal2gen.kernel import GPUS
 from cudal2gen.report.tables import Section, Table, percent, times
 
-HOPPER = ("h100", "h200")
 # Counts of kernels that are published as fp32 and accumulate in fp16, read off the sources kernel by kernel.
 MISLABELLED = {("a100", "f32"): 56, ("rtx3090", "f32"): 33, ("h100", "f32"): 192}
 
@@ -43,8 +42,7 @@ class Published(NamedTuple):
         """The published set closest to a measurement, by baseline: same accumulator first, then same or related GPU."""
 
         def distance(row: Row) -> tuple[bool, bool, bool]:
-            related = row.gpu in HOPPER and gpu in HOPPER
-            return row.acc != acc, row.gpu != gpu, not related
+            return row.acc != acc, row.gpu != gpu, not chips.related(row.gpu, gpu)
 
         rows = [row for row in self.rows if row.mode == mode]
         if not rows:

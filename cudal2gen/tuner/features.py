@@ -90,7 +90,8 @@ def context(problem: Problem) -> Floats:
         [
             1.0, m, n, k, m * n, m * k, n * k, m * m, n * n, k * k, fill, math.tanh(2 * fill),
             *(float(problem.size_class == name) for name in CLASSES), float(problem.acc == "f32"),
-            float(problem.layout == "nn"), float(gpu.sm == "sm_90"), gpu.sms / 132 - 1, gpu.smem_block_bytes / 2**18,
+            float(problem.layout == "nn"), float(gpu.capability.has_wgmma), gpu.sms / 132 - 1,
+            gpu.capability.smem_block_bytes / 2**18,
         ],
         np.float32,
     )  # fmt: skip
@@ -113,7 +114,7 @@ def numbers(record: Record) -> list[float]:
         math.log2(per_sm) / 5,
         per_sm / math.ceil(per_sm),
         min(2.0, record.padding_waste),
-        (record.smem_bytes + record.smem_static_bytes) / gpu.smem_block_bytes,
+        (record.smem_bytes + record.smem_static_bytes) / gpu.capability.smem_block_bytes,
         record.accumulator_registers / 128,
         math.log2(steps) / 5,
         64 / record.bm + 64 / record.bn / reach,

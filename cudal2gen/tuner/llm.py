@@ -22,8 +22,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cudal2gen.kernel import (
     FAMILIES,
     GPUS,
-    REGISTERS_SM,
-    REGISTERS_THREAD,
     Fields,
     IllegalRecord,
     Problem,
@@ -255,7 +253,7 @@ def _problem(problem: Problem) -> Fields:
 
 
 def _limits(gpu: str) -> Fields:
-    return GPUS[gpu]._asdict() | {"registers_sm": REGISTERS_SM, "registers_thread": REGISTERS_THREAD}
+    return GPUS[gpu].limits
 
 
 def _base(record: Record) -> Fields:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from cudal2gen import places
-from cudal2gen.kernel import GPUS, Problem, Record, SizeClass, parse
+from cudal2gen import chips, places
+from cudal2gen.kernel import Problem, Record, SizeClass, parse
 from cudal2gen.ratios import Ratio
 from cudal2gen.tuner import space
 
@@ -60,8 +60,7 @@ class Note:
 
     def holds_for(self, problem: Problem) -> bool:
         """Whether the note covers the problem's architecture and size class."""
-        sm = GPUS[problem.gpu].sm
-        related = not self.gpus or any(gpu in GPUS and GPUS[gpu].sm == sm for gpu in self.gpus)
+        related = not self.gpus or any(chips.related(gpu, problem.gpu) for gpu in self.gpus)
         return related and (not self.classes or problem.size_class in self.classes)
 
     def rank(self, problem: Problem) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cudal2gen.chips import GPUS
 from cudal2gen.kernel import Fields, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import reward, space
@@ -179,10 +180,6 @@ class Heuristics(FixedStrategy):
     """The candidates most like the first choices of nvidia-matmul-heuristics. Needs the package, not a GPU."""
 
     name = "heuristics"
-    cards = {
-        "a100": "A100_SXM_80GB", "rtx3090": "RTX_3090", "l40s": "L40S", "h100": "H100_SXM", "h200": "H200_SXM",
-        "rtx5090": "RTX_5090",
-    }  # fmt: skip
 
     def __init__(self) -> None:
         try:
@@ -213,10 +210,10 @@ class Heuristics(FixedStrategy):
     def _configs(self, problem: Problem, count: int) -> list[Any]:
         library = self._library
         if problem.gpu not in self._interfaces:
-            hopper = problem.gpu in ("h100", "h200")
+            chip = GPUS[problem.gpu]
             self._interfaces[problem.gpu] = library.NvMatmulHeuristicsInterfaceEx(
-                backend=library.NvMatmulHeuristicsTarget["CUTLASS3" if hopper else "CUTLASS"],
-                gpu=library.NvMatmulHeuristicsNvidiaGpu[self.cards[problem.gpu]],
+                backend=library.NvMatmulHeuristicsTarget["CUTLASS3" if chip.capability.has_wgmma else "CUTLASS"],
+                gpu=library.NvMatmulHeuristicsNvidiaGpu[chip.heuristics],
             )
         interface = self._interfaces[problem.gpu]
         precision = "HSH" if problem.acc == "f32" else "HHH"

@@ -48,10 +48,10 @@ def device_of(record: Record, sms: int = SMS) -> emulator.Device:
     gpu = record.target
     return emulator.Device(
         sm_count=sms,
-        smem_optin_bytes=gpu.smem_block_bytes,
-        capability=gpu.capability,
+        smem_optin_bytes=gpu.capability.smem_block_bytes,
+        capability=gpu.capability.number,
         name=gpu.title,
-        smem_per_sm_bytes=gpu.smem_sm_bytes,
+        smem_per_sm_bytes=gpu.capability.smem_sm_bytes,
         threads_per_sm=record.threads,
     )
 
