@@ -19,11 +19,12 @@ from cudal2gen.tuner.memory import Memory, Note
 from cudal2gen.tuner.proposal import MissingLibrary, Question
 from cudal2gen.tuner.proposers import Mixture, Random
 from tests.chat_server import Server, dribbles, fails, floods, proposes, says, sends, serving, waits
+from tests.packages import require
 from tests.test_cli import error, own_catalog, run
 
 __all__ = ["own_catalog"]  # a fixture
 
-pytest.importorskip("openai")
+require("openai")
 
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
 SMALL = Problem(gpu="h200", acc="f16", layout="tn", m=256, n=256, k=256)
@@ -557,7 +558,7 @@ MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--evalua
 
 
 def test_the_command_line_asks_and_replays(tmp_path: Path, own_catalog: dict[str, str]) -> None:
-    pytest.importorskip("openai")
+    require("openai")
     build, transcript = tmp_path / "build", tmp_path / "said.jsonl"
     env = own_catalog | {"CUDAL2GEN_BUILD_DIR": str(build), "CUDAL2GEN_RESULTS": str(tmp_path), "OUR_KEY": KEY}
     base = ("tune", *MODELLED, "--proposers", "llm,random")

@@ -18,8 +18,9 @@ from cudal2gen import catalog, cli, pack
 from cudal2gen.kernel import Problem
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorBed
+from tests.packages import require
 
-torch = pytest.importorskip("torch")
+torch = require("torch")
 
 from cudal2gen.operators import emulated, shapes  # noqa: E402
 

@@ -20,9 +20,10 @@ from cudal2gen.choice import Kernel
 from cudal2gen.launcher import LaunchError, OpenKernel
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorBed
+from tests.packages import require
 from tests.paths import PATHS
 
-torch = pytest.importorskip("torch")
+torch = require("torch")
 
 from cudal2gen.operators import emulated, plans  # noqa: E402
 

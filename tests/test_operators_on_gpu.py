@@ -20,8 +20,9 @@ from cudal2gen import bench, catalog, choice, compiler, gpu, pack, results
 from cudal2gen.correctness import Bounds, in_order
 from cudal2gen.kernel import GPUS, Problem
 from tests import packed
+from tests.packages import require
 
-torch = pytest.importorskip("torch")
+torch = require("torch")
 
 from cudal2gen.operators import plans  # noqa: E402
 

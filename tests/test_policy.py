@@ -18,8 +18,9 @@ from cudal2gen.tuner.network import bradley_terry, leave_one_out
 from cudal2gen.tuner.policy import Action, Group, Policy, Ranked, by_problem, compare, practise
 from cudal2gen.tuner.proposal import Question
 from cudal2gen.tuner.proposers import PolicyProposer
+from tests.packages import require
 
-torch = pytest.importorskip("torch")
+torch = require("torch")
 torch.set_num_threads(1)
 pytestmark = pytest.mark.torch
 
@@ -224,7 +225,11 @@ def test_a_checkpoint_is_small_and_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_said_to_be_one(tmp_path: Path) -> None:
     path = tmp_path / "policy.pt"
-    path.write_bytes(b"not a policy")
+    checkpoint.save(Policy(0), path)
+    torch.save(torch.load(path, weights_only=True) | {"format": 0}, path)
+    with pytest.raises(checkpoint.CheckpointError, match=r"policy.pt is of format 0, not 1; remove it to start anew"):
+        checkpoint.load(path)
+    path.write_bytes(b"not a checkpoint")
     with pytest.raises(checkpoint.CheckpointError, match=r"policy.pt holds no policy .*remove it to start anew"):
         checkpoint.load(path)
 

@@ -21,6 +21,7 @@ from cudal2gen.tuner import ray_executor, space
 from cudal2gen.tuner.executor import Executor, InProcess, Job
 from cudal2gen.tuner.ray_executor import RayExecutor, Unreachable
 from tests import simulated_gpu
+from tests.packages import require
 from tests.simulated_gpu import HANGS, KILLS, RAISES, Packs, Simulated
 from tests.test_cli import error, own_catalog, run
 
@@ -49,7 +50,7 @@ def groups(trial: Trial) -> int:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A head without a card, on this machine's loopback. Tests add nodes that have one."""
-    pytest.importorskip("ray")
+    require("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray.cluster_utils import Cluster
@@ -248,7 +249,7 @@ def test_an_environment_that_does_not_start_is_not_started_for_ever(node: Callab
 
 
 def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray")
+    ray = require("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(Unreachable, match=r"^no Ray cluster at 127\.0\.0\.1:1: .*refused"):
         RayExecutor(partial(Simulated, tmp_path / "log"), address="127.0.0.1:1")
@@ -278,7 +279,7 @@ def test_a_parcel_leaves_its_folder_for_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_line_tunes_on_a_cluster_of_its_own(tmp_path: Path, own_catalog: dict[str, str]) -> None:
-    pytest.importorskip("ray")
+    require("ray")
     env = own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     env |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
     options = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--proposers", "random", "--executor", "ray")

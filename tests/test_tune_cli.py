@@ -11,6 +11,7 @@ import pytest
 from cudal2gen import catalog, results
 from cudal2gen.kernel import Problem
 from cudal2gen.tuner import space
+from tests.packages import require
 from tests.test_cli import error, own_catalog, run
 
 __all__ = ["own_catalog"]  # a fixture
@@ -81,7 +82,7 @@ def test_a_models_own_problems_are_tuned(place: dict[str, str], tmp_path: Path) 
 
 
 def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
-    pytest.importorskip("torch")
+    require("torch")
     from cudal2gen.tuner import checkpoint
     from cudal2gen.tuner.policy import Policy
 
@@ -131,7 +132,7 @@ def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], message: 
 
 
 def test_without_a_gpu_the_gpu_environment_says_so(place: dict[str, str]) -> None:
-    pytest.importorskip("torch")
+    require("torch")
     if __import__("torch").cuda.is_available():
         pytest.skip("there is a GPU")
     assert "torch sees no CUDA device" in error("tune", "--mnk", "64_64_64", code=3, env=place)

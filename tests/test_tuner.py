@@ -29,6 +29,7 @@ from cudal2gen.tuner.environment import Model, Replay, Unrecorded, agreement, tr
 from cudal2gen.tuner.proposal import Proposal, Question, proposal
 from cudal2gen.tuner.proposers import Evolution, Mixture, Nearest, Random, make_proposer
 from tests.hanging import Hanging
+from tests.packages import require
 
 SMALL = Problem(gpu="h200", acc="f32", layout="tn", m=256, n=512, k=256)
 AMPERE = Problem(gpu="a100", acc="f16", layout="tn", m=512, n=1024, k=512)
@@ -63,17 +64,25 @@ def test_candidates_are_legal_distinct_and_cover_their_families(problem: Problem
 
 
 extents = st.one_of(st.integers(1, 300), st.sampled_from([1000, 4096, 12289, 16384]))
+vectors = st.one_of(st.integers(1, 40).map(lambda count: 8 * count), extents)
 
 
 @settings(max_examples=30)
-@given(m=extents, n=extents, k=extents, gpu=st.sampled_from(["h200", "a100", "rtx3090"]), seed=st.integers(0, 99))
+@given(m=extents, n=vectors, k=vectors, gpu=st.sampled_from(["h200", "a100", "rtx3090"]), seed=st.integers(0, 99))
 def test_no_illegal_record_is_ever_drawn(m: int, n: int, k: int, gpu: str, seed: int) -> None:
-    """Any choice of loose heads on any structure is legal; where no record is legal at all, that is said."""
+    """Any values of free fields on any structure are legal.
+
+    A problem without candidates is one that TMA cannot read (rows that are not whole vectors), or a D of at most eight
+    columns.
+    """
     problem = Problem(gpu=gpu, acc="f16", layout="nn" if seed % 2 else "tn", m=m, n=n, k=k)
+    unaligned = k % 8 or (problem.layout == "nn" and n % 8)
     try:
         candidates = space.candidates(problem, 40, seed)
     except IllegalRecord:
+        assert n <= 8 or (gpu == "h200" and unaligned), "the space refuses a problem that kernels serve"
         return
+    assert not (gpu == "h200" and unaligned)
     rng = random.Random(seed)
     for _ in range(5):
         assert candidates.drawn(rng, "test").problem == problem  # validated, or drawn raises
@@ -134,6 +143,9 @@ def test_the_reward_of_trials_has_errors_lengths_and_failures() -> None:
     assert value == pytest.approx(1.5 - 1e-5 * len(render(record)))
     failure = trial_of(Model(), SMALL, record, "short", "spill", reason="spills 8 bytes")
     assert reward.of_trials([fast, failure], reward.Settings(failed=-1.0)) == -1.0
+    assert reward.of_trials([fast, failure], reward.Settings()) == 0.0
+    # 12/8 - 0.01*0.5: by default errors cost a hundredth, and length nothing.
+    assert reward.of_trials([fast], reward.Settings()) == pytest.approx(1.495)
 
 
 def test_the_lower_bound_of_speed_is_below_a_noisy_median_and_at_a_quiet_one() -> None:
@@ -269,7 +281,7 @@ def test_evolution_stays_near_the_best() -> None:
 
 
 def test_tpe_learns_what_is_fast() -> None:
-    pytest.importorskip("optuna")
+    require("optuna")
     environment, proposer = Model(seed=1), make_proposer(["tpe"], lambda: None, [], 0)  # type: ignore[arg-type, return-value]
     noisy, true = benchmark.search(environment, proposer, space.candidates(SMALL), 48, 8)
     assert len(noisy) == len(true) == 48
@@ -277,7 +289,7 @@ def test_tpe_learns_what_is_fast() -> None:
 
 
 def test_heuristics_become_legal_candidates_with_their_tiles() -> None:
-    pytest.importorskip("nvMatmulHeuristics")
+    require("nvMatmulHeuristics")
     large = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
     request = question(large)
     proposer = make_proposer(["heuristics"], lambda: None, [], 0)  # type: ignore[arg-type, return-value]
@@ -342,6 +354,7 @@ def test_a_race_stores_what_it_does_and_ends_with_a_paired_gain() -> None:
     assert [sum(trial.effort == effort for trial in store) for effort in ("medium", "long")] == [8, 3]
     assert {trial.run for trial in store} == {"r"}
     assert contest.curve == sorted(contest.curve, reverse=True)
+    assert contest.curve[-1] == min(trial.cost for trial in contest.short_trials if trial.measured) < math.inf
     assert contest.improved
     gain, winner = contest.gain, contest.winner
     assert gain is not None
@@ -418,6 +431,11 @@ def test_no_gain_without_a_clear_interval() -> None:
     assert not race.Race(space.candidates(SMALL), record, [incumbent_itself]).improved
     better = timed_trial(rival, 8.0, 9.0).model_copy(update={"effort": "long"})
     assert race.Race(space.candidates(SMALL), record, [better]).improved
+    before_the_long_timing = [better.model_copy(update={"effort": effort}) for effort in ("short", "medium")]
+    contest = race.Race(space.candidates(SMALL), record, before_the_long_timing)
+    assert contest.winner == before_the_long_timing[1]
+    assert contest.gain is None
+    assert not contest.improved
 
 
 # Campaigns, and the catalog

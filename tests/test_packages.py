@@ -1,0 +1,18 @@
+"""Missing packages skip tests at home and fail them in CI."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.packages import require
+
+
+def test_a_missing_package_skips_a_test_and_fails_it_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no_such_package"):
+        require("no_such_package")
+    monkeypatch.setenv("CI", "1")
+    with pytest.raises((ModuleNotFoundError, pytest.skip.Exception)) as raised:
+        require("no_such_package")
+    assert raised.type is ModuleNotFoundError
+    assert require("json").loads("1") == 1
