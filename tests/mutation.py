@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,35 +15,41 @@ from cudal2gen.compiler import Artifact
 from cudal2gen.emulator import Mutant, mutants
 from cudal2gen.kernel import Sm90Small, Sm90Wgmma
 
+HOPPER = (Sm90Wgmma, Sm90Small)
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
 ASYNCHRONOUS = re.compile(r"mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
 MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)")
 
 
-def survivors(record: catalog.Record, artifact: Artifact, library: Path) -> Iterator[tuple[Mutant, bool]]:
-    """Every mutant of a kernel, and whether it survived all problems that stress the record.
+def candidates(record: catalog.Record, ptx: str) -> list[Mutant]:
+    """The mutants of a kernel that are worth executing: of kernels with mbarriers, of what is asynchronous only."""
+    hopper = isinstance(record, HOPPER)
+    return [mutant for mutant in mutants(ptx) if not hopper or ASYNCHRONOUS.search(mutant.name)]
 
-    Of kernels with mbarriers, only what is asynchronous is mutated, and only their largest problems are executed, in
-    both orders of warpgroups.
+
+def survivors(
+    record: catalog.Record, artifact: Artifact, library: Path, executed: Iterable[Mutant]
+) -> Iterator[Mutant]:
+    """Which of a kernel's mutants survive all problems that stress the record.
+
+    Of kernels with mbarriers only the largest problems are executed, in both orders of warpgroups.
     """
     shapes = sorted(validator.stress_shapes(record), key=lambda shape: -(shape.m * shape.n * shape.k))
-    hopper = isinstance(record, Sm90Wgmma | Sm90Small)
-    if hopper:
+    if isinstance(record, HOPPER):
         shapes = shapes[:1] + [shape for shape in shapes if shape.options][:1]
     with TemporaryDirectory() as scratch:
         directory = Path(scratch) / artifact.digest
         shutil.copytree(artifact.directory, directory)
         mutated = Artifact(directory, artifact.ptxas)
-        for mutant in mutants(artifact.ptx.read_text()):
-            if hopper and not ASYNCHRONOUS.search(mutant.name):
-                continue
+        for mutant in executed:
             mutated.ptx.write_text(mutant.text)
-            yield mutant, all(_passes(record, mutated, library, shape) for shape in shapes)
+            if all(_passes(record, mutated, library, shape) for shape in shapes):
+                yield mutant
 
 
 def _passes(record: catalog.Record, artifact: Artifact, library: Path, shape: validator.Shape) -> bool:
     runs: list[dict[str, Any]] = [{"inputs": "binary"}, {"inputs": "integers", "hazards": False}]
-    if isinstance(record, Sm90Wgmma | Sm90Small):
+    if isinstance(record, HOPPER):
         runs = [{"inputs": "binary"}, {"inputs": "binary", "adverse": True}]
     return all(validator.run_case(record, artifact, library, shape, **run)[0].passed for run in runs)
 
