@@ -1,14 +1,21 @@
 # Everything runs in .venv, which these targets make. The tests cache compiled kernels in the user's cache folder.
 PYTHON ?= python3
 BIN := .venv/bin
+# Processes that share the tests: as many as there are cores, with 4 GiB each.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test gpu-test thorough check browser goldens clean
+.PHONY: demo test quick gpu-test thorough check browser goldens clean
 
 demo: .venv/demo
 	$(BIN)/cudal2gen run --mnk 64_256_256
 
 test: .venv/dev browser check
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# For daily work: what is not marked slow; every room has such tests.
+quick: .venv/dev check
+	$(PYTEST) -m "not slow"
 
 # On a machine with a GPU: every path of the templates right on it, adversaries caught, streams, graphs, the launcher's
 # refusals, compute-sanitizer, and the emulator bit for bit. A few minutes, most of it compiling; nothing is stored.
@@ -34,9 +41,12 @@ browser:
 	  exit 1; \
 	}
 
-# Hundreds of drawn records, compiled and executed, other ones each time.
+# Hundreds of drawn records, compiled and executed, other ones each time; all mutants; the whole library from nothing.
+thorough: export HYPOTHESIS_PROFILE = thorough
 thorough: .venv/dev
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest tests/test_validator.py tests/test_kernel.py tests/test_renderer.py
+	$(PYTEST) tests/test_validator.py tests/test_kernel.py tests/test_renderer.py tests/test_mutation.py \
+	  tests/emulator/test_multistage.py
+	$(BIN)/python -m pytest -s tests/test_library.py
 
 # Accepts changed templates: rewrites the golden texts.
 goldens: .venv/dev

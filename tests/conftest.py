@@ -20,6 +20,8 @@ settings.register_profile(
     "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 settings.register_profile("thorough", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
+# They start first, so that no worker is left with a long test when the others have ended.
+LONGEST = ["test_multistage.py", "test_library.py", "test_ray.py", "test_validator.py", "test_mutation.py"]
 LEFT_OUT = pytest.StashKey[str]()
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -39,6 +41,8 @@ def without_a_gpu() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    order = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and (reason := without_a_gpu()):
         config.hook.pytest_deselected(items=on_gpu)

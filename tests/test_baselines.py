@@ -259,6 +259,7 @@ def test_an_attribute_that_an_algorithm_lacks_is_left_out(
     assert "cluster" not in contender.detail
 
 
+@pytest.mark.slow
 def test_compiled_torch_is_a_contender(device: FakeDevice, tmp_path: Path) -> None:
     (contender,) = first(device, ["torch.compile"], "f32", tmp_path)
     operands = device.operands(problem(), 1, seed=3)[0]
@@ -288,6 +289,7 @@ for acc in ("f16", "f32"):
 """
 
 
+@pytest.mark.slow
 def test_the_triton_peer_in_tritons_interpreter() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", TRITON], env=environment, check=True, timeout=300)

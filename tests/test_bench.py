@@ -446,6 +446,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_ten_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> None:
     store = tmp_path / "m.jsonl"
     rng = random.Random(5)
@@ -583,6 +584,7 @@ def test_a_stopped_device_is_one_line_of_the_command(command: Any, monkeypatch: 
     assert (done.exit_code, done.stderr.splitlines()[-1][:26]) == (1, "error: 64_64_64: k or a ba")
 
 
+@pytest.mark.slow
 def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) -> None:
     done = command("--mnk", "64_64_64", "--acc", "f32", "--records-of", "rtx3090", "--baselines", "none")
     assert done.exit_code == 0, done.output
@@ -593,6 +595,7 @@ def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) ->
     assert (refused.exit_code, "has no 65_64_64" in refused.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any, tmp_path: Path) -> None:
     """And what was measured is explained: by the record that was made for it."""
     problems = tmp_path / "problems.jsonl"

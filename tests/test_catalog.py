@@ -185,6 +185,7 @@ def test_a_duplicate_line_is_noticed_when_its_problem_is_looked_up(small: Path) 
         catalog.find(problem(128, 128, 64), small)
 
 
+@pytest.mark.slow
 def test_edits_at_the_same_time_are_all_kept(small: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from cudal2gen import catalog; from tests.strategies import multistage;"

@@ -321,6 +321,7 @@ def test_a_problem_that_no_record_fits() -> None:
 # --- the command ---
 
 
+@pytest.mark.slow
 def test_explain_says_what_would_run_and_why(tmp_path: Path) -> None:
     env = {"CUDAL2GEN_RESULTS": str(tmp_path), "CUDAL2GEN_PACK": ""}
     said = run("explain", "--mnk", "4096_4096_64", env=env).stdout

@@ -182,6 +182,7 @@ def test_fields_are_set_by_json_or_by_shorthand(changes: list[str], field: str, 
     assert json.loads(done.stdout)["record"][field] == value
 
 
+@pytest.mark.slow
 def test_run_executes_and_reports(tmp_path: Path) -> None:
     done = run("run", "--mnk", "64_256_256")
     assert done.returncode == 0, done.stderr
@@ -212,6 +213,7 @@ def test_any_selects_all(own_catalog: dict[str, str], tmp_path: Path) -> None:
     assert "no records for any f16 nn" in error("build", "--all", "--gpu", "any", "--layout", "nn", env=own_catalog)
 
 
+@pytest.mark.slow
 def test_validate_stores_verdicts_and_changed_skips_them(tmp_path: Path) -> None:
     env = {"CUDAL2GEN_RESULTS": str(tmp_path / "results"), "CUDAL2GEN_CATALOG": str(tmp_path / "kernels.jsonl")}
     catalog.save(
@@ -232,6 +234,7 @@ def test_validate_stores_verdicts_and_changed_skips_them(tmp_path: Path) -> None
     assert shown["mma_per_k_tile"] > 0
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_exit_code_1(tmp_path: Path) -> None:
     build = run("--build-dir", str(tmp_path), "build", "--mnk", "64_64_256", "--json")
     ptx = Path(json.loads(build.stdout)["directory"]) / "kernel.ptx"

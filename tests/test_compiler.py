@@ -57,6 +57,7 @@ def contents(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_build_leaves_whole_directories_and_nothing_else(tmp_path: Path) -> None:
     reports: list[tuple[int, int]] = []
     artifacts = compiler.build(
@@ -95,6 +96,7 @@ def test_what_is_built_is_not_built_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert compiler.find(RECORDS[1], build_dir=tmp_path) is None
 
 
+@pytest.mark.slow
 def test_a_batch_gives_what_single_builds_give(tmp_path: Path) -> None:
     together = compiler.build(RECORDS, build_dir=tmp_path / "batch", jobs=1)
     for record, batched in zip(RECORDS, together, strict=True):
@@ -136,6 +138,7 @@ def test_the_digest_follows_text_architecture_and_versions() -> None:
     assert compiler.job(multistage(m=128), tools).digest == base
 
 
+@pytest.mark.slow
 def test_processes_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counting_nvcc: Path) -> None:
     racers = [start(tmp_path / "build", counting_nvcc) for _ in range(4)]
     outputs = [racer.communicate(timeout=120) for racer in racers]
@@ -178,6 +181,7 @@ def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path: Path, counting
     assert contents(build_dir) == {".lock", artifact.digest}, "what the killed build left is gone"
 
 
+@pytest.mark.slow
 def test_a_directory_without_its_report_is_no_kernel(tmp_path: Path) -> None:
     artifact = compiler.build(RECORDS[:1], build_dir=tmp_path)[0]
     for name, text in [
@@ -195,6 +199,7 @@ def test_a_directory_without_its_report_is_no_kernel(tmp_path: Path) -> None:
     assert contents(artifact.directory) == FILES
 
 
+@pytest.mark.slow
 def test_a_compile_error_shows_nvccs_message_against_the_kept_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +276,7 @@ def test_nvcc_is_taken_by_argument_then_environment_then_path(tmp_path: Path, mo
     assert toolchain.nvcc_candidates()[0] == on_path
 
 
+@pytest.mark.slow
 def test_the_environment_cannot_change_a_kernel_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-G")
     monkeypatch.setenv("CPATH", "/nowhere")
@@ -280,6 +286,7 @@ def test_the_environment_cannot_change_a_kernel_unseen(tmp_path: Path, monkeypat
     assert changed.ptx.read_bytes() == plain.ptx.read_bytes()
 
 
+@pytest.mark.slow
 def test_processes_that_race_for_the_launcher_all_get_it(tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from cudal2gen import compiler, launcher; import ctypes;"
     program += "[ctypes.CDLL(str(compiler.launcher(build_dir=Path(sys.argv[1]) / str(i)))) for i in range(3)]"
@@ -398,6 +405,7 @@ def test_split_knows_the_braces_of_inline_assembly() -> None:
     assert all(parts[name].count("}") == 2 and parts[name].count("ret;") == 1 for name in ("a", "b"))
 
 
+@pytest.mark.slow
 def test_the_launcher_is_linked_against_no_cuda_library(tmp_path: Path) -> None:
     library = compiler.launcher(build_dir=tmp_path)
     assert library == compiler.launcher(build_dir=tmp_path)

@@ -27,6 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_the_reference_has_what_users_call(site: Path) -> None:
     text = (site / "reference" / "index.html").read_text()
     for name in ("operators.matmul", "operators.patch", "kernel.Sm90Wgmma", "compiler.build", "bench.measure"):
@@ -73,6 +74,7 @@ def test_files_that_are_named_exist(checkout: Path) -> None:
             assert (path.parent / link).exists(), f"{path.name}: {link}"
 
 
+@pytest.mark.slow
 def test_the_python_of_the_guide_runs(checkout: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (checkout / "docs" / "edit.md").read_text(), re.DOTALL)
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -557,6 +557,7 @@ def test_campaigns_may_have_it(tmp_path: Path) -> None:
 MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--evaluations", "6", "--mnk", "256_2048_64")
 
 
+@pytest.mark.slow
 def test_the_command_line_asks_and_replays(tmp_path: Path, own_catalog: dict[str, str]) -> None:
     require("openai")
     build, transcript = tmp_path / "build", tmp_path / "said.jsonl"
@@ -592,6 +593,7 @@ def test_the_command_line_asks_and_replays(tmp_path: Path, own_catalog: dict[str
     assert lessons.exists() == ("times the incumbent's speed" in online.stdout)
 
 
+@pytest.mark.slow
 def test_the_command_line_says_what_is_missing(tmp_path: Path, own_catalog: dict[str, str]) -> None:
     env = own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path)}
     message = error("tune", *MODELLED, "--proposers", "llm", env=env)

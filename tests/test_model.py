@@ -97,6 +97,7 @@ def test_every_family_has_an_estimate() -> None:
         assert estimate.us > floor, record.mnk
 
 
+@pytest.mark.slow
 def test_the_catalogs_hopper_records_are_the_models_choice(modelled: ModuleType) -> None:
     """So that the origin that they carry is true; whoever changes the model writes them anew."""
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
@@ -115,6 +116,7 @@ def test_both_accumulators_have_every_problem() -> None:
         assert len({one.name for one in mine}) <= 340
 
 
+@pytest.mark.slow
 def test_other_layouts_choose_alike(modelled: ModuleType) -> None:
     """The model sees no difference between the layouts, so B stored (K,N) takes the record of (N,K)."""
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")

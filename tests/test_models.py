@@ -134,6 +134,7 @@ def test_a_compiled_model_gives_the_same(model: Any) -> None:
     torch.testing.assert_close(output, expected, atol=0.01, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_the_example_runs() -> None:
     env = os.environ | {"PYTHONPATH": str(EXAMPLE.parents[1])}
     command = [sys.executable, str(EXAMPLE), "--blocks", "1"]

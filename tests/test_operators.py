@@ -293,6 +293,7 @@ def test_one_may_ask_for_kernels_or_for_torch(device: EmulatedDevice, measured: 
         pass
 
 
+@pytest.mark.slow
 def test_the_environment_may_ask(directory: Path) -> None:
     program = "import cudal2gen, torch; cudal2gen.matmul(torch.ones(8, 8).half(), torch.ones(8, 8).half())"
     done = run(program, CUDAL2GEN_PREFER="sometimes")
@@ -505,6 +506,7 @@ def test_cpu_tensors_are_torchs_with_fp32_sums() -> None:
     assert cudal2gen.stats()["torch"]["on the CPU"] == before + 4
 
 
+@pytest.mark.slow
 def test_torch_checks_the_operators() -> None:
     a, b, bias = torch.randn(6, 5).half(), torch.randn(5, 7).half(), torch.randn(7).half()
     ops = torch.ops.cudal2gen
@@ -587,6 +589,7 @@ def test_compiled_with_out_and_gradients() -> None:
         torch.testing.assert_close(w.grad, cudal2gen.matmul(a, b).sum(0).expand(3, 7), atol=0.02, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_first_seen_by_the_compiler() -> None:
     program = """
 import torch, cudal2gen

@@ -226,6 +226,7 @@ def subprocess_alone(program: str, folder: Path) -> list[Done]:
     return [Done(one.returncode, text) for one, text in zip(started, told, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_wheel_is_what_pip_installs(files: dict[str, bytes], tmp_path: Path) -> None:
     wheel = pack.write_wheel(files, tmp_path / "cudal2gen-a100.whl")
     assert wheel.name.startswith("cudal2gen_a100-")
@@ -269,6 +270,7 @@ def test_a_wheel_lists_what_is_in_it(files: dict[str, bytes], tmp_path: Path) ->
     assert f"Requires-Dist: cudal2gen=={cudal2gen.__version__}" in about
 
 
+@pytest.mark.slow
 def test_the_command_writes_packs(tmp_path: Path) -> None:
     env = {"CUDAL2GEN_RESULTS": str(tmp_path)}
     out = tmp_path / "pack"
@@ -290,6 +292,7 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     assert wheel.stdout.startswith(f"{tmp_path}/cudal2gen_a100-")
 
 
+@pytest.mark.slow
 def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
     """Of two measured problems the one that is won; a problem off the grid by the record that bench made for it."""
     catalogued = catalog.load()

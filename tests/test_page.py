@@ -65,6 +65,7 @@ def alone(tab: browser.Page, chart: int) -> int:
     return int(index)
 
 
+@pytest.mark.slow
 def test_the_page_opens_without_faults_and_without_requests(tab: browser.Page, measured: Path) -> None:
     open_page(tab, measured)
     assert tab.faults == []
@@ -194,6 +195,7 @@ def test_hostile_names_stay_text(tab: browser.Page, tmp_path: Path) -> None:
     assert tab.faults == []
 
 
+@pytest.mark.slow
 def test_dark_and_print_are_readable(tab: browser.Page, measured: Path) -> None:
     open_page(tab, measured)
     light = tab.run("getComputedStyle(document.body).backgroundColor")

@@ -115,6 +115,7 @@ def test_the_kl_cost_holds_the_policy_at_its_prior() -> None:
     assert divergences[1] < 0.1 * divergences[0]
 
 
+@pytest.mark.slow
 def test_every_proposal_is_legal_new_and_for_the_problem() -> None:
     policy = Policy(5)
     for problem in (SMALL, sizes(17, 40, 72), sizes(512, 1024, 512, "a100")):
@@ -131,6 +132,7 @@ def published(acc: str = "f16", every: int = 16) -> list[catalog.Record]:
     return [record for record in catalog.load() if (record.gpu, record.acc) == ("a100", acc)][::every]
 
 
+@pytest.mark.slow
 def test_imitation_prefers_what_was_published_on_other_sizes() -> None:
     records = published()
     policy = Policy(0)
@@ -146,6 +148,7 @@ def test_imitation_prefers_what_was_published_on_other_sizes() -> None:
     assert float(policy.learned.heads.abs().max()) == 0, "what is learned from rewards is still nothing"
 
 
+@pytest.mark.slow
 def test_both_updates_help_on_sizes_never_trained_on_and_shuffled_rewards_do_not() -> None:
     environment = Model(seed=1)
     train = [sizes(m, n, k) for m in (128, 1024) for n in (512, 2048) for k in (256, 2048)]

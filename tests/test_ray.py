@@ -255,6 +255,7 @@ def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         RayExecutor(partial(Simulated, tmp_path / "log"), address="127.0.0.1:1")
 
 
+@pytest.mark.slow
 def test_packed_kernels_are_kernels_where_they_arrive(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     small = Problem(gpu="a100", acc="f16", layout="tn", m=64, n=64, k=64)

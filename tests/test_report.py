@@ -392,6 +392,7 @@ def test_problems_that_share_a_kernel_keep_their_own_records() -> None:
         assert (fields["m"], fields["n"], fields["k"]) == (m, n, k)
 
 
+@pytest.mark.slow
 def test_a_thousand_shapes_report_in_seconds() -> None:
     names = {(record.m, record.n, record.k): record.name for record in catalog.load() if record.acc == "f16"}
     measurements, records = campaign(1000, names=names.get), catalog.load()
@@ -466,6 +467,7 @@ def test_sets_that_share_nothing_are_not_compared() -> None:
 # --- the command ---
 
 
+@pytest.mark.slow
 def test_the_command_prints_or_writes(tmp_path: Path) -> None:
     env = {"CUDAL2GEN_RESULTS": str(tmp_path)}
     empty = run("report", env=env)

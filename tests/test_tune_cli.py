@@ -27,6 +27,7 @@ GAIN = (4096, 256, 64)  # sizes for which few trials of the model environment al
 MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--proposers", "evolution,random")
 
 
+@pytest.mark.slow
 def test_a_modelled_gain_is_shown_and_never_written(place: dict[str, str], tmp_path: Path) -> None:
     before = Path(place["CUDAL2GEN_CATALOG"]).read_bytes()
     picture = tmp_path / "curve.svg"
@@ -49,6 +50,7 @@ def test_a_modelled_gain_is_shown_and_never_written(place: dict[str, str], tmp_p
     assert second.stdout.splitlines()[0] == process.stdout.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_replay_needs_a_recording_and_refuses_what_is_not_in_it(place: dict[str, str], tmp_path: Path) -> None:
     message = error("tune", "--mnk", "64_64_64", "--environment", "replay", env=place)
     assert message.startswith("--environment replay: no trials in ")
@@ -59,6 +61,7 @@ def test_replay_needs_a_recording_and_refuses_what_is_not_in_it(place: dict[str,
     assert "is recorded on" in message
 
 
+@pytest.mark.slow
 def test_a_budget_ends_it_and_a_class_chooses(place: dict[str, str]) -> None:
     process = run("tune", "--class", "tiny", "--budget", "2s", *MODELLED, env=place)
     match = re.search(r"(\d+) of (\d+) problems", process.stdout)
@@ -68,6 +71,7 @@ def test_a_budget_ends_it_and_a_class_chooses(place: dict[str, str]) -> None:
     assert 0 < int(match[1]) < len(tiny)
 
 
+@pytest.mark.slow
 def test_a_models_own_problems_are_tuned(place: dict[str, str], tmp_path: Path) -> None:
     problem = Problem(gpu="h200", acc="f32", layout="tn", m=16, n=768, k=256)
     sister = problem.model_copy(update={"acc": "f16"})
@@ -81,6 +85,7 @@ def test_a_models_own_problems_are_tuned(place: dict[str, str], tmp_path: Path) 
     assert {(item.m, item.n, item.k, item.acc) for item in results.trials(stored)} == {(16, 768, 256, "f32")}
 
 
+@pytest.mark.slow
 def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
     require("torch")
     from cudal2gen.tuner import checkpoint
@@ -131,6 +136,7 @@ def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], message: 
     assert error("tune", *arguments, env=place).startswith(message)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_gpu_environment_says_so(place: dict[str, str]) -> None:
     require("torch")
     if __import__("torch").cuda.is_available():

@@ -560,6 +560,7 @@ def test_the_incumbent_is_the_problems_own_record_else_the_nearest_that_is_legal
 # Executors
 
 
+@pytest.mark.slow
 def test_a_kernel_that_hangs_or_dies_costs_its_own_trial_only() -> None:
     by_stages = {
         record.ring_steps: record for record in space.candidates(SMALL).records if record.family == "sm90_wgmma"

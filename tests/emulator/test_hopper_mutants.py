@@ -62,6 +62,7 @@ EQUIVALENT = {
 }
 
 
+@pytest.mark.slow
 def test_mutants_of_a_cluster_with_multicast() -> None:
     assert finding(alone("tma_gemm", 2), "tma_gemm", "tn_f16_2x1") == ""
     total, left = survivors("tma_gemm", 2, "tn_f16_2x1")

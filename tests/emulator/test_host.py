@@ -154,6 +154,7 @@ def test_errors_inside_the_machine_are_not_swallowed(tmp_path: Path) -> None:
     assert len(s.errors) == 1
 
 
+@pytest.mark.slow
 def test_runtime_is_built_once_and_whole(tmp_path: Path) -> None:
     code = "from cudal2gen import emulator; print(emulator.runtime_path())"
     env = {**os.environ, "CUDAL2GEN_CACHE_DIR": str(tmp_path)}
