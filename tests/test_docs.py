@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import typer
 
 from cudal2gen import cli
+from cudal2gen.kernel import FAMILIES, Problem
 
 
 def pages(checkout: Path) -> list[Path]:
@@ -30,8 +32,30 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_reference_has_what_users_call(site: Path) -> None:
     text = (site / "reference" / "index.html").read_text()
-    for name in ("operators.matmul", "operators.patch", "kernel.Sm90Wgmma", "compiler.build", "bench.measure"):
+    for name in (
+        "operators.matmul",
+        "operators.patch",
+        "kernel.Sm90Wgmma",
+        "compiler.build",
+        "bench.protocols.measure",
+    ):
         assert f'id="cudal2gen.{name}"' in text, name
+
+
+def test_every_field_of_a_record_has_a_row_with_its_description(site: Path) -> None:
+    page = (site / "records" / "index.html").read_text()
+    models = {"problem": Problem, **FAMILIES}
+    for name, model in models.items():
+        (section,) = re.findall(rf'<h2 id="{name}">(.*?)(?:<h2|</article>)', page, re.DOTALL)
+        rows = re.findall(r"<td><code>(\w+)</code></td>\s*<td>(.*?)</td>\s*<td>(.*?)</td>", section)
+        descriptions = {field: html.unescape(text) for field, _, text in rows}
+        assert descriptions == {
+            field: info.description
+            for field, info in model.model_fields.items()
+            if field not in ("problem", "family", "origin")
+        }
+        assert all(descriptions.values()), name
+        assert all(values for _, values, _ in rows), name
 
 
 def test_pictures_have_words(site: Path) -> None:

@@ -116,6 +116,7 @@ def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -
     assert prompt_fields["problem"]["size_class"] == "large"
     assert prompt_fields["gpu"]["sms"] == 132
     assert prompt_fields["gpu"]["smem_block_bytes"] == 227 * 1024
+    assert prompt_fields["fields"]["stages"] == FAMILIES["sm90_wgmma"].model_fields["stages"].description
     assert prompt_fields["bases"]["incumbent"]["stages"] == 4
     assert prompt_fields["bases"]["incumbent"]["derived"]["threads"] == 384
     assert [entry["reason"] for entry in prompt_fields["failures"]] == ["stages=99: too many", "C7511: serialised"]

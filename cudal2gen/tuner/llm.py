@@ -238,6 +238,7 @@ def prompt(
         "proposed, not measured yet": [_difference(record, question.incumbent) for record in waiting],
         "failures": _failures(question),
         "notes": list(notes),
+        "fields": meanings(tuple(sorted({record.family for record in bases.values()}))),
         "schema": schema(tuple(sorted({record.family for record in bases.values()}))),
         "proposals wanted": count,
     }
@@ -321,6 +322,17 @@ def _failures(question: Question) -> list[Fields]:
                 fields = {name: value for name, value in fields.items() if decisions.get(name) != value}
             failures[reason] = {"outcome": trial.outcome, "reason": reason, "fields": fields}
     return list(failures.values())
+
+
+@cache
+def meanings(families: tuple[str, ...]) -> dict[str, str | dict[str, str]]:
+    """The descriptions of the fields that may change; by family where families describe a field differently."""
+    texts: dict[str, dict[str, str]] = {}
+    for family in families:
+        for name, field in FAMILIES[family].model_fields.items():
+            if name not in FIXED and field.description:
+                texts.setdefault(name, {})[family] = field.description
+    return {name: next(iter(own.values())) if len({*own.values()}) == 1 else own for name, own in texts.items()}
 
 
 @cache
