@@ -40,7 +40,7 @@ def explain(
 ) -> None:
     """Say what cudal2gen.matmul would run for packed operands, and why.
 
-    A pack answers; without one, the catalog with the measurements that there are.
+    A pack answers; where none is installed, the catalog and the stored measurements.
     """
     from cudal2gen.choice import Operands
 

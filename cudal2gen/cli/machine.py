@@ -26,7 +26,7 @@ class Check(NamedTuple):
 
 @verb(app, "doctor")
 def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
-    """Tell what this machine can do, and what would add the rest."""
+    """Print what this machine can do, and how to add what is missing."""
     from cudal2gen import build_folder
 
     checks = {
