@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
-LAUNCHER_SOURCES = ("launcher.cpp", "pack.cpp", "cudal2gen.h")
+LAUNCHER_SOURCES = ("launch.h", "launcher.cpp", "pack.cpp", "cudal2gen.h")
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
@@ -118,7 +118,7 @@ def job(record: Record, tools: Toolchain) -> Job:
     """The binary of a record. Records that differ only in data fields have the same one."""
     text = render(record)
     arch = record.arch
-    launch = "".join(f"{name}={value}\n" for name, value in record.launch.items())
+    launch = record.launch.write()
     identity = {"text": text, "arch": arch, "flags": NVCC_FLAGS, "launch": launch, **tools.versions}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     return Job(record.name, arch, text, launch, digest)

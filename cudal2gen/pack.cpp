@@ -2,6 +2,8 @@
 // the generic launcher. Linked into the same library as launcher.cpp, against no CUDA library.
 #include "cudal2gen.h"
 
+#include "launch.h"
+
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
@@ -34,10 +36,10 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
 
 namespace {
 
-thread_local std::string said;
+thread_local std::string message;
 
 int refuse(int code, std::string const& why) {
-  said = why;
+  message = why;
   return code;
 }
 
@@ -83,10 +85,10 @@ class Sha256 {
              (turn(w[i - 2], 17) ^ turn(w[i - 2], 19) ^ w[i - 2] >> 10);
     std::array<uint32_t, 8> v = hash_;
     for (int i = 0; i < 64; ++i) {
-      uint32_t const one = v[7] + (turn(v[4], 6) ^ turn(v[4], 11) ^ turn(v[4], 25)) + ((v[4] & v[5]) ^ (~v[4] & v[6])) +
+      uint32_t const t1 = v[7] + (turn(v[4], 6) ^ turn(v[4], 11) ^ turn(v[4], 25)) + ((v[4] & v[5]) ^ (~v[4] & v[6])) +
                            rounds_[i] + w[i];
-      uint32_t const two = (turn(v[0], 2) ^ turn(v[0], 13) ^ turn(v[0], 22)) + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
-      v = {one + two, v[0], v[1], v[2], v[3] + one, v[4], v[5], v[6]};
+      uint32_t const t2 = (turn(v[0], 2) ^ turn(v[0], 13) ^ turn(v[0], 22)) + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
+      v = {t1 + t2, v[0], v[1], v[2], v[3] + t1, v[4], v[5], v[6]};
     }
     for (int i = 0; i < 8; ++i) hash_[i] += v[i];
   }
@@ -125,26 +127,28 @@ using Sizes = std::array<int, 3>;
 
 struct Kernel {
   std::string digest, options;
-  int acc, layout, bm, bn, bk, split_k, baked_k;
-  bool predicated;
+  int acc, layout;
   Sizes sizes;
+  cudal2gen::Launch launch;
   cudal2gen_kernel* opened;
 
-  // A necessary condition; the launcher has the last word.
-  bool takes(Sizes const& asked) const {
-    auto const [m, n, k] = asked;
-    if ((baked_k && k != baked_k) || (k + bk - 1) / bk < split_k) return false;
-    return predicated ? k % 8 == 0 && (layout == CUDAL2GEN_TN || n % 8 == 0) : m % bm == 0 && n % bn == 0 && k % bk == 0;
+  // Whether it computes these sizes with A and B packed; D may have any leading dimension that it takes.
+  bool takes(Sizes const& problem) const {
+    auto const [m, n, k] = problem;
+    int const row_b = layout == CUDAL2GEN_TN ? k : n;
+    cudal2gen::Matrix const a = {nullptr, k, k}, b = {nullptr, row_b, row_b}, d = {nullptr, cudal2gen::ceil_div(n, 8) * 8, n};
+    return !launch.refuse_sizes(m, n, k) && !launch.refuse_operands(a, b, d);
   }
 
-  double distance(Sizes const& asked) const {
+  // Octaves to the sizes that it was measured with.
+  double distance(Sizes const& problem) const {
     double octaves = 0;
-    for (int i = 0; i < 3; ++i) octaves += std::abs(std::log2(double(asked[i]) / sizes[i]));
+    for (int i = 0; i < 3; ++i) octaves += std::abs(std::log2(double(problem[i]) / sizes[i]));
     return octaves;
   }
 };
 
-struct Chosen {
+struct Choice {
   int kernel;
   double speedup;
 };
@@ -154,33 +158,35 @@ struct Chosen {
 struct cudal2gen_pack {
   std::string directory, runtime;
   std::vector<Kernel> kernels;
-  std::map<std::tuple<int, int, Sizes>, Chosen> chosen;
+  std::map<std::tuple<int, int, Sizes>, Choice> chosen;
   std::mutex opening;
 
-  int choose(cudal2gen_problem const& asked, Chosen& found) const {
-    Sizes const sizes = {asked.m, asked.n, asked.k};
-    if (std::min({asked.m, asked.n, asked.k}) <= 0) return refuse(cudaErrorInvalidValue, "m, n and k must be positive");
-    std::string const name = std::to_string(asked.m) + "_" + std::to_string(asked.n) + "_" + std::to_string(asked.k);
-    if (asked.prefer == CUDAL2GEN_MEASURED) {
-      auto const own = chosen.find({asked.acc, asked.layout, sizes});
-      if (own == chosen.end()) return refuse(CUDAL2GEN_VENDOR, name + ": no kernel was measured faster than the vendor's library");
-      found = own->second;
+  int choose(cudal2gen_problem const& problem, Choice& choice) const {
+    Sizes const sizes = {problem.m, problem.n, problem.k};
+    if (std::min({problem.m, problem.n, problem.k}) <= 0) return refuse(cudaErrorInvalidValue, "m, n and k must be positive");
+    std::string const name = std::to_string(problem.m) + "_" + std::to_string(problem.n) + "_" + std::to_string(problem.k);
+    if (problem.prefer == CUDAL2GEN_MEASURED) {
+      auto const measured = chosen.find({problem.acc, problem.layout, sizes});
+      if (measured == chosen.end()) return refuse(CUDAL2GEN_VENDOR, name + ": no kernel was measured faster than the vendor's library");
+      choice = measured->second;
       return CUDAL2GEN_OK;
     }
-    found = {-1, 0};
+    choice = {-1, 0};
     for (size_t i = 0; i < kernels.size(); ++i) {
-      Kernel const& one = kernels[i];
-      if (one.acc == asked.acc && one.layout == asked.layout && one.takes(sizes) &&
-          (found.kernel < 0 || one.distance(sizes) < kernels[found.kernel].distance(sizes)))
-        found.kernel = int(i);
+      Kernel const& kernel = kernels[i];
+      if (kernel.acc == problem.acc && kernel.layout == problem.layout && kernel.takes(sizes) &&
+          (choice.kernel < 0 || kernel.distance(sizes) < kernels[choice.kernel].distance(sizes)))
+        choice.kernel = int(i);
     }
-    return found.kernel < 0 ? refuse(CUDAL2GEN_VENDOR, name + ": no kernel of this pack computes it") : CUDAL2GEN_OK;
+    return choice.kernel < 0 ? refuse(CUDAL2GEN_VENDOR, name + ": no kernel of this pack computes it") : CUDAL2GEN_OK;
   }
+
+  std::string kernel_folder(std::string const& digest) const { return directory + "/kernels/" + digest; }
 
   int open(Kernel& kernel) {
     std::lock_guard<std::mutex> const guard(opening);
     if (kernel.opened) return CUDAL2GEN_OK;
-    std::string const folder = directory + "/kernels/" + kernel.digest;
+    std::string const folder = kernel_folder(kernel.digest);
     int const code = cudal2gen_open(folder.c_str(), kernel.options.c_str(), runtime.empty() ? nullptr : runtime.c_str(), &kernel.opened);
     return code ? refuse(code, cudal2gen_message()) : CUDAL2GEN_OK;
   }
@@ -192,20 +198,24 @@ namespace {
 int check_device(Tokens const& facts, char const* runtime) {
   void* const library = dlopen(runtime ? runtime : "libcudart.so.13", RTLD_NOW | RTLD_LOCAL);
   if (!library) return refuse(cudaErrorInitializationError, dlerror());
-  auto const device = reinterpret_cast<decltype(&cudaGetDevice)>(dlsym(library, "cudaGetDevice"));
+  auto const get_device = reinterpret_cast<decltype(&cudaGetDevice)>(dlsym(library, "cudaGetDevice"));
   auto const properties =
       reinterpret_cast<cudaError_t (*)(cudaDeviceProp*, int)>(dlsym(library, "cudaGetDeviceProperties"));
-  if (!device || !properties) return refuse(cudaErrorSymbolNotFound, "the CUDA runtime is not of version 13");
+  auto const last_error = reinterpret_cast<decltype(&cudaGetLastError)>(dlsym(library, "cudaGetLastError"));
+  if (!get_device || !properties || !last_error) return refuse(cudaErrorSymbolNotFound, "the CUDA runtime is not of version 13");
   int number = 0;
-  cudaDeviceProp found = {};
-  cudaError_t error = device(&number);
-  if (!error) error = properties(&found, number);
-  if (error) return refuse(error, "no CUDA device answers");
-  std::set<std::string> const name = words(found.name), title = words(facts.at("title")), others = words(facts.at("others"));
+  cudaDeviceProp device_facts = {};
+  cudaError_t error = get_device(&number);
+  if (!error) error = properties(&device_facts, number);
+  if (error) {
+    last_error();  // the process shares it
+    return refuse(error, "no CUDA device answers");
+  }
+  std::set<std::string> const name = words(device_facts.name), title = words(facts.at("title")), others = words(facts.at("others"));
   bool same = std::includes(name.begin(), name.end(), title.begin(), title.end());
   for (auto const& word : name) same = same && (title.count(word) || !others.count(word));
   if (same) return CUDAL2GEN_OK;
-  return refuse(CUDAL2GEN_BAD_PACK, "this pack is for " + facts.at("gpu") + ", the device is " + found.name);
+  return refuse(CUDAL2GEN_BAD_PACK, "this pack is for " + facts.at("gpu") + ", the device is " + device_facts.name);
 }
 
 int number(Tokens const& tokens, char const* name) {
@@ -215,17 +225,21 @@ int number(Tokens const& tokens, char const* name) {
 
 int enumerated(Tokens const& tokens, char const* name, char const* second) { return tokens.at(name) == second; }
 
+// Reads the line of a kernel or of a choice, and passes over others. Throws where one lacks what it must have.
 void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
+  if (kind != "choice" && kind != "kernel") return;
   Sizes const sizes = {number(tokens, "m"), number(tokens, "n"), number(tokens, "k")};
+  int const acc = enumerated(tokens, "acc", "f32"), layout = enumerated(tokens, "layout", "nn");
   if (kind == "choice") {
-    int const acc = enumerated(tokens, "acc", "f32"), layout = enumerated(tokens, "layout", "nn");
     pack.chosen[{acc, layout, sizes}] = {number(tokens, "kernel"), std::atof(tokens.at("low").c_str())};
-  } else if (kind == "kernel") {
+  } else {
     std::string options = tokens.count("options") ? tokens.at("options") : "";
     std::replace(options.begin(), options.end(), ',', ' ');
-    pack.kernels.push_back({tokens.at("digest"), options, enumerated(tokens, "acc", "f32"), enumerated(tokens, "layout", "nn"),
-                            number(tokens, "bm"), number(tokens, "bn"), number(tokens, "bk"), number(tokens, "split_k"),
-                            number(tokens, "baked_k"), number(tokens, "predicated") != 0, sizes, nullptr});
+    std::ifstream file(pack.kernel_folder(tokens.at("digest")) + "/kernel.launch");
+    cudal2gen::Tokens facts(file, "fact");
+    cudal2gen::Launch const launch(facts);
+    if (!facts.fault().empty()) throw std::runtime_error(facts.fault());
+    pack.kernels.push_back({tokens.at("digest"), options, acc, layout, sizes, launch, nullptr});
   }
 }
 
@@ -260,10 +274,10 @@ int load(cudal2gen_pack& pack, char const* runtime) {
 
 extern "C" {
 
-char const* cudal2gen_last_error() { return said.c_str(); }
+char const* cudal2gen_last_error() { return message.c_str(); }
 
 int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pack** out) {
-  said.clear();
+  message.clear();
   *out = nullptr;
   auto pack = std::make_unique<cudal2gen_pack>();
   pack->directory = directory;
@@ -278,7 +292,7 @@ int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pa
 }
 
 int cudal2gen_pack_close(cudal2gen_pack* pack) {
-  said.clear();
+  message.clear();
   int code = CUDAL2GEN_OK;
   for (Kernel& kernel : pack->kernels)
     if (kernel.opened && cudal2gen_close(kernel.opened)) code = refuse(cudaErrorUnknown, "a kernel could not be unloaded");
@@ -287,37 +301,25 @@ int cudal2gen_pack_close(cudal2gen_pack* pack) {
 }
 
 int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer) {
-  said.clear();
-  Chosen found = {};
-  if (int const code = pack->choose(*problem, found)) return code;
-  Kernel& kernel = pack->kernels[found.kernel];
+  message.clear();
+  Choice choice = {};
+  if (int const code = pack->choose(*problem, choice)) return code;
+  Kernel& kernel = pack->kernels[choice.kernel];
   if (int const code = pack->open(kernel)) return code;
-  *answer = {kernel.digest.c_str(), found.speedup,
+  *answer = {kernel.digest.c_str(), choice.speedup,
              cudal2gen_workspace_bytes(kernel.opened, problem->m, problem->n, problem->k)};
   return CUDAL2GEN_OK;
 }
 
 int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b,
                      int ldb, void* d, int ldd, void* workspace, void* stream) {
-  said.clear();
-  Chosen found = {};
-  if (int const code = pack->choose(*problem, found)) return code;
-  Kernel& kernel = pack->kernels[found.kernel];
+  message.clear();
+  Choice choice = {};
+  if (int const code = pack->choose(*problem, choice)) return code;
+  Kernel& kernel = pack->kernels[choice.kernel];
   if (int const code = pack->open(kernel)) return code;
   int const code = cudal2gen_launch(kernel.opened, a, lda, b, ldb, d, ldd, problem->m, problem->n, problem->k, workspace, stream);
   return code ? refuse(code, cudal2gen_message()) : CUDAL2GEN_OK;
-}
-
-// A launch whose sizes are known beforehand, for callers to whom each argument of a call costs time.
-struct cudal2gen_sized {
-  cudal2gen_kernel const* kernel;
-  int lda, ldb, ldd, m, n, k;
-};
-
-int cudal2gen_launch_sized(cudal2gen_sized const* sized, void const* a, void const* b, void* d, void* workspace,
-                           void* stream) {
-  cudal2gen_sized const& own = *sized;
-  return cudal2gen_launch(own.kernel, a, own.lda, b, own.ldb, d, own.ldd, own.m, own.n, own.k, workspace, stream);
 }
 
 }  // extern "C"

@@ -93,7 +93,7 @@ def contents(
     files = {"table.json": _json(table.dump()), LIBRARY: library.read_bytes()}
     files[HEADER] = (places.PACKAGE / HEADER).read_bytes()
     files |= {name: text.encode() for name, text in _licences().items()}
-    for digest in sorted({one.digest for one in table.kernels}):
+    for digest in sorted({kernel.digest for kernel in table.kernels}):
         files |= {f"kernels/{digest}/{name}": (artifacts[digest].directory / name).read_bytes() for name in names}
     files["pack.txt"] = _plain(table, files)
     facts = {
@@ -108,7 +108,7 @@ def contents(
         "machine": platform.machine(),
         "version": __version__,
         "kernels": len(table.kernels),
-        "binaries": len({one.digest for one in table.kernels}),
+        "binaries": len({kernel.digest for kernel in table.kernels}),
         "problems_measured": len(table.rows),
         "problems_won": sum(row.wins for row in table.rows),
         "ptx": with_ptx,
@@ -187,8 +187,8 @@ def _licences() -> dict[str, str]:
     root = places.checkout()
     own = (root / "LICENSE").read_text() if root else _licence_of("cudal2gen", "LICENSE")
     cutlass = os.environ.get("CUTLASS_PATH")
-    theirs = Path(cutlass or "") / "LICENSE.txt"
-    text = theirs.read_text() if cutlass and theirs.is_file() else _licence_of("nvidia-cutlass", "LICENSE.txt")
+    beside = Path(cutlass or "") / "LICENSE.txt"
+    text = beside.read_text() if cutlass and beside.is_file() else _licence_of("nvidia-cutlass", "LICENSE.txt")
     return dict(zip(LICENCES, (own, text), strict=True))
 
 
@@ -207,7 +207,7 @@ def _plain(table: Table, files: dict[str, bytes]) -> bytes:
     title = gpu.title.replace(" ", ",")
     lines = [f"pack format={FORMAT} gpu={table.gpu} title={title} others={others}"]
     lines += [f"file path={name} sha256={_sha256(content)}" for name, content in sorted(files.items())]
-    lines += [_plain_kernel(one) for one in table.kernels]
+    lines += [_plain_kernel(kernel) for kernel in table.kernels]
     lines += [
         f"choice acc={row.acc} layout={row.layout} m={row.m} n={row.n} k={row.k} kernel={row.kernel} "
         f"low={row.speedup[1]}"
@@ -219,12 +219,10 @@ def _plain(table: Table, files: dict[str, bytes]) -> bytes:
 
 
 def _plain_kernel(kernel: Kernel) -> str:
-    record, facts = kernel.record, kernel.record.launch
-    tokens = {name: kernel.fields[name] for name in ("acc", "layout", "m", "n", "k")}
-    tokens |= {"digest": kernel.digest, "predicated": int(record.predicated)}
-    tokens |= {name: facts.get(name, 0) for name in ("bm", "bn", "bk", "split_k", "baked_k")}
-    if record.launch_options:
-        tokens["options"] = ",".join(f"{name}={value}" for name, value in record.launch_options.items())
+    tokens: dict[str, Any] = {name: kernel.fields[name] for name in ("acc", "layout", "m", "n", "k")}
+    tokens["digest"] = kernel.digest
+    if options := kernel.record.launch_options:
+        tokens["options"] = ",".join(f"{name}={value}" for name, value in options.items())
     return "kernel " + " ".join(f"{name}={value}" for name, value in tokens.items())
 
 
@@ -239,8 +237,8 @@ def open_pack(directory: Path) -> Pack:
     if not directory.is_dir():
         raise PackError(f"no pack at {directory}")
     facts = _read_json(directory / "pack.json")
-    claimed = facts.pop("sha256", None)
-    if claimed != _sha256(_json(facts)):
+    digest = facts.pop("sha256", None)
+    if digest != _sha256(_json(facts)):
         raise PackError(f"{directory / 'pack.json'} was altered: its digest is not its own")
     if facts["format"] != FORMAT:
         raise PackError(f"{directory} has format {facts['format']}, this cudal2gen reads {FORMAT}")
@@ -279,11 +277,11 @@ def search(folders: Iterable[Path]) -> tuple[dict[str, Pack], list[str]]:
     refused = []
     for folder in folders:
         try:
-            found = open_pack(folder)
+            pack = open_pack(folder)
         except PackError as error:
             refused.append(str(error))
             continue
-        packs.setdefault(found.gpu, found)
+        packs.setdefault(pack.gpu, pack)
     return packs, refused
 
 

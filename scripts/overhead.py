@@ -9,7 +9,6 @@ compares the two where there is a GPU.
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,27 +22,19 @@ import cudal2gen
 from cudal2gen import choice, compiler, pack, toolchain
 from cudal2gen.operators import emulated
 from cudal2gen.results import Measurements
+from tests import idle_runtime
 from tests.paths import small
 
 CALLS, ROUNDS = 200, 400  # short rounds: some are undisturbed
-FUNCTIONS = (
-    *("cudaLibraryLoadFromFile", "cudaLibraryUnload", "cudaLibraryGetKernel", "cudaKernelSetAttributeForDevice"),
-    *("cudaGetDevice", "cudaDeviceGetAttribute", "cudaFuncGetAttributes", "cudaMemsetAsync", "cudaLaunchKernelExC"),
-    "cudaOccupancyMaxActiveBlocksPerMultiprocessor",
-)
 
 
-class Bed:
+class IdleDevice:
     """A device of CPU tensors on which nothing runs."""
 
     name, model, alone = "a stand-in", "a100", True
 
     def __init__(self, folder: Path) -> None:
-        self.runtime_library = folder / "libcudart.so"
-        source = "".join(f"int {name}(void) {{ return 0; }}\n" for name in FUNCTIONS)
-        source += 'char const* cudaGetErrorString(int code) { return code ? "" : ""; }\n'
-        command = ["gcc", "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(self.runtime_library)]
-        subprocess.run(command, input=source, text=True, check=True)
+        self.runtime_library = idle_runtime.build(folder)
 
     def stream(self) -> int:
         return 0
@@ -98,7 +89,7 @@ def main() -> None:
         "cudal2gen.linear with a bias": lambda: cudal2gen.linear(a, weight, bias),
         "cudal2gen.matmul, one operand copied": lambda: cudal2gen.matmul(strided, b),
     }
-    with torch.no_grad(), emulated(Bed(folder), [open_package(folder)], prefer="kernel") as dispatcher:
+    with torch.no_grad(), emulated(IdleDevice(folder), [open_package(folder)], prefer="kernel") as dispatcher:
         for name, call in (vendor_calls | calls).items():
             print(f"{name:38} {call_us(call):6.2f} us")
         assert dispatcher.stats()["torch"] == {}

@@ -120,7 +120,7 @@ class EmulatedDevice:
 
 
 class OperatorBed:
-    """A ``plans.Bed`` on an emulated device: what operators ask of a GPU, which its pack takes for its own."""
+    """A ``binding.Device`` on an emulated device: what operators ask of a GPU, which its pack takes for its own."""
 
     def __init__(self, device: EmulatedDevice, model: str | None, name: str = "NVIDIA Emulated") -> None:
         self.device, self.model, self.name = device, model, name

@@ -11,8 +11,9 @@ import pytest
 
 from cudal2gen import catalog, choice, results
 from cudal2gen.catalog import CatalogError
-from cudal2gen.choice import Kernel, Matrix, Operands, Row, Sizes, Table, tabulate
+from cudal2gen.choice import Kernel, Row, Table, tabulate
 from cudal2gen.kernel import Problem, Record
+from cudal2gen.kernel.launch import Matrix, Operands, Sizes
 from tests import measured
 from tests.packed import NOTHING, row
 from tests.paths import PATHS, small
@@ -23,9 +24,9 @@ def kernel(record: Record) -> Kernel:
     return Kernel(record.name, record.model_dump(mode="json"))
 
 
-def served(record: Record, m: int, n: int, k: int, operands: Operands | None = None) -> choice.Served | None:
+def use(record: Record, m: int, n: int, k: int, operands: Operands | None = None) -> choice.Use | None:
     packed = Operands.packed(record.layout, n, k)
-    return kernel(record).serve(Sizes(m, n, k), operands or packed)
+    return kernel(record).use(Sizes(m, n, k), operands or packed)
 
 
 def problem(m: int, n: int, k: int, **more: Any) -> Problem:
@@ -60,7 +61,7 @@ WHOLE = small(acc="f32", m=96, n=96, k=64)
 def test_other_sizes_by_the_same_binary(
     record: Record, sizes: tuple[int, int, int], launched: tuple[int, int, int], copied: str
 ) -> None:
-    found = served(record, *sizes)
+    found = use(record, *sizes)
     assert found is not None
     assert found.launched == launched
     assert "".join(name if one else "." for name, one in zip("ABD", found.copied, strict=True)) == copied
@@ -75,7 +76,7 @@ def test_other_sizes_by_the_same_binary(
     ],
 )
 def test_sizes_that_a_binary_does_not_serve(record: Record, sizes: tuple[int, int, int]) -> None:
-    assert served(record, *sizes) is None
+    assert use(record, *sizes) is None
 
 
 @pytest.mark.parametrize(
@@ -93,14 +94,14 @@ def test_sizes_that_a_binary_does_not_serve(record: Record, sizes: tuple[int, in
 def test_operands_that_do_not_lie_as_the_kernel_asks(
     record: Record, a: Matrix, b: Matrix, d: Matrix, copied: tuple[bool, bool, bool]
 ) -> None:
-    found = served(record, 64, 64, 128, Operands(a, b, d))
+    found = use(record, 64, 64, 128, Operands(a, b, d))
     assert found is not None
     assert found.copied == copied
 
 
 def test_every_family_and_option_is_served_as_it_is() -> None:
     for name, record in PATHS.items():
-        found = served(record, record.m, record.n, record.k)
+        found = use(record, record.m, record.n, record.k)
         assert found is not None, name
         apart = record.layout == "nn" and record.n % 8 != 0  # rows of B off 16 bytes
         padded = getattr(record, "padding", "") == "pad"
@@ -139,7 +140,7 @@ def test_copies_are_priced_in() -> None:
     assert "3.0 us of copies added" in slow.reason
     assert ask(table({0: 1.05}, bandwidth=3e4), 64, 64, 128, operands=apart).kernel is None
     assert ask(table({0: 1.05}), 64, 64, 128, extra_us=10.0).kernel is None
-    assert choice.Served(Sizes(64, 64, 64), (True, False, True)).copied_bytes(Sizes(33, 64, 64)) == 2 * (
+    assert choice.Use(Sizes(64, 64, 64), (True, False, True)).copied_bytes(Sizes(33, 64, 64)) == 2 * (
         33 * 64 + 2 * 64 * 64 + 33 * 64 + 64 * 64
     )
 
@@ -191,12 +192,12 @@ def test_an_estimate_is_never_better_than_its_neighbours() -> None:
 
 def test_more_elements_than_an_int_counts() -> None:
     sizes = (1 << 17, 1 << 16, 128)
-    found = served(PREDICATED, *sizes)
+    found = use(PREDICATED, *sizes)
     assert found is not None
     assert found.launched == sizes
     assert found.copied_bytes(Sizes(*sizes)) == 0
     assert ask(table({0: 2.0}), *sizes).short == "nothing was measured within a factor of two"
-    padded = served(WHOLE, (1 << 17) - 1, 1 << 16, 64)
+    padded = use(WHOLE, (1 << 17) - 1, 1 << 16, 64)
     assert padded is not None
     assert padded.copied_bytes(Sizes((1 << 17) - 1, 1 << 16, 64)) > 1 << 34
 
@@ -212,8 +213,8 @@ def test_on_request_the_nearest_kernel_that_copies_nothing() -> None:
     assert ask(made, 96, 96, 64, prefer="kernel").kernel == 1
     assert ask(made, 90, 96, 64, prefer="kernel").kernel == 0, "the nearer one would copy"
     found = ask(made, 90, 90, 63, prefer="kernel")
-    assert found.served is not None
-    assert found.served.copied == (True, True, True)
+    assert found.use is not None
+    assert found.use.copied == (True, True, True)
     assert ask(made, 96, 96, 64, prefer="vendor").short == "asked for"
     baked = table({}, [small(acc="f32", bake=["k"], k=192)])
     assert ask(baked, 32, 32, 256, prefer="kernel").short == "no kernel serves these operands"

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cudal2gen import catalog, compiler, emulator
 from cudal2gen.emulator.host import program as host
+from cudal2gen.kernel import launch as contract
+from cudal2gen.kernel.launch import CONVENTIONS, LaunchFileError, Matrix, Operands, Sizes
+from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.launcher import LaunchError, OpenKernel
-from tests.paths import IN_CLUSTER, SWAPPED, TWO, once, ring, small
+from tests import idle_runtime
+from tests.paths import IN_CLUSTER, PATHS, SWAPPED, TWO, once, ring, small
 
 VALUE, MISALIGNED, NO_FILE = 1, 716, 301
 
@@ -131,7 +139,7 @@ def test_what_a_hopper_kernel_cannot_do_is_refused_in_words(
 def test_options_of_hopper_kernels_are_checked(library: Path, session: emulator.Session) -> None:
     with pytest.raises(LaunchError, match="unknown option swizzle_stride"):
         opened(ring(), library, {"swizzle_stride": 64})
-    with pytest.raises(LaunchError, match="hint_a and hint_b are 0, 1 or 2"):
+    with pytest.raises(LaunchError, match="hint_a=3: must be one of 0, 1, 2"):
         opened(ring(), library, {"hint_a": 3})
 
 
@@ -229,9 +237,6 @@ def test_opening_is_refused_in_words(library: Path, session: emulator.Session, t
     with pytest.raises(LaunchError, match=r"kernel.launch is missing; build the kernel first") as caught:
         OpenKernel(library, tmp_path, {}, emulator.runtime_path())
     assert caught.value.code == NO_FILE
-    (tmp_path / "kernel.launch").write_text("launch=rings threads=128")
-    with pytest.raises(LaunchError, match="not one that this launcher understands"):
-        OpenKernel(library, tmp_path, {}, emulator.runtime_path())
     with pytest.raises(LaunchError, match="no_such_runtime"):
         OpenKernel(library, compiler.build([small()])[0].directory, {}, Path("/no_such_runtime.so"))
     with pytest.raises(LaunchError, match="is missing from the CUDA runtime"):
@@ -289,3 +294,211 @@ KERNELS = [
     *(small(**changes) for changes, *_ in (*REFUSED, *GRIDS)),
     *(record for record, *_ in (*TMA_REFUSED, *HOPPER_GRIDS)),
 ]
+# --- the contract with kernel/launch.py ---
+
+BY_CONVENTION = {record.launch.convention: record for record in (small(), ring(), once())}
+FACTS = [
+    (convention, line.split("=")[0])
+    for convention, record in BY_CONVENTION.items()
+    for line in record.launch.write().splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return idle_runtime.build(tmp_path_factory.mktemp("runtime"))
+
+
+def refused_by_both(text: str, library: Path, folder: Path) -> tuple[str, str]:
+    """What the launcher and Python say to a file ``kernel.launch``."""
+    (folder / "kernel.launch").write_text(text)
+    with pytest.raises(LaunchError) as by_launcher:
+        OpenKernel(library, folder, {}, emulator.runtime_path())
+    with pytest.raises(LaunchFileError) as by_python:
+        contract.read(text)
+    assert by_launcher.value.code == VALUE
+    return str(by_launcher.value), str(by_python.value)
+
+
+def test_a_launch_is_read_as_it_was_written() -> None:
+    assert set(BY_CONVENTION) == set(CONVENTIONS)
+    for name, record in PATHS.items():
+        assert contract.read(record.launch.write()) == record.launch, name
+
+
+@pytest.mark.parametrize(("convention", "fact"), FACTS)
+def test_every_fact_is_read_by_both(convention: str, fact: str, library: Path, tmp_path: Path) -> None:
+    lines = BY_CONVENTION[convention].launch.write().splitlines(keepends=True)
+    rest = "".join(line for line in lines if not line.startswith(f"{fact}="))
+    for message in refused_by_both(rest, library, tmp_path):
+        assert f"fact {fact} is missing" in message
+    for message in refused_by_both("".join(lines) + f"{fact}=0\n", library, tmp_path):
+        assert f"fact {fact} appears more than once" in message
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_facts_that_are_none_are_named(convention: str, library: Path, tmp_path: Path) -> None:
+    record = BY_CONVENTION[convention]
+    text = record.launch.write()
+    threads = f"threads={record.threads}"
+    for change, message in (
+        (text + "colour=red\n", "unknown fact colour"),
+        (text + "fusion=bias\n", "fusion=bias: "),
+        (text + "lonely\n", "lonely is no fact, which is name=value"),
+        (text.replace(f"launch={convention}", "launch=rings"), "launch=rings: must be one of tiles, "),
+        (text.replace(threads, "threads=many"), "threads=many: "),
+        (text.replace(threads, "threads=0"), "threads=0: "),
+        (text.replace(threads, f"threads={2**31}"), f"threads={2**31}: "),
+        (text.replace(f"layout={record.layout}", "layout=tt"), "layout=tt: "),
+    ):
+        for said in refused_by_both(change, library, tmp_path):
+            assert message in said
+
+
+def test_a_fact_at_its_neutral_value_may_be_left_out(library: Path, idle: Path, tmp_path: Path) -> None:
+    text = small().launch.write()
+    assert "fusion" not in text
+    assert contract.read(text + "fusion=none\n") == contract.read(text)
+    (tmp_path / "kernel.launch").write_text(text + "fusion=none\n")
+    OpenKernel(library, tmp_path, {}, idle).close()
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_options_are_those_that_python_declares(convention: str, library: Path, idle: Path, tmp_path: Path) -> None:
+    (tmp_path / "kernel.launch").write_text(BY_CONVENTION[convention].launch.write())
+    declared = {option.name: option for option in CONVENTIONS[convention].options}
+    for option in (option for kind in CONVENTIONS.values() for option in kind.options):
+        if option.name not in declared:
+            with pytest.raises(LaunchError, match=f"unknown option {option.name}"):
+                OpenKernel(library, tmp_path, {option.name: 1}, idle)
+            continue
+        for number in range(len(option.values)) if option.values else (1, 64):
+            assert option.number(option.value(number)) == number
+            OpenKernel(library, tmp_path, {option.name: number}, idle).close()
+        with pytest.raises(LaunchError, match=f"{option.name}={len(option.values)}: must be "):
+            OpenKernel(library, tmp_path, {option.name: len(option.values)}, idle)
+
+
+def test_records_have_the_options_of_their_convention() -> None:
+    for name, record in PATHS.items():
+        declared = {option.name for option in record.CONVENTION.options}
+        assert type(record.launch) is record.CONVENTION, name
+        assert set(record.launch_options) <= declared, name
+        assert declared & set(type(record).model_fields) <= record.DATA_FIELDS, name
+        assert record.launched_with(record.launch_options) == record, name
+        for options in record.other_options:
+            changed = record.launched_with(options)
+            assert changed.launch_options == record.launch_options | options, name
+
+
+# --- which operands a kernel takes ---
+
+# Every rule of `Launch.takes`, in both layouts: vectors of D or none, a baked k, tensor maps of D or none.
+TAKING: list[catalog.Record] = [
+    record
+    for layout in ("tn", "nn")
+    for record in (
+        *(small(layout=layout), small(layout=layout, padding="predicate"), small(layout=layout, bake=["k"])),
+        *(ring(layout=layout, n=64), ring(layout=layout, n=64, epilogue="direct"), once(layout=layout)),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def taking(library: Path, idle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[OpenKernel]:
+    kernels = []
+    for record in TAKING:
+        folder = tmp_path_factory.mktemp("kernel")
+        (folder / "kernel.launch").write_text(record.launch.write())
+        kernels.append(OpenKernel(library, folder, record.launch_options, idle))
+    return kernels
+
+
+@st.composite
+def lying(draw: st.DrawFn, row: int) -> Matrix:
+    """A matrix with rows of this length: packed, spaced, overlapping, too far apart, on 16 bytes or off them."""
+    ld = draw(st.sampled_from([row - 8, row - 1, row, row + 1, row + 4, row + 8, row + 64, MAX_EXTENT + 8]))
+    return Matrix(ld, draw(st.booleans()))
+
+
+@settings(max_examples=400)
+@given(data=st.data())
+def test_the_launcher_refuses_what_python_says_is_not_taken(data: st.DataObject, taking: list[OpenKernel]) -> None:
+    number = data.draw(st.integers(0, len(TAKING) - 1))
+    record, kernel = TAKING[number], taking[number]
+    n = data.draw(st.sampled_from([record.n, record.n - 7] if record.predicated else [record.n]))
+    sizes = Sizes(record.bm, n, record.k)
+    packed = Operands.packed(record.layout, n, record.k)
+    operands = Operands(*(data.draw(lying(matrix.ld)) for matrix in packed))
+    takes = record.launch.takes(sizes, operands)
+    arguments = [value for m in operands for value in ((1 << 20) + (0 if m.aligned else 8), m.ld)]
+    code = kernel.bound(*arguments, *sizes)(0)
+    assert (code == 0) == all(takes), (record.name, sizes, operands, takes)
+    # Each matrix by itself: its fault is not hidden by another's.
+    spaced = record.launch.spaced(n, record.k)
+    assert all(record.launch.takes(sizes, spaced))
+    for place, matrix in enumerate(operands):
+        others = Operands(*(matrix if i == place else other for i, other in enumerate(spaced)))
+        arguments = [value for m in others for value in ((1 << 20) + (0 if m.aligned else 8), m.ld)]
+        assert (kernel.bound(*arguments, *sizes)(0) == 0) == takes[place], (record.name, place, matrix)
+
+
+# --- the runtime that torch shares ---
+
+
+def last_error() -> int:
+    return int(ctypes.CDLL(str(emulator.runtime_path())).cudaPeekAtLastError())
+
+
+def test_a_refusal_leaves_no_error_in_the_runtime(library: Path, tmp_path: Path) -> None:
+    """torch checks the last error after its own launches: it would raise ours as its own."""
+    (tmp_path / "kernel.launch").write_text(small().launch.write())
+    with emulator.session(device=emulator.Device(smem_optin_bytes=48 * 1024)):
+        with pytest.raises(LaunchError, match=r"kernel\.cubin: "):
+            OpenKernel(library, tmp_path, {}, emulator.runtime_path())
+        assert last_error() == 0
+        with pytest.raises(LaunchError, match="65536 bytes"):
+            opened(small(bm=64, bn=64, stages=4), library)
+        assert last_error() == 0
+    with emulator.session():
+        kernels = [opened(record, library) for record in (small(), small(split_k=2))]
+    # Without a session there is no device: the launch, the clearing of counters and the unloading fail.
+    with pytest.raises(LaunchError, match="cudaError 100"):
+        kernels[0].launch(**GOOD)
+    assert last_error() == 0
+    with pytest.raises(LaunchError, match="cudaError 100"):
+        kernels[1].launch(**(GOOD | {"k": 128, "lda": 128, "ldb": 128, "workspace": 1 << 23}))
+    assert last_error() == 0
+    for kernel in kernels:
+        with suppress(LaunchError):
+            kernel.close()
+        assert last_error() == 0
+
+
+NODES = idle_runtime.KERNEL_NODE, idle_runtime.MEMCPY_NODE, idle_runtime.MEMSET_NODE
+
+
+@pytest.mark.parametrize(
+    ("nodes", "overlaps"),
+    [
+        (None, True),
+        ([], True),
+        ([NODES[0]], True),
+        ([NODES[0], NODES[0]], True),
+        ([NODES[1]], False),
+        ([NODES[2]], False),
+        ([NODES[0], NODES[2]], False),
+    ],
+)
+def test_only_kernels_are_overlapped_with_in_a_graph_capture(
+    nodes: list[int] | None, overlaps: bool, library: Path, idle: Path, tmp_path: Path
+) -> None:
+    record = ring(pdl=True)
+    (tmp_path / "kernel.launch").write_text(record.launch.write())
+    idle_runtime.capture(idle, nodes)
+    try:
+        with OpenKernel(library, tmp_path, record.launch_options, idle) as kernel:
+            kernel.launch(**TMA_GOOD)
+    finally:
+        idle_runtime.capture(idle, None)
+    assert idle_runtime.overlaps(idle) == overlaps

@@ -17,6 +17,7 @@ import pytest
 import cudal2gen
 from cudal2gen import pack
 from cudal2gen.choice import Kernel
+from cudal2gen.kernel.launch import Sizes
 from cudal2gen.launcher import LaunchError, OpenKernel
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorBed
@@ -25,7 +26,7 @@ from tests.paths import PATHS
 
 torch = require("torch")
 
-from cudal2gen.operators import emulated, plans  # noqa: E402
+from cudal2gen.operators import binding, dispatch, emulated, products  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -57,14 +58,14 @@ def bed(device: EmulatedDevice) -> OperatorBed:
 
 
 @pytest.fixture
-def kernels(bed: OperatorBed, opened: pack.Pack) -> Iterator[plans.Dispatcher]:
+def kernels(bed: OperatorBed, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
     """Calls take the nearest kernel."""
     with emulated(bed, [opened], prefer="kernel") as dispatcher:
         yield dispatcher
 
 
 @pytest.fixture
-def measured(bed: OperatorBed, opened: pack.Pack) -> Iterator[plans.Dispatcher]:
+def measured(bed: OperatorBed, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
     with emulated(bed, [opened]) as dispatcher:
         yield dispatcher
 
@@ -83,7 +84,7 @@ def product(a: Any, b: Any) -> Any:
     return (a.double() @ b.double()).half()
 
 
-def ran(dispatcher: plans.Dispatcher) -> tuple[int, list[str]]:
+def ran(dispatcher: dispatch.Dispatcher) -> tuple[int, list[str]]:
     """Calls of kernels, and the reasons of all others."""
     counted = dispatcher.stats()
     return sum(counted["kernel"].values()), sorted(counted["torch"])
@@ -96,7 +97,7 @@ def ran(dispatcher: plans.Dispatcher) -> tuple[int, list[str]]:
     ("m", "n", "k"),
     [(64, 64, 128), (1, 64, 64), (33, 1, 72), (31, 47, 8), (7, 5, 3), (40, 24, 100), (1, 1, 1), (96, 96, 64)],
 )
-def test_b_as_n_k_in_any_size(m: int, n: int, k: int, device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_b_as_n_k_in_any_size(m: int, n: int, k: int, device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(device, m, k), drawn(device, n, k).t()
     d = cudal2gen.matmul(a, b)
     assert d.shape == (m, n)
@@ -106,7 +107,7 @@ def test_b_as_n_k_in_any_size(m: int, n: int, k: int, device: EmulatedDevice, ke
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 128), (31, 48, 72), (5, 7, 9), (3, 1, 64)])
-def test_b_as_k_n_in_any_size(m: int, n: int, k: int, device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_b_as_k_n_in_any_size(m: int, n: int, k: int, device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(device, m, k), drawn(device, k, n)
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     assert ran(kernels) == (1, [])
@@ -116,7 +117,7 @@ def launched(device: EmulatedDevice) -> int:
     return len(device.session.launches)
 
 
-def test_leading_dimensions_are_served_without_a_copy(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_leading_dimensions_are_served_without_a_copy(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(device, 40, 64, wide=80), drawn(device, 24, 64, wide=72).t()
     nothing: list[Any] = []
     device.empty, real = (lambda *shape: nothing.append(shape) or real(*shape)), device.empty  # type: ignore[func-returns-value,method-assign]
@@ -125,7 +126,9 @@ def test_leading_dimensions_are_served_without_a_copy(device: EmulatedDevice, ke
 
 
 @pytest.mark.parametrize(("wide", "start"), [(65, 0), (64, 1), (68, 4)])
-def test_rows_off_16_bytes_are_copied(wide: int, start: int, device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_rows_off_16_bytes_are_copied(
+    wide: int, start: int, device: EmulatedDevice, kernels: dispatch.Dispatcher
+) -> None:
     a, b = drawn(device, 40, 64, wide, start), drawn(device, 24, 64, wide, start).t()
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     assert ran(kernels) == (1, [])
@@ -144,7 +147,7 @@ def test_a_workspace_and_options_of_the_record(device: EmulatedDevice, opened: p
             assert dispatcher.stats()["kernel"] == {record.name: 2}
 
 
-def test_fp16_sums_only_where_they_are_asked_for(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_fp16_sums_only_where_they_are_asked_for(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = device.empty(32, 128), device.empty(32, 128).t()
     a.zero_()
     a[:, ::16] = 1
@@ -156,7 +159,7 @@ def test_fp16_sums_only_where_they_are_asked_for(device: EmulatedDevice, kernels
     assert sorted(name.split("_")[3] for name in names) == ["f16", "f32"]
 
 
-def test_out_is_written_in_place(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_out_is_written_in_place(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(device, 40, 64), drawn(device, 24, 64).t()
     whole = device.empty(40, 32)
     out = whole[:, :24]
@@ -171,7 +174,7 @@ def test_out_is_written_in_place(device: EmulatedDevice, kernels: plans.Dispatch
     assert ran(kernels) == (1, ["strides of D that no layout serves"])
 
 
-def test_out_beside_an_operand_is_no_overlap(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_out_beside_an_operand_is_no_overlap(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     whole = device.empty(24, 8)
     whole[:16].fill_(1)
     assert bool((cudal2gen.matmul(whole[:8], whole[8:16], out=whole[16:]) == 8).all())
@@ -182,7 +185,7 @@ def test_out_beside_an_operand_is_no_overlap(device: EmulatedDevice, kernels: pl
     assert bool((between[1] == 8).all())
 
 
-def test_new_values_at_the_same_place(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_new_values_at_the_same_place(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     """Nothing of a call reaches the next one with the same plan."""
     a, b = drawn(device, 33, 60), drawn(device, 20, 60).t()
     first = cudal2gen.matmul(a, b)
@@ -193,7 +196,7 @@ def test_new_values_at_the_same_place(device: EmulatedDevice, kernels: plans.Dis
     assert len(kernels.plans) == 1
 
 
-def test_linear_flattens_batches_and_adds_the_bias(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_linear_flattens_batches_and_adds_the_bias(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     x, weight, bias = drawn(device, 30, 64).view(2, 3, 5, 64), drawn(device, 24, 64), drawn(device, 1, 24).view(24)
     for given in (None, bias):
         d = cudal2gen.linear(x, weight, given)
@@ -228,7 +231,7 @@ def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> 
 # --- what is torch's ---
 
 
-def test_strides_that_no_layout_serves(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_strides_that_no_layout_serves(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(device, 64, 40).t(), drawn(device, 24, 64).t()
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     every_other = drawn(device, 48, 128)[:, ::2]
@@ -248,7 +251,7 @@ def test_strides_that_no_layout_serves(device: EmulatedDevice, kernels: plans.Di
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 8, 8), (8, 0, 8), (8, 8, 0), (0, 0, 0)])
-def test_empty_products(m: int, n: int, k: int, kernels: plans.Dispatcher) -> None:
+def test_empty_products(m: int, n: int, k: int, kernels: dispatch.Dispatcher) -> None:
     a, b = torch.ones(m, k).half(), torch.ones(n, k).half()
     for d in (cudal2gen.matmul(a, b.t()), cudal2gen.linear(a, b), cudal2gen.matmul(a, torch.ones(k, n).half())):
         assert d.shape == (m, n)
@@ -256,18 +259,18 @@ def test_empty_products(m: int, n: int, k: int, kernels: plans.Dispatcher) -> No
     assert ran(kernels) == (0, ["an extent is 0"])
 
 
-def test_too_large_for_a_kernel_is_torchs(kernels: plans.Dispatcher) -> None:
+def test_too_large_for_a_kernel_is_torchs(kernels: dispatch.Dispatcher) -> None:
     thin = torch.zeros(1, 1).half()
     huge = thin.expand((1 << 24) + 8, 1)[:, :0]
     assert cudal2gen.matmul(huge, thin[:0]).shape == ((1 << 24) + 8, 1)
-    problem, why_not = plans.problem_of("f32", "tn", (1 << 24) + 8, 64, 64)
+    problem, why_not = products.problem_of("f32", "tn", Sizes((1 << 24) + 8, 64, 64))
     assert (problem, why_not) == (None, "an extent is too large")
     apart = torch.zeros((1 << 24) + 80, dtype=torch.float16).as_strided((2, 64), ((1 << 24) + 16, 1))
     assert cudal2gen.matmul(apart, torch.zeros(8, 64).half().t()).shape == (2, 8)
     assert "an extent or leading dimension exceeds 16777216" in kernels.stats()["torch"]
 
 
-def test_without_measurements_torch_computes(device: EmulatedDevice, measured: plans.Dispatcher) -> None:
+def test_without_measurements_torch_computes(device: EmulatedDevice, measured: dispatch.Dispatcher) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     assert ran(measured) == (1, []), "measured faster"
@@ -278,7 +281,7 @@ def test_without_measurements_torch_computes(device: EmulatedDevice, measured: p
     assert cudal2gen.explain(*far) == "torch: 8_8_8: nothing was measured within a factor of two"
 
 
-def test_one_may_ask_for_kernels_or_for_torch(device: EmulatedDevice, measured: plans.Dispatcher) -> None:
+def test_one_may_ask_for_kernels_or_for_torch(device: EmulatedDevice, measured: dispatch.Dispatcher) -> None:
     a, b = drawn(device, 8, 8), drawn(device, 8, 8)
     with cudal2gen.prefer("kernel"):
         cudal2gen.matmul(a, b)
@@ -351,7 +354,7 @@ def test_a_table_of_another_version_is_torchs(device: EmulatedDevice, opened: pa
 
 
 def test_what_the_launcher_refuses_after_all_is_torchs(
-    device: EmulatedDevice, kernels: plans.Dispatcher, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, kernels: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
 
@@ -368,7 +371,7 @@ def test_what_the_launcher_refuses_after_all_is_torchs(
 
 
 def test_the_first_use_in_a_graph_capture_is_torchs(
-    device: EmulatedDevice, bed: OperatorBed, kernels: plans.Dispatcher
+    device: EmulatedDevice, bed: OperatorBed, kernels: dispatch.Dispatcher
 ) -> None:
     """Loading a kernel is no work for a stream that is being captured."""
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
@@ -408,7 +411,7 @@ REFUSED: list[tuple[tuple[Any, Any], dict[str, Any], type[Exception], str]] = [
     ("operands", "options", "error", "message"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_what_is_no_product_is_refused(
-    operands: Any, options: Any, error: Any, message: str, kernels: plans.Dispatcher
+    operands: Any, options: Any, error: Any, message: str, kernels: dispatch.Dispatcher
 ) -> None:
     for _ in range(2):
         with pytest.raises(error, match=message):
@@ -458,7 +461,7 @@ def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(torch.cuda, "device", There)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
-    card = plans.Cuda(1)
+    card = binding.Cuda(1)
     assert (card.name, card.model, card.alone, card.stream(), card.capturing()) == (
         "NVIDIA H200",
         "h200",
@@ -472,7 +475,7 @@ def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) ->
     assert card.empty(torch.ones(2).half(), 3, 4).shape == (3, 4)
     monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=2000 + index))
-    assert plans.Cuda(1).stream() == 2001, "where torch lacks the short way"
+    assert binding.Cuda(1).stream() == 2001, "where torch lacks the short way"
 
 
 def test_one_of_several_devices_is_made_current(
@@ -541,7 +544,7 @@ def test_gradients_are_those_of_torch() -> None:
     assert frozen.grad is None
 
 
-def test_gradients_through_kernels(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_gradients_through_kernels(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     x, weight = drawn(device, 40, 64), drawn(device, 24, 64)
     x.requires_grad_()
     cudal2gen.linear(x, weight).backward(drawn(device, 40, 24))
@@ -554,7 +557,7 @@ def compiled(function: Any, **options: Any) -> Any:
     return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
 
 
-def test_compiled_without_a_graph_break(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_compiled_without_a_graph_break(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(device, 40, 64), drawn(device, 24, 64).t()
 
     def model(x: Any, y: Any) -> Any:
@@ -629,7 +632,7 @@ def test_who_watches_sees_the_operators() -> None:
     assert "cudal2gen.matmul" in str(make_fx(lambda x: cudal2gen.matmul(x, x))(a).graph)
 
 
-def test_many_threads_make_one_plan(device: EmulatedDevice, kernels: plans.Dispatcher) -> None:
+def test_many_threads_make_one_plan(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     """Kernels are opened once; the emulator itself runs one launch at a time, so only plans are made together."""
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
     found: list[str] = []
@@ -644,9 +647,9 @@ def test_many_threads_make_one_plan(device: EmulatedDevice, kernels: plans.Dispa
 
 
 def test_ever_new_shapes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "MOST_PLANS", 4)
-    dispatcher = plans.Dispatcher([])
-    monkeypatch.setattr(plans._Current, "dispatcher", dispatcher)
+    monkeypatch.setattr(dispatch, "MOST_PLANS", 4)
+    dispatcher = dispatch.Dispatcher([])
+    monkeypatch.setattr(dispatch.Current, "dispatcher", dispatcher)
     for k in range(1, 12):
         cudal2gen.matmul(torch.ones(2, k).half(), torch.ones(k, 2).half())
     assert len(dispatcher.plans) <= 4

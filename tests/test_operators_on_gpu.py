@@ -24,7 +24,7 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import plans  # noqa: E402
+from cudal2gen.operators import dispatch  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
@@ -77,16 +77,16 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
 
 
 @pytest.fixture
-def dispatcher(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> Iterator[plans.Dispatcher]:
-    made = plans.Dispatcher([opened])
-    monkeypatch.setattr(plans._Current, "dispatcher", made)
+def dispatcher(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> Iterator[dispatch.Dispatcher]:
+    made = dispatch.Dispatcher([opened])
+    monkeypatch.setattr(dispatch.Current, "dispatcher", made)
     yield made
     torch.cuda.synchronize()
     made.close()
 
 
 @pytest.fixture
-def kernels(dispatcher: plans.Dispatcher) -> plans.Dispatcher:
+def kernels(dispatcher: dispatch.Dispatcher) -> dispatch.Dispatcher:
     dispatcher.prefer = "kernel"
     return dispatcher
 
@@ -101,7 +101,7 @@ def close(d: Any, a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 256, 512), (1, 64, 64), (33, 57, 71), (272, 576, 7168), (257, 96, 8)])
-def test_both_layouts_are_right(m: int, n: int, k: int, kernels: plans.Dispatcher) -> None:
+def test_both_layouts_are_right(m: int, n: int, k: int, kernels: dispatch.Dispatcher) -> None:
     a = drawn(m, k)
     for b in (drawn(n, k).t(), drawn(k, n)):
         assert close(cudal2gen.matmul(a, b), a, b)
@@ -112,7 +112,7 @@ def test_both_layouts_are_right(m: int, n: int, k: int, kernels: plans.Dispatche
     assert kernels.stats()["torch"] == {}
 
 
-def test_torch_checks_the_operators(kernels: plans.Dispatcher) -> None:
+def test_torch_checks_the_operators(kernels: dispatch.Dispatcher) -> None:
     a, b, bias = drawn(64, 128), drawn(128, 64), drawn(64)
     for wanted in (False, True):
         one, two = a.clone().requires_grad_(wanted), b.clone().requires_grad_(wanted)
@@ -121,7 +121,7 @@ def test_torch_checks_the_operators(kernels: plans.Dispatcher) -> None:
     torch.library.opcheck(torch.ops.cudal2gen.matmul.out, (a, b), {"out": drawn(64, 64)})
 
 
-def test_captured_and_replayed(kernels: plans.Dispatcher) -> None:
+def test_captured_and_replayed(kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(61, 131), drawn(59, 131).t()  # with copies, whose memory the graph keeps
     cudal2gen.matmul(a, b)
     graph = torch.cuda.CUDAGraph()
@@ -134,7 +134,7 @@ def test_captured_and_replayed(kernels: plans.Dispatcher) -> None:
     assert kernels.stats()["torch"] == {}
 
 
-def test_on_another_stream(kernels: plans.Dispatcher) -> None:
+def test_on_another_stream(kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(64, 4096), drawn(4096, 4096)
     cudal2gen.matmul(a, b)
     side = torch.cuda.Stream()
@@ -148,7 +148,7 @@ def test_on_another_stream(kernels: plans.Dispatcher) -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled(mode: str, kernels: plans.Dispatcher) -> None:
+def test_compiled(mode: str, kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(64, 128), drawn(128, 256)
     torch._dynamo.reset()
     product = torch.compile(lambda x, y: cudal2gen.matmul(x.relu(), y) + 1, fullgraph=True, mode=mode)
@@ -173,7 +173,7 @@ def graph_us(call: Any, calls: int) -> float:
 
 
 @pytest.mark.slow
-def test_never_slower_than_torch(dispatcher: plans.Dispatcher) -> None:
+def test_never_slower_than_torch(dispatcher: dispatch.Dispatcher) -> None:
     """In turns with torch.matmul of the same operands; device time, copies inside."""
     slower = {}
     for m, n, k in sampled():
@@ -200,7 +200,7 @@ def host_us(call: Any, calls: int = 2000) -> float:
     return spent / calls * 1e6
 
 
-def test_the_host_is_not_kept_much_longer_than_by_torch(kernels: plans.Dispatcher) -> None:
+def test_the_host_is_not_kept_much_longer_than_by_torch(kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(64, 64), drawn(64, 64).t()
     for call in (lambda: torch.matmul(a, b), lambda: cudal2gen.matmul(a, b)):
         host_us(call)
@@ -210,7 +210,7 @@ def test_the_host_is_not_kept_much_longer_than_by_torch(kernels: plans.Dispatche
     assert ours <= 1.2 * theirs
 
 
-def test_the_example_runs(kernels: plans.Dispatcher, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_runs(kernels: dispatch.Dispatcher, capsys: pytest.CaptureFixture[str]) -> None:
     from cudal2gen.operators import shapes
 
     llama = shapes._from_file(Path(__file__).parents[1] / "examples" / "llama.py")

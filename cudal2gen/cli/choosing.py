@@ -42,7 +42,7 @@ def explain(
 
     A pack answers; where none is installed, the catalog and the stored measurements.
     """
-    from cudal2gen.choice import Operands
+    from cudal2gen.kernel.launch import Operands
 
     with user_errors():
         problem = selection.problem()
@@ -62,12 +62,12 @@ def explain(
 
 
 def _spelled(table: Table, choice: Choice) -> str:
-    if choice.kernel is None or choice.served is None:
+    if choice.kernel is None or choice.use is None:
         return "torch.matmul"
     record = table.kernels[choice.kernel].record
-    copies = [name for name, copied in zip("ABD", choice.served.copied, strict=True) if copied]
+    copies = [name for name, copied in zip("ABD", choice.use.copied, strict=True) if copied]
     how = f"copies of {', '.join(copies)}" if copies else "no copies"
-    return f"{record.name}, of {record.mnk}; launched as {choice.served.launched.text}, {how}"
+    return f"{record.name}, of {record.mnk}; launched as {choice.use.launched.text}, {how}"
 
 
 def _table(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> tuple[Table, str]:

@@ -12,6 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from pydantic.fields import FieldInfo
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
+from cudal2gen.kernel.launch import Launch
 from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, aligned, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 from cudal2gen.kernel.work import Work
@@ -46,6 +47,7 @@ class Record(Schema):
     bn: Annotated[int, Field(ge=16, le=512, description="columns of D that a CTA computes at a time, elements")]
 
     DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
+    CONVENTION: ClassVar[type[Launch]] = Launch  # how the launcher calls kernels of the family
 
     if TYPE_CHECKING:  # a field of every family, each with bounds and a place in the line of its own
         split_k: int
@@ -164,18 +166,34 @@ class Record(Schema):
         return [[list(range(at, min(at + 8, end))) for at in range(start, end, 8)] for start, end in pairwise(ends)]
 
     @property
-    def launch(self) -> dict[str, str | int]:
-        """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
+    def launch(self) -> Launch:
+        """What the launcher must know of the compiled kernel; data fields come at ``open``."""
         raise NotImplementedError
 
     @property
+    def launch_facts(self) -> Fields:
+        """The facts that every launch has."""
+        return {
+            "entry": self.name,
+            "layout": self.layout,
+            "threads": self.threads,
+            "smem_bytes": self.smem_bytes,
+            "bm": self.bm,
+            "bn": self.bn,
+            "bk": self.k_step,
+            "split_k": self.split_k,
+        }
+
+    @property
     def launch_options(self) -> dict[str, int]:
-        """Data fields that the launcher takes when it opens the kernel."""
-        return {}
+        """Data fields that the launcher takes when it opens the kernel, as its numbers; those that are given."""
+        fields = {option: getattr(self, option.name, None) for option in self.CONVENTION.options}
+        return {option.name: option.number(value) for option, value in fields.items() if value is not None}
 
     def launched_with(self, options: dict[str, int]) -> Self:
         """The record whose ``launch_options`` are these where they differ: data fields, so the binary is the same."""
-        return self.model_copy(update=options)
+        declared = {option.name: option for option in self.CONVENTION.options}
+        return self.model_copy(update={name: declared[name].value(number) for name, number in options.items()})
 
     @property
     def other_options(self) -> list[dict[str, int]]:
@@ -195,11 +213,6 @@ class Record(Schema):
     def grid_is_tiles(self) -> bool:
         """Whether a CTA's place in the grid is its tile's place in D, so that a part of a grid is a part of D."""
         return False
-
-    @property
-    def stores_vectors(self) -> bool:
-        """Whether rows of D must be aligned to 16 bytes."""
-        return True
 
     @property
     def most_k(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Annotated, Literal
 
+from cudal2gen.kernel.launch import Tiles
 from cudal2gen.kernel.mma_sync import MMA_K, SPLITS, MmaSyncKernel
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
@@ -47,7 +48,7 @@ class Sm80Direct(MmaSyncKernel):
         return f"{self.bm}x{self.bn}"
 
     @property
-    def launch(self) -> dict[str, str | int]:
+    def launch(self) -> Tiles:
         """What the generic launcher must know of the compiled kernel."""
         return self.tiles_launch("plain")
 

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.chips import GPUS
+from cudal2gen.kernel.launch import Raster, Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_K, MMA_M, MMA_N, SPLITS, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields, Record
@@ -69,7 +70,7 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         int, Field(ge=0, le=15, description="k-block of the main loop in which the next stage is asked for, from 0")
     ]
     raster: Annotated[
-        Literal["plain", "zsplit", "persistent"],
+        Raster,
         Field(
             description="order of tiles: plain rows, zsplit slices of columns, persistent CTAs that take tiles in turn"
         ),
@@ -91,7 +92,7 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         Literal[4, 8, 16] | None, Field(description="bytes of one store to the staged D; null for epilogue global")
     ]
 
-    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {"swizzle_stride"}
+    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {option.name for option in Tiles.options}
 
     def violations(self) -> Iterator[str]:
         if self.bk % MMA_K:
@@ -257,18 +258,13 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         return f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}"
 
     @property
-    def launch(self) -> dict[str, str | int]:
+    def launch(self) -> Tiles:
         """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
         return self.tiles_launch(self.raster)
 
     def other_strides(self, n: int) -> list[int]:
         """Slices of one tile and of 3/2: the record's own stride usually covers the small problems of a test."""
         return [self.bn, self.bn * 3 // 2] if self.swizzle_stride is not None and n > self.bn else []
-
-    @property
-    def launch_options(self) -> dict[str, int]:
-        """Data fields that the launcher takes when it opens the kernel."""
-        return {"swizzle_stride": self.swizzle_stride} if self.swizzle_stride else {}
 
     # What the tuner and the cost model ask of a family.
 

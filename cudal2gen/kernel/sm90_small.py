@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from cudal2gen.kernel.launch import Cluster, Launch
 from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Sm90Kernel
@@ -25,6 +26,8 @@ class Sm90Small(SmemTiles, Sm90Kernel):
     family: Annotated[Literal["sm90_small"], FAMILY]
     k_chunks: Annotated[int, Field(ge=1, le=32, description="chunks of 64 k that a CTA holds in shared memory at once")]
     split_k: Annotated[Literal[1, 2, 4, 8], Field(description="CTAs of a cluster that share the k of a tile")]
+
+    CONVENTION: ClassVar[type[Launch]] = Cluster
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
@@ -97,10 +100,6 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         return CHUNK * self.k_chunks * self.split_k
 
     @property
-    def stores_vectors(self) -> bool:
-        return False
-
-    @property
     def estimated_registers(self) -> int:
         """Accumulators, fragments and addressing; a rough guide for pruning."""
         return self.accumulator_registers + 4 * self.warp_m + 2 * self.warp_n + 32
@@ -110,21 +109,8 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         return f"{self.bm}x{self.bn}_c{self.k_chunks}"
 
     @property
-    def launch(self) -> dict[str, str | int]:
-        """What the generic launcher must know of the compiled kernel."""
-        return {
-            "entry": self.name,
-            "launch": "cluster",
-            "layout": self.layout,
-            "threads": self.threads,
-            "smem_bytes": self.smem_bytes,
-            "bm": self.bm,
-            "bn": self.bn,
-            "bk": CHUNK,
-            "split_k": self.split_k,
-            "reduce": "cluster" if self.split_k > 1 else "none",
-            "steps": self.k_chunks,
-        }
+    def launch(self) -> Cluster:
+        return Cluster(**self.launch_facts, reduce="cluster" if self.split_k > 1 else "none", steps=self.k_chunks)
 
     # What the tuner and the cost model ask of a family.
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD
+from cudal2gen.kernel.launch import Hint, Launch, Tma
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields, Record
 from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Sm90Kernel
 from cudal2gen.kernel.work import Work
 
 Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
-Hint = Literal["normal", "first", "last"]
-HINTS: tuple[Hint, ...] = get_args(Hint)  # L2 eviction priorities, in the launcher's order
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
 MAX_BOX = 256  # rows or columns of one TMA box
 STORE_BUFFERS = 2  # tiles per warp on their way to global memory
@@ -103,13 +102,8 @@ class Sm90Wgmma(Sm90Kernel):
     pdl: Annotated[bool, Field(description="programmatic dependent launch: start while the kernel before still runs")]
     min_blocks: Annotated[Literal[1, 2], Field(description="CTAs per SM that the compiler bounds registers for")]
 
-    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {
-        "raster_axis",
-        "raster_group",
-        "hint_a",
-        "hint_b",
-        "pdl",
-    }
+    CONVENTION: ClassVar[type[Launch]] = Tma
+    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {option.name for option in Tma.options}
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
@@ -269,10 +263,6 @@ class Sm90Wgmma(Sm90Kernel):
         return self.bm if self.swap_ab else self.bn
 
     @property
-    def stores_vectors(self) -> bool:
-        return self.epilogue == "tma"
-
-    @property
     def live_registers(self) -> int:
         """Registers of a consumer beside its accumulators."""
         if self.epilogue == "tma" or self.reduces_in_cluster:
@@ -367,47 +357,32 @@ class Sm90Wgmma(Sm90Kernel):
         return super().facts | {"entry_registers": self.entry_registers}
 
     @property
-    def launch(self) -> dict[str, str | int]:
-        """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
+    def launch(self) -> Tma:
         b_rows = self.bn // self.cluster[0] // self.boxes_b if self.layout == "tn" else self.bk // self.cluster[0]
-        return {
-            "entry": self.name,
-            "launch": "tma",
-            "layout": self.layout,
-            "threads": self.threads,
-            "smem_bytes": self.smem_bytes,
-            "bm": self.bm,
-            "bn": self.bn,
-            "bk": self.bk,
-            "split_k": self.split_k,
-            "reduce": self.reduce or "none",
-            "persistent": int(not self.reduces_in_cluster),
-            "cluster_m": self.cluster[0],
-            "cluster_n": self.cluster[1],
-            "box_a_cols": 64,
-            "box_a_rows": self.bm // self.cluster[1] // self.boxes_a,
-            "box_b_cols": 64 if self.layout == "tn" else self.chunk_b,
-            "box_b_rows": b_rows,
-            **_box_d(self, self.store_group if self.epilogue == "tma" else 0),
-        }
+        d_cols, d_rows = self._box_d
+        return Tma(
+            **self.launch_facts,
+            reduce=self.reduce or "none",
+            persistent=int(not self.reduces_in_cluster),
+            cluster_m=self.cluster[0],
+            cluster_n=self.cluster[1],
+            box_a_cols=CHUNK,
+            box_a_rows=self.bm // self.cluster[1] // self.boxes_a,
+            box_b_cols=CHUNK if self.layout == "tn" else self.chunk_b,
+            box_b_rows=b_rows,
+            box_d_cols=d_cols,
+            box_d_rows=d_rows,
+        )
 
     @property
-    def launch_options(self) -> dict[str, int]:
-        """Data fields that the launcher takes when it opens the kernel."""
-        return {
-            "raster_axis": "mn".index(self.raster_axis),
-            "raster_group": self.raster_group,
-            "hint_a": HINTS.index(self.hint_a),
-            "hint_b": HINTS.index(self.hint_b),
-            "pdl": int(self.pdl),
-        }
+    def _box_d(self) -> tuple[int, int]:
+        """Columns and rows of a warp's stores: 16 rows of D and a group of its columns, or the other way round.
 
-    def launched_with(self, options: dict[str, int]) -> Self:
-        """The record whose ``launch_options`` are these where they differ."""
-        spelled: dict[str, Callable[[int], Any]] = {
-            "raster_axis": "mn".__getitem__, "hint_a": HINTS.__getitem__, "hint_b": HINTS.__getitem__, "pdl": bool,
-        }  # fmt: skip
-        return self.model_copy(update={name: spelled.get(name, int)(value) for name, value in options.items()})
+        Zeros where the epilogue is not TMA's.
+        """
+        if self.epilogue != "tma":
+            return 0, 0
+        return (16, self.store_group) if self.swap_ab else (self.store_group, 16)
 
     @property
     def other_options(self) -> list[dict[str, int]]:
@@ -456,8 +431,8 @@ class Sm90Wgmma(Sm90Kernel):
         return {
             "raster_axis": [{"raster_axis": axis} for axis in "mn"],
             "raster_group": [{"raster_group": group} for group in GROUPS],
-            "hint_a": [{"hint_a": hint} for hint in HINTS],
-            "hint_b": [{"hint_b": hint} for hint in HINTS],
+            "hint_a": [{"hint_a": hint} for hint in get_args(Hint)],
+            "hint_b": [{"hint_b": hint} for hint in get_args(Hint)],
         }
 
     @property
@@ -485,9 +460,3 @@ def _widest(extent: int) -> int:
 
 def _null(value: str | None) -> str:
     return "null" if value is None else value
-
-
-def _box_d(record: Sm90Wgmma, group: int) -> dict[str, str | int]:
-    """A warp's stores: 16 rows of D and a group of its columns, or the other way round; zeros without TMA."""
-    cols, rows = (16, group) if record.swap_ab else (group, 16)
-    return {"box_d_cols": cols if group else 0, "box_d_rows": rows if group else 0}

@@ -1,12 +1,13 @@
-"""The library in a PyTorch user's hands: products of fp16 tensors by the fastest kernel that is known, or by torch.
+"""The library in a PyTorch user's hands: products of fp16 tensors by the fastest measured kernel, or by torch.
 
-What a call does is decided once per shapes and strides (``plans``); the operators are registered with torch
-(``library``), so they are differentiable and work under torch.compile and in CUDA graphs. Importing this imports torch.
+Imports and calls go down, a module per floor: ``torch_operators`` (what torch sees: operators, derivatives) asks
+``dispatch`` (what a call does, decided once per shapes and strides), which uses ``binding`` (a kernel on operands) and
+``products`` (tensors as matrices, torch's own product). Importing this imports torch.
 """
 
+from cudal2gen.operators.dispatch import emulated, load_pack, prefer, stats
 from cudal2gen.operators.layers import Replaced, patch, unpatch
-from cudal2gen.operators.library import linear, matmul
-from cudal2gen.operators.plans import emulated, explain, load_pack, prefer, stats
+from cudal2gen.operators.torch_operators import explain, linear, matmul
 
 __all__ = [
     "Replaced",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cudal2gen.operators.library import linear
+from cudal2gen.operators.torch_operators import linear
 
 if TYPE_CHECKING:
     import torch

@@ -83,10 +83,9 @@ class Strides(NamedTuple):
 def strides(record: Record, n: int, k: int, packed: bool = False) -> Strides:
     """Leading dimensions that a record's kernel takes: with room between rows unless they are compiled in, or as short
     as alignment allows where ``packed``. Rows of D are aligned only where the kernel stores vectors."""
-    pad_k = 0 if record.baked_k or packed else PADDING
-    pad_n = 0 if packed else PADDING
-    along_k, along_n = aligned(k) + pad_k, aligned(n) + pad_n
-    return Strides(along_k, along_k, along_n, along_n if record.stores_vectors else n + pad_n)
+    gap = 0 if packed else PADDING
+    a, _, d = record.launch.spaced(n, k, gap)
+    return Strides(a.ld, a.ld, aligned(n) + gap, d.ld)
 
 
 def stress_shapes(record: Record) -> list[Shape]:

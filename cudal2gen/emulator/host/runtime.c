@@ -258,6 +258,13 @@ EXPORT int cudaStreamSynchronize(void *s) { (void)s; CALL("synchronize", 0); }
 EXPORT int cudaStreamQuery(void *s) { (void)s; return 0; }
 EXPORT int cudaStreamWaitEvent(void *s, void *e, unsigned flags) { (void)s; (void)e; (void)flags; return 0; }
 EXPORT int cudaStreamIsCapturing(void *s, int *status) { (void)s; *status = 0; return 0; }
+EXPORT int cudaStreamGetCaptureInfo(void *s, int *status, void *id, void *graph, void *nodes, void *edges, size_t *count) {
+  (void)s; (void)id; (void)graph; (void)nodes; (void)edges;
+  *status = 0;
+  if (count) *count = 0;
+  return 0;
+}
+EXPORT int cudaGraphNodeGetType(void *node, int *type) { (void)node; (void)type; return g_last_error = 1; }
 EXPORT int cudaEventCreate(void **e) { *e = &g_stream; return 0; }
 EXPORT int cudaEventCreateWithFlags(void **e, unsigned flags) { (void)flags; *e = &g_stream; return 0; }
 EXPORT int cudaEventDestroy(void *e) { (void)e; return 0; }

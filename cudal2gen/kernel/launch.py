@@ -1,0 +1,234 @@
+"""What a launch needs: the facts of a built kernel, where a caller's matrices lie, and which of them the kernel takes.
+
+The contract of Python, templates and the C++ launcher. ``Launch`` is what a record says of its kernel; beside a cubin
+it is the file ``kernel.launch``, a line ``name=value`` per fact, which ``write`` and ``read`` spell and ``launch.h``
+reads. A fact at its neutral value, its default here, is left out of the file. Leading dimensions count elements.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+
+from pydantic import Field, ValidationError
+
+from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Layout, aligned
+from cudal2gen.kernel.schema import Schema
+
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Amount = Annotated[int, Field(ge=0, lt=2**31)]
+Flag = Annotated[int, Field(ge=0, le=1)]
+Hint = Literal["normal", "first", "last"]  # L2 eviction priorities, in the launcher's order
+Fusion = Literal["none"]  # what is applied to D before it is stored
+Raster = Literal["plain", "zsplit", "persistent"]
+Reduce = Literal["none", "workspace", "cluster"]
+
+
+class Sizes(NamedTuple):
+    """Extents of a product."""
+
+    m: int
+    n: int
+    k: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.m}_{self.n}_{self.k}"
+
+
+class Matrix(NamedTuple):
+    """How a caller's fp16 matrix lies: leading dimension, and whether its address is a multiple of 16 bytes."""
+
+    ld: int
+    aligned: bool = True
+
+    @property
+    def in_vectors(self) -> bool:
+        """Whether every row starts on 16 bytes."""
+        return self.aligned and self.ld % VECTOR == 0
+
+
+class Operands(NamedTuple):
+    """The matrices of a product as a caller has them: A (m,k), B as the layout stores it, D (m,n)."""
+
+    a: Matrix
+    b: Matrix
+    d: Matrix
+
+    @classmethod
+    def packed(cls, layout: Layout, n: int, k: int) -> Operands:
+        """Matrices without gaps between their rows."""
+        return cls(Matrix(k), Matrix(k if layout == "tn" else n), Matrix(n))
+
+
+class Option(NamedTuple):
+    """A data field of records that the launcher takes when it opens a kernel, as a number: the place among ``values``,
+    or the field itself where there are none."""
+
+    name: str
+    values: tuple[Any, ...] = ()
+
+    def number(self, value: Any) -> int:
+        return self.values.index(value) if self.values else int(value)
+
+    def value(self, number: int) -> Any:
+        return self.values[number] if self.values else number
+
+
+class Launch(Schema):
+    """What the launcher must know of any kernel; a subclass per calling convention adds its own facts.
+
+    ``entry``: the kernel's name in the cubin. ``smem_bytes``: dynamic shared memory of a CTA. ``bk``: elements of k per
+    step; a kernel needs as many steps as it has slices.
+    """
+
+    convention: ClassVar[str]
+    options: ClassVar[tuple[Option, ...]] = ()
+
+    entry: str
+    layout: Layout
+    threads: Count
+    smem_bytes: Amount
+    bm: Count
+    bn: Count
+    bk: Count
+    split_k: Count
+    fusion: Fusion = "none"
+
+    @property
+    def stores_vectors(self) -> bool:
+        """Whether D is stored in vectors, so that its rows must start on 16 bytes."""
+        return False
+
+    @property
+    def packed_k(self) -> bool:
+        """Whether rows along k must be packed, since their length is compiled in."""
+        return False
+
+    def takes(self, sizes: Sizes, operands: Operands) -> tuple[bool, bool, bool]:
+        """Which of A, B and D a launch of these sizes takes where they lie; the launcher refuses all others.
+
+        Rows of A and B start on 16 bytes, and so do those of D where it is stored in vectors.
+        """
+        along_k = self.layout == "tn"
+        row_b = sizes.k if along_k else sizes.n
+        return (
+            self._reads(operands.a, sizes.k, self.packed_k),
+            self._reads(operands.b, row_b, self.packed_k and along_k),
+            sizes.n <= operands.d.ld <= MAX_EXTENT and (operands.d.in_vectors or not self.stores_vectors),
+        )
+
+    def _reads(self, matrix: Matrix, row: int, packed: bool) -> bool:
+        return matrix.in_vectors and row <= matrix.ld <= MAX_EXTENT and (matrix.ld == row or not packed)
+
+    def spaced(self, n: int, k: int, gap: int = VECTOR) -> Operands:
+        """Matrices with ``gap`` elements between their rows where the kernel takes such: what a test launches with."""
+        rows_k = Matrix(aligned(k) + (0 if self.packed_k else gap))
+        rows_n = Matrix(aligned(n) + gap)
+        return Operands(
+            rows_k, rows_k if self.layout == "tn" else rows_n, rows_n if self.stores_vectors else Matrix(n + gap)
+        )
+
+    def write(self) -> str:
+        """The file ``kernel.launch``. Digests of binaries cover its lines, so their order stays."""
+        facts = {"launch": self.convention} | self.model_dump()
+        first = [name for name in ("entry", "launch", "raster") if name in facts]
+        return "".join(f"{name}={facts[name]}\n" for name in dict.fromkeys([*first, *facts]))
+
+
+class Tiles(Launch):
+    """The kernel is handed matrices; its grid is tiles of D. Slices of k, if any, are summed in a workspace."""
+
+    convention: ClassVar[str] = "tiles"
+    options: ClassVar[tuple[Option, ...]] = (Option("swizzle_stride"),)
+
+    raster: Raster
+    predicated: Flag
+    baked_n: Annotated[int, Field(ge=0, le=0)]  # true of no kernel; digests of binaries cover its line
+    baked_k: Amount  # the k that is compiled in, 0 for none
+
+    @property
+    def stores_vectors(self) -> bool:
+        return not self.predicated
+
+    @property
+    def packed_k(self) -> bool:
+        return self.baked_k > 0
+
+
+class Cluster(Launch):
+    """The kernel is handed matrices; clusters along x, the CTAs of one share the k of a tile.
+
+    ``steps``: of ``bk``, what a CTA holds of k at most.
+    """
+
+    convention: ClassVar[str] = "cluster"
+
+    reduce: Reduce
+    steps: Count
+
+
+class Tma(Launch):
+    """The kernel is handed tensor maps of A, B and, where boxes of D are stored, D; clusters along x.
+
+    A cluster has ``cluster_m`` x ``cluster_n`` tiles, or all slices of one where ``reduce`` is cluster. Boxes are given
+    as columns, which are contiguous, and rows.
+    """
+
+    convention: ClassVar[str] = "tma"
+    options: ClassVar[tuple[Option, ...]] = (
+        Option("raster_axis", ("m", "n")),
+        Option("raster_group"),
+        Option("hint_a", get_args(Hint)),
+        Option("hint_b", get_args(Hint)),
+        Option("pdl", (False, True)),
+    )
+
+    reduce: Reduce
+    persistent: Flag
+    cluster_m: Count
+    cluster_n: Count
+    box_a_cols: Count
+    box_a_rows: Count
+    box_b_cols: Count
+    box_b_rows: Count
+    box_d_cols: Amount
+    box_d_rows: Amount
+
+    @property
+    def stores_vectors(self) -> bool:
+        return self.box_d_cols > 0
+
+
+CONVENTIONS: dict[str, type[Launch]] = {kind.convention: kind for kind in (Tiles, Cluster, Tma)}
+
+
+class LaunchFileError(ValueError):
+    """A ``kernel.launch`` that this version does not understand; the message names the fact."""
+
+
+def read(text: str) -> Launch:
+    """The launch of a file ``kernel.launch``. Raises LaunchFileError."""
+    facts: dict[str, str] = {}
+    for token in text.split():
+        name, separator, value = token.partition("=")
+        if not separator:
+            raise LaunchFileError(f"{token} is no fact, which is name=value")
+        if name in facts:
+            raise LaunchFileError(f"fact {name} appears more than once")
+        facts[name] = value
+    if "launch" not in facts:
+        raise LaunchFileError("fact launch is missing")
+    if (convention := facts.pop("launch")) not in CONVENTIONS:
+        raise LaunchFileError(f"launch={convention}: must be one of {', '.join(CONVENTIONS)}")
+    try:
+        return CONVENTIONS[convention].model_validate_strings(facts)
+    except ValidationError as error:
+        raise LaunchFileError("; ".join(_fault(**item) for item in error.errors(include_url=False))) from None
+
+
+def _fault(type: str, loc: tuple[int | str, ...], msg: str, input: Any, **_: Any) -> str:
+    """One of pydantic's findings, in the launcher's words."""
+    (name,) = loc
+    if type == "missing":
+        return f"fact {name} is missing"
+    return f"unknown fact {name}" if type == "extra_forbidden" else f"{name}={input}: {msg[0].lower()}{msg[1:]}"

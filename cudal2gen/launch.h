@@ -1,0 +1,235 @@
+// The contract with kernel/launch.py: the facts of a built kernel as its file kernel.launch has them, the options that
+// it is opened with, and which sizes and matrices the launcher refuses.
+#ifndef CUDAL2GEN_LAUNCH_H
+#define CUDAL2GEN_LAUNCH_H
+
+#include <driver_types.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <istream>
+#include <map>
+#include <string>
+#include <utility>
+
+namespace cudal2gen {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Why something is refused; none where the code is 0.
+struct Refusal {
+  cudaError_t code = cudaSuccess;
+  char const* why = "";
+
+  explicit operator bool() const { return code != cudaSuccess; }
+};
+
+// `name=value` tokens separated by white space. Remembers which were read, and the first fault.
+class Tokens {
+ public:
+  // noun: what messages call a token.
+  Tokens(std::istream& text, std::string noun) : noun_(std::move(noun)) {
+    for (std::string token; text >> token;) {
+      auto const split = token.find('=');
+      if (split == std::string::npos) blame(token + " is no " + noun_ + ", which is name=value");
+      else if (!values_.emplace(token.substr(0, split), token.substr(split + 1)).second)
+        blame(noun_ + " " + token.substr(0, split) + " appears more than once");
+    }
+  }
+
+  std::string word(std::string const& name) {
+    auto const found = values_.find(name);
+    if (found == values_.end()) {
+      blame(noun_ + " " + name + " is missing");
+      return "";
+    }
+    std::string const value = found->second;
+    values_.erase(found);
+    return value;
+  }
+
+  // The place of a word among those that it may be.
+  int choice(std::string const& name, std::initializer_list<char const*> words) {
+    std::string const value = word(name);
+    auto const found = std::find(words.begin(), words.end(), value);
+    if (found != words.end()) return int(found - words.begin());
+    std::string known;
+    for (char const* each : words) known += (known.empty() ? "" : ", ") + std::string(each);
+    blame(name + "=" + value + ": must be one of " + known);
+    return 0;
+  }
+
+  int number(std::string const& name, int least = 0) {
+    std::string const value = word(name);
+    char* end = nullptr;
+    long long const read = std::strtoll(value.c_str(), &end, 10);
+    if (value.empty() || *end || read < least || read > INT_MAX)
+      blame(name + "=" + value + ": must be a number from " + std::to_string(least) + " to " + std::to_string(INT_MAX));
+    return int(read);
+  }
+
+  bool has(std::string const& name) const { return values_.count(name) != 0; }
+
+  // The first fault, in words; empty where there is none and all tokens were read.
+  std::string fault() const {
+    if (fault_.empty() && !values_.empty()) return "unknown " + noun_ + " " + values_.begin()->first;
+    return fault_;
+  }
+
+ private:
+  void blame(std::string const& why) {
+    if (fault_.empty()) fault_ = why;
+  }
+
+  std::string noun_, fault_;
+  std::map<std::string, std::string> values_;
+};
+
+// A box of `cols` x `rows` halves of a matrix; its swizzle is as wide as its columns. Without columns there is none.
+struct Box {
+  int cols = 0, rows = 0;
+};
+
+enum class Convention { kTiles, kTma, kCluster };
+enum class Raster { kPlain, kZsplit, kPersistent };
+enum class Reduce { kNone, kWorkspace, kCluster };
+
+// A matrix as a caller has it, `cols` elements from row to row of it used; ld in elements.
+struct Matrix {
+  void const* address;
+  int64_t ld, cols;
+
+  bool in_vectors() const { return reinterpret_cast<uintptr_t>(address) % 16 == 0 && ld % 8 == 0; }
+  bool packed() const { return ld == cols; }
+};
+
+constexpr int kMostRows = 1 << 24;
+
+// What is true of a kernel, as kernel/launch.py's `Launch`; and what it takes by that.
+struct Launch {
+  std::string entry;
+  Convention convention;
+  bool nn;
+  int threads, smem_bytes, bm, bn, bk, split_k;
+  Raster raster = Raster::kPlain;
+  Reduce reduce = Reduce::kNone;
+  bool predicated = true, persistent = false;
+  int baked_k = 0, cluster_m = 1, cluster_n = 1;
+  int k_steps = 0;  // of k that a CTA holds, 0 for any number
+  Box box_a, box_b, box_d;
+
+  explicit Launch(Tokens& facts);
+
+  // CTAs that are launched together: the tiles of a cluster, or all slices of one.
+  int cluster() const { return reduce == Reduce::kCluster ? split_k : cluster_m * cluster_n; }
+  bool workspace() const { return reduce == Reduce::kWorkspace; }
+  bool stores_vectors() const { return box_d.cols > 0 || !predicated; }
+  int64_t tiles(int m, int n) const { return ceil_div(m, bm) * ceil_div(n, bn); }
+  int64_t clusters(int m, int n) const {
+    int64_t const of_tiles = ceil_div(ceil_div(m, bm), cluster_m) * ceil_div(ceil_div(n, bn), cluster_n);
+    return workspace() ? of_tiles * split_k : of_tiles;
+  }
+  // The arrival counters come first, padded to a multiple of 256 bytes.
+  int64_t counter_bytes(int m, int n) const { return ceil_div(tiles(m, n) * 4, 256) * 256; }
+
+  Refusal refuse_sizes(int m, int n, int k) const;
+  Refusal refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const;
+};
+
+inline Launch::Launch(Tokens& facts) {
+  convention = Convention(facts.choice("launch", {"tiles", "tma", "cluster"}));
+  entry = facts.word("entry");
+  nn = facts.choice("layout", {"tn", "nn"});
+  threads = facts.number("threads", 1);
+  smem_bytes = facts.number("smem_bytes");
+  bm = facts.number("bm", 1);
+  bn = facts.number("bn", 1);
+  bk = facts.number("bk", 1);
+  split_k = facts.number("split_k", 1);
+  if (facts.has("fusion")) facts.choice("fusion", {"none"});
+  auto const box = [&](std::string const& name) { return Box{facts.number(name + "_cols"), facts.number(name + "_rows")}; };
+  switch (convention) {
+    case Convention::kTiles:
+      raster = Raster(facts.choice("raster", {"plain", "zsplit", "persistent"}));
+      predicated = facts.choice("predicated", {"0", "1"});
+      facts.choice("baked_n", {"0"});
+      baked_k = facts.number("baked_k");
+      reduce = split_k > 1 ? Reduce::kWorkspace : Reduce::kNone;
+      persistent = raster == Raster::kPersistent;
+      break;
+    case Convention::kTma:
+      reduce = Reduce(facts.choice("reduce", {"none", "workspace", "cluster"}));
+      persistent = facts.choice("persistent", {"0", "1"});
+      cluster_m = facts.number("cluster_m", 1);
+      cluster_n = facts.number("cluster_n", 1);
+      box_a = box("box_a");
+      box_b = box("box_b");
+      box_d = box("box_d");
+      break;
+    case Convention::kCluster:
+      reduce = Reduce(facts.choice("reduce", {"none", "workspace", "cluster"}));
+      k_steps = facts.number("steps", 1);
+      break;
+  }
+}
+
+// Refuses sizes that the kernel does not compute.
+inline Refusal Launch::refuse_sizes(int m, int n, int k) const {
+  if (m <= 0 || n <= 0 || k <= 0) return {cudaErrorInvalidValue, "m, n and k must be positive"};
+  if (m > kMostRows || n > kMostRows || k > kMostRows)
+    return {cudaErrorInvalidValue, "sizes must not exceed 16777216: offsets within a tile are 32-bit"};
+  if (!predicated && (m % bm || n % bn || k % bk))
+    return {cudaErrorInvalidValue, "the tile does not divide the problem, and this kernel has no predicates"};
+  if (convention != Convention::kTma && predicated && k % 8)
+    return {cudaErrorInvalidValue, "k must be a multiple of 8: rows along k are read in 16-byte vectors"};
+  if (baked_k && k != baked_k) return {cudaErrorInvalidValue, "this kernel has k baked in: it takes that k only"};
+  if (ceil_div(k, bk) < split_k) return {cudaErrorInvalidValue, "k has fewer steps than this kernel has slices"};
+  if (k_steps && ceil_div(ceil_div(k, bk), split_k) > k_steps)
+    return {cudaErrorInvalidValue, "k is larger than this kernel holds in shared memory"};
+  if (tiles(m, n) * split_k > (1 << 30)) return {cudaErrorInvalidValue, "the problem has more CTA tiles than are counted"};
+  return {};
+}
+
+// Refuses matrices that the kernel does not take where they lie: the rule of `Launch.takes` in kernel/launch.py.
+inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const {
+  if (a.ld > kMostRows || b.ld > kMostRows || d.ld > kMostRows)
+    return {cudaErrorInvalidValue, "leading dimensions must not exceed 16777216: offsets within a tile are 32-bit"};
+  if (a.ld < a.cols || b.ld < b.cols || d.ld < d.cols) return {cudaErrorInvalidValue, "a leading dimension is shorter than its row"};
+  if (baked_k && (!a.packed() || (!nn && !b.packed())))
+    return {cudaErrorInvalidValue, "this kernel has k baked in: it takes that k only, packed"};
+  if (!a.in_vectors() || !b.in_vectors())
+    return {cudaErrorMisalignedAddress, "A and B must be aligned to 16 bytes, lda and ldb be multiples of 8"};
+  if (stores_vectors() ? !d.in_vectors() : reinterpret_cast<uintptr_t>(d.address) % 2 != 0)
+    return {cudaErrorMisalignedAddress, "D must be aligned to 16 bytes, ldd be a multiple of 8"};
+  return {};
+}
+
+// L2 eviction priorities, as createpolicy.fractional encodes them: normal, first, last.
+constexpr uint64_t kPolicies[] = {0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000};
+
+// Data that is not in the binary; the options of each convention in kernel/launch.py.
+struct Options {
+  int64_t swizzle_stride = 0;
+  int along_n = 0, band = 1;
+  uint64_t policy_a = kPolicies[0], policy_b = kPolicies[0];
+  bool overlaps = false;
+
+  Options(Tokens& options, Launch const& launch) {
+    if (launch.convention == Convention::kTiles && options.has("swizzle_stride"))
+      swizzle_stride = options.number("swizzle_stride", 1);
+    if (launch.convention != Convention::kTma) return;
+    if (options.has("raster_axis")) along_n = options.choice("raster_axis", {"0", "1"});
+    if (options.has("raster_group")) band = options.number("raster_group", 1);
+    if (options.has("hint_a")) policy_a = kPolicies[options.choice("hint_a", {"0", "1", "2"})];
+    if (options.has("hint_b")) policy_b = kPolicies[options.choice("hint_b", {"0", "1", "2"})];
+    // A kernel with a workspace follows the clearing of its counters: there is no kernel to overlap with.
+    if (options.has("pdl")) overlaps = options.choice("pdl", {"0", "1"}) && !launch.workspace();
+  }
+};
+
+}  // namespace cudal2gen
+
+#endif

@@ -1,0 +1,157 @@
+"""A device that kernels are launched on, and an opened kernel bound to operands of one kind.
+
+What runs at every call: memory for D, for scratch and for padded copies, all torch's, on the current stream; and one
+launch. Nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cudal2gen.chips import model_of
+from cudal2gen.choice import Use
+from cudal2gen.gpu import runtime
+from cudal2gen.kernel import Layout, aligned, ceil_div
+from cudal2gen.launcher import OpenKernel
+from cudal2gen.operators.products import Request, Run
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Device(Protocol):
+    """What launching asks of a device. ``model``: the pack's GPU, None for one that no pack can be for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def runtime_library(self) -> Path: ...
+    @property
+    def alone(self) -> bool:
+        """Whether it is always the current device."""
+        ...
+
+    @property
+    def stream(self) -> Callable[[], int]:
+        """The current stream, at every call."""
+        ...
+
+    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor: ...
+    def capturing(self) -> bool: ...
+    def current(self) -> AbstractContextManager[None]:
+        """Makes it the current device, within."""
+        ...
+
+
+class Cuda:
+    """A CUDA device of torch."""
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        self._torch, self._index = torch, index
+        self.name = str(torch.cuda.get_device_properties(index).name)
+        self.model = model_of(self.name)
+        self.alone = torch.cuda.device_count() == 1
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self.stream: Callable[[], int] = partial(raw or _current_stream, index)
+
+    @property
+    def runtime_library(self) -> Path:
+        return runtime()
+
+    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+        return like.new_empty(shape)
+
+    def capturing(self) -> bool:
+        return bool(self._torch.cuda.is_current_stream_capturing())
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        with self._torch.cuda.device(self._index):
+            yield
+
+
+def _current_stream(index: int) -> int:
+    import torch
+
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
+    """A kernel on operands of one kind. The function raises LaunchError where the launcher refuses."""
+    run = (_padded if any(use.copied) else _direct)(device, kernel, use, request, layout)
+    if device.alone:
+        return run
+
+    def on_its_device(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        with device.current():
+            return run(a, b, out)
+
+    return on_its_device
+
+
+def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+    a, b, d = request.operands
+    launch, halves = kernel.sized(a.ld, b.ld, d.ld, *use.launched), _workspace(kernel, use)
+    empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
+
+    # Written out, without a further function: this is what every call waits for.
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        d = empty(a, *shape) if out is None else out
+        if halves:
+            scratch = empty(a, halves)
+            code = launch(a.data_ptr(), b.data_ptr(), d.data_ptr(), scratch.data_ptr(), stream())
+        else:
+            code = launch(a.data_ptr(), b.data_ptr(), d.data_ptr(), 0, stream())
+        if code:
+            check(code)
+        return d
+
+    return run
+
+
+def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
+    """With copies in wide matrices of those operands that the kernel does not take where they lie."""
+    (m, n, k), (rows, cols, depth), operands = request.sizes, use.launched, request.operands
+    b_own, b_wide = ((n, k), (cols, depth)) if layout == "tn" else ((k, n), (depth, cols))
+    lda, ldb, ldd = (
+        aligned(wide) if copied else matrix.ld
+        for matrix, copied, wide in zip(operands, use.copied, (depth, b_wide[1], cols), strict=True)
+    )
+    copies_a, copies_b, copies_d = use.copied
+    launch, halves = kernel.sized(lda, ldb, ldd, *use.launched), _workspace(kernel, use)
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        d = device.empty(a, *request.shape) if out is None else out
+        wide_a = _wide(device, a.as_strided((m, k), (operands.a.ld, 1)), (rows, depth)) if copies_a else a
+        wide_b = _wide(device, b.as_strided(b_own, (operands.b.ld, 1)), b_wide) if copies_b else b
+        wide_d = device.empty(a, rows, aligned(cols)) if copies_d else d
+        scratch = device.empty(a, halves) if halves else None
+        workspace = 0 if scratch is None else scratch.data_ptr()
+        kernel.check(launch(wide_a.data_ptr(), wide_b.data_ptr(), wide_d.data_ptr(), workspace, device.stream()))
+        if copies_d:
+            d.as_strided((m, n), (operands.d.ld, 1)).copy_(wide_d[:m, :n])
+        return d
+
+    return run
+
+
+def _workspace(kernel: OpenKernel, use: Use) -> int:
+    """Halves of scratch memory that a launch needs."""
+    return ceil_div(kernel.workspace_bytes(*use.launched), 2)
+
+
+def _wide(device: Device, matrix: torch.Tensor, extents: tuple[int, int]) -> torch.Tensor:
+    """The matrix within zeros, rows on 16 bytes."""
+    wide = device.empty(matrix, extents[0], aligned(extents[1]))
+    if wide.shape != matrix.shape:
+        wide.zero_()
+    wide[: matrix.shape[0], : matrix.shape[1]].copy_(matrix)
+    return wide

@@ -1,0 +1,275 @@
+"""What a call does, decided once per shapes and strides: a kernel of a pack, or torch's own product, and why.
+
+A plan holds the decision; every call is counted under it. A kernel is opened when the first plan needs it; nothing is
+compiled. Calls go down only: dispatch asks the pack's table (``choice``), opens the kernel (``launcher``), binds it
+(``binding``); what the launcher refuses comes back up as an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+from cudal2gen.choice import Choice, Kernel, Prefer
+from cudal2gen.gpu import GpuError
+from cudal2gen.kernel import IllegalRecord, Problem
+from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.operators.binding import Cuda, Device, bind
+from cudal2gen.operators.products import Request, Run
+from cudal2gen.pack import Pack, installed, open_pack, search
+
+Key = tuple[Any, ...]
+
+MOST_PLANS = 1 << 14  # a model with ever new shapes costs no more memory
+# What the launcher refuses of operands; anything else is a fault of the device or of the installation.
+REFUSALS = {1, 716}
+PREFER = "CUDAL2GEN_PREFER"
+BIAS_US = 3.0  # a launch more, which the vendor's product has built in
+
+
+class Plan:
+    """What is done with tensors of one kind, and how often it was. ``by_torch``: what replaces a refused kernel."""
+
+    def __init__(self, name: str, reason: str, run: Run, on_kernel: bool, by_torch: Run) -> None:
+        self.name, self.reason, self.run, self.on_kernel, self.by_torch = name, reason, run, on_kernel, by_torch
+        self.key: Key = ()
+        self.calls = 0
+        self.spans = (0, 0, 0)  # bytes of a, b and out, where out is given
+
+
+class ByTorch(Exception):
+    """No kernel answers a request. ``short``: the reason, equal for all requests alike; ``lasting``: also later."""
+
+    def __init__(self, short: str, reason: str = "", lasting: bool = True) -> None:
+        super().__init__(reason or short)
+        self.short, self.lasting = short, lasting
+
+
+class Dispatcher:
+    """Packs, opened kernels and plans of a process. ``device``: takes CPU tensors for its own, in tests."""
+
+    def __init__(
+        self, packs: Sequence[Pack] | None = None, device: Device | None = None, prefer: Prefer | None = None
+    ) -> None:
+        self.device = device
+        self.plans: dict[Key, Plan] = {}
+        self.prefer: Prefer = prefer or _preference()
+        self._packs = None if packs is None else {pack.gpu: pack for pack in packs}
+        self._cuda: dict[int, Cuda] = {}
+        self._opened: dict[tuple[int, Path, str], OpenKernel] = {}
+        self._retired: Counter[tuple[bool, str]] = Counter()
+        self._warned: set[str] = set()
+        self._lock = threading.RLock()
+
+    def plan(self, key: Key, request: Request) -> Plan:
+        """The plan for a key, made where there is none."""
+        with self._lock:
+            if key in self.plans:
+                return self.plans[key]
+            lasting = True
+            try:
+                plan = self._on_kernel(request)
+            except ByTorch as why:
+                plan = Plan(why.short, str(why), request.by_torch, False, request.by_torch)
+                lasting = why.lasting
+            plan.key = key
+            if len(self.plans) >= MOST_PLANS:
+                self.forget()
+            if lasting:
+                self.plans[key] = plan
+            else:
+                self._retired[(plan.on_kernel, plan.name)] += 1
+            return plan
+
+    def replace(self, plan: Plan, error: LaunchError) -> Plan:
+        """torch's product in the place of a plan whose call the launcher refused, now and later.
+
+        Raises the error again where the operands are not its reason.
+        """
+        if error.code not in REFUSALS:
+            raise error
+        with self._lock:
+            plan.calls -= 1
+            by_torch = self.plans.get(plan.key, plan)
+            if by_torch is plan:  # else another thread was first
+                self._retire(plan)
+                by_torch = Plan("the launcher refuses", str(error), plan.by_torch, False, plan.by_torch)
+                by_torch.key, by_torch.spans = plan.key, plan.spans
+                self.plans[plan.key] = by_torch
+            by_torch.calls += 1
+            return by_torch
+
+    def _on_kernel(self, request: Request) -> Plan:
+        """The plan of a kernel. Raises ByTorch where none answers."""
+        if self.device is None and request.device < 0:
+            raise ByTorch("on the CPU")
+        if request.problem is None:
+            raise ByTorch(request.obstacle)
+        device = self._device(request.device)
+        pack = self._pack(device)
+        choice = self._choose(pack, request.problem.model_copy(update={"gpu": pack.gpu}), request)
+        if choice.kernel is None or choice.use is None:
+            raise ByTorch(choice.short, choice.reason)
+        kernel = pack.table.kernels[choice.kernel]
+        opened = self._open(pack, kernel, request.device, device)
+        run = bind(device, opened, choice.use, request, request.problem.layout)
+        return Plan(kernel.record.name, choice.reason, run, True, request.by_torch)
+
+    def _choose(self, pack: Pack, problem: Problem, request: Request) -> Choice:
+        # A bias is one more pass over D, which the vendor's product has built in.
+        moved = 2 * 2 * problem.m * problem.n
+        try:
+            extra_us = BIAS_US + moved / (pack.table.bandwidth / 2) if request.biased else 0.0
+            return pack.table.choose(problem, request.operands, self.prefer, extra_us)
+        except (IllegalRecord, LookupError, TypeError) as error:  # whole, and yet of another version
+            self._warn(f"the table of {pack.directory} is not understood: {error}; make the pack anew")
+            raise ByTorch("pack not understood") from None
+
+    def _device(self, index: int) -> Device:
+        if self.device is not None:
+            return self.device
+        if index not in self._cuda:
+            self._cuda[index] = Cuda(index)
+        return self._cuda[index]
+
+    def _pack(self, device: Device) -> Pack:
+        packs = self._search()
+        if device.model in packs:
+            return packs[device.model]
+        there = f"packs are there for {', '.join(sorted(packs))}" if packs else "no pack is installed"
+        self._warn(f"no kernels for {device.name}: {there}; torch computes all products. See 'cudal2gen pack --help'")
+        raise ByTorch("no pack for this GPU")
+
+    def _search(self) -> dict[str, Pack]:
+        if self._packs is None:
+            self._packs, refused = search(installed())
+            for reason in refused:
+                self._warn(f"a pack is not used: {reason}")
+        return self._packs
+
+    def add(self, pack: Pack) -> None:
+        """Uses a pack from now on."""
+        with self._lock:
+            packs = self._packs if self._packs is not None else search(installed())[0]
+            self._packs = packs | {pack.gpu: pack}
+            self.forget()
+
+    def _open(self, pack: Pack, kernel: Kernel, index: int, device: Device) -> OpenKernel:
+        """The kernel, opened at its first use. Raises ByTorch where that is impossible."""
+        options = kernel.record.launch_options
+        name = (index, pack.kernel(kernel.digest), repr(options))
+        if name in self._opened:
+            return self._opened[name]
+        if device.capturing():
+            raise ByTorch("first used in a graph capture", lasting=False)
+        try:
+            with device.current():
+                self._opened[name] = OpenKernel(pack.library, name[1], options, device.runtime_library)
+        except (LaunchError, GpuError, OSError) as error:
+            self._warn(f"kernels of {pack.directory} cannot be loaded: {error}")
+            raise ByTorch("cannot be loaded", str(error)) from None
+        return self._opened[name]
+
+    def _warn(self, text: str) -> None:
+        """Warns, once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(f"cudal2gen: {text}", stacklevel=2)
+
+    def forget(self) -> None:
+        """Drops all plans; what they counted stays."""
+        with self._lock:
+            for plan in self.plans.values():
+                self._retire(plan)
+            self.plans.clear()
+
+    def _retire(self, plan: Plan) -> None:
+        self._retired[(plan.on_kernel, plan.name)] += plan.calls
+        plan.calls = 0
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Calls by kernel (``kernel``), and calls that torch computed by reason (``torch``)."""
+        with self._lock:
+            counts = Counter(self._retired)
+            for plan in self.plans.values():
+                counts[(plan.on_kernel, plan.name)] += plan.calls
+        table: dict[str, dict[str, int]] = {"kernel": {}, "torch": {}}
+        for (on_kernel, name), calls in sorted(counts.items()):
+            if calls:
+                table["kernel" if on_kernel else "torch"][name] = calls
+        return table
+
+    def close(self) -> None:
+        """Unloads all kernels."""
+        self.forget()
+        for kernel in self._opened.values():
+            kernel.close()
+        self._opened.clear()
+
+
+def _preference() -> Prefer:
+    value = os.environ.get(PREFER, "measured")
+    for prefer in get_args(Prefer):
+        if value == prefer:
+            return prefer  # type: ignore[no-any-return]
+    raise ValueError(f"{PREFER}={value}: must be one of {', '.join(get_args(Prefer))}")
+
+
+class Current:
+    """The dispatcher in use; one object, so that compiled code finds it wherever it was traced."""
+
+    dispatcher: Dispatcher | None = None
+
+
+def current() -> Dispatcher:
+    """The dispatcher in use, made at the first call."""
+    if Current.dispatcher is None:
+        Current.dispatcher = Dispatcher()
+    return Current.dispatcher
+
+
+def stats() -> dict[str, dict[str, int]]:
+    """How often which kernel ran (``kernel``: name to calls), and why torch computed instead (``torch``: reason to
+    calls), since the process began."""
+    return current().stats()
+
+
+@contextmanager
+def prefer(what: Prefer) -> Iterator[None]:
+    """Within it, ``kernel``: the nearest kernel that computes a product, measured or not; ``vendor``: torch always;
+    ``measured``: the default. For the whole process, also set by ``CUDAL2GEN_PREFER``. Raises ValueError."""
+    if what not in get_args(Prefer):
+        raise ValueError(f"prefer={what!r}: must be one of {', '.join(get_args(Prefer))}")
+    dispatcher = current()
+    before, dispatcher.prefer = dispatcher.prefer, what
+    dispatcher.forget()
+    try:
+        yield
+    finally:
+        dispatcher.prefer = before
+        dispatcher.forget()
+
+
+def load_pack(directory: str | Path) -> Pack:
+    """Uses the pack in a folder, checked file by file. Raises PackError for what is none, or not whole."""
+    pack = open_pack(Path(directory))
+    current().add(pack)
+    return pack
+
+
+@contextmanager
+def emulated(device: Device, packs: Sequence[Pack], prefer: Prefer = "measured") -> Iterator[Dispatcher]:
+    """For tests: within it, CPU tensors in the device's memory are computed with by kernels of the packs, as on a
+    GPU."""
+    before, Current.dispatcher = Current.dispatcher, Dispatcher(packs, device, prefer)
+    try:
+        yield Current.dispatcher
+    finally:
+        Current.dispatcher.close()
+        Current.dispatcher = before

@@ -1,0 +1,244 @@
+"""The operators ``cudal2gen::matmul``, ``cudal2gen::matmul.out`` and ``cudal2gen::linear``, registered with torch.
+
+Each has kernels for CUDA and CPU tensors, a fake one for torch.compile and meta tensors, and, where it returns a
+tensor, a derivative. Defined by schema and not by ``torch.library.custom_op``, whose checks cost microseconds a call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from cudal2gen.kernel import Acc
+from cudal2gen.launcher import LaunchError
+from cudal2gen.operators.dispatch import Plan, current
+from cudal2gen.operators.products import check_linear, check_matmul, check_out, request_linear, request_matmul, span
+
+if TYPE_CHECKING:
+    import torch
+
+NAMESPACE = "cudal2gen"
+SCHEMAS = (
+    'matmul(Tensor a, Tensor b, str acc="f32") -> Tensor',
+    'matmul.out(Tensor a, Tensor b, str acc="f32", *, Tensor(a!) out) -> ()',
+    "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, *, acc: Acc = "f32", out: torch.Tensor | None = None) -> torch.Tensor:
+    """The product of fp16 matrices, a (M,K) and b (K,N), as fp16 (M,N), by the fastest kernel known, else by torch.
+
+    ``acc``: the accumulator, f32, or f16 where that is asked for and a kernel has it. Row-major ``a``, and ``b``
+    row-major or a transposed view of a row-major (N,K), are read where they lie, with any leading dimension; other
+    strides are torch's. On CPU tensors torch computes, with fp32 sums. ``out``: (M,N), written in place; not with
+    gradients. Raises TypeError for other types, ValueError for what does not fit.
+    """
+    if out is not None:
+        (_matmul_out if _undispatched(a, b) and _undispatched(out, out) else _OPS["matmul.out"])(a, b, acc, out=out)
+        return out
+    return _matmul(a, b, acc) if _undispatched(a, b) else cast("torch.Tensor", _OPS["matmul"](a, b, acc))
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``x @ weight.T + bias`` for fp16 x (..., K), weight (N,K) and bias (N,), as (..., N); sums in fp32.
+
+    A kernel rounds the product to fp16 before it adds the bias. Raises as ``matmul``.
+    """
+    if _undispatched(x, weight) and (bias is None or _undispatched(bias, bias)):
+        return _linear(x, weight, bias)
+    return cast("torch.Tensor", _OPS["linear"](x, weight, bias))
+
+
+def _undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient is at work.
+
+    The dispatcher, and the derivative's wrapper in Python even where no gradient is needed, take longer than all else
+    here.
+    """
+    torch = _TORCH
+    if torch.compiler.is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
+        return False
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return False
+    for watches in _WATCHERS:  # noqa: SIM110  # any() takes half a microsecond
+        if watches():
+            return False
+    return True
+
+
+# --- what runs ---
+
+
+def explain(a: torch.Tensor, b: torch.Tensor, acc: Acc = "f32") -> str:
+    """What ``matmul(a, b, acc=acc)`` does and why, in one line. Raises what it raises."""
+    plan = _plan_matmul(a, b, acc)
+    return f"{plan.name}: {plan.reason}" if plan.on_kernel else f"torch: {plan.reason}"
+
+
+def _matmul(a: torch.Tensor, b: torch.Tensor, acc: str = "f32") -> torch.Tensor:
+    plan = _plan_matmul(a, b, acc)
+    plan.calls += 1
+    try:
+        return plan.run(a, b, None)
+    except LaunchError as error:
+        return current().replace(plan, error).run(a, b, None)
+
+
+def _plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str) -> Plan:
+    """The plan of a product; all that it depends on is in its key."""
+    dispatcher = current()
+    try:
+        lies = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15)
+    except RuntimeError:  # no strides, or no memory
+        check_matmul(a, b, acc)
+        raise
+    key = (acc, lies, a.get_device(), b.get_device(), a.dtype, b.dtype)
+    plan = dispatcher.plans.get(key)
+    if plan is None:
+        check_matmul(a, b, acc)
+        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc)))
+    return plan
+
+
+def _matmul_out(a: torch.Tensor, b: torch.Tensor, acc: str = "f32", *, out: torch.Tensor) -> None:
+    dispatcher = current()
+    lies = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
+    where = (a.data_ptr() & 15, b.data_ptr() & 15, out.data_ptr() & 15)
+    key = (acc, lies, where, a.get_device(), b.get_device(), out.get_device(), a.dtype, b.dtype, out.dtype)
+    plan = dispatcher.plans.get(key)
+    if plan is None:
+        check_matmul(a, b, acc)
+        check_out(a, b, out)
+        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out))
+        plan.spans = (span(a), span(b), span(out))
+    (span_a, span_b, span_out), start = plan.spans, out.data_ptr()
+    before_a, before_b = start - a.data_ptr(), start - b.data_ptr()
+    if (-span_out < before_a < span_a) or (-span_out < before_b < span_b):
+        raise ValueError("out: shares memory with a or b")
+    plan.calls += 1
+    try:
+        plan.run(a, b, out)
+    except LaunchError as error:
+        dispatcher.replace(plan, error).run(a, b, out)
+    if not out.is_inference():
+        _TORCH.autograd.graph.increment_version(out)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    dispatcher = current()
+    bias_kind: tuple[Any, ...] = () if bias is None else (bias.get_device(), bias.dtype, bias.shape)
+    try:
+        lies = (x.shape, x.stride(), weight.shape, weight.stride(), x.data_ptr() & 15, weight.data_ptr() & 15)
+    except RuntimeError:  # no strides, or no memory
+        check_linear(x, weight, bias)
+        raise
+    key = ("linear", lies, x.get_device(), weight.get_device(), x.dtype, weight.dtype, bias_kind)
+    plan = dispatcher.plans.get(key)
+    if plan is None:
+        check_linear(x, weight, bias)
+        plan = dispatcher.plan(key, request_linear(x, weight, bias is not None))
+    plan.calls += 1
+    if not plan.on_kernel:
+        return plan.run(x, weight, bias)
+    try:
+        d = plan.run(x, weight, None)
+    except LaunchError as error:
+        return dispatcher.replace(plan, error).run(x, weight, bias)
+    return d if bias is None else d.add_(bias)
+
+
+# --- without data, and backwards ---
+
+
+def _fake_matmul(a: torch.Tensor, b: torch.Tensor, acc: str = "f32") -> torch.Tensor:
+    check_matmul(a, b, acc)
+    return a.new_empty((a.shape[0], b.shape[1]))
+
+
+def _fake_matmul_out(a: torch.Tensor, b: torch.Tensor, acc: str = "f32", *, out: torch.Tensor) -> None:
+    check_matmul(a, b, acc)
+    check_out(a, b, out)
+
+
+def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    check_linear(x, weight, bias)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+    a, b, acc = inputs
+    # Only what a wanted gradient needs is kept.
+    ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
+    ctx.acc = acc
+
+
+def _matmul_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    a, b = ctx.saved_tensors
+    of_a = _OPS["matmul"](grad, b.t(), ctx.acc) if ctx.needs_input_grad[0] else None
+    of_b = _OPS["matmul"](a.t(), grad, ctx.acc) if ctx.needs_input_grad[1] else None
+    return of_a, of_b, None
+
+
+def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+    x, weight, bias = inputs
+    ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None)
+    ctx.biased = bias is not None
+
+
+def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    needs_x, needs_weight, *needs_bias = ctx.needs_input_grad  # none of a bias that is absent
+    rows = grad.reshape(-1, grad.shape[-1])
+    of_x = of_weight = of_bias = None
+    if needs_x:
+        of_x = _OPS["matmul"](rows, weight, "f32").reshape(*grad.shape[:-1], weight.shape[1])
+    if needs_weight:
+        of_weight = _OPS["matmul"](rows.t(), x.reshape(-1, x.shape[-1]), "f32")
+    if ctx.biased and needs_bias[0]:
+        of_bias = rows.sum(0)
+    return of_x, of_weight, of_bias
+
+
+def _register() -> tuple[Any, dict[str, Any]]:
+    """Defines the operators; the library that holds them, which must live on, and their overloads."""
+    import torch
+
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    for schema in SCHEMAS:
+        library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
+    for name, run, fake in (
+        ("matmul", _matmul, _fake_matmul),
+        ("matmul.out", _matmul_out, _fake_matmul_out),
+        ("linear", _linear, _fake_linear),
+    ):
+        for key in ("CPU", "CUDA"):
+            library.impl(name, run, key)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+    for name, backward, keep in (
+        ("matmul", _matmul_backward, _keep_matmul),
+        ("linear", _linear_backward, _keep_linear),
+    ):
+        torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=keep, lib=library)
+    ops = torch.ops.cudal2gen
+    return library, {"matmul": ops.matmul.default, "matmul.out": ops.matmul.out, "linear": ops.linear.default}
+
+
+def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
+    """torch, its plain kinds of tensors, and functions that are false while nothing in torch intercepts calls."""
+    import torch
+
+    watchers: tuple[Any, ...] = (lambda: True,)
+    try:
+        internals = torch._C
+        watchers = (
+            internals._len_torch_dispatch_stack,
+            internals._len_torch_function_stack,
+            internals._get_tracing_state,
+            internals._functorch.peek_interpreter_stack,
+        )
+    except AttributeError:
+        pass  # a torch of another kind: all calls go through its dispatcher
+    return torch, {torch.Tensor, torch.nn.Parameter}, watchers
+
+
+_LIBRARY, _OPS = _register()
+_TORCH, _PLAIN, _WATCHERS = _watchers()
