@@ -7,9 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudal2gen import catalog
 from cudal2gen.gpu import Absent, Call, Kernel, Operands, Race, Reading, draw
-from cudal2gen.kernel import Problem
+from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Environment
 
 ENVIRONMENT = Environment(
@@ -135,7 +134,7 @@ class FakeKernel(Product, Kernel):
     """The same in the place of a built kernel. ``copies_us``: what padding costs, None for no padding."""
 
     def __init__(
-        self, device: FakeDevice, record: catalog.Record, us: float, copies_us: float | None = None, **options: Any
+        self, device: FakeDevice, record: Record, us: float, copies_us: float | None = None, **options: Any
     ) -> None:
         Product.__init__(self, device, "cudal2gen", us, **options)
         self.record, self.copies_us = record, copies_us

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudal2gen import emulator
-from cudal2gen.catalog import Record
 from cudal2gen.compiler import Artifact
 from cudal2gen.gpu import Kernel
+from cudal2gen.kernel import Record
 from cudal2gen.validator.emulated import device_of
 
 if TYPE_CHECKING:

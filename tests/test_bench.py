@@ -22,7 +22,7 @@ from cudal2gen.bench import Reference, Settings, TooGood, Work, measure, states,
 from cudal2gen.bench.check import bands
 from cudal2gen.cli import options
 from cudal2gen.gpu import Operands, alone
-from cudal2gen.kernel import Problem
+from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import LaunchError
 from tests.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
 from tests.paths import small
@@ -246,7 +246,7 @@ def test_stratified_order_is_a_sample_at_any_length() -> None:
     assert stratified(grid, seed=1) != order
 
 
-def records() -> list[catalog.Record]:
+def records() -> list[Record]:
     return [small(gpu="h200", acc="f32", m=m, n=n, k=64, stages=2) for m in (64, 128) for n in (64, 128)]
 
 
@@ -320,7 +320,7 @@ def test_the_device_is_warmed_up_before_the_first_problem_alone(tmp_path: Path) 
         if launches == 1:
             first_calls.append(device.time)
 
-    def open_kernel(record: catalog.Record) -> FakeKernel:
+    def open_kernel(record: Record) -> FakeKernel:
         opened_at.append(device.time)
         return FakeKernel(device, record, 8.0, faulty=note)
 
@@ -385,7 +385,7 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
     device = Stopped()
     first = stratified(record.problem for record in records())[0]
 
-    def open_kernel(record: catalog.Record) -> FakeKernel:
+    def open_kernel(record: Record) -> FakeKernel:
         return Unloaded(device, record, 8.0, faulty=crash if record.problem == first else None)
 
     def go() -> bench.Outcome:
@@ -506,7 +506,7 @@ class FakeCard(FakeDevice):
     def __init__(self, index: int) -> None:
         super().__init__()
 
-    def check(self, record: catalog.Record) -> None:
+    def check(self, record: Record) -> None:
         assert record.gpu == "h200"
 
 
@@ -517,7 +517,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     from cudal2gen import baselines, cli, gpu
 
-    def opened(record: catalog.Record, directory: Path, library: Path, stream: Any) -> FakeKernel:
+    def opened(record: Record, directory: Path, library: Path, stream: Any) -> FakeKernel:
         kernel = FakeKernel(stream.__self__, record, 8.0)
         kernel.digest = directory.name
         return kernel

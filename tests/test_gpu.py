@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from cudal2gen import chips, compiler, gpu
-from cudal2gen.catalog import Record
 from cudal2gen.gpu import Gpu, GpuError, Operands
-from cudal2gen.kernel import revise
+from cudal2gen.kernel import Record, revise
 from cudal2gen.launcher import LaunchError
 from cudal2gen.validator.matrices import POISONS, Matrices
 from tests.emulated import EmulatedDevice

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cudal2gen.kernel import FAMILIES, GPUS, SIZE_CLASSES, Problem, Record, parse
+from cudal2gen.kernel import FAMILIES, GPUS, Problem, Record, parse
 from cudal2gen.ratios import Ratio
 from cudal2gen.tuner import memory, space
 from cudal2gen.tuner.environment import Model
@@ -43,7 +43,7 @@ def test_shipped_notes_say_where_they_are_from_and_whether_that_was_measured() -
         assert note.source, note.title
         assert note.measured, note.title
         assert set(note.gpus) <= GPUS.keys(), note.title
-        assert set(note.classes) <= set(SIZE_CLASSES), note.title
+        assert set(note.classes) <= set(memory.CLASSES), note.title
         assert 60 < len(note.text) < 500, note.title
 
 

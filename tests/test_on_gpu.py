@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from cudal2gen import compiler, emulator, gpu, rounding, toolchain
-from cudal2gen.catalog import Record
 from cudal2gen.gpu import Operands
-from cudal2gen.kernel import GPUS, IllegalRecord, revise
+from cudal2gen.kernel import GPUS, IllegalRecord, Record, revise
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.validator import Shape, sanitizer
 from cudal2gen.validator import device as trial

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cudal2gen import compiler, emulator
-from cudal2gen.catalog import Record
+from cudal2gen.kernel import Record
 from cudal2gen.launcher import LaunchError
 from cudal2gen.validator import Shape, sanitizer
 from tests.paths import PATHS, small

@@ -12,9 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from cudal2gen import baselines, bench, catalog, cli, compiler, gpu, results, rounding, validator
-from cudal2gen.catalog import Record
 from cudal2gen.gpu import Absent, Contender, Operands
-from cudal2gen.kernel import revise
+from cudal2gen.kernel import Record, revise
 from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, agreement, sanitizer
 from cudal2gen.validator import device as trial

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from jinja2 import DictLoader, Environment
 
 from cudal2gen import catalog, compiler, places, validator
-from cudal2gen.kernel import FAMILIES, IllegalRecord, revise
+from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, revise
+from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, stress_shapes
 from tests.draws import THOROUGH
 from tests.paths import PATHS, small
@@ -170,9 +171,9 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def variants(lines: list[catalog.Record], rng: random.Random, number: int) -> list[catalog.Record]:
+def variants(lines: list[Record], rng: random.Random, number: int) -> list[Record]:
     """Records with one to three of CHANGES, as far as legal; all texts differ, and each from its line's."""
-    drawn: dict[str, catalog.Record] = {}
+    drawn: dict[str, Record] = {}
     while len(drawn) < number:
         line = record = rng.choice(lines)
         for change in rng.sample(CHANGES, rng.randint(1, 3)):
@@ -189,7 +190,7 @@ class TestRecordsDrawnAtRandom:
 
     @given(st.lists(SMALL_TILES, min_size=8, max_size=8, unique_by=lambda record: record.name))
     @settings(max_examples=40 if THOROUGH else 3, phases=NO_SHRINKING)
-    def test_legal_records_are_right(self, library: Path, drawn: list[catalog.Record]) -> None:
+    def test_legal_records_are_right(self, library: Path, drawn: list[Record]) -> None:
         for record, artifact in zip(drawn, compiler.build(drawn), strict=True):
             verdict = validator.validate(record, artifact, library)
             assert verdict.findings == [], catalog.dump(record)
@@ -201,6 +202,25 @@ class TestRecordsDrawnAtRandom:
         for record, artifact in zip(mutated, compiler.build(mutated), strict=True):
             verdict = validator.validate(record, artifact, library)
             assert verdict.findings == [], catalog.dump(record)
+
+
+def test_verdicts_of_many_kernels_come_from_processes(library: Path) -> None:
+    """Right ones and a wrong one, in whatever order they are done; each is reported once."""
+    kernels = [small(m=32, n=32, k=64, acc=acc) for acc in ("f16", "f32")]
+    built = compiler.build(kernels)
+    swapped = (kernels[1], built[0])  # the fp16 kernel under the fp32 record's name
+    reported: list[Verdict] = []
+    verdicts = validator.validate_all(
+        [*zip(kernels, built, strict=True), swapped], library, jobs=2, progress=reported.append
+    )
+    assert reported == verdicts
+    assert {(verdict.record, verdict.digest): verdict.passed for verdict in verdicts} == {
+        (kernels[0].name, built[0].digest): True,
+        (kernels[1].name, built[1].digest): True,
+        (kernels[1].name, built[0].digest): False,
+    }
+    alone = validator.validate(kernels[0], built[0], library)
+    assert alone in verdicts, "the same verdict as in this process"
 
 
 def test_shapes_stress_a_record() -> None:
@@ -247,7 +267,7 @@ def test_an_fp16_accumulator_in_an_fp32_kernel_is_noticed(library: Path) -> None
 @pytest.mark.parametrize(
     "record", [small(), small(split_k=3), direct(), direct(split_k=3)], ids=lambda record: record.name
 )
-def test_the_order_of_k_has_every_k_once(record: catalog.Record) -> None:
+def test_the_order_of_k_has_every_k_once(record: Record) -> None:
     for k in (96, 200, 328):
         order = record.k_order(k)
         assert len(order) == record.split_k

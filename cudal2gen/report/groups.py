@@ -9,13 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from cudal2gen.kernel import SIZE_CLASSES, Acc, SizeClass
+from cudal2gen.kernel import Acc, SizeClass
 from cudal2gen.ratios import Ratio
 from cudal2gen.report.statistics import Summary, best_of, summarise
 from cudal2gen.results import KERNEL, Environment, Measurement, Measurements, speedups
 
+SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 # No dense fp16 GEMM of NVIDIA's libraries sustains more on these architectures: a higher rate needs a check by hand.
 SUSPICIOUS_TFLOPS = 800.0
 WORST = 20

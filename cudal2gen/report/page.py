@@ -11,9 +11,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cudal2gen import places
-from cudal2gen.kernel import SIZE_CLASSES, Record
+from cudal2gen.kernel import Record
 from cudal2gen.ratios import Ratio
-from cudal2gen.report.groups import Doubt, Group
+from cudal2gen.report.groups import SIZE_CLASSES, Doubt, Group
 from cudal2gen.report.tables import Section
 from cudal2gen.results import KERNEL, Measurement, Timing
 

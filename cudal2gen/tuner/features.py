@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.kernel import FAMILIES, GPUS, SIZE_CLASSES, Fields, Problem, Record, ceil_div
+from cudal2gen.kernel import FAMILIES, GPUS, Fields, Problem, Record, ceil_div
 from cudal2gen.tuner.space import GIVEN, Candidates
 
 Floats = NDArray[np.float32]
@@ -32,6 +32,7 @@ PAIRS = (
     ("bn", "cluster"),
     ("prefetch", "stages"),
 )
+CLASSES = ("small-m", "split-k", "tiny", "medium", "large", "huge")
 NUMBERS = 12
 
 
@@ -88,7 +89,7 @@ def context(problem: Problem) -> Floats:
     return np.array(
         [
             1.0, m, n, k, m * n, m * k, n * k, m * m, n * n, k * k, fill, math.tanh(2 * fill),
-            *(float(problem.size_class == name) for name in SIZE_CLASSES), float(problem.acc == "f32"),
+            *(float(problem.size_class == name) for name in CLASSES), float(problem.acc == "f32"),
             float(problem.layout == "nn"), float(gpu.capability.has_wgmma), gpu.sms / 132 - 1,
             gpu.capability.smem_block_bytes / 2**18,
         ],

@@ -17,10 +17,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from cudal2gen import chips, places
-from cudal2gen.kernel import Problem, Record, parse
+from cudal2gen.kernel import Problem, Record, SizeClass, parse
 from cudal2gen.ratios import Ratio
 from cudal2gen.tuner import space
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cudal2gen.tuner.race import Race
 
 SHIPPED = places.PACKAGE / "tuner" / "notes"
+CLASSES: tuple[str, ...] = get_args(SizeClass)
 LONGEST = 2000  # characters of a note in a prompt
 CHARACTERS_PER_TOKEN = 3.5  # of English mixed with numbers, for tokenisers of today: a guess on the safe side
 _HEADING = re.compile(r"^## +(.+?)\s*$")
