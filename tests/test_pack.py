@@ -285,7 +285,7 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     assert "invalid value for '--gpu': 'v100' is not one of" in error(
         "pack", "--gpu", "v100", "--out", str(tmp_path / "x")
     )
-    assert "not both" in error("pack", "--all", "--mnk", "1_1_1", "--out", str(tmp_path / "x"))
+    assert "give one of --mnk M_N_K, --all" in error("pack", "--all", "--mnk", "1_1_1", "--out", str(tmp_path / "x"))
     wheel = run(
         "pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(tmp_path / "any.whl"), env=env
     )

@@ -393,7 +393,7 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "code", "message"),
         [
-            (["--on", "tpu"], 2, "--on tpu: must be emulator or gpu"),
+            (["--on", "tpu"], 2, "'tpu' is not one of 'emulator', 'gpu'"),
             (["--sanitize"], 2, "--sanitize and --compare-emulator need --on gpu"),
         ],
     )

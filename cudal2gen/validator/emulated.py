@@ -269,6 +269,6 @@ def validate_all(
                 verdicts.append(future.result())
                 progress(verdicts[-1])
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # unwaited, the interpreter might exit while its threads still write
             raise
     return verdicts
