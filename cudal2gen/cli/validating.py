@@ -103,7 +103,7 @@ def validate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say whether kernels are right: build them, execute problems that stress them, compare, look for hazards.
+    """Judge whether kernels are right: build them, execute problems that stress them, compare, look for hazards.
 
     With --on gpu the records' own problems are executed as well. Records of one GPU are tried on another by
     --set gpu=h200.
