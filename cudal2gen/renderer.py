@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -20,9 +21,11 @@ def _cxx(value: Any) -> str | int:
 
 
 @cache
-def _environment() -> Environment:
+def _environment(folder: Path | None) -> Environment:
+    """Templates of the project, behind those of a family's own folder."""
+    folders = [places.shipped("templates")] if folder is None else [folder, places.shipped("templates")]
     return Environment(
-        loader=FileSystemLoader(places.shipped("templates")),
+        loader=FileSystemLoader(folders),
         undefined=StrictUndefined,
         finalize=_cxx,
         trim_blocks=True,
@@ -37,6 +40,6 @@ def render(record: Record) -> str:
 
     Raises jinja2.UndefinedError or TypeError for a fault in a template, never for a legal record.
     """
-    text = _environment().get_template(f"{record.family}.cu.j2").render(r=record)
+    text = _environment(record.TEMPLATES).get_template(f"{record.family}.cu.j2").render(r=record)
     # A macro without output leaves an empty line.
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cudal2gen import cli
+from cudal2gen import cli, kernel
 
 FLOORS = {
     "places": 0,
@@ -105,6 +105,20 @@ def test_rendering_and_building_import_neither_torch_nor_the_emulator() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_only_its_own_module_names_a_family(checkout: Path) -> None:
+    """In code, strings and prose; beside it, the listing in ``kernel/__init__.py``. Templates: only the family's page."""
+    package, templates = checkout / "cudal2gen", checkout / "templates"
+    files = [path for path in package.rglob("*") if path.suffix in (".py", ".md", ".cpp", ".h", ".c")]
+    for path in [*files, *templates.rglob("*.j2")]:
+        if path == package / "kernel" / "__init__.py":
+            continue
+        text = path.read_text()
+        for name, family in kernel.FAMILIES.items():
+            if path in (package / "kernel" / f"{name}.py", templates / f"{name}.cu.j2"):
+                continue
+            assert not re.search(rf"\b({name}|{family.__name__})\b", text), f"{path} names {name}"
 
 
 def test_no_room_for_leftovers(checkout: Path) -> None:

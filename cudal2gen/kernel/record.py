@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
@@ -47,6 +48,7 @@ class Record(Schema):
     bn: Annotated[int, Field(ge=16, le=512, description="columns of D that a CTA computes at a time, elements")]
 
     DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
+    TEMPLATES: ClassVar[Path | None] = None  # folder of the family's page, None for the project's own
     CONVENTION: ClassVar[type[Launch]] = Launch  # how the launcher calls kernels of the family
 
     if TYPE_CHECKING:  # a field of every family, each with bounds and a place in the line of its own
