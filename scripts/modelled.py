@@ -3,8 +3,7 @@
     python scripts/modelled.py --write          replaces the unmeasured H200 records of configs/kernels.jsonl
     python scripts/modelled.py --report         their spread, and how nvidia-matmul-heuristics, if installed, agrees
 
-Nothing here is measured, and the records say so: origin.source is "analytic model, unmeasured". A problem whose record
-was tuned keeps it.
+The records are not measured: their origin.source is "analytic model, unmeasured". A problem keeps its tuned record.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cudal2gen.kernel import IllegalRecord, Problem, Record, Sm90Wgmma, parse
 from cudal2gen.tuner import space
 
 SOURCE = "analytic model, unmeasured"
-EVEN = 1.03  # variants within 3 % are equal to such a model: the plainer and more common one is taken
+EVEN = 1.03  # the model cannot separate variants within 3 %, so the plainer and more common one wins
 
 
 def variants(problem: Problem) -> Iterator[Record]:

@@ -1,10 +1,9 @@
-"""What a call of cudal2gen.matmul costs the host, without a GPU: CUDA's part is a stand-in that does nothing.
+"""The host's cost of a call of cudal2gen.matmul, without a GPU: an idle stand-in replaces CUDA.
 
     python -m scripts.overhead
 
-A lower bound, and no claim about a GPU: on one, the driver's launch comes on top, here and in torch's own call.
-torch's figures are of 8 x 8 products on the CPU, computing and allocation inside; tests/test_operators_on_gpu.py
-compares the two where there is a GPU.
+A lower bound: on a GPU the driver's launch adds to it, here and in torch's own call. torch's figures are of 8 x 8
+products on the CPU, with computation and allocation; tests/test_operators_on_gpu.py compares the two on a GPU.
 """
 
 from __future__ import annotations

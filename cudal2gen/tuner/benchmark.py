@@ -237,14 +237,14 @@ def contestants(trained: TrainedPolicies) -> dict[str, Callable[[int], Proposer]
         "policy": lambda seed: PolicyProposer(trained.contrast, seed=seed),
         "policy, shuffled": lambda seed: PolicyProposer(trained.shuffled, seed=seed, shuffled=True),
     }
-    usable = {}
+    installed = {}
     for name, make in makers.items():
         try:
             make(0)
         except MissingLibrary:
             continue
-        usable[name] = make
-    return usable
+        installed[name] = make
+    return installed
 
 
 class Relay:

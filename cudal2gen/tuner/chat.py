@@ -58,10 +58,10 @@ class Request(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-class Reply(NamedTuple):
+class Reply(results.Line):
     """An answer. ``cost``: in the prices' currency. ``estimated``: token counts are estimates, the server sent none."""
 
-    text: str
+    text: str = ""
     refusal: str = ""
     cut_off: bool = False
     tokens_in: int = 0
@@ -205,8 +205,8 @@ class ServerWire:
         )
         refusal = choice.message.refusal or ("by a filter" if choice.finish_reason == "content_filter" else "")
         return Reply(
-            text,
-            refusal,
+            text=text,
+            refusal=refusal,
             cut_off=choice.finish_reason == "length",
             tokens_in=tokens_in,
             tokens_out=tokens_out,
@@ -217,23 +217,14 @@ class ServerWire:
         )
 
 
-class Exchange(results.Line):
-    """A line of a transcript: the question, its form, and the fields of ``Reply``, or ``error`` without an answer."""
+class Exchange(Reply):
+    """A line of a transcript: a reply, or ``error`` without one, with its question and form."""
 
     kind: Literal["exchange"] = "exchange"
     digest: str
     problem: str
     form: Form
     messages: tuple[Message, ...]
-    model: str = ""
-    text: str = ""
-    refusal: str = ""
-    cut_off: bool = False
-    tokens_in: int = 0
-    tokens_out: int = 0
-    cost: float = 0.0
-    estimated: bool = False
-    seconds: float = 0.0
     error: str = ""
     status: int = 0
     for_good: bool = False
@@ -244,7 +235,7 @@ class Exchange(results.Line):
         """The answer. Raises Unavailable as the exchange did."""
         if self.error:
             raise Unavailable(self.error, self.status, self.for_good, self.passing)
-        return Reply(**{name: getattr(self, name) for name in Reply._fields})
+        return Reply(**self.model_dump(include=set(Reply.model_fields)))
 
 
 class RecordingWire:
@@ -268,7 +259,7 @@ class RecordingWire:
             failed = {name: getattr(error, name) for name in ("status", "for_good", "passing")}
             results.append([Exchange(**question, error=str(error) or "no answer", **failed)], self._path)
             raise
-        results.append([Exchange(**question, **reply._asdict())], self._path)
+        results.append([Exchange(**question, **reply.model_dump())], self._path)
         return reply
 
 

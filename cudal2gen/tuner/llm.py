@@ -181,7 +181,7 @@ def connect(
 ) -> Llm:  # fmt: skip
     """The proposer that a command line describes.
 
-    Raises Absent without the library, ValueError and OSError where it is told too little, or a file is not there.
+    Raises MissingLibrary without the openai library, ValueError without a server or a transcript, OSError for its file.
     """
     return Llm(chat.connect(endpoint, transcript, replay), memory, warn=warn)
 
@@ -339,7 +339,7 @@ def meanings(families: tuple[str, ...]) -> dict[str, str | dict[str, str]]:
 def schema(families: tuple[str, ...]) -> dict[str, Any]:
     """The JSON schema of an answer: the fields that may change, as the families' own models describe them.
 
-    A field that families bound differently may be any of them; what a combination must obey is told when it is broken.
+    A field that families bound differently accepts any of their values; the rules check combinations afterwards.
     """
     schemas: dict[str, list[Any]] = {}
     for family in families:

@@ -185,7 +185,7 @@ class GpuEnvironment:
             reason = measured.absent.get(name, "it gave no samples")
             return trial_of(self, problem, record, effort, "wrong result", reason=reason, digest=artifact.digest)
         timings: list[Timing] = [timing.model_copy(update={"contender": KERNEL})]
-        timings += [other for other in measured.timings if not other.contender.startswith("candidate ")]
+        timings += [timing for timing in measured.timings if not timing.contender.startswith("candidate ")]
         return trial_of(
             self, problem, record, effort, "measured",
             digest=artifact.digest, max_diff=timing.error, timings=tuple(timings),

@@ -370,9 +370,9 @@ def compare(policy: Policy, ranked: Sequence[Ranked], rounds: int, problems: int
 
 def by_problem(records: Iterable[Record], scores: Iterable[float]) -> list[Ranked]:
     """Measured records by problem, without problems that have only one record."""
-    grouped: dict[Problem, tuple[list[Record], list[float]]] = {}
+    groups: dict[Problem, tuple[list[Record], list[float]]] = {}
     for record, score in zip(records, scores, strict=True):
-        own_records, values = grouped.setdefault(record.problem, ([], []))
+        own_records, values = groups.setdefault(record.problem, ([], []))
         own_records.append(record)
         values.append(score)
-    return [Ranked(*parts) for parts in grouped.values() if len(parts[0]) > 1]
+    return [Ranked(*parts) for parts in groups.values() if len(parts[0]) > 1]

@@ -81,8 +81,8 @@ def compiled(records: Sequence[Record]) -> Parcel:
 def keep_verdicts(verdicts: Sequence[Verdict]) -> None:
     """Stores the verdicts that the driver's store lacks; workers on the same disk have stored theirs."""
     stored = results.latest() if verdicts else {}
-    if unknown := [verdict for verdict in verdicts if (verdict.digest, verdict.on) not in stored]:
-        results.append(unknown)
+    if missing := [verdict for verdict in verdicts if (verdict.digest, verdict.on) not in stored]:
+        results.append(missing)
 
 
 def unpack(parcel: Parcel, root: Path | None = None) -> None:

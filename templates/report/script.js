@@ -83,7 +83,7 @@
   const RATIOS = [0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10].map((r) => [log2(r), `${r}`]);
   const TIGHT = [0.8, 0.85, 0.9, 0.95, 1, 1.05, 1.1, 1.15, 1.2, 1.25].map((r) => [log2(r), `${r}`]);
 
-  // --- what is shown --------------------------------------------------------------------------------------------
+  // --- visible points -------------------------------------------------------------------------------------------
   const shown = () => new Set(boxes.filter((box) => box.checked).map((box) => +box.value));
   const baselineOf = (group) => {
     const at = select ? group.baselines.indexOf(select.value) : -1;
