@@ -290,7 +290,7 @@ def test_workspace_is_counters_then_partials(library: Path, session: emulator.Se
         assert kernel.workspace_bytes(64, 96, 256) == 0
 
 
-KERNELS = [
+BUILT_AHEAD = [
     *(small(**changes) for changes, *_ in (*REFUSED, *GRIDS)),
     *(record for record, *_ in (*TMA_REFUSED, *HOPPER_GRIDS)),
 ]

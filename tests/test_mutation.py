@@ -41,7 +41,7 @@ MUTATED = [
 ]
 
 
-KERNELS = [PATHS[name] for name in MUTATED]
+BUILT_AHEAD = [PATHS[name] for name in MUTATED]
 
 
 @pytest.fixture(scope="module")

@@ -377,7 +377,7 @@ def test_the_direct_family_uses_no_shared_memory() -> None:
     assert count(main_loop(ptx(direct())), "mma.sync") == 2 * 4 * 2
 
 
-KERNELS = [
+BUILT_AHEAD = [
     *(multistage(**changes) for changes in COUNTED),
     *(_one_warp(**changes) for changes in (*KINDS.values(), *UNROLLED, *PLACED)),
     *(multistage(acc=acc, **changes) for acc in ("f16", "f32") for changes in EPILOGUES.values()),

@@ -78,7 +78,7 @@ def register_rules(record: Sm90Wgmma) -> list[str]:
     return [rule for rule in record.violations() if "registers" in rule]
 
 
-KERNELS = [unchecked(fields) for fields in LEGAL + SPILLING]
+BUILT_AHEAD = [unchecked(fields) for fields in LEGAL + SPILLING]
 
 
 @pytest.mark.parametrize("fields", LEGAL, ids=str)

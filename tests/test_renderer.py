@@ -170,7 +170,7 @@ def hopper_pairs() -> list[tuple[str, Record, Record]]:
 
 
 PAIRS = hopper_pairs()
-KERNELS = [record for _, before, after in PAIRS for record in (before, after)]
+BUILT_AHEAD = [record for _, before, after in PAIRS for record in (before, after)]
 
 
 @pytest.mark.parametrize("number", range(len(PAIRS)), ids=[f"{r.family}-{field}" for field, r, _ in PAIRS])

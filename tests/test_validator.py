@@ -35,7 +35,7 @@ def library() -> Path:
     return compiler.launcher()
 
 
-KERNELS = list(PATHS.values())
+BUILT_AHEAD = list(PATHS.values())
 
 
 @pytest.mark.parametrize(
