@@ -108,7 +108,7 @@ def test_rendering_and_building_import_neither_torch_nor_the_emulator() -> None:
 
 
 def test_only_its_own_module_names_a_family(checkout: Path) -> None:
-    """In code, strings and prose; beside it, the listing in ``kernel/__init__.py``. Templates: only the family's page."""
+    """In code, strings and prose. Exempt: the listing in ``kernel/__init__.py``, and the family's own page."""
     package, templates = checkout / "cudal2gen", checkout / "templates"
     files = [path for path in package.rglob("*") if path.suffix in (".py", ".md", ".cpp", ".h", ".c")]
     for path in [*files, *templates.rglob("*.j2")]:

@@ -85,7 +85,7 @@ def test_no_illegal_record_is_ever_drawn(m: int, n: int, k: int, gpu: str, seed:
     assert not (gpu == "h200" and unaligned)
     rng = random.Random(seed)
     for _ in range(5):
-        assert candidates.drawn(rng, "test").problem == problem  # validated, or drawn raises
+        assert candidates.draw(rng, "test").problem == problem  # validated, or drawn raises
     row = rng.randrange(len(candidates.records))
     heads = candidates.heads[candidates.records[row].family]
     for choice in itertools.islice(itertools.product(*(range(len(values)) for values in heads.values())), 200):

@@ -198,7 +198,7 @@ def train(
     rng = random.Random(settings.seed)
     ranked, pool = [], []
     for view in views:
-        records = [view.candidates.drawn(rng, "recorded") for _ in range(settings.evaluations_each)]
+        records = [view.candidates.draw(rng, "recorded") for _ in range(settings.evaluations_each)]
         scores = rewards(environment, view.candidates.problem, records)
         ranked.append(Ranked(records, scores))
         pool.append(max(zip(scores, records, strict=True), key=lambda pair: pair[0])[1])

@@ -102,7 +102,9 @@ class Replay:
     @staticmethod
     def _key(problem: Problem, name: str, fields: Mapping[str, Any], effort: Effort) -> tuple[object, ...]:
         # All decisions rather than space.key: recorded fields need no validation here.
-        decisions = tuple((field, repr(value)) for field, value in sorted(fields.items()) if field not in space.GIVEN)
+        decisions = tuple(
+            (field, repr(value)) for field, value in sorted(fields.items()) if field not in space.NO_DECISION
+        )
         return (*problem.key, name, decisions, effort)
 
     def knows(self, problem: Problem, record: Record, effort: Effort = "short") -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen.kernel import FAMILIES, GPUS, Fields, Problem, Record, ceil_div
-from cudal2gen.tuner.space import GIVEN, Candidates
+from cudal2gen.tuner.space import NO_DECISION, Candidates
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -50,30 +50,30 @@ class Vocabulary:
     def __init__(self, tokens: Sequence[str] = ()) -> None:
         self.tokens: list[str] = ["", *tokens]
         self._ids: dict[tuple[str, Any], int] = {}
-        self._spelled = {token: index for index, token in enumerate(self.tokens)}
+        self._numbers = {token: index for index, token in enumerate(self.tokens)}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def id(self, head: str, value: Any) -> int:
         """A token's number; a new one is given the next."""
-        known = (head, value if isinstance(value, (str, int, bool, type(None), tuple)) else json.dumps(value))
-        found = self._ids.get(known)
-        if found is None:
-            spelled = f"{head}={json.dumps(known[1])}"
-            found = self._spelled.setdefault(spelled, len(self.tokens))
-            if found == len(self.tokens):
-                self.tokens.append(spelled)
-            self._ids[known] = found
-        return found
+        choice = (head, value if isinstance(value, (str, int, bool, type(None), tuple)) else json.dumps(value))
+        number = self._ids.get(choice)
+        if number is None:
+            token = f"{head}={json.dumps(choice[1])}"
+            number = self._numbers.setdefault(token, len(self.tokens))
+            if number == len(self.tokens):
+                self.tokens.append(token)
+            self._ids[choice] = number
+        return number
 
     def structure(self, fields: Mapping[str, Any]) -> list[int]:
         """Tokens of the decisions that a structure has: single fields, then pairs."""
-        left_out = GIVEN | FAMILIES[fields["family"]].FREE_FIELDS
+        left_out = NO_DECISION | FAMILIES[fields["family"]].FREE_FIELDS
         ids = [self.id(name, value) for name, value in fields.items() if name not in left_out]
-        for one, other in PAIRS:
-            if one in fields and other in fields:
-                ids.append(self.id(f"{one}+{other}", json.dumps([fields[one], fields[other]])))
+        for first, second in PAIRS:
+            if first in fields and second in fields:
+                ids.append(self.id(f"{first}+{second}", json.dumps([fields[first], fields[second]])))
         return ids
 
     def choice(self, fields: Fields) -> int:
@@ -126,16 +126,16 @@ def numbers(record: Record) -> list[float]:
 
 def encode(vocabulary: Vocabulary, problem: Problem, fields: Sequence[Fields], records: Sequence[Record]) -> Encoded:
     """Records as a policy sees them; fields and records belong together."""
-    rows = [vocabulary.structure(one) for one in fields]
+    rows = [vocabulary.structure(structure) for structure in fields]
     ids = np.zeros((len(rows), max(map(len, rows), default=1)), np.int64)
     for at, row in enumerate(rows):
         ids[at, : len(row)] = row
     return Encoded(context(problem), ids, np.array([numbers(record) for record in records], np.float32))
 
 
-def encode_candidates(vocabulary: Vocabulary, found: Candidates) -> Encoded:
+def encode_candidates(vocabulary: Vocabulary, candidates: Candidates) -> Encoded:
     """All structures of a problem."""
-    return encode(vocabulary, found.problem, found.fields, found.records)
+    return encode(vocabulary, candidates.problem, candidates.fields, candidates.records)
 
 
 def free_choices(record: Record) -> list[Fields]:

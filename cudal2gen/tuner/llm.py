@@ -41,7 +41,7 @@ MOST_FAULTS = 12  # of one answer
 LONGEST_REASON = 300  # characters of a rule or a reason in a prompt
 LONGEST_IDEA, DEEPEST = 2000, 32  # characters of a proposal, and brackets in it
 BEST, WORST, FAILED, WAITING = 4, 3, 8, 16  # most entries of each kind in a prompt
-FIXED = frozenset({"family", *space.GIVEN})  # a change must leave these; its base chooses the family
+FIXED = frozenset({"family", *space.NO_DECISION})  # a change must leave these; its base chooses the family
 
 SYSTEM = """\
 You tune half-precision matrix-multiply kernels for NVIDIA GPUs. A kernel is a record of typed fields. You are given one
@@ -316,7 +316,7 @@ def _failures(question: Question) -> list[Fields]:
     for trial in reversed(question.failures):
         reason = trial.reason[:LONGEST_REASON]
         if reason not in failures and len(failures) < FAILED:
-            fields = {name: value for name, value in trial.record.items() if name not in space.GIVEN}
+            fields = {name: value for name, value in trial.record.items() if name not in space.NO_DECISION}
             if question.incumbent is not None and fields.get("family") == question.incumbent.family:
                 decisions = space.decisions(question.incumbent)
                 fields = {name: value for name, value in fields.items() if decisions.get(name) != value}

@@ -83,7 +83,7 @@ class MissingLibrary(RuntimeError):
 
 def trial_key(trial: Trial) -> tuple[str, str]:
     """Equal for trials of one kernel with equal launch options."""
-    fields = {name: value for name, value in trial.record.items() if name not in space.GIVEN}
+    fields = {name: value for name, value in trial.record.items() if name not in space.NO_DECISION}
     return trial.name, repr(sorted(fields.items()))
 
 

@@ -31,7 +31,7 @@ class Random(FixedStrategy):
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Fewer than ``count`` only where nearly all candidates were proposed before."""
-        return _new_proposals(question, count, lambda: question.candidates.drawn(self._rng, self.name))
+        return _new_proposals(question, count, lambda: question.candidates.draw(self._rng, self.name))
 
 
 class Nearest(FixedStrategy):
@@ -80,12 +80,12 @@ class Evolution(FixedStrategy):
         """Random candidates until there is something to mutate."""
         parents = question.ranked[: self._parents]
         if not parents:
-            return _new_proposals(question, count, lambda: question.candidates.drawn(self._rng, self.name))
+            return _new_proposals(question, count, lambda: question.candidates.draw(self._rng, self.name))
         return _new_proposals(question, count, lambda: self._child(question, self._rng.choice(parents).record))
 
     def _child(self, question: Question, parent: Fields) -> Record:
         candidates, rng = question.candidates, self._rng
-        distances = candidates.apart(parent)
+        distances = candidates.distances(parent)
         if rng.random() < 0.25:
             distances = np.where(distances == 0, 0, 10**6)  # only loose heads change
         # Fewer differing fields are likelier; the noise varies the neighbour.

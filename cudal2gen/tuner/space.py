@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from cudal2gen.kernel import FAMILIES, GPUS, REGISTERS_THREAD, Fields, IllegalRecord, Problem, Record, parse
 
-# What is no decision: the question, and where the answer comes from.
-GIVEN = frozenset({"problem", *Problem.model_fields, "origin"})
+# Fields that are no decision: the question, and where the answer comes from.
+NO_DECISION = frozenset({"problem", *Problem.model_fields, "origin"})
 
 
 def decisions(record: Record) -> Fields:
@@ -60,18 +60,18 @@ class Candidates:
     @cached_property
     def index(self) -> list[dict[str, int]]:
         """For each structural field (``columns``), its values here as JSON, numbered."""
-        found: list[dict[str, int]] = [{} for _ in self.columns]
+        values: list[dict[str, int]] = [{} for _ in self.columns]
         for fields in self.fields:
-            for numbers, name in zip(found, self.columns, strict=True):
+            for numbers, name in zip(values, self.columns, strict=True):
                 numbers.setdefault(json.dumps(fields.get(name)), len(numbers))
-        return found
+        return values
 
     @cached_property
     def columns(self) -> list[str]:
         """The structural fields that the families here have."""
         names = dict.fromkeys(name for fields in self.families.values() for name in fields)
         free = {name for family in self.families for name in FAMILIES[family].FREE_FIELDS}
-        return [name for name in names if name not in GIVEN | free]
+        return [name for name in names if name not in NO_DECISION | free]
 
     @cached_property
     def codes(self) -> NDArray[np.int16]:
@@ -84,10 +84,10 @@ class Candidates:
         pairs = zip(self.index, self.columns, strict=True)
         return [numbers.get(json.dumps(fields.get(name)), -1) for numbers, name in pairs]
 
-    def apart(self, fields: Mapping[str, Any]) -> NDArray[np.int64]:
+    def distances(self, fields: Mapping[str, Any]) -> NDArray[np.int64]:
         """How many structural fields each candidate has in which it differs from a record."""
-        found: NDArray[np.int64] = (self.codes != np.array(self.code(fields), np.int16)).sum(axis=1)
-        return found
+        distances: NDArray[np.int64] = (self.codes != np.array(self.code(fields), np.int16)).sum(axis=1)
+        return distances
 
     def compose(self, row: int, chosen: Mapping[str, int], source: str) -> Record:
         """A structure with its free fields chosen, by index; validated as every record is. Raises IllegalRecord."""
@@ -96,21 +96,21 @@ class Candidates:
             fields |= self.heads[fields["family"]][head][index]
         return parse(fields | {"origin": tuned(source)})
 
-    def drawn(self, rng: random.Random, source: str) -> Record:
+    def draw(self, rng: random.Random, source: str) -> Record:
         """Any of them, all equally likely."""
         row = rng.randrange(len(self.records))
         heads = self.heads[self.records[row].family]
         return self.compose(row, {head: rng.randrange(len(values)) for head, values in heads.items()}, source)
 
 
-def adopt(record: Record, found: Candidates, source: str) -> Record:
+def adopt(record: Record, structures: Candidates, source: str) -> Record:
     """Another problem's decisions for this one: as they are where that is legal, else the candidate most like them."""
     fields = decisions(record)
     try:
-        return parse(found.problem.model_dump(mode="json") | fields | {"origin": tuned(source)})
+        return parse(structures.problem.model_dump(mode="json") | fields | {"origin": tuned(source)})
     except IllegalRecord:
-        row = int(found.apart(fields).argmin())
-        return found.compose(row, {}, source)
+        row = int(structures.distances(fields).argmin())
+        return structures.compose(row, {}, source)
 
 
 def tuned(source: str) -> Fields:
@@ -128,13 +128,13 @@ def candidates(problem: Problem, most: int | None = None, seed: int = 0) -> Cand
         proposed = random.Random(f"{seed} {problem.mnk}").sample(proposed, most)
     fields: list[Fields] = []
     records: list[Record] = []
-    for one in proposed:
+    for proposal in proposed:
         try:
-            record = parse(one)
+            record = parse(proposal)
         except IllegalRecord:
             continue
         if record.estimated_registers <= REGISTERS_THREAD and record.ctas_per_sm(record.estimated_registers):
-            fields.append(one)
+            fields.append(proposal)
             records.append(record)
     if not records:
         raise IllegalRecord(
@@ -159,6 +159,6 @@ def base(problem: Problem, family: str, source: str = "candidate") -> Fields:
 
 def differing(old: Record, new: Record) -> dict[str, tuple[Any, Any]]:
     """Decisions in which two records differ: old and new value, None where a family has no such field."""
-    before, after = (one.decisions() for one in (old, new))
+    before, after = (record.decisions() for record in (old, new))
     names: Iterable[str] = dict.fromkeys([*before, *after])
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
