@@ -34,11 +34,11 @@ class Streams(emulator.Session):
         super().__init__(*arguments)
         self.later: list[Callable[[], None]] = []
 
-    def _on_launch(self, a: Any) -> int:
-        if int(a[9]) == STREAM:
-            return super()._on_launch(a)
+    def launch(self, words: Any) -> int:
+        if int(words[9]) == STREAM:
+            return super().launch(words)
         before = [(buffer, buffer.bytes().copy()) for buffer in self.memory.buffers]
-        code = super()._on_launch(a)
+        code = super().launch(words)
         for buffer, content in before:
             after = buffer.bytes().copy()
             if not np.array_equal(after, content):

@@ -59,14 +59,17 @@ parallelism. Clocks are kept per warp: what one lane passes on covers what its w
 ``emulator.mutants`` makes mutants of a PTX text, to test a checker that is built on this package.
 """
 
+from cudal2gen.emulator.frontend.emitter import UnknownInstruction
 from cudal2gen.emulator.frontend.mutate import Mutant, mutants
 from cudal2gen.emulator.frontend.ptx import PtxError
-from cudal2gen.emulator.frontend.translate import UnknownInstruction
-from cudal2gen.emulator.host.program import LaunchRefused, Program, Session, load, runtime_path, session
-from cudal2gen.emulator.machine.batch import HOPPER, Device, LaunchResult, Options
+from cudal2gen.emulator.host.cuda import LaunchRefused
+from cudal2gen.emulator.host.program import Program, load
+from cudal2gen.emulator.host.session import Session, session
+from cudal2gen.emulator.host.standin import runtime_path
 from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.state.counters import Counters
-from cudal2gen.emulator.state.hazards import EmulatorError, Report
+from cudal2gen.emulator.state.launch import HOPPER, Device, LaunchResult, Options
+from cudal2gen.emulator.state.reports import EmulatorError, Report
 
 __all__ = [
     "HOPPER",

@@ -1,434 +1,163 @@
 """A kernel's control-flow graph -> one Python generator function.
 
-Registers are local variables: a uniform register is a Python int (raw bits, unsigned), a varying one an array of raw
-bits with one element per lane of the batch. Registers are never changed in place, so arrays may be shared. Each basic
-block is an arm of a binary tree of comparisons. Under a partial mask a block computes all lanes, touches memory for the
-masked ones, and at its end merges those registers that other blocks can see.
-
-Instructions are emitted by handlers registered in ``HANDLERS`` (opcode up to the first dot -> function); the tables
-live in ``integer``, ``floating`` and ``movement``.
+Each basic block is an arm of a binary tree of comparisons. Under a partial mask a block computes all lanes, touches
+memory for the masked ones, and at its end merges those registers that other blocks can see. What an instruction becomes
+is written by its handler (``instruction``).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
-from cudal2gen.emulator.arithmetic import arithmetic
-from cudal2gen.emulator.frontend import flow
-from cudal2gen.emulator.frontend.flow import LAUNCH_CONSTANTS, SPECIALS, Graph
-from cudal2gen.emulator.frontend.ptx import (
-    TYPE_BYTES,
-    Function,
-    Imm,
-    Instr,
-    Mem,
-    Module,
-    Operand,
-    Pair,
-    PtxError,
-    Reg,
-    Sym,
-    Tensor,
-    Vec,
-)
-from cudal2gen.emulator.machine.batch import BLOCKED, DONE, Compiled
-from cudal2gen.emulator.machine.tensor import force
-from cudal2gen.emulator.memory.shared import GENERIC_LOCAL, GENERIC_SHARED, WINDOW_START
-from cudal2gen.emulator.state.hazards import EmulatorError, Site
-
-Handler = Callable[["Emitter", Instr], None]
-HANDLERS: dict[str, Handler] = {}
-# Opcodes that can be computed on Python ints: base -> test of the instruction.
-UNIFORM: dict[str, Callable[[Instr], bool]] = {}
-DTYPES = {"u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"}
+from cudal2gen.emulator import arithmetic
+from cudal2gen.emulator.frontend.emitter import HOPPER_UNITS, UNITS, Emitter, Names, unsupported
+from cudal2gen.emulator.frontend.flow.blocks import Block
+from cudal2gen.emulator.frontend.flow.graph import Graph, build
+from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses
+from cudal2gen.emulator.frontend.instructions import facts
+from cudal2gen.emulator.frontend.ptx import Function, Instr, Mem, Module, Reg, Sym, Tensor, Variable, Vec
+from cudal2gen.emulator.frontend.registers import registers
+from cudal2gen.emulator.machine.batch import KernelFunction
+from cudal2gen.emulator.machine.scheduler import BLOCKED, DONE
+from cudal2gen.emulator.machine.tensor import Accumulator, force
+from cudal2gen.emulator.memory.shared import WINDOW_START
+from cudal2gen.emulator.state.arrays import MOVER, Array
+from cudal2gen.emulator.state.launch import KernelFacts
+from cudal2gen.emulator.state.reports import EmulatorError
 
 
-class UnknownInstruction(EmulatorError):
-    """An instruction that this machine does not know; the message names PTX line and opcode."""
+@dataclass(eq=False)
+class Compiled(KernelFacts):
+    """A translated kernel: its function and that function's text. ``hopper``: it runs on the units of sm_90;
+    ``conservative``: its lanes may overtake each other."""
+
+    function: KernelFunction
+    source: str
+    conservative: bool
+    hopper: bool
 
 
-class Value(NamedTuple):
-    """Python text and what it evaluates to: ``kind`` is a NumPy type code (``u4``, ``i8``, ``f4``, ...) or ``p``; a
-    uniform value is a Python int of raw bits (signed if the kind is ``i``)."""
+class _Layout:
+    """Where a kernel's variables lie: ``symbols`` (name -> state space, offset or window address), and the bytes of
+    static shared and of local memory."""
 
-    text: str
-    kind: str
-    uniform: bool
-
-
-def _always(_: Instr) -> bool:
-    return True
-
-
-def instruction(*bases: str, uniform: Callable[[Instr], bool] | bool = False) -> Callable[[Handler], Handler]:
-    """Register a handler for opcodes."""
-
-    def register(handler: Handler) -> Handler:
-        for base in bases:
-            HANDLERS[base] = handler
-            if uniform:
-                UNIFORM[base] = _always if uniform is True else uniform
-        return handler
-
-    return register
-
-
-def can_be_uniform(ins: Instr) -> bool:
-    """Whether equal operands give an equal result that the handler can compute on ints."""
-    test = UNIFORM.get(ins.base)
-    return test is not None and test(ins)
-
-
-def unsupported(ins: Instr, why: str = "unknown instruction") -> UnknownInstruction:
-    where = f" [{ins.loc}]" if ins.loc is not None else ""
-    return UnknownInstruction(f"PTX line {ins.line}: {why}: {ins.op} in `{ins.text}`{where}")
-
-
-class Emitter:
-    """Writes the function of one kernel."""
-
-    def __init__(self, module: Module, graph: Graph, counters: bool) -> None:
-        self.module, self.graph, self.counters = module, graph, counters
-        self.kinds = graph.kinds
-        self.lines: list[str] = []
-        self.indent = ""
-        self.names: dict[str, str] = {}
-        self.scope: dict[str, Any] = dict(_NAMESPACE)
-        self.sites: list[Site] = []
-        self.temps = 0
+    def __init__(self, module: Module, graph: Graph) -> None:
         self.symbols: dict[str, tuple[str, int]] = {}
-        self.current: Instr | None = None
-        self.guard: str | None = None
-        self.site_of: dict[int, int] = {}
-        self.shared_static = 0
-        self.local_bytes = 0
-        self.lazy: set[str] = set()
-        self.initialised: set[str] = set()
-        self._place_variables()
-        self._find_lazy()
-
-    # --- variables ---
-
-    def _place_variables(self) -> None:
-        wanted = {op.name for ins in flow.all_instructions(self.graph) for op in _symbols(ins)}
-        shared: list[Any] = []
-        for variable in (*self.module.variables.values(), *self.graph.variables):
-            if variable.space == "shared" and variable.name in wanted:
-                shared.append(variable)
-        at = 0
-        for variable in sorted(shared, key=lambda v: v.size == 0):
-            at = -(-at // variable.align) * variable.align
-            self.symbols[variable.name] = ("shared", WINDOW_START + at)
-            at += variable.size
-        self.shared_static = at
-        at = 0
-        for variable in self.graph.variables:
-            if variable.space == "local":
-                at = -(-at // max(variable.align, 16)) * max(variable.align, 16)
-                self.symbols[variable.name] = ("local", at)
-                at += variable.size
-        self.local_bytes = -(-at // 16) * 16
-        for variable in (*self.module.variables.values(), *self.graph.variables):
+        variables = [*module.variables.values(), *graph.variables]
+        mentioned = {sym.name for ins in graph.instructions() for sym in _symbols(ins)}
+        shared = [v for v in variables if v.space == "shared" and v.name in mentioned]
+        # What has no size begins where the static memory ends.
+        self.shared_static = self._place(sorted(shared, key=lambda v: v.size == 0), "shared", WINDOW_START, 1)
+        local = self._place([v for v in graph.variables if v.space == "local"], "local", 0, 16)
+        self.local_bytes = -(-local // 16) * 16
+        for variable in variables:
             if variable.space in ("global", "const"):
                 self.symbols[variable.name] = (variable.space, 0)
-        for param, offset in zip(self.graph.function.params, self.graph.function.offsets, strict=True):
+        for param, offset in zip(graph.function.params, graph.function.offsets, strict=True):
             self.symbols[param.name] = ("param", offset)
 
-    def _find_lazy(self) -> None:
-        """Registers that may hold a pending accumulator: results of mma, and copies of them."""
-        moves: list[tuple[str, str]] = []
-        for ins in flow.all_instructions(self.graph):
-            if ins.base == "mma" or (ins.base == "wgmma" and ins.parts[1] == "mma_async"):
-                self.lazy.update(flow.registers(ins.operands[0]))
-                if ins.base == "wgmma" and isinstance(ins.operands[1], Vec):
-                    # While the instruction is under way, its A registers may not be written.
-                    self.lazy.update(flow.registers(ins.operands[1]))
-            elif ins.base == "mov" and len(ins.operands) == 2:
-                to, source = ins.operands
-                if isinstance(to, Reg) and isinstance(source, Reg):
-                    moves.append((to.name, source.name))
-        changed = True
-        while changed:
-            changed = False
-            for name, origin in moves:
-                if origin in self.lazy and name not in self.lazy and name not in self.graph.uniform:
-                    self.lazy.add(name)
-                    changed = True
+    def _place(self, variables: list[Variable], space: str, base: int, least_align: int) -> int:
+        at = 0
+        for variable in variables:
+            align = max(variable.align, least_align)
+            at = -(-at // align) * align
+            self.symbols[variable.name] = (space, base + at)
+            at += variable.size
+        return at
 
-    # --- text ---
 
-    def line(self, text: str) -> None:
-        self.lines.append(self.indent + text)
+def _lazy_registers(graph: Graph) -> set[str]:
+    """Registers that may hold an accumulator under way: results of mma and wgmma, and copies of them."""
+    lazy: set[str] = set()
+    moves: list[tuple[str, str]] = []
+    for ins in graph.instructions():
+        form = facts(ins)
+        if form is not None and form.accumulates is not None:
+            for operand in form.accumulates(ins):
+                lazy.update(registers(operand))
+        elif ins.base == "mov" and len(ins.operands) == 2:
+            to, source = ins.operands
+            if isinstance(to, Reg) and isinstance(source, Reg):
+                moves.append((to.name, source.name))
+    changed = True
+    while changed:
+        changed = False
+        for name, origin in moves:
+            if origin in lazy and name not in lazy and name not in graph.uniform:
+                lazy.add(name)
+                changed = True
+    return lazy
 
-    def temp(self, text: str) -> str:
-        """Bind an expression to a fresh name."""
-        self.temps += 1
-        name = f"t{self.temps}"
-        self.line(f"{name} = {text}")
-        return name
 
-    def bind(self, prefix: str, value: Any) -> str:
-        """Make a Python object visible to the function."""
-        for name, old in self.scope.items():
-            if old is value:
-                return name
-        name = f"{prefix}_{len(self.scope)}"
-        self.scope[name] = value
-        return name
+class _Translator:
+    """Writes the function of one kernel. The emitter holds the lines of the block that is written."""
 
-    def variable(self, name: str) -> str:
-        out = self.names.get(name)
-        if out is None:
-            out = self.names[name] = f"v{len(self.names)}"
-        return out
-
-    def fail(self, why: str = "unknown instruction") -> UnknownInstruction:
-        assert self.current is not None
-        return unsupported(self.current, why)
-
-    def site(self) -> int:
-        """Number of the current instruction in the table of sites."""
-        ins = self.current
-        assert ins is not None
-        key = id(ins)
-        number = self.site_of.get(key)
-        if number is None:
-            number = self.site_of[key] = len(self.sites)
-            self.sites.append(Site(ins.line, " ".join(ins.text.split()), str(ins.loc) if ins.loc is not None else ""))
-        return number
-
-    # --- operands ---
-
-    def bits(self, name: str) -> int:
-        """Width of a register in bits; 1 for a predicate."""
-        kind = self.kinds[name]
-        return 1 if kind == "pred" else 8 * max(2, TYPE_BYTES[kind])
-
-    def is_uniform(self, name: str) -> bool:
-        if name in SPECIALS:
-            return name in LAUNCH_CONSTANTS
-        return name in self.graph.uniform
-
-    def operand_bits(self, op: Operand) -> int | None:
-        return self.bits(op.name) if isinstance(op, Reg) and op.name in self.kinds else None
-
-    def raw(self, op: Operand, bits: int) -> Value:
-        """An operand as unsigned bits of the given width (8, 16, 32, 64)."""
-        kind = f"u{bits // 8}"
-        mask = (1 << bits) - 1
-        if isinstance(op, Imm):
-            return Value(str(_immediate(op, bits) & mask), kind, True)
-        if isinstance(op, Reg):
-            if op.name in SPECIALS:
-                return self._special(op.name, bits)
-            if op.name not in self.kinds:
-                raise self.fail(f"special register {op.name}")
-            have = self.bits(op.name)
-            if have == 1:
-                raise self.fail("predicate used as a number")
-            text = self.variable(op.name)
-            if self.is_uniform(op.name):
-                return Value(text if have <= bits else f"({text} & {mask})", kind, True)
-            if op.name in self.lazy:
-                text = f"X.read({text}, m, {self.site()})" if self.graph.asynchronous else f"FORCE({text})"
-            return Value(text if have == bits else f"{text}.astype({kind})", kind, False)
-        if isinstance(op, Sym):
-            return self._symbol(op, bits)
-        raise self.fail("operand not understood")
-
-    def _special(self, name: str, bits: int) -> Value:
-        kind = f"u{bits // 8}"
-        if name in LAUNCH_CONSTANTS:
-            return Value(f"M.launch_constant({name!r})", kind, True)
-        if name in ("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"):
-            return Value(f"M.clock({bits})", kind, False)
-        text = f"M.special({name!r})"
-        return Value(text if bits == 32 else f"{text}.astype({kind})", kind, False)
-
-    def _symbol(self, op: Sym, bits: int) -> Value:
-        place = self.symbols.get(op.name)
-        kind = f"u{bits // 8}"
-        if place is None:
-            raise self.fail(f"symbol {op.name} is not a variable")
-        space, at = place
-        if space in ("global", "const"):
-            text = f"M.address_of({op.name!r})"
-            return Value(f"({text} + {op.offset})" if op.offset else text, kind, True)
-        return Value(str(at + op.offset), kind, True)
-
-    def signed(self, op: Operand, bits: int) -> Value:
-        """An operand as a signed integer."""
-        v = self.raw(op, bits)
-        kind = f"i{bits // 8}"
-        if v.uniform:
-            if isinstance(op, Imm):
-                n = int(v.text)
-                return Value(f"({n - (1 << bits) if n >> (bits - 1) else n})", kind, True)
-            return Value(f"S{bits}({v.text})", kind, True)
-        return Value(f"{v.text}.view({kind})", kind, False)
-
-    def array(self, op: Operand, kind: str) -> str:
-        """An operand as an array of the given type, whatever it is."""
-        bits = 8 * int(kind[1:])
-        v = self.raw(op, bits)
-        text = f"K({v.text}, {bits // 8})" if v.uniform else v.text
-        return text if kind[0] == "u" else f"{text}.view({kind})"
-
-    def number(self, op: Operand, kind: str) -> str:
-        """An operand as a float array, or a float scalar for literals."""
-        if isinstance(op, Imm):
-            bits = 8 * int(kind[1:])
-            value = np.array([_immediate(op, bits) & ((1 << bits) - 1)], f"u{bits // 8}").view(kind)[0]
-            return self.bind("c", value) if not (math.isnan(float(value))) else self.array(op, kind)
-        return self.array(op, kind)
-
-    def predicate(self, op: Operand) -> Value:
-        """A predicate operand."""
-        if isinstance(op, Imm):
-            return Value(str(bool(op.value)), "p", True)
-        if not isinstance(op, Reg):
-            raise self.fail("predicate expected")
-        text = self.variable(op.name)
-        if self.is_uniform(op.name):
-            return Value(f"(not {text})" if op.negated else text, "p", True)
-        return Value(f"~{text}" if op.negated else text, "p", False)
-
-    def predicate_array(self, op: Operand) -> str:
-        v = self.predicate(op)
-        return f"K(int({v.text}), 0)" if v.uniform else v.text
-
-    # --- results ---
-
-    def assign(self, op: Operand, value: Value) -> None:
-        """Write a result register; widens by the sign of the value's kind, merges under a varying guard."""
-        if not isinstance(op, Reg):
-            raise self.fail("destination expected")
-        if op.name == "_":
-            self.line(value.text)
-            return
-        name = self.variable(op.name)
-        bits = self.bits(op.name)
-        text, kind = value.text, value.kind
-        if bits == 1:
-            if value.uniform and not self.is_uniform(op.name):
-                text = f"K(int({text}), 0)"
-        elif value.uniform:
-            if kind[0] == "i" or 8 * int(kind[1:]) > bits:
-                text = f"({text}) & {(1 << bits) - 1}"
-            if not self.is_uniform(op.name):
-                text = f"K({text}, {bits // 8})"
-        else:
-            if self.is_uniform(op.name):
-                raise AssertionError(f"varying value for uniform register {op.name}")
-            have = 8 * int(kind[1:])
-            if have != bits:
-                text = f"{_paren(text)}.astype({kind[0] if kind[0] == 'i' else 'u'}{bits // 8})"
-                if kind[0] == "i":
-                    text += f".view(u{bits // 8})"
-            elif kind[0] != "u":
-                text = f"{_paren(text)}.view(u{bits // 8})"
-        if op.name in self.lazy and self.graph.asynchronous:
-            self.line(f"X.overwrite({name}, {self.mask()}, {self.site()})")
-        if self.guard is not None:
-            old = f"FORCE({name})" if op.name in self.lazy else name
-            text = f"SEL({self.guard}, {text}, {old})"
-        self.line(f"{name} = {text}")
-
-    def mask(self) -> str:
-        """The mask of the current instruction: the block's, narrowed by a varying guard."""
-        if self.guard is None:
-            return "m"
-        return self.temp(f"({self.guard}) if m is None else ({self.guard}) & m")
-
-    # --- addresses ---
-
-    def address(self, op: Operand, space: str) -> str:
-        """An address operand as an array: uint32 for shared memory, else uint64."""
-        if not isinstance(op, Mem):
-            raise self.fail("address expected")
-        width = 4 if space == "shared" else 8
-        bits = 8 * width
-        base, offset = op.base, op.offset
-        if isinstance(base, Sym):
-            v = self._symbol(Sym(base.name, base.offset + offset), bits)
-            return f"K({v.text}, {width})"
-        if isinstance(base, Imm):
-            return f"K({(base.value + offset) & ((1 << bits) - 1)}, {width})"
-        v = self.raw(base, bits)
-        if v.uniform:
-            text = f"({v.text} + {offset}) & {(1 << bits) - 1}" if offset else v.text
-            return f"K({text}, {width})"
-        if not offset:
-            return v.text
-        return f"({v.text} + {offset & ((1 << bits) - 1)})"
-
-    # --- the function ---
+    def __init__(self, module: Module, graph: Graph, counters: bool) -> None:
+        self.graph, self.counters = graph, counters
+        self.layout = _Layout(module, graph)
+        lazy = _lazy_registers(graph)
+        names = Names(graph.kinds, graph.uniform, lazy, self.layout.symbols, graph.hopper, polls=bool(graph.spin_heads))
+        self.scope: dict[str, object] = dict(_NAMESPACE)
+        self.emitter = Emitter(names, self.scope)
 
     def compile(self) -> Compiled:
-        graph = self.graph
+        """The kernel's function and facts."""
+        graph, e = self.graph, self.emitter
         code: list[list[str]] = []
-        opcodes: list[dict[str, int]] = []
         for block in graph.blocks:
-            self.lines, self.indent = [], ""
+            e.lines, e.indent = [], ""
             self._block(block)
-            code.append(self.lines)
-            counted: dict[str, int] = {}
-            for ins in [*block.instrs, *([block.last] if block.last is not None else [])]:
-                counted[ins.op] = counted.get(ins.op, 0) + 1
-            opcodes.append(counted)
-        out = ["def kernel(M):", " K = M.constant; S = M.shared; G = M.memory; W = M.warps; T = M.matrices"]
-        if graph.asynchronous:
-            out.append(" B = M.barriers; C = M.bulk; X = M.warpgroups")
-        entry = sorted(graph.live_in[0] | self._never_written())
-        for name in entry:
-            if name in self.kinds:
-                bits = self.bits(name)
-                zero = "0" if name in graph.uniform else f"K(0, {0 if bits == 1 else bits // 8})"
-                out.append(f" {self.variable(name)} = {zero}")
-                self.initialised.add(name)
-        others = [self.variable(n) for n in graph.shared_across if n in self.kinds and n not in self.initialised]
-        for i in range(0, len(others), 50):
-            out.append(" " + " = ".join(others[i : i + 50]) + " = None")
-        out += [" b, m, w = M.start()", " while True:"]
+            code.append(e.lines)
+        units = {**UNITS, **HOPPER_UNITS} if graph.hopper else UNITS
+        out = ["def kernel(M):", " " + "; ".join(f"{name} = M.{unit}" for name, unit in units.items())]
+        out += self._initial_registers()
+        out += [" b, m, w = R.start()", " while True:"]
         self._tree(code, 0, len(code), "  ", out)
         source = "\n".join(out) + "\n"
-        scope = self.scope
-        exec(compile(source, f"<{graph.function.name}>", "exec"), scope)
-        clobbers = [frozenset(c) for c in graph.clobbers]
+        defined: dict[str, KernelFunction] = {}
+        exec(compile(source, f"<{graph.function.name}>", "exec"), self.scope, defined)
         return Compiled(
             name=graph.function.name,
-            function=scope["kernel"],
-            sites=self.sites,
-            shared_static=self.shared_static,
-            shared_granule=_granule(graph, ("shared",)),
-            global_granule=_granule(graph, ("global",)),
-            local_bytes=self.local_bytes,
-            clobbers=clobbers,
+            sites=e.sites,
+            shared_static=self.layout.shared_static,
+            shared_granule=_granule(graph, "shared"),
+            global_granule=_granule(graph, "global"),
+            local_bytes=self.layout.local_bytes,
+            clobbers=[frozenset(c) for c in graph.clobbers],
             live_in=[frozenset(s) for s in graph.live_in],
             block_lines=[b.line for b in graph.blocks],
-            block_opcodes=opcodes,
-            symbols=self.symbols,
+            block_opcodes=[_opcodes(block) for block in graph.blocks],
+            attributes=graph.function.attributes,
+            function=defined["kernel"],
             source=source,
             conservative=graph.conservative,
-            has_clobbers=any(clobbers),
-            asynchronous=graph.asynchronous,
-            attributes=graph.function.attributes,
+            hopper=graph.hopper,
         )
 
-    def _never_written(self) -> set[str]:
-        written = {n for ins in flow.all_instructions(self.graph) for n in flow.defs_uses(ins)[0]}
-        read = {n for ins in flow.all_instructions(self.graph) for n in flow.defs_uses(ins)[1]}
-        read |= {b.cond.name for b in self.graph.blocks if b.cond is not None}
-        return {n for n in read - written if n in self.kinds}
+    def _initial_registers(self) -> list[str]:
+        """Registers that may be read before they are written: zero where no lane ever writes them first, else None."""
+        graph, e = self.graph, self.emitter
+        out = []
+        written = {name for ins in graph.instructions() for name in defs_uses(ins)[0]}
+        read = {name for ins in graph.instructions() for name in defs_uses(ins)[1]}
+        read |= {b.cond.name for b in graph.blocks if b.cond is not None}
+        zero = sorted(name for name in graph.live_in[0] | (read - written) if name in e.kinds)
+        for name in zero:
+            bits = e.bits(name)
+            value = "0" if name in graph.uniform else f"K(0, {0 if bits == 1 else bits // 8})"
+            out.append(f" {e.variable(name)} = {value}")
+        others = [e.variable(n) for n in sorted(graph.shared_across) if n in e.kinds and n not in set(zero)]
+        for i in range(0, len(others), 50):
+            out.append(" " + " = ".join(others[i : i + 50]) + " = None")
+        return out
 
     def _tree(self, code: list[list[str]], low: int, high: int, pad: str, out: list[str]) -> None:
         if high - low == 1:
             if self.counters:
-                out.append(f"{pad}M.launch.counters.block({low}, M, m)")
+                out.append(f"{pad}M.launch.counters.block({low}, M.size, m)")
             out += [pad + text for text in code[low]] or [pad + "pass"]
             return
         middle = (low + high) // 2
@@ -437,152 +166,146 @@ class Emitter:
         out.append(f"{pad}else:")
         self._tree(code, middle, high, pad + " ", out)
 
-    def _block(self, block: flow.Block) -> None:  # noqa: PLR0915
-        graph = self.graph
-        # wgmma leaves the registers of other warpgroups as they are.
-        written = {n for ins in block.instrs if ins.base != "wgmma" for n in flow.defs_uses(ins)[0]}
-        if block.end == "wait" and block.last is not None:
-            written |= set(flow.defs_uses(block.last)[0])
-        merge = sorted(n for n in written if n in graph.shared_across and n not in graph.uniform and n in self.kinds)
-        saved = {n: f"o_{self.variable(n)}" for n in merge}
-        if merge:
-            self.line("if w:")
-            self.line(" " + "; ".join(f"{saved[n]} = {self.variable(n)}" for n in merge))
+    # --- a block ---
+
+    def _block(self, block: Block) -> None:
+        e = self.emitter
+        merged = self._merged_registers(block)
+        saved = {name: f"o_{e.variable(name)}" for name in merged}
+        if merged:
+            e.line("if w:")
+            e.line(" " + "; ".join(f"{saved[name]} = {e.variable(name)}" for name in merged))
         for ins in block.instrs:
-            self.emit(ins)
+            self._emit(ins)
         if block.end == "wait":
             assert block.last is not None
-            self.current, self.guard = block.last, None
-            operands = self._barrier_operands(block.last)
-        if merge:
-            self.line("if w:")
-            for n in merge:
-                v = self.variable(n)
-                if n in self.lazy and graph.asynchronous:
-                    self.line(f" {v} = X.merge(m, {v}, {saved[n]})")
-                    continue
-                new = f"FORCE({v})" if n in self.lazy else v
-                old = f"FORCE({saved[n]})" if n in self.lazy else saved[n]
-                self.line(f" {v} = SEL(m, {new}, {old})")
-        at = block.index
+            e.resume = block.targets[0]
+            self._emit(block.last)
+        if merged:
+            e.line("if w:")
+            for name in merged:
+                e.line(" " + self._merge(name, saved[name]))
+        self._end(block)
+
+    def _merged_registers(self, block: Block) -> list[str]:
+        """Registers that the block writes and others see: lanes outside of its mask keep theirs. An instruction that
+        updates only the active lanes of its result has done so itself."""
+        written: set[str] = set()
+        for ins in block.all():
+            form = facts(ins)
+            if form is None or not form.updates:
+                written.update(defs_uses(ins)[0])
+        graph = self.graph
+        return sorted(
+            n for n in written if n in graph.shared_across and n not in graph.uniform and n in self.emitter.kinds
+        )
+
+    def _merge(self, name: str, saved: str) -> str:
+        e = self.emitter
+        v = e.variable(name)
+        if name not in e.lazy:
+            return f"{v} = SEL(m, {v}, {saved})"
+        if e.hopper:
+            return f"{v} = X.merge(m, {v}, {saved})"
+        return f"{v} = SEL(m, FORCE({v}), FORCE({saved}))"
+
+    def _emit(self, ins: Instr) -> None:
+        """One instruction, guard included."""
+        e = self.emitter
+        e.current, e.guard, e.indent = ins, None, ""
+        form = facts(ins)
+        if form is None:
+            raise unsupported(ins)
+        try:
+            self._emit_guarded(form, ins)
+        except (IndexError, KeyError, ValueError, StopIteration) as error:
+            raise unsupported(ins, f"form not modelled ({type(error).__name__}: {error})") from error
+        e.guard, e.indent = None, ""
+
+    def _emit_guarded(self, form: Instruction, ins: Instr) -> None:
+        """A uniform guard is an ``if``, a varying one narrows the mask."""
+        e = self.emitter
+        if ins.guard is not None:
+            p = e.predicate(ins.guard)
+            if p.uniform:
+                e.line(f"if {p.text}:")
+                e.indent = " "
+                e.line("pass")
+            else:
+                e.guard = p.text
+        form.emit(e, ins)
+
+    # --- how a block ends ---
+
+    def _end(self, block: Block) -> None:
+        e, at = self.emitter, block.index
         if block.end == "exit":
-            self.line("b, m, w = M.exit(m)")
-            self.line(f"if b == {DONE}: return")
+            e.line("b, m, w = R.exit(m)")
+            e.line(f"if b == {DONE}: return")
             self._blocked()
         elif block.end == "jump":
             self._goto(at, block.targets[0])
         elif block.end == "cond":
-            assert block.cond is not None
-            yes, no = block.targets
-            p = self.predicate(block.cond)
-            if yes == no:
-                self._goto(at, yes)
-            elif p.uniform:
-                self.line(f"if {p.text}:")
-                self.indent = " "
-                self._goto(at, yes)
-                self.indent = ""
-                self.line("else:")
-                self.indent = " "
-                self._goto(at, no)
-                self.indent = ""
-            else:
-                back = [t for t in (yes, no) if (at, t) in graph.back_edges]
-                spinning = [t for t in back if t in graph.spin_heads]
-                if back:
-                    self.line(f"M.backward({at}, m)")
-                if spinning:
-                    self.line(f"b, m, w = M.spin_branch({p.text}, {yes}, {no}, {spinning[0]}, m)")
-                    self._blocked()
-                else:
-                    self.line(f"b, m, w = M.branch({p.text}, {yes}, {no}, m)")
+            self._branch(block)
         elif block.end == "switch":
             assert block.cond is not None
-            self.current = block.last
-            self.line(f"b, m, w = M.switch({self.array(block.cond, 'u4')}, {tuple(block.targets)}, m)")
+            e.current = block.last
+            e.line(f"b, m, w = R.switch({e.array(block.cond, 'u4')}, {tuple(block.targets)}, m)")
         else:
-            assert block.last is not None
-            self.current = block.last
-            self.line(f"b, m, w = {_waiting_call(block.last)}({operands}, m, {block.targets[0]}, {self.site()})")
+            e.line(f"b, m, w = {e.waiting}")
             self._blocked()
-            self.line(f"if b == {DONE}: return")
+            e.line(f"if b == {DONE}: return")
+
+    def _branch(self, block: Block) -> None:
+        e, at = self.emitter, block.index
+        assert block.cond is not None
+        yes, no = block.targets
+        p = e.predicate(block.cond)
+        if yes == no:
+            self._goto(at, yes)
+            return
+        if p.uniform:
+            for head, target in ((f"if {p.text}:", yes), ("else:", no)):
+                e.line(head)
+                e.indent = " "
+                self._goto(at, target)
+                e.indent = ""
+            return
+        back = [t for t in (yes, no) if (at, t) in self.graph.back_edges]
+        spinning = [t for t in back if t in self.graph.spin_heads]
+        if back:
+            e.line(f"R.backward({at}, m)")
+        if spinning:
+            e.line(f"b, m, w = R.spin_branch({p.text}, {yes}, {no}, {spinning[0]}, m)")
+            self._blocked()
+        else:
+            e.line(f"b, m, w = R.branch({p.text}, {yes}, {no}, m)")
 
     def _blocked(self) -> None:
-        self.line(f"while b == {BLOCKED}:")
-        self.line(" yield")
-        self.line(" b, m, w = M.resume()")
+        """While every lane waits for other CTAs, they run."""
+        e = self.emitter
+        e.line(f"while b == {BLOCKED}:")
+        e.line(" yield")
+        e.line(" b, m, w = R.resume()")
 
     def _goto(self, at: int, target: int) -> None:
+        e = self.emitter
         if (at, target) in self.graph.back_edges:
-            self.line(f"M.backward({at}, m)")
+            e.line(f"R.backward({at}, m)")
             if target in self.graph.spin_heads:
-                self.line(f"b, m, w = M.spin({target}, m)")
+                e.line(f"b, m, w = R.spin({target}, m)")
                 self._blocked()
                 return
-        self.line(f"b = {target}")
-        self.line("if w: b, m, w = M.next(b, m)")
-
-    def _barrier_operands(self, ins: Instr) -> str:
-        """Emit the reduction of bar.red, return ``number, count`` for the barrier, or the members of bar.warp.sync."""
-        operands = list(ins.operands)
-        if ins.base == "emu_converge":
-            return self.raw(operands[0], 32).text if operands else "None"
-        if ins.base == "emu_try_wait":
-            parity = "parity" in ins.parts
-            token = self.array(operands[1], "u4" if parity else "u8")
-            return f"{self.address(operands[0], 'shared')}, {token}, {parity}"
-        if "cluster" in ins.parts:
-            return str(not any(p in ins.parts for p in ("relaxed",)))
-        if "warp" in ins.parts:
-            return self.raw(operands[0], 32).text
-        if "red" in ins.parts:
-            mode = next(p for p in ins.parts if p in ("popc", "and", "or"))
-            destination = operands.pop(0)
-            value = self.predicate_array(operands.pop())
-            text = self.temp(f"M.bar_red({mode!r}, {value}, m, {self.site()})")
-            self.assign(destination, Value(text, "u4" if mode == "popc" else "p", False))
-        texts = []
-        for op in operands[:2]:
-            v = self.raw(op, 32)
-            texts.append(v.text)
-        while len(texts) < 2:
-            texts.append("0")
-        return ", ".join(texts)
-
-    def emit(self, ins: Instr) -> None:
-        """Emit one instruction, guard included."""
-        self.current, self.guard, self.indent = ins, None, ""
-        handler = HANDLERS.get(ins.base)
-        if handler is None:
-            raise unsupported(ins)
-        if ins.guard is not None:
-            p = self.predicate(ins.guard)
-            if p.uniform:
-                self.line(f"if {p.text}:")
-                self.indent = " "
-                before = len(self.lines)
-                handler(self, ins)
-                if len(self.lines) == before:
-                    self.line("pass")
-                self.indent = ""
-                return
-            self.guard = p.text
-        try:
-            handler(self, ins)
-        except (IndexError, KeyError, ValueError, StopIteration) as error:
-            raise unsupported(ins, f"form not modelled ({type(error).__name__}: {error})") from error
-        self.guard = None
+        e.line(f"b = {target}")
+        e.line("if w: b, m, w = R.next(b, m)")
 
 
-def _waiting_call(ins: Instr) -> str:
-    """The method that may put lanes to sleep at a blocking instruction."""
-    if ins.base == "emu_try_wait":
-        return "B.try_wait"
-    if ins.base == "emu_converge":
-        return "M.converge"
-    if "cluster" in ins.parts:
-        return "B.cluster_wait"
-    return "M.bar_warp" if "warp" in ins.parts else "M.barrier"
+def _opcodes(block: Block) -> dict[str, int]:
+    """How often each opcode stands in a block."""
+    out: dict[str, int] = {}
+    for ins in [*block.instrs, *([block.last] if block.last is not None else [])]:
+        out[ins.op] = out.get(ins.op, 0) + 1
+    return out
 
 
 def _symbols(ins: Instr) -> list[Sym]:
@@ -597,87 +320,35 @@ def _symbols(ins: Instr) -> list[Sym]:
     return out
 
 
-def _paren(text: str) -> str:
-    return (
-        text
-        if text.replace("_", "a").replace(".", "a").isalnum() or (text.endswith(")") and text[0] not in "~-(")
-        else f"({text})"
-    )
-
-
-def _immediate(op: Imm, bits: int) -> int:
-    """Raw bits of a literal in a type of this width."""
-    import struct
-
-    if op.kind == "i":
-        return op.value
-    if op.kind == "f":
-        if bits == 64:
-            return int.from_bytes(struct.pack("<d", struct.unpack("<f", struct.pack("<I", op.value))[0]), "little")
-        return op.value
-    if bits == 32:
-        return int.from_bytes(struct.pack("<f", struct.unpack("<d", struct.pack("<Q", op.value))[0]), "little")
-    return op.value
-
-
-def _granule(graph: Graph, spaces: tuple[str, ...]) -> int:
-    """The smallest access in a space: tags need not be finer."""
+def _granule(graph: Graph, space: str) -> int:
+    """Bytes of the smallest access to a space: tags need not be finer."""
     smallest = 16
-    for ins in flow.all_instructions(graph):
-        base, parts = ins.base, set(ins.parts)
-        heads = {p.split(":")[0] for p in parts}
-        if base in ("ld", "st", "atom", "red", "ldu"):
-            named = {"global", "shared", "local", "param", "const"} & heads
-            if named and not named & set(spaces):
-                continue
-            width = TYPE_BYTES.get(ins.parts[-1], 4)
-            if base in ("atom", "red"):
-                width = min(TYPE_BYTES.get(p, 16) for p in ins.parts[1:])
-            elif "v2" in parts:
-                width *= 2
-            elif "v4" in parts:
-                width *= 4
-            elif "v8" in parts:
-                width *= 8
-            smallest = min(smallest, width)
-        elif base == "cp" and len(ins.operands) >= 3:
-            size = ins.operands[2]
-            if isinstance(size, Imm):
-                smallest = min(smallest, size.value)
-            if len(ins.operands) > 3 and "global" in spaces and "bulk" not in parts:
-                smallest = min(smallest, 4)
-        elif base == "wmma":
-            smallest = min(smallest, 2)
+    for ins in graph.instructions():
+        form = facts(ins)
+        if form is not None and form.access is not None:
+            smallest = min(smallest, form.access(ins, space) or 16)
     return smallest
 
 
-def _s(bits: int) -> Callable[[int], int]:
+def _signed(bits: int) -> Callable[[int], int]:
     top, full = 1 << (bits - 1), 1 << bits
-
-    def sign(x: int) -> int:
-        return x - full if x & top else x
-
-    return sign
+    return lambda x: x - full if x & top else x
 
 
-def _sel(p: Any, new: Any, old: Any) -> Any:
+def _select(p: Array, new: Array | Accumulator, old: Array | None) -> Array | Accumulator:
     """Masked assignment; a register that has no value yet takes the new one."""
     if old is None:
         return new
-    if type(new) is not np.ndarray:
-        new = force(new)
-    return np.where(p, new, old)
+    return np.where(p, force(new), old)
 
 
-def _split(values: Any, n: int, width: int, lanes: int) -> Any:
+def _split(values: Array, n: int, width: int, lanes: int) -> Array:
     """A vector load -> its ``n`` elements of ``width`` bytes, one array each."""
     return np.ascontiguousarray(values.view(f"u{width}").reshape(lanes, n).T)
 
 
-def _join(parts: tuple[Any, ...], width: int) -> Any:
+def _join(parts: tuple[Array, ...], width: int) -> Array:
     """Elements of ``width`` bytes -> one wide value per lane."""
-    from cudal2gen.emulator.memory.arena import MOVER
-
     n = len(parts)
     out = np.empty((len(parts[0]), n), f"u{width}")
     for i, part in enumerate(parts):
@@ -685,21 +356,17 @@ def _join(parts: tuple[Any, ...], width: int) -> Any:
     return out.reshape(-1).view(MOVER[n * width])
 
 
-_NAMESPACE: dict[str, Any] = {
+# What a kernel's text may name beside the units of its batch.
+_NAMESPACE: dict[str, object] = {
     "np": np,
     "FORCE": force,
-    "SEL": _sel,
+    "SEL": _select,
     "SPLIT": _split,
     "JOIN": _join,
     "WHERE": np.where,
-    "S8": _s(8),
-    "S16": _s(16),
-    "S32": _s(32),
-    "S64": _s(64),
+    **{f"S{bits}": _signed(bits) for bits in (8, 16, 32, 64)},
     "A": arithmetic,
-    "GENERIC_SHARED": GENERIC_SHARED,
-    "GENERIC_LOCAL": GENERIC_LOCAL,
-    **{k: np.dtype(k) for k in sorted(DTYPES)},
+    **{kind: np.dtype(kind) for kind in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")},
 }
 
 
@@ -708,22 +375,11 @@ def translate(module: Module, name: str, counters: bool = False, conservative: b
 
     Raises UnknownInstruction (an EmulatorError) or PtxError, both naming the PTX line.
     """
-    from cudal2gen.emulator.frontend.instructions import (
-        asynchronous,  # noqa: F401
-        floating,  # noqa: F401
-        integer,  # noqa: F401
-        movement,  # noqa: F401
-    )
-
     key = (name, counters, conservative)
     out = module.translated.get(key)
     if not isinstance(out, Compiled):
         kernel: Function | None = module.kernels.get(name)
         if kernel is None:
             raise EmulatorError(f"no kernel {name!r} in this file; it has {', '.join(module.kernels) or 'none'}")
-        graph = flow.build(module, kernel, can_be_uniform, conservative)
-        out = module.translated[key] = Emitter(module, graph, counters).compile()
+        out = module.translated[key] = _Translator(module, build(module, kernel, conservative), counters).compile()
     return out
-
-
-__all__ = ["HANDLERS", "Emitter", "Pair", "PtxError", "UnknownInstruction", "Value", "instruction", "translate"]

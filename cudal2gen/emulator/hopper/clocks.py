@@ -1,76 +1,112 @@
-"""What every warp of a cluster knows: vector clocks over warps, asynchronous readers and mbarriers.
-
-A column of a clock belongs to something that touches memory: a warp, the wgmma of a warpgroup, the bulk stores of a
-warp, or the bulk copies that an mbarrier completes. Its entry is a tick: what that column did before it is ordered
-before the warp that holds the clock.
-"""
+"""What every warp of a cluster knows: vector clocks over warps, asynchronous readers and mbarriers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from cudal2gen.emulator.state.hazards import EmulatorError
+from cudal2gen.emulator.state.arrays import Array, Mask, distinct
+from cudal2gen.emulator.state.batch import BatchState
+from cudal2gen.emulator.state.clocks import Clocks
+from cudal2gen.emulator.state.reports import EmulatorError
 
-if TYPE_CHECKING:
-    from cudal2gen.emulator.machine.batch import Batch
-
-Array = NDArray[Any]
 MAX_BARRIERS = 128
 
 
-def distinct(values: Array) -> Array:
-    """The distinct values of an array in ascending order."""
-    if len(values) < 2:
-        return values
-    keep = np.empty(len(values), bool)
-    keep[0] = True
-    np.not_equal(values[1:], values[:-1], out=keep[1:])
-    return values[keep]
+class ClusterClocks(Clocks):
+    """The clocks of a batch of whole clusters.
 
+    ``table`` (row, warp, column): a column belongs to something that touches memory: the cluster's warps, then the
+    wgmma of its warpgroups, the bulk stores of its warps, the bulk copies that an mbarrier completes, and last the
+    cluster barrier, whose tick says that all CTAs have started. An entry is a tick: what that column did before it is
+    ordered before the warp that holds the clock. Entries only grow.
 
-class Clocks:
-    """The clocks of a batch of whole clusters."""
+    What only some lanes of a warp have learned is kept beside the table, until those lanes synchronise with the others.
+    """
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+    def __init__(self, batch: BatchState) -> None:
+        super().__init__(batch)
         self.cluster = batch.cluster_size
-        self.warps = batch.width // 32
+        self.warps = batch.warps_per_cta
         self.groups = -(-self.warps // 4)
+        # First columns of each kind.
         self.wgmma = self.cluster * self.warps
         self.bulk = self.wgmma + self.cluster * self.groups
         self.barriers = self.bulk + self.cluster * self.warps
-        # The last column is the cluster barrier: its tick says that all CTAs have started.
         self.columns = self.barriers + MAX_BARRIERS * self.cluster + 1
-        self.known: Array = np.zeros((batch.count, self.warps, self.columns), np.int64)
-        # What some lanes of a warp have learned and the others not yet: (row, warp) -> [lanes (32 bools), clock].
+        self.ticks: Array = np.zeros((batch.count, self.warps, self.columns), np.int64)
+        self.table = self.ticks
+        # (row, warp) -> lanes (32 bools) and the clock that they alone have learned.
         self.private: dict[tuple[int, int], list[tuple[Array, Array]]] = {}
-        # The first column of the row's own warps.
-        self.first = batch.rank * self.warps
-        self.barrier_columns: dict[int, int] = {}
+        # Per row: the column of its warp 0.
+        self.first: Array = batch.rank * self.warps
+        self.used_barriers: dict[int, int] = {}
         for row in range(batch.count):
-            self.known[row, :, self.first[row] : self.first[row] + self.warps] = batch.launch.tick
+            self.ticks[row, :, self.own(row)] = batch.launch.tick
+
+    # --- columns ---
+
+    def own(self, row: int) -> slice:
+        """The columns of a row's warps."""
+        first = int(self.first[row])
+        return slice(first, first + self.warps)
+
+    def column(self, row: int) -> int:
+        return int(self.first[row])
+
+    def wgmma_column(self, row: int, group: int) -> int:
+        """The column of a warpgroup's wgmma."""
+        return int(self.wgmma + self.batch.rank[row] * self.groups + group)
+
+    def bulk_column(self, row: int, warp: int) -> int:
+        """The column of a warp's bulk stores."""
+        return int(self.bulk + self.batch.rank[row] * self.warps + warp)
 
     def barrier_column(self, row: int) -> int:
         """A fresh column for an mbarrier of this CTA."""
         cluster = row // self.cluster
-        used = self.barrier_columns.get(cluster, 0)
+        used = self.used_barriers.get(cluster, 0)
         if used >= MAX_BARRIERS * self.cluster:
             raise EmulatorError(f"more than {MAX_BARRIERS} mbarriers per CTA are not modelled")
-        self.barrier_columns[cluster] = used + 1
+        self.used_barriers[cluster] = used + 1
         return self.barriers + used
+
+    # --- what is known ---
+
+    def known(self, row: Array, warp: Array, other: Array) -> Array:
+        return np.asarray(self.ticks[row, warp, other + self.first[row]])
+
+    def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int) -> bool:
+        """Is an access of a warp of the same cluster ordered before a warp's present?"""
+        if row // self.cluster != other_row // self.cluster:
+            return False
+        return bool(self.ticks[row, warp, self.first[other_row] + other_warp] > tick)
 
     def of(self, lane: int) -> Array:
         """The clock of one lane (not to be changed)."""
         batch = self.batch
         row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
-        known: Array = self.known[row, warp]
+        known: Array = self.ticks[row, warp]
         for lanes, clock in self.private.get((row, warp), ()):
             if lanes[batch.lane[lane]]:
                 known = np.maximum(known, clock)
         return known
+
+    def of_cta(self, row: int) -> Array:
+        """What the warps and lanes of a CTA know together."""
+        clock: Array = self.ticks[row].max(axis=0)
+        for (private_row, _), entries in self.private.items():
+            if private_row == row:
+                for _, learned in entries:
+                    clock = np.maximum(clock, learned)
+        return clock
+
+    def ordered_privately(self, lane: int, column: int, tick: int) -> bool:
+        """Is an access ordered before this lane by what it alone of its warp knows?"""
+        batch = self.batch
+        key = (int(batch.row_of[lane]), int(batch.warp[lane]))
+        return any(lanes[batch.lane[lane]] and clock[column] > tick for lanes, clock in self.private.get(key, ()))
+
+    # --- release and acquire ---
 
     def publish(self, lanes: Array) -> Array:
         """Everything that the warps of these lanes did and know so far, at a new tick."""
@@ -78,14 +114,14 @@ class Clocks:
         row, last = int(batch.row_of[lanes[0]]), int(batch.row_of[lanes[-1]])
         if row != last:
             rows = batch.row_of[lanes]
-            parts = [self.publish(lanes[rows == r]) for r in distinct(rows)]
-            return np.maximum.reduce(parts)  # type: ignore[no-any-return]
+            clocks = [self.publish(lanes[rows == r]) for r in distinct(rows)]
+            return np.asarray(np.maximum.reduce(clocks))
         warps = distinct(batch.warp[lanes])
-        clock: Array = self.known[row, warps].max(axis=0)
+        clock: Array = self.ticks[row, warps].max(axis=0)
         if self.private:
             for warp in warps:
-                for held, learned in self.private.get((row, int(warp)), ()):
-                    if held[batch.lane[lanes[batch.warp[lanes] == warp]]].any():
+                for members, learned in self.private.get((row, int(warp)), ()):
+                    if members[batch.lane[lanes[batch.warp[lanes] == warp]]].any():
                         clock = np.maximum(clock, learned)
         clock[self.first[row] + warps] = batch.launch.tick
         return clock
@@ -99,35 +135,57 @@ class Clocks:
             row, warp = divmod(int(start), self.warps)
             alive = batch.alive[32 * start : 32 * start + 32]
             if len(mine) >= int(alive.sum()):
-                np.maximum(self.known[row, warp], clock, out=self.known[row, warp])
+                np.maximum(self.ticks[row, warp], clock, out=self.ticks[row, warp])
                 continue
-            held = np.zeros(32, bool)
-            held[mine] = True
+            members = np.zeros(32, bool)
+            members[mine] = True
             entries = self.private.setdefault((row, warp), [])
-            for i, (some, old) in enumerate(entries):
-                if np.array_equal(some, held):
-                    entries[i] = (held, np.maximum(old, clock))
+            for i, (others, old) in enumerate(entries):
+                if np.array_equal(others, members):
+                    entries[i] = (members, np.maximum(old, clock))
                     break
             else:
-                entries.append((held, clock.copy()))
+                entries.append((members, clock.copy()))
 
-    def share(self, met: Array | None = None) -> None:
+    def learn(self, row: int, warps: Array, column: int, tick: int) -> None:
+        """Warps of a row know that a column's accesses before a tick are over."""
+        self.ticks[row, warps, column] = np.maximum(self.ticks[row, warps, column], tick)
+
+    def _share(self, met: Array | None) -> None:
         """The lanes of warps (rows, warps: bool; None: all) have synchronised: what one knows, all know."""
         for row, warp in list(self.private):
             if met is None or met[row, warp]:
                 for _, clock in self.private.pop((row, warp)):
-                    np.maximum(self.known[row, warp], clock, out=self.known[row, warp])
+                    np.maximum(self.ticks[row, warp], clock, out=self.ticks[row, warp])
 
-    def meet(self, row: int, warps: Array | slice) -> None:
-        """Warps of a CTA have passed a barrier together; the tick has advanced."""
-        known = self.known[row]
+    # --- barriers ---
+
+    def meet_all(self) -> None:
+        self.base[:] = self.launch.tick
+        self._share(None)
+        for row in range(self.batch.count):
+            known = self.ticks[row]
+            best = known.max(axis=0)
+            best[self.own(row)] = self.launch.tick
+            known[:] = best
+
+    def meet(self, row: int, warps: Array, whole: bool) -> None:
+        met = np.zeros((self.batch.count, self.warps), bool)
+        met[row, warps] = True
+        self._share(met)
+        known = self.ticks[row]
         best = known[warps].max(axis=0)
-        mine = np.arange(self.first[row], self.first[row] + self.warps)
-        best[mine if isinstance(warps, slice) else self.first[row] + warps] = self.batch.launch.tick
+        best[self.first[row] + warps] = self.launch.tick
         known[warps] = best
+        if whole:
+            self.base[row] = self.launch.tick
 
-    def ordered_privately(self, lane: int, column: int, tick: int) -> bool:
-        """Is an access ordered before this lane by what it alone of its warp knows?"""
-        batch = self.batch
-        key = (int(batch.row_of[lane]), int(batch.warp[lane]))
-        return any(held[batch.lane[lane]] and clock[column] > tick for held, clock in self.private.get(key, ()))
+    def warp_sync(self, m: Mask) -> None:
+        if not self.launch.options.hazards:
+            return
+        self.launch.tick += 1
+        met = self.warps_in(m)
+        if self.private:
+            self._share(met)
+        rows, warps = np.nonzero(met)
+        self.ticks[rows, warps, warps + self.first[rows]] = self.launch.tick

@@ -3,115 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cudal2gen.emulator.hopper.clocks import distinct
-from cudal2gen.emulator.memory.arena import MOVER, SHIFT
-from cudal2gen.emulator.memory.shared import WINDOW_START, SharedMemory
+from cudal2gen.emulator.hopper.clocks import ClusterClocks
+from cudal2gen.emulator.hopper.peers import WITHIN, Peers
+from cudal2gen.emulator.memory.shared import WINDOW_START, Access, SharedMemory
+from cudal2gen.emulator.state.arrays import SHIFT, Array, Mask, distinct
+from cudal2gen.emulator.state.batch import BatchState
 
-if TYPE_CHECKING:
-    from cudal2gen.emulator.machine.batch import Batch
-
-Array = NDArray[Any]
-Mask = Array | None
-
-# mapa puts rank + 1 above the address within the CTA's window.
-RANK_SHIFT = 24
 # Actors: rank << 10 | thread, SEVERAL + (rank << 5 | warp), PSEUDO + column of a clock.
-SEVERAL, PSEUDO = 1 << 14, 1 << 15
 RANK_THREADS = 10
+SEVERAL, PSEUDO = 1 << 14, 1 << 15
+ACTOR = (1 << 16) - 1
 
 
-_tables: dict[tuple[int, int], Array] = {}
-
-
-def _table(make: Callable[[], Array], warps: int, columns: int) -> Array:
-    key = (warps, columns)
-    if key not in _tables:
-        _tables[key] = make()
-    out: Array = _tables[key]
-    return out
+@lru_cache(maxsize=64)
+def _column_table(warps: int, columns: int) -> Array:
+    """Actor -> column of clocks."""
+    actor = np.arange(1 << 16)
+    thread = (actor >> RANK_THREADS) * warps + ((actor & 1023) >> 5)
+    several = ((actor - SEVERAL) >> 5) * warps + ((actor - SEVERAL) & 31)
+    table = np.where(actor < SEVERAL, thread, np.where(actor < PSEUDO, several, actor - PSEUDO))
+    return np.minimum(table, columns - 1)
 
 
 class ClusterMemory(SharedMemory):
-    """Shared memory whose words remember asynchronous accesses and those of other CTAs of the cluster."""
+    """Shared memory whose words remember asynchronous accesses and those of other CTAs of the cluster.
+
+    Asynchronous accesses are of 16-byte elements. Their tags name a column of the clocks, and are ordered before
+    whoever knows that column beyond the tag's tick. ``async_readers`` keeps the last asynchronous read of every element
+    by warpgroup (wgmma), then by warp (bulk stores). A barrier orders threads, not what is asynchronous, so every
+    access is checked: ``fresh`` is 0.
+    """
 
     TAG = np.uint64
-    BITS, SEVERAL, UNWRITTEN, IN_FLIGHT, MAX_TICK = 16, SEVERAL, (1 << 64) - 1, 1 << 63, 1 << 46
+    BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 16, (1 << 64) - 1, 1 << 63, 1 << 46
+    # Tags up to here are LONG_AGO or none.
+    LONG_PAST = 1 << 16
 
-    def __init__(self, batch: Batch, size: int, granule: int) -> None:
-        self.clocks = batch.clocks
-        super().__init__(batch, size, granule)
-        self.column = _table(self._column_table, self.warps, self.clocks.columns)
-        # Last asynchronous reads of 16-byte elements, by warpgroup (wgmma) and then by warp (bulk stores).
-        n = self.data.size >> 4
-        self.async_readers: Array = np.zeros((self.clocks.groups + self.clocks.warps, n), np.uint64)
+    def __init__(self, batch: BatchState, clocks: ClusterClocks, peers: Peers, size: int, granule: int) -> None:
+        self.cluster_clocks, self.peers = clocks, peers
+        super().__init__(batch, clocks, size, granule)
+        self.column_of = _column_table(clocks.warps, clocks.columns)
+        self.async_readers: Array = np.zeros((clocks.groups + clocks.warps, self.data.size >> 4), np.uint64)
         # Per lane, the tick of its last fence.proxy.async; per (row, warp), what its last one covers.
         self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
         self.proxy_known: dict[tuple[int, int], Array] = {}
-        # Accesses to other CTAs: row -> {column: (tick, site)} of the last one.
-        self.visits: dict[int, dict[int, tuple[int, int]]] = {}
 
     def _reader_columns(self) -> int:
-        return int(self.clocks.wgmma)
+        return self.cluster_clocks.wgmma
 
     def _actors(self) -> tuple[Array, Array, Array]:
         batch = self.batch
         rank = batch.rank[batch.row_of]
         thread = (rank << RANK_THREADS | batch.thread).astype(np.uint64)
         several = (SEVERAL + (rank << 5 | batch.warp)).astype(np.uint64)
-        return thread, several, (rank * self.warps + batch.warp).astype(np.int64)
+        return thread, several, (rank * batch.warps_per_cta + batch.warp).astype(np.int64)
 
-    def barrier_all(self) -> None:
-        """A barrier orders threads, not what is asynchronous: every access is checked."""
-        self.retag()
-        self.fresh = 0
+    def _first_fresh(self) -> int:
+        return 0
 
     # --- order ---
 
-    def _column_table(self) -> Array:
-        """Actor -> column of clocks."""
-        actor, warps = np.arange(1 << 16), self.warps
-        thread = (actor >> RANK_THREADS) * warps + ((actor & 1023) >> 5)
-        several = ((actor - SEVERAL) >> 5) * warps + ((actor - SEVERAL) & 31)
-        table = np.where(actor < SEVERAL, thread, np.where(actor < PSEUDO, several, actor - PSEUDO))
-        out: Array = np.minimum(table, self.clocks.columns - 1)
-        return out
+    def _split(self, tags: Array) -> tuple[Array, Array, Array]:
+        """Tags -> actors, ticks, columns of the clocks."""
+        actor = (tags & ACTOR).astype(np.int64)
+        ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
+        return actor, ticks, self.column_of[actor]
 
     def _ordered(self, lanes: Array, tags: Array) -> Array:
-        batch = self.batch
-        actor = (tags & 0xFFFF).astype(np.int64)
-        ticks = ((tags & (self.IN_FLIGHT - 1)) >> 16).astype(np.int64) - 1 + self.t0
-        column = self.column[actor]
+        batch, clocks = self.batch, self.cluster_clocks
+        actor, ticks, column = self._split(tags)
         out: Array = actor == self.actor[lanes].astype(np.int64)
-        out |= ticks < self.clocks.known[batch.row_of[lanes], batch.warp[lanes], column]
-        if self.clocks.private and not out.all():
+        out |= ticks < clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column]
+        if clocks.private and not out.all():
             for i in np.flatnonzero(~out):
-                out[i] = self.clocks.ordered_privately(int(lanes[i]), int(column[i]), int(ticks[i]))
+                out[i] = clocks.ordered_privately(int(lanes[i]), int(column[i]), int(ticks[i]))
         return out
 
     def _who(self, tag: int, row: int) -> str:
-        actor, clocks = tag & 0xFFFF, self.clocks
+        actor, clocks = tag & ACTOR, self.cluster_clocks
         if actor < SEVERAL:
             rank, what = actor >> RANK_THREADS, f"thread {actor & 1023}"
         elif actor < PSEUDO:
             rank, what = (actor - SEVERAL) >> 5, f"a lane of warp {(actor - SEVERAL) & 31}"
         else:
             column = actor - PSEUDO
+            if column >= clocks.barriers:
+                return "a bulk copy"
             if column < clocks.bulk:
                 rank, group = divmod(column - clocks.wgmma, clocks.groups)
                 what = f"a wgmma of warpgroup {group}"
-            elif column < clocks.barriers:
+            else:
                 rank, warp = divmod(column - clocks.bulk, clocks.warps)
                 what = f"a bulk store of warp {warp}"
-            else:
-                return "a bulk copy"
         return what if rank == self.batch.rank[row] else f"{what} of the cluster's CTA {rank}"
 
-    # --- asynchronous accesses, in units of 16 bytes of one CTA ---
+    # --- elements of 16 bytes ---
 
     def chunks(self, row: int, offsets: Array) -> Array:
         """Byte offsets in a CTA's shared memory -> indices of 16-byte elements."""
@@ -122,18 +112,15 @@ class ClusterMemory(SharedMemory):
         """Are bytes [low, high) inside the CTA's shared memory? Reports if not."""
         if low >= 0 and high <= self.size:
             return True
-        self.batch.report_lanes(
-            "shared-out-of-bounds",
-            f"bytes {low} to {high} of the {self.size} bytes of shared memory",
-            site,
-            np.array([lane]),
-            low,
-        )
+        text = f"bytes {low} to {high} of the {self.size} bytes of shared memory"
+        self.batch.report_lane("shared-out-of-bounds", text, site, lane, low)
         return False
 
     def _complain(self, kind: str, text: str, site: int, lane: int, at: int, doubtful: bool = False) -> None:
         offset = at * 16 % self.stride
-        self.batch.report_lanes(kind, f"{text}, shared offset {offset}", site, np.array([lane]), offset, doubtful)
+        self.batch.report_lane(kind, f"{text}, shared offset {offset}", site, lane, offset, doubtful)
+
+    # --- asynchronous reads ---
 
     def async_read(
         self, at: Array, lane: int, row: int, reader: int, site: int, what: str, column: int | None = None
@@ -141,227 +128,174 @@ class ClusterMemory(SharedMemory):
         """An asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane, to be remembered as reader
         ``reader`` of that CTA (warpgroups, then warps). It has ended for those who know ``column`` of the clocks (None:
         the reader's own)."""
-        tags = self.rows[16][0][at]
-        if tags.ndim > 1:
-            at_of = np.repeat(at, tags.shape[1])
-            tags = tags.reshape(-1)
-        else:
-            at_of = at
-        first = tags[0]
-        if first < self.IN_FLIGHT and int(first) & 0xFFFF >= PSEUDO and (tags == first).all():
-            # One bulk copy wrote it all, the usual case.
-            tags, at_of = tags[:1], at_of[:1]
-        elif int(tags.max()) >= self.IN_FLIGHT:
-            for bad, kind, text, doubtful in (
-                (tags == self.UNWRITTEN, "uninitialised-shared", "reads shared memory that nobody has written", True),
-                (
-                    (tags >= self.IN_FLIGHT) & (tags != self.UNWRITTEN),
-                    "in-flight",
-                    "reads data of an asynchronous copy that has not been waited for",
-                    True,
-                ),
-            ):
-                if bad.any():
-                    self._complain(kind, f"{what} {text}", site, lane, int(at_of[bad][0]), doubtful)
-            good = tags < self.IN_FLIGHT
-            tags, at_of = tags[good], at_of[good]
-        actor = (tags & 0xFFFF).astype(np.int64)
-        ticks = (tags >> 16).astype(np.int64) - 1 + self.t0
-        columns = self.column[actor]
-        clock = self.clocks.of(lane)
+        self._follow_tick()
+        tags, at_of = self._writers_of(at, lane, site, what)
+        actor, ticks, columns = self._split(tags)
+        clock = self.cluster_clocks.of(lane)
         bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
-            who = self._who(int(tags[i]), row)
-            self._complain(
-                "shared-race",
-                f"{what} reads after a write without synchronisation between (the other side: {who})",
-                site,
-                lane,
-                int(at_of[i]),
+            text = (
+                f"{what} reads after a write without synchronisation between "
+                f"(the other side: {self._who(int(tags[i]), row)})"
             )
+            self._complain("shared-race", text, site, lane, int(at_of[i]))
         generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
-            self._proxy(actor, ticks, columns, generic, lane, at_of, site, f"{what} reads", row)
-        ender = self._reader_actor(row, reader) if column is None else column
+            self._check_proxy(tags[generic], lane, at_of[generic], site, f"{what} reads", row)
+        ender = self._reader_column(row, reader) if column is None else column
         self.async_readers[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
 
-    LONG_PAST = 1 << 16
+    def _writers_of(self, at: Array, lane: int, site: int, what: str) -> tuple[Array, Array]:
+        """The tags of the writers of elements that are read, and the element of each; undefined ones are reported and
+        left out."""
+        tags = self.rows[16][0][at]
+        at_of = at
+        if tags.ndim > 1:
+            at_of = np.repeat(at, tags.shape[1])
+            tags = tags.reshape(-1)
+        first = tags[0]
+        if first < self.IN_FLIGHT and int(first) & ACTOR >= PSEUDO and (tags == first).all():
+            # One bulk copy wrote it all, the usual case.
+            return tags[:1], at_of[:1]
+        if int(tags.max()) >= self.IN_FLIGHT:
+            for kind, text, bad, doubtful in self.undefined(tags, reading=True):
+                self._complain(kind, f"{what} {text}", site, lane, int(at_of[bad][0]), doubtful)
+            good = tags < self.IN_FLIGHT
+            tags, at_of = tags[good], at_of[good]
+        return tags, at_of
 
-    def _reader_actor(self, row: int, reader: int) -> int:
-        """The clock's column of an asynchronous reader of a row."""
-        clocks, rank = self.clocks, int(self.batch.rank[row])
+    def _reader_column(self, row: int, reader: int) -> int:
+        """The clocks' column of an asynchronous reader of a row."""
+        clocks = self.cluster_clocks
         if reader < clocks.groups:
-            return int(clocks.wgmma + rank * clocks.groups + reader)
-        return int(clocks.bulk + rank * clocks.warps + reader - clocks.groups)
+            return clocks.wgmma_column(row, reader)
+        return clocks.bulk_column(row, reader - clocks.groups)
 
     def _check_write(
-        self, lanes: Array | None, width: int, at: Array, site: int, offset: Array, same: Any = None
-    ) -> None:
-        super()._check_write(lanes, width, at, site, offset, same)
-        seen = self.async_readers[:, (at * width) >> 4]
-        for reader in np.flatnonzero(seen.any(axis=1)):
-            tags = seen[reader]
-            late = np.flatnonzero(tags)
-            lane = late if lanes is None else lanes[late]
-            bad = ~self._ordered(lane, tags[late])
-            if bad.any():
-                text = "write after read without a barrier between"
-                self._report("shared-race", text, site, lane, late, offset, bad, tags[late])
-
-    def _proxy(
         self,
-        actor: Array,
-        ticks: Array,
-        column: Array,
-        generic: Array,
-        lane: int,
+        lanes: Array | None,
+        width: int,
         at: Array,
         site: int,
-        what: str,
-        row: int,
+        offset: Array,
+        same: Callable[[], Array] | None = None,
     ) -> None:
-        """Writes of threads that an asynchronous access follows need a fence.proxy.async between, by the writer or by
-        whoever issues the access."""
-        batch = self.batch
-        first = row - int(batch.rank[row])
-        writer = ((first + (actor[generic] >> RANK_THREADS)) * batch.width) + (actor[generic] & 1023)
-        bad = ticks[generic] >= self.proxy_fenced[writer]
-        if bad.any():
-            known = self.proxy_known.get((int(batch.row_of[lane]), int(batch.warp[lane])))
-            if known is not None:
-                bad &= ticks[generic] >= known[column[generic]]
-        if bad.any():
-            i = int(np.flatnonzero(bad)[0])
-            place = at[generic][i]
-            thread = int(actor[generic][i]) & 1023
-            self._complain(
-                "proxy-fence",
-                f"{what} what thread {thread} wrote without a fence.proxy.async between",
-                site,
-                lane,
-                int(place),
-            )
+        super()._check_write(lanes, width, at, site, offset, same)
+        reads = self.async_readers[:, (at * width) >> 4]
+        for reader in np.flatnonzero(reads.any(axis=1)):
+            rows = np.flatnonzero(reads[reader])
+            lane = rows if lanes is None else lanes[rows]
+            every = np.ones(len(rows), bool)
+            self._check_order("write after read", every, reads[reader][rows], lane, rows, site, offset)
+
+    # --- proxies ---
 
     def fence_proxy(self, m: Mask) -> None:
         """fence.proxy.async by the lanes of ``m``."""
-        batch = self.batch
         if not self.hazards:
             return
-        batch.launch.tick += 1
-        lanes = np.arange(batch.size) if m is None else batch.lanes(m)
-        self.proxy_fenced[lanes] = batch.launch.tick
+        self.launch.tick += 1
+        lanes = self.batch.lanes(m)
+        self.proxy_fenced[lanes] = self.launch.tick
         for warp in distinct(lanes >> 5):
-            row, index = divmod(int(warp), self.warps)
-            self.proxy_known[(row, index)] = self.clocks.of(int(lanes[lanes >> 5 == warp][0])).copy()
-        self.retag()
+            row, index = divmod(int(warp), self.batch.warps_per_cta)
+            first = int(lanes[lanes >> 5 == warp][0])
+            self.proxy_known[(row, index)] = self.cluster_clocks.of(first).copy()
+
+    def _check_proxy(self, tags: Array, lane: int, at: Array, site: int, what: str, row: int) -> None:
+        """Writes of threads that an asynchronous access follows need a fence.proxy.async between, by the writer or by
+        whoever issues the access."""
+        batch = self.batch
+        actor, ticks, column = self._split(tags)
+        first = self.peers.row_of_rank(row, 0)
+        writer = (first + (actor >> RANK_THREADS)) * batch.width + (actor & 1023)
+        bad = ticks >= self.proxy_fenced[writer]
+        if bad.any():
+            known = self.proxy_known.get((int(batch.row_of[lane]), int(batch.warp[lane])))
+            if known is not None:
+                bad &= ticks >= known[column]
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            text = f"{what} what thread {int(actor[i]) & 1023} wrote without a fence.proxy.async between"
+            self._complain("proxy-fence", text, site, lane, int(at[i]))
+
+    # --- asynchronous writes ---
 
     def async_write(self, at: Array, lane: int, row: int, column: int, site: int, width: int = 16) -> None:
         """A copy into elements of ``width`` bytes of CTA ``row`` starts: till it lands they are undefined."""
         if self.hazards:
+            self._follow_tick()
             writer, _, readers = self.rows[width]
-            clock = self.clocks.of(lane)
-            tags = writer[at]
-            flat = tags.reshape(-1)
+            flat = writer[at].reshape(-1)
             where = np.repeat(at, flat.size // len(at)) * width // 16
-            flying = (flat >= self.IN_FLIGHT) & (flat != self.UNWRITTEN)
-            if flying.any():
-                self._complain(
-                    "in-flight",
-                    "overwrites the destination of an asynchronous copy that has not been waited for",
-                    site,
-                    lane,
-                    int(where[flying][0]),
-                )
-            plain = np.flatnonzero((flat < self.IN_FLIGHT) & (flat > self.LONG_PAST))
-            if plain.size:
-                some = flat[plain]
-                actor = (some & 0xFFFF).astype(np.int64)
-                ticks = (some >> 16).astype(np.int64) - 1 + self.t0
-                columns = self.column[actor]
-                bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
-                self._race_report("write after write", bad, some, where[plain], lane, row, site)
-                generic = (actor < SEVERAL) & ~bad
-                if generic.any() and width == 16:
-                    self._proxy(actor, ticks, columns, generic, lane, where[plain], site, "a bulk copy overwrites", row)
-            seen = readers[at].reshape(-1, self.columns)
-            for reader in np.flatnonzero(seen.any(axis=0)):
-                self._check_reads(seen[:, reader], where, clock, lane, row, site)
+            self._check_overwrite(flat, where, lane, row, site, width)
+            reads = readers[at].reshape(-1, self.columns)
+            for reader in np.flatnonzero(reads.any(axis=0)):
+                self._check_reads(reads[:, reader], where, lane, row, site)
             chunks = at * width >> 4
-            asleep = self.async_readers[:, chunks]
-            for reader in np.flatnonzero(asleep.any(axis=1)):
-                self._check_reads(asleep[reader], chunks, clock, lane, row, site)
+            async_reads = self.async_readers[:, chunks]
+            for reader in np.flatnonzero(async_reads.any(axis=1)):
+                self._check_reads(async_reads[reader], chunks, lane, row, site)
             writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
         self.views[width][at] = self.poison[width]
 
-    def _check_reads(self, tags: Array, at: Array, clock: Array, lane: int, row: int, site: int) -> None:
-        """A bulk copy overwrites what was read under these tags."""
-        actor = (tags & 0xFFFF).astype(np.int64)
-        ticks = (tags >> 16).astype(np.int64) - 1 + self.t0
-        bad = (tags != 0) & (ticks >= clock[self.column[actor]]) & (actor != int(self.actor[lane]))
-        self._race_report("write after read", bad, tags, at, lane, row, site)
+    def _check_overwrite(self, tags: Array, where: Array, lane: int, row: int, site: int, width: int) -> None:
+        """A bulk copy overwrites what was written under these tags."""
+        for kind, text, bad, doubtful in self.undefined(tags, reading=False):
+            self._complain(kind, text, site, lane, int(where[bad][0]), doubtful)
+        plain = np.flatnonzero((tags < self.IN_FLIGHT) & (tags > self.LONG_PAST))
+        if plain.size:
+            tags, where = tags[plain], where[plain]
+            actor, ticks, columns = self._split(tags)
+            bad = (ticks >= self.cluster_clocks.of(lane)[columns]) & (actor != int(self.actor[lane]))
+            self._report_race("write after write", bad, tags, where, lane, row, site)
+            generic = (actor < SEVERAL) & ~bad
+            if generic.any() and width == 16:
+                self._check_proxy(tags[generic], lane, where[generic], site, "a bulk copy overwrites", row)
 
-    def _race_report(self, what: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
+    def _check_reads(self, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
+        """A bulk copy overwrites what was read under these tags."""
+        actor, ticks, columns = self._split(tags)
+        known = self.cluster_clocks.of(lane)[columns]
+        bad = (tags != 0) & (ticks >= known) & (actor != int(self.actor[lane]))
+        self._report_race("write after read", bad, tags, at, lane, row, site)
+
+    def _report_race(self, what: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
-            self._complain(
-                "shared-race",
-                f"a bulk copy starts: {what} without synchronisation between (the other side: "
-                f"{self._who(int(tags[i]), row)})",
-                site,
-                lane,
-                int(at[i]),
+            text = (
+                f"a bulk copy starts: {what} without synchronisation between "
+                f"(the other side: {self._who(int(tags[i]), row)})"
             )
+            self._complain("shared-race", text, site, lane, int(at[i]))
 
     def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
         """A copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""
         self.views[width][at] = data
         if self.hazards:
-            self.rows[width][0][at] = self.TAG((tick - self.t0) << 16 | PSEUDO | column)
-        self.batch.launch.version += 1
-
-    def take_copies(self, lanes: Array) -> list[Any]:
-        """The cp.async of these lanes that have not landed, which now belong to an mbarrier."""
-        out = []
-        for group in ("open", "flying"):
-            kept = []
-            for copy in getattr(self, group):
-                mine = np.arange(self.batch.size) if copy.lanes is None else copy.lanes
-                inside = np.isin(mine, lanes)
-                if inside.any():
-                    out.append(type(copy)(mine[inside], copy.at[inside], copy.data[inside], copy.width, None))
-                if not inside.all():
-                    number = copy.group if copy.group is None or isinstance(copy.group, int) else copy.group[~inside]
-                    kept.append(type(copy)(mine[~inside], copy.at[~inside], copy.data[~inside], copy.width, number))
-            setattr(self, group, kept)
-        return out
+            self.rows[width][0][at] = self.TAG((tick - self.t0) << self.BITS | PSEUDO | column)
+        self.launch.version += 1
 
     # --- other CTAs ---
 
-    def locate(self, address: Array, width: int, m: Mask, site: int) -> tuple[Array | None, Array, Array] | None:
-        lanes = None
-        if m is not None:
-            lanes = self.batch.lanes(m)
-            if lanes.size == 0:
-                return None
-        chosen = address if lanes is None else address[lanes]
-        if int(chosen.max()) < 1 << RANK_SHIFT:
+    def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
+        lanes = self.batch.lanes(m)
+        if lanes.size == 0:
+            return None
+        chosen = address if m is None else address[lanes]
+        if int(chosen.max()) <= WITHIN:
             return super().locate(address, width, m, site)
-        if lanes is None:
-            lanes = np.arange(self.batch.size)
-        lanes, rows = self.batch.barriers.rows(chosen, lanes, site)
-        low = address & np.uint32((1 << RANK_SHIFT) - 1)
+        lanes, rows = self.peers.rows(chosen, lanes, site)
+        low = address & np.uint32(WITHIN)
         mask = np.zeros(self.batch.size, bool)
         mask[lanes] = True
-        found = super().locate(low, width, mask, site)
-        if found is None:
+        access = super().locate(low, width, mask, site)
+        if access is None:
             return None
-        kept, _, _ = found
-        assert kept is not None
-        if len(kept) != len(lanes):
-            rows = rows[np.isin(lanes, kept)]
-        offset = low[kept].astype(np.int64) - WINDOW_START + rows * self.stride
-        return kept, offset >> SHIFT[width], offset
-
-
-__all__ = ["MOVER", "PSEUDO", "RANK_SHIFT", "ClusterMemory"]
+        left = access[0]
+        assert left is not None
+        if len(left) != len(lanes):
+            rows = rows[np.isin(lanes, left)]
+        offset = low[left].astype(np.int64) - WINDOW_START + rows * self.stride
+        return left, offset >> SHIFT[width], offset

@@ -1,28 +1,37 @@
-"""mbarriers and cluster barriers: phases, transaction counts, who sleeps where, and what a wait lets know."""
+"""mbarriers: phases, arrivals, transaction bytes, the copies that land with a phase, and who sleeps until then."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cudal2gen.emulator.hopper.clocks import distinct
-from cudal2gen.emulator.hopper.cluster_memory import RANK_SHIFT
+from cudal2gen.emulator.hopper.clocks import ClusterClocks
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
+from cudal2gen.emulator.machine.scheduler import Scheduler, Step
+from cudal2gen.emulator.memory.copies import AsyncCopies
 from cudal2gen.emulator.memory.shared import WINDOW_START
+from cudal2gen.emulator.state.arrays import Array, Mask, Scalar, distinct
+from cudal2gen.emulator.state.batch import BatchState
 
-if TYPE_CHECKING:
-    from cudal2gen.emulator.machine.batch import Batch, Step
-
-Array = NDArray[Any]
-Mask = Array | None
 MAX_COUNT = (1 << 20) - 1
+# Puts the data of a copy in place, readable for whoever knows this tick of the mbarrier's column.
+Landing = Callable[[int], None]
 
 
 class MBarrier:
-    """One mbarrier object. ``phase`` counts completed phases; ``pending`` arrivals and ``bytes`` (expected minus
-    arrived) are those of the current one; ``flights`` are its copies, which land when somebody has waited."""
+    """One mbarrier object.
+
+    ``phase`` counts completed phases; ``pending`` arrivals and ``bytes`` (expected minus arrived) are those of the
+    current one, of which ``count`` arrivals are expected. ``clock`` is what the arrivals of the current phase release,
+    ``done_clock`` what those of the last completed one did.
+
+    Data lands as late as the model allows. ``flights`` are the copies of the current phase; when it completes they
+    become ``landing``, and they land when somebody has seen that phase complete. Invariants: nobody who has not waited
+    reads landed data; a phase completes only with pending == bytes == 0; 0 <= pending <= count unless cp.async arrivals
+    have raised it; ``done_clock[column] == done_tick``.
+    """
 
     __slots__ = (
         "bytes", "clock", "column", "count", "done_clock", "done_tick", "fenced", "flights", "init_lane", "init_tick",
@@ -38,9 +47,9 @@ class MBarrier:
         self.clock: Array | None = None
         self.done_clock: Array | None = None
         self.done_tick = 0
-        self.flights: list[Callable[[int], None]] = []
-        self.landing: list[Callable[[int], None]] = []
-        # Warps that are known to see the initialisation.
+        self.flights: list[Landing] = []
+        self.landing: list[Landing] = []
+        # Warps that are known to see the initialisation; -1: the asynchronous proxy.
         self.trusted: set[int] = set()
 
     def passed(self, token: int, parity: bool) -> bool:
@@ -55,121 +64,51 @@ class MBarrier:
         return f"the mbarrier at shared offset {self.offset}, whose phase {self.phase} lacks {missing}"
 
 
-class ClusterBarrier:
-    """barrier.cluster of one cluster: ``generation`` counts completions."""
+class MBarriers:
+    """The mbarriers of a batch, by row and byte offset in the CTA's shared memory."""
 
-    __slots__ = ("arrived", "clock", "done_clock", "generation", "tick")
-
-    def __init__(self, size: int) -> None:
-        self.generation = 0
-        self.arrived: Array = np.zeros(size, bool)
-        self.clock: Array | None = None
-        self.done_clock: Array = np.zeros(0, np.int64)
-        self.tick = 0
-
-    def describe(self, row: int) -> str:  # noqa: ARG002
-        """State in words."""
-        return f"barrier.cluster, where {int(self.arrived.sum())} threads of the cluster have arrived"
-
-
-class Barriers:
-    """The mbarriers and cluster barriers of a batch."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch, self.launch = batch, batch.launch
+    def __init__(
+        self,
+        batch: BatchState,
+        scheduler: Scheduler,
+        clocks: ClusterClocks,
+        peers: Peers,
+        shared: ClusterMemory,
+        copies: AsyncCopies,
+    ) -> None:
+        self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
+        self.clocks, self.peers, self.shared, self.copies = clocks, peers, shared, copies
         self.hazards = batch.launch.options.hazards
         self.bars: dict[tuple[int, int], MBarrier] = {}
+        # Per lane: the result of its last try_wait, and whether that ended by its time limit, in an adverse order.
         self.results: Array = np.zeros(batch.size, bool)
-        # Whose last try_wait ended by its time limit, in an adverse order.
         self.timed_out: Array = np.zeros(batch.size, bool)
-        per = batch.cluster_size * batch.width
-        self.clusters = [ClusterBarrier(per) for _ in range(batch.count // batch.cluster_size)]
-        # Per lane: the generation in which it arrived at the cluster barrier, -1 where it has not.
-        self.arrived_at: Array = np.full(batch.size, -1, np.int64)
         # Something has happened since sleepers were last woken by their time limit.
         self.progress = True
+        scheduler.alarms.append(self._expire)
 
     # --- places ---
-
-    def rows(self, address: Array, lanes: Array, site: int, remember: bool = True) -> tuple[Array, Array]:
-        """Lanes and the rows of the CTAs that their shared::cluster addresses name; wrong ranks are reported."""
-        batch = self.batch
-        rank = (address >> RANK_SHIFT).astype(np.int64) - 1
-        own = batch.row_of[lanes]
-        rows = np.where(rank < 0, own, own - batch.rank[own] + rank)
-        bad = rank >= batch.cluster_size
-        if bad.any():
-            batch.report_lanes(
-                "cluster", f"names CTA {int(rank[bad][0])} of a cluster of {batch.cluster_size}", site, lanes[bad]
-            )
-            lanes, rows = lanes[~bad], rows[~bad]
-        if self.hazards:
-            away = rows != batch.row_of[lanes]
-            if away.any():
-                for row in np.unique(rows[away]):
-                    self.visit(int(row), lanes[away & (rows == row)], site, remember)
-        return lanes, rows
-
-    def visit(self, row: int, lanes: Array, site: int, remember: bool = True) -> None:
-        """Lanes of other CTAs touch CTA ``row``: it must have started, and must not have ended."""
-        batch = self.batch
-        clocks = batch.clocks
-        theirs = slice(int(clocks.first[row]), int(clocks.first[row]) + clocks.warps)
-        for lane in lanes[np.unique(lanes >> 5, return_index=True)[1]]:
-            known = clocks.of(int(lane))
-            if not known[-1] and not known[theirs].any():
-                batch.report_lanes(
-                    "cluster",
-                    f"touches the shared memory of CTA {batch.cta_index(row)} before a cluster barrier says that it "
-                    "has started",
-                    site,
-                    lanes,
-                )
-        if not batch.alive[row * batch.width : (row + 1) * batch.width].any():
-            batch.report_lanes(
-                "cluster", f"touches the shared memory of CTA {batch.cta_index(row)}, which has exited", site, lanes
-            )
-            return
-        if not remember:
-            return
-        visits = batch.shared.visits.setdefault(row, {})  # type: ignore[attr-defined]
-        for column in np.unique(clocks.first[batch.row_of[lanes]] + batch.warp[lanes]):
-            visits[int(column)] = (self.launch.tick, site)
-
-    def mapa(self, address: Array, rank: Array) -> Array:
-        """mapa of shared or generic addresses; the rank is checked where the address is used."""
-        low = address & address.dtype.type(~(0xFF << RANK_SHIFT) & ((1 << 8 * address.itemsize) - 1))
-        out: Array = low | ((rank & 0x3F) + 1).astype(address.dtype) << address.dtype.type(RANK_SHIFT)
-        return out
-
-    def rank_of(self, address: Array) -> Array:
-        """getctarank."""
-        rank = (address >> address.dtype.type(RANK_SHIFT) & address.dtype.type(0xFF)).astype(np.int64)
-        own = self.batch.rank[self.batch.row_of]
-        return np.where(rank > 0, rank - 1, own).astype(np.uint32)
 
     def _groups(
         self, address: Array, m: Mask, site: int, token: Array | None = None
     ) -> Iterator[tuple[int, int, int, Array]]:
         """(row, offset, token, lanes) of every mbarrier that the lanes name."""
         batch = self.batch
-        lanes = np.arange(batch.size) if m is None else batch.lanes(m)
+        lanes = batch.lanes(m)
         if lanes.size == 0:
             return
         chosen = address[lanes]
         if int(chosen.max()) >> RANK_SHIFT:
-            lanes, rows = self.rows(chosen, lanes, site)
-            chosen = address[lanes] & np.uint32((1 << RANK_SHIFT) - 1)
+            lanes, rows = self.peers.rows(chosen, lanes, site)
+            chosen = address[lanes] & np.uint32(WITHIN)
         else:
             rows = batch.row_of[lanes]
         offset = chosen.astype(np.int64) - WINDOW_START
-        wrong = (offset < 0) | (offset + 8 > batch.shared.size) | (offset & 7 != 0)
+        wrong = (offset < 0) | (offset + 8 > self.shared.size) | (offset & 7 != 0)
         if wrong.any():
             at = int(offset[wrong][0])
-            batch.report_lanes(
-                "shared-out-of-bounds", f"an mbarrier at shared offset {at}: outside, or no multiple of 8", site,
-                lanes[wrong], at,
-            )  # fmt: skip
+            text = f"an mbarrier at shared offset {at}: outside, or no multiple of 8"
+            batch.report_lanes("shared-out-of-bounds", text, site, lanes[wrong], at)
             lanes, rows, offset = lanes[~wrong], rows[~wrong], offset[~wrong]
         tokens = np.zeros(len(lanes), np.int64) if token is None else token[lanes].astype(np.int64)
         key = rows << 40 | offset << 20 | (tokens & 0xFFFFF)
@@ -181,47 +120,51 @@ class Barriers:
             some = np.flatnonzero(inverse == i)
             yield int(rows[some[0]]), int(offset[some[0]]), int(tokens[some[0]]), lanes[some]
 
+    def _each(self, address: Array, m: Mask, site: int) -> Iterator[tuple[MBarrier, Array]]:
+        """(mbarrier, lanes) of every mbarrier that the lanes name; missing ones are reported."""
+        for row, offset, _, lanes in list(self._groups(address, m, site)):
+            bar = self.find(row, offset, lanes, site)
+            if bar is not None:
+                yield bar, lanes
+
     def find(self, row: int, offset: int, lanes: Array, site: int, asynchronous: bool = False) -> MBarrier | None:
-        """The mbarrier there, or a report. Its initialisation must be visible to the lanes."""
+        """The mbarrier there, or a report. Its initialisation must be visible to the lanes, and (``asynchronous``) to
+        the proxy that copies in bulk."""
         bar = self.bars.get((row, offset))
         batch = self.batch
         if bar is None:
-            batch.report_lanes(
-                "mbarrier", f"no mbarrier has been initialised at shared offset {offset}", site, lanes, offset
-            )
+            text = f"no mbarrier has been initialised at shared offset {offset}"
+            batch.report_lanes("mbarrier", text, site, lanes, offset)
             return None
         if self.hazards:
             if asynchronous and not bar.fenced and -1 not in bar.trusted:
                 bar.trusted.add(-1)
-                batch.report_lanes(
-                    "mbarrier",
+                text = (
                     f"a bulk copy completes on the mbarrier at shared offset {offset}, whose initialisation no "
-                    "fence.mbarrier_init or fence.proxy.async follows",
-                    site, lanes, offset,
-                )  # fmt: skip
+                    "fence.mbarrier_init or fence.proxy.async follows"
+                )
+                batch.report_lanes("mbarrier", text, site, lanes, offset)
             for warp in distinct(lanes >> 5):
                 if int(warp) not in bar.trusted:
-                    self._trust(bar, int(lanes[lanes >> 5 == warp][0]), site)
+                    self._check_visible(bar, int(lanes[lanes >> 5 == warp][0]), site)
         return bar
 
-    def _trust(self, bar: MBarrier, lane: int, site: int) -> None:
-        batch = self.batch
-        clocks = batch.clocks
+    def _check_visible(self, bar: MBarrier, lane: int, site: int) -> None:
+        batch, clocks = self.batch, self.clocks
+        bar.trusted.add(lane >> 5)
         origin = int(batch.row_of[bar.init_lane])
         column = int(clocks.first[origin] + batch.warp[bar.init_lane])
-        ok = lane == bar.init_lane or clocks.of(lane)[column] > bar.init_tick
+        known = clocks.of(lane)
         # A relaxed cluster barrier carries what fence.mbarrier_init released.
-        ok = ok or 0 < bar.fenced < clocks.of(lane)[-1]
-        bar.trusted.add(lane >> 5)
-        if not ok:
-            batch.report_lanes(
-                "mbarrier",
-                f"uses the mbarrier at shared offset {bar.offset} before its initialisation is known to be visible "
-                "(no barrier between)",
-                site, np.array([lane]), bar.offset,
-            )  # fmt: skip
+        if lane == bar.init_lane or known[column] > bar.init_tick or 0 < bar.fenced < known[-1]:
+            return
+        text = (
+            f"uses the mbarrier at shared offset {bar.offset} before its initialisation is known to be visible "
+            "(no barrier between)"
+        )
+        batch.report_lane("mbarrier", text, site, lane, bar.offset)
 
-    # --- mbarrier ---
+    # --- init and inval ---
 
     def init(self, address: Array, count: Array, m: Mask, site: int) -> None:
         """mbarrier.init."""
@@ -233,172 +176,162 @@ class Barriers:
                 number = max(1, min(number, MAX_COUNT))
             old = self.bars.get((row, offset))
             if old is not None or len(lanes) > 1:
-                batch.report_lanes(
-                    "mbarrier",
-                    f"the mbarrier at shared offset {offset} is initialised again without mbarrier.inval",
-                    site,
-                    lanes,
-                    offset,
-                )
-            column = old.column if old is not None else batch.clocks.barrier_column(row)
+                text = f"the mbarrier at shared offset {offset} is initialised again without mbarrier.inval"
+                batch.report_lanes("mbarrier", text, site, lanes, offset)
+            column = old.column if old is not None else self.clocks.barrier_column(row)
             self.bars[(row, offset)] = MBarrier(row, offset, number, column, int(lanes[-1]), self.launch.tick)
 
     def invalidate(self, address: Array, m: Mask, site: int) -> None:
         """mbarrier.inval."""
-        for row, offset, _, lanes in self._groups(address, m, site):
-            if self.find(row, offset, lanes, site) is not None:
-                del self.bars[(row, offset)]
+        for bar, _ in self._each(address, m, site):
+            del self.bars[(bar.row, bar.offset)]
 
     def fence_init(self, m: Mask) -> None:
         """fence.mbarrier_init or a proxy fence: what the lanes have initialised is released."""
-        batch = self.batch
         fresh = [bar for bar in self.bars.values() if not bar.fenced]
         if fresh:
             self.launch.tick += 1
             for bar in fresh:
                 if m is None or m[bar.init_lane]:
                     bar.fenced = self.launch.tick
-            batch.shared.retag()
+
+    # --- arrivals ---
 
     def arrive(
         self,
         address: Array,
-        count: Any,
+        count: Scalar,
         expected: Array | None,
         m: Mask,
         site: int,
         release: bool = True,
         drop: bool = False,
     ) -> Array:
-        """mbarrier.arrive by every lane, after expect_tx of ``expected`` bytes. Returns the states."""
-        batch = self.batch
-        states = np.zeros(batch.size, np.uint64)
+        """mbarrier.arrive by every lane, after expect_tx of ``expected`` bytes. ``drop``: later phases expect that much
+        less. Returns the states (uint64)."""
+        states = np.zeros(self.batch.size, np.uint64)
         groups = list(self._groups(address, m, site))
+        # What the lanes did before is older than this tick, what they do next is not.
         self.launch.tick += 1
         for row, offset, _, lanes in groups:
             bar = self.find(row, offset, lanes, site)
             if bar is None:
                 continue
-            clock = batch.clocks.publish(lanes) if release and self.hazards else None
+            clock = self.clocks.publish(lanes) if release and self.hazards else None
             for lane in lanes:
                 states[lane] = bar.phase
                 if expected is not None:
                     bar.bytes += int(expected[lane])
-                n = count if type(count) is int else int(count[lane])
                 if clock is not None:
+                    # Released with the group's first arrival: a phase that another lane completes must carry it.
                     bar.clock = clock if bar.clock is None else np.maximum(bar.clock, clock)
                     clock = None
-                if n > bar.pending:
-                    batch.report_lanes(
-                        "mbarrier",
-                        f"{n} arrivals at the mbarrier at shared offset {offset}, whose phase {bar.phase} expects "
-                        f"{bar.pending} more of {bar.count}",
-                        site, lanes, offset,
-                    )  # fmt: skip
-                    n = bar.pending
-                bar.pending -= n
-                if drop:
-                    bar.count = max(1, bar.count - n)
-                self._settle(bar)
-        batch.shared.retag()
+                self._count_down(bar, count if isinstance(count, int) else int(count[lane]), drop, lanes, site)
         return states
+
+    def _count_down(self, bar: MBarrier, n: int, drop: bool, lanes: Array, site: int) -> None:
+        """``n`` arrivals."""
+        if n > bar.pending:
+            text = (
+                f"{n} arrivals at the mbarrier at shared offset {bar.offset}, whose phase {bar.phase} expects "
+                f"{bar.pending} more of {bar.count}"
+            )
+            self.batch.report_lanes("mbarrier", text, site, lanes, bar.offset)
+            n = bar.pending
+        bar.pending -= n
+        if drop:
+            bar.count = max(1, bar.count - n)
+        self._settle(bar)
 
     def copies_arrive(self, address: Array, noinc: bool, m: Mask, site: int) -> None:
         """cp.async.mbarrier.arrive: the lanes' copies so far land with the phase, each lane arrives once for them.
         Without ``noinc`` the phase expects that arrival beside its own."""
-        shared: Any = self.batch.shared
-        for row, offset, _, lanes in list(self._groups(address, m, site)):
-            bar = self.find(row, offset, lanes, site)
-            if bar is None:
-                continue
-            for copy in shared.take_copies(lanes):
-
-                def land(tick: int, copy: Any = copy, column: int = bar.column) -> None:
-                    shared.land(copy.at, copy.data, column, tick, copy.width)
-
-                bar.flights.append(land)
+        for bar, lanes in self._each(address, m, site):
+            for copy in self.copies.take(lanes):
+                bar.flights.append(self.landing(copy.at, copy.data, copy.width, bar))
             if not noinc:
                 bar.pending += len(lanes)
             mask = np.zeros(self.batch.size, bool)
             mask[lanes] = True
             self.arrive(address, 1, None, mask, site)
 
+    def landing(self, at: Array, data: Array, width: int, bar: MBarrier) -> Landing:
+        """What puts a copy's data in place when the mbarrier's phase has been waited for."""
+        return lambda tick: self.shared.land(at, data, bar.column, tick, width)
+
     def expect(self, address: Array, expected: Array, m: Mask, site: int) -> None:
         """mbarrier.expect_tx."""
-        for row, offset, _, lanes in self._groups(address, m, site):
-            bar = self.find(row, offset, lanes, site)
-            if bar is not None:
-                bar.bytes += int(expected[lanes].astype(np.int64).sum())
+        for bar, lanes in self._each(address, m, site):
+            bar.bytes += int(expected[lanes].astype(np.int64).sum())
 
     def complete(self, address: Array, done: Array, m: Mask, site: int) -> None:
         """mbarrier.complete_tx."""
-        for row, offset, _, lanes in self._groups(address, m, site):
-            bar = self.find(row, offset, lanes, site)
-            if bar is not None:
-                bar.bytes -= int(done[lanes].astype(np.int64).sum())
-                self._settle(bar)
+        for bar, lanes in self._each(address, m, site):
+            bar.bytes -= int(done[lanes].astype(np.int64).sum())
+            self._settle(bar)
 
-    def deliver(self, bar: MBarrier, nbytes: int, land: Callable[[int], None]) -> None:
-        """A bulk copy of ``nbytes`` completes on the barrier; ``land(tick)`` puts its data in place."""
-        bar.flights.append(land)
-        bar.bytes -= nbytes
+    def fly(self, at: Array, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
+        """``data`` is under way to elements of ``width`` bytes of a row's shared memory, and completes on the mbarrier.
+        It lands when somebody has waited for the phase."""
+        self.shared.async_write(at, lane, row, bar.column, site, width)
+        bar.flights.append(self.landing(at, data, width, bar))
+        bar.bytes -= data.size * width
         self._settle(bar)
 
+    # --- phases ---
+
     def _settle(self, bar: MBarrier) -> None:
-        """Complete the phase if nothing is missing."""
+        """Complete the phase if nothing is missing, and wake who waits for it."""
         self.progress = True
         if bar.pending or bar.bytes:
             return
         self.launch.tick += 1
         bar.done_tick = self.launch.tick
-        clock = bar.clock if bar.clock is not None else np.zeros(self.batch.clocks.columns, np.int64)
+        clock = bar.clock if bar.clock is not None else np.zeros(self.clocks.columns, np.int64)
         clock[bar.column] = bar.done_tick
         bar.done_clock, bar.clock = clock, None
-        # Nobody waited for the phase before: its data lands now, under its own tick.
+        # Copies of an earlier phase that nobody waited for stay in front: they land first, with this tick.
         bar.landing += bar.flights
         bar.flights = []
         bar.phase += 1
         bar.pending = bar.count
         self.launch.version += 1
-        self.batch.shared.retag()
         self._wake(bar)
 
     def _wake(self, bar: MBarrier) -> None:
-        batch = self.batch
-        free = np.zeros(batch.size, bool)
-        for w in batch.waiting:
-            if w.barrier is bar and bar.passed(w.token >> 1, bool(w.token & 1)):
-                free |= w.mask
+        free = np.zeros(self.batch.size, bool)
+        for sleeper in self.scheduler.waiting:
+            if sleeper.barrier is bar and bar.passed(sleeper.token >> 1, bool(sleeper.token & 1)):
+                free |= sleeper.mask
         if free.any():
             lanes = np.flatnonzero(free)
-            self.acquire(bar, lanes)
+            self._acquire(bar, lanes)
             self.results[lanes] = True
             self.timed_out[lanes] = False
-            batch.release(bar, free)
+            self.scheduler.release(bar, free)
 
-    def acquire(self, bar: MBarrier, lanes: Array) -> None:
-        """The lanes have seen the last phase complete."""
-        if bar.landing:
-            landing, bar.landing = bar.landing, []
-            for land in landing:
-                land(bar.done_tick)
+    def _acquire(self, bar: MBarrier, lanes: Array) -> None:
+        """The lanes have seen the last phase complete: its data lands, and they know what its arrivals released."""
+        landing, bar.landing = bar.landing, []
+        for land in landing:
+            land(bar.done_tick)
         if self.hazards and bar.done_clock is not None:
-            self.batch.clocks.acquire(lanes, bar.done_clock)
+            self.clocks.acquire(lanes, bar.done_clock)
 
     def try_wait(self, address: Array, token: Array, parity: bool, m: Mask, resume: int, site: int) -> Step:
         """mbarrier.try_wait: lanes whose phase is not complete sleep; in an adverse order only when they try again."""
         batch = self.batch
         if self.launch.counters is not None:
-            warps = batch.alive if m is None else m
-            self.launch.counters.mbarrier_waits += int(warps.reshape(-1, 32).any(axis=1).sum())
+            waiting = batch.running(m).reshape(-1, 32).any(axis=1)
+            self.launch.counters.mbarrier_waits += int(waiting.sum())
         asleep = None
-        for row, offset, wanted, lanes in self._groups(address, m, site, token & 1 if parity else token):
+        for row, offset, phase, lanes in self._groups(address, m, site, token & 1 if parity else token):
             bar = self.find(row, offset, lanes, site)
-            if bar is None or bar.passed(wanted, parity):
+            if bar is None or bar.passed(phase, parity):
                 self.results[lanes] = True
                 self.timed_out[lanes] = False
                 if bar is not None and bar.phase:
-                    self.acquire(bar, lanes)
+                    self._acquire(bar, lanes)
                 continue
             if self.launch.options.adverse and not self.timed_out[lanes].all():
                 self.results[lanes] = False
@@ -409,175 +342,54 @@ class Barriers:
             asleep[lanes] = True
             mask = np.zeros(batch.size, bool)
             mask[lanes] = True
-            batch.sleep(bar, mask, resume, site, wanted << 1 | int(parity))
+            # Lanes of one mbarrier may wait for different phases: the token tells which, and in which form.
+            self.scheduler.sleep(bar, mask, resume, site, phase << 1 | int(parity))
         if asleep is None:
-            return batch.go(resume, m)
-        awake = (batch.alive if m is None else m) & ~asleep
+            return self.scheduler.go(resume, m)
+        awake = batch.running(m) & ~asleep
         if awake.any():
-            return batch.next(resume, awake)
-        return batch.pick()
+            return self.scheduler.next(resume, awake)
+        return self.scheduler.pick()
 
     def test_wait(self, address: Array, token: Array, parity: bool, m: Mask, site: int) -> Array:
-        """mbarrier.test_wait: is the phase complete now?"""
+        """mbarrier.test_wait: is the phase complete now? (bool per lane)"""
         out = np.zeros(self.batch.size, bool)
-        for row, offset, wanted, lanes in self._groups(address, m, site, token & 1 if parity else token):
+        for row, offset, phase, lanes in self._groups(address, m, site, token & 1 if parity else token):
             bar = self.find(row, offset, lanes, site)
-            if bar is None or bar.passed(wanted, parity):
+            if bar is None or bar.passed(phase, parity):
                 out[lanes] = True
                 if bar is not None and bar.phase:
-                    self.acquire(bar, lanes)
+                    self._acquire(bar, lanes)
         return out
 
     def waited(self) -> Array:
         """The result of the last try_wait of each lane."""
         return self.results.copy()
 
-    def expire(self) -> bool:
+    def _expire(self) -> bool:
         """Nothing can run: end the waits of all try_wait by their time limit, once per state of the world."""
-        batch = self.batch
         if not self.progress:
             return False
         self.progress = False
-        free = np.zeros(batch.size, bool)
-        for w in batch.waiting:
-            if isinstance(w.barrier, MBarrier):
-                free |= w.mask
-        if not free.any():
+        sleepers = [s for s in self.scheduler.waiting if isinstance(s.barrier, MBarrier)]
+        if not sleepers:
             return False
+        free = np.logical_or.reduce([s.mask for s in sleepers])
         self.results[free] = False
-        for bar in {w.barrier for w in batch.waiting if isinstance(w.barrier, MBarrier)}:
-            batch.release(bar, free)
+        for bar in {s.barrier for s in sleepers}:
+            self.scheduler.release(bar, free)
         return True
-
-    # --- barrier.cluster ---
-
-    def _members(self, index: int) -> slice:
-        per = self.batch.cluster_size * self.batch.width
-        return slice(index * per, (index + 1) * per)
-
-    def cluster_arrive(self, m: Mask, release: bool, site: int) -> None:
-        """barrier.cluster.arrive; a relaxed one publishes no accesses."""
-        batch = self.batch
-        mask = batch.alive if m is None else m
-        self.launch.tick += 1
-        for index, cluster in enumerate(self.clusters):
-            part = self._members(index)
-            lanes = np.flatnonzero(mask[part]) + part.start
-            if lanes.size == 0:
-                continue
-            again = self.arrived_at[lanes] >= 0
-            if again.any():
-                batch.report_lanes(
-                    "barrier-divergence", "arrives at barrier.cluster again without having waited", site, lanes[again]
-                )
-            self.arrived_at[lanes] = cluster.generation
-            cluster.arrived[lanes - part.start] = True
-            if release and self.hazards:
-                clock = batch.clocks.publish(lanes)
-                cluster.clock = clock if cluster.clock is None else np.maximum(cluster.clock, clock)
-            self._settle_cluster(index)
-        batch.shared.retag()
-
-    def _settle_cluster(self, index: int) -> None:
-        batch, cluster, part = self.batch, self.clusters[index], self._members(index)
-        alive = batch.alive[part]
-        if not cluster.arrived.any() or (alive & ~cluster.arrived).any():
-            return
-        self.progress = True
-        self.launch.tick += 1
-        cluster.tick = self.launch.tick
-        cluster.generation += 1
-        cluster.arrived[:] = False
-        clock = np.zeros(batch.clocks.columns, np.int64) if cluster.clock is None else cluster.clock
-        clock[-1] = cluster.tick
-        cluster.done_clock, cluster.clock = clock, None
-        self.launch.version += 1
-        free = np.zeros(batch.size, bool)
-        for w in batch.waiting:
-            if w.barrier is cluster:
-                free |= w.mask
-        if free.any():
-            self._leave(cluster, np.flatnonzero(free))
-            batch.release(cluster, free)
-
-    def _leave(self, cluster: ClusterBarrier, lanes: Array) -> None:
-        self.arrived_at[lanes] = -1
-        if self.hazards:
-            self.batch.clocks.acquire(lanes, cluster.done_clock)
-
-    def cluster_wait(self, acquire: bool, m: Mask, resume: int, site: int) -> Step:
-        """barrier.cluster.wait."""
-        del acquire
-        batch = self.batch
-        mask = (batch.alive if m is None else m).copy()
-        awake = np.zeros(batch.size, bool)
-        for index, cluster in enumerate(self.clusters):
-            part = self._members(index)
-            lanes = np.flatnonzero(mask[part]) + part.start
-            if lanes.size == 0:
-                continue
-            never = self.arrived_at[lanes] < 0
-            if never.any():
-                batch.report_lanes(
-                    "barrier-divergence", "waits at barrier.cluster without having arrived", site, lanes[never]
-                )
-            done = never | (self.arrived_at[lanes] < cluster.generation)
-            if done.any():
-                self._leave(cluster, lanes[done])
-                awake[lanes[done]] = True
-            if not done.all():
-                rest = np.zeros(batch.size, bool)
-                rest[lanes[~done]] = True
-                batch.sleep(cluster, rest, resume, site)
-        if (awake == mask).all():
-            return batch.go(resume, m)
-        return batch.next(resume, awake) if awake.any() else batch.pick()
 
     # --- the end ---
 
-    def exited(self, lanes: Array) -> None:
-        """Lanes have left the kernel."""
-        batch = self.batch
-        for index in distinct(lanes // (batch.cluster_size * batch.width)):
-            self._settle_cluster(int(index))
-        for row in distinct(batch.row_of[lanes]):
-            if not batch.alive[row * batch.width : (row + 1) * batch.width].any():
-                self._last_has_left(int(row))
-
-    def _last_has_left(self, row: int) -> None:
-        """A CTA ends: its shared memory goes, so nothing may still be under way to it or from it."""
-        batch = self.batch
-        if not self.hazards:
-            return
-        shared: Any = batch.shared
-        clocks = batch.clocks
-        lane = row * batch.width
-        clock = clocks.known[row].max(axis=0)
-        for (r, _), entries in clocks.private.items():
-            if r == row:
-                for _, learned in entries:
-                    clock = np.maximum(clock, learned)
-        for column, (tick, site) in shared.visits.get(row, {}).items():
-            if tick >= clock[column]:
-                rank, warp = divmod(column, clocks.warps)
-                batch.report(
-                    "cluster",
-                    f"warp {warp} of the cluster's CTA {rank} touches this CTA's shared memory, and this CTA may exit "
-                    "before: none of its threads waits for it",
-                    site, row, (),
-                )  # fmt: skip
+    def exited(self, row: int) -> None:
+        """A CTA ends: nothing may be under way to its shared memory, and no phase may be half done."""
         for bar in self.bars.values():
-            if bar.row == row and (bar.flights or bar.landing):
-                batch.report(
-                    "in-flight",
-                    f"the CTA exits while bulk copies to it are under way ({bar.describe(row)})",
-                    None, row, (lane - row * batch.width,),
-                )  # fmt: skip
-            if bar.row == row and 0 < bar.pending < bar.count:
-                batch.report(
-                    "mbarrier",
-                    f"the CTA exits in the middle of a phase: too many arrivals, or too few, at {bar.describe(row)}",
-                    None, row, (),
-                )  # fmt: skip
-        batch.bulk.exited(row)
-        batch.warpgroups.exited(row)
+            if bar.row != row:
+                continue
+            if bar.flights or bar.landing:
+                text = f"the CTA exits while bulk copies to it are under way ({bar.describe(row)})"
+                self.batch.report("in-flight", text, None, row, (0,))
+            if 0 < bar.pending < bar.count:
+                text = f"the CTA exits in the middle of a phase: too many arrivals, or too few, at {bar.describe(row)}"
+                self.batch.report("mbarrier", text, None, row, ())

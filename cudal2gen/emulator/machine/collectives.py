@@ -2,139 +2,115 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from cudal2gen.emulator.machine.batch import Batch
+from cudal2gen.emulator.state.arrays import Array, Mask, Scalar, bits_of, words_of
+from cudal2gen.emulator.state.batch import BatchState
+from cudal2gen.emulator.state.clocks import Clocks
 
-Array = NDArray[Any]
-Mask = Array | None
+# redux: what stands in for lanes that take no part, and how values combine.
+_REDUCTIONS: dict[str, tuple[int, Callable[[Array], Array]]] = {
+    "add": (0, lambda v: np.asarray(v.sum(axis=2))),
+    "min": (1 << 40, lambda v: np.asarray(v.min(axis=2))),
+    "max": (-(1 << 40), lambda v: np.asarray(v.max(axis=2))),
+    "and": (-1, lambda v: np.asarray(np.bitwise_and.reduce(v, axis=2))),
+    "or": (0, lambda v: np.asarray(np.bitwise_or.reduce(v, axis=2))),
+    "xor": (0, lambda v: np.asarray(np.bitwise_xor.reduce(v, axis=2))),
+}
 
 
 class Warps:
     """The warps of a batch. Registers have shape (lanes,); inside, (warps, 32)."""
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch, self.size, self.lane, self.alive = batch, batch.size, batch.lane, batch.alive
+    def __init__(self, batch: BatchState, clocks: Clocks) -> None:
+        self.batch, self.clocks = batch, clocks
 
-    def members(self, members: Any, m: Mask, site: int) -> Array:
+    def _active(self, m: Mask) -> Array:
+        return (np.ones(self.batch.size, bool) if m is None else m).reshape(-1, 32)
+
+    def _require_members(self, members: Scalar, m: Mask, site: int) -> Array:
         """Check the member mask of a ``.sync`` collective; returns the active mask, shape (warps, 32)."""
-        active = (np.ones(self.size, bool) if m is None else m).reshape(-1, 32)
-        if type(members) is int and members == 0xFFFFFFFF and m is None:
+        active = self._active(m)
+        if isinstance(members, int) and members == 0xFFFFFFFF and m is None:
             return active
-        wanted = self.batch.constant(members, 4) if type(members) is int else members
-        bits = (wanted.reshape(-1, 32)[:, :, None] >> np.arange(32, dtype=np.uint32)) & 1
-        alive = self.alive.reshape(-1, 32)
-        missing = (bits.astype(bool) & alive[:, None, :] & ~active[:, None, :]).any(axis=2) & active
-        absent = active & (((wanted.reshape(-1, 32) >> np.arange(32, dtype=np.uint32)) & 1) == 0)
+        words = self.batch.words(members)
+        alive = self.batch.alive.reshape(-1, 32)
+        missing = (bits_of(words) & alive[:, None, :] & ~active[:, None, :]).any(axis=2) & active
+        absent = active & (((words >> np.arange(32, dtype=np.uint32)) & 1) == 0)
         bad = np.flatnonzero((missing | absent).reshape(-1))
         if len(bad):
-            self.batch.report_lanes(
-                "warp-divergence",
-                "the member mask names lanes that are not here, or omits the lane that executes it",
-                site,
-                bad,
-            )
+            text = "the member mask names lanes that are not here, or omits the lane that executes it"
+            self.batch.report_lanes("warp-divergence", text, site, bad)
         return active
 
+    def _meet(self, members: Scalar, m: Mask, site: int) -> Array:
+        """The members synchronise: their accesses before are ordered before what follows."""
+        active = self._require_members(members, m, site)
+        self.clocks.warp_sync(m)
+        return active
+
+    def _groups(self, members: Scalar, active: Array) -> Array:
+        """Per lane, who takes part with it: (warps, 32, 32). Lanes may carry different masks (disjoint groups)."""
+        return bits_of(self.batch.words(members)) & active[:, None, :]
+
     def shfl(
-        self, mode: str, value: Array, lane: Any, clamp: Any, members: Any, m: Mask, site: int
+        self, mode: str, value: Array, lane: Scalar, clamp: Scalar, members: Scalar, m: Mask, site: int
     ) -> tuple[Array, Array]:
         """shfl.sync -> (values, predicate: the source lane was in range)."""
-        self.members(members, m, site)
-        self.batch.warp_sync(m)
-        own = self.lane.astype(np.int64).reshape(-1, 32)
-
-        def operand(x: Any) -> Array:
-            return np.full(own.shape, x, np.int64) if type(x) is int else x.astype(np.int64).reshape(-1, 32)
-
-        b, c = operand(lane) & 31, operand(clamp)
+        self._meet(members, m, site)
+        own = self.batch.lane.astype(np.int64).reshape(-1, 32)
+        b, c = self.batch.words(lane).astype(np.int64) & 31, self.batch.words(clamp).astype(np.int64)
+        # Lanes are cut into segments; ``low`` and ``top`` are the first lane of the own one and its limit.
         segment, bound = (c >> 8) & 31, c & 31
-        top = (own & segment) | (bound & ~segment & 31)
         low = own & segment
-        if mode == "up":
-            j = own - b
-            ok = j >= (low | (bound & ~segment & 31) if False else top)
-        elif mode == "down":
-            j = own + b
-            ok = j <= top
-        elif mode == "bfly":
-            j = own ^ b
-            ok = j <= top
-        else:
-            j = low | (b & ~segment & 31)
-            ok = j <= top
-        j = np.where(ok, j, own)
-        got = np.take_along_axis(value.reshape(-1, 32), j, axis=1).reshape(-1)
-        return got, ok.reshape(-1)
+        top = low | (bound & ~segment & 31)
+        source = {"up": own - b, "down": own + b, "bfly": own ^ b, "idx": low | (b & ~segment & 31)}[mode]
+        inside = source >= top if mode == "up" else source <= top
+        source = np.where(inside, source, own)
+        return np.take_along_axis(value.reshape(-1, 32), source, axis=1).reshape(-1), inside.reshape(-1)
 
-    def vote(self, mode: str, value: Array, members: Any, m: Mask, site: int) -> Array:
+    def vote(self, mode: str, value: Array, members: Scalar, m: Mask, site: int) -> Array:
         """vote.sync: ballot gives uint32, the others predicates."""
-        active = self.members(members, m, site)
-        self.batch.warp_sync(m)
+        active = self._meet(members, m, site)
         bits = value.reshape(-1, 32)
-        wanted = (self.batch.constant(members, 4) if type(members) is int else members).reshape(-1, 32)
-        # Lanes of one instruction may carry different member masks (disjoint groups).
         if mode == "ballot":
-            mask = ((bits & active).astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=1).astype(np.uint32)
-            ballot: Array = (mask[:, None] & wanted).reshape(-1)
-            return ballot
-        group = ((wanted[:, :, None] >> np.arange(32, dtype=np.uint32)) & 1).astype(bool) & active[:, None, :]
+            return np.asarray((words_of(bits & active)[:, None] & self.batch.words(members)).reshape(-1))
+        group = self._groups(members, active)
         some = (group & bits[:, None, :]).any(axis=2)
         every = (~group | bits[:, None, :]).all(axis=2)
-        out: Array = {"any": some, "all": every, "uni": every | ~some}[mode].reshape(-1)
-        return out
+        return np.asarray({"any": some, "all": every, "uni": every | ~some}[mode].reshape(-1))
 
-    def match(self, mode: str, value: Array, members: Any, m: Mask, site: int) -> tuple[Array, Array]:
+    def match(self, mode: str, value: Array, members: Scalar, m: Mask, site: int) -> tuple[Array, Array]:
         """match.sync -> (mask of lanes with the same value, predicate for .all)."""
-        active = self.members(members, m, site)
-        self.batch.warp_sync(m)
-        wanted = (self.batch.constant(members, 4) if type(members) is int else members).reshape(-1, 32)
-        group = ((wanted[:, :, None] >> np.arange(32, dtype=np.uint32)) & 1).astype(bool) & active[:, None, :]
+        group = self._groups(members, self._meet(members, m, site))
         v = value.reshape(-1, 32)
         same = (v[:, :, None] == v[:, None, :]) & group
-        mask = (same.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=2).astype(np.uint32)
         if mode == "any":
-            return mask.reshape(-1), mask.reshape(-1) != 0
+            mask = words_of(same).reshape(-1)
+            return mask, mask != 0
         everyone = (same == group).all(axis=2)
-        return np.where(everyone, wanted, 0).astype(np.uint32).reshape(-1), everyone.reshape(-1)
+        return np.where(everyone, self.batch.words(members), 0).astype(np.uint32).reshape(-1), everyone.reshape(-1)
 
-    def redux(self, mode: str, value: Array, members: Any, m: Mask, site: int, signed: bool) -> Array:
+    def redux(self, mode: str, value: Array, members: Scalar, m: Mask, site: int, signed: bool) -> Array:
         """redux.sync on 32-bit integers."""
-        active = self.members(members, m, site)
-        self.batch.warp_sync(m)
-        wanted = (self.batch.constant(members, 4) if type(members) is int else members).reshape(-1, 32)
-        group = ((wanted[:, :, None] >> np.arange(32, dtype=np.uint32)) & 1).astype(bool) & active[:, None, :]
+        group = self._groups(members, self._meet(members, m, site))
         v = (value.view(np.int32) if signed else value).reshape(-1, 1, 32).astype(np.int64)
-        if mode == "add":
-            out = np.where(group, v, 0).sum(axis=2)
-        elif mode == "min":
-            out = np.where(group, v, 1 << 40).min(axis=2)
-        elif mode == "max":
-            out = np.where(group, v, -(1 << 40)).max(axis=2)
-        elif mode == "and":
-            out = np.bitwise_and.reduce(np.where(group, v, -1), axis=2)
-        elif mode == "or":
-            out = np.bitwise_or.reduce(np.where(group, v, 0), axis=2)
-        else:
-            out = np.bitwise_xor.reduce(np.where(group, v, 0), axis=2)
-        result: Array = (out & 0xFFFFFFFF).astype(np.uint32).reshape(-1)
-        return result
+        neutral, combine = _REDUCTIONS[mode]
+        out = combine(np.where(group, v, neutral))
+        return np.asarray((out & 0xFFFFFFFF).astype(np.uint32).reshape(-1))
 
-    def elect(self, members: Any, m: Mask, site: int) -> tuple[Array, Array]:
+    def elect(self, members: Scalar, m: Mask, site: int) -> tuple[Array, Array]:
         """elect.sync -> (the leader's lane, predicate: this lane is the leader)."""
-        self.members(members, m, site)
-        bits = (self.batch.constant(members, 4) if type(members) is int else members).astype(np.int64)
+        self._require_members(members, m, site)
+        bits = self.batch.words(members).reshape(-1).astype(np.int64)
         lowest = bits & -bits
-        leader = np.zeros(self.size, np.int64)
+        leader = np.zeros(self.batch.size, np.int64)
         some = lowest > 0
         leader[some] = np.log2(lowest[some]).astype(np.int64)
-        return leader.astype(np.uint32), leader == self.lane
+        return leader.astype(np.uint32), leader == self.batch.lane
 
     def activemask(self, m: Mask) -> Array:
-        active = (np.ones(self.size, bool) if m is None else m).reshape(-1, 32)
-        mask = (active.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=1).astype(np.uint32)
-        return np.repeat(mask, 32)
+        """activemask: the lanes that run together."""
+        return np.repeat(words_of(self._active(m)), 32)

@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from cudal2gen.emulator.state.hazards import EmulatorError
+from cudal2gen.emulator.state.arrays import MOVER, POISON, Array
+from cudal2gen.emulator.state.reports import EmulatorError
 
-Array = NDArray[Any]
+# What NumPy takes as an index: slices, integers or a mask, alone or in a tuple.
+Index = slice | int | EllipsisType | Array
+
 ROLES = ("input", "output", "inout", "scratch")
 ALIGN = 256
-# The type that moves 1, 2, 4, 8 or 16 bytes at once. complex128 is NumPy's only fast 16-byte element; moves keep its
-# bits.
-MOVER: dict[int, np.dtype[Any]] = {
-    1: np.dtype("u1"),
-    2: np.dtype("u2"),
-    4: np.dtype("u4"),
-    8: np.dtype("u8"),
-    16: np.dtype("c16"),
-}
-SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
-# A negative quiet NaN in fp16, bf16 and fp32 alike, and a wild index.
-POISON = 0xFF
 
 
 @dataclass(eq=False)
@@ -51,14 +43,15 @@ class Buffer:
     written: Array | None = None
     allowed: Array | None = None
     name: str = ""
-    tags: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def address(self) -> int:
+        """The device pointer."""
         return self.memory.base + self.start
 
     @property
     def end(self) -> int:
+        """Arena offset behind the last byte."""
         return self.start + self.nbytes
 
     def bytes(self) -> Array:
@@ -84,7 +77,7 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def _reserve(capacity: int) -> Array:
-    """Address space that costs nothing until touched; less than wanted where the system forbids so much."""
+    """Address space that costs nothing until touched; half as often as needed where the system forbids so much."""
     while True:
         try:
             block = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
@@ -116,7 +109,7 @@ class Memory:
         start = -(-self.next // ALIGN) * ALIGN
         gap = self.guard if guard is None else max(guard, ALIGN)
         if start + nbytes + gap > self.capacity:
-            raise EmulatorError(f"out of device memory: {nbytes} bytes wanted, {self.capacity - start} left")
+            raise EmulatorError(f"out of device memory: {nbytes} bytes needed, {self.capacity - start} left")
         self.next = start + nbytes + gap
         buffer = Buffer(self, start, nbytes, role, (nbytes,), np.dtype(np.uint8), name=name)
         if role in ("output", "scratch"):
@@ -131,7 +124,7 @@ class Memory:
         role: str = "input",
         *,
         guard: int | None = None,
-        region: Any = None,
+        region: Index | tuple[Index, ...] | None = None,
         name: str = "",
     ) -> Buffer:
         """Copy ``array`` to the device; an ``output`` takes only its shape and dtype and starts as NaN bytes (0xFF).

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from cudal2gen.emulator.machine.batch import Batch, Compiled
+from cudal2gen.emulator.state.arrays import Array, Mask
 
-Array = NDArray[Any]
 SECTOR_BYTES = 32
 
 
@@ -36,6 +33,7 @@ class Banks:
 
     @property
     def conflicts(self) -> int:
+        """Wavefronts that bank conflicts cost."""
         return self.wavefronts - self.ideal
 
 
@@ -47,8 +45,8 @@ class Counters:
     ``mbarrier_waits`` per warp; ``bulk_boxes`` copied, bytes loaded (``bulk_delivered_bytes`` counts each
     destination of a multicast) and stored."""
 
-    def __init__(self, compiled: Compiled) -> None:
-        self.compiled = compiled
+    def __init__(self, block_opcodes: list[dict[str, int]]) -> None:
+        self.block_opcodes = block_opcodes
         self.shared_banks: dict[str, Banks] = {}
         self.global_traffic: dict[str, Traffic] = {}
         self.block_runs: dict[int, int] = {}
@@ -60,9 +58,10 @@ class Counters:
 
     @property
     def instructions(self) -> dict[str, int]:
+        """Executions per warp by opcode, most first."""
         out: dict[str, int] = {}
         for block, runs in self.block_runs.items():
-            for opcode, n in self.compiled.block_opcodes[block].items():
+            for opcode, n in self.block_opcodes[block].items():
                 out[opcode] = out.get(opcode, 0) + n * runs
         return dict(sorted(out.items(), key=lambda item: -item[1]))
 
@@ -81,14 +80,15 @@ class Counters:
 
     @property
     def unique_bytes(self) -> dict[str, int]:
+        """Distinct bytes touched by the launch, by kind, in whole sectors."""
         return {kind: sum(int(a.sum()) for a in maps.values()) * SECTOR_BYTES for kind, maps in self._touched.items()}
 
-    def block(self, index: int, batch: Batch, m: Array | None) -> None:
-        """A basic block starts for the lanes of ``m``."""
-        warps = batch.size // 32 if m is None else int(m.reshape(-1, 32).any(axis=1).sum())
+    def block(self, index: int, size: int, m: Mask) -> None:
+        """A basic block starts for the lanes of ``m``, of a batch of ``size``."""
+        warps = size // 32 if m is None else int(m.reshape(-1, 32).any(axis=1).sum())
         self.block_runs[index] = self.block_runs.get(index, 0) + warps
 
-    def shared(self, kind: str, address: Array, width: int, m: Array | None) -> None:
+    def shared(self, kind: str, address: Array, width: int, m: Mask) -> None:
         """A shared-memory access; 16 bytes per lane go in phases of 8 lanes, 8 bytes in phases of 16, less in one of
         32."""
         entry = self.shared_banks.setdefault(kind, Banks())
@@ -101,12 +101,12 @@ class Counters:
         unit = max(4, width)
         word = np.where(active, wide // unit, -1)
         ordered = np.sort(word, axis=1)
-        distinct = np.ones(ordered.shape, bool)
-        distinct[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-        distinct &= ordered >= 0
+        first = np.ones(ordered.shape, bool)
+        first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        first &= ordered >= 0
         banks = 128 // unit
         slot = np.arange(len(ordered))[:, None] * banks + ordered % banks
-        per_bank = np.bincount(slot[distinct], minlength=len(ordered) * banks).reshape(-1, banks)
+        per_bank = np.bincount(slot[first], minlength=len(ordered) * banks).reshape(-1, banks)
         entry.wavefronts += int(per_bank.max(axis=1).sum())
 
     def memory(self, kind: str, size: int, offset: Array, lanes: Array | None, width: int) -> None:
@@ -158,6 +158,3 @@ class Counters:
             "unique_bytes": self.unique_bytes,
             "opcodes": instructions,
         }
-
-
-__all__ = ["Banks", "Counters", "Traffic"]

@@ -1,1 +1,37 @@
-"""The instructions that the machine knows: one decorated function each."""
+"""The instructions that the machine knows: one decorated function each. ``facts`` looks in all of these tables."""
+
+from cudal2gen.emulator.frontend.instruction import facts
+from cudal2gen.emulator.frontend.instructions import (
+    bits,
+    bulk,
+    clusters,
+    compare,
+    conversions,
+    floating,
+    integer,
+    matrices,
+    mbarriers,
+    memory,
+    moves,
+    synchronisation,
+    warps,
+    wgmma,
+)
+
+__all__ = [
+    "bits",
+    "bulk",
+    "clusters",
+    "compare",
+    "conversions",
+    "facts",
+    "floating",
+    "integer",
+    "matrices",
+    "mbarriers",
+    "memory",
+    "moves",
+    "synchronisation",
+    "warps",
+    "wgmma",
+]

@@ -1,4 +1,4 @@
-"""What can go wrong: the report, its collection, and the happens-before order of a launch.
+"""Happens-before between CTAs, through fences and atomics on global memory.
 
 Time is one counter per launch, the *tick*: it advances at every synchronisation, never at an access. An access leaves a
 tag (tick, thread) on the words that it touched. It is ordered before a later access of another thread iff that thread
@@ -9,112 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-
-
-class EmulatorError(Exception):
-    """The machine cannot go on: an unknown instruction, a missing kernel, a wrong argument."""
-
-
-@dataclass(slots=True)
-class Report:
-    """One finding. Repetitions at the same instruction are counted in ``count``, the rest describes the first.
-
-    ``kind`` is one of: ``global-out-of-bounds``, ``global-misaligned``, ``shared-out-of-bounds``,
-    ``shared-misaligned``, ``local-out-of-bounds``, ``uninitialised-shared``, ``uninitialised-global``, ``in-flight``
-    (data of an asynchronous copy touched before its wait, or a CTA that exits under one), ``shared-race``,
-    ``global-race``, ``unwritten-output``, ``outside-region``, ``input-modified``, ``barrier-divergence``,
-    ``deadlock``, ``warp-divergence``, ``trap``, ``runaway``, ``launch-error``; of sm_90: ``mbarrier`` (misused, or
-    not visibly initialised), ``proxy-fence`` (fence.proxy.async missing), ``wgmma-registers`` (accumulators in
-    flight, wgmma.fence missing), ``cluster`` (a peer's shared memory before its start or after its end),
-    ``tensor-map``, ``registers`` (setmaxnreg), ``grid-dependency`` (global memory before griddepcontrol.wait).
-    ``line`` and ``text`` are the PTX instruction, ``source`` the CUDA line (if compiled with ``-lineinfo``), ``cta``
-    (x, y, z), ``threads`` linear thread numbers, ``address`` a byte offset (shared) or a device address (global).
-    """
-
-    kind: str
-    message: str
-    kernel: str = ""
-    line: int = 0
-    text: str = ""
-    source: str = ""
-    cta: tuple[int, int, int] | None = None
-    threads: tuple[int, ...] = ()
-    address: int | None = None
-    count: int = 1
-
-    def __str__(self) -> str:
-        where = f" [{self.source}]" if self.source else ""
-        ptx = f" at PTX line {self.line}: {self.text}" if self.line else ""
-        who = ""
-        if self.cta is not None:
-            shown = ", ".join(map(str, self.threads[:8])) + (", ..." if len(self.threads) > 8 else "")
-            who = f" (CTA {self.cta}" + (f", threads {shown}" if shown else "") + ")"
-        times = f" x{self.count}" if self.count > 1 else ""
-        return f"{self.kind}: {self.message}{who}{ptx}{where}{times}"
-
-
-@dataclass(slots=True)
-class Site:
-    """Where an access comes from, for reports."""
-
-    line: int
-    text: str
-    source: str
-
-
-class Reports:
-    """Findings of a launch, one per (kind, instruction)."""
-
-    LIMIT = 200
-
-    def __init__(self, kernel: str, sites: list[Site]) -> None:
-        self.kernel, self.sites = kernel, sites
-        self.found: dict[tuple[Any, ...], Report] = {}
-        # Findings that only matter if the value read reaches an output.
-        self.doubtful: set[tuple[Any, ...]] = set()
-
-    def add(
-        self,
-        kind: str,
-        message: str,
-        site: int | None = None,
-        cta: tuple[int, int, int] | None = None,
-        threads: Iterable[int] = (),
-        address: int | None = None,
-        count: int = 1,
-        doubtful: bool = False,
-    ) -> None:
-        key = (kind, site, None if site is not None else message)
-        if not doubtful:
-            self.doubtful.discard(key)
-        elif key not in self.found:
-            self.doubtful.add(key)
-        old = self.found.get(key)
-        if old is not None:
-            old.count += count
-            return
-        if len(self.found) >= self.LIMIT:
-            return
-        at = self.sites[site] if site is not None else Site(0, "", "")
-        self.found[key] = Report(
-            kind, message, self.kernel, at.line, at.text, at.source, cta, tuple(threads), address, count
-        )
-
-    def acquit(self) -> None:
-        """Drop the doubtful findings."""
-        for key in self.doubtful:
-            self.found.pop(key, None)
-        self.doubtful.clear()
-
-    def list(self) -> list[Report]:
-        return sorted(self.found.values(), key=lambda r: r.line)
-
+from cudal2gen.emulator.state.arrays import Array
 
 Clock = dict[int, Array]  # CTA -> per thread, the tick before which its accesses are known
 
@@ -180,7 +78,7 @@ class GlobalOrder:
         fenced[lanes] = tick + 1
 
     def barrier(self, cta: int, warps: Iterable[int], threads: Array) -> None:
-        """The given warps of a CTA have met; ``threads`` are the participants."""
+        """These warps of a CTA have met; ``threads`` are the participants."""
         if not self.active:
             return
         seen: Clock = {}

@@ -1,0 +1,94 @@
+"""The control-flow graph of one kernel, ready for translation.
+
+The machine runs a batch of CTAs in lockstep and, after a divergent branch, always the group of lanes whose block comes
+first in ``Graph.blocks``. That order lists every loop contiguously and its inside topologically, so lanes meet again at
+the immediate post-dominator of the branch. On that rests ``uniform``: a register in it holds the same value in every
+lane that can still read it, and is one Python int. What static reasoning promises here is checked at run time
+(``Graph.clobbers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cudal2gen.emulator.frontend.flow.blocks import Block, split, with_waits
+from cudal2gen.emulator.frontend.flow.dataflow import Liveness, launch_constants, spin_heads, varying_registers
+from cudal2gen.emulator.frontend.flow.inline import Inliner
+from cudal2gen.emulator.frontend.flow.loops import add_latches, natural_loops, scheduling_order
+from cudal2gen.emulator.frontend.instruction import needs_hopper
+from cudal2gen.emulator.frontend.ptx import Function, Instr, Module, Variable
+from cudal2gen.emulator.frontend.registers import SPECIALS
+
+
+@dataclass(slots=True)
+class Graph:
+    """Blocks in scheduling order (``blocks[i].index == i``, entry 0), and what is known of registers.
+
+    ``kinds``: declared types; ``live_in`` per block; ``uniform``: see above; ``shared_across``: seen by several blocks;
+    ``clobbers`` per block: uniform registers that it writes and other blocks see, launch constants aside;
+    ``spin_heads``: heads of loops that poll memory; ``conservative``: only launch constants and what one block sees are
+    uniform; ``hopper``: it needs the units of sm_90.
+    """
+
+    function: Function
+    blocks: list[Block]
+    kinds: dict[str, str]
+    variables: list[Variable]
+    live_in: list[set[str]]
+    uniform: set[str]
+    shared_across: set[str]
+    clobbers: list[set[str]]
+    spin_heads: set[int]
+    back_edges: set[tuple[int, int]]
+    conservative: bool
+    hopper: bool
+
+    def instructions(self) -> Iterator[Instr]:
+        """Every instruction, blocking ones included."""
+        for block in self.blocks:
+            yield from block.all()
+
+
+def build(module: Module, kernel: Function, conservative: bool = False) -> Graph:
+    """The graph of ``kernel``.
+
+    ``conservative``: for kernels whose lanes may overtake each other. Those that spin, sleep at mbarriers, wait on both
+    sides of a divergent branch or have irreducible loops are translated so in any case.
+    """
+    inliner = Inliner(module, kernel)
+    items = inliner.run()
+    hopper = any(isinstance(item, Instr) and needs_hopper(item) for item in items)
+    blocks, reducible = _ordered(split(with_waits(items) if hopper else items))
+    loops, back, _ = natural_loops(blocks)
+    liveness = Liveness.of(blocks)
+    constant = launch_constants(liveness.sites)
+    heads = spin_heads(blocks, loops, liveness.sites)
+    # Lanes that sleep at an mbarrier are overtaken as a matter of course.
+    conservative = conservative or not reducible or hopper or bool(heads)
+    varying = varying_registers(blocks, liveness, constant, conservative)
+    if varying is None:
+        conservative = True
+        varying = varying_registers(blocks, liveness, constant, conservative)
+    assert varying is not None
+    sites, across = liveness.sites, liveness.across()
+    # A register that nothing writes is read as zero by every lane.
+    unwritten = {r for r in set().union(*liveness.uses) if r not in sites and r not in SPECIALS}
+    uniform = (set(sites) - varying) | unwritten
+    clobbers = [{r for r in defs if r in uniform and r in across and r not in constant} for defs in liveness.defs]
+    return Graph(
+        kernel, blocks, inliner.kinds, inliner.variables, liveness.live, uniform, across, clobbers, heads, back,
+        conservative, hopper,
+    )  # fmt: skip
+
+
+def _ordered(blocks: list[Block]) -> tuple[list[Block], bool]:
+    """The reachable blocks in scheduling order, and whether the graph is reducible."""
+    add_latches(blocks)
+    order, reducible = scheduling_order(blocks)
+    position = {old: new for new, old in enumerate(order)}
+    blocks = [blocks[old] for old in order]
+    for block in blocks:
+        block.index = position[block.index]
+        block.targets = [position[t] for t in block.targets]
+    return blocks, reducible

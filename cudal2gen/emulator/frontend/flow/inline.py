@@ -1,0 +1,260 @@
+"""Calls are replaced by the bodies of what they call; parameters passed through ``.param`` become moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from cudal2gen.emulator.frontend.ptx import (
+    TYPE_BYTES,
+    Function,
+    Imm,
+    Instr,
+    Label,
+    Mem,
+    Module,
+    Operand,
+    Pair,
+    PtxError,
+    Reg,
+    Sym,
+    Tensor,
+    Variable,
+    Vec,
+)
+from cudal2gen.emulator.frontend.registers import SPECIALS
+
+Rename = Callable[[str], str]
+
+
+def _renamed(op: Operand, reg: Rename, sym: Rename) -> Operand:
+    if isinstance(op, Reg):
+        return Reg(reg(op.name), op.negated)
+    if isinstance(op, Sym):
+        return Sym(sym(op.name), op.offset)
+    if isinstance(op, Mem):
+        base = op.base
+        if isinstance(base, Reg):
+            return Mem(Reg(reg(base.name)), op.offset)
+        return Mem(Sym(sym(base.name), base.offset), op.offset) if isinstance(base, Sym) else op
+    if isinstance(op, Tensor):
+        at = _renamed(Mem(op.base, op.offset), reg, sym)
+        assert isinstance(at, Mem)
+        return Tensor(at.base, at.offset, tuple(_renamed(x, reg, sym) for x in op.coordinates))
+    if isinstance(op, Vec):
+        return Vec(tuple(_renamed(x, reg, sym) for x in op.items))
+    if isinstance(op, Pair):
+        return Pair(Reg(reg(op.first.name)), Reg(reg(op.second.name)))
+    return op
+
+
+def _overlap(parts: set[tuple[int, int]]) -> bool:
+    ordered = sorted(parts)
+    return any(a + width > b for (a, width), (b, _) in pairwise(ordered))
+
+
+@dataclass
+class _Frame:
+    """A function that is being inlined: the prefix of its names, what its symbols are called in the kernel, the label
+    that a return goes to (None in the kernel), and who has called."""
+
+    function: Function
+    prefix: str
+    symbols: dict[str, str]
+    after: str | None
+    callers: tuple[str, ...]
+
+
+class Inliner:
+    """Makes one body of a kernel and all that it calls. Afterwards ``kinds`` are the types of its registers and
+    ``variables`` what it declares, under unique names."""
+
+    def __init__(self, module: Module, kernel: Function) -> None:
+        self.module, self.kernel = module, kernel
+        self.kinds: dict[str, str] = {}
+        self.variables: list[Variable] = []
+        self.clones = 0
+        # Parameters of calls.
+        self.passed: set[str] = set()
+
+    def run(self) -> list[Instr | Label]:
+        """The body without calls."""
+        items = list(self._expand(self.kernel, "", {}, (), None))
+        # How each call parameter is accessed: name -> {(offset, bytes)}, and which of those are written.
+        accesses: dict[str, set[tuple[int, int]]] = {}
+        written: dict[str, set[tuple[int, int]]] = {}
+        for item in items:
+            if isinstance(item, Instr):
+                for name, offset, width, store in self._param_access(item):
+                    accesses.setdefault(name, set()).add((offset, width))
+                    if store:
+                        written.setdefault(name, set()).add((offset, width))
+        in_memory = {name for name, parts in accesses.items() if parts != written.get(name) or _overlap(parts)}
+        for name in in_memory:
+            size = max(offset + width for offset, width in accesses[name])
+            self.variables.append(Variable(name, "local", size, 16))
+        out: list[Instr | Label] = []
+        for item in items:
+            touched = self._param_access(item) if isinstance(item, Instr) else []
+            if not touched or isinstance(item, Label):
+                out.append(item)
+            elif touched[0][0] in in_memory:
+                parts = tuple("local" if p.split(":")[0] == "param" else p for p in item.parts)
+                out.append(replace(item, op=".".join(parts), parts=parts))
+            else:
+                store = item.base == "st"
+                mem, value = item.operands[0 if store else 1], item.operands[1 if store else 0]
+                assert isinstance(mem, Mem)
+                out += self._move(item, mem, value, item.guard)
+        return out
+
+    def _param_access(self, item: Instr) -> list[tuple[str, int, int, bool]]:
+        """(parameter, offset, bytes, stored) of each element that a ld.param or st.param of a call touches."""
+        if item.base not in ("ld", "st") or not any(p.split(":")[0] == "param" for p in item.parts):
+            return []
+        mem = item.operands[1 if item.base == "ld" else 0]
+        value = item.operands[0 if item.base == "ld" else 1]
+        if not isinstance(mem, Mem) or not isinstance(mem.base, Sym) or mem.base.name not in self.passed:
+            return []
+        width = TYPE_BYTES[item.parts[-1]]
+        count = len(value.items) if isinstance(value, Vec) else 1
+        at = mem.offset + mem.base.offset
+        return [(mem.base.name, at + i * width, width, item.base == "st") for i in range(count)]
+
+    def _expand(
+        self, fn: Function, prefix: str, symbols: dict[str, str], callers: tuple[str, ...], after: str | None
+    ) -> Iterator[Instr | Label]:
+        if fn.name in callers:
+            raise PtxError(fn.line, f"recursive call of {fn.name} is not modelled")
+        self.passed.update(symbols.values())
+        frame = _Frame(fn, prefix, {**symbols, **self._declare(fn, prefix)}, after, (*callers, fn.name))
+        labels = {item.name for item in fn.body if isinstance(item, Label)} | set(fn.branch_targets)
+
+        def reg(name: str) -> str:
+            if name == "_" or (name[0] == "%" and name in SPECIALS) or name.startswith("%envreg"):
+                return name
+            unique = prefix + name
+            if unique not in self.kinds and name != "WARP_SZ":
+                self.kinds[unique] = fn.register_type(name, line)
+            return unique
+
+        def sym(name: str) -> str:
+            return prefix + name if name in labels else frame.symbols.get(name, name)
+
+        line = fn.line
+        for item in fn.body:
+            line = item.line
+            if isinstance(item, Label):
+                yield Label(prefix + item.name, item.line)
+            elif item.base == "call":
+                yield from self._call(item, reg, sym, frame.callers)
+            else:
+                yield self._instruction(item, frame, reg, sym)
+
+    def _declare(self, fn: Function, prefix: str) -> dict[str, str]:
+        """The names of a function's variables in the kernel."""
+        names = {}
+        for variable in fn.variables:
+            # Static shared memory of a function exists once, its stack once per inlined copy.
+            name = variable.name if variable.space == "shared" else prefix + variable.name
+            names[variable.name] = name
+            if variable.space == "param":
+                self.passed.add(name)
+            elif all(v.name != name for v in self.variables):
+                self.variables.append(replace(variable, name=name))
+        return names
+
+    def _instruction(self, item: Instr, frame: _Frame, reg: Rename, sym: Rename) -> Instr:
+        guard = Reg(reg(item.guard.name), item.guard.negated) if item.guard is not None else None
+        if frame.after is not None and item.base == "ret":
+            return replace(item, op="bra", parts=("bra",), operands=(Sym(frame.after),), guard=guard)
+        if item.base != "brx":
+            return replace(item, operands=tuple(_renamed(op, reg, sym) for op in item.operands), guard=guard)
+        targets = item.operands[1]
+        names = None
+        if isinstance(targets, Sym):
+            names = frame.function.branch_targets.get(targets.name)
+        elif isinstance(targets, Vec):
+            names = tuple(t.name for t in targets.items if isinstance(t, Sym))
+        if names is None:
+            raise PtxError(item.line, "brx.idx without .branchtargets")
+        labels = Vec(tuple(Sym(frame.prefix + name) for name in names))
+        return replace(item, operands=(_renamed(item.operands[0], reg, sym), labels), guard=guard)
+
+    def _move(self, item: Instr, mem: Mem, value: Operand, guard: Reg | None) -> Iterator[Instr]:
+        """A ld.param or st.param of a call as moves from or to registers that stand for the parameter's bytes."""
+        assert isinstance(mem.base, Sym)
+        kind = item.parts[-1]
+        width = {"8": 1, "16": 2, "32": 4, "64": 8}.get(kind.lstrip("busf"), 0)
+        if not width:
+            raise PtxError(item.line, f"{item.op}: parameter type is not modelled")
+        at = mem.offset + mem.base.offset
+        bits = max(16, 8 * width)
+        for i, element in enumerate(value.items if isinstance(value, Vec) else (value,)):
+            slot = f"{mem.base.name}+{at + i * width}:{width}"
+            self.kinds.setdefault(slot, f"b{bits}")
+            declared = self.kinds.get(element.name) if isinstance(element, Reg) else f"b{bits}"
+            have = int((declared or ("b16" if item.base == "st" else "b32")).lstrip("busf"))
+            if item.base == "st":
+                op = f"cvt.u{bits}.u{have}" if bits < have else f"mov.b{bits}"
+                operands: tuple[Operand, ...] = (Reg(slot), element)
+            else:
+                op = _widening(kind, width, bits, have)
+                operands = (element, Reg(slot))
+            yield replace(item, op=op, parts=tuple(op.split(".")), operands=operands, guard=guard)
+
+    def _call(self, item: Instr, reg: Rename, sym: Rename, callers: tuple[str, ...]) -> Iterator[Instr | Label]:
+        groups = list(item.operands)
+        first = groups[0] if groups else None
+        results: tuple[Operand, ...] = ()
+        if isinstance(first, Vec):
+            results = first.items
+            groups.pop(0)
+        callee = groups.pop(0) if groups else None
+        arguments = groups[0].items if groups and isinstance(groups[0], Vec) else ()
+        guard = Reg(reg(item.guard.name), item.guard.negated) if item.guard is not None else None
+        if not isinstance(callee, Sym):
+            raise PtxError(item.line, "indirect call is not modelled")
+        target = self.module.functions.get(callee.name)
+        if target is None:
+            yield from self._system_call(replace(item, guard=guard), callee.name, arguments, results, sym)
+            return
+        self.clones += 1
+        inner = f"{target.name}#{self.clones}:"
+        symbols = {}
+        for formal, actual in zip(target.params + target.results, arguments + results, strict=False):
+            if not isinstance(actual, Sym):
+                raise PtxError(item.line, "register arguments of a call are not modelled")
+            symbols[formal.name] = sym(actual.name)
+        after = f"{inner}return"
+        if guard is not None:
+            skip = Reg(guard.name, not guard.negated)
+            yield replace(item, op="bra", parts=("bra",), operands=(Sym(after),), guard=skip)
+        yield from self._expand(target, inner, symbols, callers, after)
+        yield Label(after, item.line)
+
+    def _system_call(
+        self, item: Instr, name: str, arguments: tuple[Operand, ...], results: tuple[Operand, ...], sym: Rename
+    ) -> Iterator[Instr]:
+        """vprintf and asserts, which have no body."""
+        if name not in ("vprintf", "__assertfail"):
+            raise PtxError(item.line, f"call of {name}: no body in this file")
+        op = "emu_" + name.strip("_")
+        zeros = tuple(Imm(0) for a in arguments if isinstance(a, Sym))
+        yield replace(item, op=op, parts=(op,), operands=zeros)
+        for result in results:
+            if isinstance(result, Sym):
+                slot = f"{sym(result.name)}+0:4"
+                self.kinds[slot] = "b32"
+                yield replace(item, op="mov.b32", parts=("mov", "b32"), operands=(Reg(slot), Imm(0)))
+
+
+def _widening(kind: str, width: int, bits: int, have: int) -> str:
+    """What loads a parameter of type ``kind`` (``width`` bytes in a register of ``bits``) into one of ``have`` bits."""
+    sign = "s" if kind[0] == "s" else "u"
+    if bits != have:
+        return f"cvt.{sign}{have}.{sign}{8 * width}"
+    if width == 1:
+        return f"cvt.{sign}16.{sign}8"
+    return f"mov.b{bits}" if kind[0] in "bf" else f"cvt.{kind[0]}{bits}.{kind}"

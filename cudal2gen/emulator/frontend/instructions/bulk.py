@@ -1,0 +1,83 @@
+"""cp.async.bulk and cp.reduce.async.bulk: boxes of tensor maps, runs of bytes, and the groups of stores."""
+
+from __future__ import annotations
+
+from cudal2gen.emulator.frontend.emitter import Emitter
+from cudal2gen.emulator.frontend.instruction import Writes, instruction
+from cudal2gen.emulator.frontend.instructions.memory import copy_access
+from cudal2gen.emulator.frontend.mutations import drop, shift_register, swap, weaken
+from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Tensor
+from cudal2gen.emulator.hopper.bulk import Delivery
+
+_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "cp.async.bulk.wait_group")
+# Shifted by one row of a swizzle pattern.
+_MUTATIONS = (drop, shift_register(128))
+
+
+def _spaces(e: Emitter, ins: Instr) -> tuple[str, str]:
+    """Destination and source."""
+    heads = [p.split(":")[0] for p in ins.parts]
+    spaces = [h for h in heads if h in ("shared", "global")]
+    if any("im2col" in p or "gather4" in p for p in ins.parts) or len(spaces) != 2:
+        raise e.fail()
+    return spaces[0], spaces[1]
+
+
+def _delivery(e: Emitter, ins: Instr, to: Operand, bar: Operand, mask_at: int) -> str:
+    """Where a copy to shared memory goes; the ranks of a multicast are operand ``mask_at``."""
+    multicast = any(p.split(":")[0] == "multicast" for p in ins.parts)
+    ranks = e.array(ins.operands[mask_at], "u2") if multicast else "None"
+    return f"{e.bind('delivery', Delivery)}({e.shared(to)}, {e.shared(bar)}, {ranks})"
+
+
+@instruction(
+    "cp.async.bulk", writes=Writes.MEMORY, completed_by=_WAITS, hopper=True, access=copy_access, mutations=_MUTATIONS
+)
+def copy(e: Emitter, ins: Instr) -> None:
+    """A run of bytes to or from shared memory."""
+    destination, origin = _spaces(e, ins)
+    if "reduce" in ins.parts:
+        raise e.fail()
+    to, source, size = ins.operands[:3]
+    count = e.array(size, "u4")
+    if destination == "global":
+        e.line(f"C.store({e.address(to, 'global')}, {e.shared(source)}, {count}, {e.lanes()})")
+        return
+    inside = origin == "shared"
+    start = e.shared(source) if inside else e.address(source, "global")
+    e.line(f"C.load({start}, {count}, {_delivery(e, ins, to, ins.operands[3], 4)}, {e.lanes()}, {inside})")
+
+
+@instruction("cp.async.bulk.tensor", writes=Writes.MEMORY, completed_by=_WAITS, hopper=True, mutations=_MUTATIONS)
+def copy_tensor(e: Emitter, ins: Instr) -> None:
+    """A box of a tensor map to or from shared memory."""
+    destination, origin = _spaces(e, ins)
+    tensor = next(op for op in ins.operands if isinstance(op, Tensor))
+    where = e.address(Mem(tensor.base, tensor.offset), "generic")
+    coordinates = "[" + ", ".join(e.array(c, "u4") for c in tensor.coordinates) + "]"
+    if (destination, origin) == ("shared", "global"):
+        to, _, bar = ins.operands[:3]
+        e.line(f"C.load_tensor({where}, {coordinates}, {_delivery(e, ins, to, bar, 3)}, {e.lanes()})")
+        return
+    reduction = next((p for p in ins.parts if p in _REDUCTIONS), "") if "reduce" in ins.parts else ""
+    source = e.shared(ins.operands[1])
+    e.line(f"C.store_tensor({where}, {coordinates}, {source}, {reduction!r}, {e.lanes()})")
+
+
+@instruction("cp.async.bulk.prefetch", writes=Writes.NOTHING, hopper=True, mutations=_MUTATIONS)
+@instruction("cp.async.bulk.prefetch.tensor", writes=Writes.NOTHING, hopper=True, mutations=_MUTATIONS)
+def prefetch(e: Emitter, ins: Instr) -> None:
+    """Prefetches have no effect on values."""
+
+
+@instruction("cp.async.bulk.commit_group", writes=Writes.MEMORY, hopper=True, mutations=(drop,))
+def commit(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """cp.async.bulk.commit_group."""
+    e.line(f"C.commit({e.mask()})")
+
+
+@instruction("cp.async.bulk.wait_group", writes=Writes.MEMORY, hopper=True, mutations=(drop, weaken, swap))
+def wait(e: Emitter, ins: Instr) -> None:
+    """cp.async.bulk.wait_group."""
+    e.line(f"C.wait({e.literal(ins.operands[0])}, {e.mask()})")

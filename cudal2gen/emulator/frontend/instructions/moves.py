@@ -1,0 +1,118 @@
+"""Moves: mov, selp, slct, and addresses of state spaces."""
+
+from __future__ import annotations
+
+from cudal2gen.emulator.frontend.emitter import Emitter, Value
+from cudal2gen.emulator.frontend.instruction import instruction
+from cudal2gen.emulator.frontend.instructions.integer import width_of
+from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
+
+
+@instruction("selp", uniform=True)
+def selp(e: Emitter, ins: Instr) -> None:
+    """selp on any type."""
+    kind = ins.parts[-1]
+    bits = 16 if kind == "bf16" else 32 if kind.endswith("x2") else width_of(kind)
+    d, a, b, p = ins.operands
+    test = e.predicate(p)
+    x, y = e.raw(a, bits), e.raw(b, bits)
+    k = f"u{bits // 8}"
+    if test.uniform:
+        if x.uniform and y.uniform:
+            e.assign(d, Value(f"{x.text} if {test.text} else {y.text}", k, True))
+        else:
+            e.assign(d, Value(f"({e.array(a, k)} if {test.text} else {e.array(b, k)})", k, False))
+        return
+    left = f"{k}.type({x.text})" if x.uniform else x.text
+    right = f"{k}.type({y.text})" if y.uniform else y.text
+    e.assign(d, Value(f"WHERE({test.text}, {left}, {right})", k, False))
+
+
+@instruction("slct")
+def slct(e: Emitter, ins: Instr) -> None:
+    """slct by the sign of the third operand."""
+    kind = ins.parts[-2]
+    bits = width_of(kind)
+    d, a, b, c = ins.operands
+    test = f"{e.array(c, 'f4')} >= 0" if ins.parts[-1] == "f32" else f"{e.array(c, 'i4')} >= 0"
+    k = f"u{bits // 8}"
+    e.assign(d, Value(f"WHERE({test}, {e.array(a, k)}, {e.array(b, k)})", k, False))
+
+
+def _simple_move(ins: Instr) -> bool:
+    d, s = ins.operands
+    return isinstance(d, Reg) and not isinstance(s, Vec)
+
+
+@instruction("mov", uniform=_simple_move)
+def mov(e: Emitter, ins: Instr) -> None:
+    """mov, including packing and unpacking of vectors."""
+    d, s = ins.operands
+    kind = ins.parts[-1]
+    if kind == "pred":
+        v = e.predicate(s)
+        e.assign(d, v)
+        return
+    if isinstance(d, Vec):
+        _unpack(e, d, s, kind)
+        return
+    if isinstance(s, Vec):
+        total = _total(e, d, kind)
+        each = total // len(s.items) // 8
+        e.assign(d, Value(f"JOIN({e.arrays(s.items, f'u{each}')}, {each})", f"u{total // 8}", False))
+        return
+    bits = 32 if kind.endswith("x2") else 16 if kind == "bf16" else width_of(kind)
+    if isinstance(s, Reg) and isinstance(d, Reg) and d.name in e.lazy and e.guard is None:
+        if s.name in e.lazy:
+            e.line(f"{e.variable(d.name)} = {e.variable(s.name)}")
+            return
+        if e.hopper and bits == e.bits(d.name):
+            # A copy between registers is the compiler's, and does not count as an access to an accumulator.
+            e.line(f"{e.variable(d.name)} = {e.array(s, f'u{bits // 8}')}")
+            return
+    e.assign(d, e.raw(s, bits))
+
+
+def _unpack(e: Emitter, d: Vec, s: Operand, kind: str) -> None:
+    total = _total(e, s, kind)
+    each = total // len(d.items) // 8
+    name = e.temp(f"SPLIT({e.array(s, f'u{total // 8}')}, {len(d.items)}, {each}, M.size)")
+    for i, target in enumerate(d.items):
+        if isinstance(target, Reg) and target.name != "_":
+            e.assign(target, Value(f"{name}[{i}]", f"u{each}", False))
+
+
+def _total(e: Emitter, op: Operand, kind: str) -> int:
+    total = e.operand_bits(op) or width_of(kind)
+    if total not in (16, 32, 64):
+        raise e.fail()
+    return total
+
+
+@instruction("cvta", uniform=True)
+def cvta(e: Emitter, ins: Instr) -> None:
+    """Generic <-> shared, local, global, const, param addresses."""
+    d, a = ins.operands
+    if isinstance(a, Mem):
+        a = Sym(a.base.name, a.offset) if isinstance(a.base, Sym) else a.base
+    v = e.raw(a, 64)
+    to = "to" in ins.parts
+    space = next(
+        (p.split(":")[0] for p in ins.parts if p.split(":")[0] in ("shared", "local", "global", "const", "param")), ""
+    )
+    window = {"shared": 1, "local": 2, "param": 3}.get(space, 0) << 56
+    if not window:
+        e.assign(d, v)
+    elif to:
+        e.assign(d, Value(f"{v.text} & 0xFFFFFFFF", "u8", v.uniform))
+    else:
+        e.assign(d, Value(f"{v.text} | {window}", "u8", v.uniform))
+
+
+@instruction("isspacep")
+def isspacep(e: Emitter, ins: Instr) -> None:
+    """isspacep: which window an address lies in."""
+    d, a = ins.operands
+    space = next(p.split(":")[0] for p in ins.parts[1:])
+    number = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3}[space]
+    e.assign(d, Value(f"({e.array(a, 'u8')} >> 56) == {number}", "p", False))

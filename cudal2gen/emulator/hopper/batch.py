@@ -1,0 +1,49 @@
+"""A batch of whole clusters: the machine with the units of sm_90."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudal2gen.emulator.hopper.bulk import Bulk
+from cudal2gen.emulator.hopper.clocks import ClusterClocks
+from cudal2gen.emulator.hopper.cluster_barrier import ClusterBarriers
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.mbarrier import MBarriers
+from cudal2gen.emulator.hopper.peers import Peers
+from cudal2gen.emulator.hopper.register_pool import RegisterPool
+from cudal2gen.emulator.hopper.warpgroup import Warpgroups
+from cudal2gen.emulator.machine.batch import Batch
+from cudal2gen.emulator.memory.device_state import DeviceState
+from cudal2gen.emulator.state.arrays import Array, distinct
+from cudal2gen.emulator.state.launch import LaunchState
+
+
+class HopperBatch(Batch):
+    """A batch of a kernel that uses clusters, mbarriers, bulk copies, wgmma or setmaxnreg."""
+
+    def __init__(self, launch: LaunchState, device: DeviceState, ctas: Array) -> None:
+        super().__init__(launch, device, ctas)
+        clocks, shared = self.cluster_clocks, self.cluster_memory
+        self.mbarriers = MBarriers(self, self.scheduler, clocks, self.peers, shared, self.copies)
+        self.cluster_barriers = ClusterBarriers(self, self.scheduler, clocks, self.mbarriers)
+        self.bulk = Bulk(self, clocks, self.peers, shared, self.mbarriers, self.memory)
+        self.warpgroups = Warpgroups(self, clocks, shared)
+        self.registers = RegisterPool(self)
+        self.scheduler.leavers.append(self._after_exit)
+
+    def make_shared(self, nbytes: int, granule: int) -> None:
+        self.clocks = self.cluster_clocks = ClusterClocks(self)
+        self.peers = Peers(self, self.cluster_clocks)
+        self.cluster_memory = ClusterMemory(self, self.cluster_clocks, self.peers, nbytes, granule)
+        self.shared = self.cluster_memory
+
+    def _after_exit(self, gone: Array) -> None:
+        """Lanes have left: cluster barriers may be complete without them, and ended CTAs are checked."""
+        lanes = np.flatnonzero(gone)
+        self.cluster_barriers.exited(lanes)
+        if not self.launch.options.hazards:
+            return
+        for row in distinct(self.row_of[lanes]):
+            if not self.alive[row * self.width : (row + 1) * self.width].any():
+                for unit in (self.peers, self.mbarriers, self.bulk, self.registers):
+                    unit.exited(int(row))

@@ -1,0 +1,224 @@
+"""One launch from arguments to findings: variables placed, CTAs executed, undefined values tried twice, outputs
+checked."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cudal2gen.emulator.frontend.ptx import Module, Variable
+from cudal2gen.emulator.frontend.translate import Compiled, translate
+from cudal2gen.emulator.hopper.batch import HopperBatch
+from cudal2gen.emulator.host.checks import check_launch, fixed_cluster
+from cudal2gen.emulator.machine.batch import Batch, in_clusters, run
+from cudal2gen.emulator.machine.scheduler import Overtaken, Runaway
+from cudal2gen.emulator.memory.arena import Buffer, Memory
+from cudal2gen.emulator.memory.device_state import DeviceState
+from cudal2gen.emulator.state.arrays import POISON, Array
+from cudal2gen.emulator.state.launch import Device, Geometry, LaunchResult, LaunchState, Options
+from cudal2gen.emulator.state.reports import EmulatorError, Report
+
+# Beyond this many bytes of writable memory no copy is kept for a second, conservative run.
+SNAPSHOT_LIMIT = 1 << 28
+# A second pattern for undefined shared memory: a finite number (1.0 and a little) as fp16, bf16 and fp32.
+OTHER_POISON = 0x3C
+
+
+def load_globals(module: Module, memory: Memory) -> dict[str, int]:
+    """Place the module's global and constant variables; returns their addresses. A text is placed once per memory."""
+    variables = [v for v in module.variables.values() if v.space in ("global", "const")]
+    for function in (*module.kernels.values(), *module.functions.values()):
+        variables += [v for v in function.variables if v.space in ("global", "const")]
+    addresses: dict[str, int] = {}
+    fresh: list[tuple[Variable, Buffer]] = []
+    for variable in variables:
+        key = (module.text, variable.name)
+        buffer = memory.globals.get(key)
+        if buffer is None:
+            buffer = memory.globals[key] = memory.allocate(max(variable.size, 1), "inout", name=variable.name)
+            buffer.bytes()[:] = 0
+            if variable.init is not None:
+                buffer.bytes()[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
+            fresh.append((variable, buffer))
+        addresses[variable.name] = buffer.address
+    for variable, buffer in fresh:
+        for offset, symbol, addend in variable.pointers:
+            address = addresses.get(symbol, 0) + addend
+            buffer.bytes()[offset : offset + 8] = np.frombuffer(struct.pack("<Q", address), np.uint8)
+    return addresses
+
+
+@dataclass
+class Launch:
+    """A launch to be executed. ``parameters``: the kernel's parameter block; ``ctas``: linear numbers (x + gx * (y + gy
+    * z)) of those to run, all if None; ``dynamic_limit``: bytes of dynamic shared memory allowed; ``large_clusters``:
+    more than 8 CTAs in a cluster are allowed."""
+
+    module: Module
+    kernel: str
+    geometry: Geometry
+    parameters: bytes
+    memory: Memory
+    device: Device
+    options: Options
+    ctas: Iterable[int] | None
+    dynamic_limit: int
+    large_clusters: bool = False
+
+    def execute(self) -> LaunchResult:
+        """Check and run. Raises LaunchRefused or EmulatorError."""
+        function = self.module.kernels[self.kernel]
+        compiled = translate(self.module, self.kernel, self.options.counters)
+        geometry = self.geometry
+        if geometry.cluster == (1, 1, 1):
+            geometry = replace(geometry, cluster=fixed_cluster(function) or (1, 1, 1))
+        check_launch(function, geometry, compiled.shared_static, self.dynamic_limit, self.device, self.large_clusters)
+        run = _Run(self, geometry, load_globals(self.module, self.memory), self._chosen(geometry))
+        state = run.with_undefined_values(compiled)
+        return LaunchResult(
+            self.kernel,
+            geometry.grid,
+            geometry.block,
+            geometry.shared_bytes,
+            state.reports.list(),
+            state.counters,
+            run.ctas,
+        )
+
+    def _chosen(self, geometry: Geometry) -> Array:
+        """The CTAs to run, whole clusters."""
+        count = geometry.ctas
+        if self.ctas is None:
+            chosen = np.arange(count)
+        else:
+            chosen = np.unique(np.fromiter((int(c) for c in self.ctas), np.int64))
+        if len(chosen) and (chosen[0] < 0 or chosen[-1] >= count):
+            raise EmulatorError(f"CTA numbers {chosen[0]}..{chosen[-1]} for a grid of {count}")
+        return chosen if geometry.cluster_size == 1 else in_clusters(chosen, geometry.grid, geometry.cluster)
+
+
+@dataclass
+class _Run:
+    """A launch that has been checked: it may be executed more than once."""
+
+    launch: Launch
+    geometry: Geometry
+    symbols: dict[str, int]
+    ctas: Array
+
+    def once(self, code: Compiled, options: Options, poison: int = POISON) -> LaunchState:
+        """Execute. Raises Overtaken where the translation relied on lockstep that does not hold."""
+        launch, geometry = self.launch, self.geometry
+        state = LaunchState(code, geometry, options, launch.device, poison)
+        device = DeviceState(
+            launch.memory,
+            code.global_granule,
+            geometry.threads,
+            launch.parameters,
+            self.symbols,
+            geometry.overlapping,
+        )
+        try:
+            run(state, device, code.function, self.ctas, HopperBatch if code.hopper else Batch)
+        except Runaway:
+            pass
+        except (EmulatorError, Overtaken):
+            raise
+        except Exception as error:
+            raise EmulatorError(f"{launch.kernel}: internal error, {type(error).__name__}: {error}") from error
+        return state
+
+    def in_order(self, compiled: Compiled, before: _Snapshot | None) -> tuple[LaunchState, Compiled]:
+        """Execute; from the start and conservatively if lanes leave lockstep where the translation relied on it."""
+        launch = self.launch
+        try:
+            return self.once(compiled, launch.options), compiled
+        except Overtaken:
+            if before is None:
+                raise EmulatorError(
+                    f"{launch.kernel}: threads leave lockstep, and too much memory is allocated to start over"
+                ) from None
+        before.restore()
+        compiled = translate(launch.module, launch.kernel, launch.options.counters, conservative=True)
+        return self.once(compiled, launch.options), compiled
+
+    def with_undefined_values(self, compiled: Compiled) -> LaunchState:
+        """Execute; whether undefined values matter is seen by executing again with other ones: if nothing differs,
+        they never reached an output."""
+        memory, options = self.launch.memory, self.launch.options
+        before = _Snapshot.of(memory)
+        state, compiled = self.in_order(compiled, before)
+        if state.reports.doubtful and before is not None:
+            after = _Snapshot.of(memory)
+            assert after is not None
+            before.restore()
+            before.poison(OTHER_POISON)
+            self.once(compiled, replace(options, hazards=False), OTHER_POISON)
+            if after.matches():
+                state.reports.acquit()
+            after.restore()
+        return state
+
+
+class _Snapshot:
+    """The contents of all writable buffers, to run a launch again."""
+
+    def __init__(self, buffers: list[Buffer]) -> None:
+        self.saved = [(b, b.bytes().copy(), None if b.written is None else b.written.copy()) for b in buffers]
+
+    @classmethod
+    def of(cls, memory: Memory) -> _Snapshot | None:
+        """None if there is too much to keep."""
+        writable = [b for b in memory.buffers if b.role != "input"]
+        return cls(writable) if sum(b.nbytes for b in writable) <= SNAPSHOT_LIMIT else None
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for buffer, content, written in self.saved:
+            buffer.bytes()[:] = content
+            if written is not None and buffer.written is not None:
+                buffer.written[:] = written
+
+    def poison(self, value: int) -> None:
+        """Overwrite what nobody has written."""
+        for buffer, _, written in self.saved:
+            if written is not None:
+                buffer.bytes()[written == 0] = value
+
+    def matches(self) -> bool:
+        """Is the same written now, and with the same values?"""
+        for buffer, content, written in self.saved:
+            if written is None or buffer.written is None:
+                same = np.array_equal(buffer.bytes(), content)
+            else:
+                same = (
+                    np.array_equal(buffer.written, written) and not ((buffer.bytes() != content) & (written != 0)).any()
+                )
+            if not same:
+                return False
+        return True
+
+
+def output_reports(memory: Memory, kernel: str = "") -> list[Report]:
+    """What output buffers lack."""
+    out = []
+    for buffer in memory.buffers:
+        missing = buffer.unwritten() if buffer.role == "output" else np.zeros(0, np.int64)
+        if len(missing):
+            elements = np.unique(missing // buffer.dtype.itemsize)
+            index = tuple(int(i) for i in np.unravel_index(elements[0], buffer.shape))
+            last = tuple(int(i) for i in np.unravel_index(elements[-1], buffer.shape))
+            out.append(
+                Report(
+                    "unwritten-output",
+                    f"{len(elements)} of {int(np.prod(buffer.shape))} elements of {buffer.name or 'an output'} "
+                    f"were never written, first {index}, last {last}",
+                    kernel,
+                    address=buffer.address + int(missing[0]),
+                    count=len(elements),
+                )
+            )
+    return out

@@ -1,0 +1,282 @@
+"""Runtime calls on kernels: launches, attributes, occupancy, libraries, tensor maps."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudal2gen.emulator.frontend.ptx import Function
+from cudal2gen.emulator.hopper.tensor_map import MAP_BYTES, TensorMap, refuse
+from cudal2gen.emulator.host.checks import check_cluster
+from cudal2gen.emulator.host.cuda import (
+    CLUSTER_DIMENSION,
+    FILE_NOT_FOUND,
+    INVALID_FUNCTION,
+    INVALID_HANDLE,
+    INVALID_IMAGE,
+    INVALID_VALUE,
+    MAX_DYNAMIC_SHARED,
+    NON_PORTABLE_CLUSTER_ALLOWED,
+    OTHER_FUNCTION_ATTRIBUTES,
+    RESERVED_SHARED,
+    STATIC_SHARED_LIMIT,
+    STREAM_SERIALIZATION,
+    SUCCESS,
+    SYMBOL_NOT_FOUND,
+    LaunchRefused,
+)
+from cudal2gen.emulator.host.execution import Launch
+from cudal2gen.emulator.host.program import Program, from_file, load, owners
+from cudal2gen.emulator.host.runtime_state import Call, RuntimeState, put
+from cudal2gen.emulator.host.standin import Words, standin
+from cudal2gen.emulator.state.launch import Dim3, Geometry
+
+
+@dataclass(frozen=True)
+class KernelHandle:
+    """A kernel as the runtime knows it."""
+
+    program: Program
+    name: str
+
+    @property
+    def function(self) -> Function:
+        """Its PTX."""
+        return self.program.module.kernels[self.name]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from kernels of other texts."""
+        return self.program.module.text, self.name
+
+
+class KernelCalls:
+    """Kernels by handle or host symbol, and what has been set on them."""
+
+    def __init__(self, state: RuntimeState) -> None:
+        self.state = state
+        self.dynamic_limits: dict[tuple[str, str], int] = {}
+        self.large_clusters: set[tuple[str, str]] = set()
+        self.libraries: dict[int, Program] = {}
+        self.kernels: dict[int, KernelHandle] = {}
+        self.last_handle = 0x1000
+        self.calls: dict[str, Call] = {
+            "launch": self.launch,
+            "func_set_attribute": self.set_attribute,
+            "func_get_attributes": self.get_attributes,
+            "occupancy": self.occupancy,
+            "occupancy_clusters": self.occupancy_of_clusters,
+            "library_load_file": self.load_file,
+            "library_load_data": self.load_data,
+            "library_unload": self.unload,
+            "library_get_kernel": self.get_kernel,
+            "tensor_map": self.encode_tensor_map,
+        }
+
+    # --- launches ---
+
+    def launch(self, a: Words) -> int:
+        """cudaLaunchKernel and its relatives: kernel, grid, block, shared bytes, arguments, stream, attributes."""
+        state, kernel = self.state, self._kernel(a[0])
+        grid, block = _dims(a, 1), _dims(a, 4)
+        cluster, overlapping = launch_attributes(a[10], a[11])
+        ctas = None
+        if state.cta_filter is not None and min(*grid) > 0:
+            ctas = state.cta_filter(grid)
+        result = Launch(
+            kernel.program.module,
+            kernel.name,
+            Geometry(grid, block, a[7], cluster, overlapping),
+            _parameters(kernel.function, a[8]),
+            state.memory,
+            state.device,
+            state.options,
+            ctas,
+            self._limit(kernel),
+            kernel.key in self.large_clusters,
+        ).execute()
+        state.launches.append(result)
+        state.reports += result.reports
+        return SUCCESS
+
+    def _kernel(self, pointer: int) -> KernelHandle:
+        """The kernel behind a handle or a host symbol."""
+        handle = self.kernels.get(pointer)
+        if handle is not None:
+            return handle
+        owner = ctypes.c_int(0)
+        raw = standin().emulator_function(pointer, ctypes.byref(owner))
+        if raw is None:
+            raise LaunchRefused(INVALID_FUNCTION, f"{hex(pointer)} is no registered kernel")
+        name = raw.decode()
+        bound = owners.get(owner.value)
+        for program in [*([bound] if bound is not None else []), *self.state.programs]:
+            if name in program.module.kernels:
+                return KernelHandle(program, name)
+        raise LaunchRefused(INVALID_FUNCTION, f"kernel {name} is in no loaded PTX")
+
+    # --- attributes ---
+
+    def _static(self, kernel: KernelHandle) -> int:
+        return kernel.program.compiled(kernel.name, self.state.options.counters).shared_static
+
+    def _limit(self, kernel: KernelHandle) -> int:
+        return self.dynamic_limits.get(kernel.key, STATIC_SHARED_LIMIT - self._static(kernel))
+
+    def set_attribute(self, a: Words) -> int:
+        """cudaFuncSetAttribute: kernel, attribute, value."""
+        kernel, attribute, value = self._kernel(a[0]), a[1], a[2]
+        if attribute == MAX_DYNAMIC_SHARED:
+            static, most = self._static(kernel), self.state.device.smem_optin_bytes
+            if value < 0 or value + static > most:
+                text = f"{value} bytes of dynamic shared memory exceed the device's {most}"
+                raise LaunchRefused(INVALID_VALUE, text)
+            self.dynamic_limits[kernel.key] = max(value, STATIC_SHARED_LIMIT - static)
+        elif attribute == NON_PORTABLE_CLUSTER_ALLOWED:
+            (self.large_clusters.add if value else self.large_clusters.discard)(kernel.key)
+        elif attribute not in OTHER_FUNCTION_ATTRIBUTES:
+            return INVALID_VALUE
+        return SUCCESS
+
+    def get_attributes(self, a: Words) -> int:
+        """cudaFuncGetAttributes: a cudaFuncAttributes of 144 bytes, kernel."""
+        kernel = self._kernel(a[1])
+        compiled = kernel.program.compiled(kernel.name, self.state.options.counters)
+        limit = kernel.function.attributes.get("maxntid")
+        most = math.prod(limit) if limit else 1024
+        major, minor = self.state.device.capability
+        version = major * 10 + minor
+        ctypes.memset(a[0], 0, 144)
+        put(
+            a[0], "3Q7i", compiled.shared_static, 0, compiled.local_bytes, most, 64, version, version, 0,
+            self._limit(kernel), -1,
+        )  # fmt: skip
+        return SUCCESS
+
+    # --- occupancy ---
+
+    def occupancy(self, a: Words) -> int:
+        """CTAs per SM: out, kernel, threads, dynamic shared bytes."""
+        kernel = self._kernel(a[1])
+        if not 0 < a[2] <= 1024:
+            return INVALID_VALUE
+        put(a[0], "i", self._resident(kernel, a[2], a[3]))
+        return SUCCESS
+
+    def occupancy_of_clusters(self, a: Words) -> int:
+        """Clusters on the device: out, kernel, grid, threads, dynamic shared bytes, launch attributes."""
+        state, kernel = self.state, self._kernel(a[1])
+        cluster, _ = launch_attributes(a[7], a[8])
+        large = kernel.key in self.large_clusters
+        check_cluster(kernel.function, (a[2], a[3], a[4]), state.device, cluster, large)
+        # As if the SMs of a cluster could be anywhere: real devices have groups of SMs, and hold fewer.
+        count = self._resident(kernel, a[5], a[6]) * state.device.sm_count // math.prod(cluster)
+        put(a[0], "i", count)
+        return SUCCESS
+
+    def _resident(self, kernel: KernelHandle, threads: int, shared: int) -> int:
+        """CTAs that an SM holds at once."""
+        device = self.state.device
+        bytes_each = self._static(kernel) + shared
+        if bytes_each > device.smem_optin_bytes:
+            return 0
+        by_threads = device.threads_per_sm // (32 * -(-threads // 32))
+        return min(32, by_threads, device.smem_per_sm_bytes // (bytes_each + RESERVED_SHARED))
+
+    # --- libraries ---
+
+    def _new_handle(self, out: int) -> int:
+        self.last_handle += 16
+        put(out, "Q", self.last_handle)
+        return self.last_handle
+
+    def load_file(self, a: Words) -> int:
+        """cudaLibraryLoadFromFile: out, path. DIR/kernel.cubin is answered with DIR/kernel.ptx."""
+        path = Path(ctypes.string_at(a[1]).decode())
+        sibling = path.with_suffix(".ptx")
+        if not sibling.exists():
+            if not path.exists():
+                raise LaunchRefused(FILE_NOT_FOUND, f"{path} does not exist")
+            text = f"{sibling} does not exist: the emulator executes PTX, not {path.name}"
+            raise LaunchRefused(FILE_NOT_FOUND, text)
+        program = next((p for p in self.state.programs if p.name == str(sibling)), None) or from_file(sibling)
+        self.libraries[self._new_handle(a[0])] = program
+        return SUCCESS
+
+    def load_data(self, a: Words) -> int:
+        """cudaLibraryLoadData: out, PTX text."""
+        head = ctypes.string_at(a[1], 4)
+        if head == b"\x7fELF" or not head.strip(b"\t\n /.").isascii():
+            raise LaunchRefused(INVALID_IMAGE, "a cubin in memory: the emulator executes PTX, so give it PTX text")
+        self.libraries[self._new_handle(a[0])] = load(ctypes.string_at(a[1]).decode() + "\n")
+        return SUCCESS
+
+    def unload(self, a: Words) -> int:
+        """cudaLibraryUnload."""
+        return SUCCESS if self.libraries.pop(a[0], None) is not None else INVALID_HANDLE
+
+    def get_kernel(self, a: Words) -> int:
+        """cudaLibraryGetKernel: out, library, name."""
+        program = self.libraries.get(a[1])
+        if program is None:
+            return INVALID_HANDLE
+        name = ctypes.string_at(a[2]).decode()
+        if name not in program.module.kernels:
+            text = f"no kernel {name!r}; the library has {', '.join(program.kernels) or 'none'}"
+            raise LaunchRefused(SYMBOL_NOT_FOUND, text)
+        self.kernels[self._new_handle(a[0])] = KernelHandle(program, name)
+        return SUCCESS
+
+    # --- tensor maps ---
+
+    def encode_tensor_map(self, a: Words) -> int:
+        """cuTensorMapEncodeTiled, after the map itself: its arguments in order."""
+        rank = a[2] & 0xFFFFFFFF
+        if not 1 <= rank <= 5 or a[0] % 64:
+            text = f"tensor map at {a[0]:#x} of rank {rank}: 1 to 5, aligned to 64 bytes"
+            raise LaunchRefused(INVALID_VALUE, text)
+        map_ = TensorMap(
+            a[1] & 0xFFFFFFFF, a[3] & (1 << 64) - 1, _numbers(a[4], rank, "Q"), _numbers(a[5], rank - 1, "Q"),
+            _numbers(a[6], rank, "I"), _numbers(a[7], rank, "I"), a[8], a[9], a[10], a[11],
+        )  # fmt: skip
+        why = refuse(map_)
+        if why:
+            raise LaunchRefused(INVALID_VALUE, f"cuTensorMapEncodeTiled: {why}")
+        ctypes.memmove(a[0], map_.encode(), MAP_BYTES)
+        return SUCCESS
+
+
+def _dims(a: Words, first: int) -> Dim3:
+    return a[first] & 0xFFFFFFFF, a[first + 1] & 0xFFFFFFFF, a[first + 2] & 0xFFFFFFFF
+
+
+def _numbers(pointer: int, count: int, form: str) -> tuple[int, ...]:
+    layout = f"<{count}{form}"
+    return struct.unpack(layout, ctypes.string_at(pointer, struct.calcsize(layout))) if count else ()
+
+
+def _parameters(function: Function, pointer: int) -> bytes:
+    """The parameter block from an array of pointers to the arguments."""
+    pointers = ctypes.cast(ctypes.c_void_p(pointer), ctypes.POINTER(ctypes.c_void_p))
+    block = bytearray(function.param_bytes)
+    for i, (param, offset) in enumerate(zip(function.params, function.offsets, strict=True)):
+        block[offset : offset + param.size] = ctypes.string_at(pointers[i], param.size)
+    return bytes(block)
+
+
+def launch_attributes(pointer: int, count: int) -> tuple[Dim3, bool]:
+    """(cluster dimensions, programmatic stream serialization) of an array of cudaLaunchAttribute."""
+    cluster: Dim3 = (1, 1, 1)
+    overlapping = False
+    for i in range(count):
+        # A cudaLaunchAttribute has 72 bytes: the id, and the value at byte 8.
+        at = pointer + 72 * i
+        identity = int.from_bytes(ctypes.string_at(at, 4), "little")
+        if identity == CLUSTER_DIMENSION:
+            cluster = struct.unpack("<3I", ctypes.string_at(at + 8, 12))
+        elif identity == STREAM_SERIALIZATION:
+            overlapping = int.from_bytes(ctypes.string_at(at + 8, 4), "little") != 0
+    return cluster, overlapping

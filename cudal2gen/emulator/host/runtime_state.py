@@ -1,0 +1,40 @@
+"""The emulated device that runtime calls act on, and how they write their results."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from cudal2gen.emulator.host.program import Program
+from cudal2gen.emulator.host.standin import Words
+from cudal2gen.emulator.memory.arena import Memory
+from cudal2gen.emulator.state.launch import Device, LaunchResult, Options
+from cudal2gen.emulator.state.reports import Report
+
+CtaFilter = Callable[[tuple[int, int, int]], Iterable[int]]
+# Answers one runtime call with a cudaError_t.
+Call = Callable[[Words], int]
+
+
+@dataclass
+class RuntimeState:
+    """``launches``: results in order; ``reports``: all findings; ``errors``: exceptions behind failed calls;
+    ``refusals``: why the runtime refused a call."""
+
+    memory: Memory
+    device: Device
+    options: Options
+    cta_filter: CtaFilter | None
+    programs: list[Program]
+    launches: list[LaunchResult] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+
+def put(address: int, form: str, *values: int) -> None:
+    """Write a call's result through a pointer; ``form``: as of ``struct``."""
+    raw = struct.pack("<" + form, *values)
+    ctypes.memmove(address, raw, len(raw))

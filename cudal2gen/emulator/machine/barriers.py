@@ -1,0 +1,229 @@
+"""bar.sync, bar.arrive, bar.red and bar.warp.sync, and the instructions at which lanes only meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudal2gen.emulator.machine.scheduler import WARP_BARRIER, Scheduler, Step
+from cudal2gen.emulator.memory.order import GlobalOrder
+from cudal2gen.emulator.state.arrays import Array, Mask, Scalar, bits_of
+from cudal2gen.emulator.state.batch import BatchState
+from cudal2gen.emulator.state.clocks import Clocks
+from cudal2gen.emulator.state.reports import EmulatorError
+
+
+class Barriers:
+    """The numbered barriers of every CTA, and those of its warps. ``arrived``: number -> lanes that have arrived in the
+    barrier's present phase."""
+
+    def __init__(self, batch: BatchState, scheduler: Scheduler, clocks: Clocks, order: GlobalOrder) -> None:
+        self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
+        self.clocks, self.order = clocks, order
+        self.arrived: dict[int, Array] = {}
+
+    # --- barriers of a CTA ---
+
+    def sync(self, number: Scalar, expected: Scalar, m: Mask, resume: int, site: int) -> Step:
+        """bar.sync: ``expected`` threads (0: all of the CTA) wait for each other and go on at block ``resume``."""
+        self._count(m)
+        if (
+            isinstance(number, int)
+            and isinstance(expected, int)
+            and expected in (0, self.batch.threads)
+            and number not in self.arrived
+            and self.scheduler.alone
+            and (m is None or self.batch.is_everyone(m))
+            and (self.scheduler.complete or self._ctas_are_whole())
+        ):
+            self._sync_all()
+            return resume, m, False
+        for one_number, count, group in self._groups(number, expected, m):
+            self._arrive(one_number, count, group, resume, site)
+        return self.scheduler.pick()
+
+    def arrive(self, number: Scalar, expected: Scalar, m: Mask, site: int) -> None:
+        """bar.arrive: counts, does not wait."""
+        self._count(m)
+        for one_number, count, group in self._groups(number, expected, m):
+            self._arrive(one_number, count, group, None, site)
+
+    def _count(self, m: Mask) -> None:
+        if self.launch.counters is not None:
+            batch = self.batch
+            rows = batch.count if m is None else len(np.unique(batch.row_of[batch.lanes(m)]))
+            self.launch.counters.barriers += rows
+
+    def _ctas_are_whole(self) -> bool:
+        """Has every CTA all of its threads, or none?"""
+        left = self.batch.alive.reshape(self.batch.count, self.batch.width).sum(axis=1)
+        return bool(((left == 0) | (left == self.batch.threads)).all())
+
+    def _groups(self, number: Scalar, expected: Scalar, m: Mask) -> list[tuple[int, int, Array]]:
+        """(barrier, threads expected, lanes) of every barrier that the lanes name."""
+        batch = self.batch
+        mask = batch.running(m).copy()
+        if isinstance(number, int) and isinstance(expected, int):
+            return [(number, expected or batch.threads, mask)]
+        numbers = np.full(batch.size, number) if isinstance(number, int) else number
+        counts = np.full(batch.size, expected) if isinstance(expected, int) else expected
+        pairs = {(int(a), int(b)) for a, b in zip(numbers[mask], counts[mask], strict=True)}
+        return [(a, b or batch.threads, mask & (numbers == a) & (counts == b)) for a, b in sorted(pairs)]
+
+    def _arrive(self, number: int, expected: int, mask: Array, resume: int | None, site: int) -> None:
+        """Lanes arrive, and sleep until ``resume`` (None: do not wait); a CTA whose count is reached goes on."""
+        batch = self.batch
+        here = self.arrived.get(number)
+        if here is not None and (here & mask).any():
+            text = f"arrives at barrier {number} again before it has completed ({expected} threads expected)"
+            batch.report_lanes("barrier-divergence", text, site, np.flatnonzero(here & mask))
+        here = mask if here is None else here | mask
+        if resume is not None:
+            self.scheduler.sleep(number, mask, resume, site)
+        counts = here.reshape(batch.count, batch.width).sum(axis=1)
+        done = counts >= expected
+        if done.any():
+            finished = done[batch.row_of]
+            self._sync_some(here & finished, done)
+            self.scheduler.release(number, finished)
+            here = here & ~finished
+        self._keep(number, here)
+
+    def _keep(self, number: int, here: Array) -> None:
+        if here.any():
+            self.arrived[number] = here
+        else:
+            self.arrived.pop(number, None)
+
+    def _sync_all(self) -> None:
+        self.launch.tick += 1
+        self.clocks.meet_all()
+        if self.order.active:
+            warps = range(self.batch.warps_per_cta)
+            threads = np.arange(self.batch.threads)
+            for cta in self.batch.ctas:
+                self.order.barrier(int(cta), warps, threads)
+
+    def _sync_some(self, participants: Array, rows: Array) -> None:
+        """A barrier has completed in some rows (bool per row)."""
+        batch = self.batch
+        self.launch.tick += 1
+        for row in np.flatnonzero(rows):
+            base = row * batch.width
+            threads = np.flatnonzero(participants[base : base + batch.width])
+            warps = np.unique(threads >> 5)
+            self.clocks.meet(int(row), warps, whole=len(threads) == batch.threads)
+            self.order.barrier(int(batch.ctas[row]), [int(w) for w in warps], threads)
+
+    def reduce(self, mode: str, value: Array, m: Mask, site: int) -> Array:
+        """bar.red over the CTA (all threads take part): popc gives uint32, and/or predicates."""
+        batch = self.batch
+        active = batch.running(m).reshape(batch.count, batch.width)
+        here = active.sum(axis=1)
+        if ((here != 0) & (here != batch.threads)).any():
+            line = self.launch.kernel.sites[site].line
+            raise EmulatorError(f"PTX line {line}: barrier with reduction by a part of a CTA is not modelled")
+        bits = value.reshape(batch.count, batch.width) & active
+        if mode == "popc":
+            return np.repeat(bits.sum(axis=1).astype(np.uint32), batch.width)
+        met = bits.any(axis=1) if mode == "or" else (bits | ~active).all(axis=1)
+        return np.repeat(met, batch.width)
+
+    # --- barriers of a warp ---
+
+    def sync_warp(self, members: Scalar, m: Mask, resume: int, site: int) -> Step:
+        """bar.warp.sync: the named lanes of a warp that are still alive wait for each other, wherever they are.
+
+        Lanes of one warp may name different sets: each set is complete when all its living members have arrived.
+        """
+        batch, scheduler = self.batch, self.scheduler
+        if scheduler.alone:
+            self.clocks.warp_sync(m)
+            return resume, m, False
+        mask = batch.running(m).copy()
+        here = self.arrived.get(WARP_BARRIER)
+        here = mask if here is None else here | mask
+        words = batch.words(members)
+        named = bits_of(words)
+        missing = (named & (batch.alive & ~here).reshape(-1, 1, 32)).any(axis=2).reshape(-1) & mask
+        scheduler.sleep(WARP_BARRIER, mask, resume, site)
+        ready = np.repeat((mask & ~missing).reshape(-1, 32).any(axis=1), 32)
+        if ready.any():
+            free = here & ready
+            if int(words.reshape(-1)[np.flatnonzero(mask)[0]]) != 0xFFFFFFFF:
+                free &= (named & (mask & ~missing).reshape(-1, 32, 1)).any(axis=1).reshape(-1)
+            scheduler.release(WARP_BARRIER, free)
+            here = here & ~free
+            self.clocks.warp_sync(free)
+        self._keep(WARP_BARRIER, here)
+        return scheduler.pick()
+
+
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """Lanes that wait at one instruction for the others of their warp (``members``: which) or, with None, of their
+    warpgroup."""
+
+    here: Array
+    members: Scalar | None
+
+    def describe(self, row: int) -> str:  # noqa: ARG002
+        """What is waited for, in words."""
+        return "an instruction that their " + ("warpgroup" if self.members is None else "warp") + " executes together"
+
+
+class Meetings:
+    """Instructions that a warp or warpgroup executes together, such as elect and wgmma. The hardware's warps run apart
+    and come together there; meeting orders no memory.
+
+    Invariant: ``by_site`` has the lanes that have come to an instruction and not left it; all of them sleep. A lane
+    leaves when no living lane of its unit (the members named, or the warpgroup) is still elsewhere.
+    """
+
+    def __init__(self, batch: BatchState, scheduler: Scheduler) -> None:
+        self.batch, self.scheduler = batch, scheduler
+        self.by_site: dict[int, Meeting] = {}
+        scheduler.leavers.append(self._after_exit)
+
+    def converge(self, members: Scalar | None, m: Mask, resume: int, site: int) -> Step:
+        """The named lanes of a warp (None: the warps of a warpgroup) come together, then go on at ``resume``."""
+        if self.scheduler.alone:
+            return resume, m, False
+        mask = self.batch.running(m).copy()
+        meeting = self.by_site.get(site)
+        if meeting is None:
+            meeting = self.by_site[site] = Meeting(np.zeros(self.batch.size, bool), members)
+        meeting.here |= mask
+        self.scheduler.sleep(meeting, mask, resume, site)
+        self._settle(site)
+        return self.scheduler.pick()
+
+    def _after_exit(self, gone: Array) -> None:  # noqa: ARG002
+        """Nobody waits for the dead: meetings may be complete now."""
+        for site in list(self.by_site):
+            self._settle(site)
+
+    def _settle(self, site: int) -> None:
+        meeting = self.by_site[site]
+        free = meeting.here & ~self._incomplete(meeting)
+        if free.any():
+            meeting.here &= ~free
+            self.scheduler.release(meeting, free)
+        if not meeting.here.any():
+            del self.by_site[site]
+
+    def _incomplete(self, meeting: Meeting) -> Array:
+        """Per lane: is a living lane of its unit still elsewhere?"""
+        batch = self.batch
+        absent = (batch.alive & ~meeting.here).reshape(-1, 32)
+        if meeting.members is None:
+            warps, groups = batch.warps_per_cta, -(-batch.warps_per_cta // 4)
+            missing = np.zeros((batch.count, groups * 4), bool)
+            missing[:, :warps] = absent.any(axis=1).reshape(batch.count, warps)
+            by_group = missing.reshape(batch.count, groups, 4).any(axis=2)
+            return np.repeat(np.repeat(by_group, 4, axis=1)[:, :warps].reshape(-1), 32)
+        if isinstance(meeting.members, int):
+            return np.repeat((absent & bits_of(np.array(meeting.members, np.uint32))).any(axis=1), 32)
+        named = bits_of(meeting.members.reshape(-1, 32))
+        return np.asarray((named & absent[:, None, :]).any(axis=2).reshape(-1))

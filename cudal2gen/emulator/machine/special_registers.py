@@ -1,0 +1,98 @@
+"""Special registers: who a lane is, and constants of the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from cudal2gen.emulator.state.arrays import MOVER, Array
+from cudal2gen.emulator.state.batch import BatchState
+from cudal2gen.emulator.state.reports import EmulatorError
+
+
+class SpecialRegisters:
+    """The special registers of a batch, by their PTX names."""
+
+    def __init__(self, batch: BatchState) -> None:
+        self.batch, self.launch = batch, batch.launch
+        self._read: dict[str, Array] = {}
+        self._clock = 0
+
+    def lanes(self, name: str) -> Array:
+        """A special register that differs between threads, uint32 per lane."""
+        out = self._read.get(name)
+        if out is None:
+            out = self._read[name] = self._compute(name)
+        return out
+
+    def _compute(self, name: str) -> Array:
+        batch, geometry = self.batch, self.launch.geometry
+        if name.startswith("%reserved_smem") or name.endswith(".w"):
+            return batch.constant(0, 4)
+        gx, gy, _ = geometry.grid
+        bx, by, _ = geometry.block
+        cx, cy, cz = geometry.cluster
+        cta = batch.ctas[batch.row_of].astype(np.int64)
+        x, y, z = cta % gx, cta // gx % gy, cta // (gx * gy)
+        lane = batch.lane.astype(np.int64)
+        full = 0xFFFFFFFF
+        values: dict[str, Callable[[], Array]] = {
+            "%tid.x": lambda: batch.thread % bx,
+            "%tid.y": lambda: batch.thread // bx % by,
+            "%tid.z": lambda: batch.thread // (bx * by),
+            "%ctaid.x": lambda: x,
+            "%ctaid.y": lambda: y,
+            "%ctaid.z": lambda: z,
+            "%clusterid.x": lambda: x // cx,
+            "%clusterid.y": lambda: y // cy,
+            "%clusterid.z": lambda: z // cz,
+            "%cluster_ctaid.x": lambda: x % cx,
+            "%cluster_ctaid.y": lambda: y % cy,
+            "%cluster_ctaid.z": lambda: z % cz,
+            "%cluster_ctarank": lambda: batch.rank[batch.row_of],
+            "%laneid": lambda: lane,
+            "%warpid": lambda: batch.warp,
+            "%smid": lambda: cta % self.launch.device.sm_count,
+            "%lanemask_eq": lambda: 1 << lane,
+            "%lanemask_le": lambda: (2 << lane) - 1,
+            "%lanemask_lt": lambda: (1 << lane) - 1,
+            "%lanemask_ge": lambda: full & ~((1 << lane) - 1),
+            "%lanemask_gt": lambda: full & ~((2 << lane) - 1),
+        }
+        if name not in values:
+            raise EmulatorError(f"special register {name} is not modelled")
+        return values[name]().astype(np.uint32)
+
+    def constant(self, name: str) -> int:
+        """A special register with one value per launch."""
+        launch, geometry = self.launch, self.launch.geometry
+        by_axis = {
+            "%ntid": geometry.block,
+            "%nctaid": geometry.grid,
+            "%nclusterid": tuple(g // c for g, c in zip(geometry.grid, geometry.cluster, strict=True)),
+            "%cluster_nctaid": geometry.cluster,
+        }
+        base, _, axis = name.partition(".")
+        if base in by_axis:
+            return by_axis[base]["xyz".find(axis)]
+        shared_bytes = launch.kernel.shared_static + geometry.shared_bytes
+        values = {
+            "%cluster_nctarank": geometry.cluster_size,
+            "%is_explicit_cluster": int(geometry.cluster_size > 1),
+            "%gridid": 0,
+            "WARP_SZ": 32,
+            "%nsmid": launch.device.sm_count,
+            "%nwarpid": launch.device.threads_per_sm // 32,
+            "%dynamic_smem_size": geometry.shared_bytes,
+            "%total_smem_size": shared_bytes,
+            "%aggr_smem_size": shared_bytes,
+        }
+        if name not in values:
+            raise EmulatorError(f"special register {name} is not modelled")
+        return values[name]
+
+    def clock(self, bits: int) -> Array:
+        """A counter that advances with every call: no model of time."""
+        self._clock += 1
+        return np.full(self.batch.size, self._clock * 32 & ((1 << bits) - 1), MOVER[bits // 8])

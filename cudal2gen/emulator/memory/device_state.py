@@ -1,0 +1,53 @@
+"""Device memory as all CTAs of a launch share it: the arena, who touched it last, happens-before between CTAs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudal2gen.emulator.memory.arena import Buffer, Memory
+from cudal2gen.emulator.memory.order import GlobalOrder
+from cudal2gen.emulator.state.arrays import Array
+
+# A tag is tick << 33 | atomic << 32 | thread of the launch; 0: untouched in this launch.
+THREAD = (1 << 32) - 1
+ATOMIC = 1 << 32
+TICK_SHIFT = 33
+
+
+class Tags:
+    """Last writer and reader of every granule of a buffer in this launch."""
+
+    __slots__ = ("read", "written")
+
+    def __init__(self, granules: int) -> None:
+        self.written: Array = np.zeros(granules, np.int64)
+        self.read: Array = np.zeros(granules, np.int64)
+
+
+class DeviceState:
+    """The arena with the launch's tags per ``granule`` bytes, and the order of accesses of different CTAs.
+
+    ``symbols``: addresses of the module's variables; ``parameters``: the kernel's parameter block; ``overlapping``:
+    the launch may begin before its predecessor has ended, so global data waits for griddepcontrol.wait.
+    """
+
+    def __init__(
+        self,
+        arena: Memory,
+        granule: int,
+        threads: int,
+        parameters: bytes = b"",
+        symbols: dict[str, int] | None = None,
+        overlapping: bool = False,
+    ) -> None:
+        self.arena, self.granule, self.parameters, self.overlapping = arena, granule, parameters, overlapping
+        self.symbols = symbols or {}
+        self.order = GlobalOrder(-(-threads // 32) * 32)
+        self._tags: dict[int, Tags] = {}
+
+    def tags(self, buffer: Buffer) -> Tags:
+        """The tags of a buffer; the widest access at its end has room."""
+        tags = self._tags.get(id(buffer))
+        if tags is None:
+            tags = self._tags[id(buffer)] = Tags(-(-buffer.nbytes // self.granule) + 16 // self.granule)
+        return tags

@@ -1,0 +1,120 @@
+"""Local memory of every thread, kernel parameters, and generic addresses, whose top byte tells the space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cudal2gen.emulator.memory.device import DeviceMemory
+from cudal2gen.emulator.memory.shared import SharedMemory
+from cudal2gen.emulator.state.arrays import MOVER, Array, Mask
+from cudal2gen.emulator.state.batch import BatchState
+
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+class LocalMemory:
+    """``nbytes`` of local memory per lane. Addresses are offsets, uint64."""
+
+    def __init__(self, batch: BatchState, nbytes: int) -> None:
+        self.batch = batch
+        self.data: Array = np.full((batch.size, nbytes) if nbytes else (0, 0), 0xFF, np.uint8)
+
+    def _locate(self, address: Array, width: int, m: Mask, site: int) -> tuple[Array, Array]:
+        lanes = self.batch.lanes(m)
+        offset = address[lanes].astype(np.int64)
+        bad = (offset < 0) | (offset + width > self.data.shape[1]) | ((offset & (width - 1)) != 0)
+        if bad.any():
+            text = f"{width}-byte access at local offset {int(offset[bad][0])} of {self.data.shape[1]}"
+            self.batch.report_lanes("local-out-of-bounds", text, site, lanes[bad])
+            lanes, offset = lanes[~bad], offset[~bad]
+        return lanes, offset
+
+    def load(self, address: Array, width: int, m: Mask, site: int) -> Array:
+        """``width`` bytes per lane."""
+        lanes, offset = self._locate(address, width, m, site)
+        raw = self.data[lanes[:, None], offset[:, None] + np.arange(width)]
+        return self.batch.spread(np.ascontiguousarray(raw).reshape(-1).view(MOVER[width]), lanes, width)
+
+    def store(self, address: Array, value: Array, width: int, m: Mask, site: int) -> None:
+        """Write MOVER[width] values, one per lane."""
+        lanes, offset = self._locate(address, width, m, site)
+        raw = np.ascontiguousarray(value[lanes]).view(np.uint8).reshape(-1, width)
+        self.data[lanes[:, None], offset[:, None] + np.arange(width)] = raw
+
+
+class Parameters:
+    """The kernel's parameter block, at offsets from its start."""
+
+    def __init__(self, batch: BatchState, block: bytes) -> None:
+        self.batch, self.block = batch, block
+
+    def constant(self, offset: int, width: int) -> int:
+        """A parameter at a constant offset, as raw bits."""
+        return int.from_bytes(self.block[offset : offset + width], "little")
+
+    def load(self, address: Array, width: int, m: Mask, site: int) -> Array:
+        """Parameters at offsets that differ per lane."""
+        offsets = address.astype(np.int64)
+        bad = (offsets < 0) | (offsets + width > len(self.block))
+        if m is not None:
+            bad &= m
+        if bad.any():
+            lanes = np.flatnonzero(bad)
+            text = f"reads at byte {int(offsets[lanes[0]])} of {len(self.block)} bytes of kernel parameters"
+            self.batch.report_lanes("global-out-of-bounds", text, site, lanes)
+        raw = np.frombuffer(self.block.ljust(-(-len(self.block) // 16) * 16 + 16, b"\0"), np.uint8)
+        offsets = np.clip(offsets, 0, len(raw) - width)
+        out = np.ascontiguousarray(raw[offsets[:, None] + np.arange(width)])
+        return out.reshape(-1).view(MOVER[width])
+
+
+class GenericMemory:
+    """Accesses whose address tells the space: 1 shared, 2 local, 3 (loads) parameters, else global."""
+
+    def __init__(
+        self, batch: BatchState, device: DeviceMemory, shared: SharedMemory, local: LocalMemory, parameters: Parameters
+    ) -> None:
+        self.batch, self.device, self.shared, self.local = batch, device, shared, local
+        self.parameters = parameters
+
+    def _spaces(self, address: Array, m: Mask) -> Iterator[tuple[int, Array]]:
+        """(top byte, lanes that name that space); all above 3 count as 3."""
+        top = address >> np.uint64(56)
+        active = np.ones(self.batch.size, bool) if m is None else m
+        for space, mask in (*((i, active & (top == i)) for i in range(3)), (3, active & (top > 2))):
+            if mask.any():
+                yield space, mask
+
+    def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
+        """``width`` bytes per lane. ``strong``: as of ``DeviceMemory.load``."""
+        if m is None and not (address >> np.uint64(56)).any():
+            return self.device.load(address, width, m, site, strong)
+        out = self.batch.poison(width)
+        low = address & _LOW
+        for space, mask in self._spaces(address, m):
+            if space == 1:
+                values = self.shared.load(low.astype(np.uint32), width, mask, site)
+            elif space == 2:
+                values = self.local.load(low, width, mask, site)
+            elif space == 3:
+                values = self.parameters.load(low, width, mask, site)
+            else:
+                values = self.device.load(address, width, mask, site, strong)
+            out[mask] = values[mask]
+        return out
+
+    def store(self, address: Array, value: Array, width: int, m: Mask, site: int, strong: int = 0) -> None:
+        """Write MOVER[width] values, one per lane. Parameters are not writable: such an address is out of bounds."""
+        if m is None and not (address >> np.uint64(56)).any():
+            self.device.store(address, value, width, m, site, strong)
+            return
+        low = address & _LOW
+        for space, mask in self._spaces(address, m):
+            if space == 1:
+                self.shared.store(low.astype(np.uint32), value, width, mask, site)
+            elif space == 2:
+                self.local.store(low, value, width, mask, site)
+            else:
+                self.device.store(address, value, width, mask, site, strong)

@@ -1,0 +1,58 @@
+"""Arrays with one element per lane, and the types that move 1 to 16 bytes per element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+# Which lanes execute (bool per lane of the batch); None: all.
+Mask = Array | None
+# What an operand of an instruction is at run time: one int for all lanes, or raw bits per lane.
+Scalar = int | Array
+# The type that moves 1, 2, 4, 8 or 16 bytes at once. complex128 is NumPy's only fast 16-byte element; moves keep its
+# bits.
+MOVER: dict[int, np.dtype[Any]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("u2"),
+    4: np.dtype("u4"),
+    8: np.dtype("u8"),
+    16: np.dtype("c16"),
+}
+SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
+# A negative quiet NaN in fp16, bf16 and fp32 alike, and a wild index.
+POISON = 0xFF
+
+
+def distinct(values: Array) -> Array:
+    """The distinct values of an ascending array."""
+    if len(values) < 2:
+        return values
+    keep = np.empty(len(values), bool)
+    keep[0] = True
+    np.not_equal(values[1:], values[:-1], out=keep[1:])
+    return values[keep]
+
+
+def equal_bits(a: Array, b: Array) -> Array:
+    """Bitwise equality per element (complex128 stands for 16 bytes)."""
+    if a.dtype.itemsize == 16:
+        x = np.ascontiguousarray(a).view(np.uint64).reshape(-1, 2)
+        y = np.ascontiguousarray(b).view(np.uint64).reshape(-1, 2)
+        equal: Array = (x == y).all(axis=1)
+        return equal
+    return np.asarray(a == b)
+
+
+def bits_of(words: Array) -> Array:
+    """32-bit words -> their bits, lowest first, in a new last axis (bool)."""
+    out: Array = ((words[..., None] >> np.arange(32, dtype=np.uint32)) & 1).astype(bool)
+    return out
+
+
+def words_of(bits: Array) -> Array:
+    """Bits in the last axis (32, lowest first) -> words (uint32)."""
+    out: Array = (bits.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=-1).astype(np.uint32)
+    return out

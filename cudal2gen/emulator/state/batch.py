@@ -1,0 +1,134 @@
+"""What every unit of the machine knows of its batch: CTAs, threads as lanes, who is alive, how to report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from cudal2gen.emulator.state.arrays import MOVER, Array, Mask, Scalar
+from cudal2gen.emulator.state.launch import Dim3, LaunchState
+
+
+class BatchState:
+    """Some CTAs of a launch, all their threads as one vector of ``size`` lanes, ``width`` lanes (whole warps) per CTA.
+
+    A CTA's place in the batch is its *row*. Clusters are whole, and their rows follow each other.
+    """
+
+    def __init__(self, launch: LaunchState, ctas: Array) -> None:
+        self.launch, self.ctas = launch, ctas
+        self.count = len(ctas)
+        self.threads = launch.threads
+        self.width = -(-self.threads // 32) * 32
+        self.warps_per_cta = self.width // 32
+        self.size = self.count * self.width
+        # Per lane: row, thread and warp of its CTA, lane of its warp, thread of the launch.
+        self.row_of = np.repeat(np.arange(self.count), self.width)
+        self.thread = np.tile(np.arange(self.width), self.count)
+        self.warp = self.thread >> 5
+        self.lane = (self.thread & 31).astype(np.uint32)
+        self.gthread = ctas.astype(np.int64)[self.row_of] * self.width + self.thread
+        self.cluster_size = launch.geometry.cluster_size
+        # Per row: the CTA's rank in its cluster.
+        self.rank: Array = np.arange(self.count) % self.cluster_size
+        self.alive: Array = self.thread < self.threads
+        self.everyone: Array = np.arange(self.size)
+        self._last_mask: Mask = None
+        self._last_lanes: Array = np.zeros(0, np.int64)
+        self._constants: dict[tuple[int, int], Array] = {}
+
+    # --- lanes and registers ---
+
+    def lanes(self, m: Mask) -> Array:
+        """Indices of the lanes in a mask, ascending (not to be changed). No mask changes in place, so the answer for
+        the last one is kept."""
+        if m is None:
+            return self.everyone
+        if m is not self._last_mask:
+            self._last_mask, self._last_lanes = m, np.flatnonzero(m)
+        return self._last_lanes
+
+    def is_everyone(self, m: Array) -> bool:
+        """Does the mask hold every lane that is still alive?"""
+        return bool(m[self.alive].all())
+
+    def running(self, m: Mask) -> Array:
+        """The mask as an array: all living lanes for None."""
+        return self.alive if m is None else m
+
+    def poison(self, width: int) -> Array:
+        """A register of ``width`` bytes of undefined content."""
+        return np.full(self.size * width, 0xFF, np.uint8).view(MOVER[width])
+
+    def spread(self, values: Array, lanes: Array, width: int) -> Array:
+        """Values of some lanes -> a register of all, zero elsewhere."""
+        out = np.zeros(self.size, MOVER[width])
+        out[lanes] = values
+        return out
+
+    def constant(self, value: int, width: int) -> Array:
+        """A register (``width`` bytes; 0: predicate) with the same value in every lane."""
+        key = (value, width)
+        out = self._constants.get(key)
+        if out is None:
+            out = np.full(self.size, bool(value) if width == 0 else value, bool if width == 0 else MOVER[width])
+            if len(self._constants) < 512:
+                self._constants[key] = out
+        return out
+
+    def words(self, value: Scalar) -> Array:
+        """A 32-bit operand as an array, shape (warps, 32)."""
+        return (self.constant(value, 4) if isinstance(value, int) else value).reshape(-1, 32)
+
+    # --- reports ---
+
+    def cta_index(self, row: int) -> Dim3:
+        """(x, y, z) of a row's CTA."""
+        return self.launch.cta_index(int(self.ctas[row]))
+
+    def report(
+        self,
+        kind: str,
+        message: str,
+        site: int | None,
+        row: int,
+        threads: Iterable[int],
+        address: int | None = None,
+        count: int = 1,
+        doubtful: bool = False,
+    ) -> None:
+        """Report a finding of threads of one CTA."""
+        listed = sorted({int(t) for t in threads})
+        self.launch.reports.add(kind, message, site, self.cta_index(row), listed, address, count, doubtful)
+
+    def report_lanes(
+        self,
+        kind: str,
+        message: str,
+        site: int | None,
+        lanes: Array,
+        address: int | None = None,
+        doubtful: bool = False,
+    ) -> None:
+        """Report a finding of some lanes; those of the first lane's CTA are listed."""
+        row = int(self.row_of[lanes[0]])
+        threads = self.thread[lanes[self.row_of[lanes] == row]]
+        self.report(kind, message, site, row, threads, address, len(lanes), doubtful)
+
+    def report_lane(
+        self, kind: str, message: str, site: int, lane: int, address: int | None = None, doubtful: bool = False
+    ) -> None:
+        """Report a finding of one lane."""
+        row = int(self.row_of[lane])
+        self.report(kind, message, site, row, (int(self.thread[lane]),), address, 1, doubtful)
+
+    def require_whole_warps(self, m: Mask, site: int) -> None:
+        """mma, ldmatrix and their like need all 32 lanes; reports warps of which some are missing."""
+        if m is None:
+            return
+        lanes = m.reshape(-1, 32)
+        partial = lanes.any(axis=1) & ~lanes.all(axis=1)
+        if partial.any():
+            bad = np.flatnonzero(np.repeat(partial, 32) & m)
+            self.report_lanes("warp-divergence", "executed by some lanes of a warp only", site, bad)

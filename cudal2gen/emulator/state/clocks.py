@@ -1,0 +1,88 @@
+"""What the warps of a CTA know of each other: the ticks before which accesses are ordered before their present."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudal2gen.emulator.state.arrays import Array, Mask
+from cudal2gen.emulator.state.batch import BatchState
+
+
+class Clocks:
+    """Happens-before between the warps of each CTA of a batch.
+
+    ``base[row]`` is the tick of the CTA's last barrier: what happened before it is ordered before every warp. As long
+    as nothing but barriers of whole CTAs happens, that is all; ``table`` (row, warp, column) is made when some warps
+    come to know more than others, and column c is then warp c of the same CTA. Invariant: base[row] <= table[row].
+    """
+
+    def __init__(self, batch: BatchState) -> None:
+        self.batch, self.launch = batch, batch.launch
+        self.base: Array = np.zeros(batch.count, np.int64)
+        self.table: Array | None = None
+
+    def start(self) -> None:
+        """The batch begins now: nothing earlier is of it."""
+        self.base[:] = self.launch.tick
+
+    def known(self, row: Array, warp: Array, other: Array) -> Array:
+        """Ticks before which accesses of warp ``other`` are ordered before warp ``warp`` of the same CTA, per
+        element."""
+        if self.table is None:
+            return np.asarray(self.base[row])
+        return np.asarray(self.table[row, warp, other])
+
+    def known_of_threads(self, row: int, warp: int) -> Array:
+        """What a warp knows of every thread of its CTA, shape (width,)."""
+        every = np.arange(self.batch.width) >> 5
+        return np.asarray(self.known(np.full(len(every), row), np.full(len(every), warp), every))
+
+    def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int) -> bool:  # noqa: ARG002
+        """Is an access of another CTA of the cluster ordered before a warp's present? Not without clusters."""
+        return False
+
+    def rows(self) -> Array:
+        """The table, made if need be."""
+        if self.table is None:
+            warps = self.batch.warps_per_cta
+            self.table = np.repeat(self.base, warps * warps).reshape(self.batch.count, warps, warps)
+        return self.table
+
+    def column(self, row: int) -> int:  # noqa: ARG002
+        """The column of a row's warp 0."""
+        return 0
+
+    def meet_all(self) -> None:
+        """All threads of all CTAs have passed a barrier; the tick has advanced."""
+        self.base[:] = self.launch.tick
+        if self.table is not None:
+            self.table[:] = self.launch.tick
+
+    def meet(self, row: int, warps: Array, whole: bool) -> None:
+        """Warps of a CTA (``whole``: all its threads) have passed a barrier together; the tick has advanced."""
+        tick = self.launch.tick
+        if whole:
+            self.base[row] = tick
+            if self.table is not None:
+                self.table[row] = tick
+            return
+        known = self.rows()[row]
+        best = known[warps].max(axis=0)
+        best[warps] = tick
+        known[warps] = best
+
+    def warp_sync(self, m: Mask) -> None:
+        """The lanes of ``m`` have synchronised with those of their warp: their accesses are ordered from now on."""
+        if not self.launch.options.hazards:
+            return
+        table = self.rows()
+        self.launch.tick += 1
+        row, warp = np.nonzero(self.warps_in(m))
+        table[row, warp, warp] = self.launch.tick
+
+    def warps_in(self, m: Mask) -> Array:
+        """(row, warp): has the warp a lane in the mask?"""
+        shape = (self.batch.count, self.batch.warps_per_cta)
+        if m is None:
+            return np.ones(shape, bool)
+        return np.asarray(m.reshape(*shape, 32).any(axis=2))

@@ -1,0 +1,135 @@
+"""What a launch is to every unit of the machine: the kernel's facts, the device, options, findings, the tick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cudal2gen.emulator.state.arrays import POISON, Array
+from cudal2gen.emulator.state.counters import Counters
+from cudal2gen.emulator.state.reports import Report, Reports, Site
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Device:
+    """The GPU that a host launcher sees. Sizes in bytes."""
+
+    sm_count: int = 108
+    smem_optin_bytes: int = 163 * 1024
+    capability: tuple[int, int] = (8, 0)
+    name: str = "emulated"
+    smem_per_sm_bytes: int = 164 * 1024
+    registers_per_sm: int = 65536
+    threads_per_sm: int = 2048
+    l2_bytes: int = 40 << 20
+
+
+# An H100 or H200 with 132 SMs.
+HOPPER = Device(
+    sm_count=132,
+    smem_optin_bytes=227 * 1024,
+    capability=(9, 0),
+    name="emulated sm_90",
+    smem_per_sm_bytes=228 * 1024,
+    l2_bytes=50 << 20,
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector;
+    ``loop_limit``: taken backward branches per batch before a launch counts as hung. ``adverse``: another order of
+    events that hardware may choose: of all warpgroups that can run the last one does, until it waits, and a try_wait
+    that has to wait times out at first."""
+
+    hazards: bool = True
+    counters: bool = False
+    lanes: int = 2048
+    loop_limit: int = 1_000_000
+    adverse: bool = False
+
+
+@dataclass
+class LaunchResult:
+    """What one launch did: reports, counters (None if off), grid and block, CTAs executed (linear numbers)."""
+
+    kernel: str
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int
+    reports: list[Report] = field(default_factory=list)
+    counters: Counters | None = None
+    ctas: Array | None = None
+
+
+@dataclass(eq=False)
+class KernelFacts:
+    """What the machine has to know of a translated kernel. ``shared_granule`` and ``global_granule``: bytes of the
+    smallest access, so of a tag. Blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i
+    writes and others read, ``live_in[i]`` those that are read in or behind it. ``attributes``: directives of the entry
+    (maxntid, minnctapersm, ...)."""
+
+    name: str
+    sites: list[Site]
+    shared_static: int
+    shared_granule: int
+    global_granule: int
+    local_bytes: int
+    clobbers: list[frozenset[str]]
+    live_in: list[frozenset[str]]
+    block_lines: list[int]
+    block_opcodes: list[dict[str, int]]
+    attributes: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of a launch: grid, block and cluster (x, y, z), bytes of dynamic shared memory, and whether it may
+    overlap the launch before it (programmatic stream serialization)."""
+
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int = 0
+    cluster: Dim3 = (1, 1, 1)
+    overlapping: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs per cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+
+class LaunchState:
+    """State that all CTAs of a launch share.
+
+    ``tick`` counts synchronisations: an access is tagged with the tick at which it happens, and whoever synchronises
+    advances it first. ``version`` counts changes of memory, so that a scheduler notices when nothing moves any more.
+    """
+
+    def __init__(
+        self, kernel: KernelFacts, geometry: Geometry, options: Options, device: Device, poison: int = POISON
+    ) -> None:
+        self.kernel, self.geometry, self.options, self.device = kernel, geometry, options, device
+        self.threads = geometry.threads
+        # The byte that undefined shared memory holds.
+        self.poison = poison
+        self.reports = Reports(kernel.name, kernel.sites)
+        self.counters = Counters(kernel.block_opcodes) if options.counters else None
+        self.tick = 1
+        self.version = 0
+
+    def cta_index(self, cta: int) -> Dim3:
+        """(x, y, z) of a CTA's linear number."""
+        gx, gy, _ = self.geometry.grid
+        return cta % gx, cta // gx % gy, cta // (gx * gy)

@@ -1,0 +1,111 @@
+"""Findings: the report, and its collection in a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class EmulatorError(Exception):
+    """The machine cannot go on: an unknown instruction, a missing kernel, a wrong argument."""
+
+
+@dataclass(slots=True)
+class Report:
+    """One finding. Repetitions at the same instruction are counted in ``count``, the rest describes the first.
+
+    ``kind`` is one of: ``global-out-of-bounds``, ``global-misaligned``, ``shared-out-of-bounds``,
+    ``shared-misaligned``, ``local-out-of-bounds``, ``uninitialised-shared``, ``uninitialised-global``, ``in-flight``
+    (data of an asynchronous copy touched before its wait, or a CTA that exits under one), ``shared-race``,
+    ``global-race``, ``unwritten-output``, ``outside-region``, ``input-modified``, ``barrier-divergence``,
+    ``deadlock``, ``warp-divergence``, ``trap``, ``runaway``, ``launch-error``; of sm_90: ``mbarrier`` (misused, or
+    not visibly initialised), ``proxy-fence`` (fence.proxy.async missing), ``wgmma-registers`` (accumulators in
+    flight, wgmma.fence missing), ``cluster`` (a peer's shared memory before its start or after its end),
+    ``tensor-map``, ``registers`` (setmaxnreg), ``grid-dependency`` (global memory before griddepcontrol.wait).
+    ``line`` and ``text`` are the PTX instruction, ``source`` the CUDA line (if compiled with ``-lineinfo``), ``cta``
+    (x, y, z), ``threads`` linear thread numbers, ``address`` a byte offset (shared) or a device address (global).
+    """
+
+    kind: str
+    message: str
+    kernel: str = ""
+    line: int = 0
+    text: str = ""
+    source: str = ""
+    cta: tuple[int, int, int] | None = None
+    threads: tuple[int, ...] = ()
+    address: int | None = None
+    count: int = 1
+
+    def __str__(self) -> str:
+        where = f" [{self.source}]" if self.source else ""
+        ptx = f" at PTX line {self.line}: {self.text}" if self.line else ""
+        who = ""
+        if self.cta is not None:
+            first = ", ".join(map(str, self.threads[:8])) + (", ..." if len(self.threads) > 8 else "")
+            who = f" (CTA {self.cta}" + (f", threads {first}" if first else "") + ")"
+        times = f" x{self.count}" if self.count > 1 else ""
+        return f"{self.kind}: {self.message}{who}{ptx}{where}{times}"
+
+
+@dataclass(slots=True)
+class Site:
+    """Where an access comes from, for reports."""
+
+    line: int
+    text: str
+    source: str
+
+
+# Kind, instruction, and (for findings of no instruction) the message.
+Key = tuple[str, int | None, str | None]
+
+
+class Reports:
+    """Findings of a launch, one per (kind, instruction)."""
+
+    LIMIT = 200
+
+    def __init__(self, kernel: str, sites: list[Site]) -> None:
+        self.kernel, self.sites = kernel, sites
+        self.by_key: dict[Key, Report] = {}
+        # Findings that only matter if the value read reaches an output.
+        self.doubtful: set[Key] = set()
+
+    def add(
+        self,
+        kind: str,
+        message: str,
+        site: int | None = None,
+        cta: tuple[int, int, int] | None = None,
+        threads: Iterable[int] = (),
+        address: int | None = None,
+        count: int = 1,
+        doubtful: bool = False,
+    ) -> None:
+        """Record a finding at instruction ``site``; ``doubtful``: dropped if the value turns out not to matter."""
+        key = (kind, site, None if site is not None else message)
+        if not doubtful:
+            self.doubtful.discard(key)
+        elif key not in self.by_key:
+            self.doubtful.add(key)
+        old = self.by_key.get(key)
+        if old is not None:
+            old.count += count
+            return
+        if len(self.by_key) >= self.LIMIT:
+            return
+        at = self.sites[site] if site is not None else Site(0, "", "")
+        self.by_key[key] = Report(
+            kind, message, self.kernel, at.line, at.text, at.source, cta, tuple(threads), address, count
+        )
+
+    def acquit(self) -> None:
+        """Drop the doubtful findings."""
+        for key in self.doubtful:
+            self.by_key.pop(key, None)
+        self.doubtful.clear()
+
+    def list(self) -> list[Report]:
+        """The findings, by PTX line."""
+        return sorted(self.by_key.values(), key=lambda r: r.line)
