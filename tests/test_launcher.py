@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudal2gen import catalog, compiler, emulator
-from cudal2gen.emulator.host import program as host
+from cudal2gen.emulator.host import kernel_calls as host
 from cudal2gen.kernel import launch as contract
 from cudal2gen.kernel.launch import CONVENTIONS, LaunchFileError, Matrix, Operands, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT
@@ -207,7 +207,7 @@ def test_tensor_maps_follow_their_operands(library: Path) -> None:
 def test_only_kernels_that_follow_kernels_overlap_with_them(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a kernel with a workspace its counters are cleared, by what is no kernel."""
     overlapping: list[bool] = []
-    read = host._launch_attributes
+    read = host.launch_attributes
 
     def seen(pointer: int, count: int) -> tuple[tuple[int, int, int], bool]:
         found = read(pointer, count)

@@ -56,6 +56,12 @@ What is not: ptxas, caches, timing, the tensor cores' order of rounding, the err
 with im2col, interleave or element strides, wgmma on other types than f16 and bf16, tcgen05, textures, dynamic
 parallelism. Clocks are kept per warp: what one lane passes on covers what its whole warp has done.
 
+Inside, imports go strictly down: ``state`` < ``arithmetic`` < ``memory`` < ``machine`` < ``hopper`` < ``frontend`` <
+``host``. ``state`` is what every unit knows (lanes, clocks, findings, counters); ``memory`` is device and shared memory
+and who touched them last; ``machine`` schedules a batch of CTAs and composes its units; ``hopper`` adds those of sm_90 in
+a batch of its own, ``HopperBatch``; ``frontend`` makes a Python function of a kernel's PTX, from facts that stand on the
+registration of each instruction; ``host`` has programs, sessions and the stand-in runtime.
+
 ``emulator.mutants`` makes mutants of a PTX text, to test a checker that is built on this package.
 """
 

@@ -11,7 +11,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from cudal2gen.emulator.host.program import cache_dir
+from cudal2gen.emulator.host.standin import cache_dir
 
 KERNELS = Path(__file__).with_name("kernels")
 

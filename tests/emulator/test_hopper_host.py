@@ -12,7 +12,7 @@ import pytest
 from cudal2gen import emulator
 from cudal2gen.emulator import HOPPER, Device, LaunchRefused, Memory
 from cudal2gen.emulator.hopper.bulk import decode
-from cudal2gen.emulator.host.program import standin
+from cudal2gen.emulator.host.standin import standin
 from tests.emulator.hopper import gemm
 from tests.emulator.test_host import Config, Runtime
 
