@@ -214,7 +214,7 @@ def test_only_kernels_that_follow_kernels_overlap_with_them(library: Path, monke
         overlapping.append(found[1])
         return found
 
-    monkeypatch.setattr(host, "_launch_attributes", seen)
+    monkeypatch.setattr(host, "launch_attributes", seen)
     m, n, k = 64, 32, 128
     for record in (ring(pdl=True), ring(pdl=True, split_k=2, reduce="workspace"), ring()):
         memory = emulator.Memory()

@@ -15,7 +15,7 @@ import pytest
 
 from cudal2gen import emulator
 from cudal2gen.emulator import Memory, Options, Program, Report
-from cudal2gen.emulator.frontend import flow
+from cudal2gen.emulator.frontend.flow import dataflow
 from tests.emulator.build import KERNELS, compiled
 
 Array = Any
@@ -540,7 +540,7 @@ def test_floats() -> None:
 @pytest.mark.parametrize("case", CORRECT_SHARED + CORRECT_DEVICE, ids=label)
 def test_lanes_that_leave_lockstep_are_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the static analysis of divergence, the machine must notice at run time and start over."""
-    monkeypatch.setattr(flow, "_diverge", lambda *_: set())
+    monkeypatch.setattr(dataflow, "_diverge", lambda *_: set())
     fresh = emulator.load(compiled(case.file, ".ptx").read_text())
     monkeypatch.setattr(sys.modules[__name__], "program", lambda _: fresh)
     assert run(case) == []
