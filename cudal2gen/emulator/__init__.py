@@ -58,9 +58,9 @@ parallelism. Clocks are kept per warp: what one lane passes on covers what its w
 
 Inside, imports go strictly down: ``state`` < ``arithmetic`` < ``memory`` < ``machine`` < ``hopper`` < ``frontend`` <
 ``host``. ``state`` is what every unit knows (lanes, clocks, findings, counters); ``memory`` is device and shared memory
-and who touched them last; ``machine`` schedules a batch of CTAs and composes its units; ``hopper`` adds those of sm_90 in
-a batch of its own, ``HopperBatch``; ``frontend`` makes a Python function of a kernel's PTX, from facts that stand on the
-registration of each instruction; ``host`` has programs, sessions and the stand-in runtime.
+and who touched them last; ``machine`` schedules a batch of CTAs and composes its units; ``hopper`` adds those of sm_90
+in a batch of its own, ``HopperBatch``; ``frontend`` makes a Python function of a kernel's PTX, from facts that stand on
+the registration of each instruction; ``host`` has programs, sessions and the stand-in runtime.
 
 ``emulator.mutants`` makes mutants of a PTX text, to test a checker that is built on this package.
 """

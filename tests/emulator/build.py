@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cudal2gen.emulator.host.standin import cache_dir
 
-KERNELS = Path(__file__).with_name("kernels")
+FIXTURES = Path(__file__).with_name("kernels")
 
 
 @cache
@@ -35,13 +35,13 @@ def _version() -> str:
 
 def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
     """``kernels/NAME.cu`` as ``.ptx`` or ``.so``."""
-    source = KERNELS / f"{name}.cu"
+    source = FIXTURES / f"{name}.cu"
     command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{arch[3:]},code=compute_{arch[3:]}", *flags]
     if suffix == ".ptx":
         command += ["-lineinfo", "-ptx"]
     else:
         command += ["-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
-    headers = [p.read_text() for p in sorted(KERNELS.glob("*.cuh"))] if arch == "sm_90a" else []
+    headers = [p.read_text() for p in sorted(FIXTURES.glob("*.cuh"))] if arch == "sm_90a" else []
     key = hashlib.sha256("\0".join([source.read_text(), *headers, _version(), *command]).encode()).hexdigest()[:20]
     target = cache_dir() / "test-kernels" / f"{name}-{key}{suffix}"
     if not target.exists():
@@ -49,7 +49,7 @@ def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
         handle, temporary = tempfile.mkstemp(suffix=suffix, dir=target.parent)
         os.close(handle)
         done = subprocess.run(
-            [*command, "-o", temporary, source.name], cwd=KERNELS, capture_output=True, text=True, check=False
+            [*command, "-o", temporary, source.name], cwd=FIXTURES, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         Path(temporary).replace(target)

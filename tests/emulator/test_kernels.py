@@ -16,7 +16,7 @@ import pytest
 from cudal2gen import emulator
 from cudal2gen.emulator import Memory, Options, Program, Report
 from cudal2gen.emulator.frontend.flow import dataflow
-from tests.emulator.build import KERNELS, compiled
+from tests.emulator.build import FIXTURES, compiled
 
 Array = Any
 
@@ -87,7 +87,7 @@ def run(case: Case) -> list[Report]:
 
 def source_line(file: str, text: str) -> int:
     """The only line of a fixture that contains ``text``."""
-    lines = (KERNELS / f"{file}.cu").read_text().splitlines()
+    lines = (FIXTURES / f"{file}.cu").read_text().splitlines()
     hits = [i + 1 for i, line in enumerate(lines) if text in line]
     assert len(hits) == 1, f"{text!r} is on lines {hits}"
     return hits[0]
