@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from cudal2gen import catalog, model, places
+from cudal2gen.chips import GPUS
 from cudal2gen.kernel import IllegalRecord, Problem, Record, Sm90Wgmma, parse
 from cudal2gen.tuner import space
 
@@ -99,7 +100,7 @@ def cross_check(records: list[Record]) -> None:
         print("nvidia-matmul-heuristics is not installed: no cross-check")
         return
     interface = other.NvMatmulHeuristicsInterfaceEx(
-        backend=other.NvMatmulHeuristicsTarget.CUTLASS3, gpu=other.NvMatmulHeuristicsNvidiaGpu.H200_SXM
+        backend=other.NvMatmulHeuristicsTarget.CUTLASS3, gpu=other.NvMatmulHeuristicsNvidiaGpu[GPUS["h200"].heuristics]
     )
     interface.loadInternalDiscoverySet(other.NvMatmulHeuristicsMatmulLayout.NT_ROW_MAJOR, precision="HSH")
     tiles = splits = 0
@@ -134,7 +135,7 @@ def report(records: list[Record]) -> None:
         ("tile", Counter((record.acc, record.family[5:], record.bm, record.bn) for record in records)),
         ("split", Counter((record.family[5:], record.split_k, getattr(record, "reduce", "")) for record in records)),
         ("schedule", Counter((getattr(record, "schedule", ""), getattr(record, "cluster", "")) for record in records)),
-        ("swap", Counter(record.swap_ab for record in records if record.family != "sm80_multistage")),
+        ("swap", Counter(getattr(record, "swap_ab", False) for record in records)),
     ):
         print(title, count.most_common(40))
 
