@@ -1,7 +1,7 @@
 """What our kernels are compared with: torch.matmul, cuBLAS, cuBLASLt by its heuristic and auto-tuned; and peers.
 
 Every baseline is a ``gpu.Contender``: the same operands, the same stream, D written in place. Its compute type is our
-accumulator's. cuBLAS thinks in columns: it is asked for D^T = B^T A^T, so that our row-major matrices stay as they are;
+accumulator's. cuBLAS's matrices are column-major: it computes D^T = B^T A^T, so our row-major ones stay as they are;
 ``tn`` and ``nn`` say how B is stored, as everywhere here, and are cuBLAS's own TN and NN.
 """
 
@@ -152,13 +152,13 @@ class Persistent(Baseline):
 
 
 class _Scalars:
-    """One and zero in the type that alpha and beta have: the accumulator's."""
+    """alpha = 1 and beta = 0 in the accumulator's type, by address."""
 
     def __init__(self, acc: Acc) -> None:
         kind = np.float16 if acc == "f16" else np.float32
         self._values = np.array([1, 0], kind)
-        self.one = self._values.ctypes.data
-        self.zero = self.one + self._values.itemsize
+        self.alpha = self._values.ctypes.data
+        self.beta = self.alpha + self._values.itemsize
 
 
 class Shared:
@@ -199,7 +199,7 @@ class Cublas(Vendor):
         return int(cublas.create())
 
     def _follow(self, stream: int) -> None:
-        """Tells the handle its stream, and its workspace, which that makes it forget."""
+        """Sets the handle's stream, and its workspace, which a new stream resets."""
         from nvmath.bindings import cublas
 
         cublas.set_stream(self._handle, stream)
@@ -216,24 +216,24 @@ class Cublas(Vendor):
         gemm = partial(
             cublas.gemm_ex, self._handle,
             int(cublas.Operation.T if self.layout == "tn" else cublas.Operation.N), int(cublas.Operation.N), n, m, k,
-            self._scalars.one, b.data_ptr(), half, b.stride(0), a.data_ptr(), half, a.stride(0),
-            self._scalars.zero, d.data_ptr(), half, d.stride(0),
+            self._scalars.alpha, b.data_ptr(), half, b.stride(0), a.data_ptr(), half, a.stride(0),
+            self._scalars.beta, d.data_ptr(), half, d.stride(0),
             int(cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F),
             int(cublas.GemmAlgo.DEFAULT_TENSOR_OP),
         )  # fmt: skip
         stream = self._device.stream
 
         def call(_keep: Any = (operands, self._scalars)) -> None:
-            if (now := stream()) != self._stream:
-                self._follow(now)
+            if (current := stream()) != self._stream:
+                self._follow(current)
             gemm()
 
         return call
 
 
 class _Descriptors:
-    """cuBLASLt's descriptors of an operation and its matrices; D is its own C. They end with the last call that uses
-    them; at exit the library cleans up itself."""
+    """cuBLASLt's descriptors of an operation and its matrices; D is its own C. They are destroyed with the last call
+    that uses them; at exit the library cleans up itself."""
 
     def __init__(self, acc: Acc, layout: Layout, m: int, n: int, k: int, lda: int, ldb: int, ldd: int) -> None:
         from nvmath import CudaDataType
@@ -289,7 +289,7 @@ class CublasLt(Vendor):
         for attribute in cublasLt.MatmulAlgoConfigAttribute:
             value = np.zeros(1, cublasLt.get_matmul_algo_config_attribute_dtype(int(attribute)))
             written = np.zeros(1, np.uint64)
-            with suppress(cublasLt.cuBLASLtError):  # of an attribute that this algorithm has not
+            with suppress(cublasLt.cuBLASLtError):  # an attribute that this algorithm lacks
                 cublasLt.matmul_algo_config_get_attribute(
                     self._algorithm.ctypes.data, int(attribute), value.ctypes.data, value.nbytes, written.ctypes.data
                 )
@@ -302,42 +302,42 @@ class CublasLt(Vendor):
 
         preference = cublasLt.matmul_preference_create()
         m, n, k = problem.m, problem.n, problem.k
-        of = self._descriptors(m, n, k, k, k if self.layout == "tn" else n, n)
+        descriptors = self._descriptors(m, n, k, k, k if self.layout == "tn" else n, n)
         try:
             size = np.array([self._workspace.nbytes], np.uint64)
             attribute = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
             cublasLt.matmul_preference_set_attribute(preference, int(attribute), size.ctypes.data, size.nbytes)
-            found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype)
+            candidates = np.zeros(count, cublasLt.matmul_heuristic_result_dtype)
             returned = np.zeros(1, np.int32)
             try:
                 cublasLt.matmul_algo_get_heuristic(
                     self._handle,
-                    of.operation,
-                    of.b,
-                    of.a,
-                    of.d,
-                    of.d,
+                    descriptors.operation,
+                    descriptors.b,
+                    descriptors.a,
+                    descriptors.d,
+                    descriptors.d,
                     preference,
                     count,
-                    found.ctypes.data,
+                    candidates.ctypes.data,
                     returned.ctypes.data,
                 )
             except cublasLt.cuBLASLtError as error:
                 raise Absent(f"cuBLASLt has no algorithm: {error}") from None
         finally:
             cublasLt.matmul_preference_destroy(preference)
-        answered = found[: returned[0]]
-        usable: Array = answered[answered["state"] == 0]
+        candidates = candidates[: returned[0]]
+        usable: Array = candidates[candidates["state"] == 0]
         if not len(usable):
             raise Absent("cuBLASLt has no algorithm for this problem")
         return usable
 
     def _descriptors(self, *sizes: int) -> _Descriptors:
         """The descriptors of m, n, k, lda, ldb and ldd: one set for all calls that are alive."""
-        found = self._described.get(sizes)
-        if found is None:
-            found = self._described[sizes] = _Descriptors(self.acc, self.layout, *sizes)
-        return found
+        descriptors = self._described.get(sizes)
+        if descriptors is None:
+            descriptors = self._described[sizes] = _Descriptors(self.acc, self.layout, *sizes)
+        return descriptors
 
     def _bound(self, operands: Operands, algorithm: Array) -> Call:
         """A call of one algorithm; it raises Absent: the heuristic also names some that the library then refuses."""
@@ -345,16 +345,17 @@ class CublasLt(Vendor):
 
         a, b, d = operands.a, operands.stored(self.layout), operands.d
         (m, k), n = a.shape, d.shape[1]
-        of = self._descriptors(m, n, k, a.stride(0), b.stride(0), d.stride(0))
+        descriptors = self._descriptors(m, n, k, a.stride(0), b.stride(0), d.stride(0))
         own = np.array(algorithm)
         matmul = partial(
-            cublasLt.matmul, self._handle, of.operation, self._scalars.one, b.data_ptr(), of.b, a.data_ptr(), of.a,
-            self._scalars.zero, d.data_ptr(), of.d, d.data_ptr(), of.d, own.ctypes.data,
+            cublasLt.matmul, self._handle, descriptors.operation, self._scalars.alpha, b.data_ptr(), descriptors.b,
+            a.data_ptr(), descriptors.a, self._scalars.beta, d.data_ptr(), descriptors.d, d.data_ptr(), descriptors.d,
+            own.ctypes.data,
             self._workspace.data_ptr(), self._workspace.nbytes,
         )  # fmt: skip
         stream = self._device.stream
 
-        def call(_keep: Any = (operands, self._scalars, own, of)) -> None:
+        def call(_keep: Any = (operands, self._scalars, own, descriptors)) -> None:
             try:
                 matmul(stream())
             except cublasLt.cuBLASLtError as error:
@@ -370,7 +371,7 @@ class AutoTuned(CublasLt):
     """
 
     @cached_property
-    def _known(self) -> dict[tuple[str, str, str, str, int, int, int], results.Algorithm]:
+    def _stored(self) -> dict[tuple[str, str, str, str, int, int, int], results.Algorithm]:
         return results.algorithms(self._shared.tuned)
 
     @cached_property
@@ -383,26 +384,26 @@ class AutoTuned(CublasLt):
         from nvmath.bindings import cublasLt
 
         key = (self._device.environment.name, self._library, self.acc, self.layout, problem.m, problem.n, problem.k)
-        known = self._known.get(key)
-        if known is None:
-            found = self._candidates(problem, CANDIDATES)
-            binders: list[Binder] = [partial(self._bound, algorithm=result["algo"]) for result in found]
+        algorithm = self._stored.get(key)
+        if algorithm is None:
+            candidates = self._candidates(problem, CANDIDATES)
+            binders: list[Binder] = [partial(self._bound, algorithm=result["algo"]) for result in candidates]
             winner = race(binders)
-            chosen = found[winner.index]
-            known = results.Algorithm(
+            fastest = candidates[winner.index]
+            algorithm = results.Algorithm(
                 name=self._device.environment.name, library=self._library, acc=self.acc, layout=self.layout,
                 m=problem.m, n=problem.n, k=problem.k,
-                blob=chosen["algo"].tobytes().hex(), workspace_bytes=int(chosen["workspace_size"]),
+                blob=fastest["algo"].tobytes().hex(), workspace_bytes=int(fastest["workspace_size"]),
                 candidates=winner.timed, rank=winner.index, median_us=winner.median_us,
             )  # fmt: skip
-            results.append([known], self._shared.tuned)
-            self._known[key] = known
-        blob = bytes.fromhex(known.blob)
+            results.append([algorithm], self._shared.tuned)
+            self._stored[key] = algorithm
+        blob = bytes.fromhex(algorithm.blob)
         self._algorithm = np.array(np.frombuffer(blob, cublasLt.matmul_algo_dtype)[0])
 
 
 def _check_vendor() -> None:
-    """Loads what nvmath finds only when it is called. Raises GpuError."""
+    """Loads the libraries, which nvmath looks for only when one is called. Raises GpuError."""
     try:
         from nvmath.bindings import cublasLt
 
@@ -417,8 +418,8 @@ def _check_vendor() -> None:
 def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> list[Contender]:
     """The baselines of these names; ``tuned`` is the file of auto-tuned algorithms.
 
-    Raises ValueError for an unknown name, and GpuError where the vendor's bindings or libraries are not installed: a
-    measurement without them would be stored as one that they could not take part in.
+    Raises ValueError for an unknown name, and GpuError where the vendor's bindings or libraries are not installed:
+    without this check they would be stored as absent from every measurement.
     """
     names = list(names)
     alone: dict[str, type[Baseline]] = {"torch.matmul": Matmul, "torch.compile": Compiled, "triton": Persistent}
@@ -432,11 +433,11 @@ def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> l
     if not set(names) <= set(alone):
         _check_vendor()
     shared = Shared(device, tuned)
-    made: list[Contender] = []
+    baselines: list[Contender] = []
     for name in names:
         if name in alone:
-            made.append(alone[name](name, acc, device))
+            baselines.append(alone[name](name, acc, device))
         else:
             kind, _, ending = name.rpartition("-")
-            made.append(vendors[kind](name, acc, shared, "nn" if ending == "nn" else "tn"))
-    return made
+            baselines.append(vendors[kind](name, acc, shared, "nn" if ending == "nn" else "tn"))
+    return baselines

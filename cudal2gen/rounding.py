@@ -1,8 +1,9 @@
 """How a tensor core may round, as models, and how far each predicts what a device gave.
 
-A product of fp16 matrices is added up in steps: an instruction's 16 of k at once or in parts. In a step the products
-and the sum so far are added exactly, or first aligned to the largest of them and cut off some bits below it; the new
-sum is rounded to the accumulator's type, to nearest or toward zero. None of this is documented: it is to be measured.
+A tensor core adds up a product of fp16 matrices in steps: an instruction's 16 of k at once or in parts. In a step it
+adds the products and the sum so far exactly, or first aligns them to the largest and cuts them off some bits below it;
+then it rounds the new sum to the accumulator's type, to nearest or toward zero. NVIDIA documents none of this: the
+models are compared with measurements.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _steps(part: list[list[int]], width: int | None) -> Iterator[list[int]]:
 def _aligned(products: Array, a: Array, b: Array, total: Array, bits: int) -> tuple[Array, Array]:
     """Products and sum, cut off ``bits`` below the largest exponent; a product's is the sum of its factors'."""
     none = -10_000
-    factors = [np.where(it == 0, none, np.frexp(it)[1] - 1) for it in (a, b)]
+    factors = [np.where(values == 0, none, np.frexp(values)[1] - 1) for values in (a, b)]
     exponents = factors[0][:, None, :] + factors[1][None, :, :]
     largest = np.maximum(exponents.max(-1), np.where(total == 0, none, np.frexp(total)[1] - 1))
     unit = bits - np.maximum(largest, -200)
@@ -99,12 +100,11 @@ def _rounded(values: Array, kind: type[np.floating[Any]], toward_zero: bool) -> 
     return near.astype(np.float64)
 
 
-def ulps(one: Array, other: Array) -> Array:
+def ulps(values: Array, others: Array) -> Array:
     """Distances in units of the last place between fp16 numbers; NaN agrees with NaN only."""
-    places = [_place(it) for it in (one, other)]
-    apart: Array = np.abs(places[0] - places[1])
-    nan = np.isnan(one), np.isnan(other)
-    return np.where(nan[0] | nan[1], np.where(nan[0] & nan[1], 0, 1 << 16), apart)
+    apart: Array = np.abs(_place(values) - _place(others))
+    nan, other_nan = np.isnan(values), np.isnan(others)
+    return np.where(nan | other_nan, np.where(nan & other_nan, 0, 1 << 16), apart)
 
 
 def _place(values: Array) -> Array:
@@ -115,10 +115,10 @@ def _place(values: Array) -> Array:
 
 def agreement(acc: Acc, a: Array, b: Array, d: Array, order: Order) -> dict[str, float]:
     """For each model the share of elements at D's corner that it predicts."""
-    some = np.s_[:SAMPLE]
-    corner = d[some, some]
+    first = np.s_[:SAMPLE]
+    corner = d[first, first]
     return {
-        model.name: round(float((ulps(predict(model, acc, a[some], b[some], order), corner) == 0).mean()), 4)
+        model.name: round(float((ulps(predict(model, acc, a[first], b[first], order), corner) == 0).mean()), 4)
         for model in models(acc)
     }
 
@@ -129,8 +129,8 @@ def markdown(lines: Iterable[Rounding]) -> str:
     rows = [head, ["---"] * len(head)]
     for line in sorted(lines, key=lambda line: (line.on, line.acc, line.family, line.inputs, line.k, line.m, line.n)):
         best = line.best
-        shown = "; ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
+        names = "; ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
         share = f"{100 * line.models[best[0]]:.1f} %" if best else ""
         problem = [line.on, line.acc, line.family, f"{line.m}_{line.n}_{line.k}", line.inputs]
-        rows.append([*problem, f"{100 * line.differing:.2f} %", str(line.max_ulp), shown, share])
+        rows.append([*problem, f"{100 * line.differing:.2f} %", str(line.max_ulp), names, share])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

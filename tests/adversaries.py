@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Adversary:
-    """A contender whose calls do something else around those of the right one. ``empty`` allocates."""
+    """A contender whose calls do something wrong around those of a right one. ``empty`` allocates."""
 
     def __init__(self, right: Contender, empty: Callable[..., torch.Tensor]) -> None:
         self.right, self.empty = right, empty
@@ -44,7 +44,7 @@ def beside(operands: Operands, empty: Callable[..., torch.Tensor]) -> Operands:
 
 
 class CachesByShape(Adversary):
-    """Computes a problem's size once, then hands out what it had."""
+    """Computes each size once, then returns that first result."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -107,7 +107,7 @@ class WritesPartOfD(Adversary):
 
 
 class WritesPartOfDUnlessItIsNaN(Adversary):
-    """Trusts what finite numbers it finds in the last row."""
+    """Leaves finite numbers in the last row as they are."""
 
     def bind(self, operands: Operands) -> Call:
         whole = beside(operands, self.empty)
@@ -182,7 +182,7 @@ class AddsToAStaleWorkspace(Adversary):
 
 
 class AccumulatesInHalf(Adversary):
-    """Sums in fp16, whatever was asked."""
+    """Sums in fp16, whatever the accumulator."""
 
     def bind(self, operands: Operands) -> Call:
         def call() -> None:
@@ -209,8 +209,8 @@ class ReadsBehindA(Adversary):
         return call
 
 
-# What is said of each. The order of streams has an adversary for each kind of device.
-SAID: dict[type[Adversary], str] = {
+# The finding that names each fault. The order of streams has an adversary for each kind of device.
+FINDINGS: dict[type[Adversary], str] = {
     CachesByShape: "launched again: stale-result: new numbers in A and B gave the earlier D",
     CachesByAddress: "launched again: stale-result: new numbers in A and B gave the earlier D",
     ChangesItsInput: "input-changed: 1 of",

@@ -1,7 +1,7 @@
 """A device of torch tensors in the emulator's memory: real launches, real matrices, no GPU.
 
 What runs on the device's own stream is done at once. What a launch does on another stream shows when the whole device
-is waited for, which a trial does not do: a legal order, and one that catches who relies on another.
+is waited for, which a verdict does not do: a legal order, in which a kernel that relies on another one fails.
 """
 
 from __future__ import annotations

@@ -39,11 +39,11 @@ class Simulated(Model):
                 time.sleep(60)
             if group == RAISES:
                 raise ArithmeticError("the device is in a bad mood")
-        found = super().evaluate(problem, records, effort)
+        trials = super().evaluate(problem, records, effort)
         write(self._log, end=names(records))
-        for one in records:
-            self.verdicts[one.name] = verdict(one.name)
-        return found
+        for record in records:
+            self.verdicts[record.name] = verdict(record.name)
+        return trials
 
 
 class Absent(Simulated):
@@ -61,12 +61,12 @@ def names(records: Sequence[Record]) -> list[int]:
     return [getattr(record, "raster_group", 0) for record in records]
 
 
-def write(log: Path, **told: Any) -> None:
+def write(log: Path, **entries: Any) -> None:
     """A line, in one write: several processes log to one file. ``at``: seconds of a clock that all share."""
     import ray
 
     node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-    line = json.dumps(told | {"at": time.monotonic(), "pid": os.getpid(), "node": node}) + "\n"
+    line = json.dumps(entries | {"at": time.monotonic(), "pid": os.getpid(), "node": node}) + "\n"
     with log.open("ab", buffering=0) as file:
         file.write(line.encode())
 

@@ -173,23 +173,23 @@ def test_descriptors_end_with_their_calls(device: FakeDevice, library: vendor.Li
     assert [library.alive(kind) for kind in ("desc", "layout", "preference")] == [0, 0, 0]
 
 
-def test_cublas_is_told_a_stream_once(
+def test_the_cublas_handle_gets_a_stream_once(
     device: FakeDevice, library: vendor.Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nvmath.bindings import cublas
 
-    told = []
+    streams = []
     set_stream = cublas.set_stream
-    monkeypatch.setattr(cublas, "set_stream", lambda *given: (told.append(given[1]), set_stream(*given)))
+    monkeypatch.setattr(cublas, "set_stream", lambda *arguments: (streams.append(arguments[1]), set_stream(*arguments)))
     (contender,) = first(device, ["cublas-nn"], "f32", tmp_path)
     call = contender.bind(device.operands(problem(), 1, 0)[0])
     call()
     call()
-    assert told == [7]
+    assert streams == [7]
     monkeypatch.setattr(device, "stream", lambda: 9)
     contender.bind(device.operands(problem(), 1, 0)[0])()
     call()
-    assert told == [7, 9, 7], "all calls share the handle, and it is moved back for a call on the first stream"
+    assert streams == [7, 9, 7], "all calls share the handle, and it is moved back for a call on the first stream"
 
 
 def test_the_fakes_take_what_the_bindings_take(library: vendor.Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,9 @@ def test_the_fakes_take_what_the_bindings_take(library: vendor.Library, monkeypa
     ):
         documented = re.search(rf"{name}\((.*?)\)", getattr(module, name).__doc__)
         assert documented
-        assert [one.split()[-1] for one in documented[1].split(",")] == list(inspect.signature(fake).parameters)
+        assert [argument.split()[-1] for argument in documented[1].split(",")] == list(
+            inspect.signature(fake).parameters
+        )
 
 
 def test_unknown_names_are_refused(device: FakeDevice, tmp_path: Path) -> None:

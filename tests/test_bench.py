@@ -34,9 +34,11 @@ def problem(m: int, n: int, k: int, acc: str = "f32") -> Problem:
     return Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k)  # type: ignore[arg-type]
 
 
-def one(device: FakeDevice, contenders: list[Any], work: Work, of: Problem, **settings: Any) -> results.Measurement:
-    (measured,) = measure(device, of, contenders, [work], Settings(warmup_seconds=0.0, **settings))
-    return measured
+def measured(
+    device: FakeDevice, contenders: list[Any], work: Work, of: Problem, **settings: Any
+) -> results.Measurement:
+    (measurement,) = measure(device, of, contenders, [work], Settings(warmup_seconds=0.0, **settings))
+    return measurement
 
 
 EXCEEDED = Work("device", "exceeded")
@@ -48,11 +50,11 @@ def test_a_drifting_device_favours_nobody() -> None:
     """The card slows by a third during the measurement; in turns, the ratio stays what it is."""
     device = FakeDevice(drift=10.0)
     ours, theirs = Product(device, "cudal2gen", 8.0), Product(device, "torch.matmul", 10.0)
-    measured = one(device, [ours, theirs], HOT, SMALL)
-    timing = measured.timing("torch.matmul")
+    measurement = measured(device, [ours, theirs], HOT, SMALL)
+    timing = measurement.timing("torch.matmul")
     assert timing is not None
     assert timing.event_us[-1] / timing.event_us[0] > 1.3
-    ratio = results.speedup(measured, "torch.matmul")
+    ratio = results.speedup(measurement, "torch.matmul")
     assert ratio is not None
     assert ratio.value == pytest.approx(1.25, rel=0.01)
     assert ratio.low <= 1.25 <= ratio.high
@@ -62,7 +64,7 @@ def test_rounds_are_mirrored_in_random_order() -> None:
     device = FakeDevice()
     names = ["a", "b", "c"]
     contenders = [Product(device, name, 5.0) for name in names]
-    one(device, contenders, HOT, SMALL, benchmark_seconds=1.0)
+    measured(device, contenders, HOT, SMALL, benchmark_seconds=1.0)
     order = [name for name in device.log if name in names]
     # The first calls and the warm-up of the graphs come before the rounds; a sample has a call to warm up for each.
     per_sample = 2 * bench.calls_per_sample(SMALL, ENVIRONMENT)
@@ -77,7 +79,7 @@ def test_rounds_are_mirrored_in_random_order() -> None:
 def test_noise_has_an_interval_that_holds_the_truth() -> None:
     device = FakeDevice()
     ours, theirs = Product(device, "cudal2gen", 8.0, noise=0.2), Product(device, "torch.matmul", 8.4, noise=0.2)
-    ratio = results.speedup(one(device, [ours, theirs], HOT, SMALL), "torch.matmul")
+    ratio = results.speedup(measured(device, [ours, theirs], HOT, SMALL), "torch.matmul")
     assert ratio is not None
     assert ratio.low < 1.05 < ratio.high
     assert ratio.high - ratio.low > 0.001
@@ -85,8 +87,8 @@ def test_noise_has_an_interval_that_holds_the_truth() -> None:
 
 def test_cold_evicts_before_each_sample_and_uses_a_set_per_call() -> None:
     device = FakeDevice()
-    measured = one(device, [Product(device, "cudal2gen", 8.0)], COLD, SMALL)
-    (timing,) = measured.timings
+    measurement = measured(device, [Product(device, "cudal2gen", 8.0)], COLD, SMALL)
+    (timing,) = measurement.timings
     assert timing.calls == bench.MOST_CALLS
     # One warm-up of the graph, then a sample for each eviction.
     assert device.evictions == len(timing.event_us) + 1
@@ -104,7 +106,7 @@ def test_sets_of_operands(work: Work, sets: int) -> None:
         return operands(of, count, seed)
 
     device.operands = watched  # type: ignore[method-assign]
-    one(device, [Product(device, "cudal2gen", 8.0)], work, SMALL)
+    measured(device, [Product(device, "cudal2gen", 8.0)], work, SMALL)
     assert asked == [sets]
 
 
@@ -117,13 +119,15 @@ def test_states_of_the_l2() -> None:
 
 def test_the_host_is_inside_the_clock_of_the_paper_modes() -> None:
     device = FakeDevice()
-    measured = one(device, [Product(device, "cudal2gen", 8.0)], SERVER, SMALL, target_qps=500.0, benchmark_seconds=2.0)
-    (timing,) = measured.timings
+    measurement = measured(
+        device, [Product(device, "cudal2gen", 8.0)], SERVER, SMALL, target_qps=500.0, benchmark_seconds=2.0
+    )
+    (timing,) = measurement.timings
     # The fake synchronises in a microsecond of the host's time.
     assert timing.wall_us == pytest.approx([9.0] * len(timing.wall_us))
     assert timing.event_us == pytest.approx([8.0] * len(timing.event_us))
     assert timing.median_us == pytest.approx(9.0)
-    assert measured.target_qps == 500.0
+    assert measurement.target_qps == 500.0
     pauses = device.log.count("sleep")
     assert pauses == 2 * len(timing.wall_us)
     assert device.time / pauses == pytest.approx(1 / 500, rel=0.2)
@@ -132,17 +136,17 @@ def test_the_host_is_inside_the_clock_of_the_paper_modes() -> None:
 def test_padding_is_inside_and_shown() -> None:
     device = FakeDevice()
     kernel = FakeKernel(device, small(gpu="h200", acc="f32"), 8.0, copies_us=3.0)
-    (timing,) = one(device, [kernel], HOT, SMALL).timings
+    (timing,) = measured(device, [kernel], HOT, SMALL).timings
     assert timing.padding_us == pytest.approx(3.0)
     assert timing.record == kernel.record.name
 
 
 def test_conditions_are_read_in_each_round() -> None:
     device = FakeDevice()
-    measured = one(device, [Product(device, "cudal2gen", 8000.0)], HOT, SMALL, benchmark_seconds=2.0)
-    rounds = len(measured.timings[0].event_us) / 2
-    assert len(measured.conditions.sm_mhz) == rounds
-    assert measured.conditions.throttle == ("SwPowerCap",)
+    measurement = measured(device, [Product(device, "cudal2gen", 8000.0)], HOT, SMALL, benchmark_seconds=2.0)
+    rounds = len(measurement.timings[0].event_us) / 2
+    assert len(measurement.conditions.sm_mhz) == rounds
+    assert measurement.conditions.throttle == ("SwPowerCap",)
 
 
 @pytest.mark.parametrize("contender", ["cudal2gen", "cublas-nn"])
@@ -151,10 +155,10 @@ def test_better_than_the_hardware_stops_the_run(contender: str) -> None:
     device = FakeDevice(environment=slowed)
     slow, fast = Product(device, "torch.matmul", 500.0), Product(device, contender, 0.9)
     with pytest.raises(TooGood, match=rf"{contender} on 64_64_64 f32: 0.900 us, but NVIDIA H200 cannot .* 0.970 us"):
-        one(device, [slow, fast], HOT, SMALL)
+        measured(device, [slow, fast], HOT, SMALL)
     device = FakeDevice()
     with pytest.raises(TooGood, match=r"0.400 us, but .* less than 0.500 us"):
-        one(device, [Product(device, contender, 0.4)], HOT, SMALL)
+        measured(device, [Product(device, contender, 0.4)], HOT, SMALL)
 
 
 def test_the_floor_of_a_cold_problem_is_its_reading() -> None:
@@ -180,9 +184,11 @@ def unwritten(operands: Any, launches: int) -> None:
 @pytest.mark.parametrize("faulty", [spoil_one, spoil_late, unwritten])
 def test_wrong_after_the_timing_is_no_result(faulty: Any) -> None:
     device = FakeDevice()
-    measured = one(device, [Product(device, "cudal2gen", 8.0, faulty=faulty), Product(device, "b", 9.0)], HOT, SMALL)
-    assert [timing.contender for timing in measured.timings] == ["b"]
-    assert measured.absent["cudal2gen"].startswith("wrong result after the timing: an error of")
+    measurement = measured(
+        device, [Product(device, "cudal2gen", 8.0, faulty=faulty), Product(device, "b", 9.0)], HOT, SMALL
+    )
+    assert [timing.contender for timing in measurement.timings] == ["b"]
+    assert measurement.absent["cudal2gen"].startswith("wrong result after the timing: an error of")
 
 
 def test_every_tile_of_a_large_problem_is_checked() -> None:
@@ -230,18 +236,18 @@ def test_the_check_separates_rounding_from_faults(acc: str, k: int) -> None:
 
 def test_who_cannot_run_is_named() -> None:
     device = FakeDevice()
-    measured = one(
+    measurement = measured(
         device, [Product(device, "cudal2gen", 8.0), Product(device, "x", 1.0, absent="no such algorithm")], HOT, SMALL
     )
-    assert measured.absent == {"x": "no such algorithm"}
+    assert measurement.absent == {"x": "no such algorithm"}
 
 
 def test_stratified_order_is_a_sample_at_any_length() -> None:
     grid = [problem(m, n, k) for m in (64, 512, 4096) for n in (64, 512, 4096, 16384) for k in (64, 2048, 16384)]
     order = stratified(grid)
-    assert sorted(order, key=lambda one: one.key) == sorted(grid, key=lambda one: one.key)
-    classes = {one.size_class for one in grid}
-    assert {one.size_class for one in order[: len(classes)]} == classes
+    assert sorted(order, key=lambda problem: problem.key) == sorted(grid, key=lambda problem: problem.key)
+    classes = {problem.size_class for problem in grid}
+    assert {problem.size_class for problem in order[: len(classes)]} == classes
     assert order[0].size_class == "large"
     assert stratified(grid, seed=1) != order
 
@@ -289,7 +295,10 @@ def test_other_data_of_the_same_binary_is_measured_again(tmp_path: Path) -> None
     assert narrow.name == wide.name
     for record, measured in ((narrow, 2), (narrow, 0), (wide, 2)):
         assert run(store, FakeDevice(), records=[record]).measured == measured
-    assert [one.options for one in stored(store)[1:3]] == [{"swizzle_stride": 32}, {"swizzle_stride": 64}]
+    assert [measurement.options for measurement in stored(store)[1:3]] == [
+        {"swizzle_stride": 32},
+        {"swizzle_stride": 64},
+    ]
 
 
 def stored(path: Path) -> list[results.Measurement]:
@@ -399,7 +408,7 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
     device.stopped = False
     outcome = go()
     assert (outcome.stored, outcome.faults) == (1, [])
-    assert len({one.mnk for one in stored(tmp_path / "m.jsonl")}) == 4
+    assert len({measurement.mnk for measurement in stored(tmp_path / "m.jsonl")}) == 4
 
 
 def test_what_the_device_survives_is_the_problems_fault(tmp_path: Path) -> None:
@@ -415,7 +424,7 @@ def test_what_the_device_survives_is_the_problems_fault(tmp_path: Path) -> None:
     device.operands = short  # type: ignore[method-assign]
     outcome = run(tmp_path / "m.jsonl", device)
     assert outcome.faults == [f"{first.mnk}: CUDA out of memory"]
-    assert len({one.mnk for one in stored(tmp_path / "m.jsonl")}) == 3
+    assert len({measurement.mnk for measurement in stored(tmp_path / "m.jsonl")}) == 3
     assert run(tmp_path / "m.jsonl", FakeDevice()).stored == 3
 
 
@@ -424,8 +433,10 @@ def test_a_baseline_that_fails_in_its_own_way_is_absent() -> None:
         raise ArithmeticError("CUBLAS_STATUS_NOT_SUPPORTED")
 
     device = FakeDevice()
-    measured = one(device, [Product(device, "cudal2gen", 8.0), Product(device, "b", 9.0, faulty=fail)], HOT, SMALL)
-    assert measured.absent == {"b": "ArithmeticError: CUBLAS_STATUS_NOT_SUPPORTED"}
+    measurement = measured(
+        device, [Product(device, "cudal2gen", 8.0), Product(device, "b", 9.0, faulty=fail)], HOT, SMALL
+    )
+    assert measurement.absent == {"b": "ArithmeticError: CUBLAS_STATUS_NOT_SUPPORTED"}
 
 
 CHILD = """
@@ -471,7 +482,7 @@ def test_ten_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> Non
         seen = whole
     done = subprocess.run([sys.executable, "-c", CHILD, str(store)], env=environment, check=True, capture_output=True)
     assert done.returncode == 0
-    counts = Counter((one.mnk, one.l2) for one in stored(store))
+    counts = Counter((measurement.mnk, measurement.l2) for measurement in stored(store))
     assert set(counts.values()) == {1}
     assert len({mnk for mnk, _ in counts}) == 4
     assert len(seen) > 3, "the kills came while it measured"
@@ -479,18 +490,18 @@ def test_ten_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> Non
 
 def test_medians_and_ratios_by_hand() -> None:
     device = FakeDevice()
-    measured = one(
+    measurement = measured(
         device,
         [Product(device, "cudal2gen", 8.0), Product(device, "cublas-nn", 12.0), Product(device, "cublas-tn", 10.0)],
         HOT,
         SMALL,
     )
-    assert median(measured.timings[0].event_us) == pytest.approx(8.0)
-    best = measured.timing("cublas-max")
+    assert median(measurement.timings[0].event_us) == pytest.approx(8.0)
+    best = measurement.timing("cublas-max")
     assert best is not None
     assert best.contender == "cublas-tn"
-    assert measured.timing("cublaslt-heuristic-max") is None
-    ratio = results.speedup(measured, "cublas-max")
+    assert measurement.timing("cublaslt-heuristic-max") is None
+    ratio = results.speedup(measurement, "cublas-max")
     assert ratio is not None
     assert ratio == pytest.approx((1.25, 1.25, 1.25))
     mean = ratios.geomean([2.0, 0.5, 4.0])
@@ -547,7 +558,7 @@ def test_the_command_measures_and_resumes(command: Any, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "2 problems, 0 of them stored before: 4 measurements added" in done.stdout
     assert "0 problems left, 0 faults" in done.stdout
-    assert {one.gpu for one in stored(tmp_path / "m.jsonl")} == {"h200"}
+    assert {measurement.gpu for measurement in stored(tmp_path / "m.jsonl")} == {"h200"}
     assert stored(tmp_path / "m.jsonl")[0].contenders[:2] == ["cudal2gen", "torch.matmul"]
     assert len(stored(tmp_path / "m.jsonl")[0].contenders) == 11
     assert "2 of them stored before: 0 measurements" in command(*chosen, "--resume").stdout
@@ -588,9 +599,9 @@ def test_a_stopped_device_is_one_line_of_the_command(command: Any, monkeypatch: 
 def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) -> None:
     done = command("--mnk", "64_64_64", "--acc", "f32", "--records-of", "rtx3090", "--baselines", "none")
     assert done.exit_code == 0, done.output
-    theirs = catalog.find(Problem(gpu="rtx3090", acc="f32", layout="tn", m=64, n=64, k=64)).record
-    ours = stored(tmp_path / "m.jsonl")[0].timings[0]
-    assert ours.record == theirs.name
+    record = catalog.find(Problem(gpu="rtx3090", acc="f32", layout="tn", m=64, n=64, k=64)).record
+    timing = stored(tmp_path / "m.jsonl")[0].timings[0]
+    assert timing.record == record.name
     refused = command("--mnk", "65_64_64", "--acc", "f32", "--records-of", "rtx3090")
     assert (refused.exit_code, "has no 65_64_64" in refused.stderr) == (2, True)
 
@@ -606,12 +617,12 @@ def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any
     assert "1 problems of" in done.stderr
     assert "are not for h200 f32 tn, and left out" in done.stderr
     assert "h200 f32 tn 17_96_72 takes the record of h200 f32" in done.stderr
-    assert {one.mnk for one in stored(tmp_path / "m.jsonl")} == {"17_96_72", "64_64_64"}
+    assert {measurement.mnk for measurement in stored(tmp_path / "m.jsonl")} == {"17_96_72", "64_64_64"}
     asked = ["explain", "--mnk", "17_96_72", "--gpu", "h200", "--acc", "f32", "--results", str(tmp_path / "m.jsonl")]
     program = [sys.executable, "-m", "cudal2gen", *asked]
-    said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    assert "of 17_96_72; launched as 17_96_72, no copies" in said
-    assert "17_96_72 was measured: 1.125x" in said
+    explanation = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert "of 17_96_72; launched as 17_96_72, no copies" in explanation
+    assert "17_96_72 was measured: 1.125x" in explanation
     assert "no problem for h200 f16 tn" in command("--problems", str(problems), "--acc", "f16").stderr
     assert "no catalog" not in command("--problems", str(tmp_path / "none.jsonl"), "--acc", "f32").stderr
 

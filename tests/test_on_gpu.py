@@ -19,12 +19,11 @@ from cudal2gen import compiler, emulator, gpu, rounding, toolchain
 from cudal2gen.gpu import Operands
 from cudal2gen.kernel import GPUS, IllegalRecord, Record, revise
 from cudal2gen.launcher import LaunchError, OpenKernel
-from cudal2gen.validator import Shape, sanitizer
-from cudal2gen.validator import device as trial
+from cudal2gen.validator import Shape, device, sanitizer
 from cudal2gen.validator.agreement import against_emulator
 from cudal2gen.validator.judgement import sanitized
 from cudal2gen.validator.matrices import POISONS, Matrices
-from tests.adversaries import SAID, Adversary
+from tests.adversaries import FINDINGS, Adversary
 from tests.paths import PATHS, small
 from tests.test_launcher import GOOD, REFUSED
 
@@ -32,7 +31,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
 
 @pytest.fixture(scope="module")
-def bed() -> gpu.Gpu:
+def card() -> gpu.Gpu:
     return gpu.Gpu()
 
 
@@ -42,13 +41,17 @@ def library() -> Path:
 
 
 @pytest.fixture(scope="module")
-def here(bed: gpu.Gpu) -> Callable[[Record], Record]:
+def here(card: gpu.Gpu) -> Callable[[Record], Record]:
     """A record for the GPU at hand: the model's own, else one of its capability."""
-    models = [bed.model] if bed.model in GPUS else [it for it in GPUS if GPUS[it].capability.number == bed.capability]
+    models = (
+        [card.model]
+        if card.model in GPUS
+        else [name for name in GPUS if GPUS[name].capability.number == card.capability]
+    )
 
     def revised(record: Record) -> Record:
         if not models:
-            pytest.skip(f"no model in GPUS is like {bed.model}")
+            pytest.skip(f"no model in GPUS is like {card.model}")
         try:
             return revise(record, gpu=models[0])
         except IllegalRecord as error:
@@ -69,42 +72,44 @@ def _built_together(here: Callable[[Record], Record]) -> None:
 
 
 @pytest.fixture
-def subject(library: Path, here: Callable[[Record], Record]) -> Callable[[Record], trial.BuiltKernel]:
-    def built(record: Record) -> trial.BuiltKernel:
+def subject(library: Path, here: Callable[[Record], Record]) -> Callable[[Record], device.BuiltKernel]:
+    def built(record: Record) -> device.BuiltKernel:
         record = here(record)
-        return trial.BuiltKernel(record, compiler.build([record])[0], library)
+        return device.BuiltKernel(record, compiler.build([record])[0], library)
 
     return built
 
 
-def tried(bed: gpu.Gpu, subject: trial.BuiltKernel, wrap: Any = lambda kernel, _: kernel) -> Any:
+def tried(card: gpu.Gpu, subject: device.BuiltKernel, wrap: Any = lambda kernel, _: kernel) -> Any:
     record = subject.record
-    return trial.validate(bed, record, subject.artifact.digest, lambda it: wrap(subject.open(bed, it), bed.empty))
+    return device.validate(
+        card, record, subject.artifact.digest, lambda record: wrap(subject.open(card, record), card.empty)
+    )
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_every_path_is_right(name: str, bed: gpu.Gpu, subject: Any) -> None:
-    verdict = tried(bed, subject(PATHS[name]))
+def test_every_path_is_right(name: str, card: gpu.Gpu, subject: Any) -> None:
+    verdict = tried(card, subject(PATHS[name]))
     assert verdict.findings == []
     assert verdict.passed
     assert verdict.deterministic
-    assert verdict.on == bed.model
+    assert verdict.on == card.model
 
 
 @pytest.mark.parametrize("changes", [{}, {"acc": "f32"}, {"split_k": 4}, {"padding": "predicate"}], ids=str)
-def test_a_large_problem_is_right(changes: dict[str, Any], bed: gpu.Gpu, subject: Any) -> None:
+def test_a_large_problem_is_right(changes: dict[str, Any], card: gpu.Gpu, subject: Any) -> None:
     sizes = {"m": 4093, "n": 4091, "k": 4088} if "padding" in changes else {"m": 4096, "n": 4096, "k": 4096}
     wide = small(bm=128, bn=128, bk=32, mma_repeat=[2, 2, 1], stages=4, c_batch=4, **sizes, **changes)
-    verdict = tried(bed, subject(wide))
+    verdict = tried(card, subject(wide))
     assert verdict.findings == []
     assert (4096 if "padding" not in changes else 4093) in {case.m for case in verdict.cases}
 
 
-@pytest.mark.parametrize("adversary", SAID, ids=lambda adversary: adversary.__name__)
-def test_adversaries_are_caught_and_named(adversary: type[Adversary], bed: gpu.Gpu, subject: Any) -> None:
-    verdict = tried(bed, subject(small(acc="f32", k=512)), adversary)
-    found = {finding.split(": ", 1)[1] for finding in verdict.findings}
-    assert any(finding.startswith(SAID[adversary]) for finding in found), found
+@pytest.mark.parametrize("adversary", FINDINGS, ids=lambda adversary: adversary.__name__)
+def test_adversaries_are_caught_and_named(adversary: type[Adversary], card: gpu.Gpu, subject: Any) -> None:
+    verdict = tried(card, subject(small(acc="f32", k=512)), adversary)
+    findings = {finding.split(": ", 1)[1] for finding in verdict.findings}
+    assert any(finding.startswith(FINDINGS[adversary]) for finding in findings), findings
 
 
 class OnAnotherStream(Adversary):
@@ -139,10 +144,12 @@ class OnAnotherStreamThatFollows(Adversary):
         return call
 
 
-@pytest.mark.parametrize("adversary", [OnAnotherStream, OnAnotherStreamThatFollows], ids=lambda it: it.__name__)
-def test_work_on_another_stream_is_caught(adversary: type[Adversary], bed: gpu.Gpu, subject: Any) -> None:
-    verdict = tried(bed, subject(small()), adversary)
-    bed.synchronize()
+@pytest.mark.parametrize(
+    "adversary", [OnAnotherStream, OnAnotherStreamThatFollows], ids=lambda adversary: adversary.__name__
+)
+def test_work_on_another_stream_is_caught(adversary: type[Adversary], card: gpu.Gpu, subject: Any) -> None:
+    verdict = tried(card, subject(small()), adversary)
+    card.synchronize()
     assert any("stream-order" in finding for finding in verdict.findings), verdict.findings
 
 
@@ -153,7 +160,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_faulty_binaries_are_caught(edit: str, bed: gpu.Gpu, subject: Any, tmp_path: Path) -> None:
+def test_faulty_binaries_are_caught(edit: str, card: gpu.Gpu, subject: Any, tmp_path: Path) -> None:
     """The kernel's PTX with one instruction less, assembled."""
     whole = subject(small())
     pattern, said = EDITS[edit]
@@ -167,61 +174,61 @@ def test_faulty_binaries_are_caught(edit: str, bed: gpu.Gpu, subject: Any, tmp_p
     (directory / "kernel.ptx").write_text(text[: place.start()] + text[end:])
     command = [toolchain.discover().ptxas, f"-arch={whole.artifact.ptxas.arch}", directory / "kernel.ptx"]
     subprocess.run([*command, "-o", directory / "kernel.cubin"], check=True)
-    verdict = tried(bed, replace(whole, artifact=compiler.Artifact(directory, whole.artifact.ptxas)))
+    verdict = tried(card, replace(whole, artifact=compiler.Artifact(directory, whole.artifact.ptxas)))
     assert any(said in finding for finding in verdict.findings), verdict.findings
 
 
 @pytest.mark.parametrize("name", ["single", "pad", "split_k f32 zsplit", "persistent", "small direct nn"])
-def test_a_captured_graph_gives_the_same(name: str, bed: gpu.Gpu, subject: Any) -> None:
+def test_a_captured_graph_gives_the_same(name: str, card: gpu.Gpu, subject: Any) -> None:
     kernel = subject(PATHS[name])
     record = kernel.record
-    opened = kernel.open(bed)
-    matrices = Matrices(bed.empty, record, record.problem)
+    opened = kernel.open(card)
+    matrices = Matrices(card.empty, record, record.problem)
     matrices.draw("normal", 1, POISONS[0])
     call = opened.bind(matrices.operands)
     call()
-    bed.wait()
+    card.wait()
     direct = matrices.d.bits.clone()
-    replayed = bed.capture([call, call])
+    replayed = card.capture([call, call])
     matrices.d.bits.fill_(POISONS[0])
     replayed()
-    bed.wait()
+    card.wait()
     assert bool((matrices.d.bits == direct).all())
     matrices.draw("normal", 2, POISONS[0])
     replayed()
-    bed.wait()
+    card.wait()
     assert matrices.findings(POISONS[0]) == []
     assert matrices.compare("normal").findings == []
 
 
-def test_a_kernel_runs_on_the_current_stream(bed: gpu.Gpu, subject: Any) -> None:
+def test_a_kernel_runs_on_the_current_stream(card: gpu.Gpu, subject: Any) -> None:
     import torch
 
     kernel = subject(small())
     record = kernel.record
-    matrices = Matrices(bed.empty, record, record.problem)
+    matrices = Matrices(card.empty, record, record.problem)
     matrices.draw("binary", 1, POISONS[0])
-    call = kernel.open(bed).bind(matrices.operands)
-    bed.wait()
+    call = kernel.open(card).bind(matrices.operands)
+    card.wait()
     side = torch.cuda.Stream()
-    bed.hold()  # the usual stream is busy; the other one need not wait for it
+    card.hold()  # the usual stream is busy; the other one need not wait for it
     with torch.cuda.stream(side):
         call()
         side.synchronize()
         with_side = matrices.d.bits.clone()
         side.synchronize()
-    bed.wait()
+    card.wait()
     assert not bool((with_side == POISONS[0]).any())
     assert matrices.compare("binary").findings == []
 
 
 @pytest.mark.parametrize(("changes", "arguments", "code", "message"), REFUSED)
 def test_the_launcher_refuses_with_the_same_codes(
-    changes: dict[str, Any], arguments: dict[str, Any], code: int, message: str, bed: gpu.Gpu, subject: Any
+    changes: dict[str, Any], arguments: dict[str, Any], code: int, message: str, card: gpu.Gpu, subject: Any
 ) -> None:
     it = subject(small(**changes))
     with (
-        OpenKernel(it.library, it.artifact.directory, it.record.launch_options, bed.runtime_library) as kernel,
+        OpenKernel(it.library, it.artifact.directory, it.record.launch_options, card.runtime_library) as kernel,
         pytest.raises(LaunchError, match=message) as caught,
     ):
         kernel.launch(**(GOOD | arguments))
@@ -236,7 +243,7 @@ UNDOCUMENTED = {("threads", "96"): {1, 9, 701}}
 
 @pytest.mark.parametrize(("fact", "value"), FACTS)
 def test_the_runtime_refuses_what_the_emulators_does(
-    fact: str, value: str, bed: gpu.Gpu, subject: Any, tmp_path: Path, record_property: Callable[[str, object], None]
+    fact: str, value: str, card: gpu.Gpu, subject: Any, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """A kernel.launch that does not fit its kernel. The report of the run has the codes of both, as properties."""
     it = subject(small())
@@ -257,24 +264,24 @@ def test_the_runtime_refuses_what_the_emulators_does(
 
     with EmulatedDevice(it.record) as emulated:
         claimed = refusal(emulator.runtime_path(), Matrices(emulated.empty, it.record, it.record.problem))
-    code = refusal(bed.runtime_library, Matrices(bed.empty, it.record, it.record.problem))
+    code = refusal(card.runtime_library, Matrices(card.empty, it.record, it.record.problem))
     record_property("the device's cudaError", code)
     record_property("the emulator's cudaError", claimed)
     assert claimed in UNDOCUMENTED.get((fact, value), {claimed})
     assert code in UNDOCUMENTED.get((fact, value), {claimed})
-    bed.wait()
+    card.wait()
 
 
 @pytest.fixture
-def small_launch(bed: gpu.Gpu, subject: Any) -> sanitizer.Launch:
+def small_launch(card: gpu.Gpu, subject: Any) -> sanitizer.Launch:
     it = subject(small())
     shape = Shape(64, 96, 320)
-    return sanitizer.launch_of(it.record, shape, it.artifact.directory, it.library, bed.runtime_library)
+    return sanitizer.launch_of(it.record, shape, it.artifact.directory, it.library, card.runtime_library)
 
 
 @pytest.mark.parametrize("name", ["single", "split_k f32 zsplit", "predicate nn", "small direct predicate"])
-def test_compute_sanitizer_finds_nothing(name: str, bed: gpu.Gpu, subject: Any) -> None:
-    cases, answers = sanitized(bed, subject(PATHS[name]), number=0)
+def test_compute_sanitizer_finds_nothing(name: str, card: gpu.Gpu, subject: Any) -> None:
+    cases, answers = sanitized(card, subject(PATHS[name]), number=0)
     ran = {tool: answer for tool, answer in answers.items() if not answer.startswith(sanitizer.NOT_RUN)}
     if not ran:
         pytest.skip(str(answers))
@@ -296,15 +303,15 @@ def test_the_sanitizers_process_runs_alone(small_launch: sanitizer.Launch, capsy
 
 @pytest.mark.parametrize("acc", ["f16", "f32"])
 @pytest.mark.parametrize("family", ["single", "small direct"])
-def test_the_emulator_bit_for_bit(family: str, acc: str, bed: gpu.Gpu, subject: Any) -> None:
-    cases, lines = against_emulator(bed, subject(revise(PATHS[family], acc=acc)))
+def test_the_emulator_bit_for_bit(family: str, acc: str, card: gpu.Gpu, subject: Any) -> None:
+    cases, lines = against_emulator(card, subject(revise(PATHS[family], acc=acc)))
     print(rounding.markdown(lines))
     for line in lines:
         print(line.model_dump_json())
     assert [case.findings for case in cases if not case.passed] == []
 
 
-def test_the_published_criterion_is_computed(bed: gpu.Gpu, subject: Any) -> None:
+def test_the_published_criterion_is_computed(card: gpu.Gpu, subject: Any) -> None:
     class Matmul:
         name = "torch.matmul"
 
@@ -317,14 +324,14 @@ def test_the_published_criterion_is_computed(bed: gpu.Gpu, subject: Any) -> None
 
     it = subject(small(acc="f32"))
     shape = Shape(64, 64, 256)
-    case = trial.accuracy_case(bed, it.record, it.open(bed), Matmul(), shape)
+    case = device.accuracy_case(card, it.record, it.open(card), Matmul(), shape)
     assert case.passed, case.findings
     assert 0 < case.max_error < 0.1
 
 
-def test_the_device_tells_what_it_is(bed: gpu.Gpu) -> None:
-    environment, reading = bed.environment, bed.reading()
-    assert environment.gpu == bed.model or bed.model not in GPUS
+def test_the_device_tells_what_it_is(card: gpu.Gpu) -> None:
+    environment, reading = card.environment, card.reading()
+    assert environment.gpu == card.model or card.model not in GPUS
     assert environment.sms > 0
     assert environment.l2_bytes > 1 << 20
     assert reading.sm_mhz > 0
@@ -332,7 +339,7 @@ def test_the_device_tells_what_it_is(bed: gpu.Gpu) -> None:
     assert all(isinstance(reason, str) for reason in reading.throttle)
 
 
-def test_records_of_another_capability_are_refused(bed: gpu.Gpu) -> None:
-    other = next(name for name, facts in GPUS.items() if facts.capability.number[0] != bed.capability[0])
+def test_records_of_another_capability_are_refused(card: gpu.Gpu) -> None:
+    other = next(name for name, facts in GPUS.items() if facts.capability.number[0] != card.capability[0])
     with pytest.raises(gpu.GpuError, match="choose --gpu"):
-        bed.check(revise(small(), gpu=other))
+        card.check(revise(small(), gpu=other))

@@ -15,10 +15,9 @@ from cudal2gen import baselines, bench, catalog, cli, compiler, gpu, results, ro
 from cudal2gen.gpu import Absent, Contender, Operands
 from cudal2gen.kernel import Record, revise
 from cudal2gen.results import Verdict
-from cudal2gen.validator import Shape, agreement, sanitizer
-from cudal2gen.validator import device as trial
+from cudal2gen.validator import Shape, agreement, device, sanitizer
 from cudal2gen.validator.matrices import CANARY, GUARD, POISONS, Guarded, Matrices
-from tests.adversaries import SAID, AccumulatesInHalf, Adversary, ChangesItsInput
+from tests.adversaries import FINDINGS, AccumulatesInHalf, Adversary, ChangesItsInput
 from tests.emulated import OTHER_STREAM, EmulatedDevice
 from tests.paths import PATHS, small
 
@@ -37,9 +36,13 @@ def library() -> Path:
 def tried(record: Record, library: Path, wrap: Any = lambda kernel, _: kernel, **options: Any) -> Verdict:
     """The verdict on a record's kernel on the emulated device, ``wrap`` around it."""
     artifact = compiler.build([record])[0]
-    with EmulatedDevice(record) as bed:
-        return trial.validate(
-            bed, record, artifact.digest, lambda it: wrap(bed.open(it, artifact, library), bed.empty), **options
+    with EmulatedDevice(record) as card:
+        return device.validate(
+            card,
+            record,
+            artifact.digest,
+            lambda record: wrap(card.open(record, artifact, library), card.empty),
+            **options,
         )
 
 
@@ -60,13 +63,13 @@ def test_right_kernels_pass(name: str, library: Path) -> None:
     assert "order on its stream" in {case.compared for case in verdict.cases}
 
 
-@pytest.mark.parametrize("adversary", SAID, ids=lambda adversary: adversary.__name__)
+@pytest.mark.parametrize("adversary", FINDINGS, ids=lambda adversary: adversary.__name__)
 def test_adversaries_are_caught_and_named(adversary: type[Adversary], library: Path) -> None:
     record = small(acc="f32", k=512)
     verdict = tried(record, library, adversary)
     assert not verdict.passed
-    found = {finding.split(": ", 1)[1] for finding in verdict.findings}
-    assert any(finding.startswith(SAID[adversary]) for finding in found), found
+    findings = {finding.split(": ", 1)[1] for finding in verdict.findings}
+    assert any(finding.startswith(FINDINGS[adversary]) for finding in findings), findings
     if adversary is AccumulatesInHalf:
         wrong = {case.inputs for case in verdict.cases if case.findings}
         assert wrong == {"normal"}, "what no 0/1 test can see"
@@ -76,8 +79,8 @@ def test_a_kernel_of_the_other_accumulator_is_caught(library: Path) -> None:
     """Not a wrapper: the library's own fp16 kernel under the fp32 record's name."""
     honest, swapped = small(acc="f32", k=512), small(k=512)
     artifact = compiler.build([swapped])[0]
-    with EmulatedDevice(honest) as bed:
-        verdict = trial.validate(bed, honest, artifact.digest, lambda _: bed.open(swapped, artifact, library))
+    with EmulatedDevice(honest) as card:
+        verdict = device.validate(card, honest, artifact.digest, lambda _: card.open(swapped, artifact, library))
     assert {case.inputs for case in verdict.cases if case.findings} == {"normal"}
     assert all("wrong-value" in finding for finding in verdict.findings)
 
@@ -85,11 +88,11 @@ def test_a_kernel_of_the_other_accumulator_is_caught(library: Path) -> None:
 def test_work_on_another_stream_is_caught(library: Path) -> None:
     record = small()
     artifact = compiler.build([record])[0]
-    with EmulatedDevice(record) as bed:
-        verdict = trial.validate(
-            bed, record, artifact.digest, lambda it: bed.open(it, artifact, library, lambda: OTHER_STREAM)
+    with EmulatedDevice(record) as card:
+        verdict = device.validate(
+            card, record, artifact.digest, lambda record: card.open(record, artifact, library, lambda: OTHER_STREAM)
         )
-        assert bed.held == 1
+        assert card.held == 1
     assert any("stream-order: not between its neighbours on the stream" in finding for finding in verdict.findings)
     assert any("unwritten-output: " in finding for finding in verdict.findings)
 
@@ -101,10 +104,10 @@ def test_work_that_comes_before_its_stream_is_caught(library: Path) -> None:
         """Works beside a stream that is held: it sees what was there before."""
 
         def bind(self, operands: Operands) -> Any:
-            run, held = self.right.bind(operands), bed.held
+            run, held = self.right.bind(operands), card.held
 
             def call() -> None:
-                if bed.held == held:
+                if card.held == held:
                     run()
                 else:
                     operands.d.fill_(float("nan"))
@@ -113,9 +116,9 @@ def test_work_that_comes_before_its_stream_is_caught(library: Path) -> None:
 
     record = small()
     artifact = compiler.build([record])[0]
-    with EmulatedDevice(record) as bed:
-        verdict = trial.validate(
-            bed, record, artifact.digest, lambda it: Early(bed.open(it, artifact, library), bed.empty)
+    with EmulatedDevice(record) as card:
+        verdict = device.validate(
+            card, record, artifact.digest, lambda record: Early(card.open(record, artifact, library), card.empty)
         )
     assert len(verdict.findings) == 1
     assert "stream-order" in verdict.findings[0]
@@ -142,11 +145,11 @@ def test_bits_that_change_from_run_to_run_are_recorded(library: Path) -> None:
 
     binds: list[int] = []
     shape = Shape(64, 64, 256)
-    with EmulatedDevice(record) as bed:
-        contender = Wavers(bed.open(record, artifact, library), bed.empty)
-        case, same = trial.run_case(bed, record, contender, shape, "normal")
+    with EmulatedDevice(record) as card:
+        contender = Wavers(card.open(record, artifact, library), card.empty)
+        case, same = device.run_case(card, record, contender, shape, "normal")
         assert (case.passed, same) == (True, False)
-        case, same = trial.run_case(bed, record, contender, shape, "binary")
+        case, same = device.run_case(card, record, contender, shape, "binary")
         assert (case.passed, same) == (True, True)
 
 
@@ -206,9 +209,9 @@ def test_another_order_of_fp16_sums_is_no_less_accurate() -> None:
             return lambda: operands.d.copy_(torch.from_numpy(product(operands.a.numpy(), operands.b.numpy().T, 64)))
 
     record = small()
-    with EmulatedDevice(record) as bed:
+    with EmulatedDevice(record) as card:
         shapes = [Shape(64, 64, k) for k in (64, 128, 192, 256, 320)]
-        cases = [trial.accuracy_case(bed, record, Forwards(), Backwards(), shape) for shape in shapes]
+        cases = [device.accuracy_case(card, record, Forwards(), Backwards(), shape) for shape in shapes]
     assert [case.findings for case in cases if case.findings] == []
     assert any(case.max_error > (case.allowed or 0.0) for case in cases), "by chance"
 
@@ -216,22 +219,22 @@ def test_another_order_of_fp16_sums_is_no_less_accurate() -> None:
 def test_what_is_refused_is_a_finding(library: Path) -> None:
     record = small()
     artifact = compiler.build([record])[0]
-    with EmulatedDevice(record) as bed:
-        case, _ = trial.run_case(bed, record, bed.open(record, artifact, library), Shape(40, 32, 64), "binary")
+    with EmulatedDevice(record) as card:
+        case, _ = device.run_case(card, record, card.open(record, artifact, library), Shape(40, 32, 64), "binary")
     assert not case.passed
     assert "launch-refused: the tile does not divide the problem" in case.findings[0]
     crowded = small(bm=64, bn=64, stages=4)
-    with EmulatedDevice(crowded) as bed:
-        bed.session.device = bed.session.device.__class__(smem_optin_bytes=48 * 1024)
+    with EmulatedDevice(crowded) as card:
+        card.session.device = card.session.device.__class__(smem_optin_bytes=48 * 1024)
         built = compiler.build([crowded])[0]
-        verdict = trial.validate(bed, crowded, built.digest, lambda it: bed.open(it, built, library))
+        verdict = device.validate(card, crowded, built.digest, lambda record: card.open(record, built, library))
     assert [case.findings[0][:15] for case in verdict.cases] == ["launch-refused:"]
 
 
 def test_after_a_devices_error_nothing_else_is_tried(library: Path) -> None:
     record = small()
     artifact = compiler.build([record])[0]
-    with EmulatedDevice(record) as bed:
+    with EmulatedDevice(record) as card:
         waits = []
 
         def wait() -> None:
@@ -239,8 +242,8 @@ def test_after_a_devices_error_nothing_else_is_tried(library: Path) -> None:
             if len(waits) > 4:
                 raise RuntimeError("CUDA error: an illegal memory access was encountered\nhints")
 
-        bed.wait = wait  # type: ignore[method-assign]
-        verdict = trial.validate(bed, record, artifact.digest, lambda it: bed.open(it, artifact, library))
+        card.wait = wait  # type: ignore[method-assign]
+        verdict = device.validate(card, record, artifact.digest, lambda record: card.open(record, artifact, library))
     assert len(verdict.cases) == 2
     assert verdict.cases[0].passed
     assert verdict.cases[1].findings == ("device-error: CUDA error: an illegal memory access was encountered",)
@@ -271,10 +274,10 @@ def test_every_adversary_is_right_but_for_its_fault(library: Path) -> None:
     """They would pass a check that looks at one fresh product with 0 and 1."""
     record = small(acc="f32")
     artifact = compiler.build([record])[0]
-    for adversary in set(SAID) - {ChangesItsInput}:
-        with EmulatedDevice(record) as bed:
-            contender: Contender = adversary(bed.open(record, artifact, library), bed.empty)
-            matrices = Matrices(bed.empty, record, record.problem)
+    for adversary in set(FINDINGS) - {ChangesItsInput}:
+        with EmulatedDevice(record) as card:
+            contender: Contender = adversary(card.open(record, artifact, library), card.empty)
+            matrices = Matrices(card.empty, record, record.problem)
             matrices.draw("binary", 0, 0)
             contender.bind(matrices.operands)()
             if adversary.__name__ not in ("WritesPartOfD", "ReadsBehindA"):
@@ -292,17 +295,17 @@ def test_work_of_another_stream_shows_when_the_device_is_waited_for(library: Pat
     """Of the emulated device: what the tests above rely on."""
     record = small()
     artifact = compiler.build([record])[0]
-    with EmulatedDevice(record) as bed:
-        matrices = Matrices(bed.empty, record, record.problem)
+    with EmulatedDevice(record) as card:
+        matrices = Matrices(card.empty, record, record.problem)
         matrices.draw("binary", 0, POISONS[0])
-        bed.open(record, artifact, library, lambda: OTHER_STREAM).bind(matrices.operands)()
+        card.open(record, artifact, library, lambda: OTHER_STREAM).bind(matrices.operands)()
         assert "unwritten-output: 4096 of 4096" in matrices.findings(POISONS[0])[0]
-        bed.synchronize()
+        card.synchronize()
         assert matrices.findings(POISONS[0]) == []
         assert matrices.compare("binary").findings == []
 
 
-def no_vendor(device: object, contender: Any, problem: object) -> None:
+def no_vendor(card: object, contender: Any, problem: object) -> None:
     raise Absent(f"{contender.name} needs a GPU")
 
 
@@ -317,14 +320,14 @@ class TestTheCommand:
         return tmp_path / "results"
 
     @pytest.fixture
-    def bed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
-        with EmulatedDevice(small()) as device:
-            monkeypatch.setattr(gpu, "Gpu", lambda index: device)
+    def card(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
+        with EmulatedDevice(small()) as card:
+            monkeypatch.setattr(gpu, "Gpu", lambda index: card)
             monkeypatch.setattr(bench, "prepare", no_vendor)
             monkeypatch.setattr(baselines, "_check_vendor", lambda: None)
-            yield device
+            yield card
 
-    def test_verdicts_are_stored_under_the_devices_name(self, catalogued: Path, bed: EmulatedDevice) -> None:
+    def test_verdicts_are_stored_under_the_devices_name(self, catalogued: Path, card: EmulatedDevice) -> None:
         first = CliRunner().invoke(cli.app, ["validate", "--all", "--on", "gpu"])
         assert (first.exit_code, first.exception) == (0, None)
         assert first.stdout.startswith("2 records, 2 kernels executed in ")
@@ -332,9 +335,9 @@ class TestTheCommand:
         assert {on for _, on in results.latest()} == {"emulated"}
         again = CliRunner().invoke(cli.app, ["validate", "--changed", "--on", "gpu"])
         assert "0 kernels executed in 0 cases, 2 had a verdict" in again.stdout
-        assert bed.checked == 4, "each record, each time"
+        assert card.checked == 4, "each record, each time"
 
-    def test_roundings_are_stored_and_tabled(self, catalogued: Path, bed: EmulatedDevice) -> None:
+    def test_roundings_are_stored_and_tabled(self, catalogued: Path, card: EmulatedDevice) -> None:
         done = CliRunner().invoke(
             cli.app, ["validate", "--mnk", "64_64_256", "--acc", "f32", "--on", "gpu", "--compare-emulator"]
         )
@@ -347,7 +350,7 @@ class TestTheCommand:
         assert (catalogued / "rounding.md").read_text() == rounding.markdown(lines)
 
     def test_a_tool_that_does_not_run_is_said(
-        self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+        self, catalogued: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sanitizer, "program", lambda: None)
         done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu", "--sanitize"])
@@ -358,7 +361,7 @@ class TestTheCommand:
         assert verdict.tools["baseline"] == "not run: cublaslt-autotuning-tn needs a GPU"
 
     def test_a_trial_needs_no_vendors_library(
-        self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+        self, catalogued: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def missing() -> None:
             raise gpu.GpuError("nvmath is missing")
@@ -368,7 +371,7 @@ class TestTheCommand:
         assert (done.exit_code, "  baseline: not run: nvmath is missing\n" in done.stdout) == (0, True)
 
     def test_a_tools_finding_is_a_wrong_kernel(
-        self, catalogued: Path, bed: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+        self, catalogued: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def check(launch: sanitizer.Launch, tool: str, *_: object) -> tuple[str, list[str]]:
             return ("2 errors", ["2 errors, first: a race"]) if tool == "racecheck" else ("0 errors", [])
@@ -379,11 +382,11 @@ class TestTheCommand:
         assert "found: 64_96_320 ones: racecheck: 2 errors, first: a race" in done.stdout
         assert "compute-sanitizer memcheck, max error 0\n" in done.stdout
 
-    def test_a_broken_device_ends_it_after_storing(self, catalogued: Path, bed: EmulatedDevice) -> None:
+    def test_a_broken_device_ends_it_after_storing(self, catalogued: Path, card: EmulatedDevice) -> None:
         def wait() -> None:
             raise RuntimeError("CUDA error: unspecified launch failure")
 
-        bed.wait = wait  # type: ignore[method-assign]
+        card.wait = wait  # type: ignore[method-assign]
         done = CliRunner().invoke(cli.app, ["validate", "--all", "--on", "gpu"])
         assert done.exit_code == 1
         assert "error: the device has stopped over hgemm_sm80_multistage" in done.stderr
@@ -405,7 +408,7 @@ class TestTheCommand:
 
 def test_a_device_that_differs_from_the_emulator_is_told(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = small()
-    subject = trial.BuiltKernel(record, compiler.build([record])[0], library)
+    subject = device.BuiltKernel(record, compiler.build([record])[0], library)
     right = agreement.product
 
     def off(*arguments: Any) -> Any:
@@ -415,8 +418,8 @@ def test_a_device_that_differs_from_the_emulator_is_told(library: Path, monkeypa
 
     monkeypatch.setattr(agreement, "product", off)
     monkeypatch.setattr(agreement, "LENGTHS", (64,))
-    with EmulatedDevice(record) as bed:
-        cases, lines = agreement.against_emulator(bed, subject)
+    with EmulatedDevice(record) as card:
+        cases, lines = agreement.against_emulator(card, subject)
     assert [case.findings for case in cases] == [("differs-from-emulator: 1 of 1024 elements",)] * 2
     assert [line.differing for line in lines] == [1 / 1024] * 4
 
@@ -432,16 +435,16 @@ def test_launch_options_reach_the_device_and_the_verdict(library: Path) -> None:
     record = PATHS["wgmma"]
     artifact = compiler.build([record])[0]
     opened = []
-    with EmulatedDevice(record) as bed:
+    with EmulatedDevice(record) as card:
 
-        def open_kernel(it: Any) -> Any:
-            opened.append(it.launch_options)
-            return bed.open(it, artifact, library)
+        def open_kernel(record: Any) -> Any:
+            opened.append(record.launch_options)
+            return card.open(record, artifact, library)
 
-        verdict = trial.validate(bed, record, artifact.digest, open_kernel)
+        verdict = device.validate(card, record, artifact.digest, open_kernel)
     assert verdict.passed, verdict.findings
-    wanted = [record.launch_options | options for options in record.other_options]
-    assert len(wanted) == 3
-    assert all(options in opened for options in wanted)
-    told = [case.options for case in verdict.cases if case.options]
-    assert all(options in told for options in record.other_options)
+    expected = [record.launch_options | options for options in record.other_options]
+    assert len(expected) == 3
+    assert all(options in opened for options in expected)
+    stored = [case.options for case in verdict.cases if case.options]
+    assert all(options in stored for options in record.other_options)

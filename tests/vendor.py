@@ -75,7 +75,7 @@ class Library:
         self.objects[number]["alive"] = False
 
     def alive(self, kind: str) -> int:
-        return sum(one["alive"] and one["kind"] == kind for one in self.objects.values())
+        return sum(facts["alive"] and facts["kind"] == kind for facts in self.objects.values())
 
     def blas(self) -> dict[str, Callable[..., Any]]:
         def set_workspace(handle: int, workspace: int, size: int) -> None:
@@ -119,10 +119,10 @@ class Library:
             kind = cublasLt.matmul_heuristic_result_dtype
             count = min(requested_algo_count, len(self.times))
             raw = (ctypes.c_uint8 * (kind.itemsize * count)).from_address(heuristic_results_array)
-            found = np.frombuffer(raw, kind)
+            answers = np.frombuffer(raw, kind)
             for index in range(count):
-                found[index]["algo"]["data_"][:] = [index, 7, 7, 7, 7, 7, 7, 7]
-                found[index]["workspace_size"] = 1 << 20
+                answers[index]["algo"]["data_"][:] = [index, 7, 7, 7, 7, 7, 7, 7]
+                answers[index]["workspace_size"] = 1 << 20
             (ctypes.c_int32 * 1).from_address(return_algo_count)[0] = count
 
         def matmul(
@@ -135,7 +135,7 @@ class Library:
             assert workspace % 256 == 0
             if int(index) in self.refused:
                 raise self.error(15)
-            operation, of_a, of_b, of_d = (self._get(one) for one in (compute_desc, adesc, bdesc, ddesc))
+            operation, of_a, of_b, of_d = (self._get(number) for number in (compute_desc, adesc, bdesc, ddesc))
             assert operation["scale"] == (2 if operation["compute"] == 64 else 0)
             assert (scalar(alpha, operation["compute"]), scalar(beta, operation["compute"])) == (1.0, 0.0)
             left, right = (matrix(at, of["rows"], of["cols"], of["ld"]) for at, of in ((a, of_a), (b, of_b)))
@@ -148,14 +148,14 @@ class Library:
             self.spend(self.times[int(index)] + loading_us, f"lt {index}")
 
         def set_attribute(enumeration: str) -> Callable[[int, int, int, int], None]:
-            def set_one(number: int, attr: int, buf: int, size_in_bytes: int) -> None:
+            def set_value(number: int, attr: int, buf: int, size_in_bytes: int) -> None:
                 from nvmath.bindings import cublasLt
 
                 name = getattr(cublasLt, enumeration)(attr).name
                 raw = bytes((ctypes.c_uint8 * size_in_bytes).from_address(buf))
                 self._get(number)[name] = int.from_bytes(raw, "little")
 
-            return set_one
+            return set_value
 
         def config(algo: int, attr: int, buf: int, size_in_bytes: int, size_written: int) -> None:
             first = (ctypes.c_uint8 * 1).from_address(algo)[0]

@@ -1,12 +1,12 @@
 """Is a built kernel right? Its PTX executed by the emulator, or its binary on a device, on problems that stress it.
 
 - ``problems``: which shapes and inputs a record is executed with, and how its matrices are stored.
-- ``emulated``: the emulator's verdict. What it offers stands here as well: ``validator.validate`` and its parts.
+- ``emulated``: the emulator's verdict. Its names are also this package's: ``validator.validate`` and its parts.
 - ``matrices``, ``device``: the verdict of a device, in guarded memory.
 - ``sanitizer``: compute-sanitizer over one launch; ``agreement``: a device against the emulator, bit for bit.
-- ``judgement``: a device's verdict with what is asked for beside it.
+- ``judgement``: a device's verdict, with the sanitizer's and the emulator's answers on request.
 
-What a right product is stands in ``cudal2gen.correctness``.
+``cudal2gen.correctness`` defines a right product.
 """
 
 from cudal2gen.correctness import INPUTS as INPUTS

@@ -3,7 +3,7 @@
 Every problem runs three times: on fresh matrices, on other fresh ones with the same numbers, and once more on the first
 ones with new numbers in them. D is poisoned before each run, differently in the second; ``matrices`` says how writes
 beside D show. The comparison is ``correctness.compare``, on the device, in chunks; for the 0/1 inputs that is the
-published test as well: their fp32 product is the fp64 one.
+published test as well, since their fp32 product equals the fp64 one.
 
 Two checks are made once per kernel: that it works on the given stream, in order, and, where a baseline is handed in,
 the published criterion: its largest error against an fp32 product of normal inputs exceeds the baseline's by chance at
@@ -54,7 +54,7 @@ class Device(Protocol):
     def stream(self) -> int: ...
 
     def empty(self, *shape: int) -> torch.Tensor:
-        """fp16 memory of its own, in which nothing useful is."""
+        """fp16 memory of its own, NaN-filled or the like, so that stale results cannot pass."""
         ...
 
     def hold(self) -> None:

@@ -1,5 +1,4 @@
-"""A device's verdict on a built kernel, with compute-sanitizer and the comparison with the emulator where they are
-asked for."""
+"""A device's verdict on a built kernel; on request with compute-sanitizer and the comparison with the emulator."""
 
 from __future__ import annotations
 
