@@ -297,6 +297,15 @@ def test_one_may_ask_for_kernels_or_for_torch(device: EmulatedDevice, measured: 
 
 
 @pytest.mark.slow
+def test_a_plan_made_before_gives_way_to_a_preference(device: EmulatedDevice, measured: dispatch.Dispatcher) -> None:
+    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    kernel = cudal2gen.explain(a, b)
+    assert not kernel.startswith("torch: ")
+    with cudal2gen.prefer("vendor"):
+        assert cudal2gen.explain(a, b).startswith("torch: ")
+    assert cudal2gen.explain(a, b) == kernel
+
+
 def test_the_environment_may_ask(directory: Path) -> None:
     program = "import cudal2gen, torch; cudal2gen.matmul(torch.ones(8, 8).half(), torch.ones(8, 8).half())"
     done = run(program, CUDAL2GEN_PREFER="sometimes")
@@ -368,6 +377,23 @@ def test_what_the_launcher_refuses_after_all_is_torchs(
     monkeypatch.setattr(OpenKernel, "sized", answering(700))
     with pytest.raises(LaunchError, match="cudaError 700"):
         cudal2gen.matmul(a, drawn(device, 32, 128).t())
+
+
+def test_a_refused_plan_still_checks_for_shared_memory(
+    device: EmulatedDevice, kernels: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenKernel, "sized", lambda *sizes: lambda *operands: 1)
+    a, b, out = drawn(device, 64, 64), drawn(device, 64, 64).t(), device.empty(64, 64)
+    assert torch.equal(cudal2gen.matmul(a, b, out=out), product(a, b))
+    whole = device.empty(96, 64)
+    whole.fill_(1)
+    for overlapping in (whole[32:], whole[:64]):
+        with pytest.raises(ValueError, match="out: shares memory with a or b"):
+            cudal2gen.matmul(whole[:64], b, out=overlapping)
+    assert kernels.stats()["torch"] == {"the launcher refuses": 1}
+    cudal2gen.matmul(a, b, out=whole[:64])
+    with pytest.raises(ValueError, match="out: shares memory with a or b"):
+        cudal2gen.matmul(whole[:64], b, out=whole[:64])
 
 
 def test_the_first_use_in_a_graph_capture_is_torchs(

@@ -5,7 +5,6 @@ Deselected where torch sees no CUDA device. The pack is made here, of the catalo
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ LAYERS = [
 ]  # fmt: skip
 SAMPLED = 200
 LEAST = 0.99
+PAIRS = 7
 
 
 def sampled() -> list[tuple[int, int, int]]:
@@ -157,35 +157,50 @@ def test_compiled(mode: str, kernels: dispatch.Dispatcher) -> None:
         torch.testing.assert_close(found, a.relu() @ b + 1, atol=0.05, rtol=0.01)
 
 
-def graph_us(call: Any, calls: int) -> float:
+def captured(call: Any, calls: int) -> Any:
+    """A graph of so many calls, replayed once: what is first used is used, what is read is warm."""
     graph = torch.cuda.CUDAGraph()
     call()
     with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     graph.replay()
+    return graph
+
+
+def replay_us(graph: Any) -> float:
+    """Device time of a replay."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()
     stop.record()
     stop.synchronize()
-    return float(start.elapsed_time(stop)) * 1000 / calls
+    return float(start.elapsed_time(stop)) * 1000
+
+
+def upper_end(ratios: list[float]) -> float:
+    """The upper end of the median's 98 % interval: of 7 ratios the largest, which the median exceeds in 1 of 128."""
+    assert len(ratios) == PAIRS
+    return max(ratios)
 
 
 @pytest.mark.slow
 def test_never_slower_than_torch(dispatcher: dispatch.Dispatcher) -> None:
-    """In turns with torch.matmul of the same operands; device time, copies inside."""
+    """Against torch.matmul of the same operands; device time, copies inside. Fails beyond noise only: some of 200
+    medians lie below any bound by chance."""
+    rng = random.Random(1)
     slower = {}
     for m, n, k in sampled():
         a, b = drawn(m, k), drawn(n, k).t()
         calls = max(4, min(64, int(2e9 / (m * n * k))))
-        pairs = [
-            (graph_us(lambda: torch.matmul(a, b), calls), graph_us(lambda: cudal2gen.matmul(a, b), calls))  # noqa: B023
-            for _ in range(7)
-        ]
-        ratio = math.exp(median(math.log(theirs / ours) for theirs, ours in pairs))
-        if ratio < LEAST:
-            slower[f"{m}_{n}_{k}"] = (round(ratio, 4), cudal2gen.explain(a, b))
+        graphs = {
+            "torch": captured(lambda: torch.matmul(a, b), calls),  # noqa: B023
+            "cudal2gen": captured(lambda: cudal2gen.matmul(a, b), calls),  # noqa: B023
+        }
+        pairs = [{side: replay_us(graphs[side]) for side in rng.sample(sorted(graphs), 2)} for _ in range(PAIRS)]
+        ratios = [pair["torch"] / pair["cudal2gen"] for pair in pairs]
+        if upper_end(ratios) < LEAST:
+            slower[f"{m}_{n}_{k}"] = (round(median(ratios), 4), cudal2gen.explain(a, b))
     print(dispatcher.stats())
     assert slower == {}
 

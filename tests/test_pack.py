@@ -165,6 +165,17 @@ def test_a_pack_of_another_kind_is_refused(
         pack.open_pack(folder)
 
 
+def test_a_wheel_is_told_from_a_folder_of_such_a_name(folder: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / "cudal2gen_a100.whl"
+    with pytest.raises(PackError, match="no pack at "):
+        pack.open_pack(wheel)
+    wheel.write_bytes(b"")
+    with pytest.raises(PackError, match="is a wheel: install it with pip, or unpack it"):
+        pack.open_pack(wheel)
+    wheel.unlink()
+    assert pack.open_pack(folder.rename(wheel)).directory == wheel.resolve()
+
+
 def test_good_packs_are_found_beside_broken_ones(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDAL2GEN_PACK", f"{tmp_path / 'nothing'}{os.pathsep}{folder}")
     packs, refused = pack.search(pack.installed())
