@@ -73,7 +73,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Reading:
-    """The card at one moment, from NVML; 0 for what it does not tell."""
+    """The card at one moment, from NVML; 0 for what NVML does not report."""
 
     sm_mhz: int
     memory_mhz: int
@@ -347,7 +347,7 @@ class Gpu:
 
     @cached_property
     def environment(self) -> Environment:
-        torch, found = self._torch, self._properties
+        torch, device = self._torch, self._properties
         nvml, handle = self._nvml
         ecc: bool | None = None
         with contextlib.suppress(nvml.NVMLError):
@@ -357,19 +357,19 @@ class Gpu:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions[package] = metadata.version(package)
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            told = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
-            versions["nvcc"] = (re.findall(r"V([\d.]+)", told) or [""])[0]
+            output = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+            versions["nvcc"] = (re.findall(r"V([\d.]+)", output) or [""])[0]
         facts: dict[str, Any] = {
-            "gpu": model_of(found.name) or "",
-            "name": found.name,
-            "capability": f"{found.major}.{found.minor}",
-            "sms": found.multi_processor_count,
-            "l2_bytes": found.L2_cache_size,
-            "memory_bytes": found.total_memory,
-            "max_sm_mhz": self._told(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
-            "max_memory_mhz": self._told(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM),
-            "memory_bus_bits": self._told(nvml.nvmlDeviceGetMemoryBusWidth),
-            "power_limit_w": self._told(nvml.nvmlDeviceGetEnforcedPowerLimit) / 1000,
+            "gpu": model_of(device.name) or "",
+            "name": device.name,
+            "capability": f"{device.major}.{device.minor}",
+            "sms": device.multi_processor_count,
+            "l2_bytes": device.L2_cache_size,
+            "memory_bytes": device.total_memory,
+            "max_sm_mhz": self._ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
+            "max_memory_mhz": self._ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM),
+            "memory_bus_bits": self._ask(nvml.nvmlDeviceGetMemoryBusWidth),
+            "power_limit_w": self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit) / 1000,
             "ecc": ecc,
             "driver": nvml.nvmlSystemGetDriverVersion(),
             "versions": versions,
@@ -398,22 +398,22 @@ class Gpu:
         bits = {name.removeprefix(prefix): getattr(nvml, name) for name in dir(nvml) if name.startswith(prefix)}
         return {name: bit for name, bit in bits.items() if name not in ("All", "None", "GpuIdle")}
 
-    def _told(self, ask: Callable[..., int], *arguments: int) -> int:
-        """What NVML answers of this device; 0 for what this card or this host does not tell."""
+    def _ask(self, function: Callable[..., int], *arguments: int) -> int:
+        """NVML's answer for this device; 0 where this card or this host has none."""
         nvml, handle = self._nvml
         try:
-            return ask(handle, *arguments)
+            return function(handle, *arguments)
         except nvml.NVMLError:
             return 0
 
     def reading(self) -> Reading:
         nvml, _ = self._nvml
-        mask = self._told(nvml.nvmlDeviceGetCurrentClocksEventReasons)
+        mask = self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons)
         return Reading(
-            sm_mhz=self._told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-            memory_mhz=self._told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-            power_w=self._told(nvml.nvmlDeviceGetPowerUsage) / 1000,
-            temperature_c=self._told(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            sm_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            memory_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+            power_w=self._ask(nvml.nvmlDeviceGetPowerUsage) / 1000,
+            temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             throttle=frozenset(name for name, bit in self._reasons.items() if bit & mask),
         )
 
@@ -422,7 +422,7 @@ class Gpu:
         return int(self._torch._C._cuda_getCurrentRawStream(self.device.index))
 
     def empty(self, *shape: int) -> torch.Tensor:
-        """fp16 memory of this shape, filled with NaN: nobody finds there by chance what he needs."""
+        """fp16 memory of this shape, filled with NaN, so that stale results cannot pass."""
         return self._torch.full(shape, float("nan"), dtype=self._torch.float16, device=self.device)
 
     def hold(self) -> None:
@@ -497,8 +497,8 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any) 
 
     a, b = matrices(problem.m, problem.k), matrices(problem.n, problem.k)
     for matrix in (a, b):
-        for one in matrix:
-            one.normal_(generator=generator)
+        for drawn in matrix:
+            drawn.normal_(generator=generator)
     b_nn, d = matrices(problem.k, problem.n), matrices(problem.m, problem.n)
     b_nn.copy_(b.transpose(1, 2))
     d.fill_(float("nan"))

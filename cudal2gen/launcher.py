@@ -15,7 +15,7 @@ _LAUNCH = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT,
 
 
 class _Sized(ctypes.Structure):
-    """``cudal2gen_sized`` of pack.cpp."""
+    """``cudal2gen_sized`` of launcher.cpp."""
 
     _fields_ = [("kernel", _POINTER), *((name, _INT) for name in ("lda", "ldb", "ldd", "m", "n", "k"))]
 
@@ -82,7 +82,7 @@ class OpenKernel:
     def bound(
         self, a: int, lda: int, b: int, ldb: int, d: int, ldd: int, m: int, n: int, k: int, workspace: int = 0
     ) -> Callable[[int], int]:
-        """``launch`` with all but the stream given: a function of the stream that returns a code for ``check``."""
+        """``launch`` of fixed operands: a function of the stream that returns a code for ``check``."""
         if not all(0 <= number < 2**31 for number in (lda, ldb, ldd, m, n, k)):
             raise LaunchError(1, f"a size or leading dimension of {m}_{n}_{k} is out of range")
         values = (self._handle.value or 0, a, lda, b, ldb, d, ldd, m, n, k, workspace)
@@ -91,15 +91,15 @@ class OpenKernel:
         return partial(self._api.cudal2gen_launch, *converted)
 
     def sized(self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int) -> Callable[[int, int, int, int, int], int]:
-        """``launch`` for ever new addresses: a function of a, b, d, workspace and stream that returns a code for
-        ``check``. ctypes takes time for every argument, so all others are given here."""
+        """``launch`` of fixed sizes: a function of a, b, d, workspace (addresses) and stream that returns a code
+        for ``check``. ctypes takes time for every argument, so sizes are converted here."""
         sizes = _Sized(self._handle.value, lda, ldb, ldd, m, n, k)
         call = self._api.cudal2gen_launch_sized
         call.argtypes = (_POINTER,) * 6
-        where = _POINTER(ctypes.addressof(sizes))
+        address = _POINTER(ctypes.addressof(sizes))
 
         def launch(a: int, b: int, d: int, workspace: int, stream: int, _keep: _Sized = sizes) -> int:
-            return int(call(where, a, b, d, workspace, stream))
+            return int(call(address, a, b, d, workspace, stream))
 
         return launch
 

@@ -1,4 +1,4 @@
-"""Which products a model really asks for: what ``tune-model`` collects, without computing them.
+"""Which products a model computes: what ``tune-model`` collects, without computing them.
 
 The model runs on tensors without data, so that any model on any machine is a matter of seconds, also one whose weights
 would not fit; or as it is, where it looks at values.
@@ -29,7 +29,7 @@ class ModelError(ValueError):
 
 
 class Product(NamedTuple):
-    """One product as it was asked for: the operator, the layout of B, and m, n, k."""
+    """One product that a model computes: the operator, the layout of B, and m, n, k."""
 
     op: str
     layout: Layout
@@ -39,7 +39,7 @@ class Product(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Products of fp16 by how often they were asked for (a batch counts as many), and others by type of number."""
+    """Products of fp16 by their number of calls (a batch counts as many), and others by type of number."""
 
     products: Counter[Product]
     others: Counter[str]
@@ -47,12 +47,12 @@ class Collected(NamedTuple):
     def problems(self, gpu: str, acc: Acc) -> list[dict[str, Any]]:
         """As JSON values: a ``Problem``, ``count``, and ``op``; the most work first."""
         rows = []
-        for one, count in self.products.items():
+        for product, count in self.products.items():
             try:
-                problem = Problem(gpu=gpu, acc=acc, layout=one.layout, m=one.m, n=one.n, k=one.k)
+                problem = Problem(gpu=gpu, acc=acc, layout=product.layout, m=product.m, n=product.n, k=product.k)
             except ValidationError:
                 continue  # an extent is 0, or beyond what any kernel takes
-            rows.append((count * problem.flops, problem.key, problem.model_dump() | {"count": count, "op": one.op}))
+            rows.append((count * problem.flops, problem.key, problem.model_dump() | {"count": count, "op": product.op}))
         return [row for *_, row in sorted(rows, key=lambda row: (-row[0], row[1], row[2]["op"]))]
 
 
@@ -66,10 +66,10 @@ def find_model(name: str) -> Callable[[], Any]:
         raise ModelError(f"no file {where}") from None
     except ImportError as error:
         raise ModelError(f"{where} cannot be imported: {error}") from error
-    found = getattr(module, what, None)
-    if not callable(found):
+    function = getattr(module, what, None)
+    if not callable(function):
         raise ModelError(f"{where} has no callable {what}")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def _from_file(path: Path) -> Any:
@@ -91,11 +91,11 @@ def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -
     import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-    found = Collected(Counter(), Counter())
+    collected = Collected(Counter(), Counter())
     tensors = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
     modules = _converted_by_replacing() if fake else nullcontext()
     try:
-        with tensors, modules, torch.no_grad(), _watched(found, any_type):
+        with tensors, modules, torch.no_grad(), _watched(collected, any_type):
             run()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ModelError(f"the model looks at values, which tensors without data lack ({error}): try --real") from error
@@ -104,7 +104,7 @@ def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename}:{last.lineno}"
         raise ModelError(f"the model fails at {where}{advice}: {type(error).__name__}: {error}") from error
-    return found
+    return collected
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def _converted_by_replacing() -> Iterator[None]:
 
 
 @contextmanager
-def _watched(found: Collected, any_type: bool) -> Iterator[None]:
+def _watched(collected: Collected, any_type: bool) -> Iterator[None]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -141,9 +141,9 @@ def _watched(found: Collected, any_type: bool) -> Iterator[None]:
             if operands is not None:
                 op, a, b, batch = operands
                 if a.dtype == torch.float16 or any_type:
-                    found.products[_product(op, a, b)] += batch
+                    collected.products[_product(op, a, b)] += batch
                 else:
-                    found.others[str(a.dtype)] += batch
+                    collected.others[str(a.dtype)] += batch
             return func(*args, **(kwargs or {}))
 
     with Watch():
