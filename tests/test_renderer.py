@@ -137,9 +137,9 @@ def test_every_field_is_listed_as_code_or_data() -> None:
         ("sm90_wgmma", WGMMA_CODE, WGMMA_DATA),
         ("sm90_small", ONCE_CODE, ONCE_DATA),
     ):
-        fields, listed = set(FAMILIES[family].line_fields()), FAMILIES[family].DATA_FIELDS
-        assert fields - listed <= set(code)
-        assert set(data) >= listed
+        fields, data_fields = set(FAMILIES[family].line_fields()), FAMILIES[family].DATA_FIELDS
+        assert fields - data_fields <= set(code)
+        assert set(data) >= data_fields
     assert set(DATA_CHANGES) - {"padding"} == Sm80Multistage.DATA_FIELDS
     assert set(WGMMA_DATA) == FAMILIES["sm90_wgmma"].DATA_FIELDS
     assert set(ONCE_DATA) == FAMILIES["sm90_small"].DATA_FIELDS
@@ -160,13 +160,13 @@ def test_a_data_field_leaves_the_text_as_it_is(field: str) -> None:
 
 def hopper_pairs() -> list[tuple[str, Record, Record]]:
     """Records that differ in one code field and what it needs."""
-    found: list[tuple[str, Record, Record]] = []
-    for plain, changes in ((wgmma, WGMMA_CODE), (single_shot, ONCE_CODE)):
+    pairs: list[tuple[str, Record, Record]] = []
+    for make, changes in ((wgmma, WGMMA_CODE), (single_shot, ONCE_CODE)):
         for field, (start, change) in changes.items():
             if change:
-                found.append((field, plain(**start), plain(**(start | change))))
-    found += [("swap_ab", ring(bm=64, bn=64, atom_n=64), ring(bm=64, bn=64, atom_n=64, swap_ab=True))]
-    return [*found, ("family", wgmma(), single_shot())]
+                pairs.append((field, make(**start), make(**(start | change))))
+    pairs += [("swap_ab", ring(bm=64, bn=64, atom_n=64), ring(bm=64, bn=64, atom_n=64, swap_ab=True))]
+    return [*pairs, ("family", wgmma(), single_shot())]
 
 
 PAIRS = hopper_pairs()
@@ -188,8 +188,8 @@ def test_a_code_field_of_hopper_changes_the_ptx(number: int) -> None:
 
 @pytest.mark.parametrize("field", sorted(WGMMA_DATA))
 def test_a_data_field_of_hopper_leaves_text_and_binary_as_they_are(field: str) -> None:
-    plain = single_shot() if field in ONCE_DATA else wgmma()
-    for before, change in ((wgmma(), WGMMA_DATA[field]), (plain, ONCE_DATA.get(field, WGMMA_DATA[field]))):
+    start = single_shot() if field in ONCE_DATA else wgmma()
+    for before, change in ((wgmma(), WGMMA_DATA[field]), (start, ONCE_DATA.get(field, WGMMA_DATA[field]))):
         after = strict(before.model_dump(mode="json") | change)
         assert before != after
         assert render(before) == render(after)
@@ -236,10 +236,10 @@ def test_rendering_is_the_same_in_another_process() -> None:
         f"print(render(parse({record.model_dump_json()!r})), end='')"
     )
     for seed in ("1", "2"):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
         )
-        assert done.stdout == render(record)
+        assert process.stdout == render(record)
 
 
 @pytest.mark.parametrize("value", [None, True, 1.5, (1, 2), [1]])

@@ -64,11 +64,11 @@ def subset(records: Sequence[Record]) -> list[Decisions]:
 
     Records of a family that lacks one of the fields are left out.
     """
-    fields = set(Decisions._fields)
     rows = [
-        Decisions(**record.model_dump(include=fields))
+        Decisions(*(getattr(record, name) for name in Decisions._fields))
         for record in records
-        if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn") and fields <= record.line_fields().keys()
+        if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn")
+        and set(Decisions._fields) <= record.line_fields().keys()
     ]
     return [row for row in rows if row.stages >= 2]
 

@@ -33,10 +33,10 @@ def html(title: str, sections: Sequence[Section], groups: dict[str, Group], reco
     return environment.get_template("page.html.j2").render(
         title=title,
         sections=sections,
-        measured=bool(groups),
+        timed=bool(groups),
         classes=SIZE_CLASSES,
         baselines=baselines,
-        chosen=next((name for group in groups.values() if (name := group.strictest)), None),
+        strictest=next((name for group in groups.values() if (name := group.strictest)), None),
         style=(folder / "style.css").read_text(),
         script=(folder / "script.js").read_text(),
         data=embedded(data),
