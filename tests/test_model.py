@@ -86,14 +86,14 @@ def test_what_the_model_knows() -> None:
     bands = large(m=16384, n=16384, k=16384, raster_group=8)
     dram = model.estimate(bands).bounds_us["device memory"]
     assert dram < model.estimate(revise(bands, raster_group=1)).bounds_us["device memory"]
-    assert dram > bands.traffic_bytes / 4.1e6
+    assert dram > bands.problem.traffic_bytes / 4.1e6
 
 
 def test_every_family_has_an_estimate() -> None:
     for record in catalog.load(places.shipped("configs") / "kernels.jsonl")[::61]:
         estimate = model.estimate(record)
         chip = record.target
-        floor = record.flops / (chip.capability.mma_flops * chip.sms * chip.rates.mhz)
+        floor = record.problem.flops / (chip.capability.mma_flops * chip.sms * chip.rates.mhz)
         assert estimate.us > floor, record.mnk
 
 
