@@ -40,11 +40,19 @@ def test_run(benchmark: Any, kernel: str, hazards: bool) -> None:
 
 def test_parse_and_translate(benchmark: Any) -> None:
     text = compiled("multistage", ".ptx").read_text()
-    benchmark.pedantic(lambda: emulator.load(text).compiled("gemm_f32"), rounds=5, warmup_rounds=1)
+    kernel = benchmark.pedantic(lambda: emulator.load(text).compiled("gemm_f32"), rounds=5, warmup_rounds=1)
+    body = text.split(".entry gemm_f32")[1].split(".entry")[0]
+    opcodes = [(opcode, n) for block in kernel.block_opcodes for opcode, n in block.items()]
+    for opcode in ("mma.sync", "ldmatrix.sync", "cp.async.cg"):
+        assert sum(n for name, n in opcodes if name.startswith(opcode)) == body.count(opcode) > 0
 
 
 @pytest.mark.parametrize("hazards", [True, False])
 @pytest.mark.parametrize("entry", ["tn_f32_1x1", "nn_f16_2x2"])
 def test_run_of_tma_and_wgmma(benchmark: Any, entry: str, hazards: bool) -> None:
-    options = Options(hazards=hazards)
-    benchmark.pedantic(lambda: hopper.gemm(entry, (256, 256, 256), options=options), rounds=10, warmup_rounds=2)
+    options = Options(hazards=hazards, counters=True)
+    run = benchmark.pedantic(lambda: hopper.gemm(entry, (256, 256, 256), options=options), rounds=10, warmup_rounds=2)
+    assert (run.code, run.exact, run.session.reports) == (0, True, [])
+    counters = run.session.launches[0].counters
+    assert counters is not None
+    assert counters.wgmma_flops == 2 * 256**3

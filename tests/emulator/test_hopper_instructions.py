@@ -800,3 +800,26 @@ def test_threads_that_read_what_a_bulk_copy_brings() -> None:
     assert [r.kind for r in result.reports] == ["shared-race"]
     _, result = run(body.replace("WAIT", ""), x, np.empty((64, 4), np.uint32), block=64)
     assert {r.kind for r in result.reports} == {"in-flight"}
+
+
+def test_a_dropped_arrival_is_not_expected_in_the_next_phase() -> None:
+    """Two arrivals complete the first phase; one of them was a drop, so one arrival completes the second."""
+    body = """
+      setp.eq.u32 %P, %t, 0; setp.eq.u32 %Q, %t, 1;
+      @%P mbarrier.init.shared::cta.b64 [%s], 2;
+      bar.sync 0;
+      @%P mbarrier.arrive_drop.shared::cta.b64 %d0, [%s];
+      bar.warp.sync -1;
+      @%Q mbarrier.arrive.shared::cta.b64 %d1, [%s];
+      bar.warp.sync -1;
+      mbarrier.test_wait.parity.shared::cta.b64 %E, [%s], 0; selp.u32 %a0, 1, 0, %E;
+      mbarrier.test_wait.parity.shared::cta.b64 %E, [%s], 1; selp.u32 %a1, 2, 0, %E;
+      @%Q mbarrier.arrive.shared::cta.b64 %d1, [%s];
+      bar.warp.sync -1;
+      mbarrier.test_wait.parity.shared::cta.b64 %E, [%s], 1; selp.u32 %a2, 4, 0, %E;
+      add.u32 %a0, %a0, %a1; add.u32 %a0, %a0, %a2;
+      mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %a0;
+    """
+    phases, result = run(body, np.zeros(1, np.uint32), np.empty(32, np.uint32))
+    assert result.reports == []
+    assert (phases == 1 + 4).all()

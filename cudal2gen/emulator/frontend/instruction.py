@@ -88,7 +88,7 @@ class Instruction:
 
 
 _forms: dict[str, list[Instruction]] = {}
-_known: dict[tuple[str, ...], Instruction | None] = {}
+_form_of: dict[tuple[str, ...], Instruction | None] = {}
 
 
 def instruction(
@@ -119,7 +119,7 @@ def instruction(
                 accumulates, hopper, access, mutations,
             )  # fmt: skip
             _forms.setdefault(opcode.split(".")[0], []).append(form)
-        _known.clear()
+        _form_of.clear()
         return handler
 
     return register
@@ -130,7 +130,7 @@ def unregister(*opcodes: str) -> None:
     for opcode in opcodes:
         base = opcode.split(".")[0]
         _forms[base] = [form for form in _forms.get(base, []) if form.opcode != opcode]
-    _known.clear()
+    _form_of.clear()
 
 
 def registered() -> Iterator[Instruction]:
@@ -143,10 +143,12 @@ def facts(ins: Instr) -> Instruction | None:
     """The form of an instruction: of all that fit, the one with the most modifiers, then the one whose first modifier
     stands first. None for an unknown instruction."""
     parts = ins.parts
-    if parts not in _known:
+    try:
+        return _form_of[parts]
+    except KeyError:
         forms = [form for form in _forms.get(parts[0], ()) if form.fits(parts)]
-        _known[parts] = max(forms, key=lambda form: _rank(form, parts), default=None)
-    return _known[parts]
+        form = _form_of[parts] = max(forms, key=lambda form: _rank(form, parts), default=None)
+        return form
 
 
 def _rank(form: Instruction, parts: tuple[str, ...]) -> tuple[int, int]:

@@ -141,8 +141,12 @@ class _Translator:
         """Registers that may be read before they are written: zero where no lane ever writes them first, else None."""
         graph, e = self.graph, self.emitter
         out = []
-        written = {name for ins in graph.instructions() for name in defs_uses(ins)[0]}
-        read = {name for ins in graph.instructions() for name in defs_uses(ins)[1]}
+        written: set[str] = set()
+        read: set[str] = set()
+        for ins in graph.instructions():
+            defs, uses = defs_uses(ins)
+            written.update(defs)
+            read.update(uses)
         read |= {b.cond.name for b in graph.blocks if b.cond is not None}
         zero = sorted(name for name in graph.live_in[0] | (read - written) if name in e.kinds)
         for name in zero:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cudal2gen.emulator.frontend.flow.blocks import Block
 from cudal2gen.emulator.frontend.flow.loops import bits, immediate_postdominators
@@ -11,15 +12,25 @@ from cudal2gen.emulator.frontend.ptx import Instr
 from cudal2gen.emulator.frontend.registers import LAUNCH_CONSTANTS, SPECIALS
 
 
+class Write(NamedTuple):
+    """An instruction of a block that writes a register: what it reads, and whether equal operands give an equal
+    result."""
+
+    block: int
+    ins: Instr
+    uses: list[str]
+    uniform: bool
+
+
 @dataclass
 class Liveness:
     """Per block: ``live`` at its start, ``defs`` it writes, ``uses`` it reads before writing; per register its
-    ``sites``, (block, instruction) of every write."""
+    ``sites``, every write of it."""
 
     live: list[set[str]]
     defs: list[set[str]]
     uses: list[set[str]]
-    sites: dict[str, list[tuple[int, Instr]]]
+    sites: dict[str, list[Write]]
 
     @classmethod
     def of(cls, blocks: list[Block]) -> Liveness:
@@ -32,8 +43,10 @@ class Liveness:
                 defs, uses = defs_uses(ins)
                 used.update(x for x in uses if x not in written)
                 written.update(defs)
-                for name in defs:
-                    out.sites.setdefault(name, []).append((block.index, ins))
+                if defs:
+                    write = Write(block.index, ins, uses, is_uniform(ins))
+                    for name in defs:
+                        out.sites.setdefault(name, []).append(write)
             if block.cond is not None and block.cond.name not in written:
                 used.add(block.cond.name)
             out.uses.append(used)
@@ -55,7 +68,7 @@ class Liveness:
         return set().union(*self.live)
 
 
-def launch_constants(sites: dict[str, list[tuple[int, Instr]]]) -> set[str]:
+def launch_constants(sites: dict[str, list[Write]]) -> set[str]:
     """Registers with one write, from launch constants only: equal in all lanes at any time."""
     constant: set[str] = set()
     changed = True
@@ -64,9 +77,9 @@ def launch_constants(sites: dict[str, list[tuple[int, Instr]]]) -> set[str]:
         for name, where in sites.items():
             if name in constant or len(where) != 1:
                 continue
-            ins = where[0][1]
-            _, uses = defs_uses(ins)
-            if ins.guard is None and is_uniform(ins) and all(u in constant or u in LAUNCH_CONSTANTS for u in uses):
+            (write,) = where
+            launch_wide = all(u in constant or u in LAUNCH_CONSTANTS for u in write.uses)
+            if write.ins.guard is None and write.uniform and launch_wide:
                 constant.add(name)
                 changed = True
     return constant
@@ -106,20 +119,18 @@ def varying_registers(
     return varying
 
 
-def _spread(sites: dict[str, list[tuple[int, Instr]]], varying: set[str], constant: set[str]) -> bool:
+def _spread(sites: dict[str, list[Write]], varying: set[str], constant: set[str]) -> bool:
     """Add what depends on varying registers; whether there was any."""
     changed = False
     for name, where in sites.items():
-        if name not in varying and name not in constant and any(_varies(ins, varying) for _, ins in where):
+        if name not in varying and name not in constant and any(_varies(w, varying) for w in where):
             varying.add(name)
             changed = True
     return changed
 
 
-def _varies(ins: Instr, varying: set[str]) -> bool:
-    return not is_uniform(ins) or any(
-        u in varying or (u in SPECIALS and u not in LAUNCH_CONSTANTS) for u in defs_uses(ins)[1]
-    )
+def _varies(write: Write, varying: set[str]) -> bool:
+    return not write.uniform or any(u in varying or (u in SPECIALS and u not in LAUNCH_CONSTANTS) for u in write.uses)
 
 
 def _reach(blocks: list[Block], start: int, stop: int | None = None) -> set[int]:
@@ -164,12 +175,12 @@ def _leaves(blocks: list[Block], sides: list[set[int]]) -> bool:
     return len(waiting) <= 1 and sum(map(len, sides)) == len(set().union(*sides))
 
 
-def spin_heads(blocks: list[Block], loops: dict[int, int], sites: dict[str, list[tuple[int, Instr]]]) -> set[int]:
+def spin_heads(blocks: list[Block], loops: dict[int, int], sites: dict[str, list[Write]]) -> set[int]:
     """Heads of loops whose exit depends on memory that another thread may write."""
     return {head for head, mask in loops.items() if _polls(blocks, set(bits(mask)), sites)}
 
 
-def _polls(blocks: list[Block], inside: set[int], sites: dict[str, list[tuple[int, Instr]]]) -> bool:
+def _polls(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]]) -> bool:
     todo = []
     for i in inside:
         cond = blocks[i].cond
@@ -177,12 +188,12 @@ def _polls(blocks: list[Block], inside: set[int], sites: dict[str, list[tuple[in
             todo.append(cond.name)
     visited = set(todo)
     while todo:
-        for where, ins in sites.get(todo.pop(), ()):
-            if where in inside:
-                form = facts(ins)
-                if form is not None and holds(form.polls, ins):
+        for write in sites.get(todo.pop(), ()):
+            if write.block in inside:
+                form = facts(write.ins)
+                if form is not None and holds(form.polls, write.ins):
                     return True
-                fresh = [name for name in defs_uses(ins)[1] if name not in visited]
+                fresh = [name for name in write.uses if name not in visited]
                 visited.update(fresh)
                 todo += fresh
     return False
