@@ -20,7 +20,7 @@ from tests.draws import THOROUGH, drawn
 
 pytestmark = pytest.mark.slow
 
-SHARE = 7  # of the library, one kernel in so many is drawn
+SHARE = 7  # of the sm_80 library, one kernel in so many is drawn
 VERSIONS = {"nvcc": "13.0.88", "cutlass": "4.2.0"}  # of the compilers that the stored verdicts are of
 
 
@@ -104,12 +104,12 @@ def test_the_hopper_library_compiles_without_a_finding(
     """A spill or a wgmma that ptxas serialises is a finding. What runs is the covering set of paths."""
     records = [record for record in catalogued if record.gpu == "h200"]
     assert len(records) == 2000
-    built = by_text(records, SHARE)
+    built = by_text(records, 3)
     started = time.perf_counter()
     artifacts = compiler.build(built, build_dir=build_dir)
     seconds = time.perf_counter() - started
     print(f"\n{len(records)} records, {len(built)} kernels in {seconds:.0f} s on {os.cpu_count()} cores")
-    assert len(built) > 80
+    assert len(built) > 45
     assert {artifact.digest: artifact.ptxas.findings for artifact in artifacts if artifact.ptxas.findings} == {}
     assert {artifact.ptxas.arch for artifact in artifacts} == {"sm_90a"}
     assert seconds < 8 * 60
