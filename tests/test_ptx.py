@@ -68,8 +68,8 @@ def main_loop(text: str) -> list[str]:
     lines = instructions(text)
     loops = []
     for end, line in enumerate(lines):
-        if found := re.search(r"bra(?:\.uni)?\s+(\$L\w+);", line):
-            label = found.group(1) + ":"
+        if branch := re.search(r"bra(?:\.uni)?\s+(\$L\w+);", line):
+            label = branch.group(1) + ":"
             if label in lines[:end]:
                 loop = lines[lines.index(label) : end + 1]
                 if any("mma.sync" in item for item in loop):
@@ -79,8 +79,8 @@ def main_loop(text: str) -> list[str]:
 
 def order(lines: list[str]) -> str:
     """Kinds of instructions in their order, with run lengths: L4M8 is four ldmatrix, then eight mma."""
-    found = [token for line in lines for name, token in TOKENS.items() if name in line]
-    return "".join(f"{token}{len(list(run))}" for token, run in groupby(found))
+    kinds = [token for line in lines for name, token in TOKENS.items() if name in line]
+    return "".join(f"{token}{len(list(run))}" for token, run in groupby(kinds))
 
 
 def count(lines: list[str], pattern: str) -> int:
@@ -233,8 +233,8 @@ def epilogue(record: Sm80Multistage) -> list[str]:
 @pytest.mark.parametrize("kind", EPILOGUES)
 def test_an_epilogue_goes_through_shared_memory_as_often_as_it_says(kind: str, acc: str) -> None:
     lines = epilogue(multistage(acc=acc, **EPILOGUES[kind]))
-    found = tuple(count(lines, rf"^{name}") for name in (r"bar\w*\.sync", r"st\.shared", r"ld\.shared", r"st\.global"))
-    assert found == ROUNDS[kind]
+    counts = tuple(count(lines, rf"^{name}") for name in (r"bar\w*\.sync", r"st\.shared", r"ld\.shared", r"st\.global"))
+    assert counts == ROUNDS[kind]
     assert count(lines, r"cvt\.rn\.f16x2\.f32") == (64 if acc == "f32" else 0)
 
 
@@ -366,8 +366,8 @@ BOUNDED_UP_TO_THE_LIMIT = [
 
 def test_static_shared_memory_is_what_the_record_counts() -> None:
     for record in (multistage(), multistage(split_k=2), direct(), direct(split_k=2)):
-        found = compiler.build([record])[0].ptxas.smem_static_bytes
-        assert (found + 15) // 16 * 16 == record.smem_static_bytes
+        nbytes = compiler.build([record])[0].ptxas.smem_static_bytes
+        assert (nbytes + 15) // 16 * 16 == record.smem_static_bytes
 
 
 def test_the_direct_family_uses_no_shared_memory() -> None:

@@ -20,9 +20,9 @@ FIXTURES = Path(__file__).with_name("kernels")
 def nvcc() -> str:
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or [] if spec is not None else []:
-        found = Path(root) / "cu13" / "bin" / "nvcc"
-        if found.exists():
-            return str(found)
+        path = Path(root) / "cu13" / "bin" / "nvcc"
+        if path.exists():
+            return str(path)
     on_path = shutil.which("nvcc")
     assert on_path is not None, "these tests need nvcc: pip install nvidia-cuda-nvcc (13.0), or put one on PATH"
     return on_path

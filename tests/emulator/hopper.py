@@ -49,8 +49,8 @@ def gemm(
     b = rng.integers(0, 2, (k, n) if nn else (n, k)).astype(np.float16)
     memory = Memory()
     d = memory.upload(np.empty((m, n), np.float16), "output")
-    given = [memory.upload(a), memory.upload(b), d, m, n, k, clusters, int(pdl)]
+    arguments = [memory.upload(a), memory.upload(b), d, m, n, k, clusters, int(pdl)]
     with emulator.session(memory=memory, device=emulator.HOPPER, options=options or Options()) as session:
-        code = (source or program()).call(entry, *given)
+        code = (source or program()).call(entry, *arguments)
     want = (a.astype(np.float32) @ (b if nn else b.T).astype(np.float32)).astype(np.float16)
     return Run(code, np.array_equal(d.download(), want), session)

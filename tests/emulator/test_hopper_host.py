@@ -90,10 +90,10 @@ CLUSTERS = [
 
 @pytest.mark.parametrize("case", range(len(CLUSTERS)))
 def test_launches_that_are_refused(case: int) -> None:
-    given, words = CLUSTERS[case]
-    given = {"block": 32, "device": HOPPER, **given}
+    settings, words = CLUSTERS[case]
+    settings = {"block": 32, "device": HOPPER, **settings}
     with pytest.raises(LaunchRefused, match=words):
-        emulator.load(EMPTY.format(body="")).launch("k", args=[], memory=Memory(), **given)
+        emulator.load(EMPTY.format(body="")).launch("k", args=[], memory=Memory(), **settings)
 
 
 def test_largest_shared_memory_and_clusters() -> None:

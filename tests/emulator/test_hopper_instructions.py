@@ -29,15 +29,15 @@ def entry(body: str, params: str = ".param .u64 x, .param .u64 y") -> str:
     return f"{HEAD}.visible .entry k({params}) {{{REGISTERS}{load}\n{body}\n ret;\n}}\n"
 
 
-def launch(text: str, args: list[Any], memory: Memory, **given: Any) -> LaunchResult:
-    given = {"grid": 1, "block": 32, "shared_bytes": 65536, "device": HOPPER, **given}
-    return emulator.load(text).launch("k", args=args, memory=memory, **given)
+def launch(text: str, args: list[Any], memory: Memory, **settings: Any) -> LaunchResult:
+    settings = {"grid": 1, "block": 32, "shared_bytes": 65536, "device": HOPPER, **settings}
+    return emulator.load(text).launch("k", args=args, memory=memory, **settings)
 
 
-def run(body: str, x: np.ndarray, y: np.ndarray, **given: Any) -> tuple[np.ndarray, LaunchResult]:
+def run(body: str, x: np.ndarray, y: np.ndarray, **settings: Any) -> tuple[np.ndarray, LaunchResult]:
     memory = Memory()
     out = memory.upload(y, "output")
-    result = launch(entry(body), [memory.upload(x), out], memory, **given)
+    result = launch(entry(body), [memory.upload(x), out], memory, **settings)
     return out.download(), result
 
 
@@ -195,7 +195,7 @@ def check_wgmma(
     )
     count = n // 2 if acc == "f32" else n // 4
     item: Any = np.float32 if acc == "f32" else np.float16
-    held = np.zeros((128, n // 2), item)
+    accumulators = np.zeros((128, n // 2), item)
     fragments = np.zeros((128, 4, 2), np.uint16)
 
     def where(thread: int, i: int) -> tuple[int, int]:
@@ -203,7 +203,7 @@ def check_wgmma(
 
     for thread in range(128):
         for i in range(n // 2):
-            held[thread, i] = c[where(thread, i)]
+            accumulators[thread, i] = c[where(thread, i)]
         for i in range(4):
             for j in range(2):
                 row, column = where(thread, 2 * i + j)
@@ -211,7 +211,7 @@ def check_wgmma(
     memory = Memory()
     y = memory.upload(np.empty((128, count), np.uint32), "output")
     x = memory.upload(np.concatenate([image_a, image_b]))
-    args = [x, memory.upload(held), y, memory.upload(fragments), keep]
+    args = [x, memory.upload(accumulators), y, memory.upload(fragments), keep]
     result = launch(text, args, memory, block=128)
     assert result.reports == []
     first, second = (int(s) for s in signs.split(","))
@@ -458,9 +458,9 @@ EXCHANGE = """
   barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"""
 
 
-def exchange(body: str, **given: Any) -> tuple[np.ndarray, list[str]]:
-    given = {"grid": 2, "cluster": 2, "check_outputs": False, **given}
-    got, result = run(body, np.zeros(1, np.uint32), np.empty(64, np.uint32), **given)
+def exchange(body: str, **settings: Any) -> tuple[np.ndarray, list[str]]:
+    settings = {"grid": 2, "cluster": 2, "check_outputs": False, **settings}
+    got, result = run(body, np.zeros(1, np.uint32), np.empty(64, np.uint32), **settings)
     return got, [f"{r.kind}: {r.message}" for r in result.reports]
 
 

@@ -72,7 +72,7 @@ class ClusterClocks(Clocks):
 
     # --- what is known ---
 
-    def known(self, row: Array, warp: Array, other: Array) -> Array:
+    def horizon(self, row: Array, warp: Array, other: Array) -> Array:
         return np.asarray(self.ticks[row, warp, other + self.first[row]])
 
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int) -> bool:
@@ -85,11 +85,11 @@ class ClusterClocks(Clocks):
         """The clock of one lane (not to be changed)."""
         batch = self.batch
         row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
-        known: Array = self.ticks[row, warp]
+        horizon: Array = self.ticks[row, warp]
         for lanes, clock in self.private.get((row, warp), ()):
             if lanes[batch.lane[lane]]:
-                known = np.maximum(known, clock)
-        return known
+                horizon = np.maximum(horizon, clock)
+        return horizon
 
     def of_cta(self, row: int) -> Array:
         """What the warps and lanes of a CTA know together."""
@@ -164,19 +164,19 @@ class ClusterClocks(Clocks):
         self.base[:] = self.launch.tick
         self._share(None)
         for row in range(self.batch.count):
-            known = self.ticks[row]
-            best = known.max(axis=0)
+            horizon = self.ticks[row]
+            best = horizon.max(axis=0)
             best[self.own(row)] = self.launch.tick
-            known[:] = best
+            horizon[:] = best
 
     def meet(self, row: int, warps: Array, whole: bool) -> None:
         met = np.zeros((self.batch.count, self.warps), bool)
         met[row, warps] = True
         self._share(met)
-        known = self.ticks[row]
-        best = known[warps].max(axis=0)
+        horizon = self.ticks[row]
+        best = horizon[warps].max(axis=0)
         best[self.first[row] + warps] = self.launch.tick
-        known[warps] = best
+        horizon[warps] = best
         if whole:
             self.base[row] = self.launch.tick
 

@@ -50,7 +50,7 @@ class ClusterMemory(SharedMemory):
         self.async_readers: Array = np.zeros((clocks.groups + clocks.warps, self.data.size >> 4), np.uint64)
         # Per lane, the tick of its last fence.proxy.async; per (row, warp), what its last one covers.
         self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
-        self.proxy_known: dict[tuple[int, int], Array] = {}
+        self.proxy_horizon: dict[tuple[int, int], Array] = {}
 
     def _reader_columns(self) -> int:
         return self.cluster_clocks.wgmma
@@ -201,7 +201,7 @@ class ClusterMemory(SharedMemory):
         for warp in distinct(lanes >> 5):
             row, index = divmod(int(warp), self.batch.warps_per_cta)
             first = int(lanes[lanes >> 5 == warp][0])
-            self.proxy_known[(row, index)] = self.cluster_clocks.of(first).copy()
+            self.proxy_horizon[(row, index)] = self.cluster_clocks.of(first).copy()
 
     def _check_proxy(self, tags: Array, lane: int, at: Array, site: int, what: str, row: int) -> None:
         """Writes of threads that an asynchronous access follows need a fence.proxy.async between, by the writer or by
@@ -212,9 +212,9 @@ class ClusterMemory(SharedMemory):
         writer = (first + (actor >> RANK_THREADS)) * batch.width + (actor & 1023)
         bad = ticks >= self.proxy_fenced[writer]
         if bad.any():
-            known = self.proxy_known.get((int(batch.row_of[lane]), int(batch.warp[lane])))
-            if known is not None:
-                bad &= ticks >= known[column]
+            horizon = self.proxy_horizon.get((int(batch.row_of[lane]), int(batch.warp[lane])))
+            if horizon is not None:
+                bad &= ticks >= horizon[column]
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
             text = f"{what} what thread {int(actor[i]) & 1023} wrote without a fence.proxy.async between"
@@ -257,8 +257,8 @@ class ClusterMemory(SharedMemory):
     def _check_reads(self, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
         """A bulk copy overwrites what was read under these tags."""
         actor, ticks, columns = self._split(tags)
-        known = self.cluster_clocks.of(lane)[columns]
-        bad = (tags != 0) & (ticks >= known) & (actor != int(self.actor[lane]))
+        horizon = self.cluster_clocks.of(lane)[columns]
+        bad = (tags != 0) & (ticks >= horizon) & (actor != int(self.actor[lane]))
         self._report_race("write after read", bad, tags, at, lane, row, site)
 
     def _report_race(self, what: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int) -> None:

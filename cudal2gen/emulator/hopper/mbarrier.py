@@ -154,9 +154,9 @@ class MBarriers:
         bar.trusted.add(lane >> 5)
         origin = int(batch.row_of[bar.init_lane])
         column = int(clocks.first[origin] + batch.warp[bar.init_lane])
-        known = clocks.of(lane)
+        horizon = clocks.of(lane)
         # A relaxed cluster barrier carries what fence.mbarrier_init released.
-        if lane == bar.init_lane or known[column] > bar.init_tick or 0 < bar.fenced < known[-1]:
+        if lane == bar.init_lane or horizon[column] > bar.init_tick or 0 < bar.fenced < horizon[-1]:
             return
         text = (
             f"uses the mbarrier at shared offset {bar.offset} before its initialisation is known to be visible "

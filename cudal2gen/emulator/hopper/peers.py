@@ -62,8 +62,8 @@ class Peers:
         batch, clocks = self.batch, self.clocks
         whose = f"touches the shared memory of CTA {batch.cta_index(row)}"
         for lane in lanes[np.unique(lanes >> 5, return_index=True)[1]]:
-            known = clocks.of(int(lane))
-            if not known[-1] and not known[clocks.own(row)].any():
+            horizon = clocks.of(int(lane))
+            if not horizon[-1] and not horizon[clocks.own(row)].any():
                 text = f"{whose} before a cluster barrier says that it has started"
                 batch.report_lanes("cluster", text, site, lanes)
         if not batch.alive[row * batch.width : (row + 1) * batch.width].any():

@@ -39,15 +39,15 @@ class Barriers:
         ):
             self._sync_all()
             return resume, m, False
-        for one_number, count, group in self._groups(number, expected, m):
-            self._arrive(one_number, count, group, resume, site)
+        for barrier, count, group in self._groups(number, expected, m):
+            self._arrive(barrier, count, group, resume, site)
         return self.scheduler.pick()
 
     def arrive(self, number: Scalar, expected: Scalar, m: Mask, site: int) -> None:
         """bar.arrive: counts, does not wait."""
         self._count(m)
-        for one_number, count, group in self._groups(number, expected, m):
-            self._arrive(one_number, count, group, None, site)
+        for barrier, count, group in self._groups(number, expected, m):
+            self._arrive(barrier, count, group, None, site)
 
     def _count(self, m: Mask) -> None:
         if self.launch.counters is not None:

@@ -50,8 +50,8 @@ class DeviceMemory:
             # A barrier after another warp's wait will do as well.
             row, warp = int(rows[i]), int(warps[i])
             when = self.waited[row]
-            known = self.clocks.known(np.full(len(when), row), np.full(len(when), warp), np.arange(len(when)))
-            bad[i] = not ((when > 0) & (known > when)).any()
+            horizon = self.clocks.horizon(np.full(len(when), row), np.full(len(when), warp), np.arange(len(when)))
+            bad[i] = not ((when > 0) & (horizon > when)).any()
         if bad.any():
             self.batch.report_lanes(
                 "grid-dependency",
@@ -219,6 +219,6 @@ class DeviceMemory:
         mask = batch.running(m).reshape(batch.count, batch.warps_per_cta, 32)
         for row, warp in zip(*np.nonzero(mask.any(axis=2)), strict=True):
             lanes = np.flatnonzero(mask[row, warp]) + 32 * warp
-            known = self.clocks.known_of_threads(int(row), int(warp))
-            self.state.order.fence(int(batch.ctas[row]), int(warp), lanes, known, self.launch.tick)
+            horizon = self.clocks.horizon_of_threads(int(row), int(warp))
+            self.state.order.fence(int(batch.ctas[row]), int(warp), lanes, horizon, self.launch.tick)
         self.shared.fence(m)

@@ -152,8 +152,8 @@ class DeviceHazards:
         inside = np.flatnonzero(cta == own)
         if inside.size:
             near = mine[inside]
-            known = self.clocks.known(batch.row_of[near], batch.warp[near], local[inside] >> 5)
-            ordered[inside] = tick[inside] < known
+            horizon = self.clocks.horizon(batch.row_of[near], batch.warp[near], local[inside] >> 5)
+            ordered[inside] = tick[inside] < horizon
         if batch.cluster_size > 1:
             for i in np.flatnonzero(~ordered):
                 row = self.row_of_cta.get(int(cta[i]))

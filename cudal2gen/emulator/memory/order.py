@@ -32,10 +32,10 @@ def merged(a: Clock, b: Clock) -> Clock:
 
 @dataclass(slots=True)
 class WarpView:
-    """What one warp knows of other CTAs: ``seen`` is ordered before it, ``pending`` was read from a flag without a
+    """What one warp knows of other CTAs: ``acquired`` is ordered before it, ``pending`` was read from a flag without a
     fence yet, ``published`` is what its next relaxed write of a flag makes known."""
 
-    seen: Clock = field(default_factory=dict)
+    acquired: Clock = field(default_factory=dict)
     pending: Clock = field(default_factory=dict)
     published: Clock = field(default_factory=dict)
 
@@ -62,16 +62,16 @@ class GlobalOrder:
             out = self.views[key] = WarpView()
         return out
 
-    def fence(self, cta: int, warp: int, lanes: Array, known: Array, tick: int) -> None:
-        """``lanes``: thread numbers in the CTA; ``known``: per thread, what the CTA's barriers order before this
+    def fence(self, cta: int, warp: int, lanes: Array, horizon: Array, tick: int) -> None:
+        """``lanes``: thread numbers in the CTA; ``horizon``: per thread, what the CTA's barriers order before this
         warp."""
         self.active = True
         view = self.view(cta, warp)
-        view.seen = merged(view.seen, view.pending)
+        view.acquired = merged(view.acquired, view.pending)
         view.pending = {}
-        row = known.copy()
+        row = horizon.copy()
         row[lanes] = tick + 1
-        view.published = merged(merged(view.published, view.seen), {cta: row})
+        view.published = merged(merged(view.published, view.acquired), {cta: row})
         fenced = self.fenced.get(cta)
         if fenced is None:
             fenced = self.fenced[cta] = np.zeros(self.threads, np.int64)
@@ -81,7 +81,7 @@ class GlobalOrder:
         """These warps of a CTA have met; ``threads`` are the participants."""
         if not self.active:
             return
-        seen: Clock = {}
+        acquired: Clock = {}
         pending: Clock = {}
         published: Clock = {}
         warps = list(warps)
@@ -90,7 +90,7 @@ class GlobalOrder:
             old = self.views.get((cta, warp))
             if old is not None:
                 any_view = True
-                seen, pending = merged(seen, old.seen), merged(pending, old.pending)
+                acquired, pending = merged(acquired, old.acquired), merged(pending, old.pending)
                 published = merged(published, old.published)
         fenced = self.fenced.get(cta)
         if fenced is not None:
@@ -100,7 +100,7 @@ class GlobalOrder:
         elif not any_view:
             return
         for warp in warps:
-            self.views[(cta, warp)] = WarpView(seen, pending, published)
+            self.views[(cta, warp)] = WarpView(acquired, pending, published)
 
     def write_flag(self, place: int, cta: int, warp: int, keep: bool) -> None:
         """A strong write (``keep``: read-modify-write, which continues the release sequence) at a location."""
@@ -113,7 +113,7 @@ class GlobalOrder:
         if clock:
             view = self.view(cta, warp)
             if acquire:
-                view.seen = merged(view.seen, clock)
+                view.acquired = merged(view.acquired, clock)
             else:
                 view.pending = merged(view.pending, clock)
 
@@ -123,7 +123,7 @@ class GlobalOrder:
         view = self.views.get((cta, warp))
         if view is None:
             return out
-        clock = merged(view.seen, view.pending) if strong else view.seen
+        clock = merged(view.acquired, view.pending) if strong else view.acquired
         for source in np.unique(other):
             row = clock.get(int(source))
             if row is not None:

@@ -128,7 +128,7 @@ class SharedMemory:
         several = actor >= SEVERAL
         warp_of = np.where(several, actor - SEVERAL, actor >> 5)
         own: Array = (actor == batch.thread[lanes]) & ~several
-        return own | (ticks < self.clocks.known(batch.row_of[lanes], batch.warp[lanes], warp_of))
+        return own | (ticks < self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], warp_of))
 
     def _who(self, tag: int, row: int) -> str:  # noqa: ARG002
         """The other side of a race, in words."""
@@ -308,8 +308,8 @@ class SharedMemory:
         if self.clocks.table is not None:
             # What the warp has synchronised since does not count.
             row, warp = (batch.row_of, batch.warp) if lanes is None else (batch.row_of[lanes], batch.warp[lanes])
-            known = (self.clocks.known(row, warp, warp) - self.t0 + 1) << self.BITS
-            fresh = np.maximum(known, self.fresh).astype(self.TAG)
+            horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
+            fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
         actor = (1 << self.BITS) - 1
         several = (old >= fresh) & ((old & actor) != (mine & actor)) & (old != 0)
         tag = mine
@@ -461,11 +461,11 @@ class SharedMemory:
         """A fence of any scope: what the warps did before is published by later flags, what they polled counts."""
         if not self.hazards:
             return
-        known = self.clocks.rows()
+        horizon = self.clocks.rows()
         for row, warp in zip(*np.nonzero(self.clocks.warps_in(self.batch.running(m))), strict=True):
             key = (int(row), int(warp))
             if key in self.learned:
-                known[row, warp] = np.maximum(known[row, warp], self.learned.pop(key))
-            self.fenced[key] = known[row, warp].copy()
+                horizon[row, warp] = np.maximum(horizon[row, warp], self.learned.pop(key))
+            self.fenced[key] = horizon[row, warp].copy()
             self.fenced[key][self.clocks.column(int(row)) + warp] = self.launch.tick + 1
         self.launch.tick += 1

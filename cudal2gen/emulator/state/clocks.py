@@ -25,17 +25,17 @@ class Clocks:
         """The batch begins now: nothing earlier is of it."""
         self.base[:] = self.launch.tick
 
-    def known(self, row: Array, warp: Array, other: Array) -> Array:
+    def horizon(self, row: Array, warp: Array, other: Array) -> Array:
         """Ticks before which accesses of warp ``other`` are ordered before warp ``warp`` of the same CTA, per
         element."""
         if self.table is None:
             return np.asarray(self.base[row])
         return np.asarray(self.table[row, warp, other])
 
-    def known_of_threads(self, row: int, warp: int) -> Array:
+    def horizon_of_threads(self, row: int, warp: int) -> Array:
         """What a warp knows of every thread of its CTA, shape (width,)."""
         every = np.arange(self.batch.width) >> 5
-        return np.asarray(self.known(np.full(len(every), row), np.full(len(every), warp), every))
+        return np.asarray(self.horizon(np.full(len(every), row), np.full(len(every), warp), every))
 
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int) -> bool:  # noqa: ARG002
         """Is an access of another CTA of the cluster ordered before a warp's present? Not without clusters."""
@@ -66,10 +66,10 @@ class Clocks:
             if self.table is not None:
                 self.table[row] = tick
             return
-        known = self.rows()[row]
-        best = known[warps].max(axis=0)
+        horizon = self.rows()[row]
+        best = horizon[warps].max(axis=0)
         best[warps] = tick
-        known[warps] = best
+        horizon[warps] = best
 
     def warp_sync(self, m: Mask) -> None:
         """The lanes of ``m`` have synchronised with those of their warp: their accesses are ordered from now on."""

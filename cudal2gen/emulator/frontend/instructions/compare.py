@@ -101,9 +101,9 @@ def set_(e: Emitter, ins: Instr) -> None:
     if combine:
         text = f"({text} {SYMBOLS[combine]} ({e.predicate_array(ins.operands[3])}))"
     bits = 16 if dst in ("f16", "bf16") else width_of(dst)
-    one = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000}.get(dst, (1 << bits) - 1)
+    true = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000}.get(dst, (1 << bits) - 1)
     k = f"u{bits // 8}"
-    e.assign(d, Value(f"np.where({text}, {k}.type({one}), {k}.type(0))", k, False))
+    e.assign(d, Value(f"np.where({text}, {k}.type({true}), {k}.type(0))", k, False))
 
 
 def _set_packed(e: Emitter, ins: Instr, types: list[str]) -> None:

@@ -150,8 +150,8 @@ def _rounded(e: Emitter, ins: Instr, a: Operand, b: Operand, mode: str) -> str:
     if ins.base == "mul":
         minus_zero = e.bind("mz", np.float32(-0.0))
         return f"A.fma32({x}, {y}, np.full(M.size, {minus_zero}), {mode!r})"
-    one = e.bind("one", np.float32(1))
-    return f"A.fma32({x}, np.full(M.size, {one}), {'' if ins.base == 'add' else '-'}{y}, {mode!r})"
+    unit = e.bind("unit", np.float32(1))
+    return f"A.fma32({x}, np.full(M.size, {unit}), {'' if ins.base == 'add' else '-'}{y}, {mode!r})"
 
 
 @instruction("fma", "mad", types=REALS)
