@@ -84,7 +84,11 @@ class Kernel:
             candidates = [extents for extents in wider if self._resized(extents, {})]
         if padded:
             candidates.append(_whole_tiles(record, sizes))
-        uses = [Use(it, _copied(record, sizes, it, operands)) for it in candidates if max(it) <= MAX_EXTENT]
+        uses = [
+            Use(extents, _copied(record, sizes, extents, operands))
+            for extents in candidates
+            if max(extents) <= MAX_EXTENT
+        ]
         return min(uses, key=lambda use: (sum(use.copied), use.copied_bytes(sizes)), default=None)
 
     def _resized(self, sizes: Sizes, changes: dict[str, Any]) -> Record | None:

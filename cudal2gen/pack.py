@@ -28,9 +28,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen import __version__, places
+from cudal2gen import places
 from cudal2gen.chips import GPUS, VARIANTS
 from cudal2gen.choice import Kernel, Table
+from cudal2gen.version import __version__
 
 if TYPE_CHECKING:
     from cudal2gen.compiler import Artifact

@@ -1,4 +1,4 @@
-"""The house: imports go strictly down, torch is imported late, documents name what exists."""
+"""The house: imports go strictly down, modules and functions are small, names are nouns, documents name what exists."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from cudal2gen import cli, kernel
+from tests import house
 
 FLOORS = {
     "places": 0,
+    "version": 0,
     "ptx_split": 0,
     "ratios": 0,
     "chips": 0,
@@ -43,6 +46,11 @@ FLOORS = {
     "__main__": 8,
     "__init__": 8,
 }
+# Parts of a sentence, which do not say what a name holds.
+NO_NAMES = frozenset(
+    ("one", "found", "told", "said", "wanted", "known", "given", "asked", "held", "made", "taken", "shown", "seen",
+     "these", "fitting", "theirs", "ours", "bed")
+)  # fmt: skip
 TORCH = {"correctness", "validator", "gpu", "baselines", "bench", "operators", "tuner"}
 
 
@@ -57,7 +65,7 @@ def sources(checkout: Path) -> list[Path]:
 def imported(tree: ast.AST) -> list[tuple[str, bool]]:
     """Modules that a file imports, and whether at module level."""
     top = {id(node) for node in ast.iter_child_nodes(tree)}
-    found = []
+    modules = []
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -66,8 +74,8 @@ def imported(tree: ast.AST) -> list[tuple[str, bool]]:
             names = (
                 [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "cudal2gen" else [node.module]
             )
-        found += [(name, id(node) in top) for name in names]
-    return found
+        modules += [(name, id(node) in top) for name in names]
+    return modules
 
 
 def test_imports_go_strictly_down(checkout: Path) -> None:
@@ -76,9 +84,75 @@ def test_imports_go_strictly_down(checkout: Path) -> None:
         own = room(path, package)
         for name, _ in imported(ast.parse(path.read_text())):
             parts = name.split(".")
-            if parts[0] != "cudal2gen" or len(parts) == 1 or parts[1] in (own, "__version__"):
+            if parts[0] != "cudal2gen" or len(parts) == 1 or parts[1] == own:
                 continue
             assert FLOORS[parts[1]] < FLOORS[own], f"{path.name} imports {name}"
+
+
+def test_no_file_imports_itself_by_way_of_others(checkout: Path) -> None:
+    graph = house.import_graph(checkout / "cudal2gen")
+    assert sum(map(len, graph.values())) > 800, "imports are counted"
+    # Raises CycleError, which names the modules, where they import each other.
+    tuple(TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from a import upper",
+        "import a.upper",
+        "from a.upper import name",
+        "def f():\n    from a.upper import name",
+        "if TYPE_CHECKING:\n    from a.upper import name",
+        "from a import reexported",
+    ],
+)
+def test_every_kind_of_import_closes_a_circle(tmp_path: Path, statement: str) -> None:
+    (tmp_path / "a" / "rooms").mkdir(parents=True)
+    (tmp_path / "a" / "__init__.py").write_text("from a.upper import name as reexported")
+    (tmp_path / "a" / "upper.py").write_text("from a.rooms.lower import name")
+    (tmp_path / "a" / "rooms" / "__init__.py").write_text("")
+    lower = tmp_path / "a" / "rooms" / "lower.py"
+    lower.write_text("name = 1")
+    tuple(TopologicalSorter(house.import_graph(tmp_path / "a")).static_order())
+    lower.write_text(statement)
+    with pytest.raises(CycleError, match="lower"):
+        tuple(TopologicalSorter(house.import_graph(tmp_path / "a")).static_order())
+
+
+def test_modules_and_functions_are_small(checkout: Path) -> None:
+    for path in sources(checkout):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 600, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
+
+
+def names(tree: ast.AST) -> set[str]:
+    """Names of variables, arguments, attributes, functions, classes and imports, without underscores at the ends."""
+    names: list[str | None] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name():
+                names.append(node.id)
+            case ast.arg() | ast.keyword():
+                names.append(node.arg)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.ExceptHandler():
+                names.append(node.name)
+            case ast.MatchAs() | ast.MatchStar():
+                names.append(node.name)
+            case ast.Attribute():
+                names.append(node.attr)
+            case ast.alias():
+                names.append(node.asname)
+    return {name.strip("_").lower() for name in names if name}
+
+
+@pytest.mark.parametrize("folder", ["scripts", "examples"])
+def test_names_are_nouns(checkout: Path, folder: str) -> None:
+    for path in sorted((checkout / folder).rglob("*.py")):
+        assert not names(ast.parse(path.read_text())) & NO_NAMES, path
 
 
 def test_torch_is_imported_late_and_only_where_it_may_be(checkout: Path) -> None:
@@ -134,9 +208,11 @@ def test_documents_name_commands_and_rooms_that_exist(checkout: Path, name: str)
     commands = set(re.findall(r"^cudal2gen ([\w-]+)", text, re.MULTILINE)) | set(
         re.findall(r"`cudal2gen ([\w-]+)", text)
     )
-    known = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
-    assert commands <= known
-    assert name != "README.md" or commands == known, "the README shows every command"
+    registered = {
+        command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback
+    }
+    assert commands <= registered
+    assert name != "README.md" or commands == registered, "the README shows every command"
     for target in re.findall(r"^make (\w+)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", (checkout / "Makefile").read_text(), re.MULTILINE)
     for mentioned in re.findall(r"`((?:tests|scripts|configs|templates)/[\w./]+)`", text):

@@ -48,7 +48,7 @@ def test_a_short_d_is_there_to_be_found() -> None:
 
 
 def test_a_wrong_product_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sanitizer, "ONE", b"\x00\x40")
+    monkeypatch.setattr(sanitizer, "HALF_ONE", b"\x00\x40")
     with emulator.session(), pytest.raises(LaunchError, match="the first element of D is not 128"):
         sanitizer.run(launch(small()))
 

@@ -20,7 +20,7 @@ def names_when_needed(flag: str, names: Callable[[], Sequence[str]], help_text: 
     """
 
     def parse(text: str) -> str:
-        return _known(text, names())
+        return _checked(text, names())
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names() if name.startswith(incomplete)]
@@ -33,7 +33,7 @@ def listed_names(flag: str, names: Callable[[], Sequence[str]], help_text: str) 
     """As ``names_when_needed``, for ``Names``."""
 
     def parse(value: str | Names) -> Names:
-        return Names(_known(name, names()) for name in (value.split(",") if isinstance(value, str) else value))
+        return Names(_checked(name, names()) for name in (value.split(",") if isinstance(value, str) else value))
 
     def complete(incomplete: str) -> list[str]:
         *before, last = incomplete.split(",")
@@ -43,7 +43,7 @@ def listed_names(flag: str, names: Callable[[], Sequence[str]], help_text: str) 
     return option
 
 
-def _known(name: str, names: Sequence[str]) -> str:
+def _checked(name: str, names: Sequence[str]) -> str:
     if name not in names:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names))}")
     return name

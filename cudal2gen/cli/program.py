@@ -69,7 +69,7 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:
     if value:
-        from cudal2gen import __version__
+        from cudal2gen.version import __version__
 
         print(f"cudal2gen {__version__}")
         raise typer.Exit

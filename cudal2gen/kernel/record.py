@@ -275,8 +275,8 @@ class Record(Schema):
     @property
     def ctas_by_smem(self) -> int:
         """CTAs for which an SM has shared memory: each takes whole units of 128 bytes, and 1 KiB for the system."""
-        taken = aligned(self.smem_bytes + self.smem_static_bytes, 128) + 1024
-        return self.target.capability.smem_sm_bytes // taken
+        cta_bytes = aligned(self.smem_bytes + self.smem_static_bytes, 128) + 1024
+        return self.target.capability.smem_sm_bytes // cta_bytes
 
     def ctas_per_sm(self, registers: int) -> int:
         """CTAs that one SM holds at ``registers`` per thread, by the rules of NVIDIA's occupancy calculator."""

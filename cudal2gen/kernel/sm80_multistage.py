@@ -241,17 +241,19 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     @property
     def remarks(self) -> list[str]:
         """What its author should know of a legal record."""
-        found = super().remarks
+        remarks = super().remarks
         reachable = self.ctas_per_sm(1)
         if self.min_blocks > reachable:
-            found.append(f"min_blocks={self.min_blocks} only bounds registers: {reachable} CTAs fit on an SM otherwise")
+            remarks.append(
+                f"min_blocks={self.min_blocks} only bounds registers: {reachable} CTAs fit on an SM otherwise"
+            )
         if self.epilogue == "staged" and self.c_batch == self.mma_tiles and self.acc == "f16":
-            found.append("epilogue staged with all MMA tiles in one round moves what direct moves")
+            remarks.append("epilogue staged with all MMA tiles in one round moves what direct moves")
         if self.prefetch.kind == "pingpong" and self.warp_m == 1:
-            found.append("prefetch pingpong with one MMA row per warp orders instructions as single does")
+            remarks.append("prefetch pingpong with one MMA row per warp orders instructions as single does")
         if self.raster == "zsplit" and self.slices_n == 1:
-            found.append("swizzle_stride covers all of n: the zsplit raster is the plain one")
-        return found
+            remarks.append("swizzle_stride covers all of n: the zsplit raster is the plain one")
+        return remarks
 
     @property
     def tile(self) -> str:

@@ -336,17 +336,17 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def remarks(self) -> list[str]:
         """What its author should know of a legal record."""
-        found = super().remarks
+        remarks = super().remarks
         if self.layout == "nn" and self.chunk_b < CHUNK:
-            found.append(f"boxes of B are {self.chunk_b} columns wide: {self.bn // self.chunk_b} of them per k-tile")
+            remarks.append(f"boxes of B are {self.chunk_b} columns wide: {self.bn // self.chunk_b} of them per k-tile")
         tiles = self.tiles_m * self.tiles_n * self.split_k
         if self.schedule == "pingpong" and tiles <= self.target.sms:
-            found.append("schedule pingpong with one tile per CTA leaves every second warpgroup without work")
+            remarks.append("schedule pingpong with one tile per CTA leaves every second warpgroup without work")
         if self.tiles_m % self.cluster[0] or self.tiles_n % self.cluster[1]:
-            found.append(f"cluster={list(self.cluster)} reaches beyond the {self.tiles_m} x {self.tiles_n} tiles")
+            remarks.append(f"cluster={list(self.cluster)} reaches beyond the {self.tiles_m} x {self.tiles_n} tiles")
         if self.target.sms % self.cluster_ctas:
-            found.append(f"clusters of {self.cluster_ctas} leave SMs idle")
-        return found
+            remarks.append(f"clusters of {self.cluster_ctas} leave SMs idle")
+        return remarks
 
     @property
     def tile(self) -> str:

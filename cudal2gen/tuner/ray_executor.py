@@ -24,11 +24,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from cudal2gen import __version__, places, results
+from cudal2gen import places, results
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Trial, Verdict
 from cudal2gen.tuner.environment import Environment, trial_of
 from cudal2gen.tuner.executor import Job, JobResult
+from cudal2gen.version import __version__
 
 Parcel = dict[str, dict[str, bytes]]  # a build directory's name, its files' names, their contents
 GPU, CPU = "GPU", "CPU"  # Ray's names of resources; tests simulate GPUs by a resource of another name

@@ -31,7 +31,7 @@ CLEAN = "0 errors"
 NOT_RUN = "not run: "
 NO_LAUNCH = "the tool reports no launch"
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
-ONE = b"\x00\x3c"  # 1.0 in fp16
+HALF_ONE = b"\x00\x3c"  # 1.0 in fp16
 SUMMARY = re.compile(
     r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warn"
 )
@@ -132,7 +132,7 @@ def run(launch: Launch, device: int = 0) -> None:
     m, n, k = launch.m, launch.n, launch.k
     runtime("cudaSetDevice", device)
     with OpenKernel(Path(launch.library), Path(launch.directory), launch.options, Path(launch.runtime)) as kernel:
-        a, b = (allocate(2 * size, ONE * size) for size in (m * launch.lda, launch.rows_b * launch.ldb))
+        a, b = (allocate(2 * size, HALF_ONE * size) for size in (m * launch.lda, launch.rows_b * launch.ldb))
         d = allocate(2 * m * launch.ldd - launch.missing_d)
         size = kernel.workspace_bytes(m, n, k)
         workspace = allocate(size).value if size else 0

@@ -13,8 +13,8 @@ def dominators(successors: list[list[int]], root: int) -> list[int]:
     predecessors: list[list[int]] = [[] for _ in range(n)]
     reached, stack, order = {root}, [(root, iter(successors[root]))], []
     while stack:
-        node, it = stack[-1]
-        for nxt in it:
+        node, children = stack[-1]
+        for nxt in children:
             predecessors[nxt].append(node)
             if nxt not in reached:
                 reached.add(nxt)
