@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test quick gpu-test thorough check browser goldens clean
+.PHONY: demo test quick gpu-test gpu-day gpu-rehearsal thorough check browser goldens clean
 
 demo: .venv/demo
 	$(BIN)/cudal2gen run --mnk 64_256_256
@@ -23,6 +23,15 @@ quick: .venv/dev check
 # Verdicts that are stored: cudal2gen validate --all --set gpu=h200 --on gpu --compare-emulator
 gpu-test: .venv/dev
 	$(BIN)/python -m pytest -m gpu -q
+
+# Before half an hour on a borrowed H200: compiles what the plan needs, fetches the wheels that a bare machine lacks, and
+# prints the plan and its budget. On that machine, where only Python and PyTorch are: python scripts/gpu_day.py call 1
+# (then 2 and 3). The rehearsal runs all of it against an emulated device.
+gpu-day: .venv/dev
+	$(BIN)/python scripts/gpu_day.py prepare
+
+gpu-rehearsal: .venv/dev
+	$(BIN)/python scripts/gpu_day.py rehearse
 
 check: .venv/dev
 	$(BIN)/ruff check .

@@ -31,7 +31,7 @@ from cudal2gen import places
 from cudal2gen.build_folder import Locks, publish, scratch_folder
 from cudal2gen.kernel import Record
 from cudal2gen.renderer import render
-from cudal2gen.toolchain import Toolchain, ToolchainError, discover, environment
+from cudal2gen.toolchain import PREBUILT, Toolchain, ToolchainError, discover, environment
 
 Progress = Callable[[int, int], None]
 
@@ -147,6 +147,8 @@ def build(
     root = build_dir or places.build_dir()
     items = [job(record, tools) for record in records]
     missing = {item.digest: item for item in items if _open(root / item.digest) is None}
+    if missing and not tools.compiles:
+        raise _not_prebuilt(root, tools, [item.name for item in missing.values()])
     try:
         if missing:
             root.mkdir(parents=True, exist_ok=True)
@@ -172,6 +174,8 @@ def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -
     library = root / f"launcher-{digest}" / "libcudal2gen.so"
     if library.is_file():
         return library
+    if not tools.compiles:
+        raise _not_prebuilt(root, tools, ["the launcher"])
     try:
         root.mkdir(parents=True, exist_ok=True)
         with Locks(root) as locks, locks.take(library.parent.name), scratch_folder(root) as scratch:
@@ -181,6 +185,14 @@ def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -
     except OSError as error:
         raise _unwritable(root, error) from error
     return library
+
+
+def _not_prebuilt(root: Path, tools: Toolchain, names: Sequence[str]) -> ToolchainError:
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return ToolchainError(
+        f"{names[0]}{others}: not in {root}, and {PREBUILT} leaves compiling to nvcc {tools.nvcc_version} elsewhere; "
+        f"build there, or unset {PREBUILT}"
+    )
 
 
 def _compile_launcher(library: Path, tools: Toolchain) -> None:

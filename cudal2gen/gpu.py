@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import importlib
+import os
 import re
 import subprocess
 import sys
@@ -48,6 +50,7 @@ Race = Callable[[Sequence[Binder]], Winner]
 
 ALIGNMENT = 256  # bytes, as torch's allocator gives them
 RESERVE = 2 << 30  # bytes of device memory left to libraries
+STAND_IN = "CUDAL2GEN_GPU"
 HANG_S = 60  # seconds; what is tried takes a fraction of one
 TRACEBACK_FD = 2  # the file descriptor that receives the traceback of a hang: not sys.stderr, which may be a stand-in
 HOLD_CYCLES = 40_000_000  # some 20 ms at any clock of a GPU
@@ -317,9 +320,14 @@ class Gpu:
         torch.backends.cuda.matmul.allow_tf32 = False
 
     @property
+    def name(self) -> str:
+        """What the device calls itself."""
+        return str(self._properties.name)
+
+    @property
     def model(self) -> str:
         """The model in ``GPUS``, else what the device calls itself."""
-        return model_of(self._properties.name) or str(self._properties.name)
+        return model_of(self.name) or self.name
 
     @property
     def runtime_library(self) -> Path:
@@ -341,8 +349,8 @@ class Gpu:
         )
         if not fits:
             raise GpuError(
-                f"{record.gpu} {record.family} is for {arch}; this is {self._properties.name}, sm_{major}{minor}: "
-                f"choose --gpu {model_of(self._properties.name) or 'of this capability'}"
+                f"{record.gpu} {record.family} is for {arch}; this is {self.name}, sm_{major}{minor}: "
+                f"choose --gpu {model_of(self.name) or 'of this capability'}"
             )
 
     @cached_property
@@ -503,3 +511,21 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any) 
     b_nn.copy_(b.transpose(1, 2))
     d.fill_(float("nan"))
     return [Operands(*matrix) for matrix in zip(a, b, b_nn, d, strict=True)]
+
+
+def connect(index: int = 0) -> Gpu:
+    """The CUDA device of this number. Raises GpuError.
+
+    ``CUDAL2GEN_GPU`` names a stand-in as ``module:class``, a ``Gpu`` for rehearsals on machines without one.
+    """
+    if not (stand_in := os.environ.get(STAND_IN)):
+        return Gpu(index)
+    module, _, name = stand_in.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise GpuError(f"{STAND_IN}={stand_in}: {error}; it takes module:class, or is not set") from None
+    device = kind(index)
+    if not isinstance(device, Gpu):
+        raise GpuError(f"{STAND_IN}={stand_in}: is no cudal2gen.gpu.Gpu")
+    return device

@@ -6,14 +6,16 @@ Order of the search: the caller's argument, environment variables, PATH, the sys
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+PREBUILT = "CUDAL2GEN_PREBUILT"
 INSTALL = "pip install 'cudal2gen[nvcc]'"
 
 
@@ -31,6 +33,7 @@ class Toolchain:
     cutlass_include: Path
     nvcc_version: str
     cutlass_version: str
+    compiles: bool = True  # not where the kernels come from elsewhere, see ``discover``
 
     @property
     def versions(self) -> dict[str, str]:
@@ -62,7 +65,29 @@ def find_cutlass() -> Path | None:
 
 @cache
 def discover(nvcc: Path | None = None) -> Toolchain:
-    """The toolchain of this machine. Raises ToolchainError that names the missing part and a command to install it."""
+    """The toolchain of this machine. Raises ToolchainError that names the missing part and a command to install it.
+
+    ``CUDAL2GEN_PREBUILT`` names a file of ``versions``, as JSON: the build directory was filled elsewhere by that
+    toolchain. Unless this machine's is the same, the one returned finds those kernels and compiles nothing.
+    """
+    if not (file := os.environ.get(PREBUILT)):
+        return _installed(nvcc)
+    try:
+        versions = json.loads(Path(file).read_text())
+        nvcc_version, cutlass_version = str(versions["nvcc"]), str(versions["cutlass"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ToolchainError(f"{PREBUILT}={file}: holds no versions of nvcc and cutlass ({error})") from None
+    try:
+        tools = _installed(nvcc)
+    except ToolchainError:
+        nowhere = Path(os.devnull)
+        tools = Toolchain(nowhere, nowhere, nowhere, nowhere, "", "")
+    if (tools.nvcc_version, tools.cutlass_version) == (nvcc_version, cutlass_version):
+        return tools
+    return replace(tools, nvcc_version=nvcc_version, cutlass_version=cutlass_version, compiles=False)
+
+
+def _installed(nvcc: Path | None) -> Toolchain:
     cutlass = find_cutlass()
     if cutlass is None or not (cutlass / "cute" / "layout.hpp").is_file():
         raise ToolchainError("the CuTe headers are missing; install them: pip install nvidia-cutlass==4.2.0.0")

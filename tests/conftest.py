@@ -22,6 +22,7 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
 # They start first, so that no worker is left with a long test when the others have ended.
 LONGEST = ["test_multistage.py", "test_library.py", "test_ray.py", "test_validator.py", "test_mutation.py"]
+REHEARSED = 2  # cases of each test
 LEFT_OUT = pytest.StashKey[str]()
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -33,6 +34,8 @@ def pytest_configure() -> None:
 
 def without_a_gpu() -> str:
     """Why tests marked ``gpu`` cannot run here; empty where they can."""
+    if os.environ.get(gpu.STAND_IN):
+        return ""
     try:
         import torch
     except ImportError:
@@ -44,10 +47,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if os.environ.get(gpu.STAND_IN):
+        rehearse(config, items)
+        return
     if on_gpu and (reason := without_a_gpu()):
         config.hook.pytest_deselected(items=on_gpu)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
         config.stash[LEFT_OUT] = f"{len(on_gpu)} tests need a GPU and were left out: {reason}"
+
+
+def rehearse(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a stand-in for a card: two cases of every test, but for those that only a real card can answer."""
+    cases: dict[object, int] = {}
+    left_out = []
+    for item in items:
+        function = getattr(item, "function", item)
+        cases[function] = cases.get(function, 0) + 1
+        if item.get_closest_marker("card"):
+            item.add_marker(pytest.mark.skip(reason="asks CUDA itself, which a rehearsal has not"))
+        elif cases[function] > REHEARSED:
+            left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

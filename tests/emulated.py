@@ -51,6 +51,20 @@ def _put(buffer: emulator.Buffer, content: Any) -> None:
     buffer.bytes()[:] = content
 
 
+def allocate(memory: emulator.Memory, *shape: int) -> torch.Tensor:
+    """fp16 memory of the emulator's, filled with NaN, freed with the tensor."""
+    import torch
+
+    size = int(np.prod(shape))
+    if not size:
+        return torch.empty(shape, dtype=torch.float16)
+    buffer = memory.allocate(2 * size, "inout")
+    content = buffer.bytes()
+    content[:] = 0xFF
+    weakref.finalize(content, memory.free, buffer)
+    return torch.from_numpy(content).view(torch.float16).view(shape)
+
+
 class EmulatedDevice:
     """A ``validator.device.Device``, to be used in a ``with`` statement."""
 
@@ -72,16 +86,7 @@ class EmulatedDevice:
         return STREAM
 
     def empty(self, *shape: int) -> torch.Tensor:
-        import torch
-
-        size = int(np.prod(shape))
-        if not size:
-            return torch.empty(shape, dtype=torch.float16)
-        buffer = self.memory.allocate(2 * size, "inout")
-        content = buffer.bytes()
-        content[:] = 0xFF
-        weakref.finalize(content, self.memory.free, buffer)
-        return torch.from_numpy(content).view(torch.float16).view(shape)
+        return allocate(self.memory, *shape)
 
     def check(self, record: Record) -> None:
         self.checked += 1

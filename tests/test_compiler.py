@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,36 @@ def start(build_dir: Path, nvcc: Path) -> subprocess.Popen[str]:
 
 def contents(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def test_prebuilt_kernels_are_found_without_their_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = tmp_path / "toolchain.json"
+    here = toolchain.discover()
+    other = {"nvcc": "13.0.1", "cutlass": here.cutlass_version}
+    versions.write_text(json.dumps(other))
+    monkeypatch.setenv(toolchain.PREBUILT, str(versions))
+    toolchain.discover.cache_clear()
+    try:
+        tools = toolchain.discover()
+        assert tools.versions == other
+        elsewhere = compiler.job(RECORDS[0], replace(here, nvcc_version="13.0.1")).digest
+        assert compiler.job(RECORDS[0], tools).digest == elsewhere
+        with pytest.raises(ToolchainError, match=r"and 1 more: not in .*nvcc 13\.0\.1 elsewhere"):
+            compiler.build(RECORDS[:2], build_dir=tmp_path / "empty", tools=tools)
+        with pytest.raises(ToolchainError, match="the launcher: not in"):
+            compiler.launcher(build_dir=tmp_path / "empty", tools=tools)
+        (built,) = compiler.build(RECORDS[:1], build_dir=tmp_path / "build", tools=here)
+        shutil.copytree(built.directory, tmp_path / "build" / elsewhere)
+        assert compiler.build(RECORDS[:1], build_dir=tmp_path / "build", tools=tools)[0].digest == elsewhere
+        versions.write_text(json.dumps(here.versions))
+        toolchain.discover.cache_clear()
+        assert toolchain.discover().compiles
+        versions.write_text("{}")
+        toolchain.discover.cache_clear()
+        with pytest.raises(ToolchainError, match="holds no versions"):
+            toolchain.discover()
+    finally:
+        toolchain.discover.cache_clear()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cudal2gen import compiler, emulator, gpu, rounding, toolchain
 from cudal2gen.gpu import Operands
 from cudal2gen.kernel import GPUS, IllegalRecord, Record, revise
 from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.results import Case
 from cudal2gen.validator import Shape, device, sanitizer
 from cudal2gen.validator.agreement import against_emulator
 from cudal2gen.validator.judgement import sanitized
@@ -32,7 +34,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
 @pytest.fixture(scope="module")
 def card() -> gpu.Gpu:
-    return gpu.Gpu()
+    return gpu.connect()
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +98,28 @@ def test_every_path_is_right(name: str, card: gpu.Gpu, subject: Any) -> None:
     assert verdict.on == card.model
 
 
-@pytest.mark.parametrize("changes", [{}, {"acc": "f32"}, {"split_k": 4}, {"padding": "predicate"}], ids=str)
+SQUARE = {"m": 4096, "n": 4096, "k": 4096}
+WIDE = SQUARE | {"bm": 128, "bn": 128, "bk": 32, "mma_repeat": [2, 2, 1], "stages": 4, "c_batch": 4}
+LARGE = [
+    WIDE,
+    WIDE | {"acc": "f32"},
+    WIDE | {"split_k": 4},
+    WIDE | {"m": 4093, "n": 4091, "k": 4088, "padding": "predicate"},
+]
+LONGER = {"acc": "f32", "k": 512}
+
+
+@pytest.mark.card
+@pytest.mark.parametrize("changes", LARGE, ids=["f16", "f32", "split", "ragged"])
 def test_a_large_problem_is_right(changes: dict[str, Any], card: gpu.Gpu, subject: Any) -> None:
-    sizes = {"m": 4093, "n": 4091, "k": 4088} if "padding" in changes else {"m": 4096, "n": 4096, "k": 4096}
-    wide = small(bm=128, bn=128, bk=32, mma_repeat=[2, 2, 1], stages=4, c_batch=4, **sizes, **changes)
-    verdict = tried(card, subject(wide))
+    verdict = tried(card, subject(small(**changes)))
     assert verdict.findings == []
-    assert (4096 if "padding" not in changes else 4093) in {case.m for case in verdict.cases}
+    assert changes["m"] in {case.m for case in verdict.cases}
 
 
 @pytest.mark.parametrize("adversary", FINDINGS, ids=lambda adversary: adversary.__name__)
 def test_adversaries_are_caught_and_named(adversary: type[Adversary], card: gpu.Gpu, subject: Any) -> None:
-    verdict = tried(card, subject(small(acc="f32", k=512)), adversary)
+    verdict = tried(card, subject(small(**LONGER)), adversary)
     findings = {finding.split(": ", 1)[1] for finding in verdict.findings}
     assert any(finding.startswith(FINDINGS[adversary]) for finding in findings), findings
 
@@ -144,6 +156,7 @@ class OnAnotherStreamThatFollows(Adversary):
         return call
 
 
+@pytest.mark.card
 @pytest.mark.parametrize(
     "adversary", [OnAnotherStream, OnAnotherStreamThatFollows], ids=lambda adversary: adversary.__name__
 )
@@ -201,6 +214,7 @@ def test_a_captured_graph_gives_the_same(name: str, card: gpu.Gpu, subject: Any)
     assert matrices.compare("normal").findings == []
 
 
+@pytest.mark.card
 def test_a_kernel_runs_on_the_current_stream(card: gpu.Gpu, subject: Any) -> None:
     import torch
 
@@ -241,6 +255,7 @@ FACTS = [("smem_bytes", "300000"), ("entry", "no_such_kernel"), ("threads", "204
 UNDOCUMENTED = {("threads", "96"): {1, 9, 701}}
 
 
+@pytest.mark.card
 @pytest.mark.parametrize(("fact", "value"), FACTS)
 def test_the_runtime_refuses_what_the_emulators_does(
     fact: str, value: str, card: gpu.Gpu, subject: Any, tmp_path: Path, record_property: Callable[[str, object], None]
@@ -279,15 +294,40 @@ def small_launch(card: gpu.Gpu, subject: Any) -> sanitizer.Launch:
     return sanitizer.launch_of(it.record, shape, it.artifact.directory, it.library, card.runtime_library)
 
 
-@pytest.mark.parametrize("name", ["single", "split_k f32 zsplit", "predicate nn", "small direct predicate"])
-def test_compute_sanitizer_finds_nothing(name: str, card: gpu.Gpu, subject: Any) -> None:
-    cases, answers = sanitized(card, subject(PATHS[name]), number=0)
-    ran = {tool: answer for tool, answer in answers.items() if not answer.startswith(sanitizer.NOT_RUN)}
+Sanitized = tuple[list[Case], dict[str, str]]
+SANITIZERS = 8  # at a time: each is a process that mostly waits
+
+
+@pytest.fixture(scope="module")
+def answers(card: gpu.Gpu, library: Path, here: Callable[[Record], Record]) -> dict[str, Future[Sanitized]]:
+    """compute-sanitizer's answers on every path that is legal here, by name; many run at a time."""
+    kernels = {}
+    for name, record in PATHS.items():
+        try:
+            kernels[name] = here(record)
+        except pytest.skip.Exception:
+            continue
+    artifacts = compiler.build(list(kernels.values()))
+    pool = ThreadPoolExecutor(SANITIZERS)
+    return {
+        name: pool.submit(sanitized, card, device.BuiltKernel(record, artifact, library), 0)
+        for (name, record), artifact in zip(kernels.items(), artifacts, strict=True)
+    }
+
+
+@pytest.mark.card
+@pytest.mark.parametrize("name", PATHS)
+def test_compute_sanitizer_finds_nothing(name: str, answers: dict[str, Future[Sanitized]]) -> None:
+    if name not in answers:
+        pytest.skip("not legal on this GPU")
+    cases, tools = answers[name].result()
+    ran = {tool: answer for tool, answer in tools.items() if not answer.startswith(sanitizer.NOT_RUN)}
     if not ran:
-        pytest.skip(str(answers))
+        pytest.skip(str(tools))
     assert set(ran.values()) == {sanitizer.CLEAN}, cases
 
 
+@pytest.mark.card
 def test_compute_sanitizer_finds_a_short_d(small_launch: sanitizer.Launch) -> None:
     said, found = sanitizer.check(replace(small_launch, missing_d=64 * 96), "memcheck")
     if said.startswith(sanitizer.NOT_RUN):
@@ -296,13 +336,17 @@ def test_compute_sanitizer_finds_a_short_d(small_launch: sanitizer.Launch) -> No
     assert "write" in found[0]
 
 
+@pytest.mark.card
 def test_the_sanitizers_process_runs_alone(small_launch: sanitizer.Launch, capsys: pytest.CaptureFixture[str]) -> None:
     sanitizer.run(small_launch)
     assert capsys.readouterr().out == f"{sanitizer.STARTED}\n"
 
 
+ROUNDED = ("single", "small direct")
+
+
 @pytest.mark.parametrize("acc", ["f16", "f32"])
-@pytest.mark.parametrize("family", ["single", "small direct"])
+@pytest.mark.parametrize("family", ROUNDED)
 def test_the_emulator_bit_for_bit(family: str, acc: str, card: gpu.Gpu, subject: Any) -> None:
     cases, lines = against_emulator(card, subject(revise(PATHS[family], acc=acc)))
     print(rounding.markdown(lines))

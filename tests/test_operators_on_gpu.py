@@ -25,7 +25,7 @@ torch = require("torch")
 
 from cudal2gen.operators import dispatch  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+pytestmark = [pytest.mark.gpu, pytest.mark.card, pytest.mark.torch]
 
 # (N, K) of linear layers of Llama 3 8B and 70B, Qwen 2.5 7B and DeepSeek V3.
 LAYERS = [
@@ -45,7 +45,7 @@ def sampled() -> list[tuple[int, int, int]]:
 
 @pytest.fixture(scope="module")
 def card() -> gpu.Gpu:
-    return gpu.Gpu()
+    return gpu.connect()
 
 
 @pytest.fixture(scope="module")

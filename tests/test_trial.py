@@ -429,6 +429,8 @@ def test_which_lengths_are_compared() -> None:
     assert agreement.lengths(small(split_k=3)) == [192, 256, 2048]
     assert agreement.lengths(small(bake=["k"], k=192)) == [192]
     assert agreement.lengths(PATHS["odd k-tile"]) == [48, 288, 2064]
+    assert agreement.lengths(PATHS["once split 2"]) == [128, 256, 384]
+    assert agreement.lengths(PATHS["once one warp f16"]) == [64]
 
 
 def test_launch_options_reach_the_device_and_the_verdict(library: Path) -> None:

@@ -108,10 +108,11 @@ def measure(
 ) -> None:
     """Measure kernels against the vendor's libraries on the GPU; every measurement is stored as it is taken."""
     from cudal2gen import bench, results
-    from cudal2gen.gpu import Gpu, Kernel, alone
+    from cudal2gen.gpu import alone, connect
+    from cudal2gen.validator.device import BuiltKernel
 
     with user_errors():
-        card = Gpu(device)
+        card = connect(device)
         if not card.environment.gpu and selection.gpu == ANY:
             refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
         records = selection.on(card.environment.gpu).records_to_measure(source, timing.seed)
@@ -120,14 +121,17 @@ def measure(
         # Before anything is compiled: the vendor's packages may be missing.
         contenders = timing.contenders(records[0].acc, card, store.with_name("cublaslt.jsonl"))
         artifacts = compilation.build(records)
-        directories = {record.problem: built.directory for record, built in zip(records, artifacts, strict=True)}
         library = compilation.launcher()
+        kernels = {
+            record.problem: BuiltKernel(record, artifact, library)
+            for record, artifact in zip(records, artifacts, strict=True)
+        }
         with alone(device), progress.countdown("measuring") as report:
             outcome = bench.run(
                 card,
                 records,
-                lambda record: Kernel(record, directories[record.problem], library, card.stream),
-                lambda record: directories[record.problem].name,
+                lambda record: kernels[record.problem].open(card),
+                lambda record: kernels[record.problem].artifact.digest,
                 contenders,
                 timing.settings,
                 store,

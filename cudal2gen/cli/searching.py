@@ -83,10 +83,10 @@ class Trials:
             if not recorded:
                 refuse(f"--environment replay: no trials in {self.store}; record some with --environment gpu")
             return executor.InProcess(Replay(recorded))
-        from cudal2gen.gpu import Gpu
+        from cudal2gen import gpu
         from cudal2gen.tuner import on_gpu
 
-        Gpu(self.device)  # raises here, before a process is started, where torch or the device is missing
+        gpu.connect(self.device)  # raises here, before a process is started, where torch or the device is missing
         connect = partial(on_gpu.connect, self.device, campaign.Incumbents(records), seed)
         return executor.Worker(connect, self.timeout)
 

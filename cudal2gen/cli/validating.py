@@ -181,9 +181,9 @@ def _print_verdict(verdict: results.Verdict) -> None:
 
 def _gpu(index: int, records: list[Record]) -> gpu.Gpu:
     """The GPU. Raises GpuError where there is none, or a record is for another."""
-    from cudal2gen.gpu import Gpu
+    from cudal2gen.gpu import connect
 
-    card = Gpu(index)
+    card = connect(index)
     for record in records:
         card.check(record)
     return card

@@ -223,7 +223,9 @@ class DeviceWorkshop:
 
     def open(self, record: Record, artifact: Artifact) -> Kernel:
         """Bound to the device's stream."""
-        return Kernel(record, artifact.directory, self._library, self._card.stream)
+        from cudal2gen.validator.device import BuiltKernel
+
+        return BuiltKernel(record, artifact, self._library).open(self._card)
 
 
 def connect(
@@ -231,9 +233,9 @@ def connect(
 ) -> GpuEnvironment:
     """The environment of CUDA device ``index``. Raises GpuError, ToolchainError."""
     from cudal2gen import baselines
-    from cudal2gen.gpu import Gpu
+    from cudal2gen.gpu import connect
 
-    card = Gpu(index)
+    card = connect(index)
     stored = results.measurements(measurements)
     tuning_store = results.store("cublaslt")
 

@@ -60,11 +60,12 @@ def against_emulator(device: Device, built: BuiltKernel) -> tuple[list[Case], li
 
 
 def lengths(record: Record) -> list[int]:
-    """The k to compare at: ``LENGTHS`` in whole steps, or the one that is compiled in."""
+    """The k to compare at: ``LENGTHS`` in whole steps, as far as the kernel takes them, or the one compiled in."""
     if record.baked_k:
         return [record.baked_k]
     step, least = record.k_step, record.k_step * record.split_k
-    return sorted({max(least, ceil_div(k, step) * step) for k in LENGTHS})
+    most = record.most_k or max(LENGTHS) + least
+    return sorted({min(most, max(least, ceil_div(k, step) * step)) for k in LENGTHS})
 
 
 def product(device: Device, record: Record, contender: Contender, a: Array, b: Array) -> Array:

@@ -1,0 +1,410 @@
+"""A day on a borrowed GPU: what is verified and measured on one H200, in three calls of under ten minutes.
+
+    python scripts/gpu_day.py prepare          on any machine: kernels and wheels into build/gpu_day/, then the budget
+    python scripts/gpu_day.py budget           the plan: seconds of each step, bytes carried, files brought back
+    python scripts/gpu_day.py call 1           on the card, then 2 and 3; results in results/, or in --out DIR
+    python scripts/gpu_day.py rehearse         all calls here: emulated device, stand-in clock, small problems
+
+A call needs Python with PyTorch for CUDA 13, and nothing else: it unpacks the wheels and kernels that ``prepare`` left
+in build/gpu_day/. Each call starts from the files in results/ and leaves their continuations in --out, so what one call
+has not finished the next one, or the same one run again, takes up. A step that fails or runs out of time ends alone:
+the next step starts. Clocks and other settings of the card stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import lzma
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LUGGAGE = ROOT / "build" / "gpu_day"
+KERNELS, WHEELS, VERSIONS = "kernels", "wheels", "toolchain.json"
+
+CALL_SECONDS = 570  # of the 600 that a call may take: the rest is unpacking, and leaving in order
+DAY_SECONDS = 25 * 60
+LUGGAGE_BYTES = 64 << 20
+MOST_FILES, FILE_BYTES = 8, 16 << 20
+RESERVE_SECONDS = 15  # of a step with a budget of its own: start, compilation check, last measurement
+GRACE_SECONDS = 5  # between asking a step to end and killing it
+SAMPLE = 60  # problems of the smaller benchmarks
+LOSERS = 24  # problems that ``tune`` is given
+SMALL = ((64, 64, 64), (128, 64, 128))  # of a rehearsal
+
+# What a machine with PyTorch, pytest, hypothesis, typer, rich, jinja2 and ninja lacks.
+PACKAGES = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "nvidia-cutlass", "nvmath-python")
+PYTHON = "3.12"
+PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34)))
+
+PREBUILT = "CUDAL2GEN_PREBUILT"
+JOURNAL, LOG, LOSING = "gpu_day.jsonl", "gpu_day.log", "losing.jsonl"
+REST = "log_and_report.tar.xz"  # the log, the report, lists: for readers, not for later calls
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a call: a verb of cudal2gen, or ``-m pytest``. It is ended after ``seconds``."""
+
+    name: str
+    call: int
+    seconds: int
+    line: str
+    purpose: str
+    compiles: bool = False  # kernels that no one built before, with the machine's own nvcc
+
+    def command(self, out: Path, budget_seconds: float | None = None) -> list[str]:
+        """The command line, ``{out}`` being the folder of results; ``budget_seconds`` in place of the plan's own."""
+        budget = self.seconds - RESERVE_SECONDS if budget_seconds is None else budget_seconds
+        words = shlex.split(self.line.format(out=out, budget=f"{budget:g}s"))
+        return [sys.executable, *([] if words[0] == "-m" else ["-m", "cudal2gen"]), *words]
+
+
+H200 = "--gpu h200 --acc"
+PLAN = (
+    Step("doctor", 1, 15, "doctor", "what the machine has"),
+    Step("first verdict", 1, 30, f"validate --mnk 64_64_64 {H200} f32 --on gpu", "one kernel from end to end"),
+    Step("first timing", 1, 30, f"bench --mnk 64_64_64 {H200} f32 --budget {{budget}}", "every baseline once"),
+    Step(
+        "verdicts f32", 1, 110, f"validate --changed {H200} f32 --on gpu --compare-emulator",
+        "all f32 kernels right, and how far the emulator's rounding is the card's",
+    ),
+    Step(
+        "tests", 1, 200, '-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k "not sanitizer"',
+        "paths of the templates, adversaries, streams, graphs, refusals",
+    ),
+    Step("verdicts f16", 1, 100, f"validate --changed {H200} f16 --on gpu --compare-emulator", "the same for f16"),
+    Step("bench f32", 2, 510, f"bench --all {H200} f32 --budget {{budget}}", "1000 shapes against every baseline"),
+    Step("bench f16", 3, 150, f"bench --all {H200} f16 --budget {{budget}}", "as many shapes as fit, over all classes"),
+    Step(
+        "A100 records", 3, 50, f"bench --sample {SAMPLE} {H200} f32 --records-of a100 --budget {{budget}}",
+        "what mma.sync kernels are worth on this card",
+    ),
+    Step(
+        "host protocols", 3, 70,
+        f"bench --sample {SAMPLE} {H200} f32 --protocol offline,server --benchmark-seconds 0.4 --budget {{budget}}",
+        "the modes of the CUDA-L2 paper",
+    ),
+    Step(
+        "tune", 3, 80,
+        f"tune --problems {{out}}/{LOSING} {H200} f32 --proposers nearest,evolution --budget {{budget}}",
+        "the problems that lose most against cuBLASLt", compiles=True,
+    ),
+    Step("sanitizer", 3, 80, "-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k sanitizer",
+         "compute-sanitizer on one small problem per path"),
+    Step("operators", 3, 45, '-m pytest -svm gpu tests/test_operators_on_gpu.py -k "not never_slower"',
+         "cudal2gen.matmul in eager mode, graphs and torch.compile"),
+    Step("report", 3, 15, "report --out {out}/report.html", "tables and pictures of all that"),
+)  # fmt: skip
+
+
+def fits(plan: Sequence[Step] = PLAN) -> list[str]:
+    """What of a plan exceeds its limits; empty where it fits."""
+    faults = []
+    for call in sorted({step.call for step in plan}):
+        if (total := sum(step.seconds for step in plan if step.call == call)) > CALL_SECONDS:
+            faults.append(f"call {call}: its steps take {total} s, of {CALL_SECONDS}")
+    if (total := sum(step.seconds for step in plan)) > DAY_SECONDS:
+        faults.append(f"all calls take {total} s, of {DAY_SECONDS}")
+    return faults
+
+
+def budget(luggage: Path = LUGGAGE) -> str:
+    """The plan as a table: seconds of each step, bytes carried, files brought back."""
+    rows = ["| call | step | s | purpose |", "|---|---|---|---|"]
+    rows += [f"| {step.call} | {step.name} | {step.seconds} | {step.purpose} |" for step in PLAN]
+    for call in (1, 2, 3):
+        rows.append(f"| {call} | all | {sum(step.seconds for step in PLAN if step.call == call)} | of {CALL_SECONDS} |")
+    rows.append(f"| | | {sum(step.seconds for step in PLAN)} | of {DAY_SECONDS} |")
+    carried = sum(path.stat().st_size for path in luggage.rglob("*") if path.is_file()) if luggage.is_dir() else 0
+    rows += [
+        "",
+        f"carried: {carried / 2**20:.1f} MiB in {luggage}, of {LUGGAGE_BYTES >> 20}"
+        + ("" if carried else "; run `python scripts/gpu_day.py prepare` first"),
+        f"brought back: at most {MOST_FILES} files of {FILE_BYTES >> 20} MiB",
+    ]
+    return "\n".join(rows)
+
+
+def prepare(luggage: Path = LUGGAGE, environment: Mapping[str, str] = os.environ, wheels: bool = True) -> None:
+    """Compiles every kernel of the plan and packs them; fetches the wheels that the card's machine lacks."""
+    luggage.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, __file__, "pack", str(luggage / f"{KERNELS}.tar.xz")]
+    subprocess.run(command, env=dict(environment) | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, check=True)
+    if wheels:
+        fetch_wheels(luggage / WHEELS)
+
+
+def pack(archive: Path) -> None:
+    """Compiles every kernel of the plan in the build directory, and packs them with the versions of their compiler."""
+    from cudal2gen import compiler, toolchain
+    from cudal2gen.cli.selection import Selection
+    from tests.on_gpu_kernels import kernels
+
+    records = Selection(everything=True, gpu="h200", acc="any").records()
+    records += Selection(sample=SAMPLE, gpu="h200", acc="f32").records_to_measure("a100") + kernels()
+    folders = {artifact.directory for artifact in compiler.build(records)} | {compiler.launcher().parent}
+    versions = json.dumps(toolchain.discover().versions).encode()
+    pack_kernels(sorted(folders), versions, archive)
+    print(f"{len(folders)} folders of kernels, {archive.stat().st_size / 2**20:.1f} MiB packed")
+
+
+def fetch_wheels(folder: Path) -> None:
+    """The packages that the card's machine lacks, in the versions of constraints.txt, for its Python."""
+    shutil.rmtree(folder, ignore_errors=True)
+    target = ["--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp"]
+    for platform in PLATFORMS:
+        target += ["--platform", platform]
+    constraints = ["-c", str(ROOT / "constraints.txt")]
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *constraints, *target, "-d", str(folder)]
+    subprocess.run([*command, *PACKAGES], check=True)
+
+
+def pack_kernels(folders: Sequence[Path], versions: bytes, archive: Path) -> None:
+    """Folders of kernels in one file, beside the versions of their compiler; the same bytes for the same kernels."""
+    files = [
+        (f"{folder.name}/{path.name}", path.read_bytes()) for folder in folders for path in sorted(folder.iterdir())
+    ]
+    with tarfile.open(archive, "w:xz", preset=6) as packed:
+        for name, content in [(VERSIONS, versions), *files]:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            packed.addfile(entry, io.BytesIO(content))
+
+
+def unpack(luggage: Path, scratch: Path) -> dict[str, str]:
+    """Puts wheels and kernels into a scratch folder; answers the environment in which steps find them."""
+    site, kernels = scratch / "site", scratch / KERNELS
+    for wheel in sorted((luggage / WHEELS).glob("*.whl")):
+        with zipfile.ZipFile(wheel) as packed:
+            packed.extractall(site)
+    kernels.mkdir(parents=True, exist_ok=True)
+    if (archive := luggage / f"{KERNELS}.tar.xz").is_file():
+        with tarfile.open(archive) as packed:
+            packed.extractall(kernels, filter="data")
+    return {
+        "CUDAL2GEN_BUILD_DIR": str(kernels),
+        PREBUILT: str(kernels / VERSIONS),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+class Journal:
+    """What became of the steps, one JSON line each, and their output, in the folder of results."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        out.mkdir(parents=True, exist_ok=True)
+
+    def note(self, **row: object) -> None:
+        with (self.out / JOURNAL).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def show(self, text: str) -> None:
+        print(text, flush=True)
+        with (self.out / LOG).open("a") as file:
+            file.write(text + "\n")
+
+
+def run_call(
+    number: int,
+    out: Path,
+    environment: Mapping[str, str],
+    plan: Sequence[Step] = PLAN,
+    seconds: float = CALL_SECONDS,
+    budget_seconds: float | None = None,
+) -> int:
+    """Runs the steps of one call, each in a process group of its own; answers how many of them failed.
+
+    ``budget_seconds``: of steps that take a budget, in place of the plan's.
+    """
+    journal, begin, failures = Journal(out), time.monotonic(), 0
+    steps = [step for step in plan if step.call == number]
+    for step in steps:
+        left = seconds - (time.monotonic() - begin)
+        if left < 2 * GRACE_SECONDS:
+            journal.show(f"== {step.name}: not started, {left:.0f} s of the call are left")
+            journal.note(step=step.name, call=number, exit=None, seconds=0.0, left=step.line)
+            failures += 1
+            continue
+        if step.name == "tune":
+            write_losers(out / LOSING, environment)
+        journal.show(f"== {step.name}: {step.purpose} (at most {min(step.seconds, left):.0f} s)")
+        start = time.monotonic()
+        there = {name: value for name, value in environment.items() if not (step.compiles and name == PREBUILT)}
+        most = min(step.seconds, left - GRACE_SECONDS)
+        code = run_step(step.command(out, budget_seconds), there, most, out / LOG)
+        took = time.monotonic() - start
+        state = "done" if code == 0 else "out of time" if code is None else f"exit {code}"
+        journal.show(f"== {step.name}: {state} after {took:.1f} s")
+        journal.note(
+            step=step.name, call=number, exit=code, seconds=round(took, 1), left="" if code == 0 else step.line
+        )
+        failures += code != 0
+    return failures
+
+
+def run_step(command: Sequence[str], environment: dict[str, str], seconds: float, log: Path) -> int | None:
+    """Runs a command, its output going to the screen and the log; answers its exit code, None where time ran out."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        copier = subprocess.Popen(["tee", "-a", str(log)], stdin=process.stdout)
+        file.flush()
+        try:
+            code: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+            _end(process)
+        copier.wait()
+    return code
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asks a process group to end, so that it stores what it has; kills what is left of it."""
+    for signal_number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+        try:
+            os.killpg(process.pid, signal_number)
+            process.wait(patience)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def rehearse(out: Path, budget_seconds: float = 2.0) -> int:
+    """All calls against an emulated device, small problems in the catalog; answers how many steps failed.
+
+    The kernels are packed and unpacked, and results travel from call to call, as on the day.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="gpu-rehearsal-"))
+    luggage, catalog = scratch / "luggage", scratch / "kernels.jsonl"
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "CUDAL2GEN_CATALOG": str(catalog),
+        "CUDAL2GEN_GPU": "tests.rehearsal:Rehearsal",
+    }
+    choose = (
+        "import pathlib, sys; from cudal2gen import catalog\n"
+        f"sizes = {SMALL!r}\n"
+        "chosen = [one for one in catalog.load() if (one.m, one.n, one.k) in sizes and one.gpu in ('h200', 'a100')]\n"
+        "catalog.save(chosen, pathlib.Path(sys.argv[1]))\n"
+    )
+    plain = {name: value for name, value in environment.items() if name != "CUDAL2GEN_CATALOG"}
+    subprocess.run([sys.executable, "-c", choose, str(catalog)], env=plain, cwd=ROOT, check=True)
+    prepare(luggage, environment, wheels=False)
+    failures, before = 0, scratch / "nothing"
+    for number in (1, 2, 3):
+        results = out / f"call-{number}"
+        bring(before, results)
+        unpacked = unpack(luggage, scratch / f"machine-{number}")
+        there = environment | unpacked | {"CUDAL2GEN_RESULTS": str(results)}
+        failures += run_call(number, results, there, budget_seconds=budget_seconds)
+        for fault in leave(results):
+            print(f"too much to bring back: {fault}")
+            failures += 1
+        before = results
+    shutil.rmtree(scratch, ignore_errors=True)
+    return failures
+
+
+def write_losers(path: Path, environment: Mapping[str, str]) -> None:
+    """The measured problems that lose most against cuBLASLt's fastest candidates, as a list for ``tune``."""
+    program = (
+        "import sys, pathlib; from cudal2gen import results, catalog\n"
+        "rows = {}\n"
+        "for row in results.measurements().measurements:\n"
+        "    counts = row.protocol == 'device' and row.problem.acc == 'f32'\n"
+        "    ratio = results.speedup(row, 'cublaslt-autotuning-max') if counts else None\n"
+        "    if ratio is not None: rows[row.problem] = min(ratio.value, rows.get(row.problem, ratio.value))\n"
+        f"worst = sorted(rows, key=rows.get)[:{LOSERS}]\n"
+        "pathlib.Path(sys.argv[1]).write_text(''.join(row.model_dump_json() + '\\n' for row in worst))\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], env=dict(environment), cwd=ROOT, check=False)
+
+
+def bring(source: Path, out: Path) -> None:
+    """Puts earlier results where this call goes on with them."""
+    out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.glob("*.jsonl")) + sorted(source.glob("*.jsonl.xz")):
+        target = out / path.name.removesuffix(".xz")
+        if path.suffix == ".xz":
+            target.write_bytes(lzma.decompress(path.read_bytes()))
+        elif target != path:
+            shutil.copyfile(path, target)
+
+
+def leave(out: Path) -> list[str]:
+    """Packs what no later call reads, compresses what is too large; answers what still exceeds the limits."""
+    kept = {path for path in out.glob("*.jsonl") if path.name != LOSING}
+    rest = [path for path in sorted(out.iterdir()) if path.is_file() and path not in kept and path.suffix != ".xz"]
+    if rest:
+        with tarfile.open(out / REST, "w:xz", preset=6) as packed:
+            for path in rest:
+                packed.add(path, path.name)
+                path.unlink()
+    for path in sorted(kept):
+        if path.stat().st_size > FILE_BYTES:
+            path.with_name(path.name + ".xz").write_bytes(lzma.compress(path.read_bytes(), preset=2))
+            path.unlink()
+    files = [path for path in out.rglob("*") if path.is_file()]
+    faults = [f"{path.name}: {path.stat().st_size} bytes" for path in files if path.stat().st_size > FILE_BYTES]
+    return faults + ([f"{len(files)} files, of {MOST_FILES}"] if len(files) > MOST_FILES else [])
+
+
+def main() -> int:
+    """Runs what the command line asks for; answers the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("prepare", help="compile the plan's kernels and fetch wheels into build/gpu_day/")
+    packing = verbs.add_parser("pack", help="the kernels alone, into one file")
+    packing.add_argument("archive", type=Path)
+    verbs.add_parser("budget", help="print the plan and what it needs")
+    rehearsal = verbs.add_parser("rehearse", help="run all calls here, against an emulated device")
+    rehearsal.add_argument("--out", type=Path, help="folder for results, by default a temporary one")
+    call = verbs.add_parser("call", help="run one call, on the card")
+    call.add_argument("number", type=int, choices=(1, 2, 3))
+    call.add_argument("--out", type=Path, default=ROOT / "results", help="folder for results, default results/")
+    call.add_argument("--seconds", type=float, default=CALL_SECONDS, help="end the call after so many seconds")
+    arguments = parser.parse_args()
+    if arguments.verb == "rehearse":
+        with tempfile.TemporaryDirectory() as folder:
+            return 1 if rehearse((arguments.out or Path(folder)).resolve()) else 0
+    if arguments.verb == "pack":
+        pack(arguments.archive)
+        return 0
+    if arguments.verb == "prepare":
+        prepare()
+    if arguments.verb != "call":
+        print(budget())
+        return 0 if not fits() else 1
+    begin = time.monotonic()
+    out = arguments.out.resolve()
+    bring(ROOT / "results", out)
+    scratch = Path(tempfile.mkdtemp(prefix="gpu-day-"))
+    environment = os.environ | unpack(LUGGAGE, scratch) | {"CUDAL2GEN_RESULTS": str(out)}
+    failures = run_call(arguments.number, out, environment, seconds=arguments.seconds - (time.monotonic() - begin))
+    shutil.rmtree(scratch, ignore_errors=True)
+    # A folder of its own is what is brought back; the repository's results stay as they are.
+    for fault in leave(out) if out != ROOT / "results" else ():
+        print(f"too much to bring back: {fault}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""A card that is not there, for rehearsals: kernels are executed in the emulator, time is a stand-in clock's.
+
+``CUDAL2GEN_GPU=tests.rehearsal:Rehearsal`` puts it in the place of the CUDA device in every command. It calls itself an
+H200, so that records, stores and plans are those of the real day; what it stores says ``rehearsal`` in its environment,
+and its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cudal2gen import emulator, gpu
+from cudal2gen.gpu import Call, Operands, Reading
+from cudal2gen.kernel import Problem
+from cudal2gen.results import Environment
+from tests import vendor
+from tests.devices import ENVIRONMENT
+from tests.emulated import STREAM, Streams, allocate
+
+if TYPE_CHECKING:
+    import torch
+
+LAUNCH_US = 8.0  # what any call takes by the stand-in clock
+SYNCHRONIZE_US = 5000.0  # long, so that protocols with the host inside take few samples
+DEVICE = emulator.Device(
+    sm_count=2,
+    smem_optin_bytes=emulator.HOPPER.smem_optin_bytes,
+    capability=emulator.HOPPER.capability,
+    name="NVIDIA H200",
+    smem_per_sm_bytes=emulator.HOPPER.smem_per_sm_bytes,
+    threads_per_sm=512,
+    l2_bytes=emulator.HOPPER.l2_bytes,
+)
+
+
+class Rehearsal(gpu.Gpu):
+    """The emulator behind the face of ``gpu.Gpu``. Its clock advances by ``LAUNCH_US`` for every call it times."""
+
+    def __init__(self, index: int = 0) -> None:
+        if index:
+            raise gpu.GpuError(f"--device {index}: there is 1 CUDA device, counted from 0")
+        self._memory = emulator.Memory()
+        self._session = Streams(self._memory, DEVICE, emulator.Options(hazards=False))
+        self._session.__enter__()
+        self._time = 0.0
+        vendor.install(pytest.MonkeyPatch(), lambda _us, _name: None)
+
+    @property
+    def model(self) -> str:
+        return "h200"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return DEVICE.capability
+
+    @property
+    def name(self) -> str:
+        return DEVICE.name
+
+    @property
+    def runtime_library(self) -> Path:
+        return emulator.runtime_path()
+
+    @property
+    def environment(self) -> Environment:  # type: ignore[override]
+        return ENVIRONMENT.model_copy(update={"id": "rehearsal", "l2_bytes": DEVICE.l2_bytes})
+
+    def reading(self) -> Reading:
+        return Reading(1755, 3201, 650.0, 60, frozenset())
+
+    def stream(self) -> int:
+        return STREAM
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        return allocate(self._memory, *shape)
+
+    def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
+        """As many sets as asked for that are one set: nothing here depends on addresses."""
+        import torch
+
+        drawn = gpu.draw(problem, 1, torch.Generator().manual_seed(seed), "cpu")[0]
+        tensors = []
+        for matrix in (drawn.a, drawn.b, drawn.b_nn, drawn.d):
+            tensors.append(self.empty(*matrix.shape))
+            tensors[-1].copy_(matrix)
+        return [Operands(*tensors)] * count
+
+    def hold(self) -> None:
+        """Nothing to hold: launches on this stream are done when they return."""
+
+    def wait(self) -> None:
+        if self._session.errors:
+            raise RuntimeError(f"CUDA error: {self._session.errors[0]}")
+
+    def synchronize(self) -> None:
+        for step in self._session.later:
+            step()
+        self._session.later.clear()
+        self._time += SYNCHRONIZE_US * 1e-6
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        """A replay executes the first call and takes the time of all: all are one product on the same operands."""
+
+        def replay() -> None:
+            calls[0]()
+            self._time += LAUNCH_US * len(calls) * 1e-6
+
+        return replay
+
+    def elapsed_us(self, run: Call, before: Callable[[], None]) -> float:
+        before()
+        start = self._time
+        run()
+        if self._time == start:
+            self._time += LAUNCH_US * 1e-6
+        return (self._time - start) * 1e6
+
+    def evict(self) -> None:
+        self._time += 45e-6
+
+    def now(self) -> float:
+        self._time += 1e-6
+        return self._time
+
+    def sleep(self, seconds: float) -> None:
+        self._time += seconds

@@ -1,0 +1,172 @@
+"""The day on a borrowed GPU: its plan fits, a failing step ends alone, results travel, all of it runs in rehearsal."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import gpu_day
+from scripts.gpu_day import PLAN, Step
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / gpu_day.JOURNAL).read_text().splitlines()]
+
+
+def steps(*programs: str, seconds: int = 20) -> list[Step]:
+    """Steps of one call that run Python programs."""
+    return [Step(f"step {index}", 1, seconds, program, "a test") for index, program in enumerate(programs)]
+
+
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of these tests is a program, not a verb."""
+    command = Step.command
+
+    def programs(step: Step, out: Path, budget_seconds: float | None = None) -> list[str]:
+        whole = command(step, out, budget_seconds) if step in PLAN else [sys.executable, "-c", step.line]
+        return list(whole)
+
+    monkeypatch.setattr(Step, "command", programs)
+
+
+def test_the_plan_fits_three_calls_and_twenty_five_minutes() -> None:
+    assert gpu_day.fits() == []
+    assert {step.call for step in PLAN} == {1, 2, 3}
+    assert sum(step.seconds for step in PLAN) <= 25 * 60
+    longer = [Step("bench f32", 2, 571, "bench", "")]
+    assert gpu_day.fits(longer) == ["call 2: its steps take 571 s, of 570"]
+    assert gpu_day.fits([Step("a", call, 510, "bench", "") for call in (1, 2, 3)]) == ["all calls take 1530 s, of 1500"]
+
+
+def test_the_budget_names_every_step_and_what_is_carried(tmp_path: Path) -> None:
+    (tmp_path / "kernels.tar.xz").write_bytes(bytes(3 << 20))
+    table = gpu_day.budget(tmp_path)
+    assert all(f"| {step.name} | {step.seconds} |" in table for step in PLAN)
+    assert "carried: 3.0 MiB" in table
+    assert "of 64" in table
+    assert "prepare` first" in gpu_day.budget(tmp_path / "nothing")
+
+
+def test_budgets_of_steps_leave_time_to_start_and_end() -> None:
+    (bench,) = (step for step in PLAN if step.name == "bench f32")
+    command = gpu_day.Step.command(bench, Path("out"))
+    assert command[command.index("--budget") + 1] == f"{bench.seconds - gpu_day.RESERVE_SECONDS}s"
+    assert command[1:4] == ["-m", "cudal2gen", "bench"]
+    (tests,) = (step for step in PLAN if step.name == "tests")
+    assert gpu_day.Step.command(tests, Path("out"))[-1] == "not sanitizer"
+
+
+def test_a_failing_step_ends_alone(tmp_path: Path) -> None:
+    plan = steps("raise SystemExit(3)", "print('second')", "import os; os.kill(os.getpid(), 9)")
+    assert gpu_day.run_call(1, tmp_path, os.environ, plan) == 2
+    assert [(row["step"], row["exit"]) for row in rows(tmp_path)] == [("step 0", 3), ("step 1", 0), ("step 2", -9)]
+    assert [bool(row["left"]) for row in rows(tmp_path)] == [True, False, True]
+    assert "second" in (tmp_path / gpu_day.LOG).read_text()
+
+
+def test_only_steps_that_compile_see_the_machines_compiler(tmp_path: Path) -> None:
+    program = f"import os; raise SystemExit(int({gpu_day.PREBUILT!r} in os.environ))"
+    plan = [Step("finds", 1, 20, program, ""), Step("compiles", 1, 20, program, "", compiles=True)]
+    assert gpu_day.run_call(1, tmp_path, os.environ | {gpu_day.PREBUILT: "file"}, plan) == 1
+    assert [row["exit"] for row in rows(tmp_path)] == [1, 0]
+    assert [step.name for step in PLAN if step.compiles] == ["tune"]
+
+
+def test_a_hanging_step_is_ended_with_its_children(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    program = (
+        "import pathlib, subprocess, sys, time; "
+        f"process = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+        f"pathlib.Path({str(child)!r}).write_text(str(process.pid)); time.sleep(60)"
+    )
+    begin = time.monotonic()
+    assert gpu_day.run_call(1, tmp_path, os.environ, steps(program, seconds=2)) == 1
+    assert time.monotonic() - begin < 10
+    assert rows(tmp_path)[0]["exit"] is None
+    assert not running(int(child.read_text()))
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_call_has_no_time_for_is_left(tmp_path: Path) -> None:
+    plan = steps("import time; time.sleep(30)", "print('never')")
+    assert gpu_day.run_call(1, tmp_path, os.environ, plan, seconds=11) == 2
+    first, second = rows(tmp_path)
+    assert first["exit"] is None
+    assert 5 <= first["seconds"] < 8.5
+    assert (second["seconds"], second["left"]) == (0.0, "print('never')")
+
+
+def test_results_travel_compressed_where_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_day, "FILE_BYTES", 1000)
+    out, later = tmp_path / "out", tmp_path / "later"
+    out.mkdir()
+    lines = "".join(f'{{"row": {index % 3}}}\n' for index in range(1000))
+    (out / "measurements.jsonl").write_text(lines)
+    (out / "verdicts.jsonl").write_text("{}\n")
+    assert gpu_day.leave(out) == []
+    assert lzma.decompress((out / "measurements.jsonl.xz").read_bytes()).decode() == lines
+    gpu_day.bring(out, later)
+    assert (later / "measurements.jsonl").read_text() == lines
+    assert (later / "verdicts.jsonl").read_text() == "{}\n"
+    (out / "report.html").write_text("<html>")
+    assert gpu_day.leave(out) == []
+    with tarfile.open(out / gpu_day.REST) as packed:
+        assert packed.getnames() == ["report.html"]
+    (out / "noise.jsonl").write_bytes(os.urandom(1200))
+    for index in range(6):
+        (out / f"file{index}.jsonl").write_text("")
+    assert [fault.split(":")[0] for fault in gpu_day.leave(out)] == ["noise.jsonl.xz", "10 files, of 8"]
+
+
+def test_kernels_are_packed_alike_and_unpacked_whole(tmp_path: Path) -> None:
+    luggage = tmp_path / "luggage"
+    luggage.mkdir()
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "kernel.cubin").write_text(folder.name)
+    archive = luggage / "kernels.tar.xz"
+    gpu_day.pack_kernels(folders, b"{}", archive)
+    first = archive.read_bytes()
+    os.utime(folders[0] / "kernel.cubin", (1, 1))
+    gpu_day.pack_kernels(folders, b"{}", archive)
+    assert archive.read_bytes() == first
+    environment = gpu_day.unpack(luggage, tmp_path / "machine")
+    kernels = Path(environment["CUDAL2GEN_BUILD_DIR"])
+    assert {path.parent.name: path.read_text() for path in kernels.glob("*/kernel.cubin")} == {"a": "a", "b": "b"}
+    assert Path(environment[gpu_day.PREBUILT]).read_text() == "{}"
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_whole_day_in_rehearsal(tmp_path: Path) -> None:
+    """Every step of the plan on an emulated device: no step fails, and each leaves what the next needs."""
+    pytest.importorskip("nvmath")
+    assert gpu_day.rehearse(tmp_path) == 0
+    last = tmp_path / "call-3"
+    journal = [row for call in (1, 2, 3) for row in rows(tmp_path / f"call-{call}")]
+    assert {row["step"] for row in journal} == {step.name for step in PLAN}
+    assert {row["exit"] for row in journal} == {0}
+    with tarfile.open(last / gpu_day.REST) as packed:
+        packed.extractall(tmp_path, filter="data")
+    losers = [json.loads(line) for line in (tmp_path / gpu_day.LOSING).read_text().splitlines()]
+    assert {(row["gpu"], row["acc"]) for row in losers} == {("h200", "f32")}
+    on_card = [line for line in (last / "verdicts.jsonl").read_text().splitlines() if json.loads(line)["on"] == "h200"]
+    assert len(on_card) >= 4
+    assert "<html" in (tmp_path / "report.html").read_text()
