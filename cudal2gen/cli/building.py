@@ -18,11 +18,12 @@ from cudal2gen.cli.messages import EXIT_FAILED, user_errors
 from cudal2gen.cli.options import Json, Nvcc
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import SeveralRecords
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import Problem, Record
 
 if TYPE_CHECKING:
     from cudal2gen.compiler import Artifact
     from cudal2gen.toolchain import Toolchain
+    from cudal2gen.validator.device import BuiltKernel
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,13 @@ class Compilation:
 
         with progress.bar("compiling") as report:
             return compiler.build(records, tools=self.toolchain(), jobs=self.jobs, progress=report)
+
+    def kernels(self, records: Sequence[Record]) -> dict[Problem, BuiltKernel]:
+        """Built kernels by problem, ready to be opened on a device. Raises ToolchainError and BuildError."""
+        from cudal2gen.validator.device import BuiltKernel
+
+        pairs = zip(records, self.build(records), strict=True)
+        return {record.problem: BuiltKernel(record, artifact, self.launcher()) for record, artifact in pairs}
 
     def launcher(self) -> Path:
         """The shared library that launches any of our kernels. Raises ToolchainError and BuildError."""

@@ -109,7 +109,6 @@ def measure(
     """Measure kernels against the vendor's libraries on the GPU; every measurement is stored as it is taken."""
     from cudal2gen import bench, results
     from cudal2gen.gpu import alone, connect
-    from cudal2gen.validator.device import BuiltKernel
 
     with user_errors():
         card = connect(device)
@@ -120,12 +119,7 @@ def measure(
         store = out or results.store("measurements")
         # Before anything is compiled: the vendor's packages may be missing.
         contenders = timing.contenders(records[0].acc, card, store.with_name("cublaslt.jsonl"))
-        artifacts = compilation.build(records)
-        library = compilation.launcher()
-        kernels = {
-            record.problem: BuiltKernel(record, artifact, library)
-            for record, artifact in zip(records, artifacts, strict=True)
-        }
+        kernels = compilation.kernels(records)
         with alone(device), progress.countdown("measuring") as report:
             outcome = bench.run(
                 card,
