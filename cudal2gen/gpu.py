@@ -525,7 +525,6 @@ def connect(index: int = 0) -> Gpu:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise GpuError(f"{STAND_IN}={stand_in}: {error}; it takes module:class, or is not set") from None
-    device = kind(index)
-    if not isinstance(device, Gpu):
+    if not (isinstance(kind, type) and issubclass(kind, Gpu)):
         raise GpuError(f"{STAND_IN}={stand_in}: is no cudal2gen.gpu.Gpu")
-    return device
+    return kind(index)

@@ -527,14 +527,15 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     from typer.testing import CliRunner
 
     from cudal2gen import baselines, cli, gpu
+    from cudal2gen.validator.device import BuiltKernel
 
-    def opened(record: Record, directory: Path, library: Path, stream: Any) -> FakeKernel:
-        kernel = FakeKernel(stream.__self__, record, 8.0)
-        kernel.digest = directory.name
+    def opened(built: BuiltKernel, card: FakeCard) -> FakeKernel:
+        kernel = FakeKernel(card, built.record, 8.0)
+        kernel.digest = built.artifact.digest
         return kernel
 
-    monkeypatch.setattr(gpu, "Gpu", FakeCard)
-    monkeypatch.setattr(gpu, "Kernel", opened)
+    monkeypatch.setattr(gpu, "connect", FakeCard)
+    monkeypatch.setattr(BuiltKernel, "open", opened)
     real = baselines.contenders
     monkeypatch.setattr(baselines, "_check_vendor", lambda: None)
 

@@ -85,6 +85,28 @@ def test_without_a_gpu_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch
         Gpu()
 
 
+class StandIn(Gpu):
+    """In the place of a CUDA device."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+
+
+def test_a_stand_in_takes_the_place_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gpu.STAND_IN, "tests.test_gpu:StandIn")
+    card = gpu.connect(3)
+    assert (type(card).__name__, card.index) == ("StandIn", 3)  # type: ignore[attr-defined]
+    others = {
+        "tests.test_gpu:Nothing": "no attribute 'Nothing'",
+        "no_module:Card": "no_module",
+        "pathlib:Path": "is no",
+    }
+    for name, message in others.items():
+        monkeypatch.setenv(gpu.STAND_IN, name)
+        with pytest.raises(GpuError, match=message):
+            gpu.connect()
+
+
 @pytest.fixture
 def h200() -> Gpu:
     """A Gpu of made-up properties; nothing can be run on it."""

@@ -322,7 +322,7 @@ class TestTheCommand:
     @pytest.fixture
     def card(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
         with EmulatedDevice(small()) as card:
-            monkeypatch.setattr(gpu, "Gpu", lambda index: card)
+            monkeypatch.setattr(gpu, "connect", lambda index: card)
             monkeypatch.setattr(bench, "prepare", no_vendor)
             monkeypatch.setattr(baselines, "_check_vendor", lambda: None)
             yield card
