@@ -73,7 +73,7 @@ class EmulatedDevice:
     def __init__(self, record: Record, hazards: bool = False) -> None:
         self.memory = emulator.Memory()
         self.session = Streams(self.memory, device_of(record), emulator.Options(hazards=hazards))
-        self.held = self.checked = 0
+        self.holds = self.checked = 0
 
     def __enter__(self) -> EmulatedDevice:
         self.session.__enter__()
@@ -92,7 +92,7 @@ class EmulatedDevice:
         self.checked += 1
 
     def hold(self) -> None:
-        self.held += 1
+        self.holds += 1
 
     def wait(self) -> None:
         if self.session.errors:
@@ -124,7 +124,7 @@ class EmulatedDevice:
         return replay
 
 
-class OperatorBed:
+class OperatorDevice:
     """A ``binding.Device`` on an emulated device: what operators ask of a GPU, which its pack takes for its own."""
 
     def __init__(self, device: EmulatedDevice, model: str | None, name: str = "NVIDIA Emulated") -> None:

@@ -33,15 +33,15 @@ def row(record: Record, number: int, low: float, us: float = 100.0) -> Row:
 
 def table(records: Sequence[Record], lows: dict[int, float] | None = None, bandwidth: float = 1e9) -> Table:
     """A table of built kernels; ``lows``: the speedup of a record by its number."""
-    digests = {record.name: one.digest for record, one in zip(records, compiler.build(records), strict=True)}
-    made = tabulate(records[0].gpu, records, NOTHING, lambda record: digests[record.name])
-    return replace(made, rows=[row(records[i], i, low) for i, low in (lows or {}).items()], bandwidth=bandwidth)
+    digests = {record.name: artifact.digest for record, artifact in zip(records, compiler.build(records), strict=True)}
+    table = tabulate(records[0].gpu, records, NOTHING, lambda record: digests[record.name])
+    return replace(table, rows=[row(records[i], i, low) for i, low in (lows or {}).items()], bandwidth=bandwidth)
 
 
-def files(made: Table, with_ptx: bool = True) -> dict[str, bytes]:
-    artifacts = {one.digest: one for one in compiler.build([kernel.record for kernel in made.kernels])}
-    return pack.contents(made, artifacts, compiler.launcher(), toolchain.discover().nvcc_version, with_ptx)
+def files(table: Table, with_ptx: bool = True) -> dict[str, bytes]:
+    artifacts = {artifact.digest: artifact for artifact in compiler.build([kernel.record for kernel in table.kernels])}
+    return pack.contents(table, artifacts, compiler.launcher(), toolchain.discover().nvcc_version, with_ptx)
 
 
-def folder(made: Table, target: Path, with_ptx: bool = True) -> Path:
-    return pack.write_folder(files(made, with_ptx), target)
+def folder(table: Table, target: Path, with_ptx: bool = True) -> Path:
+    return pack.write_folder(files(table, with_ptx), target)

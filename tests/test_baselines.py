@@ -112,9 +112,9 @@ def test_the_race_finds_the_fastest_and_the_store_keeps_it(
     assert "id=3" in contender.detail
 
     (again,) = first(device, ["cublaslt-autotuning-tn"], "f16", tuned)
-    asked = library.heuristics
+    searches = library.heuristics
     checked(again, device, of, no_race)
-    assert library.heuristics == asked
+    assert library.heuristics == searches
     assert device.log[-1] == "lt 3"
 
     library.version = 130100

@@ -49,8 +49,8 @@ SMALL = problem(64, 64, 64)
 def test_a_drifting_device_favours_nobody() -> None:
     """The card slows by a third during the measurement; in turns, the ratio stays what it is."""
     device = FakeDevice(drift=10.0)
-    ours, theirs = Product(device, "cudal2gen", 8.0), Product(device, "torch.matmul", 10.0)
-    measurement = measured(device, [ours, theirs], HOT, SMALL)
+    kernel, vendor = Product(device, "cudal2gen", 8.0), Product(device, "torch.matmul", 10.0)
+    measurement = measured(device, [kernel, vendor], HOT, SMALL)
     timing = measurement.timing("torch.matmul")
     assert timing is not None
     assert timing.event_us[-1] / timing.event_us[0] > 1.3
@@ -78,8 +78,8 @@ def test_rounds_are_mirrored_in_random_order() -> None:
 
 def test_noise_has_an_interval_that_holds_the_truth() -> None:
     device = FakeDevice()
-    ours, theirs = Product(device, "cudal2gen", 8.0, noise=0.2), Product(device, "torch.matmul", 8.4, noise=0.2)
-    ratio = results.speedup(measured(device, [ours, theirs], HOT, SMALL), "torch.matmul")
+    kernel, vendor = Product(device, "cudal2gen", 8.0, noise=0.2), Product(device, "torch.matmul", 8.4, noise=0.2)
+    ratio = results.speedup(measured(device, [kernel, vendor], HOT, SMALL), "torch.matmul")
     assert ratio is not None
     assert ratio.low < 1.05 < ratio.high
     assert ratio.high - ratio.low > 0.001
@@ -98,16 +98,16 @@ def test_cold_evicts_before_each_sample_and_uses_a_set_per_call() -> None:
 @pytest.mark.parametrize(("work", "sets"), [(COLD, bench.MOST_CALLS), (SERVER, bench.RACE_CALLS), (EXCEEDED, 1)])
 def test_sets_of_operands(work: Work, sets: int) -> None:
     device = FakeDevice()
-    asked = []
+    set_counts = []
     operands = device.operands
 
     def watched(of: Problem, count: int, seed: int) -> Any:
-        asked.append(count)
+        set_counts.append(count)
         return operands(of, count, seed)
 
     device.operands = watched  # type: ignore[method-assign]
     measured(device, [Product(device, "cudal2gen", 8.0)], work, SMALL)
-    assert asked == [sets]
+    assert set_counts == [sets]
 
 
 def test_states_of_the_l2() -> None:
@@ -306,17 +306,17 @@ def stored(path: Path) -> list[results.Measurement]:
 
 
 def test_a_budget_ends_the_run_and_says_what_is_left(tmp_path: Path) -> None:
-    seen = []
+    steps = []
     device = FakeDevice()
     settings = Settings(warmup_seconds=0.0, benchmark_seconds=0.5)
     outcome = run(
         tmp_path / "m.jsonl", device, us=2000.0, settings=settings, budget_seconds=6.0,
-        progress=lambda *told: seen.append(told),
+        progress=lambda *step: steps.append(step),
     )  # fmt: skip
     assert 0 < outcome.left < 4
     assert device.time < 6.0
-    assert [done for done, _, _ in seen] == list(range(1, 5 - outcome.left))
-    assert seen[-1][2] <= 6.0 - device.time + 1e-6
+    assert [done for done, _, _ in steps] == list(range(1, 5 - outcome.left))
+    assert steps[-1][2] <= 6.0 - device.time + 1e-6
     assert run(tmp_path / "m.jsonl", device, us=2000.0, settings=settings).stored == 4 - outcome.left
 
 
@@ -462,7 +462,7 @@ def test_ten_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> Non
     store = tmp_path / "m.jsonl"
     rng = random.Random(5)
     environment = os.environ | {"PYTHONHASHSEED": "0"}
-    seen: list[str] = []
+    stored: list[str] = []
     for number in range(10):
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(store)], stdout=subprocess.PIPE, env=environment, text=True
@@ -478,14 +478,14 @@ def test_ten_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> Non
         child.wait()
         now = store.read_bytes().decode().splitlines(keepends=True) if store.exists() else []
         whole = [line for line in now if line.endswith("\n")]
-        assert whole[: len(seen)] == seen
-        seen = whole
+        assert whole[: len(stored)] == stored
+        stored = whole
     done = subprocess.run([sys.executable, "-c", CHILD, str(store)], env=environment, check=True, capture_output=True)
     assert done.returncode == 0
     counts = Counter((measurement.mnk, measurement.l2) for measurement in stored(store))
     assert set(counts.values()) == {1}
     assert len({mnk for mnk, _ in counts}) == 4
-    assert len(seen) > 3, "the kills came while it measured"
+    assert len(stored) > 3, "the kills came while it measured"
 
 
 def test_medians_and_ratios_by_hand() -> None:
@@ -619,8 +619,18 @@ def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any
     assert "are not for h200 f32 tn, and left out" in done.stderr
     assert "h200 f32 tn 17_96_72 takes the record of h200 f32" in done.stderr
     assert {measurement.mnk for measurement in stored(tmp_path / "m.jsonl")} == {"17_96_72", "64_64_64"}
-    asked = ["explain", "--mnk", "17_96_72", "--gpu", "h200", "--acc", "f32", "--results", str(tmp_path / "m.jsonl")]
-    program = [sys.executable, "-m", "cudal2gen", *asked]
+    arguments = [
+        "explain",
+        "--mnk",
+        "17_96_72",
+        "--gpu",
+        "h200",
+        "--acc",
+        "f32",
+        "--results",
+        str(tmp_path / "m.jsonl"),
+    ]
+    program = [sys.executable, "-m", "cudal2gen", *arguments]
     explanation = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert "of 17_96_72; launched as 17_96_72, no copies" in explanation
     assert "17_96_72 was measured: 1.125x" in explanation

@@ -61,10 +61,10 @@ WHOLE = small(acc="f32", m=96, n=96, k=64)
 def test_other_sizes_by_the_same_binary(
     record: Record, sizes: tuple[int, int, int], launched: tuple[int, int, int], copied: str
 ) -> None:
-    found = use(record, *sizes)
-    assert found is not None
-    assert found.launched == launched
-    assert "".join(name if one else "." for name, one in zip("ABD", found.copied, strict=True)) == copied
+    answer = use(record, *sizes)
+    assert answer is not None
+    assert answer.launched == launched
+    assert "".join(name if copy else "." for name, copy in zip("ABD", answer.copied, strict=True)) == copied
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_sizes_that_a_binary_does_not_serve(record: Record, sizes: tuple[int, in
 def test_operands_that_do_not_lie_as_the_kernel_asks(
     record: Record, a: Matrix, b: Matrix, d: Matrix, copied: tuple[bool, bool, bool]
 ) -> None:
-    found = use(record, 64, 64, 128, Operands(a, b, d))
-    assert found is not None
-    assert found.copied == copied
+    answer = use(record, 64, 64, 128, Operands(a, b, d))
+    assert answer is not None
+    assert answer.copied == copied
 
 
 def test_every_family_and_option_is_served_as_it_is() -> None:
     for name, record in PATHS.items():
-        found = use(record, record.m, record.n, record.k)
-        assert found is not None, name
+        answer = use(record, record.m, record.n, record.k)
+        assert answer is not None, name
         apart = record.layout == "nn" and record.n % 8 != 0  # rows of B off 16 bytes
         padded = getattr(record, "padding", "") == "pad"
-        assert found.copied == ((True, True, True) if padded else (False, apart, False)), name
+        assert answer.copied == ((True, True, True) if padded else (False, apart, False)), name
 
 
 # --- measured problems ---
@@ -113,22 +113,22 @@ def test_every_family_and_option_is_served_as_it_is() -> None:
 
 def table(lows: dict[int, float], records: list[Record] | None = None, bandwidth: float = 1e9) -> Table:
     records = records or [PREDICATED, WHOLE]
-    made = tabulate("a100", records, NOTHING)
-    return replace(made, rows=[row(records[i], i, low) for i, low in lows.items()], bandwidth=bandwidth)
+    own = tabulate("a100", records, NOTHING)
+    return replace(own, rows=[row(records[i], i, low) for i, low in lows.items()], bandwidth=bandwidth)
 
 
-def ask(made: Table, m: int, n: int, k: int, **more: Any) -> choice.Choice:
-    asked = problem(m, n, k, **{name: more.pop(name) for name in ("acc", "layout") if name in more})
-    operands = more.pop("operands", Operands.packed(asked.layout, n, k))
-    return made.choose(asked, operands, **more)
+def ask(own: Table, m: int, n: int, k: int, **more: Any) -> choice.Choice:
+    posed = problem(m, n, k, **{name: more.pop(name) for name in ("acc", "layout") if name in more})
+    operands = more.pop("operands", Operands.packed(posed.layout, n, k))
+    return own.choose(posed, operands, **more)
 
 
 @pytest.mark.parametrize(("low", "wins"), [(0.5, False), (1.0, False), (1.009, False), (1.01, True), (2.0, True)])
 def test_a_kernel_must_win_by_more_than_noise(low: float, wins: bool) -> None:
-    found = ask(table({0: low}), 64, 64, 128)
-    assert (found.kernel == 0) == wins
-    assert found.short == ("measured" if wins else "measured, not faster")
-    assert f"64_64_128 was measured: {low + 0.01:.3f}x [{low:.3f}, {low + 0.02:.3f}]" in found.reason
+    answer = ask(table({0: low}), 64, 64, 128)
+    assert (answer.kernel == 0) == wins
+    assert answer.short == ("measured" if wins else "measured, not faster")
+    assert f"64_64_128 was measured: {low + 0.01:.3f}x [{low:.3f}, {low + 0.02:.3f}]" in answer.reason
 
 
 def test_copies_are_priced_in() -> None:
@@ -153,9 +153,9 @@ def test_what_a_padded_measurement_has_in_it_is_not_priced_again() -> None:
 def test_neighbours_answer_for_ragged_sizes() -> None:
     """The kernel's loss by its tiles comes off: 60 of 64 rows used."""
     won = table({0: 1.5})
-    found = ask(won, 60, 64, 128)
-    assert (found.kernel, found.short) == (0, "estimated")
-    assert f"{1.5 * 60 / 64:.3f}x expected with the kernel of 64_64_128" in found.reason
+    answer = ask(won, 60, 64, 128)
+    assert (answer.kernel, answer.short) == (0, "estimated")
+    assert f"{1.5 * 60 / 64:.3f}x expected with the kernel of 64_64_128" in answer.reason
     assert ask(won, 33, 64, 128).short == "estimated, not faster", "half of the tiles are empty"
     assert ask(won, 65, 64, 128).kernel is None
     assert ask(won, 31, 64, 128).short == "nothing was measured within a factor of two"
@@ -185,17 +185,17 @@ def test_all_neighbours_must_be_won() -> None:
 def test_an_estimate_is_never_better_than_its_neighbours() -> None:
     won = table({0: 1.5})
     for m, n, k in itertools.product((40, 57, 64, 96, 128), (40, 64, 111), (96, 120, 128, 200)):
-        found = ask(won, m, n, k)
-        if found.kernel is not None and found.short == "estimated":
-            assert float(found.reason.split("x")[0]) <= 1.5 + 1e-3, (m, n, k)
+        answer = ask(won, m, n, k)
+        if answer.kernel is not None and answer.short == "estimated":
+            assert float(answer.reason.split("x")[0]) <= 1.5 + 1e-3, (m, n, k)
 
 
 def test_more_elements_than_an_int_counts() -> None:
     sizes = (1 << 17, 1 << 16, 128)
-    found = use(PREDICATED, *sizes)
-    assert found is not None
-    assert found.launched == sizes
-    assert found.copied_bytes(Sizes(*sizes)) == 0
+    answer = use(PREDICATED, *sizes)
+    assert answer is not None
+    assert answer.launched == sizes
+    assert answer.copied_bytes(Sizes(*sizes)) == 0
     assert ask(table({0: 2.0}), *sizes).short == "nothing was measured within a factor of two"
     padded = use(WHOLE, (1 << 17) - 1, 1 << 16, 64)
     assert padded is not None
@@ -204,18 +204,18 @@ def test_more_elements_than_an_int_counts() -> None:
 
 def test_other_layouts_and_accumulators_have_no_kernels() -> None:
     for more in ({"layout": "nn"}, {"acc": "f16"}):
-        found = ask(table({0: 2.0}), 64, 64, 128, **more)
-        assert found.reason == f"no kernels for a100 {more.get('acc', 'f32')} {more.get('layout', 'tn')}"
+        answer = ask(table({0: 2.0}), 64, 64, 128, **more)
+        assert answer.reason == f"no kernels for a100 {more.get('acc', 'f32')} {more.get('layout', 'tn')}"
 
 
 def test_on_request_the_nearest_kernel_that_copies_nothing() -> None:
-    made = table({}, [PREDICATED, WHOLE])
-    assert ask(made, 96, 96, 64, prefer="kernel").kernel == 1
-    assert ask(made, 90, 96, 64, prefer="kernel").kernel == 0, "the nearer one would copy"
-    found = ask(made, 90, 90, 63, prefer="kernel")
-    assert found.use is not None
-    assert found.use.copied == (True, True, True)
-    assert ask(made, 96, 96, 64, prefer="vendor").short == "asked for"
+    both = table({}, [PREDICATED, WHOLE])
+    assert ask(both, 96, 96, 64, prefer="kernel").kernel == 1
+    assert ask(both, 90, 96, 64, prefer="kernel").kernel == 0, "the nearer one would copy"
+    answer = ask(both, 90, 90, 63, prefer="kernel")
+    assert answer.use is not None
+    assert answer.use.copied == (True, True, True)
+    assert ask(both, 96, 96, 64, prefer="vendor").short == "asked for"
     baked = table({}, [small(acc="f32", bake=["k"], k=192)])
     assert ask(baked, 32, 32, 256, prefer="kernel").short == "no kernel serves these operands"
 
@@ -223,8 +223,8 @@ def test_on_request_the_nearest_kernel_that_copies_nothing() -> None:
 def test_what_no_launcher_takes_is_the_vendors() -> None:
     far = Operands(Matrix(1 << 25), Matrix(128), Matrix(64))
     for prefer in ("kernel", "measured"):
-        found = ask(table({0: 2.0}), 64, 64, 128, operands=far, prefer=prefer)
-        assert found.short == "an extent or leading dimension exceeds 16777216"
+        answer = ask(table({0: 2.0}), 64, 64, 128, operands=far, prefer=prefer)
+        assert answer.short == "an extent or leading dimension exceeds 16777216"
 
 
 # --- from measurements ---
@@ -232,7 +232,7 @@ def test_what_no_launcher_takes_is_the_vendors() -> None:
 
 def campaign(record: Record, ratios: dict[str, float], **more: Any) -> list[results.Measurement]:
     """Both L2 states of a problem; a ratio for each of ``torch.matmul cold`` and so on."""
-    found = []
+    measurements = []
     for l2 in ("cold", "hot"):
         own = measured.timing("cudal2gen", [10.0, 10.1, 9.9, 10.0], record=record.name, digest="d")
         baselines = [
@@ -241,12 +241,12 @@ def campaign(record: Record, ratios: dict[str, float], **more: Any) -> list[resu
             if name.endswith(l2)
         ]
         fields = {"acc": record.acc, "layout": record.layout, "l2": l2, "digest": "d"} | more
-        found.append(measured.measurement((record.m, record.n, record.k), [own, *baselines], **fields))
-    return found
+        measurements.append(measured.measurement((record.m, record.n, record.k), [own, *baselines], **fields))
+    return measurements
 
 
-def tabled(records: list[Record], taken: list[results.Measurement], **more: Any) -> Table:
-    return tabulate("h200", records, results.Measurements({measured.H200.id: measured.H200}, taken), **more)
+def tabled(records: list[Record], measurements: list[results.Measurement], **more: Any) -> Table:
+    return tabulate("h200", records, results.Measurements({measured.H200.id: measured.H200}, measurements), **more)
 
 
 RECORD = small(gpu="h200", acc="f32")
@@ -254,11 +254,11 @@ EVEN = {"torch.matmul cold": 1.2, "torch.matmul hot": 1.1, "cublas-tn cold": 1.3
 
 
 def test_the_worst_state_against_what_torch_calls_counts() -> None:
-    (found,) = tabled([RECORD], campaign(RECORD, EVEN)).rows
-    assert found.kernel == 0
-    assert found.speedup == pytest.approx((1.1, 1.1, 1.1), abs=0.001)
-    assert found.state == "hot L2, torch.matmul"
-    assert (found.us, found.vendor_us) == pytest.approx((10.0, 11.0))
+    (only,) = tabled([RECORD], campaign(RECORD, EVEN)).rows
+    assert only.kernel == 0
+    assert only.speedup == pytest.approx((1.1, 1.1, 1.1), abs=0.001)
+    assert only.state == "hot L2, torch.matmul"
+    assert (only.us, only.vendor_us) == pytest.approx((10.0, 11.0))
     (worse,) = tabled([RECORD], campaign(RECORD, EVEN | {"cublas-tn cold": 0.9})).rows
     assert worse.state == "cold L2, cublas-tn", "torch.matmul of a transposed B is cuBLAS's own"
     assert not worse.wins
@@ -271,8 +271,8 @@ def test_measurements_that_do_not_count() -> None:
     assert tabled([RECORD], campaign(RECORD, EVEN, protocol="offline")).rows == []
     assert tabled([RECORD], campaign(RECORD, EVEN, gpu="h100")).notes
     environment = measured.H200.model_copy(update={"gpu": "h100"})
-    taken = results.Measurements({environment.id: environment}, campaign(RECORD, EVEN))
-    assert tabulate("h200", [RECORD], taken).rows == [], "another card's"
+    measurements = results.Measurements({environment.id: environment}, campaign(RECORD, EVEN))
+    assert tabulate("h200", [RECORD], measurements).rows == [], "another card's"
     unknown = tabled([small(gpu="h200", acc="f32", stages=4)], campaign(RECORD, EVEN))
     assert unknown.rows == []
     assert unknown.notes == ["1 measured kernels are not among these, or were compiled otherwise"]
@@ -286,17 +286,17 @@ def test_the_last_measurement_of_a_kernel_and_the_best_kernel_count() -> None:
     # Two records for one problem, as a tuner measures them.
     better = small(gpu="h200", acc="f32", stages=4)
     both = campaign(RECORD, EVEN) + campaign(better, dict.fromkeys(EVEN, 1.5))
-    (found,) = tabled([RECORD, better], both).rows
-    assert found.kernel == 1
+    (only,) = tabled([RECORD, better], both).rows
+    assert only.kernel == 1
 
 
 def test_a_table_is_what_was_dumped() -> None:
-    made = tabled([RECORD], campaign(RECORD, EVEN))
-    again = Table.load(made.dump())
-    assert again.dump() == made.dump()
+    own = tabled([RECORD], campaign(RECORD, EVEN))
+    again = Table.load(own.dump())
+    assert again.dump() == own.dump()
     assert isinstance(again.rows[0], Row)
     assert again.kernels[0].record == RECORD
-    assert made.bandwidth == measured.H200.bandwidth_bytes_us
+    assert own.bandwidth == measured.H200.bandwidth_bytes_us
 
 
 # --- records for problems off the grid ---
@@ -306,10 +306,10 @@ def test_a_table_is_what_was_dumped() -> None:
     ("sizes", "padding"), [((128, 64, 256), "none"), ((61, 64, 256), "predicate"), ((64, 64, 250), "pad")]
 )
 def test_a_record_is_fitted_to_a_problem(sizes: tuple[int, int, int], padding: str) -> None:
-    found = catalog.fit(problem(*sizes, acc="f16"), [small()])
-    assert (found.record.m, found.record.n, found.record.k, found.record.padding) == (*sizes, padding)
-    assert found.record.origin.structure == "modelled"
-    assert "changed" in str(found.note)
+    fit = catalog.fit(problem(*sizes, acc="f16"), [small()])
+    assert (fit.record.m, fit.record.n, fit.record.k, fit.record.padding) == (*sizes, padding)
+    assert fit.record.origin.structure == "modelled"
+    assert "changed" in str(fit.note)
     own = catalog.fit(small().problem, [small()])
     assert own == catalog.Match(small())
 
@@ -325,19 +325,19 @@ def test_a_problem_that_no_record_fits() -> None:
 @pytest.mark.slow
 def test_explain_says_what_would_run_and_why(tmp_path: Path) -> None:
     env = {"CUDAL2GEN_RESULTS": str(tmp_path), "CUDAL2GEN_PACK": ""}
-    said = run("explain", "--mnk", "4096_4096_64", env=env).stdout
-    assert said.startswith(
+    text = run("explain", "--mnk", "4096_4096_64", env=env).stdout
+    assert text.startswith(
         "runs     torch.matmul\nbecause  4096_4096_64: nothing was measured within a factor of two\n"
     )
-    assert "a kernel hgemm_sm80_multistage_f16_tn" in said
+    assert "a kernel hgemm_sm80_multistage_f16_tn" in text
     record = catalog.find(Problem(gpu="a100", acc="f16", layout="tn", m=4096, n=4096, k=64)).record
     environment = measured.H200.model_copy(update={"gpu": "a100"})
-    taken = campaign(record, EVEN, gpu="a100", acc="f16")
-    file = measured.write(results.Measurements({environment.id: environment}, taken), tmp_path / "m.jsonl")
-    said = run("explain", "--mnk", "4096_4096_64", "--results", str(file), env=env).stdout
-    assert said.startswith(f"runs     {record.name}, of 4096_4096_64; launched as 4096_4096_64, no copies\n")
-    assert "4096_4096_64 was measured: 1.100x [1.100, 1.100] (hot L2, torch.matmul)" in said
-    assert "1 of them measured" in said
+    measurements = campaign(record, EVEN, gpu="a100", acc="f16")
+    file = measured.write(results.Measurements({environment.id: environment}, measurements), tmp_path / "m.jsonl")
+    text = run("explain", "--mnk", "4096_4096_64", "--results", str(file), env=env).stdout
+    assert text.startswith(f"runs     {record.name}, of 4096_4096_64; launched as 4096_4096_64, no copies\n")
+    assert "4096_4096_64 was measured: 1.100x [1.100, 1.100] (hot L2, torch.matmul)" in text
+    assert "1 of them measured" in text
     near = run("explain", "--mnk", "4000_4096_64", "--results", str(file), "--json", env=env).stdout
     assert "expected with the kernel of 4096_4096_64" in near
     assert "--mnk 4096: expected three sizes" in error("explain", "--mnk", "4096")

@@ -99,11 +99,11 @@ def test_show_says_when_min_blocks_is_out_of_reach() -> None:
 def test_another_family_starts_from_a_plain_record() -> None:
     done = run("show", "--mnk", "4096_4096_4096", "--gpu", "h200", "--set", "family=sm90_wgmma", "--json")
     assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
-    assert shown["record"]["family"] == "sm90_wgmma"
-    assert shown["record"]["origin"]["structure"] == "modelled"
-    assert (shown["derived"]["arch"], shown["derived"]["entry_registers"]) == ("sm_90a", 168)
-    assert shown["derived"]["cluster_ctas"] == 1
+    facts = json.loads(done.stdout)
+    assert facts["record"]["family"] == "sm90_wgmma"
+    assert facts["record"]["origin"]["structure"] == "modelled"
+    assert (facts["derived"]["arch"], facts["derived"]["entry_registers"]) == ("sm_90a", 168)
+    assert facts["derived"]["cluster_ctas"] == 1
     changed = run(
         *("show", "--mnk", "4096_4096_4096", "--gpu", "h200", "--json", "--set", "cluster=2,1"),
         *("--set", "family=sm90_wgmma", "--set", "registers=null", "--set", "stages=3"),
@@ -137,10 +137,10 @@ def test_list_filters(own_catalog: dict[str, str]) -> None:
 def test_edit_writes_a_checked_change(own_catalog: dict[str, str]) -> None:
     done = run("edit", "--mnk", "4096_4096_64", "--set", "min_blocks=1", "--set", "prefetch=none", env=own_catalog)
     assert done.returncode == 0, done.stderr
-    shown = json.loads(run("show", "--mnk", "4096_4096_64", "--json", env=own_catalog).stdout)["record"]
-    assert shown["prefetch"] == {"kind": "none", "distance": None}
-    assert shown["origin"]["structure"] == "modelled"
-    assert "prefetch" in shown["origin"]["changed"]
+    record = json.loads(run("show", "--mnk", "4096_4096_64", "--json", env=own_catalog).stdout)["record"]
+    assert record["prefetch"] == {"kind": "none", "distance": None}
+    assert record["origin"]["structure"] == "modelled"
+    assert "prefetch" in record["origin"]["changed"]
     assert len(Path(own_catalog["CUDAL2GEN_CATALOG"]).read_text().splitlines()) == 5000
 
 
@@ -226,12 +226,12 @@ def test_validate_stores_verdicts_and_changed_skips_them(tmp_path: Path) -> None
     assert first.stdout.endswith(": 2 right, 0 wrong\n")
     again = run("validate", "--changed", env=env)
     assert "0 kernels executed in 0 cases, 2 had a verdict" in again.stdout
-    one = run("validate", "--mnk", "64_64_64", "--json", env=env)
-    assert json.loads(one.stdout)["record"].startswith("hgemm_sm80_direct")
+    validated = run("validate", "--mnk", "64_64_64", "--json", env=env)
+    assert json.loads(validated.stdout)["record"].startswith("hgemm_sm80_direct")
     assert len((tmp_path / "results" / "verdicts.jsonl").read_text().splitlines()) == 3
-    shown = json.loads(run("show", "--mnk", "64_64_64", "--json", env=env).stdout)["derived"]
-    assert shown["verdict"] == "right"
-    assert shown["mma_per_k_tile"] > 0
+    derived = json.loads(run("show", "--mnk", "64_64_64", "--json", env=env).stdout)["derived"]
+    assert derived["verdict"] == "right"
+    assert derived["mma_per_k_tile"] > 0
 
 
 @pytest.mark.slow
@@ -302,8 +302,8 @@ def test_build_compiles_and_reports(tmp_path: Path) -> None:
     row = json.loads(done.stdout)
     assert row["findings"] == []
     assert (Path(row["directory"]) / "kernel.cubin").is_file()
-    shown = json.loads(run("--build-dir", str(tmp_path), "show", "--mnk", "64_64_64", "--json").stdout)["derived"]
-    assert shown["registers"] == row["registers"]
+    derived = json.loads(run("--build-dir", str(tmp_path), "show", "--mnk", "64_64_64", "--json").stdout)["derived"]
+    assert derived["registers"] == row["registers"]
 
 
 def test_a_build_that_spills_fails(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ def problem(**sizes: Any) -> Problem:
     return Problem(**({"gpu": "a100", "acc": "f32", "layout": "tn", "m": 64, "n": 64, "k": 128} | sizes))
 
 
-def counts(asked: Problem) -> Counter[str]:
+def counts(problem: Problem) -> Counter[str]:
     """Legal structures of each family."""
-    return Counter(record.family for record in space.candidates(asked).records)
+    return Counter(record.family for record in space.candidates(problem).records)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ def test_a_model_is_known_by_its_words(name: str, model: str | None) -> None:
 
 def test_the_runtime_is_found_without_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    found = gpu.runtime()
-    assert found.name.startswith("libcudart.so.13")
+    library = gpu.runtime()
+    assert library.name.startswith("libcudart.so.13")
     packaged = tmp_path / "nvidia" / "cu13" / "lib" / "libcudart.so.13"
     packaged.parent.mkdir(parents=True)
     packaged.touch()
@@ -241,17 +241,17 @@ def library() -> Path:
 
 
 @pytest.fixture
-def bed() -> Iterator[EmulatedDevice]:
+def device() -> Iterator[EmulatedDevice]:
     with EmulatedDevice(small()) as device:
         yield device
 
 
-def on(bed: EmulatedDevice, record: Record, library: Path) -> gpu.Kernel:
-    return bed.open(record, compiler.build([record])[0], library)
+def on(device: EmulatedDevice, record: Record, library: Path) -> gpu.Kernel:
+    return device.open(record, compiler.build([record])[0], library)
 
 
-def matrices(bed: EmulatedDevice, m: int = 64, n: int = 64, k: int = 256) -> dict[str, Any]:
-    return {"a": bed.empty(m, k), "b": bed.empty(n, k), "b_nn": bed.empty(k, n), "d": bed.empty(m, n)}
+def matrices(device: EmulatedDevice, m: int = 64, n: int = 64, k: int = 256) -> dict[str, Any]:
+    return {"a": device.empty(m, k), "b": device.empty(n, k), "b_nn": device.empty(k, n), "d": device.empty(m, n)}
 
 
 @pytest.mark.parametrize(
@@ -273,26 +273,26 @@ def matrices(bed: EmulatedDevice, m: int = 64, n: int = 64, k: int = 256) -> dic
     ],
 )
 def test_tensors_that_a_kernel_does_not_take(
-    name: str, change: Any, message: str, bed: EmulatedDevice, library: Path
+    name: str, change: Any, message: str, device: EmulatedDevice, library: Path
 ) -> None:
-    given = matrices(bed)
-    given[name] = change(given[name])
+    operands = matrices(device)
+    operands[name] = change(operands[name])
     with pytest.raises(ValueError, match=message):
-        on(bed, small(), library).bind(Operands(**given))
+        on(device, small(), library).bind(Operands(**operands))
 
 
-def test_b_is_taken_as_the_layout_has_it(bed: EmulatedDevice, library: Path) -> None:
-    given = Operands(**matrices(bed, n=128))
-    assert given.stored("tn").shape == (128, 256)
-    assert given.stored("nn").shape == (256, 128)
-    on(bed, small(layout="nn"), library).bind(given)
-    wrong = Operands(given.a, given.b, given.b, given.d)
+def test_b_is_taken_as_the_layout_has_it(device: EmulatedDevice, library: Path) -> None:
+    operands = Operands(**matrices(device, n=128))
+    assert operands.stored("tn").shape == (128, 256)
+    assert operands.stored("nn").shape == (256, 128)
+    on(device, small(layout="nn"), library).bind(operands)
+    wrong = Operands(operands.a, operands.b, operands.b, operands.d)
     with pytest.raises(ValueError, match=r"B \(128, 256\) as nn"):
-        on(bed, small(layout="nn"), library).bind(wrong)
+        on(device, small(layout="nn"), library).bind(wrong)
 
 
-def test_what_the_launcher_refuses_is_raised_at_the_call(bed: EmulatedDevice, library: Path) -> None:
-    call = on(bed, small(), library).bind(Operands(**matrices(bed, m=40)))
+def test_what_the_launcher_refuses_is_raised_at_the_call(device: EmulatedDevice, library: Path) -> None:
+    call = on(device, small(), library).bind(Operands(**matrices(device, m=40)))
     with pytest.raises(LaunchError, match="the tile does not divide the problem"):
         call()
 
@@ -301,15 +301,15 @@ def no_race(binders: object) -> NoReturn:
     raise AssertionError("our kernel has nothing to choose")
 
 
-def test_a_padded_problem_is_copied_inside_the_call(bed: EmulatedDevice, library: Path) -> None:
+def test_a_padded_problem_is_copied_inside_the_call(device: EmulatedDevice, library: Path) -> None:
     record = PATHS["pad"]
-    kernel = on(bed, record, library)
+    kernel = on(device, record, library)
     assert kernel.padded(record.problem).mnk == "64_64_256"
     kernel.prepare(record.problem.model_copy(update={"m": 64, "n": 64, "k": 256}), no_race)
     assert kernel.detail == ""
     kernel.prepare(record.problem, no_race)
     assert kernel.detail == "padded to 64_64_256, in the timing"
-    matrices = Matrices(bed.empty, record, record.problem)
+    matrices = Matrices(device.empty, record, record.problem)
     whole, copies = kernel.stages(matrices.operands)
     assert copies is not None
     for seed in (1, 2):  # what the first call left in the padding must not reach the second
@@ -317,55 +317,60 @@ def test_a_padded_problem_is_copied_inside_the_call(bed: EmulatedDevice, library
         whole()
         assert matrices.findings(POISONS[0]) == []
         assert matrices.compare("normal").findings == []
-    launches = len(bed.session.launches)
+    launches = len(device.session.launches)
     copies()
-    assert len(bed.session.launches) == launches, "copies alone launch no kernel"
+    assert len(device.session.launches) == launches, "copies alone launch no kernel"
     assert matrices.compare("normal").findings == [], "and leave D as it was"
 
 
-def test_whole_tiles_are_not_copied(bed: EmulatedDevice, library: Path) -> None:
+def test_whole_tiles_are_not_copied(device: EmulatedDevice, library: Path) -> None:
     for record in (small(), PATHS["pad"]):
-        _, copies = on(bed, record, library).stages(Operands(**matrices(bed)))
+        _, copies = on(device, record, library).stages(Operands(**matrices(device)))
         assert copies is None
 
 
-def test_a_workspace_is_of_the_size_that_the_launcher_says(bed: EmulatedDevice, library: Path) -> None:
-    asked: list[tuple[int, ...]] = []
+def test_a_workspace_is_of_the_size_that_the_launcher_says(device: EmulatedDevice, library: Path) -> None:
+    shapes: list[tuple[int, ...]] = []
 
     def empty(*shape: int) -> Any:
-        asked.append(shape)
-        return bed.empty(*shape)
+        shapes.append(shape)
+        return device.empty(*shape)
 
     record = small(split_k=2)
     directory = compiler.build([record])[0].directory
-    kernel = gpu.Kernel(record, directory, library, bed.stream, bed.runtime_library, empty)
-    kernel.bind(Operands(**matrices(bed)))
-    assert asked == [((256 + 4 * 2 * 32 * 32 * 4) // 2,)]
+    kernel = gpu.Kernel(record, directory, library, device.stream, device.runtime_library, empty)
+    kernel.bind(Operands(**matrices(device)))
+    assert shapes == [((256 + 4 * 2 * 32 * 32 * 4) // 2,)]
 
 
-def test_the_stream_is_asked_at_every_call(bed: EmulatedDevice, library: Path) -> None:
-    asked: list[int] = []
+def test_the_stream_is_asked_at_every_call(device: EmulatedDevice, library: Path) -> None:
+    calls: list[int] = []
 
     def stream() -> int:
-        asked.append(1)
-        return bed.stream()
+        calls.append(1)
+        return device.stream()
 
-    call = bed.open(small(), compiler.build([small()])[0], library, stream).bind(Operands(**matrices(bed)))
-    assert asked == []
+    call = device.open(small(), compiler.build([small()])[0], library, stream).bind(Operands(**matrices(device)))
+    assert calls == []
     call()
     call()
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
 def test_drawn_operands_are_aligned_and_the_same_b(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = small().problem.model_copy(update={"m": 3, "n": 5, "k": 24})
     sets = gpu.draw(problem, 3, torch.Generator().manual_seed(1), "cpu")
     assert len(sets) == 3
-    for one in sets:
-        assert (one.a.shape, one.b.shape, one.b_nn.shape, one.d.shape) == ((3, 24), (5, 24), (24, 5), (3, 5))
-        assert torch.equal(one.b.T, one.b_nn)
-        assert bool(one.d.isnan().all())
-        pointers = [it.data_ptr() - sets[0].__dict__[name].data_ptr() for name, it in one.__dict__.items()]
+    for operands in sets:
+        assert (operands.a.shape, operands.b.shape, operands.b_nn.shape, operands.d.shape) == (
+            (3, 24),
+            (5, 24),
+            (24, 5),
+            (3, 5),
+        )
+        assert torch.equal(operands.b.T, operands.b_nn)
+        assert bool(operands.d.isnan().all())
+        pointers = [tensor.data_ptr() - sets[0].__dict__[name].data_ptr() for name, tensor in operands.__dict__.items()]
         assert all(pointer % gpu.ALIGNMENT == 0 for pointer in pointers)
     assert not torch.equal(sets[0].a, sets[1].a)
     again = gpu.draw(problem, 3, torch.Generator().manual_seed(1), "cpu")

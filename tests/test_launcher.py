@@ -209,12 +209,12 @@ def test_only_kernels_that_follow_kernels_overlap_with_them(library: Path, monke
     overlapping: list[bool] = []
     read = host.launch_attributes
 
-    def seen(pointer: int, count: int) -> tuple[tuple[int, int, int], bool]:
-        found = read(pointer, count)
-        overlapping.append(found[1])
-        return found
+    def spy(pointer: int, count: int) -> tuple[tuple[int, int, int], bool]:
+        attributes = read(pointer, count)
+        overlapping.append(attributes[1])
+        return attributes
 
-    monkeypatch.setattr(host, "launch_attributes", seen)
+    monkeypatch.setattr(host, "launch_attributes", spy)
     m, n, k = 64, 32, 128
     for record in (ring(pdl=True), ring(pdl=True, split_k=2, reduce="workspace"), ring()):
         memory = emulator.Memory()
@@ -351,8 +351,8 @@ def test_facts_that_are_none_are_named(convention: str, library: Path, tmp_path:
         (text.replace(threads, f"threads={2**31}"), f"threads={2**31}: "),
         (text.replace(f"layout={record.layout}", "layout=tt"), "layout=tt: "),
     ):
-        for said in refused_by_both(change, library, tmp_path):
-            assert message in said
+        for refusal in refused_by_both(change, library, tmp_path):
+            assert message in refusal
 
 
 def test_a_fact_at_its_neutral_value_may_be_left_out(library: Path, idle: Path, tmp_path: Path) -> None:

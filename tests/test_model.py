@@ -101,26 +101,26 @@ def test_every_family_has_an_estimate() -> None:
 def test_the_catalogs_hopper_records_are_the_models_choice(modelled: ModuleType) -> None:
     """So that the origin that they carry is true; whoever changes the model writes them anew."""
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
-    records = [one for one in own if one.gpu == "h200" and one.origin.structure == "modelled"]
-    assert {one.origin.source for one in records} == {"analytic model, unmeasured"}
+    records = [record for record in own if record.gpu == "h200" and record.origin.structure == "modelled"]
+    assert {record.origin.source for record in records} == {"analytic model, unmeasured"}
     for record in records[::37]:
         assert modelled.choose(record.problem) == record
 
 
 def test_both_accumulators_have_every_problem() -> None:
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
-    sizes = {(one.m, one.n, one.k) for one in own if one.gpu == "a100"}
+    sizes = {(record.m, record.n, record.k) for record in own if record.gpu == "a100"}
     for acc in ("f16", "f32"):
-        mine = [one for one in own if (one.gpu, one.acc, one.layout) == ("h200", acc, "tn")]
-        assert {(one.m, one.n, one.k) for one in mine} == sizes
-        assert len({one.name for one in mine}) <= 340
+        mine = [record for record in own if (record.gpu, record.acc, record.layout) == ("h200", acc, "tn")]
+        assert {(record.m, record.n, record.k) for record in mine} == sizes
+        assert len({record.name for record in mine}) <= 340
 
 
 @pytest.mark.slow
 def test_other_layouts_choose_alike(modelled: ModuleType) -> None:
     """The model sees no difference between the layouts, so B stored (K,N) takes the record of (N,K)."""
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
-    for record in [one for one in own if one.gpu == "h200"][::97]:
+    for record in [record for record in own if record.gpu == "h200"][::97]:
         problem = Problem(gpu="h200", acc=record.acc, layout="nn", m=record.m, n=record.n, k=record.k)
         assert modelled.choose(problem).code() == revise(record, layout="nn").code()
 
@@ -129,9 +129,9 @@ def test_variants_are_legal_and_many(modelled: ModuleType) -> None:
     problem = Problem(gpu="h200", acc="f32", layout="tn", m=64, n=4096, k=4096)
     offered = list(modelled.variants(problem))
     assert len(offered) > 300
-    assert {one.family for one in offered} == {"sm90_wgmma"} | {one.family for one in offered}
-    assert any(one.swap_ab for one in offered)
-    assert all(parse(one.model_dump(mode="json")) == one for one in offered[::29])
+    assert {record.family for record in offered} == {"sm90_wgmma"} | {record.family for record in offered}
+    assert any(record.swap_ab for record in offered)
+    assert all(parse(record.model_dump(mode="json")) == record for record in offered[::29])
 
 
 def test_the_script_writes_into_a_catalog_of_its_own(
@@ -139,7 +139,7 @@ def test_the_script_writes_into_a_catalog_of_its_own(
 ) -> None:
     target = tmp_path / "kernels.jsonl"
     tuned = revise(large(), origin={"source": "H200", "structure": "tuned", "changed": []})
-    others = [one for one in catalog.load() if one.gpu == "a100" and one.k == 64][:3]
+    others = [record for record in catalog.load() if record.gpu == "a100" and record.k == 64][:3]
     catalog.save([tuned, *others], target)
     monkeypatch.setenv("CUDAL2GEN_CATALOG", str(target))
     monkeypatch.setattr(modelled, "grid", lambda: [(64, 64, 64), (4096, 4096, 4096)])

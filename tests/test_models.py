@@ -17,7 +17,7 @@ import cudal2gen
 from cudal2gen import catalog, cli, pack
 from cudal2gen.kernel import Problem
 from tests import packed
-from tests.emulated import EmulatedDevice, OperatorBed
+from tests.emulated import EmulatedDevice, OperatorDevice
 from tests.packages import require
 
 torch = require("torch")
@@ -155,7 +155,7 @@ def test_a_layer_runs_on_kernels(tmp_path: Path) -> None:
         x = device.empty(2, 5, 40).normal_(generator=torch.Generator().manual_seed(0))
         before = layer(x.float().half())
         cudal2gen.patch(layer)
-        with emulated(OperatorBed(device, "a100"), [library], prefer="kernel") as dispatcher:
+        with emulated(OperatorDevice(device, "a100"), [library], prefer="kernel") as dispatcher:
             after = layer(x)
             assert sum(dispatcher.stats()["kernel"].values()) == 1
         torch.testing.assert_close(after, before, atol=0.01, rtol=0.01)

@@ -176,7 +176,7 @@ EDITS = {
 def test_faulty_binaries_are_caught(edit: str, card: gpu.Gpu, subject: Any, tmp_path: Path) -> None:
     """The kernel's PTX with one instruction less, assembled."""
     whole = subject(small())
-    pattern, said = EDITS[edit]
+    pattern, finding_text = EDITS[edit]
     directory = tmp_path / whole.artifact.digest
     shutil.copytree(whole.artifact.directory, directory)
     text = (directory / "kernel.ptx").read_text()
@@ -188,7 +188,7 @@ def test_faulty_binaries_are_caught(edit: str, card: gpu.Gpu, subject: Any, tmp_
     command = [toolchain.discover().ptxas, f"-arch={whole.artifact.ptxas.arch}", directory / "kernel.ptx"]
     subprocess.run([*command, "-o", directory / "kernel.cubin"], check=True)
     verdict = tried(card, replace(whole, artifact=compiler.Artifact(directory, whole.artifact.ptxas)))
-    assert any(said in finding for finding in verdict.findings), verdict.findings
+    assert any(finding_text in finding for finding in verdict.findings), verdict.findings
 
 
 @pytest.mark.parametrize("name", ["single", "pad", "split_k f32 zsplit", "persistent", "small direct nn"])
@@ -329,11 +329,11 @@ def test_compute_sanitizer_finds_nothing(name: str, answers: dict[str, Future[Sa
 
 @pytest.mark.card
 def test_compute_sanitizer_finds_a_short_d(small_launch: sanitizer.Launch) -> None:
-    said, found = sanitizer.check(replace(small_launch, missing_d=64 * 96), "memcheck")
-    if said.startswith(sanitizer.NOT_RUN):
-        pytest.skip(said)
-    assert len(found) == 1
-    assert "write" in found[0]
+    answer, findings = sanitizer.check(replace(small_launch, missing_d=64 * 96), "memcheck")
+    if answer.startswith(sanitizer.NOT_RUN):
+        pytest.skip(answer)
+    assert len(findings) == 1
+    assert "write" in findings[0]
 
 
 @pytest.mark.card

@@ -20,7 +20,7 @@ from cudal2gen.choice import Kernel
 from cudal2gen.kernel.launch import Sizes
 from cudal2gen.launcher import LaunchError, OpenKernel
 from tests import packed
-from tests.emulated import EmulatedDevice, OperatorBed
+from tests.emulated import EmulatedDevice, OperatorDevice
 from tests.packages import require
 from tests.paths import PATHS
 
@@ -36,8 +36,8 @@ GPU = "a100"
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pack in which the predicated kernel was measured faster on its own problem."""
-    made = packed.table(list(packed.RECORDS.values()), {0: 2.0, 2: 2.0})
-    return packed.folder(made, tmp_path_factory.mktemp("packs") / GPU)
+    table = packed.table(list(packed.RECORDS.values()), {0: 2.0, 2: 2.0})
+    return packed.folder(table, tmp_path_factory.mktemp("packs") / GPU)
 
 
 @pytest.fixture(scope="module")
@@ -47,26 +47,26 @@ def opened(directory: Path) -> pack.Pack:
 
 @pytest.fixture
 def device() -> Iterator[EmulatedDevice]:
-    with EmulatedDevice(packed.RECORDS["predicated"]) as found:
-        yield found
-        assert found.session.errors == []
+    with EmulatedDevice(packed.RECORDS["predicated"]) as own:
+        yield own
+        assert own.session.errors == []
 
 
 @pytest.fixture
-def bed(device: EmulatedDevice) -> OperatorBed:
-    return OperatorBed(device, GPU)
+def operator_device(device: EmulatedDevice) -> OperatorDevice:
+    return OperatorDevice(device, GPU)
 
 
 @pytest.fixture
-def kernels(bed: OperatorBed, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+def kernels(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
     """Calls take the nearest kernel."""
-    with emulated(bed, [opened], prefer="kernel") as dispatcher:
+    with emulated(operator_device, [opened], prefer="kernel") as dispatcher:
         yield dispatcher
 
 
 @pytest.fixture
-def measured(bed: OperatorBed, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
-    with emulated(bed, [opened]) as dispatcher:
+def measured(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+    with emulated(operator_device, [opened]) as dispatcher:
         yield dispatcher
 
 
@@ -134,14 +134,16 @@ def test_rows_off_16_bytes_are_copied(
     assert ran(kernels) == (1, [])
 
 
-def test_a_workspace_and_options_of_the_record(device: EmulatedDevice, opened: pack.Pack, bed: OperatorBed) -> None:
+def test_a_workspace_and_options_of_the_record(
+    device: EmulatedDevice, opened: pack.Pack, operator_device: OperatorDevice
+) -> None:
     for name, layout in (("split", "tn"), ("zsplit", "nn"), ("whole", "tn")):
         record = packed.RECORDS[name]
         own = pack.Pack(opened.directory, opened.facts)
-        own.table.kernels[:] = [one for one in opened.table.kernels if one.record.name == record.name]
+        own.table.kernels[:] = [kernel for kernel in opened.table.kernels if kernel.record.name == record.name]
         a, b = drawn(device, 50, record.k), drawn(device, record.k, 90)
         b = drawn(device, 90, record.k).t() if layout == "tn" else b
-        with emulated(bed, [own], prefer="kernel") as dispatcher:
+        with emulated(operator_device, [own], prefer="kernel") as dispatcher:
             for _ in range(2):
                 assert torch.equal(cudal2gen.matmul(a, b, acc=record.acc), product(a, b)), name
             assert dispatcher.stats()["kernel"] == {record.name: 2}
@@ -198,13 +200,13 @@ def test_new_values_at_the_same_place(device: EmulatedDevice, kernels: dispatch.
 
 def test_linear_flattens_batches_and_adds_the_bias(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     x, weight, bias = drawn(device, 30, 64).view(2, 3, 5, 64), drawn(device, 24, 64), drawn(device, 1, 24).view(24)
-    for given in (None, bias):
-        d = cudal2gen.linear(x, weight, given)
+    for term in (None, bias):
+        d = cudal2gen.linear(x, weight, term)
         assert d.shape == (2, 3, 5, 24)
-        expected = product(x.view(30, 64), weight.t()) + (0 if given is None else given)
+        expected = product(x.view(30, 64), weight.t()) + (0 if term is None else term)
         assert torch.equal(d.view(30, 24), expected.half())
-    one = cudal2gen.linear(x[0, 0, 0], weight)
-    assert torch.equal(one, product(x[0, 0, :1], weight.t())[0])
+    single = cudal2gen.linear(x[0, 0, 0], weight)
+    assert torch.equal(single, product(x[0, 0, :1], weight.t())[0])
     assert ran(kernels) == (3, [])
 
 
@@ -216,7 +218,10 @@ def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> 
     """Their rules say which sizes they take as they are; others are padded by 8, or not theirs."""
     record = PATHS[name]
     opened = pack.open_pack(packed.folder(packed.table([record]), tmp_path / "pack"))
-    with EmulatedDevice(record) as device, emulated(OperatorBed(device, record.gpu), [opened], "kernel") as dispatcher:
+    with (
+        EmulatedDevice(record) as device,
+        emulated(OperatorDevice(device, record.gpu), [opened], "kernel") as dispatcher,
+    ):
         sizes = [(record.m, record.n, record.k), (record.m, record.n - 1, record.k), (record.m, record.n, record.k - 3)]
         for m, n, k in [*sizes, (record.m, record.n, record.k), (record.m // 3, 24, record.k)]:
             a = drawn(device, m, k)
@@ -323,7 +328,7 @@ def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_pack_for_another_gpu_is_said_once(device: EmulatedDevice, opened: pack.Pack) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
-    with emulated(OperatorBed(device, None, "NVIDIA Alien"), [opened], prefer="kernel") as dispatcher:
+    with emulated(OperatorDevice(device, None, "NVIDIA Alien"), [opened], prefer="kernel") as dispatcher:
         with pytest.warns(UserWarning, match="no kernels for NVIDIA Alien: packs are there for a100; torch computes"):
             cudal2gen.matmul(a, b)
         with warnings.catch_warnings():
@@ -332,15 +337,17 @@ def test_a_pack_for_another_gpu_is_said_once(device: EmulatedDevice, opened: pac
                 assert torch.equal(cudal2gen.matmul(a, b.contiguous()), product(a, b))
         assert dispatcher.stats()["torch"] == {"no pack for this GPU": 4}
     with (
-        emulated(OperatorBed(device, "h200", "NVIDIA H200"), []),
+        emulated(OperatorDevice(device, "h200", "NVIDIA H200"), []),
         pytest.warns(UserWarning, match="no pack is installed"),
     ):
         cudal2gen.matmul(a, b)
 
 
-def test_kernels_that_do_not_load_are_torchs(device: EmulatedDevice, opened: pack.Pack, bed: OperatorBed) -> None:
+def test_kernels_that_do_not_load_are_torchs(
+    device: EmulatedDevice, opened: pack.Pack, operator_device: OperatorDevice
+) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
-    bare = OperatorBed(device, GPU)
+    bare = OperatorDevice(device, GPU)
     type(bare).runtime_library, real = property(lambda _: Path("/nowhere/libcudart.so")), type(bare).runtime_library  # type: ignore[assignment]
     try:
         with emulated(bare, [opened], prefer="kernel") as dispatcher:
@@ -351,12 +358,14 @@ def test_kernels_that_do_not_load_are_torchs(device: EmulatedDevice, opened: pac
         type(bare).runtime_library = real  # type: ignore[assignment]
 
 
-def test_a_table_of_another_version_is_torchs(device: EmulatedDevice, opened: pack.Pack, bed: OperatorBed) -> None:
+def test_a_table_of_another_version_is_torchs(
+    device: EmulatedDevice, opened: pack.Pack, operator_device: OperatorDevice
+) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
     strange = pack.Pack(opened.directory, opened.facts)
     fields = {"acc": "f32", "layout": "tn", "m": 1, "n": 1, "k": 1, "tiles": "of another kind"}
     strange.table.kernels[:] = [Kernel("0", fields)]
-    with emulated(bed, [strange], prefer="kernel") as dispatcher:
+    with emulated(operator_device, [strange], prefer="kernel") as dispatcher:
         with pytest.warns(UserWarning, match="is not understood: family: .*; make the pack anew"):
             assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
         assert dispatcher.stats()["torch"] == {"pack not understood": 1}
@@ -397,16 +406,16 @@ def test_a_refused_plan_still_checks_for_shared_memory(
 
 
 def test_the_first_use_in_a_graph_capture_is_torchs(
-    device: EmulatedDevice, bed: OperatorBed, kernels: dispatch.Dispatcher
+    device: EmulatedDevice, operator_device: OperatorDevice, kernels: dispatch.Dispatcher
 ) -> None:
     """Loading a kernel is no work for a stream that is being captured."""
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
-    bed.captures = True
+    operator_device.captures = True
     cudal2gen.matmul(a, b)
     assert kernels.stats() == {"kernel": {}, "torch": {"first used in a graph capture": 1}}
-    bed.captures = False
+    operator_device.captures = False
     cudal2gen.matmul(a, b)
-    bed.captures = True
+    operator_device.captures = True
     cudal2gen.matmul(drawn(device, 63, 128), b)
     assert sum(kernels.stats()["kernel"].values()) == 2, "an opened kernel may be captured with new sizes"
 
@@ -470,17 +479,17 @@ def test_shapes_of_huge_products_without_data() -> None:
 
 
 def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    events: list[Any] = []
 
     class There:
         def __init__(self, index: int) -> None:
-            asked.append(index)
+            events.append(index)
 
         def __enter__(self) -> None:
-            asked.append("in")
+            events.append("in")
 
         def __exit__(self, *_: object) -> None:
-            asked.append("out")
+            events.append("out")
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="NVIDIA H200"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -496,8 +505,8 @@ def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) ->
         True,
     )
     with card.current():
-        asked.append("work")
-    assert asked == [1, "in", "work", "out"]
+        events.append("work")
+    assert events == [1, "in", "work", "out"]
     assert card.empty(torch.ones(2).half(), 3, 4).shape == (3, 4)
     monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=2000 + index))
@@ -505,7 +514,7 @@ def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_of_several_devices_is_made_current(
-    device: EmulatedDevice, bed: OperatorBed, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, operator_device: OperatorDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered: list[int] = []
 
@@ -514,9 +523,9 @@ def test_one_of_several_devices_is_made_current(
         entered.append(launched(device))
         yield
 
-    bed.alone, bed.current = False, current  # type: ignore[method-assign]
+    operator_device.alone, operator_device.current = False, current  # type: ignore[method-assign]
     a, b = drawn(device, 40, 64), drawn(device, 24, 64).t()
-    with emulated(bed, [opened], prefer="kernel"):
+    with emulated(operator_device, [opened], prefer="kernel"):
         for _ in range(2):
             assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     assert entered == [0, 0, 1], "when the kernel is opened, and at each launch"
@@ -539,12 +548,12 @@ def test_cpu_tensors_are_torchs_with_fp32_sums() -> None:
 def test_torch_checks_the_operators() -> None:
     a, b, bias = torch.randn(6, 5).half(), torch.randn(5, 7).half(), torch.randn(7).half()
     ops = torch.ops.cudal2gen
-    for wanted in (False, True):
-        one, two, three = (tensor.clone().requires_grad_(wanted) for tensor in (a, b, bias))
-        torch.library.opcheck(ops.matmul.default, (one, two))
-        torch.library.opcheck(ops.matmul.default, (one, two.detach(), "f16"))
-        torch.library.opcheck(ops.linear.default, (one.view(2, 3, 5), two.t(), three))
-        torch.library.opcheck(ops.linear.default, (one, two.t().contiguous()))
+    for differentiable in (False, True):
+        x, y, z = (tensor.clone().requires_grad_(differentiable) for tensor in (a, b, bias))
+        torch.library.opcheck(ops.matmul.default, (x, y))
+        torch.library.opcheck(ops.matmul.default, (x, y.detach(), "f16"))
+        torch.library.opcheck(ops.linear.default, (x.view(2, 3, 5), y.t(), z))
+        torch.library.opcheck(ops.linear.default, (x, y.t().contiguous()))
     torch.library.opcheck(ops.matmul.out, (a, b), {"out": torch.empty(6, 7).half()})
 
 
@@ -556,12 +565,12 @@ def test_gradients_are_those_of_torch() -> None:
         function(*inputs).square().sum().backward()
         return [tensor.grad for tensor in inputs]
 
-    for ours, theirs in (
+    for own, reference in (
         (lambda x, w, c: cudal2gen.matmul(x, w.t()) + c, lambda x, w, c: x @ w.t() + c),
         (cudal2gen.linear, torch.nn.functional.linear),
         (lambda x, w, c: cudal2gen.linear(x.view(2, 3, 5), w, c), torch.nn.functional.linear),
     ):
-        for mine, its in zip(gradients(ours), gradients(theirs), strict=True):
+        for mine, its in zip(gradients(own), gradients(reference), strict=True):
             torch.testing.assert_close(mine, its, atol=0.05, rtol=0.01)
     frozen = torch.nn.Parameter(b, requires_grad=False)
     x = a.clone().requires_grad_()
@@ -593,8 +602,8 @@ def test_compiled_without_a_graph_break(device: EmulatedDevice, kernels: dispatc
     expected = model(a, b)
     before = ran(kernels)[0]
     for dynamic in (False, True):
-        found = compiled(model, dynamic=dynamic)(a, b)
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        results = compiled(model, dynamic=dynamic)(a, b)
+        assert all(torch.equal(result, other) for result, other in zip(results, expected, strict=True))
     assert ran(kernels) == (before + 6, [])
 
 
@@ -643,31 +652,31 @@ def test_who_watches_sees_the_operators() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    seen = []
+    calls = []
 
     class Watch(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(func))
+            calls.append(str(func))
             return func(*args, **(kwargs or {}))
 
     a = torch.ones(8, 8).half()
     with Watch():
         cudal2gen.matmul(a, a)
         cudal2gen.linear(a, a)
-    assert [name for name in seen if "cudal2gen" in name] == ["cudal2gen.matmul.default", "cudal2gen.linear.default"]
+    assert [name for name in calls if "cudal2gen" in name] == ["cudal2gen.matmul.default", "cudal2gen.linear.default"]
     assert "cudal2gen.matmul" in str(make_fx(lambda x: cudal2gen.matmul(x, x))(a).graph)
 
 
 def test_many_threads_make_one_plan(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     """Kernels are opened once; the emulator itself runs one launch at a time, so only plans are made together."""
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(cudal2gen.explain(a, b))) for _ in range(8)]
+    explanations: list[str] = []
+    threads = [threading.Thread(target=lambda: explanations.append(cudal2gen.explain(a, b))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1
+    assert len(set(explanations)) == 1
     assert len(kernels._opened) == 1
     assert len(kernels.plans) == 1
 

@@ -55,8 +55,8 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
         pytest.skip(f"{card.model} is not in the table of GPUs")
     records = catalog.load()
     problems = [Problem(gpu=card.model, acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sampled()[:24]]
-    fitted = [catalog.fit(one, records).record for one in problems]
-    fitted += [catalog.fit(one.model_copy(update={"layout": "nn"}), records).record for one in problems[:4]]
+    fitted = [catalog.fit(problem, records).record for problem in problems]
+    fitted += [catalog.fit(problem.model_copy(update={"layout": "nn"}), records).record for problem in problems[:4]]
     artifacts = dict(zip(fitted, compiler.build(fitted), strict=True))
     library, store = compiler.launcher(), tmp_path_factory.mktemp("measured") / "m.jsonl"
     from cudal2gen import baselines
@@ -78,11 +78,11 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
 
 @pytest.fixture
 def dispatcher(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> Iterator[dispatch.Dispatcher]:
-    made = dispatch.Dispatcher([opened])
-    monkeypatch.setattr(dispatch.Current, "dispatcher", made)
-    yield made
+    dispatcher = dispatch.Dispatcher([opened])
+    monkeypatch.setattr(dispatch.Current, "dispatcher", dispatcher)
+    yield dispatcher
     torch.cuda.synchronize()
-    made.close()
+    dispatcher.close()
 
 
 @pytest.fixture
@@ -114,10 +114,10 @@ def test_both_layouts_are_right(m: int, n: int, k: int, kernels: dispatch.Dispat
 
 def test_torch_checks_the_operators(kernels: dispatch.Dispatcher) -> None:
     a, b, bias = drawn(64, 128), drawn(128, 64), drawn(64)
-    for wanted in (False, True):
-        one, two = a.clone().requires_grad_(wanted), b.clone().requires_grad_(wanted)
-        torch.library.opcheck(torch.ops.cudal2gen.matmul.default, (one, two))
-        torch.library.opcheck(torch.ops.cudal2gen.linear.default, (one, two.t().contiguous(), bias))
+    for differentiable in (False, True):
+        x, y = a.clone().requires_grad_(differentiable), b.clone().requires_grad_(differentiable)
+        torch.library.opcheck(torch.ops.cudal2gen.matmul.default, (x, y))
+        torch.library.opcheck(torch.ops.cudal2gen.linear.default, (x, y.t().contiguous(), bias))
     torch.library.opcheck(torch.ops.cudal2gen.matmul.out, (a, b), {"out": drawn(64, 64)})
 
 
@@ -153,8 +153,8 @@ def test_compiled(mode: str, kernels: dispatch.Dispatcher) -> None:
     torch._dynamo.reset()
     product = torch.compile(lambda x, y: cudal2gen.matmul(x.relu(), y) + 1, fullgraph=True, mode=mode)
     for _ in range(4):
-        found = product(a, b)
-        torch.testing.assert_close(found, a.relu() @ b + 1, atol=0.05, rtol=0.01)
+        result = product(a, b)
+        torch.testing.assert_close(result, a.relu() @ b + 1, atol=0.05, rtol=0.01)
 
 
 def captured(call: Any, calls: int) -> Any:
@@ -220,9 +220,9 @@ def test_the_host_is_not_kept_much_longer_than_by_torch(kernels: dispatch.Dispat
     for call in (lambda: torch.matmul(a, b), lambda: cudal2gen.matmul(a, b)):
         host_us(call)
     pairs = [(host_us(lambda: torch.matmul(a, b)), host_us(lambda: cudal2gen.matmul(a, b))) for _ in range(7)]
-    theirs, ours = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
-    print(f"torch.matmul {theirs:.2f} us, cudal2gen.matmul {ours:.2f} us")
-    assert ours <= 1.2 * theirs
+    torch_us, own_us = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+    print(f"torch.matmul {torch_us:.2f} us, cudal2gen.matmul {own_us:.2f} us")
+    assert own_us <= 1.2 * torch_us
 
 
 def test_the_example_runs(kernels: dispatch.Dispatcher, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ import pytest
 import cudal2gen
 from cudal2gen import catalog, compiler, emulator, pack, toolchain
 from cudal2gen.choice import Table
-from cudal2gen.kernel import Problem as Asked
+from cudal2gen.kernel import Problem
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.pack import PackError
 from cudal2gen.results import Measurements
@@ -33,13 +33,13 @@ GPU = "a100"
 
 
 @pytest.fixture(scope="module")
-def made() -> Table:
+def table() -> Table:
     return packed.table(list(packed.RECORDS.values()), {0: 2.0, 1: 0.5})
 
 
 @pytest.fixture(scope="module")
-def files(made: Table) -> dict[str, bytes]:
-    return packed.files(made)
+def files(table: Table) -> dict[str, bytes]:
+    return packed.files(table)
 
 
 @pytest.fixture
@@ -50,17 +50,17 @@ def folder(files: dict[str, bytes], tmp_path: Path) -> Path:
 # --- what is in one ---
 
 
-def test_a_pack_says_what_it_is_for(made: Table, folder: Path) -> None:
-    found = pack.open_pack(folder)
-    facts = found.facts
+def test_a_pack_says_what_it_is_for(table: Table, folder: Path) -> None:
+    opened = pack.open_pack(folder)
+    facts = opened.facts
     assert (facts["gpu"], facts["sku"], facts["sm"]) == ("a100", ["NVIDIA A100"], "sm_80")
     assert (facts["cuda_range"], facts["driver_minimum"]) == (">=13.0,<14", "580")
     assert facts["cuda"].startswith("13.")
     assert (facts["kernels"], facts["problems_measured"], facts["problems_won"], facts["ptx"]) == (6, 2, 1, True)
-    assert found.table.dump() == made.dump()
+    assert opened.table.dump() == table.dump()
     assert "MIT License" in (folder / "LICENSE").read_text()
     assert "Redistributions in binary form must reproduce" in (folder / "LICENSE-CUTLASS").read_text()
-    assert found.library.is_file()
+    assert opened.library.is_file()
 
 
 def test_binaries_are_there_once(files: dict[str, bytes]) -> None:
@@ -72,15 +72,15 @@ def test_binaries_are_there_once(files: dict[str, bytes]) -> None:
     assert sum(name.endswith(".ptx") for name in files) == 6
 
 
-def test_the_same_again_has_the_same_bytes(made: Table, files: dict[str, bytes], tmp_path: Path) -> None:
-    assert packed.files(Table.load(made.dump())) == files
-    one, two = (pack.write_wheel(files, tmp_path / name / "x.whl") for name in "ab")
-    assert one.read_bytes() == two.read_bytes()
-    assert one.name == two.name
+def test_the_same_again_has_the_same_bytes(table: Table, files: dict[str, bytes], tmp_path: Path) -> None:
+    assert packed.files(Table.load(table.dump())) == files
+    first, second = (pack.write_wheel(files, tmp_path / name / "x.whl") for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
+    assert first.name == second.name
 
 
-def test_only_what_wins_is_chosen(made: Table) -> None:
-    chosen = made.chosen()
+def test_only_what_wins_is_chosen(table: Table) -> None:
+    chosen = table.chosen()
     assert [kernel.sizes.text for kernel in chosen.kernels] == ["64_64_128"]
     assert [row.kernel for row in chosen.rows] == [0, None], "the lost problem stays as a reason"
     with pytest.raises(PackError, match="no kernel of a100 was measured faster"):
@@ -208,7 +208,7 @@ assert "jinja2" not in sys.modules and "torch" not in sys.modules
 assert not [name for name in sys.modules if name.startswith(("cudal2gen.compiler", "cutlass", "nvidia"))]
 """
     done = subprocess_alone(program, folder)
-    assert all(one.returncode == 0 for one in done), done[0].stderr
+    assert all(process.returncode == 0 for process in done), done[0].stderr
 
 
 class Done(NamedTuple):
@@ -233,8 +233,8 @@ def subprocess_alone(program: str, folder: Path) -> list[Done]:
     folder.chmod(0o555)
     command = [sys.executable, "-c", program, str(folder)]
     started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) for _ in range(2)]
-    told = [one.communicate()[1] for one in started]
-    return [Done(one.returncode, text) for one, text in zip(started, told, strict=True)]
+    errors = [process.communicate()[1] for process in started]
+    return [Done(process.returncode, text) for process, text in zip(started, errors, strict=True)]
 
 
 @pytest.mark.slow
@@ -249,8 +249,10 @@ def test_a_wheel_is_what_pip_installs(files: dict[str, bytes], tmp_path: Path) -
     python = home / "bin" / "python"
     command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
     subprocess.run([*command, str(wheel)], check=True)
-    said = "import cudal2gen_a100; print(cudal2gen_a100.folder())"
-    folder = Path(subprocess.run([str(python), "-c", said], capture_output=True, text=True, check=True).stdout.strip())
+    program = "import cudal2gen_a100; print(cudal2gen_a100.folder())"
+    folder = Path(
+        subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    )
     assert pack.open_pack(folder).gpu == GPU
     # The package of this checkout finds it by its entry point.
     program = "from cudal2gen import pack; print(*pack.search(pack.installed()))"
@@ -307,21 +309,21 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
 def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
     """Of two measured problems the one that is won; a problem off the grid by the record that bench made for it."""
     catalogued = catalog.load()
-    asked = [Asked(gpu="a100", acc="f16", layout="tn", m=m, n=64, k=64) for m in (64, 61)]
-    records = [catalog.fit(one, catalogued).record for one in asked]
-    digests = [one.digest for one in compiler.build(records)]
+    problems = [Problem(gpu="a100", acc="f16", layout="tn", m=m, n=64, k=64) for m in (64, 61)]
+    records = [catalog.fit(problem, catalogued).record for problem in problems]
+    digests = [artifact.digest for artifact in compiler.build(records)]
     environment = measured.H200.model_copy(update={"gpu": "a100"})
-    taken = []
+    measurements = []
     for record, digest, ratio in zip(records, digests, (0.9, 1.5), strict=True):
-        taken += campaign(record, dict.fromkeys(EVEN, ratio), gpu="a100", digest=digest)
-    file = measured.write(Measurements({environment.id: environment}, taken), tmp_path / "m.jsonl")
+        measurements += campaign(record, dict.fromkeys(EVEN, ratio), gpu="a100", digest=digest)
+    file = measured.write(Measurements({environment.id: environment}, measurements), tmp_path / "m.jsonl")
     done = run("pack", "--gpu", "a100", "--results", str(file), "--out", str(tmp_path / "pack"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("1 of 2 measured problems won\n")
     table = pack.open_pack(tmp_path / "pack").table
-    assert [(one.digest, one.sizes.text) for one in table.kernels] == [(digests[1], "61_64_64")]
-    said = run("explain", "--mnk", "61_64_64", "--pack", str(tmp_path / "pack")).stdout
-    assert "61_64_64 was measured: 1.500x" in said
+    assert [(kernel.digest, kernel.sizes.text) for kernel in table.kernels] == [(digests[1], "61_64_64")]
+    text = run("explain", "--mnk", "61_64_64", "--pack", str(tmp_path / "pack")).stdout
+    assert "61_64_64 was measured: 1.500x" in text
     lost = run("explain", "--mnk", "64_64_64", "--pack", str(tmp_path / "pack")).stdout
     assert lost.startswith("runs     torch.matmul\nbecause  64_64_64 was measured: 0.900x")
     assert "which is not faster beyond noise" in lost
@@ -393,31 +395,31 @@ def test_the_example_without_a_device_says_so(example: Path) -> None:
 def test_c_refuses_what_python_refuses(
     main: Main, example: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def said(folder: Path, name: str = "NVIDIA A100-SXM4-80GB") -> str:
+    def refusal(folder: Path, name: str = "NVIDIA A100-SXM4-80GB") -> str:
         with device(name):
             assert main(folder) == 1
         return capfd.readouterr().err
 
-    assert "holds no pack.txt" in said(tmp_path)
-    assert "this pack is for a100, the device is NVIDIA H200" in said(example / "pack", "NVIDIA H200")
-    assert "the device is NVIDIA A100 MIG" in said(example / "pack", "NVIDIA A100 MIG 1g.5gb")
+    assert "holds no pack.txt" in refusal(tmp_path)
+    assert "this pack is for a100, the device is NVIDIA H200" in refusal(example / "pack", "NVIDIA H200")
+    assert "the device is NVIDIA A100 MIG" in refusal(example / "pack", "NVIDIA A100 MIG 1g.5gb")
     for name in ("kernels/*/kernel.cubin", "table.json"):
         copy = tmp_path / name.replace("/", "-").replace("*", "x")
         shutil.copytree(example / "pack", copy)
         path = changed(copy, name)
-        assert f"{path} is truncated or was altered" in said(copy)
+        assert f"{path} is truncated or was altered" in refusal(copy)
         path.unlink()
-        assert f"{path} is missing" in said(copy)
+        assert f"{path} is missing" in refusal(copy)
         changed(copy, "pack.txt")
-        assert "pack.txt is truncated or was altered" in said(copy)
+        assert "pack.txt is truncated or was altered" in refusal(copy)
     for number, (before, after) in enumerate(((" layout=tn", ""), (" low=2.0", ""), (" kernel=0 ", " kernel=99 "))):
         copy = shutil.copytree(example / "pack", tmp_path / str(number))
         text = (copy / "pack.txt").read_text().replace(before, after).rsplit("sha256=", 1)[0]
         (copy / "pack.txt").write_text(f"{text}sha256={hashlib.sha256(text.encode()).hexdigest()}\n")
-        assert "pack.txt is not one that this library understands" in said(copy), before
+        assert "pack.txt is not one that this library understands" in refusal(copy), before
 
 
-class Problem(ctypes.Structure):
+class PosedProblem(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("acc", "layout", "m", "n", "k", "prefer")]
 
 
@@ -429,14 +431,14 @@ def test_c_answers_from_the_same_table(example: Path) -> None:
     library = ctypes.CDLL(str(example / "pack" / "libcudal2gen.so"))
     library.cudal2gen_last_error.restype = ctypes.c_char_p
     handle, answer = ctypes.c_void_p(), Answer()
-    found = pack.open_pack(example / "pack").table
+    table = pack.open_pack(example / "pack").table
     by_name = {record.name: number for number, record in enumerate(packed.RECORDS.values())}
 
     def query(*fields: int) -> int:
-        return int(library.cudal2gen_query(handle, ctypes.byref(Problem(*fields)), ctypes.byref(answer)))
+        return int(library.cudal2gen_query(handle, ctypes.byref(PosedProblem(*fields)), ctypes.byref(answer)))
 
     def digest(name: str) -> bytes:
-        return found.kernels[by_name[packed.RECORDS[name].name]].digest.encode()
+        return table.kernels[by_name[packed.RECORDS[name].name]].digest.encode()
 
     with device():
         opened = library.cudal2gen_pack_open(
@@ -461,11 +463,11 @@ def test_c_answers_from_the_same_table(example: Path) -> None:
 
 
 def test_kernels_of_a_pack_open_as_built_ones_do(folder: Path) -> None:
-    found = pack.open_pack(folder)
-    kernel = found.table.kernels[0]
+    opened_pack = pack.open_pack(folder)
+    kernel = opened_pack.table.kernels[0]
     memory = emulator.Memory()
     with emulator.session(memory, emulator.Device(capability=(8, 0))):
-        opened = OpenKernel(found.library, found.kernel(kernel.digest), {}, emulator.runtime_path())
+        opened = OpenKernel(opened_pack.library, opened_pack.kernel(kernel.digest), {}, emulator.runtime_path())
         ones = memory.upload(np.ones((8, 64), np.float16))
         d = memory.upload(np.empty((8, 8), np.float16), role="output")
         opened.launch(ones.address, 64, ones.address, 64, d.address, 8, 8, 8, 64)

@@ -291,8 +291,8 @@ def test_a_code_field_of_the_direct_family_changes_the_ptx(field: str) -> None:
 @pytest.mark.parametrize("field", sorted(DATA_CHANGES))
 def test_a_data_field_shares_the_binary_within_an_architecture(field: str) -> None:
     before, after = pair(DATA_CHANGES, field)
-    one, other = compiler.build([before, after])
-    assert (one.digest == other.digest) == (before.target.capability.sm == after.target.capability.sm)
+    first, second = compiler.build([before, after])
+    assert (first.digest == second.digest) == (before.target.capability.sm == after.target.capability.sm)
 
 
 def everywhere(gpu: str) -> list[Sm80Multistage | Sm80Direct]:

@@ -109,11 +109,11 @@ def test_the_store_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 def test_a_speedups_interval_is_the_bootstraps(samples: int) -> None:
     """Against every resample drawn and its median taken, one by one."""
     random = np.random.default_rng(samples)
-    ours, theirs = np.exp(random.normal(0, 0.1, samples)), np.exp(random.normal(0.2, 0.1, samples))
-    measured = measurement((64, 64, 64), [timing(KERNEL, ours), timing("torch.matmul", theirs)])
+    own, vendor = np.exp(random.normal(0, 0.1, samples)), np.exp(random.normal(0.2, 0.1, samples))
+    measured = measurement((64, 64, 64), [timing(KERNEL, own), timing("torch.matmul", vendor)])
     ratio = results.speedup(measured, "torch.matmul")
     assert ratio is not None
-    logs = [math.log(b / a) for a, b in zip(ours, theirs, strict=True)]
+    logs = [math.log(b / a) for a, b in zip(own, vendor, strict=True)]
     draws = [sorted(statistics.median(random.choice(logs, samples)) for _ in range(4000)) for _ in range(2)]
     assert ratio.value == pytest.approx(math.exp(statistics.median(logs)))
     for bound, tail in ((ratio.low, 0.025), (ratio.high, 0.975)):

@@ -117,9 +117,12 @@ def test_the_emulators_fp16_sums_are_of_16_and_to_nearest(record: Record) -> Non
     shape = Shape(32, 32, 256)
     for inputs, share in (("normal", 0.99), ("cancelling", 0.7)):
         done = validator.execute(record, artifact, library, shape, inputs, hazards=False)
-        found = rounding.agreement("f16", done.a, done.b, done.d, record.k_order(256))
-        assert found["16 k, exact, nearest"] > share
-        assert max(found[name] for name in found if not name.startswith("16 k") or "zero" in name) < share / 1.5
+        shares_of_models = rounding.agreement("f16", done.a, done.b, done.d, record.k_order(256))
+        assert shares_of_models["16 k, exact, nearest"] > share
+        assert (
+            max(shares_of_models[name] for name in shares_of_models if not name.startswith("16 k") or "zero" in name)
+            < share / 1.5
+        )
 
 
 def test_cancelling_inputs_tell_models_apart() -> None:
@@ -130,9 +133,9 @@ def test_cancelling_inputs_tell_models_apart() -> None:
     for inputs in ("normal", "cancelling"):
         a, b = operands(inputs, 32, 32, 256, rng)
         d = predict(Model(8, 24, True), "f32", a, b, order)
-        found = rounding.agreement("f32", a, b, d, order)
-        assert found.pop("8 k, 24 bits, toward zero") == 1
-        shares[inputs] = max(found.values())
+        shares_of_models = rounding.agreement("f32", a, b, d, order)
+        assert shares_of_models.pop("8 k, 24 bits, toward zero") == 1
+        shares[inputs] = max(shares_of_models.values())
         wide = a.astype(np.float64) @ b.astype(np.float64).T
         assert inputs == "normal" or not wide.any()
     assert shares["normal"] > 0.97

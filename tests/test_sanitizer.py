@@ -54,7 +54,7 @@ def test_a_wrong_product_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "said", "findings"),
+    ("output", "summary", "count"),
     [
         (CLEAN, "0 errors", 0),
         (CLEAN.replace("ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"),
@@ -73,12 +73,12 @@ def test_a_wrong_product_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "not run: the tool reports no launch", 0),
     ],
 )  # fmt: skip
-def test_outputs_are_read_so_that_nothing_passes_unseen(output: str, said: str, findings: int) -> None:
-    answer, found = sanitizer.answer(output)
-    assert answer == said
-    assert len(found) == findings
-    if found:
-        assert "Invalid __global__ write" in found[0] or "Race reported" in found[0]
+def test_outputs_are_read_so_that_nothing_passes_unseen(output: str, summary: str, count: int) -> None:
+    answer, findings = sanitizer.answer(output)
+    assert answer == summary
+    assert len(findings) == count
+    if findings:
+        assert "Invalid __global__ write" in findings[0] or "Race reported" in findings[0]
 
 
 def tool(path: Path, body: str) -> Path:
@@ -103,27 +103,33 @@ def test_a_tool_is_run_over_the_process(tmp_path: Path) -> None:
         "for report in session.reports: print('=========', report.kind)\n"
         "print('========= ERROR SUMMARY:', len(session.reports), 'errors')\n",
     )
-    asked = launch(small())
-    assert sanitizer.check(asked, "memcheck", sanitizer=watching) == ("0 errors", [])
-    said, found = sanitizer.check(replace(asked, missing_d=64), "memcheck", sanitizer=watching)
-    assert said != "0 errors"
-    assert found == [f"{said}, first: global-out-of-bounds"]
+    small_launch = launch(small())
+    assert sanitizer.check(small_launch, "memcheck", sanitizer=watching) == ("0 errors", [])
+    summary, findings = sanitizer.check(replace(small_launch, missing_d=64), "memcheck", sanitizer=watching)
+    assert summary != "0 errors"
+    assert findings == [f"{summary}, first: global-out-of-bounds"]
 
 
 def test_a_tool_that_does_not_run_is_told_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = launch(small())
+    small_launch = launch(small())
     slow = tool(tmp_path / "slow", "time.sleep(60)")
-    assert sanitizer.check(asked, "memcheck", sanitizer=slow, timeout_s=0.5) == ("not run: took more than 0.5 s", [])
+    assert sanitizer.check(small_launch, "memcheck", sanitizer=slow, timeout_s=0.5) == (
+        "not run: took more than 0.5 s",
+        [],
+    )
     gone = tmp_path / "gone"
-    assert sanitizer.check(asked, "memcheck", sanitizer=gone) == (f"not run: {gone}: No such file or directory", [])
+    assert sanitizer.check(small_launch, "memcheck", sanitizer=gone) == (
+        f"not run: {gone}: No such file or directory",
+        [],
+    )
     monkeypatch.setattr(sanitizer, "program", lambda: None)
-    assert sanitizer.check(asked, "racecheck") == ("not run: compute-sanitizer is not installed", [])
+    assert sanitizer.check(small_launch, "racecheck") == ("not run: compute-sanitizer is not installed", [])
 
 
 def test_without_a_gpu_the_process_fails_in_one_line(tmp_path: Path) -> None:
     """The stand-in runtime has no device outside a session."""
     bare = tool(tmp_path / "bare", "os.execv(sys.argv[sys.argv.index('-m') - 1], sys.argv[sys.argv.index('-m') - 1:])")
-    said, found = sanitizer.check(launch(small()), "memcheck", sanitizer=bare)
-    assert said.startswith("not run: error: ")
-    assert "no CUDA-capable device" in said
-    assert found == []
+    summary, findings = sanitizer.check(launch(small()), "memcheck", sanitizer=bare)
+    assert summary.startswith("not run: error: ")
+    assert "no CUDA-capable device" in summary
+    assert findings == []

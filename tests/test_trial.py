@@ -92,7 +92,7 @@ def test_work_on_another_stream_is_caught(library: Path) -> None:
         verdict = device.validate(
             card, record, artifact.digest, lambda record: card.open(record, artifact, library, lambda: OTHER_STREAM)
         )
-        assert card.held == 1
+        assert card.holds == 1
     assert any("stream-order: not between its neighbours on the stream" in finding for finding in verdict.findings)
     assert any("unwritten-output: " in finding for finding in verdict.findings)
 
@@ -104,10 +104,10 @@ def test_work_that_comes_before_its_stream_is_caught(library: Path) -> None:
         """Works beside a stream that is held: it sees what was there before."""
 
         def bind(self, operands: Operands) -> Any:
-            run, held = self.right.bind(operands), card.held
+            run, holds = self.right.bind(operands), card.holds
 
             def call() -> None:
-                if card.held == held:
+                if card.holds == holds:
                     run()
                 else:
                     operands.d.fill_(float("nan"))

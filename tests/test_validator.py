@@ -113,7 +113,7 @@ def marked(name: str, text: str) -> tuple[str, list[str]]:
             marks.append(f"{name}:{line} {what}")
             return "{{ took('" + marks[-1].replace("'", '"') + "') }}"
 
-        said = re.sub(r"{%-?\s*|\s*-?%}", "", tag)
+        statement = re.sub(r"{%-?\s*|\s*-?%}", "", tag)
         if kind.group(1) == "endif":
             out.append(tag if has_else.pop() else "{% else %}" + mark("not so") + tag)
         else:
@@ -121,7 +121,7 @@ def marked(name: str, text: str) -> tuple[str, list[str]]:
                 has_else.append(False)
             if kind.group(1) == "else":
                 has_else[-1] = True
-            out.append(tag + mark(said))
+            out.append(tag + mark(statement))
     return "".join([*out, text[end:]]), marks
 
 
@@ -137,11 +137,11 @@ def branch_table(checkout: Path) -> str:
         name = str(path.relative_to(folder))
         texts[name], marks = marked(name, path.read_text())
         expected += marks
-    taken: dict[str, str] = {}
+    first_record: dict[str, str] = {}
     now = {"record": ""}
 
     def took(mark: str) -> str:
-        taken.setdefault(mark, now["record"])
+        first_record.setdefault(mark, now["record"])
         return ""
 
     environment = Environment(loader=DictLoader(texts), trim_blocks=True, lstrip_blocks=True)
@@ -149,9 +149,9 @@ def branch_table(checkout: Path) -> str:
     for name, record in PATHS.items():
         now["record"] = name
         environment.get_template(f"{record.family}.cu.j2").render(r=record)
-    never = [mark for mark in expected if mark.replace("'", '"') not in taken]
+    never = [mark for mark in expected if mark.replace("'", '"') not in first_record]
     assert not never, f"branches that no executed kernel takes: {never}"
-    return "".join(f"{mark}: {taken[mark.replace(chr(39), chr(34))]}\n" for mark in expected)
+    return "".join(f"{mark}: {first_record[mark.replace(chr(39), chr(34))]}\n" for mark in expected)
 
 
 SMALL_TILES = records.filter(lambda record: record.bm * record.bn <= 128 * 128)

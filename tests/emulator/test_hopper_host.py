@@ -123,7 +123,7 @@ def test_clusters_above_eight_need_an_attribute(tmp_path: Path) -> None:
         assert code == 0
         number = ctypes.c_int()
         for size, before, after in ((4, 0, 0), (16, 912, 0), (32, 9, 9)):
-            config, _held = cluster_launch(size)
+            config, _buffers = cluster_launch(size)
             runtime.c.cudaKernelSetAttributeForDevice(kernel, 14, 0, 0)
             assert runtime.c.cudaLaunchKernelExC(ctypes.byref(config), kernel, None) == before
             runtime.c.cudaKernelSetAttributeForDevice(kernel, 14, 1, 0)

@@ -606,9 +606,11 @@ def test_grid_dependency(overlapping: bool) -> None:
     kinds = [r.kind for r in run(bad, x, np.empty(32, np.uint32), overlapping=overlapping)[1].reports]
     assert kinds == (["grid-dependency"] * 2 if overlapping else [])
     # One warp waits, a barrier tells the others.
-    one = good.replace("griddepcontrol.wait;", "setp.gt.u32 %P, %t, 31; @%P bra j; griddepcontrol.wait; j: bar.sync 0;")
+    single_wait = good.replace(
+        "griddepcontrol.wait;", "setp.gt.u32 %P, %t, 31; @%P bra j; griddepcontrol.wait; j: bar.sync 0;"
+    )
     x = np.arange(64, dtype=np.uint32)
-    assert run(one, x, np.empty(64, np.uint32), overlapping=overlapping, block=64)[1].reports == []
+    assert run(single_wait, x, np.empty(64, np.uint32), overlapping=overlapping, block=64)[1].reports == []
 
 
 # --- what the asynchronous proxy needs ---

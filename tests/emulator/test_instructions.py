@@ -349,14 +349,14 @@ def special(raw: int, kind: str) -> bool:
 def floats(kind: str) -> st.SearchStrategy[int]:
     mantissa, exponent = FORMATS[kind]
     bits = 1 + mantissa + exponent
-    one = ((1 << (exponent - 1)) - 1) << mantissa
+    unit = ((1 << (exponent - 1)) - 1) << mantissa
     # Neighbours of one, of the smallest and the largest numbers, and numbers of similar size.
     near = (
-        st.integers(one - 5, one + 5)
+        st.integers(unit - 5, unit + 5)
         | st.integers(1, 5)
         | st.integers((1 << (bits - 1)) - (1 << mantissa) - 5, (1 << (bits - 1)) - (1 << mantissa) - 1)
     )
-    similar = st.integers(one - (3 << mantissa), one + (3 << mantissa))
+    similar = st.integers(unit - (3 << mantissa), unit + (3 << mantissa))
     return st.builds(
         lambda raw, sign: raw | sign << (bits - 1),
         near | similar | st.integers(0, (1 << (bits - 1)) - 1),
@@ -405,8 +405,8 @@ FLOAT += [
 @settings(max_examples=12)
 @given(data=st.data())
 def test_float(body: str, kind: str, reference: Any, mode: str, data: Any) -> None:
-    one = floats(kind)
-    cases = data.draw(st.lists(st.tuples(one, one, one), min_size=1, max_size=24))
+    numbers = floats(kind)
+    cases = data.draw(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=24))
     cases = [case for case in cases if not any(special(x, kind) for x in case)] or [(0, 0, 0)]
     got = execute(body, {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}[kind], cases)
     for raw, case in zip(got, cases, strict=True):
@@ -551,15 +551,13 @@ def test_float_specials() -> None:
 
 
 def test_packed_halves() -> None:
-    one, two, three, seven = 0x3C00, 0x4000, 0x4200, 0x4700
-    pair = two << 16 | one
-    assert execute("add.f16x2 %D, %A, %B;", 32, [(pair, pair, 0)]) == [0x4400 << 16 | two]
-    assert execute("fma.rn.f16x2 %D, %A, %B, %C;", 32, [(pair, three << 16 | three, one << 16 | one)]) == [
-        seven << 16 | 0x4400
-    ]
+    h1, h2, h3, h7 = 0x3C00, 0x4000, 0x4200, 0x4700
+    pair = h2 << 16 | h1
+    assert execute("add.f16x2 %D, %A, %B;", 32, [(pair, pair, 0)]) == [0x4400 << 16 | h2]
+    assert execute("fma.rn.f16x2 %D, %A, %B, %C;", 32, [(pair, h3 << 16 | h3, h1 << 16 | h1)]) == [h7 << 16 | 0x4400]
     assert execute("cvt.rn.f16x2.f32 %D, %A, %B;", 32, [(bits32(2), bits32(1), 0)]) == [pair]
     assert execute("cvt.rn.bf16x2.f32 %D, %A, %B;", 32, [(bits32(2), bits32(1), 0)]) == [0x4000 << 16 | 0x3F80]
-    assert execute("fma.rn.relu.f16x2 %D, %A, %B, %C;", 32, [(pair, 0xC200 << 16 | three, 0)]) == [three]
+    assert execute("fma.rn.relu.f16x2 %D, %A, %B, %C;", 32, [(pair, 0xC200 << 16 | h3, 0)]) == [h3]
 
 
 def test_uniform_and_varying_values_agree() -> None:

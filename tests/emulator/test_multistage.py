@@ -153,8 +153,8 @@ def caught(mutant: Mutant, kernel: str) -> bool:
 @pytest.mark.slow
 def test_mutants(text: str) -> None:
     """A third of each kind; all of them in ``make thorough``."""
-    one = text.split(".visible .entry gemm_f16")[1]
-    alone = text.split(".visible .entry gemm_f32", maxsplit=1)[0] + ".visible .entry gemm_f16" + one
+    body = text.split(".visible .entry gemm_f16")[1]
+    alone = text.split(".visible .entry gemm_f32", maxsplit=1)[0] + ".visible .entry gemm_f16" + body
     candidates = list(mutants(alone, "gemm_f16"))
     assert len(candidates) == 327
     assert {mutant.kind for mutant in candidates} >= {

@@ -138,10 +138,10 @@ class Scheduler:
             self.pend[block] = rest
         return block, chosen
 
-    def branch(self, taken: Array, yes: int, no: int, m: Mask) -> Step:
-        """A divergent branch: ``taken`` lanes go to ``yes``."""
-        t = taken if m is None else taken & m
-        f = ~taken if m is None else m & ~taken
+    def branch(self, condition: Array, yes: int, no: int, m: Mask) -> Step:
+        """A divergent branch: lanes with ``condition`` go to ``yes``, others to ``no``."""
+        t = condition if m is None else condition & m
+        f = ~condition if m is None else m & ~condition
         if not t.any():
             return self.go(no, m)
         if not f.any():
@@ -187,10 +187,10 @@ class Scheduler:
         _add(self.deferred, head, self.batch.alive.copy() if m is None else m)
         return self.pick() if self.pend else (BLOCKED, None, True)
 
-    def spin_branch(self, taken: Array, yes: int, no: int, head: int, m: Mask) -> Step:
+    def spin_branch(self, condition: Array, yes: int, no: int, head: int, m: Mask) -> Step:
         """A conditional branch with one way back to the head of a polling loop."""
-        t = taken if m is None else taken & m
-        f = ~taken if m is None else m & ~taken
+        t = condition if m is None else condition & m
+        f = ~condition if m is None else m & ~condition
         for target, group in ((yes, t), (no, f)):
             if group.any():
                 _add(self.deferred if target == head else self.pend, target, group)

@@ -113,8 +113,8 @@ class SharedMemory:
         self.fresh = self._first_fresh()
         if self.hazards:
             self.stamp = (tick + 1) << self.BITS
-            self.mine: Array = self.actor | self.TAG(self.stamp)
-            self.ours: Array = self.collective | self.TAG(self.stamp)
+            self.lane_tag: Array = self.actor | self.TAG(self.stamp)
+            self.collective_tag: Array = self.collective | self.TAG(self.stamp)
 
     def _first_fresh(self) -> int:
         """The smallest tag that the last barrier of some whole CTA has not ordered."""
@@ -300,8 +300,8 @@ class SharedMemory:
         writer, latest, readers = self.rows[width]
         self._check_read(lanes, writer[at], site, offset)
         latest[at] = self.stamp
-        mine, column = (
-            (self.mine, self.reader_column) if lanes is None else (self.mine[lanes], self.reader_column[lanes])
+        lane_tag, column = (
+            (self.lane_tag, self.reader_column) if lanes is None else (self.lane_tag[lanes], self.reader_column[lanes])
         )
         old = readers[at, 0, column]
         fresh: int | Array = self.fresh
@@ -311,16 +311,16 @@ class SharedMemory:
             horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
             fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
         actor = (1 << self.BITS) - 1
-        several = (old >= fresh) & ((old & actor) != (mine & actor)) & (old != 0)
-        tag = mine
+        several = (old >= fresh) & ((old & actor) != (lane_tag & actor)) & (old != 0)
+        tag = lane_tag
         if several.any():
-            tag = np.where(several, self.ours if lanes is None else self.ours[lanes], mine)
+            tag = np.where(several, self.collective_tag if lanes is None else self.collective_tag[lanes], lane_tag)
         readers[at, :, column] = tag[:, None]
         # Lanes of this very instruction that share a word: the last one's tag stands there.
         back = readers[at, 0, column] != tag
         if back.any():
-            ours = self.ours if lanes is None else self.ours[lanes]
-            readers[at[back], :, column[back]] = ours[back][:, None]
+            collective_tag = self.collective_tag if lanes is None else self.collective_tag[lanes]
+            readers[at[back], :, column[back]] = collective_tag[back][:, None]
 
     def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """A read of whole warps, such as ldmatrix: tagged as one of several lanes."""
@@ -330,7 +330,7 @@ class SharedMemory:
             self._check_read(lanes, tags, site, offset)
         latest[at] = self.stamp
         column = self.reader_column if lanes is None else self.reader_column[lanes]
-        readers[at, :, column] = (self.ours if lanes is None else self.ours[lanes])[:, None]
+        readers[at, :, column] = (self.collective_tag if lanes is None else self.collective_tag[lanes])[:, None]
 
     def store(
         self,
@@ -358,7 +358,7 @@ class SharedMemory:
             view[at] = value
             return
         self._check_write(lanes, width, at, site, offset, lambda: equal_bits(view[at], value))
-        mine = self.mine if lanes is None else self.mine[lanes]
+        mine = self.lane_tag if lanes is None else self.lane_tag[lanes]
         self.tag_written(width, at, mine)
         view[at] = value
         if strong:
@@ -404,7 +404,7 @@ class SharedMemory:
         self._follow_tick()
         self.views[width][at] = data
         if self.hazards:
-            self.tag_written(width, at, self.mine if lanes is None else self.mine[lanes])
+            self.tag_written(width, at, self.lane_tag if lanes is None else self.lane_tag[lanes])
         self.launch.version += 1
 
     # --- atomics and flags ---
@@ -423,7 +423,7 @@ class SharedMemory:
             if plain.any():
                 self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
             self._check_write(lanes, width, at, site, offset, lambda: ~plain)
-            self.tag_written(width, at, self.mine[lanes])
+            self.tag_written(width, at, self.lane_tag[lanes])
             self._remember_strong(at, width)
         return lanes, at
 
