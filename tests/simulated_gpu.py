@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,11 @@ KILLS, HANGS, RAISES = 61, 62, 63
 
 
 class Simulated(Model):
-    """``seconds`` per record. Records of some bands kill their process, hang, or make the environment raise."""
+    """``seconds`` per record. Records of some bands kill their process, hang, or make the environment raise.
+
+    An evaluation waits while as many records as ``allow`` names have been evaluated, so that a test can act while every
+    worker is in mid-evaluation, however busy the machine is.
+    """
 
     def __init__(self, log: Path, seconds: float = 0.1) -> None:
         super().__init__(seed=7, noise=0.0)
@@ -30,6 +35,8 @@ class Simulated(Model):
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
         built = sorted(path.name for path in places.build_dir().iterdir()) if places.build_dir().is_dir() else []
         write(self._log, begin=names(records), built=built)
+        while ended(self._log).total() >= allowed(self._log):
+            time.sleep(0.02)
         for record in records:
             time.sleep(self._seconds)
             group = getattr(record, "raster_group", 0)
@@ -73,6 +80,29 @@ def write(log: Path, **entries: Any) -> None:
 
 def read(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def ended(log: Path) -> Counter[int]:
+    """How often each band was evaluated to the end."""
+    return Counter(group for line in read(log) for group in line.get("end", ()))
+
+
+def under_way(log: Path) -> list[dict[str, Any]]:
+    """Beginnings of evaluations that have not ended, the latest of each process."""
+    latest = {line["pid"]: line for line in read(log) if "begin" in line or "end" in line}
+    return [line for line in latest.values() if "begin" in line]
+
+
+def allow(log: Path, count: int) -> None:
+    """Evaluations that begin wait once this many records have been evaluated; without a limit none waits."""
+    temporary = log.with_suffix(".new")
+    temporary.write_text(str(count))
+    temporary.replace(log.with_suffix(".allowed"))
+
+
+def allowed(log: Path) -> float:
+    limit = log.with_suffix(".allowed")
+    return int(limit.read_text()) if limit.exists() else float("inf")
 
 
 class Packs:
