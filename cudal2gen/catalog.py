@@ -1,6 +1,6 @@
 """``kernels.jsonl`` and records: load, find, put, save.
 
-One line is one record, sorted by problem, every field written out.
+One line is one record, sorted by problem; fields at their neutral value are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from cudal2gen import places
 from cudal2gen.chips import stand_ins
-from cudal2gen.kernel import IllegalRecord, Layout, Origin, Problem, Record, explain, parse, revise
+from cudal2gen.kernel import Acc, IllegalRecord, Layout, Origin, Problem, Record, explain, parse, revise
 
 
 class CatalogError(ValueError):
@@ -59,6 +59,14 @@ def load(path: Path | None = None) -> list[Record]:
             )
         records.append(record)
     return records
+
+
+def published(records: Iterable[Record], acc: Acc) -> list[Record]:
+    """The A100's records as they were published, those that tuning has replaced left out: what a policy imitates."""
+    return [
+        record for record in records
+        if (record.gpu, record.acc) == ("a100", acc) and record.origin.structure != "tuned"
+    ]  # fmt: skip
 
 
 def find(problem: Problem, path: Path | None = None) -> Match:

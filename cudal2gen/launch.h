@@ -155,7 +155,7 @@ inline Launch::Launch(Tokens& facts) {
     case Convention::kTiles:
       raster = Raster(facts.choice("raster", {"plain", "zsplit", "persistent"}));
       predicated = facts.choice("predicated", {"0", "1"});
-      facts.choice("baked_n", {"0"});
+      facts.choice("baked_n", {"0"});  // why it is there: kernel/launch.py
       baked_k = facts.number("baked_k");
       reduce = split_k > 1 ? Reduce::kWorkspace : Reduce::kNone;
       persistent = raster == Raster::kPersistent;

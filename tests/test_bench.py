@@ -462,7 +462,7 @@ def test_ten_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> Non
     store = tmp_path / "m.jsonl"
     rng = random.Random(5)
     environment = os.environ | {"PYTHONHASHSEED": "0"}
-    stored: list[str] = []
+    lines: list[str] = []
     for number in range(10):
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(store)], stdout=subprocess.PIPE, env=environment, text=True
@@ -478,14 +478,14 @@ def test_ten_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> Non
         child.wait()
         now = store.read_bytes().decode().splitlines(keepends=True) if store.exists() else []
         whole = [line for line in now if line.endswith("\n")]
-        assert whole[: len(stored)] == stored
-        stored = whole
+        assert whole[: len(lines)] == lines
+        lines = whole
     done = subprocess.run([sys.executable, "-c", CHILD, str(store)], env=environment, check=True, capture_output=True)
     assert done.returncode == 0
     counts = Counter((measurement.mnk, measurement.l2) for measurement in stored(store))
     assert set(counts.values()) == {1}
     assert len({mnk for mnk, _ in counts}) == 4
-    assert len(stored) > 3, "the kills came while it measured"
+    assert len(lines) > 3, "the kills came while it measured"
 
 
 def test_medians_and_ratios_by_hand() -> None:

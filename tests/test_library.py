@@ -92,9 +92,7 @@ def test_kernels_of_the_library_are_executed_anew(records: list[catalog.Record],
     library = compiler.launcher(build_dir=build_dir)
     verdicts = validator.validate_all(work, library, os.cpu_count() or 1)
     seconds = cpu_seconds() - started
-    print(
-        f"\n{len(verdicts)} kernels, {sum(len(verdict.cases) for verdict in verdicts)} cases in {seconds:.0f} CPU seconds"
-    )
+    print(f"\n{len(verdicts)} kernels, {sum(len(verdict.cases) for verdict in verdicts)} cases in {seconds:.0f} CPU s")
     assert {verdict.record: verdict.findings for verdict in verdicts if not verdict.passed} == {}
     assert len(verdicts) == len(work) > 25
     assert seconds < 2 * 6 * 60, "six minutes of two cores"

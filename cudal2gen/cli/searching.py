@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cudal2gen import places
+from cudal2gen import catalog, places
 from cudal2gen.cli.messages import EXIT_TOOL, fail, refuse
 from cudal2gen.cli.options import Device
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import Acc, Record
 
 if TYPE_CHECKING:
     from cudal2gen.tuner import reward
@@ -169,7 +169,7 @@ class LanguageModel:
         return llm.connect(server, lessons, transcript, self.replay)
 
 
-def load_policy(file: Path, records: Sequence[Record], acc: str, seed: int) -> Policy:
+def load_policy(file: Path, records: Sequence[Record], acc: Acc, seed: int) -> Policy:
     """The policy of a checkpoint; without one, a policy that imitates published kernels, and its checkpoint."""
     from cudal2gen.tuner import checkpoint
     from cudal2gen.tuner.policy import Policy
@@ -180,10 +180,7 @@ def load_policy(file: Path, records: Sequence[Record], acc: str, seed: int) -> P
             return checkpoint.load(file, seed)
         except checkpoint.CheckpointError as error:
             refuse(str(error))
-    published = [
-        record for record in records
-        if record.gpu == "a100" and record.acc == acc and record.origin.structure != "tuned"
-    ]  # fmt: skip
+    published = catalog.published(records, acc)
     print(f"imitating {len(published)} published kernels, at most half a minute", file=sys.stderr, flush=True)
     policy = Policy(seed)
     policy.imitate(published, 30.0)

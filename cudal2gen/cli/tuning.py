@@ -257,7 +257,7 @@ def _model_against_measurements() -> str:
 def _compare_proposers(gpu: str, acc: Acc, seeds: int, seed: int, output: Output) -> None:
     from cudal2gen.tuner import benchmark, curve
 
-    published = [record for record in catalog.load() if record.gpu == "a100" and record.acc == acc]
+    published = catalog.published(catalog.load(), acc)
     settings = benchmark.Settings(gpu=gpu, acc=acc, seeds=seeds, seed=seed)
     on_one_core()
     comparison = benchmark.compare(published, settings, lambda text: print(text, file=sys.stderr, flush=True))

@@ -143,7 +143,9 @@ class Tiles(Launch):
 
     raster: Raster
     predicated: Flag
-    baked_n: Annotated[int, Field(ge=0, le=0)]  # true of no kernel; digests of binaries cover its line
+    # Always 0: no kernel has n compiled in. The line baked_n=0 stays in kernel.launch because the digest of every built
+    # kernel covers that file, and stored verdicts are keyed by the digest.
+    baked_n: Annotated[int, Field(ge=0, le=0)]
     baked_k: Amount  # the k that is compiled in, 0 for none
 
     @property

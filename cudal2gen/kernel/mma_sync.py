@@ -9,7 +9,7 @@ from pydantic import Field
 
 from cudal2gen.chips import REGISTERS_THREAD, Chip
 from cudal2gen.kernel.launch import Launch, Raster, Tiles
-from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
+from cudal2gen.kernel.problem import VECTOR, Problem, aligned, ceil_div
 from cudal2gen.kernel.record import Record
 
 Padding = Literal["none", "predicate", "pad"]
@@ -151,8 +151,7 @@ class MmaSyncKernel(MmaTiles):
     @property
     def baked_k(self) -> int:
         """The k that is compiled in, as the kernel is handed it: padded where the caller pads; 0 for none."""
-        step = self.k_step
-        k = ceil_div(self.k, step) * step if self.padding == "pad" else self.k
+        k = aligned(self.k, self.k_step) if self.padding == "pad" else self.k
         return k if self.bake else 0
 
     def tiles_launch(self, raster: Raster) -> Tiles:

@@ -90,7 +90,7 @@ def context(problem: Problem) -> Floats:
         [
             1.0, m, n, k, m * n, m * k, n * k, m * m, n * n, k * k, fill, math.tanh(2 * fill),
             *(float(problem.size_class == name) for name in CLASSES), float(problem.acc == "f32"),
-            float(problem.layout == "nn"), float(gpu.capability.has_wgmma), gpu.sms / 132 - 1,
+            float(problem.layout == "nn"), float(gpu.capability.has_wgmma), gpu.sms / GPUS["h200"].sms - 1,
             gpu.capability.smem_block_bytes / 2**18,
         ],
         np.float32,

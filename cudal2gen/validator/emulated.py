@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -45,15 +45,7 @@ class Execution:
 
 def device_of(record: Record, sms: int = SMS) -> emulator.Device:
     """The record's GPU with few SMs, each of which holds one CTA: a persistent kernel's CTAs take several tiles."""
-    gpu = record.target
-    return emulator.Device(
-        sm_count=sms,
-        smem_optin_bytes=gpu.capability.smem_block_bytes,
-        capability=gpu.capability.number,
-        name=gpu.title,
-        smem_per_sm_bytes=gpu.capability.smem_sm_bytes,
-        threads_per_sm=record.threads,
-    )
+    return replace(emulator.Device.of(record.target), sm_count=sms, threads_per_sm=record.threads)
 
 
 class Modes(TypedDict, total=False):

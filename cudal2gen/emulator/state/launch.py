@@ -4,36 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
 from cudal2gen.emulator.state.arrays import POISON, Array
 from cudal2gen.emulator.state.counters import Counters
 from cudal2gen.emulator.state.reports import Report, Reports, Site
 
 Dim3 = tuple[int, int, int]
+_A100 = GPUS["a100"]
 
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU that a host launcher sees. Sizes in bytes."""
+    """The GPU that a host launcher sees, without arguments an A100. Sizes in bytes."""
 
-    sm_count: int = 108
-    smem_optin_bytes: int = 163 * 1024
-    capability: tuple[int, int] = (8, 0)
+    sm_count: int = _A100.sms
+    smem_optin_bytes: int = _A100.capability.smem_block_bytes
+    capability: tuple[int, int] = _A100.capability.number
     name: str = "emulated"
-    smem_per_sm_bytes: int = 164 * 1024
-    registers_per_sm: int = 65536
-    threads_per_sm: int = 2048
-    l2_bytes: int = 40 << 20
+    smem_per_sm_bytes: int = _A100.capability.smem_sm_bytes
+    registers_per_sm: int = REGISTERS_SM
+    threads_per_sm: int = _A100.capability.threads_sm
+    l2_bytes: int = _A100.rates.l2_size
+
+    @classmethod
+    def of(cls, chip: Chip) -> Device:
+        kind = chip.capability
+        return cls(
+            chip.sms, kind.smem_block_bytes, kind.number, chip.title, kind.smem_sm_bytes,
+            threads_per_sm=kind.threads_sm, l2_bytes=chip.rates.l2_size,
+        )  # fmt: skip
 
 
-# An H100 or H200 with 132 SMs.
-HOPPER = Device(
-    sm_count=132,
-    smem_optin_bytes=227 * 1024,
-    capability=(9, 0),
-    name="emulated sm_90",
-    smem_per_sm_bytes=228 * 1024,
-    l2_bytes=50 << 20,
-)
+HOPPER = Device.of(GPUS["h200"])
 
 
 @dataclass(frozen=True)
