@@ -46,7 +46,10 @@ LOSERS = 24  # problems that ``tune`` is given
 SMALL = ((64, 64, 64), (128, 64, 128))  # of a rehearsal
 
 # What a machine with PyTorch, pytest, hypothesis, typer, rich, jinja2 and ninja lacks.
-PACKAGES = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "nvidia-cutlass", "nvmath-python")
+PACKAGES = (
+    "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "nvidia-cutlass",
+    "nvmath-python", "cuda-core>=0.5,<2", "cuda-pathfinder>=1.5.1",
+)  # fmt: skip
 PYTHON = "3.12"
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34)))
 
