@@ -216,6 +216,9 @@ def test_documents_name_commands_and_rooms_that_exist(checkout: Path, name: str)
         assert re.search(rf"^{target}:", (checkout / "Makefile").read_text(), re.MULTILINE)
     for mentioned in re.findall(r"`((?:tests|scripts|configs|templates)/[\w./]+)`", text):
         assert (checkout / mentioned).exists(), mentioned
+    for mentioned in re.findall(r"`([\w/]+\.(?:py|cpp|h|c))`", text):
+        places = (checkout, checkout / "cudal2gen", checkout / "cudal2gen" / "emulator")
+        assert any((place / mentioned).exists() for place in places), mentioned
     for path in sources(checkout):
         own = room(path, checkout / "cudal2gen")
         if name == "ARCHITECTURE.md" and not own.startswith("_"):

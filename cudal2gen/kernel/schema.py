@@ -51,5 +51,7 @@ def explain(error: ValidationError) -> str:
         message = message[0].lower() + message[1:] if item["type"] != "value_error" else message
         named = field and item["type"] not in ("missing", "extra_forbidden")
         value = f"={json.dumps(item['input'], default=str)}" if named else ""
+        if item["type"] == "extra_forbidden":
+            message = "extra inputs are not permitted; 'cudal2gen show' lists the fields that the record has"
         lines.append(f"{field}{value}: {message}" if field else message)
     return "; ".join(lines)

@@ -17,6 +17,7 @@ from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.reports import EmulatorError
+from cudal2gen.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 # cp.reduce: CUtensorMapDataType -> element, and operation.
 _REDUCIBLE = {6: np.float16, 7: np.float32, 2: np.uint32, 3: np.int32, 8: np.float64}
@@ -66,7 +67,7 @@ class Bulk:
 
     def _map(self, address: int, lane: int, site: int) -> TensorMap | None:
         """The tensor map at a generic address: a kernel parameter, or global memory."""
-        if address >> 56 == 3:
+        if address >> SHIFT_TO_WINDOW == Window.PARAM:
             raw = self.device.state.parameters[address & 0xFFFFFFFF :][:MAP_BYTES]
         else:
             at = address - self.arena.base

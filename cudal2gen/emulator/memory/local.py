@@ -10,8 +10,10 @@ from cudal2gen.emulator.memory.device import DeviceMemory
 from cudal2gen.emulator.memory.shared import SharedMemory
 from cudal2gen.emulator.state.arrays import MOVER, Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
+from cudal2gen.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 _LOW = np.uint64(0xFFFFFFFF)
+_TO_WINDOW = np.uint64(SHIFT_TO_WINDOW)
 
 
 class LocalMemory:
@@ -71,7 +73,7 @@ class Parameters:
 
 
 class GenericMemory:
-    """Accesses whose address tells the space: 1 shared, 2 local, 3 (loads) parameters, else global."""
+    """Accesses whose address tells the space by its ``Window``; parameters are only read."""
 
     def __init__(
         self, batch: BatchState, device: DeviceMemory, shared: SharedMemory, local: LocalMemory, parameters: Parameters
@@ -79,26 +81,27 @@ class GenericMemory:
         self.batch, self.device, self.shared, self.local = batch, device, shared, local
         self.parameters = parameters
 
-    def _spaces(self, address: Array, m: Mask) -> Iterator[tuple[int, Array]]:
-        """(top byte, lanes that name that space); all above 3 count as 3."""
-        top = address >> np.uint64(56)
+    def _spaces(self, address: Array, m: Mask) -> Iterator[tuple[Window, Array]]:
+        """(window, lanes whose addresses lie in it); all above the last count as that."""
+        top = address >> _TO_WINDOW
         active = np.ones(self.batch.size, bool) if m is None else m
-        for space, mask in (*((i, active & (top == i)) for i in range(3)), (3, active & (top > 2))):
+        for space in Window:
+            mask = active & (top >= space if space is Window.PARAM else top == space)
             if mask.any():
                 yield space, mask
 
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
         """``width`` bytes per lane. ``strong``: as of ``DeviceMemory.load``."""
-        if m is None and not (address >> np.uint64(56)).any():
+        if m is None and not (address >> _TO_WINDOW).any():
             return self.device.load(address, width, m, site, strong)
         out = self.batch.poison(width)
         low = address & _LOW
         for space, mask in self._spaces(address, m):
-            if space == 1:
+            if space is Window.SHARED:
                 values = self.shared.load(low.astype(np.uint32), width, mask, site)
-            elif space == 2:
+            elif space is Window.LOCAL:
                 values = self.local.load(low, width, mask, site)
-            elif space == 3:
+            elif space is Window.PARAM:
                 values = self.parameters.load(low, width, mask, site)
             else:
                 values = self.device.load(address, width, mask, site, strong)
@@ -107,14 +110,14 @@ class GenericMemory:
 
     def store(self, address: Array, value: Array, width: int, m: Mask, site: int, strong: int = 0) -> None:
         """Write MOVER[width] values, one per lane. Parameters are not writable: such an address is out of bounds."""
-        if m is None and not (address >> np.uint64(56)).any():
+        if m is None and not (address >> _TO_WINDOW).any():
             self.device.store(address, value, width, m, site, strong)
             return
         low = address & _LOW
         for space, mask in self._spaces(address, m):
-            if space == 1:
+            if space is Window.SHARED:
                 self.shared.store(low.astype(np.uint32), value, width, mask, site)
-            elif space == 2:
+            elif space is Window.LOCAL:
                 self.local.store(low, value, width, mask, site)
             else:
                 self.device.store(address, value, width, mask, site, strong)

@@ -12,9 +12,6 @@ from cudal2gen.emulator.state.clocks import Clocks
 
 # Shared addresses start here, as the first kilobyte of the window belongs to the system on recent devices.
 WINDOW_START = 1024
-# Generic addresses of shared and local memory: no host pointer has such a top byte.
-GENERIC_SHARED = 1 << 56
-GENERIC_LOCAL = 2 << 56
 # The tag of something long past: ordered before everything, but written.
 LONG_AGO = 1
 # Actors of CTAs without clusters: below this a thread, from here on "several lanes of warp w".

@@ -6,6 +6,7 @@ from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import instruction
 from cudal2gen.emulator.frontend.instructions.integer import width_of
 from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
+from cudal2gen.emulator.state.windows import SHIFT_TO_WINDOW, window_of
 
 
 @instruction("selp", uniform=True)
@@ -100,7 +101,7 @@ def cvta(e: Emitter, ins: Instr) -> None:
     space = next(
         (p.split(":")[0] for p in ins.parts if p.split(":")[0] in ("shared", "local", "global", "const", "param")), ""
     )
-    window = {"shared": 1, "local": 2, "param": 3}.get(space, 0) << 56
+    window = window_of(space) << SHIFT_TO_WINDOW
     if not window:
         e.assign(d, v)
     elif to:
@@ -114,5 +115,4 @@ def isspacep(e: Emitter, ins: Instr) -> None:
     """isspacep: which window an address lies in."""
     d, a = ins.operands
     space = next(p.split(":")[0] for p in ins.parts[1:])
-    number = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3}[space]
-    e.assign(d, Value(f"({e.array(a, 'u8')} >> 56) == {number}", "p", False))
+    e.assign(d, Value(f"({e.array(a, 'u8')} >> {SHIFT_TO_WINDOW}) == {int(window_of(space))}", "p", False))

@@ -1,0 +1,24 @@
+"""Generic addresses: the top byte names the state space, the rest is an address in it.
+
+No host pointer has a top byte of 1 to 3, so global addresses are themselves.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+SHIFT_TO_WINDOW = 56
+
+
+class Window(IntEnum):
+    """The top byte of a generic address."""
+
+    GLOBAL = 0
+    SHARED = 1
+    LOCAL = 2
+    PARAM = 3
+
+
+def window_of(space: str) -> Window:
+    """The window of a state space as PTX spells it; constants lie in global memory."""
+    return Window.__members__.get(space.upper(), Window.GLOBAL)
