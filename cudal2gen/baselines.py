@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen import results
+from cudal2gen.element import F16, Element, element_of
 from cudal2gen.gpu import Absent, Binder, Call, Contender, Device, GpuError, Operands, Race
 from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
 
@@ -155,8 +156,7 @@ class _Scalars:
     """alpha = 1 and beta = 0 in the accumulator's type, by address."""
 
     def __init__(self, acc: Acc) -> None:
-        kind = np.float16 if acc == "f16" else np.float32
-        self._values = np.array([1, 0], kind)
+        self._values = np.array([1, 0], F16.dtype if acc == "f16" else "float32")
         self.alpha = self._values.ctypes.data
         self.beta = self.alpha + self._values.itemsize
 
@@ -170,7 +170,7 @@ class Shared:
 
     @cached_property
     def workspace(self) -> torch.Tensor:
-        return self.device.empty(WORKSPACE_BYTES // 2)
+        return self.device.empty(WORKSPACE_BYTES // F16.bytes)
 
 
 class Vendor(Baseline):
@@ -212,12 +212,12 @@ class Cublas(Vendor):
 
         a, b, d = operands.a, operands.stored(self.layout), operands.d
         (m, k), n = a.shape, d.shape[1]
-        half = int(CudaDataType.CUDA_R_16F)
+        kind = int(CudaDataType[element_of(a).cuda_type])
         gemm = partial(
             cublas.gemm_ex, self._handle,
             int(cublas.Operation.T if self.layout == "tn" else cublas.Operation.N), int(cublas.Operation.N), n, m, k,
-            self._scalars.alpha, b.data_ptr(), half, b.stride(0), a.data_ptr(), half, a.stride(0),
-            self._scalars.beta, d.data_ptr(), half, d.stride(0),
+            self._scalars.alpha, b.data_ptr(), kind, b.stride(0), a.data_ptr(), kind, a.stride(0),
+            self._scalars.beta, d.data_ptr(), kind, d.stride(0),
             int(cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F),
             int(cublas.GemmAlgo.DEFAULT_TENSOR_OP),
         )  # fmt: skip
@@ -235,21 +235,23 @@ class _Descriptors:
     """cuBLASLt's descriptors of an operation and its matrices; D is its own C. They are destroyed with the last call
     that uses them; at exit the library cleans up itself."""
 
-    def __init__(self, acc: Acc, layout: Layout, m: int, n: int, k: int, lda: int, ldb: int, ldd: int) -> None:
+    def __init__(
+        self, element: Element, acc: Acc, layout: Layout, m: int, n: int, k: int, lda: int, ldb: int, ldd: int
+    ) -> None:
         from nvmath import CudaDataType
         from nvmath.bindings import cublas, cublasLt
 
         compute = cublas.ComputeType.COMPUTE_16F if acc == "f16" else cublas.ComputeType.COMPUTE_32F
-        scale = CudaDataType.CUDA_R_16F if acc == "f16" else CudaDataType.CUDA_R_32F
-        half = int(CudaDataType.CUDA_R_16F)
+        scale = CudaDataType[F16.cuda_type if acc == "f16" else "CUDA_R_32F"]
+        kind = int(CudaDataType[element.cuda_type])
         self.operation = int(cublasLt.matmul_desc_create(int(compute), int(scale)))
         transposed = np.array([int(cublas.Operation.T if layout == "tn" else cublas.Operation.N)], np.int32)
         attribute = cublasLt.MatmulDescAttribute.TRANSA
         cublasLt.matmul_desc_set_attribute(self.operation, int(attribute), transposed.ctypes.data, transposed.nbytes)
         rows_b, cols_b = (k, n) if layout == "tn" else (n, k)
-        self.b = int(cublasLt.matrix_layout_create(half, rows_b, cols_b, ldb))
-        self.a = int(cublasLt.matrix_layout_create(half, k, m, lda))
-        self.d = int(cublasLt.matrix_layout_create(half, n, m, ldd))
+        self.b = int(cublasLt.matrix_layout_create(kind, rows_b, cols_b, ldb))
+        self.a = int(cublasLt.matrix_layout_create(kind, k, m, lda))
+        self.d = int(cublasLt.matrix_layout_create(kind, n, m, ldd))
         weakref.finalize(self, cublasLt.matmul_desc_destroy, self.operation).atexit = False
         for matrix in (self.b, self.a, self.d):
             weakref.finalize(self, cublasLt.matrix_layout_destroy, matrix).atexit = False
@@ -261,7 +263,9 @@ class CublasLt(Vendor):
     def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
         super().__init__(name, acc, shared, layout)
         self._algorithm: Array | None = None
-        self._described: weakref.WeakValueDictionary[tuple[int, ...], _Descriptors] = weakref.WeakValueDictionary()
+        self._described: weakref.WeakValueDictionary[tuple[str | int, ...], _Descriptors] = (
+            weakref.WeakValueDictionary()
+        )
 
     @cached_property
     def _handle(self) -> int:
@@ -302,7 +306,7 @@ class CublasLt(Vendor):
 
         preference = cublasLt.matmul_preference_create()
         m, n, k = problem.m, problem.n, problem.k
-        descriptors = self._descriptors(m, n, k, k, k if self.layout == "tn" else n, n)
+        descriptors = self._descriptors(problem.element, m, n, k, k, k if self.layout == "tn" else n, n)
         try:
             size = np.array([self._workspace.nbytes], np.uint64)
             attribute = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
@@ -332,11 +336,12 @@ class CublasLt(Vendor):
             raise Absent("cuBLASLt has no algorithm for this problem")
         return usable
 
-    def _descriptors(self, *sizes: int) -> _Descriptors:
+    def _descriptors(self, element: Element, *sizes: int) -> _Descriptors:
         """The descriptors of m, n, k, lda, ldb and ldd: one set for all calls that are alive."""
-        descriptors = self._described.get(sizes)
+        descriptors = self._described.get((element.name, *sizes))
         if descriptors is None:
-            descriptors = self._described[sizes] = _Descriptors(self.acc, self.layout, *sizes)
+            descriptors = _Descriptors(element, self.acc, self.layout, *sizes)
+            self._described[element.name, *sizes] = descriptors
         return descriptors
 
     def _bound(self, operands: Operands, algorithm: Array) -> Call:
@@ -345,7 +350,7 @@ class CublasLt(Vendor):
 
         a, b, d = operands.a, operands.stored(self.layout), operands.d
         (m, k), n = a.shape, d.shape[1]
-        descriptors = self._descriptors(m, n, k, a.stride(0), b.stride(0), d.stride(0))
+        descriptors = self._descriptors(element_of(a), m, n, k, a.stride(0), b.stride(0), d.stride(0))
         own = np.array(algorithm)
         matmul = partial(
             cublasLt.matmul, self._handle, descriptors.operation, self._scalars.alpha, b.data_ptr(), descriptors.b,

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from cudal2gen import results
+from cudal2gen.element import F16
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, Record, aligned, ceil_div, parse
 from cudal2gen.kernel.launch import Operands, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT
@@ -44,7 +45,9 @@ class Use(NamedTuple):
         """Bytes that the copies move: the matrix once read, the wide one filled with zeros and written."""
         writes = (2, 2, 1)  # D is not filled before
         shapes = zip(_shapes(sizes), _shapes(self.launched), writes, self.copied, strict=True)
-        return sum(2 * (math.prod(own) + times * math.prod(wide)) for own, wide, times, copied in shapes if copied)
+        return F16.bytes * sum(
+            math.prod(own) + times * math.prod(wide) for own, wide, times, copied in shapes if copied
+        )
 
     def copied_us(self, sizes: Sizes, bandwidth: float) -> float:
         """The price of the copies; ``bandwidth`` in bytes per microsecond."""

@@ -1,11 +1,12 @@
 """What a right product is: kinds of inputs, the comparison with the fp64 product, and the error bound.
 
 For NumPy arrays and torch tensors alike: ``Array`` below stands for either, in one call for one of them. D (m,n) is
-the product of A (m,k) and B (n,k), all fp16. What is compared follows from the inputs:
+the product of A (m,k) and B (n,k), all of one ``Element``. What is compared follows from the inputs:
 
-- ``binary``, 0 and 1: equality up to 2048, above it an fp32 accumulator gives the reference rounded to fp16, an fp16
-  accumulator at least 2048. ``sparse``: the same with so few ones that the reference stays below 2048.
-- ``integers``, -2 to 2: equality. All partial sums stay below 2048, where fp16 is exact.
+- ``binary``, 0 and 1: equality up to ``Element.exact``, above it an fp32 accumulator gives the reference rounded to the
+  element, an fp16 accumulator at least its own last exact integer. ``sparse``: the same with so few ones that the
+  reference stays exact.
+- ``integers``, -2 to 2: equality. All partial sums stay below 2048, where an fp16 accumulator is exact.
 - ``normal``: an error bound from the accumulator, see ``error_bound``. ``cancelling``: the same where the sum is zero,
   so that D shows the errors of rounding alone.
 - ``special``: NaN and infinities in A and B reach exactly the elements of D that the reference says.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from cudal2gen.element import F16, Element, element_of
 from cudal2gen.kernel import Acc
 
 if TYPE_CHECKING:
@@ -33,9 +35,7 @@ Order = Sequence[Sequence[Sequence[int]]]
 INPUTS = ("binary", "sparse", "integers", "normal", "cancelling", "special")
 BOUNDED = ("normal", "cancelling")
 BOUND = "error bound of the accumulator"
-EXACT = 2048  # the last integer up to which fp16 has them all
-HALF_ERROR, SINGLE_ERROR = 2.0**-11, 2.0**-24  # relative, of rounding to nearest
-LEAST_ERROR = 2.0**-25  # absolute, of rounding to a subnormal fp16 number
+SINGLE_ERROR = 2.0**-24  # relative, of rounding to the nearest fp32 number
 CHUNK = 1 << 27  # elements of D that are compared at a time, in fp64
 # m n k up to which an fp16 accumulator's bound is computed for every element: each 8 of k pass over all of D, in fp64.
 SAMPLED = 1 << 33
@@ -52,8 +52,8 @@ class Library(Protocol[Array]):
         """In fp32."""
         ...
 
-    def half(self, values: Array) -> Array:
-        """Rounded to fp16."""
+    def rounded(self, values: Array, element: Element) -> Array:
+        """To the nearest number of the element, in its type."""
         ...
 
     def product(self, a: Array, b: Array) -> Array:
@@ -70,7 +70,7 @@ class Library(Protocol[Array]):
 
 
 class Draws(Protocol[Drawn_co]):
-    """Random matrices of one library, each of ``rows`` by ``cols`` fp16 elements."""
+    """Random matrices of one library, each of ``rows`` by ``cols`` elements."""
 
     def below(self, share: float, rows: int, cols: int) -> Drawn_co:
         """Ones with this probability, else zeros."""
@@ -94,8 +94,8 @@ class _NumPy:
     def single(self, values: NDArray[Any]) -> NDArray[Any]:
         return values.astype(np.float32, copy=False)
 
-    def half(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values.astype(np.float16, copy=False)
+    def rounded(self, values: NDArray[Any], element: Element) -> NDArray[Any]:
+        return values.astype(element.dtype, copy=False)
 
     def product(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
         with np.errstate(invalid="ignore"):
@@ -123,8 +123,8 @@ class _Torch:
     def single(self, values: torch.Tensor) -> torch.Tensor:
         return values.float()
 
-    def half(self, values: torch.Tensor) -> torch.Tensor:
-        return values.half()
+    def rounded(self, values: torch.Tensor, element: Element) -> torch.Tensor:
+        return values.to(element.torch_dtype)
 
     def product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a @ b.T
@@ -149,57 +149,62 @@ def library(values: NDArray[Any] | torch.Tensor) -> Library[NDArray[Any]] | Libr
 
 
 class _NumPyDraws:
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
+    def __init__(self, rng: np.random.Generator, element: Element) -> None:
+        self._rng, self._type = rng, np.dtype(element.dtype)
 
     def below(self, share: float, rows: int, cols: int) -> NDArray[Any]:
-        return (self._rng.random((rows, cols), np.float32) < share).astype(np.float16)
+        return (self._rng.random((rows, cols), np.float32) < share).astype(self._type)
 
     def integers(self, low: int, high: int, rows: int, cols: int) -> NDArray[Any]:
-        return self._rng.integers(low, high + 1, (rows, cols), np.int8).astype(np.float16)
+        return self._rng.integers(low, high + 1, (rows, cols), np.int8).astype(self._type)
 
     def normal(self, rows: int, cols: int) -> NDArray[Any]:
-        return self._rng.standard_normal((rows, cols), np.float32).astype(np.float16)
+        return self._rng.standard_normal((rows, cols), np.float32).astype(self._type)
 
 
 class _TorchDraws:
     """On the generator's device."""
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator, element: Element) -> None:
         import torch
 
         self._torch, self._generator, self._device = torch, generator, generator.device
+        self._type = element.torch_dtype
 
     def below(self, share: float, rows: int, cols: int) -> torch.Tensor:
-        return (self._torch.rand((rows, cols), generator=self._generator, device=self._device) < share).half()
+        return (self._torch.rand((rows, cols), generator=self._generator, device=self._device) < share).to(self._type)
 
     def integers(self, low: int, high: int, rows: int, cols: int) -> torch.Tensor:
         size, kind = (rows, cols), self._torch.int8
-        return self._torch.randint(
-            low, high + 1, size, generator=self._generator, device=self._device, dtype=kind
-        ).half()
+        return self._torch.randint(low, high + 1, size, generator=self._generator, device=self._device, dtype=kind).to(
+            self._type
+        )
 
     def normal(self, rows: int, cols: int) -> torch.Tensor:
-        return self._torch.randn((rows, cols), generator=self._generator, device=self._device).half()
+        return self._torch.randn((rows, cols), generator=self._generator, device=self._device).to(self._type)
 
 
 @overload
-def operands(inputs: str, m: int, n: int, k: int, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]: ...
-@overload
-def operands(inputs: str, m: int, n: int, k: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]: ...
 def operands(
-    inputs: str, m: int, n: int, k: int, rng: np.random.Generator | torch.Generator
+    inputs: str, m: int, n: int, k: int, rng: np.random.Generator, element: Element = F16
+) -> tuple[NDArray[Any], NDArray[Any]]: ...
+@overload
+def operands(
+    inputs: str, m: int, n: int, k: int, rng: torch.Generator, element: Element = F16
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def operands(
+    inputs: str, m: int, n: int, k: int, rng: np.random.Generator | torch.Generator, element: Element = F16
 ) -> tuple[NDArray[Any], NDArray[Any]] | tuple[torch.Tensor, torch.Tensor]:
-    """A (m,k) and B (n,k), fp16, of one kind of ``INPUTS``, drawn from NumPy's or torch's generator."""
+    """A (m,k) and B (n,k) of one kind of ``INPUTS``, drawn from NumPy's or torch's generator."""
     if isinstance(rng, np.random.Generator):
-        return _drawn(inputs, m, n, k, _NumPyDraws(rng))
-    return _drawn(inputs, m, n, k, _TorchDraws(rng))
+        return _drawn(inputs, m, n, k, _NumPyDraws(rng, element), element.exact)
+    return _drawn(inputs, m, n, k, _TorchDraws(rng, element), element.exact)
 
 
-def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array]) -> tuple[Array, Array]:
+def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array], exact: int) -> tuple[Array, Array]:
     if inputs in ("binary", "sparse"):
         # The mean of the reference is k times the square of the density.
-        density = 0.5 if inputs == "binary" else min(0.5, (EXACT / 4 / k) ** 0.5)
+        density = 0.5 if inputs == "binary" else min(0.5, (exact / 4 / k) ** 0.5)
         return draws.below(density, m, k), draws.below(density, n, k)
     if inputs == "integers":
         return draws.integers(-2, 2, m, k), draws.integers(-2, 2, n, k)
@@ -270,7 +275,7 @@ class Bounds(Generic[Array]):
         arrays = library(a)
         wide_a, wide_b = arrays.wide(a), arrays.wide(b)
         self.reference: Array = arrays.product(wide_a, wide_b)
-        self.allowed: Array = error_bound(acc, wide_a, wide_b, self.reference, order)
+        self.allowed: Array = error_bound(acc, wide_a, wide_b, self.reference, order, element_of(a))
 
     def compare(self, d: Array) -> Comparison:
         """D (m,n) against the bounds."""
@@ -327,16 +332,18 @@ def _compare_places(a: Array, wide_b: Array, d: Array) -> Comparison:
 
 def _compare_exact(acc: Acc, a: Array, wide_b: Array, d: Array) -> Comparison:
     arrays = library(a)
-    comparison = Comparison("equality", d.shape[0] * d.shape[1])
+    comparison, element = Comparison("equality", d.shape[0] * d.shape[1]), element_of(a)
+    # A sum in fp16 may stay at the last integer that it reaches by steps of one.
+    last = min(element.exact, F16.exact) if acc == "f16" else element.exact
     # The largest error of elements that must be exact; where there are none, of all.
     largest, largest_exact = 0.0, -1.0
     for rows, _, part, reference in _blocks(a, wide_b, d):
-        exact = abs(reference) <= EXACT
-        rounded = part != arrays.half(reference)
-        wrong = rounded if acc == "f32" else arrays.where(exact, rounded, ~(part >= EXACT))
+        exact = abs(reference) <= last
+        rounded = part != arrays.rounded(reference, element)
+        wrong = rounded if acc == "f32" else arrays.where(exact, rounded, ~(part >= last))
         comparison.count(rows, wrong, reference, part)
         if not bool(exact.all()):
-            comparison.compared = "equality up to 2048"
+            comparison.compared = f"equality up to {last}"
         errors = _errors(part, reference)
         largest = max(largest, float(errors.max()))
         if bool(exact.any()):
@@ -360,7 +367,7 @@ def _compare_bounded(acc: Acc, a: Array, wide_b: Array, d: Array, order: Order) 
     for rows, wide_a, part, reference in _blocks(a, wide_b, d):
         errors = _errors(part, reference)
         if ceiling is None:
-            allowed = error_bound(acc, wide_a, wide_b, reference, order)
+            allowed = error_bound(acc, wide_a, wide_b, reference, order, element_of(a))
             comparison.bound(errors, allowed)
             comparison.count(rows, errors > allowed, reference, part)
         else:
@@ -381,39 +388,33 @@ def _errors(d: Array, reference: Array) -> Array:
     return errors
 
 
-def error_bound(acc: Acc, a: Array, b: Array, reference: Array, order: Order) -> Array:
+def error_bound(acc: Acc, a: Array, b: Array, reference: Array, order: Order, element: Element = F16) -> Array:
     """Largest |D - reference| that rounding explains, elementwise. a (m,k), b (n,k), reference (m,n), all fp64.
 
-    ``order``: the k of each partial sum, a record's ``k_order``. fp32 accumulator: k additions, each with a relative
-    error of 2^-24 of the sum of magnitudes; then one rounding to fp16. fp16 accumulator: a partial sum is rounded to
-    fp16 after every 8 of k at most (mma.sync may take its 16 in two steps), which costs 2^-11 of the sum so far and of
-    the error it carries; what is added between two roundings has at least fp32's precision, and so has the sum of
-    slices.
+    ``element``: the type of D. ``order``: the k of each partial sum, a record's ``k_order``. fp32 accumulator: k
+    additions, each with a relative error of 2^-24 of the sum of magnitudes; then one rounding to the element. fp16
+    accumulator: a partial sum is rounded to fp16 after every 8 of k at most (mma.sync may take its 16 in two steps),
+    which costs 2^-11 of the sum so far and of the error it carries; what is added between two roundings has at least
+    fp32's precision, and so has the sum of slices.
     """
     arrays = library(a)
     error: Array = a.shape[1] * SINGLE_ERROR * arrays.product(abs(a), abs(b))
     if acc == "f32":
-        error = _rounded(reference, error)
+        error = error + _rounding(reference, error, element)
         return error
     for groups in order:
         partial_sum, carried = arrays.zeros(reference), arrays.zeros(reference)
         for group in groups:
             columns = _columns(group)
             partial_sum += a[:, columns] @ b[:, columns].T
-            carried += _rounding(partial_sum, carried)
+            carried += _rounding(partial_sum, carried, F16)
         error = error + carried
-    return error if len(order) == 1 else _rounded(reference, error)
+    return error if len(order) == 1 else error + _rounding(reference, error, element)
 
 
-def _rounded(value: Array, error: Array) -> Array:
-    """The error of a value after it is rounded to fp16."""
-    rounded: Array = error + _rounding(value, error)
-    return rounded
-
-
-def _rounding(value: Array, error: Array) -> Array:
-    """What rounding to fp16 adds to the error of a value."""
-    rounding: Array = HALF_ERROR * (abs(value) + error) + LEAST_ERROR
+def _rounding(value: Array, error: Array, element: Element) -> Array:
+    """What rounding to an element adds to the error of a value."""
+    rounding: Array = element.unit_roundoff * (abs(value) + error) + element.least_error
     return rounding
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cudal2gen import places
 from cudal2gen.chips import model_of
+from cudal2gen.element import F16, element_or_none
 from cudal2gen.kernel import Layout, Problem, Record, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Environment
@@ -62,7 +63,7 @@ class GpuError(RuntimeError):
 
 @dataclass(frozen=True)
 class Operands:
-    """One set of matrices, fp16, row-major: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n)."""
+    """One set of matrices, row-major: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n)."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -120,7 +121,7 @@ class Device(Protocol):
         ...
 
     def empty(self, *shape: int) -> torch.Tensor:
-        """fp16 memory of this shape, of undefined content."""
+        """Memory of this shape for 16-bit elements, of undefined content."""
         ...
 
     def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
@@ -185,7 +186,7 @@ def alone(index: int) -> Iterator[None]:
 class Kernel:
     """A built kernel on one device; a ``Contender``. ``stream`` answers the stream to launch on, at every call.
 
-    ``runtime_library`` stands in for the CUDA runtime in the emulator. ``empty`` gives fp16 memory of a shape, for
+    ``runtime_library`` stands in for the CUDA runtime in the emulator. ``empty`` gives 16-bit memory of a shape, for
     workspaces and padded matrices; by default it is torch's. Raises LaunchError where the runtime refuses.
     """
 
@@ -233,7 +234,10 @@ class Kernel:
         padded = self.padded(problem)
         if padded == problem:
             return self._bound(a, b, d), None
-        empty = self._empty or a.new_empty
+
+        def empty(*shape: int) -> torch.Tensor:
+            return a.new_empty(shape) if self._empty is None else self._empty(*shape).view(a.dtype)
+
         wide_a = empty(padded.m, padded.k).zero_()
         wide_b = empty(*((padded.n, padded.k) if record.layout == "tn" else (padded.k, padded.n))).zero_()
         wide_d = empty(padded.m, padded.n)
@@ -284,16 +288,16 @@ class Kernel:
 def _problem(record: Record, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Problem:
     """The problem that these tensors pose; ValueError where they pose none of the record's layout."""
     for name, tensor in (("A", a), ("B", b), ("D", d)):
-        if tensor.ndim != 2 or tensor.stride(1) != 1 or str(tensor.dtype) != "torch.float16":
+        if tensor.ndim != 2 or tensor.stride(1) != 1 or element_or_none(tensor.dtype) != record.element:
             raise ValueError(
-                f"{name}: expected an fp16 matrix with contiguous rows, got {tensor.dtype} {tuple(tensor.shape)} "
-                f"with strides {tensor.stride()}"
+                f"{name}: expected an {record.element.title} matrix with contiguous rows, "
+                f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
             )
     (m, k), n = a.shape, d.shape[1]
     expected = (n, k) if record.layout == "tn" else (k, n)
     if tuple(b.shape) != expected or d.shape[0] != m:
         raise ValueError(f"A {tuple(a.shape)}, B {tuple(b.shape)} as {record.layout} and D {tuple(d.shape)} do not fit")
-    return Problem(gpu=record.gpu, acc=record.acc, layout=record.layout, m=m, n=n, k=k)
+    return record.problem.revised(m=m, n=n, k=k)
 
 
 class Gpu:
@@ -430,8 +434,8 @@ class Gpu:
         return int(self._torch._C._cuda_getCurrentRawStream(self.device.index))
 
     def empty(self, *shape: int) -> torch.Tensor:
-        """fp16 memory of this shape, filled with NaN, so that stale results cannot pass."""
-        return self._torch.full(shape, float("nan"), dtype=self._torch.float16, device=self.device)
+        """Memory of this shape for 16-bit elements, filled with NaN, so that stale results cannot pass."""
+        return self._torch.full(shape, float("nan"), dtype=F16.torch_dtype, device=self.device)
 
     def hold(self) -> None:
         """Enqueues some milliseconds of idling: what is enqueued after it on this stream comes later."""
@@ -452,7 +456,7 @@ class Gpu:
     def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
         m, n, k = problem.m, problem.n, problem.k
         free, _ = self._torch.cuda.mem_get_info(self.device)
-        needed = count * 2 * (m * k + 2 * n * k + m * n)
+        needed = count * problem.element.bytes * (m * k + 2 * n * k + m * n)
         if needed > free + self._torch.cuda.memory_reserved(self.device) - RESERVE:
             raise GpuError(f"{problem.mnk}: {count} sets of operands need {needed >> 20} MiB, {free >> 20} are free")
         generator = self._torch.Generator(self.device).manual_seed(seed)
@@ -480,8 +484,8 @@ class Gpu:
 
     def evict(self) -> None:
         if self._scratch is None:
-            halves = 3 * self._properties.L2_cache_size // 2
-            self._scratch = self._torch.empty(halves, dtype=self._torch.float16, device=self.device).normal_()
+            count = 3 * self._properties.L2_cache_size // F16.bytes
+            self._scratch = self._torch.empty(count, dtype=F16.torch_dtype, device=self.device).normal_()
         self._scratch.amax()
 
     def synchronize(self) -> None:
@@ -499,8 +503,9 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any) 
     import torch
 
     def matrices(rows: int, cols: int) -> torch.Tensor:
-        size = ceil_div(rows * cols * 2, ALIGNMENT) * ALIGNMENT // 2
-        pool = torch.empty(count * size, dtype=torch.float16, device=device)
+        element = problem.element
+        size = ceil_div(rows * cols * element.bytes, ALIGNMENT) * ALIGNMENT // element.bytes
+        pool = torch.empty(count * size, dtype=element.torch_dtype, device=device)
         return pool.as_strided((count, rows, cols), (size, cols, 1))
 
     a, b = matrices(problem.m, problem.k), matrices(problem.n, problem.k)

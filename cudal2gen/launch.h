@@ -3,17 +3,18 @@
 #ifndef CUDAL2GEN_LAUNCH_H
 #define CUDAL2GEN_LAUNCH_H
 
+#include <cuda.h>
 #include <driver_types.h>
 
 #include <algorithm>
 #include <climits>
 #include <cstdint>
 #include <cstdlib>
-#include <initializer_list>
 #include <istream>
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace cudal2gen {
 
@@ -52,7 +53,7 @@ class Tokens {
   }
 
   // The place of a word among those that it may be.
-  int choice(std::string const& name, std::initializer_list<char const*> words) {
+  int choice(std::string const& name, std::vector<char const*> const& words) {
     std::string const value = word(name);
     auto const found = std::find(words.begin(), words.end(), value);
     if (found != words.end()) return int(found - words.begin());
@@ -88,7 +89,17 @@ class Tokens {
   std::map<std::string, std::string> values_;
 };
 
-// A box of `cols` x `rows` halves of a matrix; its swizzle is as wide as its columns. Without columns there is none.
+// The type of A, B and D.
+struct Element {
+  char const* name;
+  int bytes;
+  CUtensorMapDataType map_type;
+};
+
+// As element.py has them.
+constexpr Element kElements[] = {{"f16", 2, CU_TENSOR_MAP_DATA_TYPE_FLOAT16}};
+
+// A box of `cols` x `rows` elements of a matrix; its swizzle is as wide as its columns. Without columns there is none.
 struct Box {
   int cols = 0, rows = 0;
 };
@@ -102,7 +113,9 @@ struct Matrix {
   void const* address;
   int64_t ld, cols;
 
-  bool in_vectors() const { return reinterpret_cast<uintptr_t>(address) % 16 == 0 && ld % 8 == 0; }
+  bool in_vectors(Element const& element) const {
+    return reinterpret_cast<uintptr_t>(address) % 16 == 0 && ld * element.bytes % 16 == 0;
+  }
   bool packed() const { return ld == cols; }
 };
 
@@ -120,6 +133,7 @@ struct Launch {
   int baked_k = 0, cluster_m = 1, cluster_n = 1;
   int k_steps = 0;  // of k that a CTA holds, 0 for any number
   Box box_a, box_b, box_d;
+  Element element = kElements[0];
 
   explicit Launch(Tokens& facts);
 
@@ -150,6 +164,11 @@ inline Launch::Launch(Tokens& facts) {
   bk = facts.number("bk", 1);
   split_k = facts.number("split_k", 1);
   if (facts.has("fusion")) facts.choice("fusion", {"none"});
+  if (facts.has("element")) {
+    std::vector<char const*> names;
+    for (Element const& each : kElements) names.push_back(each.name);
+    element = kElements[facts.choice("element", names)];
+  }
   auto const box = [&](std::string const& name) { return Box{facts.number(name + "_cols"), facts.number(name + "_rows")}; };
   switch (convention) {
     case Convention::kTiles:
@@ -200,9 +219,9 @@ inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix 
   if (a.ld < a.cols || b.ld < b.cols || d.ld < d.cols) return {cudaErrorInvalidValue, "a leading dimension is shorter than its row"};
   if (baked_k && (!a.packed() || (!nn && !b.packed())))
     return {cudaErrorInvalidValue, "this kernel has k baked in: it takes that k only, packed"};
-  if (!a.in_vectors() || !b.in_vectors())
+  if (!a.in_vectors(element) || !b.in_vectors(element))
     return {cudaErrorMisalignedAddress, "A and B must be aligned to 16 bytes, lda and ldb be multiples of 8"};
-  if (stores_vectors() ? !d.in_vectors() : reinterpret_cast<uintptr_t>(d.address) % 2 != 0)
+  if (stores_vectors() ? !d.in_vectors(element) : reinterpret_cast<uintptr_t>(d.address) % element.bytes != 0)
     return {cudaErrorMisalignedAddress, "D must be aligned to 16 bytes, ldd be a multiple of 8"};
   return {};
 }

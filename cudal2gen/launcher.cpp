@@ -96,25 +96,26 @@ bool connect_capture(void* library, Runtime& runtime) {
 
 // ---- tensor maps ----
 
-// Tensor maps by what they describe: address, columns, rows, bytes from row to row, box. Encoding takes a microsecond,
-// so that of operands that come again is kept; a caller with ever new ones costs no memory.
+// Tensor maps by what they describe: address, columns, rows, elements from row to row, box, type. Encoding takes a
+// microsecond, so that of operands that come again is kept; a caller with ever new ones costs no memory.
 class MapCache {
  public:
-  using Key = std::array<uint64_t, 6>;
+  using Key = std::array<uint64_t, 7>;
   decltype(&cuTensorMapEncodeTiled) encode = nullptr;
 
-  bool find(Matrix const& matrix, int64_t rows, Box box, CUtensorMap& map) {
+  bool find(Matrix const& matrix, int64_t rows, Box box, Element const& element, CUtensorMap& map) {
     Key const key = {reinterpret_cast<uint64_t>(matrix.address), uint64_t(matrix.cols), uint64_t(rows), uint64_t(matrix.ld),
-                     uint64_t(box.cols), uint64_t(box.rows)};
+                     uint64_t(box.cols), uint64_t(box.rows), uint64_t(element.map_type)};
     std::lock_guard<std::mutex> const guard(mutex_);
     auto kept = maps_.find(key);
     if (kept == maps_.end()) {
-      cuuint64_t const extents[] = {cuuint64_t(matrix.cols), cuuint64_t(rows)}, strides[] = {cuuint64_t(matrix.ld) * 2};
+      cuuint64_t const extents[] = {cuuint64_t(matrix.cols), cuuint64_t(rows)}, strides[] = {cuuint64_t(matrix.ld * element.bytes)};
       cuuint32_t const sizes[] = {cuuint32_t(box.cols), cuuint32_t(box.rows)}, steps[] = {1, 1};
-      CUtensorMapSwizzle const swizzle = box.cols == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
-                                         : box.cols == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                          : CU_TENSOR_MAP_SWIZZLE_32B;
-      if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(matrix.address), extents, strides, sizes, steps,
+      int const row_bytes = box.cols * element.bytes;
+      CUtensorMapSwizzle const swizzle = row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                         : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                           : CU_TENSOR_MAP_SWIZZLE_32B;
+      if (encode(&map, element.map_type, 2, const_cast<void*>(matrix.address), extents, strides, sizes, steps,
                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
         return false;
@@ -362,8 +363,11 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
   void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &options.along_n, &options.band,
                   &options.policy_a, &options.policy_b, &partials, &arrivals};
   bool const tma = launch.convention == Convention::kTma;
-  if (tma && !(own.maps.find(in_a, m, launch.box_a, map_a) && own.maps.find(in_b, launch.nn ? k : n, launch.box_b, map_b) &&
-               (!launch.box_d.cols || own.maps.find(out_d, m, launch.box_d, map_d))))
+  auto const map = [&](Matrix const& matrix, int64_t rows, Box box, CUtensorMap& to) {
+    return own.maps.find(matrix, rows, box, launch.element, to);
+  };
+  if (tma && !(map(in_a, m, launch.box_a, map_a) && map(in_b, launch.nn ? k : n, launch.box_b, map_b) &&
+               (!launch.box_d.cols || map(out_d, m, launch.box_d, map_d))))
     return invalid("the driver does not encode a tensor map of these operands");
   cudaError_t const error = own.runtime.launch(&config, own.function(), tma ? maps : matrices);
   return error ? own.runtime.refuse(error) : cudaSuccess;

@@ -73,20 +73,20 @@ def _mma_clocks(record: Record, work: Work) -> float:
 def _dram_bytes(record: Record, work: Work, rates: Rates, at_once: int) -> float:
     """Bytes between device memory and chip: what is there once, and again what the L2 forgot between waves."""
     once = record.problem.traffic_bytes
-    operands = 2 * record.k * (record.m + record.n)
+    operands = record.element.bytes * record.k * (record.m + record.n)
     if operands <= rates.l2_size * 2 // 3:
         return once
     band = min(work.raster_band, record.tiles_m)
     tiles = record.tiles_m * record.tiles_n
     wave = min(tiles, max(1, at_once // record.split_k))
     rows, cols = min(band, wave), ceil_div(wave, band)
-    per_wave = 2 * record.k * (rows * record.bm + min(cols, record.tiles_n) * record.bn)
-    return max(once, tiles / wave * per_wave + 2 * record.m * record.n)
+    per_wave = record.element.bytes * record.k * (rows * record.bm + min(cols, record.tiles_n) * record.bn)
+    return max(once, tiles / wave * per_wave + record.element.bytes * record.m * record.n)
 
 
 def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: int) -> float:
     """From the last MMA to the last store; between tiles only where nothing else runs meanwhile."""
-    tile_us = record.bm * record.bn * 2 / STORE_BYTES[work.store] / rates.mhz
+    tile_us = record.bm * record.bn * record.element.bytes / STORE_BYTES[work.store] / rates.mhz
     if record.split_k > 1:
         tile_us /= record.split_k
     return 0.3 + tile_us * (1 if work.epilogue_hidden else per_sm)

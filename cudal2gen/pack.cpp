@@ -136,7 +136,9 @@ struct Kernel {
   bool takes(Sizes const& problem) const {
     auto const [m, n, k] = problem;
     int const row_b = layout == CUDAL2GEN_TN ? k : n;
-    cudal2gen::Matrix const a = {nullptr, k, k}, b = {nullptr, row_b, row_b}, d = {nullptr, cudal2gen::ceil_div(n, 8) * 8, n};
+    int const vector = 16 / launch.element.bytes;
+    cudal2gen::Matrix const a = {nullptr, k, k}, b = {nullptr, row_b, row_b};
+    cudal2gen::Matrix const d = {nullptr, cudal2gen::ceil_div(n, vector) * vector, n};
     return !launch.refuse_sizes(m, n, k) && !launch.refuse_operands(a, b, d);
   }
 

@@ -1,6 +1,6 @@
 """How a tensor core may round, as models, and how far each predicts what a device gave.
 
-A tensor core adds up a product of fp16 matrices in steps: an instruction's 16 of k at once or in parts. In a step it
+A tensor core adds up a product of matrices in steps: an instruction's 16 of k at once or in parts. In a step it
 adds the products and the sum so far exactly, or first aligns them to the largest and cuts them off some bits below it;
 then it rounds the new sum to the accumulator's type, to nearest or toward zero. NVIDIA documents none of this: the
 models are compared with measurements.
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cudal2gen.element import F16
 from cudal2gen.kernel import Acc
 from cudal2gen.results import Rounding
 
@@ -50,21 +51,22 @@ def models(acc: Acc) -> Iterator[Model]:
 
 
 def predict(model: Model, acc: Acc, a: Array, b: Array, order: Order) -> Array:
-    """D (m,n) in fp16, of A (m,k) and B (n,k), as the model has it. ``order``: a record's ``k_order``."""
+    """D (m,n) of A (m,k) and B (n,k), in their type, as the model has it. ``order``: a record's ``k_order``."""
     slices = [_accumulate(model, acc, a.astype(np.float64), b.astype(np.float64), part) for part in order]
     total = slices[0]
     for more in slices[1:]:  # the reduction of a split k is in fp32
         total = (total + more).astype(np.float32).astype(np.float64)
-    return total.astype(np.float16)
+    return total.astype(a.dtype)
 
 
 def _accumulate(model: Model, acc: Acc, a: Array, b: Array, part: list[list[int]]) -> Array:
+    kind = np.dtype(F16.dtype if acc == "f16" else "float32")
     total = np.zeros((a.shape[0], b.shape[0]))
     for step in _steps(part, model.width):
         products = a[:, None, step] * b[None, :, step]
         if model.bits is not None:
             products, total = _aligned(products, a[:, step], b[:, step], total, model.bits)
-        total = _rounded(products.sum(-1) + total, np.float16 if acc == "f16" else np.float32, model.toward_zero)
+        total = _rounded(products.sum(-1) + total, kind, model.toward_zero)
     return total
 
 
@@ -92,23 +94,23 @@ def _aligned(products: Array, a: Array, b: Array, total: Array, bits: int) -> tu
     )
 
 
-def _rounded(values: Array, kind: type[np.floating[Any]], toward_zero: bool) -> Array:
+def _rounded(values: Array, kind: np.dtype[Any], toward_zero: bool) -> Array:
     near = values.astype(kind)
     if toward_zero:
         beyond = np.abs(near.astype(np.float64)) > np.abs(values)
-        near = np.where(beyond, np.nextafter(near, kind(0)), near)
+        near = np.where(beyond, np.nextafter(near, kind.type(0)), near)
     return near.astype(np.float64)
 
 
 def ulps(values: Array, others: Array) -> Array:
-    """Distances in units of the last place between fp16 numbers; NaN agrees with NaN only."""
+    """Distances in units of the last place between numbers of 16 bits; NaN agrees with NaN only."""
     apart: Array = np.abs(_place(values) - _place(others))
     nan, other_nan = np.isnan(values), np.isnan(others)
     return np.where(nan | other_nan, np.where(nan & other_nan, 0, 1 << 16), apart)
 
 
 def _place(values: Array) -> Array:
-    """fp16 numbers counted from zero: neighbours differ by one."""
+    """Numbers of 16 bits counted from zero: neighbours differ by one."""
     bits = values.view(np.int16).astype(np.int64)
     return np.where(bits < 0, -(bits & 0x7FFF), bits)
 

@@ -40,7 +40,7 @@ def persistent_matmul(
             total = tl.dot(a, b, total, out_dtype=accumulator_type)
         tl.store(
             d_ptr + rows[:, None].to(tl.int64) * ldd + columns[None, :],
-            total.to(tl.float16),
+            total.to(d_ptr.dtype.element_ty),
             mask=(rows[:, None] < m) & (columns[None, :] < n),
         )
 

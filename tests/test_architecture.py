@@ -20,6 +20,7 @@ FLOORS = {
     "ptx_split": 0,
     "ratios": 0,
     "chips": 0,
+    "element": 0,
     "kernel": 1,
     "catalog": 2,
     "correctness": 2,
@@ -51,7 +52,7 @@ NO_NAMES = frozenset(
     ("one", "found", "told", "said", "wanted", "known", "given", "asked", "held", "made", "taken", "shown", "seen",
      "these", "fitting", "theirs", "ours", "bed")
 )  # fmt: skip
-TORCH = {"correctness", "validator", "gpu", "baselines", "bench", "operators", "tuner"}
+TORCH = {"element", "correctness", "validator", "gpu", "baselines", "bench", "operators", "tuner"}
 
 
 def room(path: Path, package: Path) -> str:

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from cudal2gen import chips, compiler, gpu
+from cudal2gen.element import F16
 from cudal2gen.gpu import Gpu, GpuError, Operands
 from cudal2gen.kernel import Record, revise
 from cudal2gen.launcher import LaunchError
-from cudal2gen.validator.matrices import POISONS, Matrices
+from cudal2gen.validator.matrices import Matrices
 from tests.emulated import EmulatedDevice
 from tests.paths import PATHS, small
 from tests.strategies import wgmma
@@ -313,9 +314,9 @@ def test_a_padded_problem_is_copied_inside_the_call(device: EmulatedDevice, libr
     whole, copies = kernel.stages(matrices.operands)
     assert copies is not None
     for seed in (1, 2):  # what the first call left in the padding must not reach the second
-        matrices.draw("normal", seed, POISONS[0])
+        matrices.draw("normal", seed, F16.poisons[0])
         whole()
-        assert matrices.findings(POISONS[0]) == []
+        assert matrices.findings(F16.poisons[0]) == []
         assert matrices.compare("normal").findings == []
     launches = len(device.session.launches)
     copies()

@@ -344,6 +344,7 @@ def test_facts_that_are_none_are_named(convention: str, library: Path, tmp_path:
     for change, message in (
         (text + "colour=red\n", "unknown fact colour"),
         (text + "fusion=bias\n", "fusion=bias: "),
+        (text + "element=f64\n", "element=f64: "),
         (text + "lonely\n", "lonely is no fact, which is name=value"),
         (text.replace(f"launch={convention}", "launch=rings"), "launch=rings: must be one of tiles, "),
         (text.replace(threads, "threads=many"), "threads=many: "),
@@ -357,9 +358,11 @@ def test_facts_that_are_none_are_named(convention: str, library: Path, tmp_path:
 
 def test_a_fact_at_its_neutral_value_may_be_left_out(library: Path, idle: Path, tmp_path: Path) -> None:
     text = small().launch.write()
+    neutral = "fusion=none\nelement=f16\n"
     assert "fusion" not in text
-    assert contract.read(text + "fusion=none\n") == contract.read(text)
-    (tmp_path / "kernel.launch").write_text(text + "fusion=none\n")
+    assert "element" not in text
+    assert contract.read(text + neutral) == contract.read(text)
+    (tmp_path / "kernel.launch").write_text(text + neutral)
     OpenKernel(library, tmp_path, {}, idle).close()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from cudal2gen import compiler, emulator, gpu, rounding, toolchain
+from cudal2gen.element import F16
 from cudal2gen.gpu import Operands
 from cudal2gen.kernel import GPUS, IllegalRecord, Record, revise
 from cudal2gen.launcher import LaunchError, OpenKernel
@@ -24,7 +25,7 @@ from cudal2gen.results import Case
 from cudal2gen.validator import Shape, device, sanitizer
 from cudal2gen.validator.agreement import against_emulator
 from cudal2gen.validator.judgement import sanitized
-from cudal2gen.validator.matrices import POISONS, Matrices
+from cudal2gen.validator.matrices import Matrices
 from tests.adversaries import FINDINGS, Adversary
 from tests.paths import PATHS, small
 from tests.test_launcher import GOOD, REFUSED
@@ -197,20 +198,20 @@ def test_a_captured_graph_gives_the_same(name: str, card: gpu.Gpu, subject: Any)
     record = kernel.record
     opened = kernel.open(card)
     matrices = Matrices(card.empty, record, record.problem)
-    matrices.draw("normal", 1, POISONS[0])
+    matrices.draw("normal", 1, F16.poisons[0])
     call = opened.bind(matrices.operands)
     call()
     card.wait()
     direct = matrices.d.bits.clone()
     replayed = card.capture([call, call])
-    matrices.d.bits.fill_(POISONS[0])
+    matrices.d.bits.fill_(F16.poisons[0])
     replayed()
     card.wait()
     assert bool((matrices.d.bits == direct).all())
-    matrices.draw("normal", 2, POISONS[0])
+    matrices.draw("normal", 2, F16.poisons[0])
     replayed()
     card.wait()
-    assert matrices.findings(POISONS[0]) == []
+    assert matrices.findings(F16.poisons[0]) == []
     assert matrices.compare("normal").findings == []
 
 
@@ -221,7 +222,7 @@ def test_a_kernel_runs_on_the_current_stream(card: gpu.Gpu, subject: Any) -> Non
     kernel = subject(small())
     record = kernel.record
     matrices = Matrices(card.empty, record, record.problem)
-    matrices.draw("binary", 1, POISONS[0])
+    matrices.draw("binary", 1, F16.poisons[0])
     call = kernel.open(card).bind(matrices.operands)
     card.wait()
     side = torch.cuda.Stream()
@@ -232,7 +233,7 @@ def test_a_kernel_runs_on_the_current_stream(card: gpu.Gpu, subject: Any) -> Non
         with_side = matrices.d.bits.clone()
         side.synchronize()
     card.wait()
-    assert not bool((with_side == POISONS[0]).any())
+    assert not bool((with_side == F16.poisons[0]).any())
     assert matrices.compare("binary").findings == []
 
 

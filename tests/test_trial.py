@@ -12,11 +12,12 @@ import torch
 from typer.testing import CliRunner
 
 from cudal2gen import baselines, bench, catalog, cli, compiler, gpu, results, rounding, validator
+from cudal2gen.element import F16
 from cudal2gen.gpu import Absent, Contender, Operands
 from cudal2gen.kernel import Record, revise
 from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, agreement, device, sanitizer
-from cudal2gen.validator.matrices import CANARY, GUARD, POISONS, Guarded, Matrices
+from cudal2gen.validator.matrices import GUARD, Guarded, Matrices
 from tests.adversaries import FINDINGS, AccumulatesInHalf, Adversary, ChangesItsInput
 from tests.emulated import OTHER_STREAM, EmulatedDevice
 from tests.paths import PATHS, small
@@ -253,7 +254,7 @@ def test_a_guarded_matrix_tells_where_it_was_written() -> None:
     def empty(*shape: int) -> Any:
         return torch.empty(shape, dtype=torch.float16)
 
-    matrix = Guarded(empty, "D", 4, 6, 8, CANARY)
+    matrix = Guarded(empty, "D", 4, 6, 8, F16.canary)
     matrix.matrix.fill_(1.0)
     assert list(matrix.changes()) == []
     matrix.keep()
@@ -297,11 +298,11 @@ def test_work_of_another_stream_shows_when_the_device_is_waited_for(library: Pat
     artifact = compiler.build([record])[0]
     with EmulatedDevice(record) as card:
         matrices = Matrices(card.empty, record, record.problem)
-        matrices.draw("binary", 0, POISONS[0])
+        matrices.draw("binary", 0, F16.poisons[0])
         card.open(record, artifact, library, lambda: OTHER_STREAM).bind(matrices.operands)()
-        assert "unwritten-output: 4096 of 4096" in matrices.findings(POISONS[0])[0]
+        assert "unwritten-output: 4096 of 4096" in matrices.findings(F16.poisons[0])[0]
         card.synchronize()
-        assert matrices.findings(POISONS[0]) == []
+        assert matrices.findings(F16.poisons[0]) == []
         assert matrices.compare("binary").findings == []
 
 

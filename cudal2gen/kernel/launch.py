@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
+from cudal2gen.element import ElementName
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Layout, aligned
 from cudal2gen.kernel.schema import Schema
 
@@ -36,7 +37,7 @@ class Sizes(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """How a caller's fp16 matrix lies: leading dimension, and whether its address is a multiple of 16 bytes."""
+    """How a caller's matrix lies: leading dimension, and whether its address is a multiple of 16 bytes."""
 
     ld: int
     aligned: bool = True
@@ -93,6 +94,7 @@ class Launch(Schema):
     bk: Count
     split_k: Count
     fusion: Fusion = "none"
+    element: ElementName = "f16"
 
     @property
     def stores_vectors(self) -> bool:

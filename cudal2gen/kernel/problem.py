@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError
 
+from cudal2gen.element import F16, Element
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 
 Acc = Literal["f16", "f32"]
@@ -14,7 +15,7 @@ SizeClass = Literal["small-m", "split-k", "tiny", "medium", "large", "huge"]
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 MAX_EXTENT = 2**24  # offsets within a CTA tile are 32-bit: a row may have so many elements
 
-VECTOR = 8  # halves in the 16-byte vector that cp.async, ldmatrix rows and global stores move
+VECTOR = 16 // F16.bytes  # elements in the 16-byte vector that cp.async, ldmatrix rows and global stores move
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -28,7 +29,7 @@ def aligned(extent: int, to: int = VECTOR) -> int:
 
 
 class Problem(Schema):
-    """The question: D(m,n) = A(m,k) B, fp16 in and out, on one GPU."""
+    """The question: D(m,n) = A(m,k) B, on one GPU."""
 
     gpu: Annotated[str, Field(description="GPU model whose limits the record keeps, e.g. a100")]
     acc: Annotated[Acc, Field(description="type of the accumulator in the MMA: f16 or f32")]
@@ -43,6 +44,11 @@ class Problem(Schema):
             return type(self).model_validate(dict(self) | changes)
         except ValidationError as error:
             raise IllegalRecord(explain(error)) from None
+
+    @property
+    def element(self) -> Element:
+        """The type of A, B and D."""
+        return F16
 
     @property
     def mnk(self) -> str:
@@ -61,7 +67,7 @@ class Problem(Schema):
     @property
     def traffic_bytes(self) -> int:
         """Each operand once between device memory and the chip: the least that any kernel moves."""
-        return 2 * (self.m * self.k + self.n * self.k + self.m * self.n)
+        return self.element.bytes * (self.m * self.k + self.n * self.k + self.m * self.n)
 
     @property
     def size_class(self) -> SizeClass:

@@ -13,6 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from pydantic.fields import FieldInfo
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
+from cudal2gen.element import Element
 from cudal2gen.kernel.launch import Launch
 from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, aligned, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
@@ -82,6 +83,10 @@ class Record(Schema):
     @property
     def acc(self) -> Acc:
         return self.problem.acc
+
+    @property
+    def element(self) -> Element:
+        return self.problem.element
 
     @property
     def layout(self) -> Layout:
@@ -184,6 +189,7 @@ class Record(Schema):
             "bn": self.bn,
             "bk": self.k_step,
             "split_k": self.split_k,
+            "element": self.element.name,
         }
 
     @property
@@ -270,7 +276,7 @@ class Record(Schema):
     @property
     def step_bytes(self) -> int:
         """One k-step of A and of B, as shared memory holds it."""
-        return (self.bm + self.bn) * self.k_step * 2
+        return (self.bm + self.bn) * self.k_step * self.element.bytes
 
     @property
     def ctas_by_smem(self) -> int:

@@ -58,7 +58,7 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     min_blocks: Annotated[
         int, Field(ge=1, le=32, description="CTAs per SM that the compiler bounds registers for (__launch_bounds__)")
     ]
-    smem_swizzle: Annotated[Swizzle, Field(description="Swizzle<bits, base, shift> of a stage, on halves")]
+    smem_swizzle: Annotated[Swizzle, Field(description="Swizzle<bits, base, shift> of a stage, on elements")]
     smem_swizzle_c: Annotated[
         Swizzle | None, Field(description="the same of the staged D; given iff r2s_bytes is 4, null otherwise")
     ]
@@ -287,7 +287,7 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
                     continue
                 if stages > max(2, steps):
                     continue
-                ring, mma_tiles = stages * (bm + bn) * bk * 2, bm * bn // (8 * threads)
+                ring, mma_tiles = stages * (bm + bn) * bk * problem.element.bytes, bm * bn // (8 * threads)
                 batches = [batch for batch in (4, 2, 1) if batch <= mma_tiles and batch * threads * 16 <= ring]
                 for prefetch in PREFETCHES:
                     yield {

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cudal2gen.chips import GPUS, Chip
+from cudal2gen.element import F16
 from cudal2gen.kernel.record import Record
 
-CHUNK = 64  # halves in 128 bytes: a row of the widest swizzle
+CHUNK = 128 // F16.bytes  # elements in 128 bytes: a row of the widest swizzle
 CLUSTER_SPLITS = (2, 4, 8)  # slices of k that CTAs of one cluster sum; 8 CTAs are the largest portable cluster
 
 

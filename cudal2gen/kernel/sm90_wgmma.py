@@ -307,7 +307,9 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def store_bytes(self) -> int:
         """Buffers of the epilogue: two per consumer warp, of 16 rows or columns of D."""
-        return self.consumers * 4 * STORE_BUFFERS * 16 * self.store_group * 2 if self.epilogue == "tma" else 0
+        if self.epilogue != "tma":
+            return 0
+        return self.consumers * 4 * STORE_BUFFERS * 16 * self.store_group * self.element.bytes
 
     @property
     def smem_bytes(self) -> int:
@@ -413,9 +415,9 @@ class Sm90Wgmma(Sm90Kernel):
             if split_k > 1 and (not alone or ceil_div(problem.k, bk) < 2 * split_k):
                 continue
             epilogue = "direct" if reduce == "cluster" or problem.n % VECTOR else "tma"
-            buffers = consumers * 4 * STORE_BUFFERS * 16 * 64 * 2 if epilogue == "tma" else 0
+            buffers = consumers * 4 * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes if epilogue == "tma" else 0
             room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - 512
-            deepest = min(8 if bk == 64 else 4, room // ((bm + bn) * bk * 2))
+            deepest = min(8 if bk == 64 else 4, room // ((bm + bn) * bk * problem.element.bytes))
             for stages in range(deepest, max(1, deepest - 3), -1):
                 yield {
                     "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": cluster, "consumers": consumers,
@@ -440,10 +442,10 @@ class Sm90Wgmma(Sm90Kernel):
         """CTAs of a cluster along n share A, along m B: the L2 is asked for each part once, by one of them."""
         cluster_m, cluster_n = self.cluster
         atoms = self.rows // WGMMA_M * (self.cols // self.atom_n)
-        read = atoms * (WGMMA_M + self.atom_n) * self.k_step * 2
+        read = atoms * (WGMMA_M + self.atom_n) * self.k_step * self.element.bytes
         return Work(
             "wgmma",
-            l2_bytes=(self.bm / cluster_n + self.bn / cluster_m) * self.k_step * 2,
+            l2_bytes=(self.bm / cluster_n + self.bn / cluster_m) * self.k_step * self.element.bytes,
             issuers=self.consumers,
             shared_bytes=read + self.step_bytes,
             raster_band=self.raster_group,
@@ -454,7 +456,7 @@ class Sm90Wgmma(Sm90Kernel):
 
 
 def _widest(extent: int) -> int:
-    """The widest swizzled row, in halves, that divides an extent."""
+    """The widest swizzled row, in elements, that divides an extent."""
     return next(width for width in (64, 32, 16) if extent % width == 0)
 
 

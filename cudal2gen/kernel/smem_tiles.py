@@ -18,7 +18,7 @@ class SmemTiles(MmaTiles):
     """Tiles for mma.sync whose operands lie in shared memory: rows of 16-byte vectors, permuted by a swizzle.
 
     Rows of A run along k, those of B too for layout tn, else along n. A swizzle is CuTe's ``Swizzle<bits, base,
-    shift>`` on halves.
+    shift>`` on elements.
     """
 
     @property
@@ -69,16 +69,16 @@ class SmemTiles(MmaTiles):
     def work(self) -> Work:
         """A warp reads the rows and columns that it multiplies: A once per column of warps, B once per row of them."""
         warps_m, warps_n = self.warps
-        read = (self.bm * warps_n + self.bn * warps_m) * self.k_step * 2
+        read = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
         return Work("mma.sync", self.step_bytes, shared_bytes=read + self.step_bytes)
 
 
 def swizzle_violations(field: str, swizzle: Swizzle, sizes: dict[str, int]) -> Iterator[str]:
-    """Whether a swizzle permutes 16-byte vectors within blocks that the sizes, in halves, are multiples of."""
+    """Whether a swizzle permutes 16-byte vectors within blocks that the sizes, in elements, are multiples of."""
     bits, base, shift = swizzle
     if shift < bits:
         yield f"{field}={list(swizzle)}: the shift must not be below the bits, or the permutation is not one"
-    for name, halves in sizes.items():
-        if halves % (1 << (bits + base)):
+    for name, extent in sizes.items():
+        if extent % (1 << (bits + base)):
             block = 1 << (bits + base)
-            yield f"{field}={list(swizzle)}: permutes blocks of {block} halves, {name}={halves} is no multiple"
+            yield f"{field}={list(swizzle)}: permutes blocks of {block} elements, {name}={extent} is no multiple"

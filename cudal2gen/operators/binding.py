@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cudal2gen.chips import model_of
 from cudal2gen.choice import Use
+from cudal2gen.element import F16
 from cudal2gen.gpu import runtime
 from cudal2gen.kernel import Layout, aligned, ceil_div
 from cudal2gen.launcher import OpenKernel
@@ -99,14 +100,14 @@ def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout:
 
 def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
     a, b, d = request.operands
-    launch, halves = kernel.sized(a.ld, b.ld, d.ld, *use.launched), _workspace(kernel, use)
+    launch, scratch_size = kernel.sized(a.ld, b.ld, d.ld, *use.launched), _workspace(kernel, use)
     empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
 
     # Written out, without a further function: this is what every call waits for.
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         d = empty(a, *shape) if out is None else out
-        if halves:
-            scratch = empty(a, halves)
+        if scratch_size:
+            scratch = empty(a, scratch_size)
             code = launch(a.data_ptr(), b.data_ptr(), d.data_ptr(), scratch.data_ptr(), stream())
         else:
             code = launch(a.data_ptr(), b.data_ptr(), d.data_ptr(), 0, stream())
@@ -126,14 +127,14 @@ def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
         for matrix, copied, wide in zip(operands, use.copied, (depth, b_wide[1], cols), strict=True)
     )
     copies_a, copies_b, copies_d = use.copied
-    launch, halves = kernel.sized(lda, ldb, ldd, *use.launched), _workspace(kernel, use)
+    launch, scratch_size = kernel.sized(lda, ldb, ldd, *use.launched), _workspace(kernel, use)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         d = device.empty(a, *request.shape) if out is None else out
         wide_a = _wide(device, a.as_strided((m, k), (operands.a.ld, 1)), (rows, depth)) if copies_a else a
         wide_b = _wide(device, b.as_strided(b_own, (operands.b.ld, 1)), b_wide) if copies_b else b
         wide_d = device.empty(a, rows, aligned(cols)) if copies_d else d
-        scratch = device.empty(a, halves) if halves else None
+        scratch = device.empty(a, scratch_size) if scratch_size else None
         workspace = 0 if scratch is None else scratch.data_ptr()
         kernel.check(launch(wide_a.data_ptr(), wide_b.data_ptr(), wide_d.data_ptr(), workspace, device.stream()))
         if copies_d:
@@ -144,8 +145,8 @@ def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
 
 
 def _workspace(kernel: OpenKernel, use: Use) -> int:
-    """Halves of scratch memory that a launch needs."""
-    return ceil_div(kernel.workspace_bytes(*use.launched), 2)
+    """Elements of scratch memory that a launch needs."""
+    return ceil_div(kernel.workspace_bytes(*use.launched), F16.bytes)
 
 
 def _wide(device: Device, matrix: torch.Tensor, extents: tuple[int, int]) -> torch.Tensor:

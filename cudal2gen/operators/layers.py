@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from cudal2gen.element import dtypes, element_or_none
 from cudal2gen.operators.torch_operators import linear
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def _why_not(module: torch.nn.Module) -> str:
         return "replaced before"
     if "forward" in module.__dict__:
         return "has a forward of its own"
-    if module.weight.dtype != torch.float16:
-        return f"its weights are {module.weight.dtype}, not torch.float16"
+    if element_or_none(module.weight.dtype) is None:
+        return f"its weights are {module.weight.dtype}, not {dtypes(module.weight)}"
     return ""
 
 
@@ -75,6 +76,6 @@ def _forward(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     import torch
 
     # A model may be converted or moved after it was patched.
-    if x.dtype == module.weight.dtype == torch.float16:
+    if x.dtype == module.weight.dtype and element_or_none(x.dtype) is not None:
         return linear(x, module.weight, module.bias)
     return torch.nn.functional.linear(x, module.weight, module.bias)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from cudal2gen.kernel import Acc, Layout, Problem, aligned
+from cudal2gen.element import dtypes, element_or_none
+from cudal2gen.kernel import VECTOR, Acc, Layout, Problem, aligned
 from cudal2gen.kernel.launch import Matrix, Operands, Sizes
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ def _check_types(**tensors: torch.Tensor) -> None:
     import torch
 
     for name, tensor in tensors.items():
-        if tensor.dtype != torch.float16:
-            raise TypeError(f"{name}: expected torch.float16, got {tensor.dtype}")
+        if element_or_none(tensor.dtype) is None:
+            raise TypeError(f"{name}: expected {dtypes(tensor)}, got {tensor.dtype}")
         if tensor.layout != torch.strided:
             raise TypeError(f"{name}: expected a strided tensor, got {tensor.layout}")
     devices = {tensor.device for tensor in tensors.values()}
@@ -99,7 +100,7 @@ def request_matmul(a: torch.Tensor, b: torch.Tensor, acc: Acc, out: torch.Tensor
     layout: Layout = "nn"
     as_a, as_b = matrix(a, m, k, *a.stride()), matrix(b, k, n, *b.stride())
     # A single row or column may be either; rows that start on 16 bytes need no copy.
-    if (as_b is None or as_b.ld % 8) and (as_tn := matrix(b, n, k, b.stride(1), b.stride(0))):
+    if (as_b is None or as_b.ld % VECTOR) and (as_tn := matrix(b, n, k, b.stride(1), b.stride(0))):
         layout, as_b = "tn", as_tn
     as_d = Matrix(n) if out is None else matrix(out, m, n, *out.stride())
     problem, obstacle, operands = _posed(acc, layout, Sizes(m, n, k), (as_a, as_b, as_d))
@@ -159,7 +160,7 @@ def span(tensor: torch.Tensor) -> int:
     if not tensor.numel():
         return 0
     reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return 2 * (int(reach) + 1)
+    return int(tensor.element_size()) * (int(reach) + 1)
 
 
 # --- torch's own product ---
@@ -173,7 +174,7 @@ def torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> 
         return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
     # The CPU's own fp16 product need not sum in fp32.
     product = torch.mm(a.float(), b.float())
-    return product.half() if out is None else out.copy_(product)
+    return product.to(a.dtype) if out is None else out.copy_(product)
 
 
 def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -183,4 +184,4 @@ def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     if x.device.type == "cuda":
         return torch.nn.functional.linear(x, weight, bias).contiguous()
     wide = None if bias is None else bias.float()
-    return torch.nn.functional.linear(x.float(), weight.float(), wide).half().contiguous()
+    return torch.nn.functional.linear(x.float(), weight.float(), wide).to(x.dtype).contiguous()

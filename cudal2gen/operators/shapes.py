@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
+from cudal2gen.element import element_or_none
 from cudal2gen.kernel import Acc, Layout, Problem
 
 if TYPE_CHECKING:
@@ -132,7 +133,6 @@ def _converted_by_replacing() -> Iterator[None]:
 
 @contextmanager
 def _watched(collected: Collected, any_type: bool) -> Iterator[None]:
-    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
@@ -140,7 +140,7 @@ def _watched(collected: Collected, any_type: bool) -> Iterator[None]:
             operands = _operands(func, args)
             if operands is not None:
                 op, a, b, batch = operands
-                if a.dtype == torch.float16 or any_type:
+                if element_or_none(a.dtype) is not None or any_type:
                     collected.products[_product(op, a, b)] += batch
                 else:
                     collected.others[str(a.dtype)] += batch

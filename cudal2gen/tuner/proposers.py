@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cudal2gen.chips import GPUS
+from cudal2gen.element import F16
 from cudal2gen.kernel import Fields, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import reward, space
@@ -216,7 +217,8 @@ class Heuristics(FixedStrategy):
                 gpu=library.NvMatmulHeuristicsNvidiaGpu[chip.heuristics],
             )
         interface = self._interfaces[problem.gpu]
-        precision = "HSH" if problem.acc == "f32" else "HHH"
+        letter = problem.element.heuristics
+        precision = f"{letter}{'S' if problem.acc == 'f32' else F16.heuristics}{letter}"
         # Row-major A as it is; B is transposed where it is stored (n, k).
         layout = library.NvMatmulHeuristicsMatmulLayout["NT_ROW_MAJOR" if problem.layout == "tn" else "NN_ROW_MAJOR"]
         interface.loadInternalDiscoverySet(layout, precision=precision)

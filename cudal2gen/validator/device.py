@@ -24,7 +24,7 @@ from cudal2gen.gpu import Absent, Contender, GpuError, Kernel
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import LaunchError
 from cudal2gen.results import Case, Verdict
-from cudal2gen.validator.matrices import POISONS, Matrices
+from cudal2gen.validator.matrices import Matrices
 from cudal2gen.validator.problems import Shape, kinds, stress_shapes, thorough_shape
 
 if TYPE_CHECKING:
@@ -87,26 +87,27 @@ def run_case(
 ) -> tuple[Case, bool]:
     """One problem with one kind of inputs, three times; and whether the same numbers gave the same bits."""
     comparison, findings, same_bits = Comparison("nothing", 0), list[str](), True
+    nan, number = record.element.poisons
     with _refusals(findings):
         first, second = (Matrices(device.empty, record, shape.of(record)) for _ in range(2))
-        first.draw(inputs, seed, POISONS[0])
-        second.draw(inputs, seed, POISONS[1])
+        first.draw(inputs, seed, nan)
+        second.draw(inputs, seed, number)
         call = contender.bind(first.operands)
         _finish(device, call)
         comparison = first.compare(inputs)
-        findings += first.findings(POISONS[0]) + comparison.findings
+        findings += first.findings(nan) + comparison.findings
         bits = first.d.bits.clone()
 
         _finish(device, contender.bind(second.operands))
         same_bits = bool((second.d.bits == bits).all())
         # The second poison is a number that a product may be: where it stays shows in the comparison.
-        elsewhere = [finding for finding in second.findings(POISONS[1]) if not finding.startswith("unwritten")]
+        elsewhere = [finding for finding in second.findings(number) if not finding.startswith("unwritten")]
         elsewhere += [] if same_bits else second.compare(inputs).findings
         findings += [f"in other memory: {finding}" for finding in elsewhere]
 
-        first.draw(inputs, seed + 1, POISONS[0])
+        first.draw(inputs, seed + 1, nan)
         _finish(device, call)
-        again = first.findings(POISONS[0])
+        again = first.findings(nan)
         if wrong := first.compare(inputs).findings:
             stale = bool((first.d.bits == bits).all())
             again += ["stale-result: new numbers in A and B gave the earlier D"] if stale else wrong
@@ -146,14 +147,14 @@ def stream_case(device: Device, record: Record, contender: Contender, shape: Sha
     comparison = Comparison("nothing", 0)
     with _refusals(findings):
         matrices = Matrices(device.empty, record, shape.of(record))
-        matrices.draw("normal", seed, POISONS[0])
+        matrices.draw("normal", seed, record.element.poisons[0])
         operands = matrices.operands
         call = contender.bind(operands)
         _finish(device, call)  # what the first call alone does is not waited for below
-        matrices.draw("normal", seed + 1, POISONS[0])
+        matrices.draw("normal", seed + 1, record.element.poisons[0])
         inputs = (operands.a, operands.b, operands.b_nn)
         copies = [matrix.clone() for matrix in inputs]
-        d = device.empty(*operands.d.shape)
+        d = device.empty(*operands.d.shape).view(operands.d.dtype)
         for matrix in inputs:
             matrix.fill_(float("nan"))
         device.wait()
@@ -180,7 +181,7 @@ def accuracy_case(device: Device, record: Record, contender: Contender, baseline
         matrices = Matrices(device.empty, record, shape.of(record))
         operands = matrices.operands
         for side in (baseline, contender):
-            matrices.draw("normal", seed, POISONS[0])
+            matrices.draw("normal", seed, record.element.poisons[0])
             _finish(device, side.bind(operands))
             error, rms = errors_of_single(operands.a, operands.b, operands.d)
             largest[side], squares[side] = max(largest[side], error), squares[side] + rms**2 / DRAWS
@@ -271,5 +272,5 @@ def _plan(record: Record, own: Shape) -> Iterator[tuple[Shape, str]]:
     stress = stress_shapes(record)
     thorough = (thorough_shape(stress).mnk, own.mnk)
     for shape in dict.fromkeys([*stress, own]):
-        for inputs in kinds(shape, thorough=shape.mnk in thorough):
+        for inputs in kinds(shape, shape.mnk in thorough, record.element.exact):
             yield shape, inputs

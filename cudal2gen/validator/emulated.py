@@ -70,7 +70,8 @@ class _Matrices:
         lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
         self.memory = emulator.Memory()
         self.rows, self.cols = rows, cols
-        self.a, self.b = operands(inputs, len(rows), len(cols), k, np.random.default_rng(seed))
+        self._type = np.dtype(record.element.dtype)
+        self.a, self.b = operands(inputs, len(rows), len(cols), k, np.random.default_rng(seed), record.element)
         self._d_shape = (m, ldd)
         along_k = np.arange(k)
         a = self._input("A", (m, lda), rows, along_k, self.a)
@@ -78,14 +79,14 @@ class _Matrices:
             ldb, b = ldb_tn, self._input("B", (n, ldb_tn), cols, along_k, self.b)
         else:
             ldb, b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, self.b.T)
-        zeros = np.broadcast_to(np.float16(0), self._d_shape)
+        zeros = np.broadcast_to(self._type.type(0), self._d_shape)
         self._d = self.memory.upload(zeros, "output", region=np.s_[:, :n], name="D")
         self.arguments = (a, lda, b, ldb, self._d.address, ldd, m, n, k)
 
     def _input(self, name: str, size: tuple[int, int], rows: Array, cols: Array, values: Array) -> int:
         """The address of an input that has these values in some rows and columns; the rest of those rows is NaN."""
-        buffer = self.memory.allocate(size[0] * size[1] * 2, "inout", name=name)
-        matrix = buffer.bytes().view(np.float16).reshape(size)
+        buffer = self.memory.allocate(size[0] * size[1] * self._type.itemsize, "inout", name=name)
+        matrix = buffer.bytes().view(self._type).reshape(size)
         matrix[rows] = np.nan
         matrix[np.ix_(rows, cols)] = values
         buffer.role = "input"
@@ -94,7 +95,7 @@ class _Matrices:
     @property
     def d(self) -> Array:
         """The computed part of D."""
-        whole = self._d.bytes().view(np.float16).reshape(self._d_shape)
+        whole = self._d.bytes().view(self._type).reshape(self._d_shape)
         part: Array = whole[np.ix_(self.rows, self.cols)]
         return part
 
@@ -196,7 +197,7 @@ def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
     largest = thorough_shape(shapes)
     for shape in shapes:
         # Hazards do not depend on data: one kind of inputs finds them.
-        for number, inputs in enumerate(kinds(shape, thorough=shape == largest)):
+        for number, inputs in enumerate(kinds(shape, shape == largest, record.element.exact)):
             case, execution = run_case(
                 record, artifact, library, shape, inputs,
                 hazards=number == 0, counters=number == 1 and shape == largest, seed=len(cases),

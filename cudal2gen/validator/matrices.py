@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     import torch
 
 GUARD = 4096  # elements before and after each matrix
-# Bits of fp16. The poisons are a NaN that no arithmetic makes, and a number; what lies around D is a third pattern.
-NAN, POISONS, CANARY = 0x7E01, (0x7D5A, 0xBADA - 0x10000), 0x5A5A
 
 
 class Guarded:
-    """A matrix of ``rows`` by ``cols`` fp16 elements inside a larger allocation, filled with the bits of ``around``."""
+    """A matrix of ``rows`` by ``cols`` elements inside a larger allocation, filled with the bits of ``around``."""
 
     def __init__(self, empty: Empty, name: str, rows: int, cols: int, stride: int, around: int) -> None:
         import torch
@@ -61,20 +59,24 @@ class Matrices:
 
     def __init__(self, empty: Empty, record: Record, problem: Problem) -> None:
         m, n, k = problem.m, problem.n, problem.k
-        stride = strides(record, n, k)
+        stride, element = strides(record, n, k), record.element
         self._record, self._order = record, record.k_order(k)
-        self.a, self.b = Guarded(empty, "A", m, k, stride.a, NAN), Guarded(empty, "B", n, k, stride.b_tn, NAN)
-        self.b_nn = Guarded(empty, "B", k, n, stride.b_nn, NAN)
-        self.d = Guarded(empty, "D", m, n, stride.d, CANARY)
+
+        def guarded(name: str, rows: int, cols: int, ld: int, around: int) -> Guarded:
+            return Guarded(lambda *shape: empty(*shape).view(element.torch_dtype), name, rows, cols, ld, around)
+
+        # What lies around D is a third pattern beside the poisons.
+        self.a, self.b = guarded("A", m, k, stride.a, element.nan), guarded("B", n, k, stride.b_tn, element.nan)
+        self.b_nn, self.d = guarded("B", k, n, stride.b_nn, element.nan), guarded("D", m, n, stride.d, element.canary)
         self.operands = Operands(self.a.matrix, self.b.matrix, self.b_nn.matrix, self.d.matrix)
 
     def draw(self, inputs: str, seed: int, poison: int) -> None:
-        """Draws A and B of one kind of inputs, and poisons D."""
+        """Draws A and B of one kind of inputs, and poisons D, with one of the element's poisons."""
         import torch
 
         (m, k), n = self.a.matrix.shape, self.d.matrix.shape[1]
         generator = torch.Generator(self.a.matrix.device).manual_seed(seed)
-        a, b = operands(inputs, m, n, k, generator)
+        a, b = operands(inputs, m, n, k, generator, self._record.element)
         self.put(a, b, poison)
 
     def put(self, a: torch.Tensor, b: torch.Tensor, poison: int) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cudal2gen.correctness import EXACT
 from cudal2gen.kernel import Problem, Record, aligned, ceil_div
 from cudal2gen.results import Case
 
@@ -152,10 +151,10 @@ def thorough_shape(shapes: list[Shape]) -> Shape:
     return max(shapes, key=lambda shape: (shape.k, shape.m * shape.n))
 
 
-def kinds(shape: Shape, thorough: bool) -> Iterator[str]:
-    """The kinds of inputs that a problem is executed with."""
+def kinds(shape: Shape, thorough: bool, exact: int) -> Iterator[str]:
+    """The kinds of inputs that a problem is executed with; ``exact``: of its element."""
     yield "binary"
-    if shape.k > 2 * EXACT:
+    if shape.k > 2 * exact:
         yield "sparse"
     if thorough:
         yield from ("integers", "normal", "special")

@@ -12,13 +12,12 @@ import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cudal2gen.correctness import EXACT
+from cudal2gen.element import ELEMENTS
 from cudal2gen.kernel import Record
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.validator.problems import Shape, strides
@@ -31,7 +30,6 @@ CLEAN = "0 errors"
 NOT_RUN = "not run: "
 NO_LAUNCH = "the tool reports no launch"
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
-HALF_ONE = b"\x00\x3c"  # 1.0 in fp16
 SUMMARY = re.compile(
     r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warn"
 )
@@ -54,6 +52,7 @@ class Launch:
     lda: int
     ldb: int
     ldd: int
+    element: str
     missing_d: int = 0
 
 
@@ -62,7 +61,8 @@ def launch_of(record: Record, shape: Shape, directory: Path, library: Path, runt
     m, n, k = shape.mnk
     lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed=True)
     rows_b, ldb = (n, ldb_tn) if record.layout == "tn" else (k, ldb_nn)
-    return Launch(str(library), str(directory), str(runtime), record.launch_options, m, n, k, rows_b, lda, ldb, ldd)
+    sizes = (m, n, k, rows_b, lda, ldb, ldd)
+    return Launch(str(library), str(directory), str(runtime), record.launch_options, *sizes, record.element.name)
 
 
 def program() -> Path | None:
@@ -129,20 +129,21 @@ def run(launch: Launch, device: int = 0) -> None:
             runtime("cudaMemcpy", pointer, content, ctypes.c_size_t(len(content)), TO_DEVICE)
         return pointer
 
-    m, n, k = launch.m, launch.n, launch.k
+    m, n, k, element = launch.m, launch.n, launch.k, ELEMENTS[launch.element]
     runtime("cudaSetDevice", device)
     with OpenKernel(Path(launch.library), Path(launch.directory), launch.options, Path(launch.runtime)) as kernel:
-        a, b = (allocate(2 * size, HALF_ONE * size) for size in (m * launch.lda, launch.rows_b * launch.ldb))
-        d = allocate(2 * m * launch.ldd - launch.missing_d)
+        unit = element.spell(1)
+        a, b = (allocate(len(unit) * size, unit * size) for size in (m * launch.lda, launch.rows_b * launch.ldb))
+        d = allocate(element.bytes * m * launch.ldd - launch.missing_d)
         size = kernel.workspace_bytes(m, n, k)
         workspace = allocate(size).value if size else 0
         print(STARTED, flush=True)
         pointers = (a.value or 0, launch.lda, b.value or 0, launch.ldb, d.value or 0, launch.ldd)
         kernel.launch(*pointers, m, n, k, workspace or 0)
         runtime("cudaDeviceSynchronize")
-        corner = ctypes.create_string_buffer(2)
-        runtime("cudaMemcpy", corner, d, ctypes.c_size_t(2), TO_HOST)
-        if k <= EXACT and corner.raw != struct.pack("<e", k):
+        corner = ctypes.create_string_buffer(element.bytes)
+        runtime("cudaMemcpy", corner, d, ctypes.c_size_t(element.bytes), TO_HOST)
+        if k <= element.exact and corner.raw != element.spell(k):
             raise LaunchError(0, f"the first element of D is not {k}")
 
 

@@ -1,0 +1,125 @@
+"""The type of the numbers in A, B and D: every fact of it, for all who name, store, draw, copy or bound them.
+
+The type in which a kernel sums is another matter: ``Problem.acc``. A new type is an entry of ``ELEMENTS`` here and of
+``kElements`` in ``launch.h``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+ElementName = Literal["f16"]
+
+
+@dataclass(frozen=True)
+class Element:
+    """A binary floating-point type of IEEE 754's form.
+
+    ``name``: of PTX. ``title``: in prose. ``dtype``: of NumPy arrays and torch tensors. ``significand``: bits, the
+    implicit one among them; ``exponent``: bits. ``poisons``: the bits, as signed integers, of a NaN that no arithmetic
+    makes and of a number; ``canary``: of another number.
+    """
+
+    name: ElementName
+    title: str
+    dtype: str
+    significand: int
+    exponent: int
+    poisons: tuple[int, int]
+    canary: int
+    # C++: the header, the type, a pair of it; functions from two floats or a float2 to a pair, and from that to float2.
+    header: str
+    cpp: str
+    pair: str
+    from_floats: str
+    from_float2: str
+    to_float2: str
+    cuda_type: str  # cudaDataType, for cuBLAS
+    heuristics: str  # letter of nvMatmulHeuristics
+
+    @property
+    def bytes(self) -> int:
+        return (self.significand + self.exponent) // 8
+
+    @property
+    def exact(self) -> int:
+        """The last integer up to which the type has them all."""
+        return 1 << self.significand
+
+    @property
+    def unit_roundoff(self) -> float:
+        """The largest relative error of rounding to nearest."""
+        return 2.0**-self.significand
+
+    @property
+    def least_error(self) -> float:
+        """The largest absolute error of rounding to a subnormal number: half of the least one."""
+        return 2.0 ** (1 - self._bias - self.significand)
+
+    @property
+    def nan(self) -> int:
+        """Bits of a quiet NaN that differs from the one of arithmetic."""
+        infinity = ((1 << self.exponent) - 1) << (self.significand - 1)
+        return infinity | 1 << (self.significand - 2) | 1
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    def spell(self, number: float) -> builtins.bytes:
+        """A positive normal number that the type has exactly, as it lies in memory."""
+        fraction, exponent = math.frexp(number)
+        stored = int(math.ldexp(fraction, self.significand)) - (1 << (self.significand - 1))
+        return (stored | (exponent - 1 + self._bias) << (self.significand - 1)).to_bytes(self.bytes, "little")
+
+    @property
+    def _bias(self) -> int:
+        return (1 << (self.exponent - 1)) - 1
+
+
+F16 = Element(
+    name="f16", title="fp16", dtype="float16", significand=11, exponent=5,
+    poisons=(0x7D5A, 0xBADA - 0x10000), canary=0x5A5A,
+    header="cuda_fp16.h", cpp="half", pair="half2",
+    from_floats="__floats2half2_rn", from_float2="__float22half2_rn", to_float2="__half22float2",
+    cuda_type="CUDA_R_16F", heuristics="H",
+)  # fmt: skip
+
+ELEMENTS: dict[str, Element] = {element.name: element for element in (F16,)}
+
+
+class Typed(Protocol):
+    """A NumPy array or a torch tensor."""
+
+    @property
+    def dtype(self) -> object: ...
+
+
+def element_of(array: Typed) -> Element:
+    """The element of an array or tensor. Raises TypeError where its type is none."""
+    if (element := element_or_none(array.dtype)) is None:
+        raise TypeError(f"expected {dtypes(array)}, got {array.dtype}")
+    return element
+
+
+@cache  # asked at every call of an operator
+def element_or_none(dtype: object) -> Element | None:
+    """The element of a NumPy or torch type; None where it is no element's."""
+    name = str(dtype).removeprefix("torch.")
+    return next((element for element in ELEMENTS.values() if element.dtype == name), None)
+
+
+def dtypes(array: Typed) -> str:
+    """The types of elements, as the array's library names them."""
+    prefix = "torch." if str(array.dtype).startswith("torch.") else ""
+    return " or ".join(prefix + element.dtype for element in ELEMENTS.values())
