@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -93,7 +94,78 @@ def test_show_gives_the_record_and_what_follows() -> None:
 
 def test_show_says_when_min_blocks_is_out_of_reach() -> None:
     done = run("show", "--mnk", "4096_4096_4096", "--set", "min_blocks=16")
-    assert "min_blocks=16 only bounds registers" in done.stdout.replace("\n", " ")
+    assert "note: min_blocks=16 only bounds registers" in done.stderr
+
+
+def test_a_fit_moves_other_fields_and_says_why() -> None:
+    target = ("--gpu", "h200", "--mnk", "4096_4096_4096")
+    done = run("show", *target, "--set", "bm=48", "--fit", "--json")
+    record = json.loads(done.stdout)["record"]
+    assert (record["bm"], record["swap_ab"], record["atom_n"]) == (48, True, 48)
+    assert record["origin"]["changed"] == ["atom_n", "bm", "swap_ab"]
+    assert "note: atom_n 256 -> 48: must divide bm=48\n" in done.stderr
+    assert done.stderr.count("note: ") == 2, "a line for each field"
+    assert run("render", *target, "--set", "stages=2", "--fit").stderr == "", "legal already"
+
+
+def test_notes_of_several_fits_name_their_problems() -> None:
+    done = run("render", "--mnk", "512_512_512", "--mnk", "64_4096_64", "--set", "bn=48", "--fit", "--out", "/dev/null")
+    assert {line.split(": ")[1] for line in done.stderr.splitlines() if line.startswith("note: ")} == {
+        "512_512_512",
+        "64_4096_64",
+    }
+
+
+def test_the_settings_of_a_refusal_make_it_legal() -> None:
+    edit = ("show", "--mnk", "4096_4096_4096", "--set", "prefetch=multi")
+    message = error(*edit)
+    assert message.endswith(", or with --fit")
+    settings = re.findall(r"--set (\S+[^\s,])", message)
+    assert settings
+    assert run(*edit, *[f"--set={setting}" for setting in settings]).returncode == 0
+
+
+def test_a_family_without_plain_decisions_is_fitted_from_its_candidates() -> None:
+    edit = ("show", "--gpu", "h200", "--mnk", "4096_4096_4096", "--set", "family=sm80_multistage")
+    assert error(*edit).endswith("; legal with --fit")
+    done = run(*edit, "--set", "prefetch=multi", "--fit", "--json")
+    assert json.loads(done.stdout)["record"]["prefetch"]["kind"] == "multi", done.stderr
+
+
+def test_every_verb_that_sets_fields_fits_them() -> None:
+    for command in cli.app.registered_commands:
+        assert command.callback is not None
+        options = inspect.signature(command.callback).parameters
+        assert ("changes" in options) == ("fit" in options), command.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "stage=4"], "did you mean stages?"),
+        (["--set", "BM=128"], "did you mean bm?"),
+        (["--set", "pingpong=true"], "did you mean prefetch.kind=pingpong?"),
+        (["--gpu", "h200", "--set", "pingpong=true"], "did you mean schedule=pingpong?"),
+        (["--gpu", "h200", "--set", "prefetch=multi"], "add --set family=sm80_multistage"),
+        (["--set", "zebra=1"], "which has gpu, acc, layout, m, n, k, family"),
+    ],
+)
+def test_a_field_that_is_not_there_gets_a_suggestion(arguments: list[str], message: str) -> None:
+    assert message in error("show", "--mnk", "4096_4096_4096", *arguments, "--fit")
+
+
+def test_warnings_are_notes_of_render_and_show() -> None:
+    arguments = ("--mnk", "4096_4096_64", "--set", "bm=256")
+    spills = "note: 256 accumulator registers of the 255 there are: it is likely to spill\n"
+    assert run("render", *arguments).stderr == spills
+    assert run("show", *arguments).stderr.startswith(spills), "and other remarks"
+    assert run("render", "--mnk", "4096_4096_64", "--set", "bn=128").stderr == "", "the README's example"
+    reaches = run(
+        "render", "--gpu", "h200", "--mnk", "1024_1024_1024", "--set", "bm=384", "--set", "cluster=2,1", "--fit"
+    )
+    assert "reaches beyond the 3 x" in reaches.stderr
+    few = run("render", "--mnk", "1024_1024_1024", "--set", "bm=256", "--set", "bn=256", "--set", "split_k=1", "--fit")
+    assert "16 CTAs leave 92 of 108 SMs idle" in few.stderr
 
 
 def test_another_family_starts_from_a_plain_record() -> None:
@@ -329,7 +401,7 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
             "invalid value for '--acc': 'bf16' is not one of 'f16', 'f32'",
         ),
         (["render", "--mnk", "4096_4096_64", "--set", "bm"], "--set bm: expected FIELD=VALUE"),
-        (["render", "--mnk", "4096_4096_64", "--set", "bmm=3"], "bmm: extra inputs are not permitted"),
+        (["render", "--mnk", "4096_4096_64", "--set", "bmm=3"], "bmm: no field of sm80_multistage; did you mean bm?"),
         (["render", "--mnk", "4096_4096_64", "--set", "bm=wide"], 'bm="wide": input should be a valid integer'),
         (["render", "--mnk", "4096_4096_64", "--set", "prefetch=multi:9"], "prefetch.distance=9"),
         (["render", "--all"], "several records need --out DIR"),

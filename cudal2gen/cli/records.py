@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from cudal2gen import catalog
-from cudal2gen.cli.changes import changed
 from cudal2gen.cli.groups import OneOf, verb
-from cudal2gen.cli.messages import refuse, user_errors, write
+from cudal2gen.cli.messages import note, refuse, user_errors, write
 from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import Filter, OneRecord, SeveralRecords
@@ -65,6 +64,8 @@ def show(selection: OneRecord, as_json: Json = False) -> None:
     with user_errors():
         record = selection.record()
         facts = _facts(record, _built(record))
+    for remark in record.remarks:
+        note(remark)
     if as_json:
         print(json.dumps({"record": record.model_dump(mode="json"), "derived": facts}, indent=1))
         return
@@ -81,8 +82,6 @@ def show(selection: OneRecord, as_json: Json = False) -> None:
             meaning = field.description if field and title == "record" else None
             table.add_row(name, value if isinstance(value, str) else json.dumps(value), meaning)
         console.print(table)
-    for remark in record.remarks:
-        console.print(f"note: {remark}")
 
 
 def _built(record: Record) -> Artifact | None:
@@ -138,6 +137,8 @@ def render_source(
             _write_sources(records, out)
             return
         text = render(records[0])
+        for warning in records[0].warnings:
+            note(warning)
         if out is not None:
             write(out, text)
             return
@@ -171,7 +172,7 @@ def edit_record(selection: OneRecord) -> None:
         match = catalog.find(problem)
         if match.record.key != problem.key:
             refuse(f"{match.note}; edit changes records of the catalog's own sizes only")
-        record = changed(match.record, selection.changes)
+        record = selection.changed(match.record)
         if record.key != problem.key:
             refuse("a record's problem does not change; name the other problem by --mnk, --gpu, --acc and --layout")
         target = catalog.put(record)

@@ -81,6 +81,12 @@ class Selection:
             "Repeatable.",
         ),
     ] = ()
+    fit: Annotated[
+        bool,
+        typer.Option(
+            "--fit", help="Where --set breaks a rule, change other fields as little as it takes, and say which."
+        ),
+    ] = False
 
     def on(self, gpu: str) -> Selection:
         """The selection on this GPU, where it names none."""
@@ -231,7 +237,7 @@ class Selection:
     def _noted(self, match: catalog.Match) -> Record:
         if match.note:
             note(match.note)
-        return changed(match.record, self.changes)
+        return self.changed(match.record)
 
     def _of_class(self, problem: Problem) -> bool:
         return self.size_class in (None, problem.size_class)
@@ -250,7 +256,12 @@ class Selection:
         return [by_problem[problem] for problem in stratified(by_problem, seed)[: self.sample]]
 
     def _changed(self, records: Iterable[Record]) -> list[Record]:
-        return [changed(record, self.changes) for record in records]
+        return list(map(self.changed, records))
+
+    def changed(self, record: Record) -> Record:
+        """The record after ``--set`` and ``--fit``; notes name it where there are several. Raises IllegalRecord."""
+        title = "" if len(self.mnk) == 1 and ANY not in (self.acc, self.layout) else record.mnk
+        return changed(record, self.changes, fit=self.fit, title=title)
 
 
 def problem(mnk: str, gpu: str, acc: str, layout: str) -> Problem:
@@ -269,7 +280,9 @@ FILTERS = ("gpu", "acc", "layout")
 SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
 ALL = {"everything": "All records of --gpu, --acc and --layout; each may be any."}
 # One record, by its size; records, by any of the options; GPU, accumulator and layout of what is listed.
-OneRecord = Annotated[Selection, Offer(only=("mnk", "gpu", "acc", "layout", "changes"), single=("mnk",), helps=SIZE)]
+OneRecord = Annotated[
+    Selection, Offer(only=("mnk", "gpu", "acc", "layout", "changes", "fit"), single=("mnk",), helps=SIZE)
+]
 OneProblem = Annotated[Selection, Offer(only=("mnk", "gpu", "acc", "layout"), single=("mnk",), helps=SIZE)]
 SeveralRecords = Annotated[Selection, Offer(wildcards=FILTERS, helps=ALL)]
 Filter = Annotated[Selection, Offer(only=FILTERS, wildcards=FILTERS, defaults=dict.fromkeys(FILTERS, ANY))]

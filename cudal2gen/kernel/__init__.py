@@ -10,6 +10,11 @@ from __future__ import annotations
 from cudal2gen.chips import GPUS as GPUS
 from cudal2gen.chips import REGISTERS_SM as REGISTERS_SM
 from cudal2gen.chips import REGISTERS_THREAD as REGISTERS_THREAD
+from cudal2gen.kernel.fieldset import fieldset as fieldset
+from cudal2gen.kernel.fitting import Difference as Difference
+from cudal2gen.kernel.fitting import Fit as Fit
+from cudal2gen.kernel.fitting import fit as fit
+from cudal2gen.kernel.fitting import fit_fields as fit_fields
 from cudal2gen.kernel.mma_sync import MmaSyncKernel as MmaSyncKernel
 from cudal2gen.kernel.problem import SIZE_CLASSES as SIZE_CLASSES
 from cudal2gen.kernel.problem import VECTOR as VECTOR
@@ -23,6 +28,7 @@ from cudal2gen.kernel.record import Fields as Fields
 from cudal2gen.kernel.record import Origin as Origin
 from cudal2gen.kernel.record import Record as Record
 from cudal2gen.kernel.schema import IllegalRecord as IllegalRecord
+from cudal2gen.kernel.schema import IllegalValue as IllegalValue
 from cudal2gen.kernel.schema import explain as explain
 from cudal2gen.kernel.sm80_direct import Sm80Direct as Sm80Direct
 from cudal2gen.kernel.sm80_multistage import Prefetch as Prefetch
@@ -33,6 +39,7 @@ from cudal2gen.kernel.spelling import FAMILIES as FAMILIES
 from cudal2gen.kernel.spelling import parse as parse
 from cudal2gen.kernel.spelling import register
 from cudal2gen.kernel.spelling import revise as revise
+from cudal2gen.kernel.suggestions import unknown_field as unknown_field
 from cudal2gen.kernel.work import Work as Work
 
 for family in (Sm80Multistage, Sm80Direct, Sm90Wgmma, Sm90Small):

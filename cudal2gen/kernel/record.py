@@ -115,11 +115,14 @@ class Record(Schema):
 
     @model_validator(mode="after")
     def _legal(self) -> Record:
-        # Shared rules first: a family's own rules divide by what these guarantee.
-        broken = list(self.shared_violations()) or list(self.violations())
-        if broken:
+        if broken := self.broken_rules():
             raise ValueError("; ".join(broken))
         return self
+
+    def broken_rules(self) -> list[str]:
+        """Every rule that fields of the right types break, as ``field=value: rule``; none of a validated record."""
+        # Shared rules first: a family's own rules divide by what these guarantee.
+        return list(self.shared_violations()) or list(self.violations())
 
     def shared_violations(self) -> Iterator[str]:
         """Broken rules that a family's own build on, as ``field=value: rule``, in the record's own names."""
@@ -307,9 +310,23 @@ class Record(Schema):
         raise NotImplementedError
 
     @property
-    def remarks(self) -> list[str]:
-        """What its author should know of a legal record."""
+    def spill_remarks(self) -> list[str]:
+        """Why ptxas is likely to spill registers, from estimates."""
         return []
+
+    @property
+    def warnings(self) -> list[str]:
+        """What makes a legal record slow or fail its build: registers that spill, work that misses the GPU's SMs."""
+        busy, sms = self.ctas, self.target.sms
+        # Tiles of 64 x 64 would give every SM one.
+        if 4 * busy <= sms and self.m * self.n >= 64 * 64 * sms:
+            return [*self.spill_remarks, f"{busy} CTAs leave {sms - busy} of {sms} SMs idle"]
+        return self.spill_remarks
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its author should know of a legal record: warnings, then what does nothing."""
+        return self.warnings
 
     @property
     def predicated(self) -> bool:
@@ -355,6 +372,8 @@ class Record(Schema):
     # What the tuner and the cost model ask of a family.
 
     FREE_FIELDS: ClassVar[frozenset[str]] = frozenset()
+    # Decisions that follow from others: a fit moves them first. A part of a field is ``field.part``.
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def serves(cls, chip: Chip) -> bool:  # noqa: ARG003

@@ -12,6 +12,10 @@ class IllegalRecord(ValueError):
     """A record that breaks a rule; the message names field, value and rule."""
 
 
+class IllegalValue(IllegalRecord):
+    """A field that is unknown, or a value that its field never takes: no other field makes it legal."""
+
+
 class Schema(BaseModel):
     """Frozen after validation, strict, and closed: nothing unknown gets in.
 
@@ -55,3 +59,9 @@ def explain(error: ValidationError) -> str:
             message = "extra inputs are not permitted; 'cudal2gen show' lists the fields that the record has"
         lines.append(f"{field}{value}: {message}" if field else message)
     return "; ".join(lines)
+
+
+def refusal(error: ValidationError) -> IllegalRecord:
+    """pydantic's errors as an exception: IllegalValue unless they are of rules between fields, or absent fields."""
+    kinds = {item["type"] for item in error.errors(include_url=False)}
+    return (IllegalRecord if kinds <= {"value_error", "missing"} else IllegalValue)(explain(error))

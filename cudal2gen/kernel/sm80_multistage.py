@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.chips import GPUS
+from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD
 from cudal2gen.kernel.launch import Raster, Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_K, MMA_M, MMA_N, SPLITS, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Problem, ceil_div
@@ -239,6 +239,11 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         return self.accumulator_registers + fragments + 32 + (8 if self.predicated else 0)
 
     @property
+    def register_limit(self) -> int:
+        """What ``__launch_bounds__`` leaves to a thread, in units of 8."""
+        return min(REGISTERS_THREAD, REGISTERS_SM // (self.min_blocks * self.threads) // 8 * 8)
+
+    @property
     def remarks(self) -> list[str]:
         """What its author should know of a legal record."""
         remarks = super().remarks
@@ -271,6 +276,10 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     # What the tuner and the cost model ask of a family.
 
     FREE_FIELDS: ClassVar[frozenset[str]] = frozenset({"raster", "swizzle_stride"})
+    FOLLOWING: ClassVar[frozenset[str]] = MmaSyncKernel.FOLLOWING | {
+        "smem_swizzle", "smem_swizzle_c", "g2s_cols", "g2s_slot", "swizzle_stride", "c_batch", "r2s_bytes",
+        "prefetch.distance",
+    }  # fmt: skip
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:

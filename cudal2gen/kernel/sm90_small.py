@@ -28,6 +28,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
     split_k: Annotated[Literal[1, 2, 4, 8], Field(description="CTAs of a cluster that share the k of a tile")]
 
     CONVENTION: ClassVar[type[Launch]] = Cluster
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"k_chunks"})
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:

@@ -341,14 +341,20 @@ class Sm90Wgmma(Sm90Kernel):
         remarks = super().remarks
         if self.layout == "nn" and self.chunk_b < CHUNK:
             remarks.append(f"boxes of B are {self.chunk_b} columns wide: {self.bn // self.chunk_b} of them per k-tile")
+        return remarks
+
+    @property
+    def warnings(self) -> list[str]:
+        """Work that misses warpgroups or SMs."""
+        warnings = super().warnings
         tiles = self.tiles_m * self.tiles_n * self.split_k
         if self.schedule == "pingpong" and tiles <= self.target.sms:
-            remarks.append("schedule pingpong with one tile per CTA leaves every second warpgroup without work")
+            warnings.append("schedule pingpong with one tile per CTA leaves every second warpgroup without work")
         if self.tiles_m % self.cluster[0] or self.tiles_n % self.cluster[1]:
-            remarks.append(f"cluster={list(self.cluster)} reaches beyond the {self.tiles_m} x {self.tiles_n} tiles")
+            warnings.append(f"cluster={list(self.cluster)} reaches beyond the {self.tiles_m} x {self.tiles_n} tiles")
         if self.target.sms % self.cluster_ctas:
-            remarks.append(f"clusters of {self.cluster_ctas} leave SMs idle")
-        return remarks
+            warnings.append(f"clusters of {self.cluster_ctas} leave SMs idle")
+        return warnings
 
     @property
     def tile(self) -> str:
@@ -397,6 +403,7 @@ class Sm90Wgmma(Sm90Kernel):
 
     # What the tuner and the cost model ask of a family.
 
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"atom_n", "reduce", "registers", "swap_ab"})
     FREE_FIELDS: ClassVar[frozenset[str]] = frozenset({"raster_axis", "raster_group", "hint_a", "hint_b"})
 
     @classmethod

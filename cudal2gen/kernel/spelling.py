@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Record
-from cudal2gen.kernel.schema import IllegalRecord, explain
+from cudal2gen.kernel.schema import IllegalRecord, refusal
 
 QUESTION = tuple(Problem.model_fields)
 FAMILIES: dict[str, type[Record]] = {}
@@ -23,7 +23,10 @@ def register(family: type[Record]) -> type[Record]:
 
 
 def parse(fields: dict[str, Any] | str | bytes) -> Record:
-    """A record from a JSON line or from its fields; raises IllegalRecord with every broken rule in one line."""
+    """A record from a JSON line or from its fields; raises IllegalRecord with every broken rule in one line.
+
+    It is IllegalValue where a field is unknown or takes no such value, whatever the others are.
+    """
     try:
         values = fields if isinstance(fields, dict) else json.loads(fields, object_pairs_hook=_unrepeated)
     except IllegalRecord:
@@ -41,7 +44,7 @@ def parse(fields: dict[str, Any] | str | bytes) -> Record:
         # By way of JSON: there lists may stand for tuples, and a number is never text or truth.
         return family.model_validate_json(json.dumps({"problem": problem, **decisions}))
     except ValidationError as error:
-        raise IllegalRecord(explain(error)) from None
+        raise refusal(error) from None
 
 
 def _family(values: dict[str, Any]) -> type[Record]:

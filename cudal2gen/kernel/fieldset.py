@@ -1,0 +1,131 @@
+"""The fields that a family decides, and the values that their types allow."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any, get_args
+
+from cudal2gen.kernel.problem import Problem
+from cudal2gen.kernel.record import Fields, Origin, Record
+from cudal2gen.kernel.schema import Schema
+
+MOST_VALUES = 128  # values of a field that are listed one by one
+FIXED = frozenset({"problem", "family", "origin", *Problem.model_fields})
+
+
+@dataclass(frozen=True)
+class Fieldset:
+    """The fields that a family decides, flat: parts of a nested field are ``field.part``.
+
+    ``values``: of each the JSON values that its type allows; none where they are too many to list. ``parts``: the
+    schemas of nested fields.
+    """
+
+    family: type[Record]
+    values: Mapping[str, tuple[Any, ...]]
+    parts: Mapping[str, type[Schema]]
+
+    def flat(self, fields: Fields) -> Fields:
+        """Decisions by flat name, those that ``fields`` has; a later field that is not spelled is neutral."""
+        flat: Fields = {}
+        for name in self.values:
+            field, _, part = name.partition(".")
+            holder, schema = (fields.get(field), self.parts[field]) if part else (fields, self.family)
+            if isinstance(holder, dict) and (part or field) in holder:
+                flat[name] = holder[part or field]
+            elif (part or field) in schema.NEUTRAL:
+                flat[name] = _json(schema.NEUTRAL[part or field])
+        return flat
+
+    def nested(self, flat: Fields) -> Fields:
+        """Flat decisions as a line has them."""
+        fields: Fields = {}
+        for name, value in flat.items():
+            field, _, part = name.partition(".")
+            if part:
+                fields.setdefault(field, {})[part] = value
+            else:
+                fields[field] = value
+        return fields
+
+    def record(self, problem: Problem, origin: Origin, flat: Fields) -> Record:
+        """A record of values that their types allow, legal or not."""
+        fields: Fields = {
+            name: self.parts[name].model_construct(**{part: _frozen(v) for part, v in value.items()})
+            if name in self.parts
+            else _frozen(value)
+            for name, value in self.nested(flat).items()
+        }
+        (family,) = get_args(self.family.model_fields["family"].annotation)
+        return self.family.model_construct(problem=problem, family=family, origin=origin, **fields)
+
+
+@cache
+def fieldset(family: type[Record]) -> Fieldset:
+    """The fields of a family, read off its types."""
+    schema = family.model_json_schema()
+    values: dict[str, tuple[Any, ...]] = {}
+    parts: dict[str, type[Schema]] = {}
+    for name, field in family.model_fields.items():
+        if name in FIXED:
+            continue
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Schema):
+            parts[name] = kind
+            for part, node in kind.model_json_schema()["properties"].items():
+                values[f"{name}.{part}"] = tuple(_values(node))
+        else:
+            values[name] = tuple(_values(schema["properties"][name]))
+    return Fieldset(family, values, parts)
+
+
+def _values(node: Mapping[str, Any]) -> list[Any]:
+    """The values of a type, from its JSON schema; none of a range or a tuple that has too many."""
+    if "const" in node:
+        return [node["const"]]
+    if "enum" in node:
+        return list(node["enum"])
+    if "anyOf" in node:
+        return [value for choice in node["anyOf"] for value in _values(choice)]
+    match node.get("type"):
+        case "boolean":
+            return [False, True]
+        case "null":
+            return [None]
+        case "integer":
+            return _integers(node["minimum"], node["maximum"], node.get("multipleOf", 1))
+        case "array" if "prefixItems" in node:
+            columns = [_values(item) for item in node["prefixItems"]]
+            return list(map(list, product(*columns))) if math.prod(map(len, columns)) <= MOST_VALUES else []
+        case "array" if node.get("maxItems") == 1:
+            return [[], *([value] for value in _values(node["items"]))]
+    return []
+
+
+def _integers(least: int, most: int, step: int) -> list[int]:
+    """All of a short range; of a long one the multiples of its least, as tiles are of 16; none of an endless one."""
+    numbers = range(-(-least // step) * step, most + 1, step)
+    if len(numbers) > MOST_VALUES // 2:
+        numbers = range(least, most + 1, least)
+    return list(numbers) if len(numbers) <= MOST_VALUES // 2 else []
+
+
+def spell(value: Any) -> str:
+    """A JSON value as ``--set`` takes it."""
+    if isinstance(value, list) and len(value) > 1:
+        return ",".join(map(spell, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _frozen(value: Any) -> Any:
+    """A JSON value as records hold it: lists are tuples there."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -1,0 +1,315 @@
+"""The nearest legal record: fields that a user names keep their values, others follow as far as the rules make them.
+
+``fit`` searches among records of one family, the cheapest changes first. Which fields to move it learns by trying them:
+those that change which rules are broken. The values of a field come from its type and from the family's ``candidates``,
+which also stand in where that search ends without a legal record. No rule is repeated here, and no family is named.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from heapq import heappop, heappush
+from itertools import chain, combinations, count, takewhile
+from typing import Any, NamedTuple
+
+from cudal2gen.kernel.fieldset import Fieldset, fieldset, spell
+from cudal2gen.kernel.problem import Problem
+from cudal2gen.kernel.record import Fields, Origin, Record
+from cudal2gen.kernel.schema import IllegalRecord, IllegalValue
+from cudal2gen.kernel.spelling import FAMILIES, QUESTION, parse
+
+# Records whose rules are asked: by the search from the start, of candidates, and from the best of these. About 0.3 s.
+SEARCH_PROBES, CANDIDATE_PROBES, SEED_PROBES = 2500, 500, 1500
+SEEDS = 8
+FIRST_PROBES = 3  # values of a field that show whether it touches what is broken
+MOST_TRIES = 32  # values of a field
+KEPT, MOST_KEPT = 3, 8  # values of a field that lead to the same broken rules, or to any, and are followed up
+RULE_COST = 0.3  # of a broken rule: the least that one more move costs
+TILE_WEIGHT, FOLLOWING_WEIGHT = 2.0, 0.3
+SPILL_COST = 2.0
+TILE = ("bm", "bn")
+FAR = 3.0  # a fit of this cost is compared with the candidates
+MOST_CANDIDATES = 2000  # that are sorted by cost
+
+
+class Difference(NamedTuple):
+    """A field that followed: its name (a part is ``prefetch.distance``), JSON values, and the rule that moved it."""
+
+    field: str
+    before: Any
+    after: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.field} {spell(self.before)} -> {spell(self.after)}: {self.reason}"
+
+    @property
+    def setting(self) -> str:
+        """As a user sets it: ``FIELD=VALUE``."""
+        return f"{self.field}={spell(self.after)}"
+
+
+class Fit(NamedTuple):
+    """A legal record, and the fields in which it differs from the one that was asked for."""
+
+    record: Record
+    differences: tuple[Difference, ...]
+
+
+def fit(record: Record, named: Mapping[str, Any], problem: Problem | None = None) -> Fit:
+    """The legal record nearest to ``record`` in which the ``named`` fields have these JSON values, for ``problem``.
+
+    A name may be that of a part, ``prefetch.kind``. Without ``problem`` it is the record's own. A fit takes at most
+    5000 looks at the rules, half a second. Raises IllegalValue for a value that its field never takes, IllegalRecord
+    where the rules leave no legal record near.
+    """
+    fields: Fields = record.model_dump(mode="json") | (problem or record.problem).model_dump(mode="json")
+    for name, value in named.items():
+        field, _, part = name.partition(".")
+        fields[field] = fields[field] | {part: value} if part else value
+    return fit_fields(fields, named)
+
+
+def fit_fields(fields: Fields, named: Collection[str]) -> Fit:
+    """As ``fit``, of a line's fields; those in ``named`` keep their values, and decisions may be missing."""
+    try:
+        return Fit(parse(fields), ())
+    except IllegalValue:
+        raise
+    except IllegalRecord as error:
+        refusal = error
+    search = _search(fields, frozenset(named), refusal)
+    moves = search.nearest()
+    if moves is None:
+        values = ", ".join(f"{name}={spell(value)}" for name, value in search.start.items() if search.is_named(name))
+        raise IllegalRecord(f"{refusal}; no legal {fields['family']} record with {values or 'these fields'} is near")
+    differences = tuple(
+        Difference(name, search.start[name], value, search.reason(moves, name)) for name, value in moves.items()
+    )
+    return Fit(parse(fields | search.fieldset.nested(search.start | moves)), differences)
+
+
+def _search(fields: Fields, named: frozenset[str], refusal: IllegalRecord) -> _Search:
+    """A search that starts from a line's fields; absent decisions are those of the nearest candidate.
+
+    Raises the refusal where the fields name no family or no problem, or decisions are absent and there are no
+    candidates.
+    """
+    family = FAMILIES.get(str(fields.get("family")))
+    if family is None:
+        raise refusal
+    try:
+        problem = Problem.model_validate({name: fields[name] for name in QUESTION})
+        origin = Origin.model_validate_json(json.dumps(fields["origin"]))
+    except (ValueError, KeyError):
+        raise refusal from None
+    search = _Search(fieldset(family), problem, origin, {}, named)
+    search.start = search.fieldset.flat(fields)
+    if search.fieldset.values.keys() - search.start.keys():
+        shared = search.start
+        nearest = min(search.candidates, key=lambda flat: _changes_cost(shared, flat), default=shared)
+        search.start = {name: (nearest | shared).get(name, ...) for name in search.fieldset.values}
+        if ... in search.start.values():
+            raise refusal
+    return search
+
+
+@dataclass
+class _Search:
+    """One fit. ``start``: flat decisions, named values included; a set of moves gives some of them other values."""
+
+    fieldset: Fieldset
+    problem: Problem
+    origin: Origin
+    start: Fields
+    named: frozenset[str]
+    probes: int = 0
+
+    def is_named(self, name: str) -> bool:
+        return name in self.named or name.partition(".")[0] in self.named
+
+    def record(self, moves: Fields) -> Record:
+        return self.fieldset.record(self.problem, self.origin, self.start | moves)
+
+    def broken(self, moves: Fields) -> list[str]:
+        """The rules that a set of moves breaks."""
+        self.probes += 1
+        return self.record(moves).broken_rules()
+
+    def cost(self, moves: Fields) -> float:
+        """How far a set of moves is from the start."""
+        return sum(self._weight(name) * (1 + _distance(self.start[name], value)) for name, value in moves.items())
+
+    def legal_cost(self, moves: Fields) -> float:
+        """As ``cost`` for a legal set, and more for a record that is likely to spill."""
+        return self.cost(moves) + (SPILL_COST if self.record(moves).spill_remarks else 0.0)
+
+    def _weight(self, name: str) -> float:
+        if name in self.fieldset.family.FOLLOWING:
+            return FOLLOWING_WEIGHT
+        return TILE_WEIGHT if name in TILE else 1.0
+
+    def nearest(self) -> Fields | None:
+        """The cheapest legal set of moves within the probes that there are; every one of them is needed."""
+        if not self.broken({}):  # absent decisions were all that was wrong
+            return {}
+        moves = self._best_first([{}], SEARCH_PROBES)
+        legal = [] if moves is None else [self._needed(moves)]
+        if not legal or self.legal_cost(legal[0]) > FAR:
+            moves = self._of_candidates() or self._best_first(self._seeds, SEED_PROBES)
+            legal += [] if moves is None else [self._needed(moves)]
+        return min(legal, key=self.legal_cost, default=None)
+
+    def _best_first(self, seeds: list[Fields], probes: int) -> Fields | None:
+        """The cheapest set of moves that breaks no rule, or the cheapest of those that the probes sufficed for.
+
+        The search starts from each of some sets of moves.
+        """
+        order, best, least, last = count(), None, math.inf, self.probes + probes
+        frontier = [(self.cost(seed), next(order), seed, seed, self.broken(seed)) for seed in seeds]
+        visited: set[str] = set()
+        while frontier and self.probes < last:
+            _, _, seed, moves, broken = heappop(frontier)
+            for child, rules in self._children(seed, moves, broken, least - RULE_COST):
+                key = json.dumps(child, sort_keys=True)
+                if not rules and self.legal_cost(child) < least:
+                    best, least = child, self.legal_cost(child)
+                objections = rules or self.record(child).spill_remarks
+                if objections and key not in visited:
+                    bound = self.cost(child) + RULE_COST * len(objections)
+                    heappush(frontier, (bound, next(order), seed, child, objections))
+                visited.add(key)
+                if self.probes >= last:
+                    break
+        return best
+
+    def _children(
+        self, seed: Fields, moves: Fields, broken: list[str], most: float
+    ) -> Iterator[tuple[Fields, list[str]]]:
+        """One move more, of each field that touches what is broken, and the rules that are broken then.
+
+        A field moves once from the seed. Moves that mend nothing are left out, as are those that cost more than
+        ``most``; of those that lead to the same broken rules the nearest few stay.
+        """
+        before = _outcome(broken)
+        for name in self.start:
+            if self.is_named(name) or moves.get(name, self.start[name]) != seed.get(name, self.start[name]):
+                continue
+            outcomes: Counter[frozenset[str]] = Counter()
+            touched = False
+            for tried, value in enumerate(self.values[name][:MOST_TRIES]):
+                child = moves | {name: value}
+                if (tried >= FIRST_PROBES and not touched) or self.cost(child) > most:
+                    break
+                rules = self.broken(child)
+                touched |= rules != broken
+                outcome = _outcome(rules)
+                if not before <= outcome and outcomes[outcome] < KEPT and outcomes.total() < MOST_KEPT:
+                    outcomes[outcome] += 1
+                    yield child, rules
+
+    @cached_property
+    def candidates(self) -> list[Fields]:
+        """What the family proposes for the problem, flat."""
+        return list(map(self.fieldset.flat, self.fieldset.family.candidates(self.problem)))
+
+    @cached_property
+    def values(self) -> dict[str, list[Any]]:
+        """Other values of every field, the nearest first; those of a type with too many are the candidates'."""
+        free = list(chain(*self.fieldset.family.free_fields(self.problem).values()))
+        values: dict[str, list[Any]] = {}
+        for name, old in self.start.items():
+            choices = list(self.fieldset.values[name])
+            if len(choices) < 2:
+                others = (flat[name] for flat in (*self.candidates, *free) if name in flat)
+                choices += [json.loads(text) for text in dict.fromkeys(map(json.dumps, others))]
+            values[name] = sorted((value for value in choices if value != old), key=partial(_distance, old))
+        return values
+
+    @cached_property
+    def _by_candidates(self) -> list[Fields]:
+        """Sets of moves to candidates, the cheapest first. Named and free fields are the start's."""
+        family = self.fieldset.family
+        kept = {name: value for name, value in self.start.items() if self.is_named(name) or name in family.FREE_FIELDS}
+        named = [name for name in kept if self.is_named(name)]
+        agreeing = [flat for flat in self.candidates if all(flat.get(name) == kept[name] for name in named)]
+        flats = agreeing or self.candidates
+        several = (
+            {name: value for name, value in (flat | kept).items() if value != self.start[name]}
+            for flat in flats[:: 1 + len(flats) // MOST_CANDIDATES]
+        )
+        return sorted(several, key=self.cost)[:CANDIDATE_PROBES]
+
+    def _of_candidates(self) -> Fields | None:
+        """The cheapest legal set of moves to a candidate."""
+        return next((moves for moves in self._by_candidates if not self.broken(moves)), None)
+
+    @property
+    def _seeds(self) -> list[Fields]:
+        """The sets of moves to candidates that break the fewest rules, the cheapest of them first."""
+        return sorted(self._by_candidates, key=lambda moves: len(self.broken(moves)))[:SEEDS]
+
+    def _needed(self, moves: Fields) -> Fields:
+        """A legal set of moves without those, alone or in pairs, that it can do without; the others are as near as
+        they can be."""
+        for fewer in chain(combinations(moves, 1), combinations(moves, 2)):
+            less = {name: value for name, value in moves.items() if name not in fewer}
+            if self._better(less, moves):
+                return self._needed(less)
+        for name, value in moves.items():
+            for nearer in takewhile(lambda other: other != value, self.values[name]):  # noqa: B023
+                if self._better(other := moves | {name: nearer}, moves):
+                    return self._needed(other)
+        return moves
+
+    def _better(self, moves: Fields, legal: Fields) -> bool:
+        return self.legal_cost(moves) < self.legal_cost(legal) and not self.broken(moves)
+
+    def reason(self, moves: Fields, name: str) -> str:
+        """A rule that is broken without one of the moves: not one that only ties a field that follows to it."""
+        followers = [other for other in moves if other in self.fieldset.family.FOLLOWING - {name}]
+        rules: list[str] = []
+        for without in ((name,), *((name, other) for other in followers)):
+            less = {other: value for other, value in moves.items() if other not in without}
+            rules += self.broken(less) or self.record(less).spill_remarks
+        own = name.partition(".")[0]
+        rule = min(rules, key=lambda rule: (_field(rule) in followers, _field(rule) != own))
+        return re.sub(rf"^{re.escape(name)}=[^:]*: ", "", rule)
+
+
+def _field(rule: str) -> str:
+    """The field that a broken rule starts with."""
+    return re.split(r"[.=:]", rule, maxsplit=1)[0]
+
+
+def _outcome(rules: Collection[str]) -> frozenset[str]:
+    """Which rules are broken, whatever their numbers."""
+    return frozenset(re.sub(r"\d+", "#", rule) for rule in rules)
+
+
+def _changes_cost(shared: Fields, flat: Fields) -> float:
+    return sum(_distance(value, flat[name]) for name, value in shared.items() if name in flat)
+
+
+def _distance(old: Any, new: Any) -> float:
+    """How far a value is from another: the logarithm of a ratio of numbers, 1 for what has no order."""
+    if old == new:
+        return 0.0
+    if old is None or new is None:
+        return 0.5
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return sum(_distance(*pair) + _odd(pair[1]) for pair in zip(old, new, strict=True))
+    if any(isinstance(value, bool) or not isinstance(value, int) for value in (old, new)):
+        return 1.0
+    return min(3.0, abs(math.log2(max(new, 0.5) / max(old, 0.5))))
+
+
+def _odd(value: Any) -> float:
+    """What a number of warps or threads costs that is no power of two."""
+    return 0.25 if isinstance(value, int) and value & (value - 1) else 0.0
