@@ -28,6 +28,7 @@ L2 = Literal["cold", "hot", "exceeded"]
 # How the trial of a proposed record ended. All but "measured" are failures, and have a reason.
 Outcome = Literal["measured", "illegal", "compile error", "wrong result", "spill", "time-out", "too good"]
 Effort = Literal["short", "medium", "long"]
+Source = Literal["gpu", "replay", "model"]  # of a trial: measured, measured before, or modelled
 
 KERNEL, INCUMBENT = "cudal2gen", "incumbent"
 # A vendor interface is measured with B stored both ways; "-max" is the faster of the two, problem by problem.
@@ -231,7 +232,7 @@ class Trial(Line):
     """
 
     kind: Literal["trial"] = "trial"
-    environment: Literal["gpu", "replay", "model"]
+    environment: Source
     on: str
     run: str
     gpu: str

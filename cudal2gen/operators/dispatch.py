@@ -215,10 +215,11 @@ class Dispatcher:
 
 def _preference() -> Prefer:
     value = os.environ.get(PREFER, "measured")
-    for prefer in get_args(Prefer):
+    preferences: tuple[Prefer, ...] = get_args(Prefer)
+    for prefer in preferences:
         if value == prefer:
-            return prefer  # type: ignore[no-any-return]
-    raise ValueError(f"{PREFER}={value}: must be one of {', '.join(get_args(Prefer))}")
+            return prefer
+    raise ValueError(f"{PREFER}={value}: must be one of {', '.join(preferences)}")
 
 
 class Current:

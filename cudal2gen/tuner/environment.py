@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cudal2gen import model
 from cudal2gen.kernel import GPUS, IllegalRecord, Problem, Record, parse
-from cudal2gen.results import INCUMBENT, KERNEL, Effort, Outcome, Timing, Trial
+from cudal2gen.results import INCUMBENT, KERNEL, Effort, Outcome, Source, Timing, Trial
 from cudal2gen.tuner import space
 
 Array = NDArray[np.float64]
@@ -33,7 +33,7 @@ class Place(Protocol):
     """The place of an evaluation, as trials store it. ``name``: gpu, replay or model; ``on``: a GPU or its stand-in."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> Source: ...
 
     @property
     def on(self) -> str: ...
@@ -56,7 +56,7 @@ def trial_of(
 ) -> Trial:
     """A trial of an environment; the race fills in ``run`` and ``proposer``."""
     return Trial(
-        environment=environment.name,  # type: ignore[arg-type]
+        environment=environment.name,
         on=environment.on,
         run="",
         **problem.model_dump(),
@@ -72,7 +72,7 @@ def trial_of(
 def refusal_trial(environment: Place, problem: Problem, fields: Mapping[str, Any], reason: str) -> Trial:
     """The trial of an illegal proposal: its fields, and the rule that they violate."""
     return Trial(
-        environment=environment.name,  # type: ignore[arg-type]
+        environment=environment.name,
         on=environment.on,
         run="",
         **problem.model_dump(),
@@ -87,7 +87,7 @@ def refusal_trial(environment: Place, problem: Problem, fields: Mapping[str, Any
 class Replay:
     """Answers from recorded trials: for each record the last one of the requested effort or a greater one."""
 
-    name = "replay"
+    name: Source = "replay"
     order: tuple[Effort, ...] = ("short", "medium", "long")
 
     def __init__(self, recorded: Iterable[Trial]) -> None:
@@ -134,7 +134,7 @@ class Model:
     no vendor's baseline.
     """
 
-    name = "model"
+    name: Source = "model"
 
     def __init__(
         self, incumbent: Incumbent = lambda _: None, seed: int = 0, shared: float = 0.08, individual: float = 0.04,

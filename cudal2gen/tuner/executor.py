@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.results import Effort, Trial
+from cudal2gen.results import Effort, Outcome, Trial
 from cudal2gen.tuner.environment import Environment, Place, trial_of
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class Worker:
             return answer
         if len(job.records) > 1:
             return [trial for record in job.records for trial in self._evaluate(job._replace(records=(record,)))]
-        outcome = "time-out" if answer.startswith("no answer") else "wrong result"
-        return [trial_of(self, job.problem, job.records[0], job.effort, outcome, reason=answer)]  # type: ignore[arg-type]
+        outcome: Outcome = "time-out" if answer.startswith("no answer") else "wrong result"
+        return [trial_of(self, job.problem, job.records[0], job.effort, outcome, reason=answer)]
 
     def _ask(self, question: Any) -> Any:
         """The trials, or a sentence that says why there are none; then the process has ended."""

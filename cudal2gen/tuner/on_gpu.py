@@ -17,7 +17,7 @@ from cudal2gen.compiler import Artifact, BuildError
 from cudal2gen.gpu import Contender, Device, Gpu, GpuError, Kernel
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import LaunchError
-from cudal2gen.results import INCUMBENT, KERNEL, Effort, Measurement, Timing, Trial, Verdict
+from cudal2gen.results import INCUMBENT, KERNEL, Effort, Measurement, Source, Timing, Trial, Verdict
 from cudal2gen.tuner.environment import trial_of
 
 # Seconds of timing for each contender; the rounds' own bounds hold as well.
@@ -43,7 +43,7 @@ class Workshop(Protocol):
 class GpuEnvironment:
     """``Environment`` on one device. ``baseline`` gives the best stored baseline of a problem, or None."""
 
-    name = "gpu"
+    name: Source = "gpu"
 
     def __init__(
         self,

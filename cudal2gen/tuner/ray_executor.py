@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from cudal2gen import places, results
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.results import Effort, Outcome, Trial, Verdict
+from cudal2gen.results import Effort, Outcome, Source, Trial, Verdict
 from cudal2gen.tuner.environment import Environment, trial_of
 from cudal2gen.tuner.executor import Job, JobResult
 from cudal2gen.version import __version__
@@ -176,7 +176,8 @@ class RayExecutor:
         self._starting: list[tuple[Any, Any]] = []
         self._misfits: list[Any] = []
         self._fault, self._faults, self._closed = "", 0, False
-        self.name, self.on = "", ""
+        self.name: Source = "gpu"
+        self.on = ""  # the first worker sets both
         self._idle.put(self._idle_worker())
 
     def _connect(self, address: str | None, variables: dict[str, str]) -> None:
@@ -320,7 +321,8 @@ class RayExecutor:
             # The last line is the environment's exception.
             self._fault, self._faults = _lines(error)[-1], self._faults + 1
             return
-        self.name, self.on = self.name or name, self.on or on
+        if not self.on:
+            self.name, self.on = name, on
         if (name, on, version) != (self.name, self.on, __version__):
             # Times of two kinds of GPU do not compare. The misfit keeps its GPU, so _tend starts no other there.
             self._fault = f"it measures {name} on {on}, version {version}, not {self.name} on {self.on}, {__version__}"
