@@ -95,7 +95,7 @@ class _NumPy:
         return values.astype(np.float32, copy=False)
 
     def rounded(self, values: NDArray[Any], element: Element) -> NDArray[Any]:
-        return values.astype(element.dtype, copy=False)
+        return values.astype(element.numpy_dtype, copy=False)
 
     def product(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
         with np.errstate(invalid="ignore"):
@@ -150,7 +150,7 @@ def library(values: NDArray[Any] | torch.Tensor) -> Library[NDArray[Any]] | Libr
 
 class _NumPyDraws:
     def __init__(self, rng: np.random.Generator, element: Element) -> None:
-        self._rng, self._type = rng, np.dtype(element.dtype)
+        self._rng, self._type = rng, element.numpy_dtype
 
     def below(self, share: float, rows: int, cols: int) -> NDArray[Any]:
         return (self._rng.random((rows, cols), np.float32) < share).astype(self._type)

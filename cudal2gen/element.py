@@ -10,9 +10,10 @@ import builtins
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 ElementName = Literal["f16"]
@@ -68,6 +69,12 @@ class Element:
         """Bits of a quiet NaN that differs from the one of arithmetic."""
         infinity = ((1 << self.exponent) - 1) << (self.significand - 1)
         return infinity | 1 << (self.significand - 2) | 1
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        import numpy as np
+
+        return np.dtype(self.dtype)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from cudal2gen.element import element_or_none
+from cudal2gen.element import F16, element_or_none
 from cudal2gen.kernel import Acc, Layout, Problem
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _watched(collected: Collected, any_type: bool) -> Iterator[None]:
             operands = _operands(func, args)
             if operands is not None:
                 op, a, b, batch = operands
-                if element_or_none(a.dtype) is not None or any_type:
+                if element_or_none(a.dtype) is F16 or any_type:
                     collected.products[_product(op, a, b)] += batch
                 else:
                     collected.others[str(a.dtype)] += batch

@@ -82,5 +82,5 @@ def product(device: Device, record: Record, contender: Contender, a: Array, b: A
     matrices.put(tensor_a, tensor_b, record.element.poisons[0])
     contender.bind(matrices.operands)()
     device.wait()
-    d: Array = np.ascontiguousarray(matrices.d.bits.cpu().numpy()).view(record.element.dtype)
+    d: Array = np.ascontiguousarray(matrices.d.bits.cpu().numpy()).view(record.element.numpy_dtype)
     return d

@@ -70,7 +70,7 @@ class _Matrices:
         lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
         self.memory = emulator.Memory()
         self.rows, self.cols = rows, cols
-        self._type = np.dtype(record.element.dtype)
+        self._type = record.element.numpy_dtype
         self.a, self.b = operands(inputs, len(rows), len(cols), k, np.random.default_rng(seed), record.element)
         self._d_shape = (m, ldd)
         along_k = np.arange(k)
