@@ -28,9 +28,9 @@ class MBarrier:
     ``done_clock`` what those of the last completed one did.
 
     Data lands as late as the model allows. ``flights`` are the copies of the current phase; when it completes they
-    become ``landing``, and they land when somebody has seen that phase complete. Invariants: nobody who has not waited
-    reads landed data; a phase completes only with pending == bytes == 0; 0 <= pending <= count unless cp.async arrivals
-    have raised it; ``done_clock[column] == done_tick``.
+    become ``landing``, and they land when the first thread has waited for that phase. Invariants: a lane that has not
+    waited never reads landed data; a phase completes only with pending == bytes == 0; 0 <= pending <= count unless
+    cp.async arrivals have raised it; ``done_clock[column] == done_tick``.
     """
 
     __slots__ = (
@@ -272,7 +272,7 @@ class MBarriers:
 
     def fly(self, at: Array, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
         """``data`` is under way to elements of ``width`` bytes of a row's shared memory, and completes on the mbarrier.
-        It lands when somebody has waited for the phase."""
+        It lands when the first thread has waited for the phase."""
         self.shared.async_write(at, lane, row, bar.column, site, width)
         bar.flights.append(self.landing(at, data, width, bar))
         bar.bytes -= data.size * width

@@ -169,8 +169,8 @@ def _diverge(
 
 
 def _leaves(blocks: list[Block], sides: list[set[int]]) -> bool:
-    """Does at most one side wait, and do the sides share no block? Then the others have left, and nobody is
-    overtaken."""
+    """Does at most one side wait, and do the sides share no block? Then the others have left, and no
+    lane overtakes another."""
     waiting = [side for side in sides if any(blocks[i].end == "wait" for i in side)]
     return len(waiting) <= 1 and sum(map(len, sides)) == len(set().union(*sides))
 
