@@ -121,7 +121,13 @@ def test_a_fit_avoids_what_is_likely_to_spill() -> None:
 
 @pytest.mark.parametrize(
     ("record", "named"),
-    [(multistage(), {"bm": 1000}), (multistage(), {"epilogue": "tma"}), (wgmma(), {"bk": 96}), (wgmma(), {"zebra": 1})],
+    [
+        (multistage(), {"bm": 1000}),
+        (multistage(), {"epilogue": "tma"}),
+        (wgmma(), {"bk": 96}),
+        (wgmma(), {"zebra": 1}),
+        (wgmma(), {"prefetch.kind": "multi"}),
+    ],
 )
 def test_a_value_that_its_field_never_takes_is_refused_at_once(record: Record, named: Fields) -> None:
     with pytest.raises(IllegalValue) as refusal:

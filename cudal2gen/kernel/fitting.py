@@ -72,6 +72,8 @@ def fit(record: Record, named: Mapping[str, Any], problem: Problem | None = None
     fields: Fields = record.model_dump(mode="json") | (problem or record.problem).model_dump(mode="json")
     for name, value in named.items():
         field, _, part = name.partition(".")
+        if part and not isinstance(fields.get(field), dict):
+            raise IllegalValue(f"{name}: {field} has no parts")
         fields[field] = fields[field] | {part: value} if part else value
     return fit_fields(fields, named)
 
