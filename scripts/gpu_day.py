@@ -42,6 +42,7 @@ MOST_FILES, FILE_BYTES = 8, 16 << 20
 RESERVE_SECONDS = 15  # of a step with a budget of its own: start, compilation check, last measurement
 GRACE_SECONDS = 5  # between asking a step to end and killing it
 SAMPLE = 60  # problems of the smaller benchmarks
+EVALUATIONS, REHEARSED_EVALUATIONS = 24, 2  # of a problem, by ``tune``
 LOSERS = 24  # problems that ``tune`` is given
 SMALL = ((64, 64, 64), (128, 64, 128))  # of a rehearsal
 
@@ -72,7 +73,8 @@ class Step:
     def command(self, out: Path, budget_seconds: float | None = None) -> list[str]:
         """The command line, ``{out}`` being the folder of results; ``budget_seconds`` in place of the plan's own."""
         budget = self.seconds - RESERVE_SECONDS if budget_seconds is None else budget_seconds
-        words = shlex.split(self.line.format(out=out, budget=f"{budget:g}s"))
+        evaluations = EVALUATIONS if budget_seconds is None else REHEARSED_EVALUATIONS
+        words = shlex.split(self.line.format(out=out, budget=f"{budget:g}s", evaluations=evaluations))
         return [sys.executable, *([] if words[0] == "-m" else ["-m", "cudal2gen"]), *words]
 
 
@@ -103,7 +105,8 @@ PLAN = (
     ),
     Step(
         "tune", 3, 80,
-        f"tune --problems {{out}}/{LOSING} {H200} f32 --proposers nearest,evolution --budget {{budget}}",
+        f"tune --problems {{out}}/{LOSING} {H200} f32 --proposers nearest,evolution "
+        "--evaluations {evaluations} --budget {budget}",
         "the problems that lose most against cuBLASLt", compiles=True,
     ),
     Step("sanitizer", 3, 80, "-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k sanitizer",

@@ -22,7 +22,7 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
 # They start first, so that no worker is left with a long test when the others have ended.
 LONGEST = ["test_multistage.py", "test_library.py", "test_ray.py", "test_validator.py", "test_mutation.py"]
-REHEARSED = 2  # cases of each test
+REHEARSED = 1  # case of each test
 LEFT_OUT = pytest.StashKey[str]()
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def rehearse(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On a stand-in for a card: two cases of every test, but for those that only a real card can answer."""
+    """On a stand-in for a card: one case of every test, but for those that only a real card can answer."""
     cases: dict[object, int] = {}
     left_out = []
     for item in items:
