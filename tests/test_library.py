@@ -20,7 +20,7 @@ from tests.draws import THOROUGH, drawn
 
 pytestmark = pytest.mark.slow
 
-SHARE = 14  # of the sm_80 library, one kernel in so many is drawn
+SHARE = 7  # of the sm_80 library, one kernel in so many is drawn
 VERSIONS = {"nvcc": "13.0.88", "cutlass": "4.2.0"}  # of the compilers that the stored verdicts are of
 
 
