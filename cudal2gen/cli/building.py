@@ -53,8 +53,8 @@ class Compilation:
         """Built kernels by problem, ready to be opened on a device. Raises ToolchainError and BuildError."""
         from cudal2gen.validator.device import BuiltKernel
 
-        pairs = zip(records, self.build(records), strict=True)
-        return {record.problem: BuiltKernel(record, artifact, self.launcher()) for record, artifact in pairs}
+        pairs, library = zip(records, self.build(records), strict=True), self.launcher()
+        return {record.problem: BuiltKernel(record, artifact, library) for record, artifact in pairs}
 
     def launcher(self) -> Path:
         """The shared library that launches any of our kernels. Raises ToolchainError and BuildError."""
