@@ -205,11 +205,12 @@ CUTE_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 
-// What wgmma is told of an operand: swizzle mode, bytes between blocks of 8 rows, between chunks of columns, address.
+// What wgmma is told of an operand: swizzle mode, bytes between blocks of 8 rows, between chunks of columns, and the low 18
+// bits of the address: in a cluster the rank of the CTA lies above them, where the descriptor has the bytes between chunks.
 template <int Width>
 CUTE_DEVICE uint64_t descriptor(uint32_t address, int chunk_bytes) {
   constexpr uint64_t kMode = Width == 64 ? 1 : Width == 32 ? 2 : 3, kBlockBytes = 8 * Width * 2;
-  return kMode << 62 | kBlockBytes >> 4 << 32 | uint64_t(chunk_bytes >> 4) << 16 | address >> 4;
+  return kMode << 62 | kBlockBytes >> 4 << 32 | uint64_t(chunk_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
 // A warpgroup's share of the tile: kAtomsM x kAtomsN wgmmas.
