@@ -1,12 +1,12 @@
 """Catalog records from facts about the published CUDA-L2 kernels, and a check of the catalog's claims against them.
 
-    python scripts/published.py FACTS --write configs/kernels.jsonl    make all records anew
-    python scripts/published.py FACTS --check configs/kernels.jsonl    recompute every line's `structure` and `changed`
-    python scripts/published.py FACTS --summarise configs/published.json    figures of the published speedup tables
+    python scripts/published.py --check [CATALOG]    recompute every line's `structure` and `changed`
+    python scripts/published.py --write CATALOG      make all records anew
+    python scripts/published.py --summarise TABLES   configs/published.json from the published speedup tables
 
-FACTS is a folder with a100_f16.jsonl, a100_f32.jsonl and rtx3090_f32.jsonl: one JSON object per published kernel. A
-key that is absent there was not determined. Its published_speedups/ has the speedup tables that CUDA-L2 publishes; of
-them the repository keeps means, medians and shares, for the report to set beside ours.
+The facts are in configs/published/, one JSON object per published kernel; its README.md names the keys. A key that is
+absent was not determined. TABLES is a folder of CUDA-L2's speedup tables (CSV), which are not in this repository; it
+keeps their means, medians and shares, for the report to set beside ours.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import lzma
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cudal2gen import catalog, compiler
+from cudal2gen import catalog, compiler, places
 from cudal2gen.kernel import FAMILIES, IllegalRecord, parse, revise
 from cudal2gen.ratios import Ratio
 from cudal2gen.report.statistics import best_of, summarise
@@ -33,6 +34,7 @@ SPEEDUPS = {
     ("rtx3090", "f32"): "3090_F32F16F16F32",
     ("h100", "f32"): "h100_F32F16F16F32",
 }
+FACTS = places.shipped("configs") / "published"
 SOURCE = {
     "title": "CUDA-L2, by DeepReinforce",
     "paper": "arXiv 2512.02551",
@@ -42,6 +44,7 @@ SOURCE = {
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
 # What a record of structure `exact` may change, and must list.
 FREE = {"g2s_cols", "g2s_slot", "smem_swizzle", "smem_swizzle_c", "min_blocks", "r2s_bytes", "c_batch"}
+CLAIMS = ("exact", "nearest")  # values of `structure` that speak of a published kernel
 EPILOGUES = {
     "smem_via_t": "staged",
     "smem_tiled_copy": "direct",
@@ -52,6 +55,7 @@ EPILOGUES = {
 RASTERS = {"plain": "plain", "zsplit": "zsplit", "persistent_loop": "persistent"}
 
 Facts = dict[str, Any]
+Sizes = tuple[int, int, int]
 Record = catalog.Record
 
 
@@ -253,43 +257,56 @@ def _resized(record: Record, m: int, n: int, k: int) -> Record | None:
         return None
 
 
-def facts_of(folder: Path, gpu: str, acc: str) -> dict[tuple[int, int, int], Facts]:
-    rows = [json.loads(line) for line in (folder / f"{gpu}_{acc}.jsonl").read_text().splitlines()]
+def facts_of(gpu: str, acc: str, folder: Path = FACTS) -> dict[Sizes, Facts]:
+    """Facts about the published kernels of a GPU and accumulator, by (m, n, k). Raises ValueError without them."""
+    path = folder / f"{gpu}_{acc}.jsonl.xz"
+    try:
+        rows = [json.loads(line) for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
+    except (OSError, lzma.LZMAError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{path}: {what}; restore it from the repository") from None
     return {(row["m"], row["n"], row["k"]): row for row in rows}
 
 
-def write(folder: Path, target: Path) -> None:
+def write(target: Path, facts: Path = FACTS) -> None:
     catalog_records: list[Record] = []
     for gpu, acc in SETS:
-        rows = facts_of(folder, gpu, acc)
+        rows = facts_of(gpu, acc, facts)
         drafts = compile_clean([translate(gpu, acc, row) for row in rows.values()])
         records = [with_claims(record, row) for record, row in zip(drafts, rows.values(), strict=True)]
         catalog_records += records + fill(records, gpu, acc)
     catalog.save(catalog_records, target)
 
 
-def check(folder: Path, target: Path) -> int:
+def check(target: Path, facts: Path = FACTS) -> int:
+    """Prints every claim of a catalog that the facts contradict; the number of them.
+
+    Records that were edited, tuned or modelled since claim nothing about a published kernel.
+    """
     faults = 0
     records = catalog.load(target)
     for gpu, acc in SETS:
-        rows = facts_of(folder, gpu, acc)
+        rows = facts_of(gpu, acc, facts)
         set_records = [record for record in records if (record.gpu, record.acc, record.layout) == (gpu, acc, "tn")]
         structures: Counter[str] = Counter()
         changes: Counter[str] = Counter()
         for record in set_records:
-            row = rows.get((record.m, record.n, record.k))
-            if row is None:
-                structures["nearest, no published kernel"] += 1
+            claim = (record.origin.structure, list(record.origin.changed))
+            if claim[0] not in CLAIMS:
+                structures[f"{claim[0]}, no claim"] += 1
                 continue
-            structure, changed = judge(record, row)
-            structures[structure] += 1
-            changes.update(changed if structure == "exact" else [])
-            if (structure, changed) != (record.origin.structure, list(record.origin.changed)):
+            row = rows.get((record.m, record.n, record.k))
+            truth = ("nearest", claim[1]) if row is None else judge(record, row)
+            structures[truth[0] if row is not None else "nearest, no published kernel"] += 1
+            changes.update(truth[1] if truth[0] == "exact" else [])
+            if truth != claim:
                 faults += 1
-                print(f"{gpu} {acc} {record.mnk}: claims {record.origin}, the facts say {structure} {changed}")
+                print(
+                    f"{gpu} {acc} {record.mnk}: claims {' '.join(map(str, claim))}, the facts say {truth[0]} {truth[1]}"
+                )
         print(f"{gpu} {acc}: {len(set_records)} records: {dict(structures)}; changed in exact ones: {dict(changes)}")
     print(f"{faults} wrong claims")
-    return 1 if faults else 0
+    return faults
 
 
 def baseline_name(column: str) -> str:
@@ -329,27 +346,32 @@ def summary_rows(folder: Path) -> Iterator[dict[str, Any]]:
                 }
 
 
-def summarise_speedups(facts: Path, target: Path) -> None:
-    rows = [json.dumps(row) for row in summary_rows(facts / "published_speedups")]
+def summarise_speedups(tables: Path, target: Path) -> None:
+    rows = [json.dumps(row) for row in summary_rows(tables)]
     source = json.dumps(SOURCE)
     target.write_text(f'{{\n"source": {source},\n"rows": [\n' + ",\n".join(rows) + "\n]\n}\n")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0: done; 1: the catalog makes a wrong claim; 2: a file is missing or wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("facts", type=Path)
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--write", type=Path)
-    action.add_argument("--check", type=Path)
-    action.add_argument("--summarise", type=Path)
-    arguments = parser.parse_args()
-    if arguments.summarise:
-        summarise_speedups(arguments.facts, arguments.summarise)
-        return 0
-    if arguments.write:
-        write(arguments.facts, arguments.write)
-        return 0
-    return check(arguments.facts, arguments.check)
+    action.add_argument("--check", type=Path, nargs="?", const=places.catalog(), metavar="CATALOG")
+    action.add_argument("--write", type=Path, metavar="CATALOG")
+    action.add_argument("--summarise", type=Path, metavar="TABLES")
+    parser.add_argument("--facts", type=Path, default=FACTS, help="a folder like configs/published")
+    options = parser.parse_args(arguments)
+    try:
+        if options.summarise is not None:
+            summarise_speedups(options.summarise, FACTS.with_name("published.json"))
+        elif options.write is not None:
+            write(options.write, options.facts)
+        elif check(options.check, options.facts):
+            return 1
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
