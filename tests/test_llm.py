@@ -43,7 +43,7 @@ def candidates(problem: Problem = PROBLEM) -> space.Candidates:
 
 
 def question(trials: tuple[Trial, ...] = (), problem: Problem = PROBLEM) -> Question:
-    keys = frozenset(space.key(parse(trial.record)) for trial in trials if trial.outcome != "illegal")
+    keys = frozenset(parse(trial.record).kernel_key for trial in trials if trial.outcome != "illegal")
     return Question(candidates(problem), trials, incumbent(problem), keys)
 
 

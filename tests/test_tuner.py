@@ -55,7 +55,7 @@ def timed_trial(
 @pytest.mark.parametrize("problem", [SMALL, AMPERE], ids=["h200", "a100"])
 def test_candidates_are_legal_distinct_and_cover_their_families(problem: Problem) -> None:
     candidates = space.candidates(problem)
-    assert len({space.key(record) for record in candidates.records}) == len(candidates.records)
+    assert len({record.kernel_key for record in candidates.records}) == len(candidates.records)
     assert all(parse(record.model_dump(mode="json")) == record for record in candidates.records)
     families = {record.family for record in candidates.records}
     assert families == ({"sm90_wgmma", "sm90_small"} if problem.gpu == "h200" else {"sm80_multistage"})
@@ -246,7 +246,7 @@ def test_the_models_rank_correlation_with_what_was_measured() -> None:
 
 
 def question(problem: Problem = SMALL, trials: Sequence[Trial] = ()) -> Question:
-    keys = frozenset(space.key(parse(trial.record)) for trial in trials)
+    keys = frozenset(parse(trial.record).kernel_key for trial in trials)
     return Question(space.candidates(problem), tuple(trials), None, keys)
 
 
@@ -507,7 +507,7 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
         )
     after = results.trials(store)
     assert after[: len(before)] == before
-    keys = [space.key(parse(trial.record)) for trial in after if trial.effort == "short"]
+    keys = [parse(trial.record).kernel_key for trial in after if trial.effort == "short"]
     assert len(keys) == len(set(keys)) == 64
     assert standing.evaluations == 64
 

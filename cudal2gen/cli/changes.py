@@ -7,19 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cudal2gen.cli.messages import note, refuse
-from cudal2gen.kernel import (
-    FAMILIES,
-    Fields,
-    Fit,
-    IllegalRecord,
-    IllegalValue,
-    Origin,
-    Record,
-    fieldset,
-    fit_fields,
-    parse,
-    unknown_field,
-)
+from cudal2gen.kernel import FAMILIES, Edit, IllegalRecord, IllegalValue, Record, in_family, unknown_field
 
 MOST_SETTINGS = 5  # that a refusal spells
 
@@ -32,22 +20,15 @@ def changed(record: Record, changes: Sequence[str], *, fit: bool = False, title:
     """
     if not changes:
         return record
-    before = record.model_dump(mode="json")
-    fields, named = _edited(record, before, changes)
-    edited = _fitted(fields, named, title) if fit else _parsed(fields, named)
-    after = edited.model_dump(mode="json")
-    touched = {name for name in before.keys() | after.keys() if before.get(name, ...) != after.get(name, ...)}
-    if not touched or "origin" in touched:
-        return edited
-    differing = tuple(sorted({*record.origin.changed, *touched & after.keys()}))
-    origin = Origin(source=record.origin.source, structure="modelled", changed=differing)
-    return edited.at(edited.problem, origin=origin)
+    edit = spelled_edit(record, changes)
+    return _fitted(edit, title) if fit else _parsed(edit)
 
 
-def _edited(record: Record, before: Fields, changes: Sequence[str]) -> tuple[Fields, set[str]]:
-    """A line's fields after the changes, and the names that these fix: ``prefetch.kind`` for a part of a field."""
-    fields, named = _start(record, before, changes), set[str]()
-    family = FAMILIES.get(fields["family"])
+def spelled_edit(record: Record, changes: Sequence[str]) -> Edit:
+    """The edit that ``FIELD=VALUE`` settings spell; ends the command where one of them spells none."""
+    chosen = next((change.removeprefix("family=") for change in changes if change.startswith("family=")), record.family)
+    fields, named = in_family(record, chosen), set[str]()
+    family = FAMILIES.get(chosen)
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -61,48 +42,33 @@ def _edited(record: Record, before: Fields, changes: Sequence[str]) -> tuple[Fie
         # A prefetch without a distance names its kind alone.
         by_kind = name == "prefetch" and not dot and text[:1] != "{" and ":" not in text
         named.add(f"{name}.{part}" if dot else "prefetch.kind" if by_kind else name)
-    return fields, named
+    return Edit(record, fields, frozenset(named))
 
 
-def _parsed(fields: Fields, named: set[str]) -> Record:
+def _parsed(edit: Edit) -> Record:
     """The record, or IllegalRecord with the settings that a fit would add."""
     try:
-        return parse(fields)
+        return edit.parsed()
     except IllegalValue:
         raise
     except IllegalRecord as error:
         refusal = error
     try:
-        settings = [f"--set {difference.setting}" for difference in fit_fields(fields, named).differences]
+        settings = [f"--set {difference.setting}" for difference in edit.fitted().differences]
     except IllegalRecord:
         raise refusal from None
     by_hand = f" {' '.join(settings)}, or with" if 0 < len(settings) <= MOST_SETTINGS else ""
     raise IllegalRecord(f"{refusal}; legal with{by_hand} --fit")
 
 
-def _fitted(fields: Fields, named: set[str], title: str) -> Record:
+def _fitted(edit: Edit, title: str) -> Record:
     try:
-        fit: Fit = fit_fields(fields, named)
+        record, differences = edit.fitted()
     except IllegalRecord as error:
         raise (IllegalRecord(f"{title}: {error}") if title else error) from None
-    for difference in fit.differences:
+    for difference in differences:
         note(f"{title + ': ' if title else ''}{difference}")
-    return fit.record
-
-
-def _start(record: Record, fields: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """The fields to change. For another family: what it shares with the old one, below its own plain decisions."""
-    family = next((change.removeprefix("family=") for change in changes if change.startswith("family=")), record.family)
-    if family == record.family or family not in FAMILIES:
-        return dict(fields) | {"family": family}
-    choices = {name: values for name, values in fieldset(FAMILIES[family]).values.items() if values}
-    shared = {
-        name: value
-        for name, value in fields.items()
-        if name in FAMILIES[family].line_fields()
-        and not (isinstance(value, str) and value not in choices.get(name, value))
-    }
-    return shared | FAMILIES[family].plain(record.problem) | {"family": family}
+    return record
 
 
 def _field(name: str, text: str, old: Any) -> Any:

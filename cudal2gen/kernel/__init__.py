@@ -10,6 +10,9 @@ from __future__ import annotations
 from cudal2gen.chips import GPUS as GPUS
 from cudal2gen.chips import REGISTERS_SM as REGISTERS_SM
 from cudal2gen.chips import REGISTERS_THREAD as REGISTERS_THREAD
+from cudal2gen.kernel.editing import Edit as Edit
+from cudal2gen.kernel.editing import edit as edit
+from cudal2gen.kernel.editing import in_family as in_family
 from cudal2gen.kernel.fieldset import fieldset as fieldset
 from cudal2gen.kernel.fitting import Difference as Difference
 from cudal2gen.kernel.fitting import Fit as Fit

@@ -365,6 +365,14 @@ class Record(Schema):
         return f"hgemm_{self.family}_{self.acc}_{self.layout}_{self.tile}_{digest[:10]}"
 
     @property
+    def kernel_key(self) -> tuple[str, tuple[tuple[str, int], ...]]:
+        """What a run of a record depends on beside its problem: the binary, and how it is launched.
+
+        Records of one key are the same kernel in every respect.
+        """
+        return self.name, tuple(sorted(self.launch_options.items()))
+
+    @property
     def baked_k(self) -> int:
         """The k that is compiled in, 0 for none."""
         return 0

@@ -119,7 +119,7 @@ def search(
         proposals = proposer.propose(Question(candidates, tuple(trials), None, frozenset(keys)), batch)
         records: dict[object, Record] = {}
         for proposal in proposals:
-            if proposal.record is not None and (key := space.key(proposal.record)) not in keys:
+            if proposal.record is not None and (key := proposal.record.kernel_key) not in keys:
                 records.setdefault(key, proposal.record)
         idle = 0 if records else idle + 1
         selected = dict(list(records.items())[: evaluations - len(trials)])

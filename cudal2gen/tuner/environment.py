@@ -101,7 +101,7 @@ class Replay:
 
     @staticmethod
     def _key(problem: Problem, name: str, fields: Mapping[str, Any], effort: Effort) -> tuple[object, ...]:
-        # All decisions rather than space.key: recorded fields need no validation here.
+        # All decisions rather than Record.kernel_key: recorded fields need no validation here.
         decisions = tuple(
             (field, repr(value)) for field, value in sorted(fields.items()) if field not in space.NO_DECISION
         )

@@ -107,7 +107,7 @@ class Llm(FixedStrategy):
             return []
         bases = _bases(question)
         # Proposed records without a trial: the race pruned them, or their batch has not ended.
-        tried_keys = {space.key(parse(trial.record)) for trial in question.trials if trial.outcome != "illegal"}
+        tried_keys = {parse(trial.record).kernel_key for trial in question.trials if trial.outcome != "illegal"}
         proposed = self._proposed.setdefault(question.problem, {})
         waiting = {key: record for key, record in proposed.items() if key not in tried_keys}
         question = replace(question, proposed_keys=question.proposed_keys | waiting.keys())
@@ -156,13 +156,13 @@ class Llm(FixedStrategy):
     ) -> list[Fault]:
         """Adds an answer's new, legal proposals to ``proposals``; returns the faults of the others."""
         ideas, faults = _ideas(reply, 4 * count)
-        known_keys = set(question.proposed_keys) | ({space.key(question.incumbent)} if question.incumbent else set())
+        known_keys = set(question.proposed_keys) | ({question.incumbent.kernel_key} if question.incumbent else set())
         for idea in ideas:
             proposal = _revised(idea, bases)
             if isinstance(proposal, Fault):
                 faults.append(proposal)
             elif proposal.record is not None:
-                key = space.key(proposal.record)
+                key = proposal.record.kernel_key
                 if key in known_keys or key in proposals:
                     faults.append(Fault(f"{_text(idea)}: that kernel was tried or proposed already"))
                 else:

@@ -39,7 +39,7 @@ def proposal(proposer: str, fields: Fields, note: str = "") -> Proposal:
 class Question:
     """The legal candidates of a problem, and its trials so far, failures included.
 
-    ``proposed_keys``: ``space.key`` of the records proposed before; the race does not evaluate them again.
+    ``proposed_keys``: ``Record.kernel_key`` of the records proposed before; the race does not evaluate them again.
     """
 
     candidates: Candidates

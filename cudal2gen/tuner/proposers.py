@@ -53,8 +53,8 @@ class Nearest(FixedStrategy):
         pool = [record for record in self._pool if record.acc == problem.acc and record.problem != problem]
         for record in sorted(pool, key=lambda record: distance(problem, record.problem))[: self._neighbours]:
             adopted = space.adopt(record, question.candidates, self.name)
-            if space.key(adopted) not in keys:
-                keys.add(space.key(adopted))
+            if adopted.kernel_key not in keys:
+                keys.add(adopted.kernel_key)
                 proposals.append(legal_proposal(self.name, adopted))
             if len(proposals) == count:
                 break
@@ -203,8 +203,8 @@ class Heuristics(FixedStrategy):
         keys, proposals = set(question.proposed_keys), []
         for config in self._configs(question.problem, 16):
             candidate = _most_similar(question.candidates, config, self.name)
-            if space.key(candidate) not in keys:
-                keys.add(space.key(candidate))
+            if candidate.kernel_key not in keys:
+                keys.add(candidate.kernel_key)
                 proposals.append(legal_proposal(self.name, candidate))
         return proposals[:count]
 
@@ -268,7 +268,7 @@ class PolicyProposer:
         self._actions = {}
         for action in policy.draw(view, 3 * count, prior_only=self._frozen, distinct=True):
             record = view.candidates.compose(action.row, action.choices, self.name)
-            if (key := space.key(record)) not in question.proposed_keys and key not in self._actions:
+            if (key := record.kernel_key) not in question.proposed_keys and key not in self._actions:
                 self._actions[key] = action
                 proposals.append(legal_proposal(self.name, record))
             if len(proposals) == count:
@@ -294,7 +294,7 @@ class PolicyProposer:
             policy.contrast([prepared], margin=0.003)
 
     def _follow(self, policy: Policy, view: View, trials: Sequence[Trial]) -> None:
-        keyed = [(space.key(parse(trial.record)), trial) for trial in trials if trial.outcome != "illegal"]
+        keyed = [(parse(trial.record).kernel_key, trial) for trial in trials if trial.outcome != "illegal"]
         scored = [(self._actions[key], self._score(trial)) for key, trial in keyed if key in self._actions]
         if len(scored) > 1:
             rewards = [score for _, score in scored]
@@ -336,7 +336,7 @@ class Mixture:
                 question = replace(
                     question,
                     proposed_keys=question.proposed_keys
-                    | {space.key(proposal.record) for proposal in answers if proposal.record},
+                    | {proposal.record.kernel_key for proposal in answers if proposal.record},
                 )
                 if not answers:
                     active.remove(proposer)
@@ -396,7 +396,7 @@ def _new_proposals(question: Question, count: int, draw: Callable[[], Record]) -
     keys, proposals = set(question.proposed_keys), []
     for _ in range(TRIES * count):
         record = draw()
-        if (key := space.key(record)) not in keys:
+        if (key := record.kernel_key) not in keys:
             keys.add(key)
             proposals.append(legal_proposal(record.origin.source, record))
         if len(proposals) == count:

@@ -14,7 +14,6 @@ from cudal2gen import model
 from cudal2gen.kernel import Problem, Record, parse
 from cudal2gen.ratios import Ratio
 from cudal2gen.results import INCUMBENT, Effort, Trial
-from cudal2gen.tuner import space
 from cudal2gen.tuner.environment import refusal_trial
 from cudal2gen.tuner.executor import Executor, Job
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question, trial_key
@@ -92,11 +91,11 @@ class Race:
         winner, gain = self.winner, self.gain
         if winner is None or gain is None or gain.low <= 1:
             return False
-        return self.incumbent is None or space.key(parse(winner.record)) != space.key(self.incumbent)
+        return self.incumbent is None or parse(winner.record).kernel_key != self.incumbent.kernel_key
 
     @property
     def question(self) -> Question:
-        keys = frozenset(space.key(parse(trial.record)) for trial in self.short_trials if trial.outcome != "illegal")
+        keys = frozenset(parse(trial.record).kernel_key for trial in self.short_trials if trial.outcome != "illegal")
         return Question(self.candidates, tuple(self.short_trials), self.incumbent, keys)
 
 
@@ -170,7 +169,7 @@ def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Pro
             if (text := repr(sorted(proposal.fields.items()))) not in stored:
                 stored.add(text)
                 illegal.append(proposal)
-        elif (key := space.key(proposal.record)) not in keys:
+        elif (key := proposal.record.kernel_key) not in keys:
             keys.add(key)
             legal.append(proposal)
     return legal, illegal

@@ -28,14 +28,6 @@ def decisions(record: Record) -> Fields:
     return record.decisions()
 
 
-def key(record: Record) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """What a measurement of a record depends on beside its problem: the binary, and how it is launched.
-
-    Records of one key are the same kernel in every respect and are timed once.
-    """
-    return record.name, tuple(sorted(record.launch_options.items()))
-
-
 @dataclass(frozen=True)
 class Candidates:
     """The legal structures of one problem. ``fields`` and ``records`` belong together, one by one."""
