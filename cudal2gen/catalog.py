@@ -21,10 +21,11 @@ from pydantic import ValidationError
 
 from cudal2gen import places
 from cudal2gen.chips import stand_ins
+from cudal2gen.errors import Failure, WrongInput
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Origin, Problem, Record, explain, parse, revise
 
 
-class CatalogError(ValueError):
+class CatalogError(WrongInput):
     """A catalog that cannot be read or written; the message gives file, line, field and rule."""
 
 
@@ -216,7 +217,7 @@ def save(records: Iterable[Record], path: Path) -> None:
             Path(scratch).unlink()
             raise
     except OSError as error:
-        raise CatalogError(f"cannot write {path}: {error.strerror}; the catalog is as it was") from error
+        raise Failure(f"cannot write {path}: {error.strerror}; the catalog is as it was") from None
 
 
 @contextmanager
@@ -228,7 +229,7 @@ def _exclusive_edit(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise CatalogError(f"cannot write {path}: {error.strerror}; the catalog is as it was") from error
+        raise Failure(f"cannot write {path}: {error.strerror}; the catalog is as it was") from None
 
 
 def dump_problem(problem: Problem) -> str:

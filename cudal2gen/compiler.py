@@ -29,6 +29,7 @@ from pathlib import Path
 
 from cudal2gen import places
 from cudal2gen.build_folder import Locks, publish, scratch_folder
+from cudal2gen.errors import Failure
 from cudal2gen.kernel import Record
 from cudal2gen.renderer import render
 from cudal2gen.toolchain import PREBUILT, Toolchain, ToolchainError, discover, environment
@@ -43,7 +44,7 @@ LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) t
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
 
 
-class BuildError(RuntimeError):
+class BuildError(Failure):
     """A kernel did not compile, or compiled to something that a catalog must not hold."""
 
 

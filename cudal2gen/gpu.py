@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cudal2gen import places
 from cudal2gen.chips import model_of
 from cudal2gen.element import F16, element_or_none
+from cudal2gen.errors import MissingTool
 from cudal2gen.kernel import Layout, Problem, Record, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Environment
@@ -57,7 +58,7 @@ TRACEBACK_FD = 2  # the file descriptor that receives the traceback of a hang: n
 HOLD_CYCLES = 40_000_000  # some 20 ms at any clock of a GPU
 
 
-class GpuError(RuntimeError):
+class GpuError(MissingTool):
     """There is no GPU to use, or not the one that is needed; the message says what to do."""
 
 

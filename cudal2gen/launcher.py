@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from cudal2gen.errors import Failure
+
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _LAUNCH = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER)
 
@@ -20,7 +22,7 @@ class _Sized(ctypes.Structure):
     _fields_ = [("kernel", _POINTER), *((name, _INT) for name in ("lda", "ldb", "ldd", "m", "n", "k"))]
 
 
-class LaunchError(RuntimeError):
+class LaunchError(Failure):
     """The launcher or the CUDA runtime refused; ``code`` is the cudaError_t."""
 
     def __init__(self, code: int, message: str) -> None:

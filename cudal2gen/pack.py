@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from cudal2gen import places
 from cudal2gen.chips import GPUS, VARIANTS
 from cudal2gen.choice import Kernel, Table
+from cudal2gen.errors import WrongInput
 from cudal2gen.version import __version__
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
 WHEEL_NAME = re.compile(r"[\w.]+-[\w.]+(-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.whl")
 
 
-class PackError(RuntimeError):
+class PackError(WrongInput):
     """A pack that cannot be written, or must not be used; the message says why."""
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cudal2gen.errors import WrongInput
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -31,7 +33,7 @@ class Ratio(NamedTuple):
     high: float
 
 
-class Unpaired(ValueError):
+class Unpaired(WrongInput):
     """Samples of two contenders that were not taken in turns."""
 
 

@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from cudal2gen.errors import MissingTool
+
 PREBUILT = "CUDAL2GEN_PREBUILT"
 INSTALL = "pip install 'cudal2gen[nvcc]'"
 
 
-class ToolchainError(RuntimeError):
+class ToolchainError(MissingTool):
     """A part of the toolchain is missing; the message says which, and what installs it."""
 
 

@@ -15,10 +15,11 @@ from cudal2gen import cli, kernel
 from tests import house
 
 FLOORS = {
+    "errors": 0,
     "places": 0,
     "version": 0,
     "ptx_split": 0,
-    "ratios": 0,
+    "ratios": 1,
     "chips": 0,
     "element": 0,
     "kernel": 1,
@@ -27,7 +28,7 @@ FLOORS = {
     "model": 2,
     "renderer": 2,
     "launcher": 2,
-    "toolchain": 0,
+    "toolchain": 1,
     "build_folder": 0,
     "compiler": 3,
     "emulator": 3,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cudal2gen import catalog, places
+from cudal2gen import catalog, errors, places
 from cudal2gen.kernel import MmaSyncKernel, Problem, revise
 from tests.strategies import multistage, wgmma
 
@@ -233,7 +233,7 @@ def test_a_failed_save_leaves_the_old_catalog(small: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(catalog.CatalogError, match="No space left on device; the catalog is as it was"):
+    with pytest.raises(errors.Failure, match="No space left on device; the catalog is as it was"):
         catalog.put(multistage(m=1024, n=128, k=64, stages=4), small)
     assert small.read_bytes() == before
     assert {path.name for path in small.parent.iterdir()} == {"kernels.jsonl", ".kernels.jsonl.lock"}, "no scratch file"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cudal2gen import results
+from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import campaign, chat, executor, llm, race, space
@@ -518,7 +519,7 @@ def test_a_replay_makes_nothing_up(tmp_path: Path) -> None:
 def test_connecting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="needs --llm-url and --llm-model"):
         llm.connect(None, Memory())
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(WrongInput, match=r"cannot read .*none.jsonl: No such file"):
         llm.connect(None, Memory(), replay=tmp_path / "none.jsonl")
     monkeypatch.setenv("CUDAL2GEN_LLM_KEY", "abc")
     endpoint_found = Endpoint.from_environment("http://127.0.0.1:1/v1", "some", seconds=3.0)

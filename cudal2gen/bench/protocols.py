@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from cudal2gen.bench.check import Reference
 from cudal2gen.bench.race import RACE_CALLS, race
+from cudal2gen.errors import Failure
 from cudal2gen.gpu import Absent, Call, Contender, Device, Kernel, Operands, Reading
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import LaunchError
@@ -39,7 +40,7 @@ EXCEEDED = 3  # times the L2's size
 READING_SECONDS = 0.05  # between two readings of the card: NVML may take milliseconds, and the device idles meanwhile
 
 
-class TooGood(RuntimeError):
+class TooGood(Failure):
     """A time below what the hardware allows; ``contender``: whose."""
 
     def __init__(self, message: str, contender: str = "") -> None:

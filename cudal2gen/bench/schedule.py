@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from cudal2gen import results
 from cudal2gen.bench.protocols import Settings, TooGood, Work, first_line, measure, measurement_of, states, target_qps
+from cudal2gen.errors import Failure
 from cudal2gen.gpu import Contender, Device, GpuError, Kernel
 from cudal2gen.kernel import Problem, Record, SizeClass
 from cudal2gen.launcher import LaunchError
@@ -22,7 +23,7 @@ from cudal2gen.results import KERNEL, Environment, Measurement
 CLASSES: tuple[SizeClass, ...] = ("large", "split-k", "medium", "small-m", "tiny", "huge")
 
 
-class Stopped(RuntimeError):
+class Stopped(Failure):
     """A kernel or a library took the device down: this process can use it no more."""
 
 

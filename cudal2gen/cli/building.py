@@ -14,7 +14,7 @@ import typer
 from cudal2gen import places
 from cudal2gen.cli import progress
 from cudal2gen.cli.groups import verb
-from cudal2gen.cli.messages import EXIT_FAILED, user_errors
+from cudal2gen.cli.messages import EXIT_FAILED
 from cudal2gen.cli.options import Json, Nvcc
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import SeveralRecords
@@ -68,9 +68,8 @@ def build(selection: SeveralRecords, compilation: Compilation, as_json: Json = F
     """Compile the kernels of records. A kernel that spills or has a stack frame fails."""
     from cudal2gen import compiler
 
-    with user_errors():
-        records = selection.records()
-        artifacts = compilation.build(records)
+    records = selection.records()
+    artifacts = compilation.build(records)
     distinct = {artifact.digest: (record, artifact) for record, artifact in zip(records, artifacts, strict=True)}
     for record, artifact in distinct.values():
         for finding in artifact.ptxas.findings:

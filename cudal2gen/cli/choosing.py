@@ -13,10 +13,11 @@ import typer
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.groups import Offer, verb
 from cudal2gen.cli.measuring import measurements
-from cudal2gen.cli.messages import EXIT_FAILED, fail, note, refuse, user_errors, write
+from cudal2gen.cli.messages import note, refuse, write
 from cudal2gen.cli.options import Json, ResultFiles
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, OneProblem, Selection
+from cudal2gen.errors import Failure
 
 if TYPE_CHECKING:
     from cudal2gen.choice import Choice, Table
@@ -44,12 +45,11 @@ def explain(
     """
     from cudal2gen.kernel.launch import Operands
 
-    with user_errors():
-        problem = selection.problem()
-        table, source = _table(selection, directory, result_files)
-        operands = Operands.packed(problem.layout, problem.n, problem.k)
-        choice = table.choose(problem, operands)
-        kernel = table.choose(problem, operands, "kernel")
+    problem = selection.problem()
+    table, source = _table(selection, directory, result_files)
+    operands = Operands.packed(problem.layout, problem.n, problem.k)
+    choice = table.choose(problem, operands)
+    kernel = table.choose(problem, operands, "kernel")
     if as_json:
         answer = {
             "runs": _spelled(table, choice), "why": choice.reason, "kernel": _spelled(table, kernel), "source": source
@@ -104,24 +104,21 @@ def write_pack(
     """Write what a machine without nvcc and CUTLASS needs: cubins, the table of choices, the launcher, a C header."""
     from cudal2gen import choice, pack
 
-    with user_errors():
-        measured = measurements(result_files)
-        records = selection.records_to_pack(measured.measurements)
-        if not records:
-            refuse(
-                f"no measurements for {selection.gpu}: run 'cudal2gen bench' there, or choose records by --mnk or --all"
-            )
-        artifacts = compilation.build(records)
-        for record, artifact in zip(records, artifacts, strict=True):
-            if artifact.ptxas.findings:
-                fail(f"{record.name} {artifact.ptxas.findings[0]}: no kernel for a pack", EXIT_FAILED)
-        digests = {record.name: artifact.digest for record, artifact in zip(records, artifacts, strict=True)}
-        table = choice.tabulate(selection.gpu, records, measured, lambda record: digests[record.name])
-        table = table if selection.names_sizes else table.chosen()
-        built = {artifact.digest: artifact for artifact in artifacts}
-        nvcc_version = compilation.toolchain().nvcc_version
-        files = pack.contents(table, built, compilation.launcher(), nvcc_version, with_ptx)
-        target = pack.write_wheel(files, out) if out.suffix == ".whl" else pack.write_folder(files, out)
+    measured = measurements(result_files)
+    records = selection.records_to_pack(measured.measurements)
+    if not records:
+        refuse(f"no measurements for {selection.gpu}: run 'cudal2gen bench' there, or choose records by --mnk or --all")
+    artifacts = compilation.build(records)
+    for record, artifact in zip(records, artifacts, strict=True):
+        if artifact.ptxas.findings:
+            raise Failure(f"{record.name} {artifact.ptxas.findings[0]}: no kernel for a pack")
+    digests = {record.name: artifact.digest for record, artifact in zip(records, artifacts, strict=True)}
+    table = choice.tabulate(selection.gpu, records, measured, lambda record: digests[record.name])
+    table = table if selection.names_sizes else table.chosen()
+    built = {artifact.digest: artifact for artifact in artifacts}
+    nvcc_version = compilation.toolchain().nvcc_version
+    files = pack.contents(table, built, compilation.launcher(), nvcc_version, with_ptx)
+    target = pack.write_wheel(files, out) if out.suffix == ".whl" else pack.write_folder(files, out)
     for line in table.notes:
         note(line)
     binaries = {kernel.digest for kernel in table.kernels}
@@ -153,16 +150,12 @@ def list_products(
     """
     from cudal2gen.operators import shapes
 
-    with user_errors():
-        try:
-            products = shapes.collect(shapes.find_model(model), fake=not real, any_type=any_type)
-        except shapes.ModelError as error:
-            refuse(str(error))
-        (acc,) = selection.accs
-        rows = products.problems(selection.gpu, acc)
-        for kind, count in sorted(products.others.items()):
-            note(f"{count} products of {kind} are left out; --any-type takes them")
-        text = "".join(json.dumps(row) + "\n" for row in rows)
+    products = shapes.collect(shapes.find_model(model), fake=not real, any_type=any_type)
+    (acc,) = selection.accs
+    rows = products.problems(selection.gpu, acc)
+    for kind, count in sorted(products.others.items()):
+        note(f"{count} products of {kind} are left out; --any-type takes them")
+    text = "".join(json.dumps(row) + "\n" for row in rows)
     if out is None:
         print(text, end="")
     else:

@@ -14,7 +14,7 @@ from cudal2gen import catalog
 from cudal2gen.cli import progress
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.groups import Offer, OneOf, verb
-from cudal2gen.cli.messages import EXIT_FAILED, fail, refuse, user_errors, write
+from cudal2gen.cli.messages import EXIT_FAILED, refuse, write
 from cudal2gen.cli.options import Device, Duration, Names, ResultFiles, listed_names
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, Filter, Selection
@@ -110,29 +110,28 @@ def measure(
     from cudal2gen import bench, results
     from cudal2gen.gpu import alone, connect
 
-    with user_errors():
-        card = connect(device)
-        if not card.environment.gpu and selection.gpu == ANY:
-            refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
-        records = selection.on(card.environment.gpu).records_to_measure(source, timing.seed)
-        card.check(records[0])
-        store = out or results.store("measurements")
-        # Before anything is compiled: the vendor's packages may be missing.
-        contenders = timing.contenders(records[0].acc, card, store.with_name("cublaslt.jsonl"))
-        kernels = compilation.kernels(records)
-        with alone(device), progress.countdown("measuring") as report:
-            outcome = bench.run(
-                card,
-                records,
-                lambda record: kernels[record.problem].open(card),
-                lambda record: kernels[record.problem].artifact.digest,
-                contenders,
-                timing.settings,
-                store,
-                budget_seconds=budget,
-                again=not resume,
-                progress=report,
-            )
+    card = connect(device)
+    if not card.environment.gpu and selection.gpu == ANY:
+        refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
+    records = selection.on(card.environment.gpu).records_to_measure(source, timing.seed)
+    card.check(records[0])
+    store = out or results.store("measurements")
+    # Before anything is compiled: the vendor's packages may be missing.
+    contenders = timing.contenders(records[0].acc, card, store.with_name("cublaslt.jsonl"))
+    kernels = compilation.kernels(records)
+    with alone(device), progress.countdown("measuring") as report:
+        outcome = bench.run(
+            card,
+            records,
+            lambda record: kernels[record.problem].open(card),
+            lambda record: kernels[record.problem].artifact.digest,
+            contenders,
+            timing.settings,
+            store,
+            budget_seconds=budget,
+            again=not resume,
+            progress=report,
+        )
     for fault in outcome.faults:
         print(f"fault: {fault}", file=sys.stderr)
     print(
@@ -159,19 +158,15 @@ def write_report(
     ] = None,
 ) -> None:
     """Report what was measured, in tables and pictures, beside the catalog's choices and published figures."""
-    from cudal2gen import ratios, report
+    from cudal2gen import report
 
-    with user_errors():
-        try:
-            if compare is not None:
-                before, after = (measurements([path]) for path in compare)
-                content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.admits)
-            else:
-                content = report.report(measurements(result_files), catalog.load(), selection.admits)
-            forms = ((out, content.html), (markdown, content.markdown))
-            texts = {path: text() for path, text in forms if path is not None}
-        except ratios.Unpaired as error:
-            fail(str(error), EXIT_FAILED)
+    if compare is not None:
+        before, after = (measurements([path]) for path in compare)
+        content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.admits)
+    else:
+        content = report.report(measurements(result_files), catalog.load(), selection.admits)
+    forms = ((out, content.html), (markdown, content.markdown))
+    texts = {path: text() for path, text in forms if path is not None}
     for path, text in texts.items():
         write(path, text)
         print(f"written to {path}", file=sys.stderr)

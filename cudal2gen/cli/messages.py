@@ -2,61 +2,53 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-import typer
-
-from cudal2gen.catalog import CatalogError
-from cudal2gen.kernel import IllegalRecord
+from cudal2gen.errors import LONGEST, MissingTool, UserError, WrongInput, brief, printable, writing
 
 EXIT_FAILED, EXIT_USAGE, EXIT_TOOL = 1, 2, 3
+EXIT_CODES: tuple[tuple[type[UserError], int], ...] = (
+    (WrongInput, EXIT_USAGE),
+    (MissingTool, EXIT_TOOL),
+    (UserError, EXIT_FAILED),
+)
 
 
 def note(text: str) -> None:
     """One line beside the result, on stderr."""
-    print(f"note: {text}", file=sys.stderr)
+    print(f"note: {_line(text)}", file=sys.stderr)
 
 
-def fail(message: str, code: int) -> NoReturn:
-    """One line on stderr, and the end."""
-    print(f"error: {message}", file=sys.stderr)
-    raise typer.Exit(code)
+def error(text: str) -> None:
+    """One line on stderr: what is wrong, where, and what to do next."""
+    print(f"error: {_line(text)}", file=sys.stderr)
+
+
+def _line(text: str) -> str:
+    return brief(printable(text.replace("\n", "; ")), LONGEST)
 
 
 def refuse(message: str) -> NoReturn:
     """Ends a command whose input is wrong."""
-    fail(message, EXIT_USAGE)
+    raise WrongInput(message)
 
 
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Errors that a user can mend end the command with one line and an exit code, without a traceback."""
-    try:
-        yield
-    except (IllegalRecord, CatalogError) as error:
-        refuse(str(error))
-    except RuntimeError as error:
-        from cudal2gen.bench import Stopped, TooGood
-        from cudal2gen.compiler import BuildError
-        from cudal2gen.gpu import GpuError
-        from cudal2gen.pack import PackError
-        from cudal2gen.toolchain import ToolchainError
-
-        if isinstance(error, ToolchainError | GpuError):
-            fail(str(error), EXIT_TOOL)
-        if isinstance(error, BuildError | PackError | Stopped | TooGood):
-            fail(str(error), EXIT_FAILED)
-        raise
+def report(failure: UserError | OSError) -> int:
+    """Prints an error that a user can mend, a line for each of several, and gives the exit code."""
+    if isinstance(failure, UserError):
+        for line in filter(None, str(failure).split("\n")):
+            error(line)
+        return next(code for kind, code in EXIT_CODES if isinstance(failure, kind))
+    where = os.fsdecode(failure.filename) if isinstance(failure.filename, str | bytes) else "output"
+    error(f"{where}: {failure.strerror or failure}")
+    return EXIT_FAILED
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file and the folders above it; refuses a path that cannot be written."""
-    try:
+    """Writes a file and the folders above it. Raises Failure."""
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    except OSError as error:
-        refuse(f"cannot write {path}: {error.strerror}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -12,14 +13,15 @@ import typer
 from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 from typer.core import TyperGroup
 
-from cudal2gen.cli.messages import EXIT_FAILED, EXIT_USAGE
+from cudal2gen.cli.messages import EXIT_FAILED, EXIT_USAGE, error, report
+from cudal2gen.errors import LONGEST, UserError, brief
 
 Shell = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 USAGE_ERROR = typer.BadParameter.__mro__[1]  # the base of every error that Typer finds in a command line
 
 
 class Program(TyperGroup):
-    """Verbs. An error of usage is one line on stderr and exit code 2, as errors of ours are."""
+    """Verbs. Errors that a user can mend end in one line on stderr and an exit code; nothing else catches them."""
 
     def main(
         self,
@@ -36,23 +38,27 @@ class Program(TyperGroup):
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.Abort:
             sys.exit(EXIT_FAILED)
-        except Exception as error:
-            if not standalone_mode or not isinstance(error, USAGE_ERROR):
+        except (UserError, OSError) as failure:
+            sys.exit(report(failure))
+        except Exception as usage:
+            if not standalone_mode or not isinstance(usage, USAGE_ERROR):
                 raise
-            print(_one_line(error), file=sys.stderr)
+            _print_usage(usage)
             sys.exit(EXIT_USAGE)
         if not standalone_mode:
             return code
         sys.exit(code or 0)
 
 
-def _one_line(error: Any) -> str:
+def _print_usage(usage: Any) -> None:
     """Typer's message with the command whose help says more; where a command lacks its verb, the message is help."""
-    message = error.format_message().replace("Value error, ", "")
-    if "\n" in message:
-        return str(message)
-    command = error.ctx.command_path if error.ctx else "cudal2gen"
-    return f"error: {message[0].lower()}{message[1:].rstrip('.')}; see '{command} --help'"
+    message = usage.format_message().replace("Value error, ", "")
+    if usage.ctx and message == usage.ctx.get_help():
+        print(message, file=sys.stderr)
+        return
+    command = usage.ctx.command_path if usage.ctx else "cudal2gen"
+    advice = f"; see '{command} --help'"
+    error(brief(f"{message[0].lower()}{message[1:].rstrip('.')}", LONGEST - len(advice)) + advice)
 
 
 app = typer.Typer(
@@ -105,20 +111,21 @@ def settings(
 
 
 def main() -> None:
-    """Entry point of the ``cudal2gen`` command: errors of a file or pipe are one line and exit code 1."""
+    """Entry point of the ``cudal2gen`` command; an output that cannot be written is exit code 1."""
     import signal
 
     # A reader that closes the pipe, as `head` does, ends this program without a message.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     # As an exit, so that compilers are ended and scratch folders removed on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
         try:
             app(prog_name="cudal2gen")
         finally:
             sys.stdout.flush()
-    except OSError as error:
-        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+    except OSError as failure:
         # Python flushes stdout once more at exit, and what is still in its buffer would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(EXIT_FAILED)
+        sys.exit(report(failure))

@@ -11,7 +11,7 @@ import typer
 
 from cudal2gen import catalog
 from cudal2gen.cli.groups import OneOf, verb
-from cudal2gen.cli.messages import note, refuse, user_errors, write
+from cudal2gen.cli.messages import note, refuse, write
 from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import Filter, OneRecord, SeveralRecords
@@ -36,14 +36,11 @@ def list_records(
     as_json: Json = False,
 ) -> None:
     """List the records of the catalog, one line each."""
-    with user_errors():
-        records = [
-            record
-            for record in catalog.load()
-            if selection.admits(record)
-            and family in (None, record.family)
-            and structure in (None, record.origin.structure)
-        ]
+    records = [
+        record
+        for record in catalog.load()
+        if selection.admits(record) and family in (None, record.family) and structure in (None, record.origin.structure)
+    ]
     for record in records:
         print(catalog.dump(record) if as_json else _line(record))
     if not records:
@@ -61,9 +58,8 @@ def _line(record: Record) -> str:
 @verb(app, "show")
 def show(selection: OneRecord, as_json: Json = False) -> None:
     """Show a record, what its fields mean, and what follows: threads, shared memory, registers, occupancy, waves."""
-    with user_errors():
-        record = selection.record()
-        facts = _facts(record, _built(record))
+    record = selection.record()
+    facts = _facts(record, _built(record))
     for remark in record.remarks:
         note(remark)
     if as_json:
@@ -131,17 +127,16 @@ def render_source(
     """Print the CuTe source of a record's kernel, highlighted on a terminal and plain in a pipe."""
     from cudal2gen.renderer import render
 
-    with user_errors():
-        records = selection.records()
-        if len(records) > 1 or not selection.mnk:
-            _write_sources(records, out)
-            return
-        text = render(records[0])
-        for warning in records[0].warnings:
-            note(warning)
-        if out is not None:
-            write(out, text)
-            return
+    records = selection.records()
+    if len(records) > 1 or not selection.mnk:
+        _write_sources(records, out)
+        return
+    text = render(records[0])
+    for warning in records[0].warnings:
+        note(warning)
+    if out is not None:
+        write(out, text)
+        return
     if not sys.stdout.isatty():
         sys.stdout.write(text)
         return
@@ -165,15 +160,14 @@ def _write_sources(records: list[Record], out: Path | None) -> None:
 @verb(app, "edit")
 def edit_record(selection: OneRecord) -> None:
     """Write a changed record to the catalog, after checking that it is legal."""
-    with user_errors():
-        if not selection.changes:
-            refuse("nothing to change; give --set FIELD=VALUE")
-        problem = selection.problem()
-        match = catalog.find(problem)
-        if match.record.key != problem.key:
-            refuse(f"{match.note}; edit changes records of the catalog's own sizes only")
-        record = selection.changed(match.record)
-        if record.key != problem.key:
-            refuse("a record's problem does not change; name the other problem by --mnk, --gpu, --acc and --layout")
-        target = catalog.put(record)
+    if not selection.changes:
+        refuse("nothing to change; give --set FIELD=VALUE")
+    problem = selection.problem()
+    match = catalog.find(problem)
+    if match.record.key != problem.key:
+        refuse(f"{match.note}; edit changes records of the catalog's own sizes only")
+    record = selection.changed(match.record)
+    if record.key != problem.key:
+        refuse("a record's problem does not change; name the other problem by --mnk, --gpu, --acc and --layout")
+    target = catalog.put(record)
     print(f"{record.gpu} {record.acc} {record.layout} {record.mnk} written to {target}")

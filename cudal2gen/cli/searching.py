@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cudal2gen import catalog, places
-from cudal2gen.cli.messages import EXIT_TOOL, fail, refuse
+from cudal2gen.cli.messages import refuse
 from cudal2gen.cli.options import Device
+from cudal2gen.errors import MissingTool
 from cudal2gen.kernel import Acc, Record
 
 if TYPE_CHECKING:
@@ -109,9 +110,7 @@ class Trials:
                     keep=ray_executor.keep_verdicts,
                 )
         except ImportError:
-            fail("--executor ray needs Ray: pip install 'cudal2gen[ray]'", EXIT_TOOL)
-        except ray_executor.Unreachable as error:
-            fail(str(error), EXIT_TOOL)
+            raise MissingTool("--executor ray needs Ray: pip install 'cudal2gen[ray]'") from None
         refuse(f"--executor ray: is for --environment gpu or model, not {self.environment}")
 
 
@@ -158,7 +157,7 @@ class LanguageModel:
     ] = None
 
     def connect(self, lessons: Memory, trials: Path) -> Llm:
-        """The proposer; its transcript is beside the trials. Raises ValueError, OSError, and MissingLibrary."""
+        """The proposer; its transcript is beside the trials. Raises WrongInput and MissingLibrary."""
         from cudal2gen.tuner import llm
         from cudal2gen.tuner.chat import Endpoint
 
@@ -176,10 +175,7 @@ def load_policy(file: Path, records: Sequence[Record], acc: Acc, seed: int) -> P
 
     on_one_core()
     if file.is_file():
-        try:
-            return checkpoint.load(file, seed)
-        except checkpoint.CheckpointError as error:
-            refuse(str(error))
+        return checkpoint.load(file, seed)
     published = catalog.published(records, acc)
     print(f"imitating {len(published)} published kernels, at most half a minute", file=sys.stderr, flush=True)
     policy = Policy(seed)
@@ -195,4 +191,6 @@ def on_one_core() -> None:
     try:
         policy.on_one_core()
     except ImportError:
-        fail("the policy needs torch: pip install 'cudal2gen[tune]', or leave it out of --proposers", EXIT_TOOL)
+        raise MissingTool(
+            "the policy needs torch: pip install 'cudal2gen[tune]', or leave it out of --proposers"
+        ) from None

@@ -14,7 +14,7 @@ import typer
 
 from cudal2gen import catalog, places
 from cudal2gen.cli.groups import Offer, verb
-from cudal2gen.cli.messages import EXIT_TOOL, fail, refuse, user_errors, write
+from cudal2gen.cli.messages import refuse, write
 from cudal2gen.cli.options import Duration, Names, listed_names
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials, load_policy, on_one_core
@@ -86,7 +86,6 @@ class Participants:
     def proposer(self, records: Sequence[Record], rewarded: Reward, lessons: Memory) -> Proposer:
         """All of ``--proposers``, mixed; ends the command where one of them lacks a part."""
         from cudal2gen.tuner import proposers
-        from cudal2gen.tuner.proposal import MissingLibrary
 
         def policy() -> Policy:
             self._policy = load_policy(self._checkpoint, records, self._acc, self._search.seed)
@@ -100,12 +99,7 @@ class Participants:
         model = self._trials.environment == "model"
         pool = [record for record in records if not (model and record.origin.structure == "modelled")]
         names = self._search.proposers
-        try:
-            return proposers.make_proposer(names, policy, pool, self._search.seed, rewarded.settings, llm)
-        except (ValueError, OSError) as error:
-            refuse(f"--proposers {','.join(names)}: {error}")
-        except MissingLibrary as error:
-            fail(str(error), EXIT_TOOL)
+        return proposers.make_proposer(names, policy, pool, self._search.seed, rewarded.settings, llm)
 
     def save(self) -> None:
         """Writes the policy's checkpoint, where there is a policy."""
@@ -140,22 +134,21 @@ def tune(
     """
     from cudal2gen.tuner import memory
 
-    with user_errors():
-        (acc,) = selection.accs
-        if benchmark:
-            if trials.chosen not in (None, "model"):
-                refuse(f"--environment {trials.chosen}: --benchmark compares in the model environment only")
-            _compare_proposers(selection.gpu, acc, seeds, search.seed, output)
-            return
-        problems = selection.problems(search.seed)
-        records = catalog.load()
-        executor = trials.executor(records, search.seed)
-        lessons = memory.load(memory.lessons_path(trials.store))
-        participants = Participants(search, language_model, trials, selection.gpu, acc)
-        proposer = participants.proposer(records, rewarded, lessons)
-        standing, seconds = _run(problems, records, proposer, executor, search, trials, participants, lessons)
-        _print_outcome(standing, seconds, executor, trials, output)
-        participants.print_cost()
+    (acc,) = selection.accs
+    if benchmark:
+        if trials.chosen not in (None, "model"):
+            refuse(f"--environment {trials.chosen}: --benchmark compares in the model environment only")
+        _compare_proposers(selection.gpu, acc, seeds, search.seed, output)
+        return
+    problems = selection.problems(search.seed)
+    records = catalog.load()
+    executor = trials.executor(records, search.seed)
+    lessons = memory.load(memory.lessons_path(trials.store))
+    participants = Participants(search, language_model, trials, selection.gpu, acc)
+    proposer = participants.proposer(records, rewarded, lessons)
+    standing, seconds = _run(problems, records, proposer, executor, search, trials, participants, lessons)
+    _print_outcome(standing, seconds, executor, trials, output)
+    participants.print_cost()
 
 
 def _run(
@@ -170,8 +163,6 @@ def _run(
 ) -> tuple[Standing, float]:
     """Runs the campaign; the result, and the seconds it took."""
     from cudal2gen.tuner import campaign, progress, race
-    from cudal2gen.tuner.environment import Unrecorded
-    from cudal2gen.tuner.ray_executor import Unreachable
 
     prune = None if trials.environment == "model" else 4.0
     settings = race.Settings(search.evaluations, patience=search.patience, prune=prune)
@@ -192,10 +183,6 @@ def _run(
             standing = campaign.run(
                 problems, incumbents, proposer, executor, trials.store, settings, name, search.budget, show, after
             )
-    except Unrecorded as error:
-        refuse(str(error))
-    except Unreachable as error:
-        fail(str(error), EXIT_TOOL)
     finally:
         executor.close()
         participants.save()

@@ -16,10 +16,11 @@ import typer
 from cudal2gen.cli import progress
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.groups import verb
-from cudal2gen.cli.messages import EXIT_FAILED, fail, refuse, user_errors
+from cudal2gen.cli.messages import EXIT_FAILED, refuse
 from cudal2gen.cli.options import Device, Json, names_when_needed
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import OneRecord, SeveralRecords
+from cudal2gen.errors import Failure
 from cudal2gen.kernel import Problem, Record
 
 if TYPE_CHECKING:
@@ -56,13 +57,12 @@ def run(
     """
     from cudal2gen import validator
 
-    with user_errors():
-        if on != "emulator":
-            refuse(f"--on {on}: run prints the emulator's findings and counters; validate also takes --on gpu")
-        record = selection.record()
-        (artifact,) = compilation.build([record])
-        shape = validator.own_shape(record)
-        case, done = validator.run_case(record, artifact, compilation.launcher(), shape, inputs, counters=True)
+    if on != "emulator":
+        refuse(f"--on {on}: run prints the emulator's findings and counters; validate also takes --on gpu")
+    record = selection.record()
+    (artifact,) = compilation.build([record])
+    shape = validator.own_shape(record)
+    case, done = validator.run_case(record, artifact, compilation.launcher(), shape, inputs, counters=True)
     counters = validator.summary(record, done)
     if as_json:
         print(json.dumps({"name": record.name, "case": case.model_dump(), "counters": counters}, indent=1))
@@ -112,22 +112,21 @@ def validate(
 
     if on == "emulator" and (sanitize or compare_emulator):
         refuse("--sanitize and --compare-emulator need --on gpu")
-    with user_errors():
-        records = (replace(selection, everything=True) if changed else selection).records()
-        card = _gpu(device, records) if on == "gpu" else None
-        artifacts = compilation.build(records)
-        kernels = {artifact.digest: (record, artifact) for record, artifact in zip(records, artifacts, strict=True)}
-        stored = results.latest() if changed else {}
-        place = card.model if card else on
-        pending = [kernel for digest, kernel in kernels.items() if (digest, place) not in stored]
-        verdicts: list[results.Verdict] = []
-        with _stored(verdicts, len(pending)) as store:
-            if card is None:
-                processes = compilation.jobs or os.cpu_count() or 1
-                validator.validate_all(pending, compilation.launcher(), processes, store)
-            else:
-                sanitized = device if sanitize else None
-                _validate_on_gpu(card, pending, compilation.launcher(), sanitized, compare_emulator, store)
+    records = (replace(selection, everything=True) if changed else selection).records()
+    card = _gpu(device, records) if on == "gpu" else None
+    artifacts = compilation.build(records)
+    kernels = {artifact.digest: (record, artifact) for record, artifact in zip(records, artifacts, strict=True)}
+    stored = results.latest() if changed else {}
+    place = card.model if card else on
+    pending = [kernel for digest, kernel in kernels.items() if (digest, place) not in stored]
+    verdicts: list[results.Verdict] = []
+    with _stored(verdicts, len(pending)) as store:
+        if card is None:
+            processes = compilation.jobs or os.cpu_count() or 1
+            validator.validate_all(pending, compilation.launcher(), processes, store)
+        else:
+            sanitized = device if sanitize else None
+            _validate_on_gpu(card, pending, compilation.launcher(), sanitized, compare_emulator, store)
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if as_json:
         for verdict in verdicts:
@@ -224,7 +223,7 @@ def _validate_on_gpu(
         try:
             card.wait()
         except RuntimeError as error:
-            fail(f"the device has stopped over {record.name}: {str(error).splitlines()[0]}", EXIT_FAILED)
+            raise Failure(f"the device has stopped over {record.name}: {str(error).splitlines()[0]}") from None
     if compare_emulator:
         table = results.store("rounding").with_suffix(".md")
         table.write_text(rounding.markdown(results.roundings()))

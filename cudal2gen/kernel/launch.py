@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 from pydantic import Field, ValidationError
 
 from cudal2gen.element import ElementName
+from cudal2gen.errors import WrongInput
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Layout, aligned
 from cudal2gen.kernel.schema import Schema
 
@@ -206,7 +207,7 @@ class Tma(Launch):
 CONVENTIONS: dict[str, type[Launch]] = {kind.convention: kind for kind in (Tiles, Cluster, Tma)}
 
 
-class LaunchFileError(ValueError):
+class LaunchFileError(WrongInput):
     """A ``kernel.launch`` that this version does not understand; the message names the fact."""
 
 

@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
+from cudal2gen.errors import WrongInput
 
-class IllegalRecord(ValueError):
+
+class IllegalRecord(WrongInput):
     """A record that breaks a rule; the message names field, value and rule."""
 
 

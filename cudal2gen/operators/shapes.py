@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from cudal2gen.element import F16, element_or_none
+from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Acc, Layout, Problem
 
 if TYPE_CHECKING:
     import torch
 
 
-class ModelError(ValueError):
+class ModelError(WrongInput):
     """A model that cannot be found or run; the message says why."""
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from cudal2gen import results
+from cudal2gen.errors import WrongInput, reading
 from cudal2gen.kernel import Problem, explain
 from cudal2gen.tuner.memory import tokens
 from cudal2gen.tuner.proposal import MissingLibrary
@@ -266,7 +267,7 @@ class RecordingWire:
 class ReplayWire:
     """A wire that answers from a transcript, with its failures; equal questions in their recorded order.
 
-    Raises OSError without the file, ValueError for a line that is no exchange.
+    Raises WrongInput without the file, and for a line that is no exchange.
     """
 
     def __init__(self, path: Path) -> None:
@@ -274,11 +275,13 @@ class ReplayWire:
         self._exchanges: dict[tuple[str, Form], deque[Exchange]] = {}
         # Only a line feed ends a line, because answers may contain other line breaks of Unicode. Bytes after the last
         # line feed are from a killed process.
-        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        with reading(path):
+            content = path.read_bytes()
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):
             try:
                 exchange = TypeAdapter(Exchange).validate_json(line)
             except ValidationError as error:
-                raise ValueError(f"{path}:{number}: {explain(error)[:LONGEST_ERROR]}") from None
+                raise WrongInput(f"{path}:{number}: {explain(error)}; no exchange of --llm-transcript") from None
             self._exchanges.setdefault((exchange.digest, exchange.form), deque()).append(exchange)
 
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:
@@ -350,10 +353,10 @@ class Chat:
 
 
 def connect(endpoint: Endpoint | None, transcript: Path | None = None, replay: Path | None = None) -> Chat:
-    """The chat of a command line. Raises ValueError, OSError, MissingLibrary with a message for the user."""
+    """The chat of a command line. Raises WrongInput, MissingLibrary."""
     if replay is not None:
         return Chat(ReplayWire(replay), pause=lambda _: None)
     if endpoint is None or not endpoint.url or not endpoint.model:
-        raise ValueError("proposer llm needs --llm-url and --llm-model, or --llm-replay FILE")
+        raise WrongInput("proposer llm needs --llm-url and --llm-model, or --llm-replay FILE")
     wire: Wire = ServerWire(endpoint)
     return Chat(RecordingWire(wire, transcript) if transcript else wire)

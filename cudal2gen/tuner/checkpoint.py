@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudal2gen.errors import WrongInput
 from cudal2gen.tuner.features import Vocabulary
 from cudal2gen.tuner.network import CAPACITY
 from cudal2gen.tuner.policy import Policy
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
-class CheckpointError(ValueError):
+class CheckpointError(WrongInput):
     """A file that holds no policy of this version; the message says what to do."""
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen import model
+from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import GPUS, IllegalRecord, Problem, Record, parse
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Outcome, Source, Timing, Trial
 from cudal2gen.tuner import space
@@ -47,7 +48,7 @@ class Environment(Place, Protocol):
         ...
 
 
-class Unrecorded(LookupError):
+class Unrecorded(WrongInput):
     """The replay has no trial of the record."""
 
 

@@ -181,7 +181,7 @@ def connect(
 ) -> Llm:  # fmt: skip
     """The proposer that a command line describes.
 
-    Raises MissingLibrary without the openai library, ValueError without a server or a transcript, OSError for its file.
+    Raises MissingLibrary without the openai library, WrongInput without a server or a transcript.
     """
     return Llm(chat.connect(endpoint, transcript, replay), memory, warn=warn)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+from cudal2gen.errors import MissingTool
 from cudal2gen.kernel import Fields, IllegalRecord, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import space
@@ -77,7 +78,7 @@ class Proposer(Protocol):
         ...
 
 
-class MissingLibrary(RuntimeError):
+class MissingLibrary(MissingTool):
     """A proposer's library is not installed; the message has the command that installs it."""
 
 

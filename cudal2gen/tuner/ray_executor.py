@@ -25,6 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from cudal2gen import places, results
+from cudal2gen.errors import MissingTool
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Source, Trial, Verdict
 from cudal2gen.tuner.environment import Environment, trial_of
@@ -37,7 +38,7 @@ IN_FLIGHT = 64  # jobs that the driver waits for at a time, one sleeping thread 
 PING_SECONDS = 20.0
 
 
-class Unreachable(RuntimeError):
+class Unreachable(MissingTool):
     """No worker can measure: there is no cluster, it has no GPU, or no worker starts."""
 
 

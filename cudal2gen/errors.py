@@ -1,0 +1,62 @@
+"""Errors that a user can mend. A message: what is wrong, where (``file:line:`` in a file), what to do next.
+
+A room's own errors derive from the three below; the command line prints them and turns the class into an exit code. Any
+other exception is a defect of this program and shows its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LONGEST = 480  # characters of a message on a terminal
+LONGEST_VALUE = 60  # of a value within it
+_GAP = " ... "
+
+
+class UserError(Exception):
+    """What is wrong, where, and what to do next. Several errors stand on a line each."""
+
+
+class WrongInput(UserError, ValueError):
+    """An option, a file or its content is wrong."""
+
+
+class Failure(UserError, RuntimeError):
+    """A kernel fails, or a file cannot be written."""
+
+
+class MissingTool(UserError, RuntimeError):
+    """A compiler, a library or a device is not there."""
+
+
+def brief(text: str, longest: int = LONGEST_VALUE) -> str:
+    """The text without its middle where it is longer than ``longest`` characters."""
+    if len(text) <= longest:
+        return text
+    tail = (longest - len(_GAP)) // 3
+    return text[: longest - len(_GAP) - tail] + _GAP + text[-tail:]
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of characters that steer a terminal or are none, such as half of a surrogate."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises WrongInput in place of an OSError: the user names another file."""
+    try:
+        yield
+    except OSError as error:
+        raise WrongInput(f"cannot read {path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises Failure in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror or error}") from None
