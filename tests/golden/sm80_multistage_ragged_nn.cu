@@ -125,7 +125,33 @@ struct Copy {
 };
 
 constexpr int kSplitK = 4;
-constexpr int kPartials = kBM * kBN / kThreads;  // floats that a thread contributes to a tile
+constexpr int kPairs = kBM * kBN / kThreads / 2;  // pairs of floats that a thread contributes to a tile
+
+// The most pairs that are loaded at once: they divide a thread's evenly, so that every trip to the L2 is a full one.
+constexpr int pairs_at_once(int most) { return kPairs % most ? pairs_at_once(most - 1) : most; }
+constexpr int kPairsAtOnce = pairs_at_once(kPairs < 16 ? kPairs : 16);
+constexpr int kSlicesAtOnce = 16 / kPairsAtOnce < kSplitK ? 16 / kPairsAtOnce : kSplitK;
+
+// Adds consecutive slices in their order; their loads are in flight together.
+template <int Slices>
+CUTE_DEVICE void add_slices(float2 const* partials, float2 (&sum)[kPairsAtOnce]) {
+  float2 part[Slices][kPairsAtOnce];
+  CUTE_UNROLL
+  for (int s = 0; s < Slices; ++s) {
+    CUTE_UNROLL
+    for (int i = 0; i < kPairsAtOnce; ++i) {
+      part[s][i] = __ldcg(partials + int64_t(s) * (kBM * kBN / 2) + i * kThreads);
+    }
+  }
+  CUTE_UNROLL
+  for (int s = 0; s < Slices; ++s) {
+    CUTE_UNROLL
+    for (int i = 0; i < kPairsAtOnce; ++i) {
+      sum[i].x += part[s][i].x;
+      sum[i].y += part[s][i].y;
+    }
+  }
+}
 
 // Sets tCrD to the sum of all slices, in slice order, in the CTA that arrives last; false in the others.
 CUTE_DEVICE bool reduce_slices(Gemm const& gemm, int tile, int slice, TensorD& tCrD) {
@@ -133,7 +159,7 @@ CUTE_DEVICE bool reduce_slices(Gemm const& gemm, int tile, int slice, TensorD& t
   float2* const partials =
       reinterpret_cast<float2*>(gemm.partials) + int64_t(tile) * kSplitK * (kBM * kBN / 2) + threadIdx.x;
   CUTE_UNROLL
-  for (int i = 0; i < kPartials / 2; ++i) {
+  for (int i = 0; i < kPairs; ++i) {
     partials[int64_t(slice) * (kBM * kBN / 2) + i * kThreads] = make_float2(tCrD(2 * i), tCrD(2 * i + 1));
   }
   __threadfence();
@@ -147,16 +173,22 @@ CUTE_DEVICE bool reduce_slices(Gemm const& gemm, int tile, int slice, TensorD& t
   }
   __threadfence();
   CUTE_UNROLL
-  for (int i = 0; i < kPartials / 2; ++i) {
-    float2 sum = {0.0f, 0.0f};
+  for (int first = 0; first < kPairs; first += kPairsAtOnce) {
+    float2 sum[kPairsAtOnce] = {};
     CUTE_NO_UNROLL
-    for (int s = 0; s < kSplitK; ++s) {
-      const float2 part = __ldcg(partials + int64_t(s) * (kBM * kBN / 2) + i * kThreads);
-      sum.x += part.x;
-      sum.y += part.y;
+    for (int s = 0; s + kSlicesAtOnce <= kSplitK; s += kSlicesAtOnce) {
+      add_slices<kSlicesAtOnce>(partials + int64_t(s) * (kBM * kBN / 2) + first * kThreads, sum);
     }
-    tCrD(2 * i) = sum.x;
-    tCrD(2 * i + 1) = sum.y;
+    if constexpr (kSplitK % kSlicesAtOnce > 0) {
+      constexpr int kRest = kSplitK % kSlicesAtOnce;
+      add_slices<kRest>(partials + int64_t(kSplitK - kRest) * (kBM * kBN / 2) + first * kThreads, sum);
+    }
+    CUTE_UNROLL
+    for (int j = 0; j < kPairsAtOnce; ++j) {
+      const int i = first + j;
+      tCrD(2 * i) = sum[j].x;
+      tCrD(2 * i + 1) = sum[j].y;
+    }
   }
   return true;
 }
