@@ -21,13 +21,14 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cudal2gen import places
+from cudal2gen import places, process_tree
 from cudal2gen.build_folder import Locks, publish, scratch_folder
 from cudal2gen.errors import Failure
 from cudal2gen.kernel import Record
@@ -144,25 +145,44 @@ def build(
     the others are built, and ToolchainError without a compiler. A spill or a stack frame raises nothing, see
     ``Ptxas.findings``. ``progress`` receives the numbers of finished kernels and of all kernels.
     """
+    outcomes = attempt(records, build_dir=build_dir, tools=tools, jobs=jobs, progress=progress)
+    if failures := dict.fromkeys(str(outcome) for outcome in outcomes if isinstance(outcome, BuildError)):
+        raise BuildError("\n".join(failures))
+    return [outcome for outcome in outcomes if isinstance(outcome, Artifact)]
+
+
+def attempt(
+    records: Sequence[Record],
+    *,
+    build_dir: Path | None = None,
+    tools: Toolchain | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> list[Artifact | BuildError]:
+    """As ``build``, but a kernel that does not compile raises nothing: its BuildError stands in its place.
+
+    Raises BuildError where the build directory cannot be written, and ToolchainError without a compiler.
+    """
     tools = tools or discover()
     root = build_dir or places.build_dir()
     items = [job(record, tools) for record in records]
     missing = {item.digest: item for item in items if _open(root / item.digest) is None}
     if missing and not tools.compiles:
         raise _not_prebuilt(root, tools, [item.name for item in missing.values()])
+    failures: dict[str, str] = {}
     try:
         if missing:
             root.mkdir(parents=True, exist_ok=True)
-            _build_missing(list(missing.values()), root, tools, jobs or os.cpu_count() or 1, progress)
+            failures = _build_missing(list(missing.values()), root, tools, jobs or os.cpu_count() or 1, progress)
     except OSError as error:
         raise _unwritable(root, error) from error
-    artifacts = []
-    for item in items:
-        artifact = _open(root / item.digest)
-        if artifact is None:
-            raise BuildError(f"{item.name}: {root / item.digest} disappeared during the build; build again")
-        artifacts.append(artifact)
-    return artifacts
+    return [
+        _open(root / item.digest)
+        or BuildError(
+            failures.get(item.digest) or f"{item.name}: {root / item.digest} disappeared during the build; build again"
+        )
+        for item in items
+    ]
 
 
 def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -> Path:
@@ -200,9 +220,10 @@ def _compile_launcher(library: Path, tools: Toolchain) -> None:
     library.parent.mkdir()
     sources = [str(places.PACKAGE / name) for name in LAUNCHER_SOURCES if name.endswith(".cpp")]
     command = ["g++", *LAUNCHER_FLAGS, f"-I{tools.cuda_include}", *sources, "-o", str(library), "-ldl"]
-    process = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
-    if process.returncode:
-        raise BuildError(f"the launcher did not compile:\n{process.stderr}")
+    with _temporary_files() as variables:
+        code, text = process_tree.output(command, environment() | variables)
+    if code:
+        raise BuildError(f"the launcher did not compile:\n{text}")
 
 
 def _unwritable(root: Path, error: OSError) -> BuildError:
@@ -220,7 +241,10 @@ def _open(directory: Path) -> Artifact | None:
     return Artifact(directory, ptxas) if complete else None
 
 
-def _build_missing(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> None:
+def _build_missing(
+    items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None
+) -> dict[str, str]:
+    """Builds what no other process builds, then waits for the others; failures by digest."""
     with Locks(root) as locks:
         locked: list[Job] = []
         contended: list[Job] = []
@@ -234,8 +258,7 @@ def _build_missing(items: list[Job], root: Path, tools: Toolchain, jobs: int, pr
             with locks.take(item.digest):
                 if _open(root / item.digest) is None:
                     failures |= _run([item], root, tools, jobs, progress)
-    if failures:
-        raise BuildError("\n".join(failures.values()))
+    return failures
 
 
 def _run(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> dict[str, str]:
@@ -278,13 +301,10 @@ def _ninja(
     (scratch / "build.ninja").write_text(ninja_text(batches, tools, Path(sys.executable)))
     command = [str(_ninja_binary()), "-k", "0", "-j", str(jobs), "-C", str(scratch), "--quiet"]
     by_name = {_folder(item): item for items in batches for item in items}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), start_new_session=True
-    )
-    assert process.stdout is not None
     log, count = [], 0
-    try:
-        for line in process.stdout:
+    # Compilers end where this block does, so an exception leaves none running.
+    with _temporary_files() as variables, process_tree.started(command, environment() | variables) as process:
+        for line in process.stdout or ():
             if line.startswith("assembled "):
                 _finish(by_name[line.split()[1]], scratch, root)
                 count += 1
@@ -292,13 +312,18 @@ def _ninja(
             else:
                 log.append(line)
         process.wait()
-    finally:
-        # An exception here must not leave compilers running.
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
     with (scratch / "ninja.log").open("a") as file:
         file.writelines(log)
+
+
+@contextmanager
+def _temporary_files() -> Iterator[dict[str, str]]:
+    """The variable that names a folder for a compiler's temporary files, which a killed compiler leaves behind.
+
+    It is not in the build directory, whose path may hold what nvcc does not quote.
+    """
+    with tempfile.TemporaryDirectory(prefix="cudal2gen-", ignore_cleanup_errors=True) as folder:
+        yield {"TMPDIR": folder}
 
 
 def _folder(item: Job) -> str:
@@ -397,7 +422,19 @@ def _failure(item: Job, scratch: Path, root: Path) -> str:
     assembler = scratch / _folder(item) / "kernel.cubin.log"
     if assembler.is_file():
         excerpt += assembler.read_text().splitlines()
+    if number := _killed(item, log):
+        name = signal.Signals(number).name
+        return f"{item.name}: {name} ended its compiler; if memory ran out, build again with fewer --jobs"
     return f"{item.name} did not compile; its text is kept in {source}\n" + "\n".join(excerpt or log.splitlines()[-20:])
+
+
+def _killed(item: Job, log: str) -> int:
+    """The signal that ended a compiler of this kernel, 0 for none: ninja gives the exit code, nvcc names the signal."""
+    commands = [command for command in log.split("FAILED: ") if item.name in command.partition("\n")[0]]
+    for code, number in re.findall(r"\A\[code=(\d+)\]|died due to signal (\d+)", commands[-1] if commands else ""):
+        if number or int(code) > 128:
+            return int(number or int(code) - 128)
+    return 0
 
 
 def peak_rss_bytes() -> int:

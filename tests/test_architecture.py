@@ -30,6 +30,7 @@ FLOORS = {
     "launcher": 2,
     "toolchain": 1,
     "build_folder": 0,
+    "process_tree": 0,
     "compiler": 3,
     "emulator": 3,
     "gpu": 3,

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from cudal2gen import compiler, toolchain
 from cudal2gen.compiler import Artifact, BuildError, Ptxas
 from cudal2gen.ptx_split import split
 from cudal2gen.toolchain import Toolchain, ToolchainError
+from tests import processes
 from tests.strategies import STRAIGHT, direct, multistage, prefetch
 
 SMALL = {"bm": 32, "bn": 32, "bk": 32, "mma_repeat": [1, 1, 1], "c_batch": 1, "m": 64, "n": 64, "k": 64}
@@ -200,10 +200,7 @@ def test_threads_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counting
 def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path: Path, counting_nvcc: Path) -> None:
     build_dir = tmp_path / "build"
     victim = start(build_dir, counting_nvcc)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "calls").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    processes.until((tmp_path / "calls").exists)
     os.killpg(victim.pid, signal.SIGKILL)
     victim.communicate()
     assert all(name.startswith(".") for name in contents(build_dir)), "no finished directory"
@@ -326,16 +323,38 @@ def test_processes_that_race_for_the_launcher_all_get_it(tmp_path: Path) -> None
     assert [racer.wait(60) for racer in racers] == [0] * 4
 
 
-def test_a_terminated_build_takes_its_compilers_along(tmp_path: Path, counting_nvcc: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_build_that_ends_takes_its_compilers_along(
+    tmp_path: Path, counting_nvcc: Path, number: signal.Signals
+) -> None:
     command = [sys.executable, "-m", "cudal2gen", "--build-dir", str(tmp_path / "b"), "build", "--mnk", "64_64_64"]
-    victim = subprocess.Popen([*command, "--nvcc", str(counting_nvcc)], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "calls").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    victim.terminate()
-    assert victim.wait(10) == 128 + signal.SIGTERM
+    victim = subprocess.Popen([*command, "--nvcc", str(counting_nvcc)], env=processes.marked(tmp_path))
+    processes.until((tmp_path / "calls").exists)
+    assert any("ninja" in line for line in processes.alive(tmp_path))
+    victim.send_signal(number)
+    processes.until(lambda: not processes.alive(tmp_path), 2.0)
+    if number == signal.SIGKILL:
+        return
+    assert victim.wait(1) == 128 + number
     assert contents(tmp_path / "b") == {".lock"}
+
+
+def test_a_compiler_that_is_killed_costs_its_own_kernel_only(tmp_path: Path, counting_nvcc: Path) -> None:
+    """By itself, or, as nvcc reports it, the program that nvcc runs."""
+    victim, reported, other = RECORDS[:3]
+    counting_nvcc.write_text(
+        f'#!/bin/sh\ncase "$*" in *{victim.name}*) kill -9 $$;;\n'
+        f"*{reported.name}*) echo \"nvcc error : 'cicc' died due to signal 9 (Kill signal)\"; exit 9;; esac\n"
+        f"exec '{toolchain.discover().nvcc}' \"$@\"\n"
+    )
+    tools = replace(toolchain.discover(), nvcc=counting_nvcc)
+    outcomes = compiler.attempt([victim, reported, other], build_dir=tmp_path / "b", tools=tools, jobs=3)
+    for record, outcome in zip((victim, reported), outcomes, strict=False):
+        assert str(outcome).startswith(f"{record.name}: SIGKILL ended its compiler; if memory ran out")
+    assert isinstance(outcomes[2], compiler.Artifact)
+    with pytest.raises(BuildError, match="SIGKILL") as caught:
+        compiler.build([victim, other, victim], build_dir=tmp_path / "b", tools=tools)
+    assert str(caught.value).count("\n") == 0, "once for each kernel"
 
 
 def test_missing_headers_say_what_installs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

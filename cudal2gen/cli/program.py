@@ -13,6 +13,7 @@ import typer
 from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 from typer.core import TyperGroup
 
+from cudal2gen.cli import signals
 from cudal2gen.cli.messages import EXIT_FAILED, EXIT_USAGE, error, report
 from cudal2gen.errors import LONGEST, UserError, brief
 
@@ -116,8 +117,7 @@ def main() -> None:
 
     # A reader that closes the pipe, as `head` does, ends this program without a message.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    # As an exit, so that compilers are ended and scratch folders removed on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signals.handle()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:

@@ -17,6 +17,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cudal2gen import process_tree
 from cudal2gen.element import ELEMENTS
 from cudal2gen.kernel import Record
 from cudal2gen.launcher import LaunchError, OpenKernel
@@ -86,14 +87,12 @@ def check(
         "CUDAL2GEN_DEVICE": str(device),
     }
     try:
-        process = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False, timeout=timeout_s, env=environment
-        )
+        code, text = process_tree.output(command, environment, timeout_s)
     except subprocess.TimeoutExpired:
         return NOT_RUN + f"took more than {timeout_s:g} s", []
-    except OSError as error:
-        return NOT_RUN + f"{sanitizer}: {error.strerror}", []
-    return answer(process.stdout + process.stderr)
+    if code == process_tree.NOT_STARTED:
+        return NOT_RUN + text.strip().removeprefix("error: "), []
+    return answer(text)
 
 
 def answer(output: str) -> tuple[str, list[str]]:

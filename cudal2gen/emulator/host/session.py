@@ -34,6 +34,7 @@ class Session(RuntimeState):
         programs: Iterable[Program] = (),
     ) -> None:
         super().__init__(memory or Memory(), device or Device(), options or Options(), cta_filter, list(programs))
+        self.interruption: BaseException | None = None
         self.kernels = KernelCalls(self)
         self.calls = {**self.kernels.calls, **MemoryCalls(self).calls, **DeviceCalls(self).calls, "launch": self.launch}
 
@@ -47,6 +48,8 @@ class Session(RuntimeState):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         active.pop()
+        if self.interruption:
+            raise self.interruption
         if kind is None and self.cta_filter is None and self.launches:
             self.reports += output_reports(self.memory, self.launches[-1].kernel)
 
@@ -61,6 +64,9 @@ class Session(RuntimeState):
         except LaunchRefused as refused:
             self.refusals.append(str(refused))
             return refused.code
+        except (KeyboardInterrupt, SystemExit) as interruption:
+            self.interruption = interruption  # is raised where the session ends
+            return LAUNCH_FAILURE
         except BaseException as error:
             self.errors.append(error)
             self.reports.append(Report("launch-error", f"{type(error).__name__}: {error}"))

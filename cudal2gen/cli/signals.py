@@ -1,0 +1,44 @@
+"""SIGTERM, SIGINT and SIGHUP: an exit in good order where that is possible, and in any case within two seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+GRACE_S = 1.5  # for compilers to be ended, scratch folders removed and results closed
+SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
+
+
+def handle() -> None:
+    """From here on a signal that ends raises SystemExit(128 + its number) in the main thread.
+
+    Python raises between two of its instructions, so a call that never returns, such as a wait for a device that
+    hangs, would go on: a thread ends the process after ``GRACE_S``. Signals that are ignored, as by nohup, stay so.
+    """
+    wakeups, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    threading.Thread(target=_end, args=(wakeups,), daemon=True).start()
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    for other in ENDING:
+        signal.signal(other, signal.SIG_IGN)  # a second one would interrupt what tidies up
+    sys.exit(128 + number)
+
+
+def _end(wakeups: int) -> None:
+    while (number := os.read(wakeups, 1)[0]) not in ENDING:
+        pass
+    time.sleep(GRACE_S)
+    if sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), SHOW_CURSOR.encode())
+    os._exit(128 + number)

@@ -1,0 +1,128 @@
+"""A program that ends with all that it starts: where the block ends, and where this process ends, even by SIGKILL.
+
+Between the two stands a supervisor, which is this file run by itself (standard library only). It leads a session of its
+own, in which the program and whatever that starts run. Its standard input is a pipe that only this process writes to:
+when the pipe closes, or at SIGTERM, the supervisor kills the session.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+NOT_STARTED = 127  # exit code, as a shell's
+
+
+@contextmanager
+def started(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Popen[str]]:
+    """Runs a program for the length of the block; its output and errors are one text stream, ``stdout``.
+
+    Its exit code is 128 plus the signal's number where a signal ended it, and ``NOT_STARTED`` where it does not run.
+    """
+    import subprocess
+
+    lifeline, hold = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, *command],
+            stdin=lifeline, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", env=environment, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            # A process forked since may hold the pipe open too, so this does not wait for it to close.
+            process.terminate()
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+    finally:
+        os.close(lifeline)
+        os.close(hold)
+
+
+def output(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, timeout_s: float | None = None
+) -> tuple[int, str]:
+    """A program's exit code and output. Raises subprocess.TimeoutExpired after ``timeout_s`` seconds."""
+    with started(command, environment) as process:
+        text, _ = process.communicate(timeout=timeout_s)
+    return process.returncode, text
+
+
+def supervise(command: Sequence[str]) -> int:
+    """Runs a program in this session until it ends, or until stdin is closed or SIGTERM comes; then kills the session.
+
+    Answers the program's exit code.
+    """
+    wakeups, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)  # first, so that no signal passes unnoticed
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    child = os.fork()
+    if not child:
+        _execute(command)
+    while True:
+        ready, _, _ = select.select([sys.stdin.fileno(), wakeups], [], [])
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        if sys.stdin.fileno() in ready or signal.SIGTERM in os.read(wakeups, 1024):
+            kill_session(os.getpid())
+            _, status = os.waitpid(child, 0)
+            break
+    kill_session(os.getpid())
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _execute(command: Sequence[str]) -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        print(f"error: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(NOT_STARTED)
+
+
+def kill_session(leader: int) -> None:
+    """Kills all processes of a session but its leader, those too that they start meanwhile."""
+    while members := [pid for pid in _session(leader) if pid != leader]:
+        for pid in members:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.001)
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    members = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 - pathlib takes as long as all the rest
+        try:
+            with open(f"/proc/{name}/stat", errors="replace") as file:  # noqa: PTH123
+                # After the name in parentheses: state, parent, process group, session.
+                state, _, _, session = file.read().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == leader and state not in "ZX":
+            members.append(int(name))
+    return members
+
+
+if __name__ == "__main__":
+    sys.exit(supervise(sys.argv[1:]))
