@@ -132,7 +132,7 @@ struct Launch {
   bool predicated = true, persistent = false;
   int baked_k = 0, cluster_m = 1, cluster_n = 1;
   int k_steps = 0;  // of k that a CTA holds, 0 for any number
-  Box box_a, box_b, box_d;
+  Box box_a, box_b, box_d, box_rest;
   Element element = kElements[0];
 
   explicit Launch(Tokens& facts);
@@ -187,6 +187,7 @@ inline Launch::Launch(Tokens& facts) {
       box_a = box("box_a");
       box_b = box("box_b");
       box_d = box("box_d");
+      if (facts.has("box_d_rest_cols")) box_rest = {facts.number("box_d_rest_cols", 1), box_d.rows};
       break;
     case Convention::kCluster:
       reduce = Reduce(facts.choice("reduce", {"none", "workspace", "cluster"}));

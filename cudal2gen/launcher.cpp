@@ -358,16 +358,17 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
   void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &partials, &arrivals};
-  CUtensorMap map_a = {}, map_b = {}, map_d = {};
+  CUtensorMap map_a = {}, map_b = {}, map_d = {}, map_rest = {};
   Options options = own.options;
   void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &options.along_n, &options.band,
-                  &options.policy_a, &options.policy_b, &partials, &arrivals};
+                  &options.policy_a, &options.policy_b, &partials, &arrivals, &map_rest};  // read as far as a kernel takes
   bool const tma = launch.convention == Convention::kTma;
   auto const map = [&](Matrix const& matrix, int64_t rows, Box box, CUtensorMap& to) {
     return own.maps.find(matrix, rows, box, launch.element, to);
   };
   if (tma && !(map(in_a, m, launch.box_a, map_a) && map(in_b, launch.nn ? k : n, launch.box_b, map_b) &&
-               (!launch.box_d.cols || map(out_d, m, launch.box_d, map_d))))
+               (!launch.box_d.cols || map(out_d, m, launch.box_d, map_d)) &&
+               (!launch.box_rest.cols || map(out_d, m, launch.box_rest, map_rest))))
     return invalid("the driver does not encode a tensor map of these operands");
   cudaError_t const error = own.runtime.launch(&config, own.function(), tma ? maps : matrices);
   return error ? own.runtime.refuse(error) : cudaSuccess;

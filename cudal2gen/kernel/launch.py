@@ -176,7 +176,8 @@ class Tma(Launch):
     """The kernel is handed tensor maps of A, B and, where boxes of D are stored, D; clusters along x.
 
     A cluster has ``cluster_m`` x ``cluster_n`` tiles, or all slices of one where ``reduce`` is cluster. Boxes are given
-    as columns, which are contiguous, and rows.
+    as columns, which are contiguous, and rows. ``box_d_rest_cols``: columns of the boxes in which the rest of a row of
+    D is stored where ``box_d_cols`` does not divide it, 0 where it does.
     """
 
     convention: ClassVar[str] = "tma"
@@ -198,6 +199,7 @@ class Tma(Launch):
     box_b_rows: Count
     box_d_cols: Amount
     box_d_rows: Amount
+    box_d_rest_cols: Amount = 0
 
     @property
     def stores_vectors(self) -> bool:

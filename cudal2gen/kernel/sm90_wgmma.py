@@ -297,8 +297,17 @@ class Sm90Wgmma(Sm90Kernel):
 
     @property
     def store_group(self) -> int:
-        """Accumulator columns that a warp stores at a time."""
-        return _widest(self.atom_n)
+        """Accumulator columns that a warp stores at a time: the most that a box takes and shared memory has room for."""
+        if self.swap_ab:
+            return next(rows for rows in (64, 48, 32, 16) if self.atom_n % rows == 0)
+        whole = _widest(self.atom_n)
+        room = self.target.capability.smem_block_bytes - self.ring_bytes - self.barrier_bytes
+        return CHUNK if self.atom_n > CHUNK and self._buffer_bytes(CHUNK) <= room and self.min_blocks == 1 else whole
+
+    @property
+    def store_rest(self) -> int:
+        """The same of the columns that ``store_group`` leaves over, 0 where it leaves none."""
+        return _widest(rest) if (rest := self.atom_n % self.store_group) else 0
 
     @property
     def ring_bytes(self) -> int:
@@ -307,14 +316,20 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def store_bytes(self) -> int:
         """Buffers of the epilogue: two per consumer warp, of 16 rows or columns of D."""
-        if self.epilogue != "tma":
-            return 0
-        return self.consumers * 4 * STORE_BUFFERS * 16 * self.store_group * self.element.bytes
+        return self._buffer_bytes(self.store_group) if self.epilogue == "tma" else 0
+
+    def _buffer_bytes(self, group: int) -> int:
+        return self.consumers * 4 * STORE_BUFFERS * 16 * group * self.element.bytes
+
+    @property
+    def barrier_bytes(self) -> int:
+        """The ring's two mbarriers per stage, and 32 bytes of order barriers and flags."""
+        return 16 * self.stages + 32
 
     @property
     def smem_bytes(self) -> int:
-        """Ring, epilogue buffers, the ring's two mbarriers per stage, and 32 bytes of order barriers and flags."""
-        return self.ring_bytes + self.store_bytes + 16 * self.stages + 32
+        """Ring, epilogue buffers, barriers."""
+        return self.ring_bytes + self.store_bytes + self.barrier_bytes
 
     @property
     def reduces_in_cluster(self) -> bool:
@@ -380,6 +395,7 @@ class Sm90Wgmma(Sm90Kernel):
             box_b_rows=b_rows,
             box_d_cols=d_cols,
             box_d_rows=d_rows,
+            box_d_rest_cols=self.store_rest if self.epilogue == "tma" else 0,
         )
 
     @property
