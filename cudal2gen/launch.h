@@ -240,13 +240,14 @@ struct Options {
   Options(Tokens& options, Launch const& launch) {
     if (launch.convention == Convention::kTiles && options.has("swizzle_stride"))
       swizzle_stride = options.number("swizzle_stride", 1);
-    if (launch.convention != Convention::kTma) return;
+    if (launch.convention == Convention::kTiles) return;
+    // A kernel with a workspace follows the clearing of its counters: there is no kernel to overlap with.
+    if (options.has("pdl")) overlaps = options.choice("pdl", {"0", "1"}) && !launch.workspace();
+    if (launch.convention == Convention::kCluster) return;
     if (options.has("raster_axis")) along_n = options.choice("raster_axis", {"0", "1"});
     if (options.has("raster_group")) band = options.number("raster_group", 1);
     if (options.has("hint_a")) policy_a = kPolicies[options.choice("hint_a", {"0", "1", "2"})];
     if (options.has("hint_b")) policy_b = kPolicies[options.choice("hint_b", {"0", "1", "2"})];
-    // A kernel with a workspace follows the clearing of its counters: there is no kernel to overlap with.
-    if (options.has("pdl")) overlaps = options.choice("pdl", {"0", "1"}) && !launch.workspace();
   }
 };
 

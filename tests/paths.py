@@ -177,7 +177,7 @@ PATHS: dict[str, Record] = {
     "once any n": once(n=61, m=61),
     "once one warp f16": once(bm=16, bn=16, acc="f16", k_chunks=1, k=56),
     "once large": once(bm=64, bn=96, m=100, n=200, k=136),
-    "once split 2": once(split_k=2, k=256),
+    "once split 2": once(split_k=2, k=256, pdl=True),
     "once split 4 f16 nn": once(split_k=4, k=512, acc="f16", layout="nn"),
     "once split 8": once(split_k=8, k=1000, m=1),
 }

@@ -116,6 +116,7 @@ ONCE_DATA: dict[str, dict[str, Any]] = {
     "n": {"n": 72},
     "k": {"k": 136},
     "origin": {"origin": {"source": "elsewhere", "structure": "tuned", "changed": ["bm"]}},
+    "pdl": {"pdl": True},
 }
 
 

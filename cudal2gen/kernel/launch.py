@@ -138,6 +138,9 @@ class Launch(Schema):
         return "".join(f"{name}={facts[name]}\n" for name in dict.fromkeys([*first, *facts]))
 
 
+PDL = Option("pdl", (False, True))
+
+
 class Tiles(Launch):
     """The kernel is handed matrices; its grid is tiles of D. Slices of k, if any, are summed in a workspace."""
 
@@ -167,6 +170,7 @@ class Cluster(Launch):
     """
 
     convention: ClassVar[str] = "cluster"
+    options: ClassVar[tuple[Option, ...]] = (PDL,)
 
     reduce: Reduce
     steps: Count
@@ -186,7 +190,7 @@ class Tma(Launch):
         Option("raster_group"),
         Option("hint_a", get_args(Hint)),
         Option("hint_b", get_args(Hint)),
-        Option("pdl", (False, True)),
+        PDL,
     )
 
     reduce: Reduce

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
 
 from cudal2gen.chips import GPUS, Chip
 from cudal2gen.element import F16
@@ -10,6 +13,7 @@ from cudal2gen.kernel.record import Record
 
 CHUNK = 128 // F16.bytes  # elements in 128 bytes: a row of the widest swizzle
 CLUSTER_SPLITS = (2, 4, 8)  # slices of k that CTAs of one cluster sum; 8 CTAs are the largest portable cluster
+Overlap = Annotated[bool, Field(description="programmatic dependent launch: start while the kernel before still runs")]
 
 
 class Sm90Kernel(Record):

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from cudal2gen.kernel.launch import Cluster, Launch
 from cudal2gen.kernel.problem import Problem, ceil_div
-from cudal2gen.kernel.record import FAMILY, Fields
-from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Sm90Kernel
+from cudal2gen.kernel.record import FAMILY, Fields, Record
+from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Overlap, Sm90Kernel
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle
 
 MAX_ACCUMULATORS = 128  # registers of a thread, which leave room for fragments
@@ -26,8 +26,10 @@ class Sm90Small(SmemTiles, Sm90Kernel):
     family: Annotated[Literal["sm90_small"], FAMILY]
     k_chunks: Annotated[int, Field(ge=1, le=32, description="chunks of 64 k that a CTA holds in shared memory at once")]
     split_k: Annotated[Literal[1, 2, 4, 8], Field(description="CTAs of a cluster that share the k of a tile")]
+    pdl: Overlap = False
 
     CONVENTION: ClassVar[type[Launch]] = Cluster
+    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {option.name for option in Cluster.options}
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"k_chunks"})
 
     @classmethod
@@ -112,6 +114,11 @@ class Sm90Small(SmemTiles, Sm90Kernel):
     @property
     def launch(self) -> Cluster:
         return Cluster(**self.launch_facts, reduce="cluster" if self.split_k > 1 else "none", steps=self.k_chunks)
+
+    @property
+    def other_options(self) -> list[dict[str, int]]:
+        """Overlap."""
+        return [{"pdl": 1}]
 
     # What the tuner and the cost model ask of a family.
 

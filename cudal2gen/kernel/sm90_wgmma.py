@@ -12,7 +12,7 @@ from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD
 from cudal2gen.kernel.launch import Hint, Launch, Tma
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields, Record
-from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Sm90Kernel
+from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Overlap, Sm90Kernel
 from cudal2gen.kernel.work import Work
 
 Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
@@ -99,7 +99,7 @@ class Sm90Wgmma(Sm90Kernel):
     ]
     hint_a: Annotated[Hint, Field(description="L2 eviction priority of A: normal, first to go, last to go")]
     hint_b: Annotated[Hint, Field(description="L2 eviction priority of B")]
-    pdl: Annotated[bool, Field(description="programmatic dependent launch: start while the kernel before still runs")]
+    pdl: Overlap
     min_blocks: Annotated[Literal[1, 2], Field(description="CTAs per SM that the compiler bounds registers for")]
 
     CONVENTION: ClassVar[type[Launch]] = Tma
@@ -297,7 +297,7 @@ class Sm90Wgmma(Sm90Kernel):
 
     @property
     def store_group(self) -> int:
-        """Accumulator columns that a warp stores at a time: the most that a box takes and shared memory has room for."""
+        """Accumulator columns that a warp stores at a time: as many as a box takes and shared memory has room for."""
         if self.swap_ab:
             return next(rows for rows in (64, 48, 32, 16) if self.atom_n % rows == 0)
         whole = _widest(self.atom_n)
