@@ -74,6 +74,13 @@ CUTE_DEVICE uint32_t smem_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Waits for the kernel before this one in the stream, where the launch lets the two overlap.
+CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the next kernel start its prologue once every CTA has come here. It waits for the end of this one, which comes after
+// the end of the one before: so this is right even before this kernel's own wait.
+CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 CUTE_DEVICE int cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -257,6 +264,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
     }
   };
 
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   // All chunks are asked for at once, and each is multiplied as soon as it is here.
   CUTE_UNROLL
   for (int chunk = 0; chunk < kStages; ++chunk) {

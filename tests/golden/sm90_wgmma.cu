@@ -50,6 +50,7 @@ struct Gemm {
   uint64_t policy_a, policy_b;  // L2 eviction priorities of loads
   float* partials;
   unsigned* arrivals;
+
 };
 
 // One lane of a warp, always the same one. TMA in a branch on it is issued once, not lane by lane.
@@ -63,6 +64,10 @@ CUTE_DEVICE bool elect_lane() {
   return elected;
 }
 
+// What all lanes of a warp agree on, where the compiler sees that they do: it stays in uniform registers, of which wgmma takes
+// its descriptors.
+CUTE_DEVICE uint32_t uniform(uint32_t value) { return __shfl_sync(0xffffffff, value, 0); }
+
 CUTE_DEVICE uint32_t smem_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -70,7 +75,8 @@ CUTE_DEVICE uint32_t smem_address(void const* pointer) {
 // Waits for the kernel before this one in the stream, where the launch lets the two overlap.
 CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel start its prologue.
+// Lets the next kernel start its prologue once every CTA has come here. It waits for the end of this one, which comes after
+// the end of the one before: so this is right even before this kernel's own wait.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
@@ -115,10 +121,10 @@ CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
 CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// In another CTA of the cluster. Not .release.cluster: it would wait for all of the thread's memory accesses, and wgmma
+// At an address of any CTA of the cluster. Not .release.cluster: it would wait for all of the thread's memory accesses, and wgmma
 // has read what is handed back.
-CUTE_DEVICE void arrive_at(uint32_t barrier, int rank) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(at_rank(barrier, rank)) : "memory");
+CUTE_DEVICE void arrive_at(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
 // A box at (column, row) of a matrix to shared memory; its bytes count on the mbarrier. Where several CTAs share it, to
@@ -237,12 +243,15 @@ CUTE_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 
-// What wgmma is told of an operand: swizzle mode, bytes between blocks of 8 rows, between chunks of columns, and the low 18
-// bits of the address: in a cluster the rank of the CTA lies above them, where the descriptor has the bytes between chunks.
+// What wgmma is told of an operand. The low word: bytes between chunks of columns, and the low 18 bits of the address; in a
+// cluster the rank of the CTA lies above them. It is 32 bits wide so that a step of the loop is one uniform addition.
+CUTE_DEVICE uint32_t descriptor_low(uint32_t address, int chunk_bytes) { return chunk_bytes >> 4 << 16 | (address & 0x3ffff) >> 4; }
+
+// The high word: swizzle mode, bytes between blocks of 8 rows.
 template <int Width>
-CUTE_DEVICE uint64_t descriptor(uint32_t address, int chunk_bytes) {
+CUTE_DEVICE uint64_t descriptor(uint32_t low) {
   constexpr uint64_t kMode = Width == 64 ? 1 : Width == 32 ? 2 : 3, kBlockBytes = 8 * Width * 2;
-  return kMode << 62 | kBlockBytes >> 4 << 32 | uint64_t(chunk_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
+  return (kMode << 30 | kBlockBytes >> 4) << 32 | low;
 }
 
 // A warpgroup's share of the tile: kAtomsM x kAtomsN wgmmas.
@@ -321,19 +330,23 @@ CUTE_DEVICE void store_matrices(uint32_t target, uint32_t a, uint32_t b, uint32_
                :: "r"(target), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Every warp stores by itself, 16 rows of the wgmma and kGroup columns at a time, through two swizzled buffers.
+// Groups of columns of a wgmma that are stored at a time.
+constexpr int kGroup = 64, kGroups = kAtomN / kGroup;
+CUTE_DEVICE constexpr int first_column(int group) { return group * kGroup; }
+
+// Every warp stores by itself, 16 rows of the wgmma and a group of columns at a time, through two swizzled buffers.
 CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, int col, int share_row, int share_col,
                              Accumulators const& tCrD) {
-  constexpr int kGroup = 64, kGroups = kAtomN / kGroup, kRounds = kAtomsM * kAtomsN * kGroups;
-  constexpr int kBufferBytes = 16 * kGroup * 2;
+  constexpr int kRounds = kAtomsM * kAtomsN * kGroups, kBufferBytes = 16 * kGroup * 2;
   using TileD = decltype(composition(Swizzle<kGroup / 32 + 1, 0, 3>{},
                                      Layout<Shape<_16, Int<kGroup / 8>>, Stride<Int<kGroup / 8>, _1>>{}));
-  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+  const int warp = uniform(threadIdx.x / 32) - 4, lane = threadIdx.x % 32;
   const bool leader = elect_lane();
   share_row += warp % 4 * 16;
   CUTE_UNROLL
   for (int round = 0; round < kRounds; ++round) {
     const int i = round / (kAtomsN * kGroups), j = round / kGroups % kAtomsN, group = round % kGroups;
+    const int first = first_column(group);
     const uint32_t target = shared.buffers(warp) + round % 2 * kBufferBytes;
     // The store before the last, which has read this buffer; after an odd number of rounds it was the last.
     if (leader) {
@@ -346,7 +359,7 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
     __syncwarp();
     CUTE_UNROLL
     for (int at = 0; at < kGroup; at += 16) {
-      const int columns = (group * kGroup + at) / 8;
+      const int columns = (first + at) / 8;
       store_matrices(target + TileD{}(lane % 16, at / 8 + lane / 16) * 16,
                      pair(tCrD[i][j], columns, 0), pair(tCrD[i][j], columns, 1),
                      pair(tCrD[i][j], columns + 1, 0), pair(tCrD[i][j], columns + 1, 1));
@@ -354,7 +367,8 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
     if (leader) {
-      store_box(gemm.map_d, target, col + share_col + j * kAtomN + group * kGroup, row + share_row + i * 64);
+      store_box(gemm.map_d, target,
+                col + share_col + j * kAtomN + first, row + share_row + i * 64);
     }
   }
 }
@@ -396,7 +410,6 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
       place.advance();
     }
   }
-  let_next_kernel_start();
   // Other CTAs' warps arrive here: this one lives until they have.
   for (int i = 0; i < kStages; ++i) {
     wait(shared.empty(place.stage), place.parity ^ 1);
@@ -404,11 +417,17 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   }
 }
 
-// This warp has read a stage: every CTA that brought a part of it may replace it.
-CUTE_DEVICE void release(Shared const& shared, int stage, int rank) {
+// Where this lane hands stages back: the first empty barrier of a CTA that brought a part of each, 0 in lanes beyond those.
+CUTE_DEVICE uint32_t empty_barriers(Shared const& shared, int rank) {
   const int lane = threadIdx.x % 32;
-  if (lane < kClusterCtas && (lane % kClusterM == rank % kClusterM || lane / kClusterM == rank / kClusterM)) {
-    arrive_at(shared.empty(stage), lane);
+  const bool brings = lane % kClusterM == rank % kClusterM || lane / kClusterM == rank / kClusterM;
+  return lane < kClusterCtas && brings ? at_rank(shared.empty(0), lane) : 0;
+}
+
+// This warp has read a stage: every CTA that brought a part of it may replace it.
+CUTE_DEVICE void release(uint32_t empty, int stage) {
+  if (empty) {
+    arrive_at(empty + stage * 16);
   }
 }
 
@@ -428,14 +447,15 @@ CUTE_DEVICE void pin(Accumulators& tCrD) {
 
 // A warpgroup's share of a tile. A k-tile's wgmmas are issued while those of the one before run; its stage is handed
 // back when they are done. Not all accumulators are defined before the first.
-CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int share_row, int share_col, int rank, Accumulators& tCrD) {
-  const uint64_t x0 = descriptor<TileX::kWidth>(shared.stage(0) + 0 + TileX::offset(share_row, 0), TileX::kChunkBytes);
-  const uint64_t y0 = descriptor<TileY::kWidth>(shared.stage(0) + kBytesA + TileY::offset(share_col, 0), TileY::kChunkBytes);
+CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int share_row, int share_col, uint32_t empty,
+                          Accumulators& tCrD) {
+  const uint32_t x0 = descriptor_low(shared.stage(0) + 0 + TileX::offset(share_row, 0), TileX::kChunkBytes);
+  const uint32_t y0 = descriptor_low(shared.stage(0) + kBytesA + TileY::offset(share_col, 0), TileY::kChunkBytes);
   int previous = 0;
   CUTE_NO_UNROLL
   for (int step = 0; step < steps; ++step) {
     wait(shared.full(place.stage), place.parity);
-    const uint64_t x = x0 + place.stage * (kStageBytes / 16), y = y0 + place.stage * (kStageBytes / 16);
+    const uint32_t x = x0 + place.stage * (kStageBytes / 16), y = y0 + place.stage * (kStageBytes / 16);
     pin(tCrD);
     wgmma_begin();
     CUTE_UNROLL
@@ -444,15 +464,15 @@ CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int sha
       for (int i = 0; i < kAtomsM; ++i) {
         CUTE_UNROLL
         for (int j = 0; j < kAtomsN; ++j) {
-          wgmma(tCrD[i][j], x + TileX::offset(i * 64, block) / 16, y + TileY::offset(j * kAtomN, block) / 16,
-                step > 0 || block > 0);
+          wgmma(tCrD[i][j], descriptor<TileX::kWidth>(x + TileX::offset(i * 64, block) / 16),
+                descriptor<TileY::kWidth>(y + TileY::offset(j * kAtomN, block) / 16), step > 0 || block > 0);
         }
       }
     }
     wgmma_commit();
     wgmma_wait<1>();
     if (step > 0) {
-      release(shared, previous, rank);
+      release(empty, previous);
     }
     previous = place.stage;
     place.advance();
@@ -460,13 +480,14 @@ CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int sha
 
   wgmma_wait<0>();
   pin(tCrD);
-  release(shared, previous, rank);
+  release(empty, previous);
 }
 
 // A consumer warpgroup: multiplies, then stores its share.
 CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
-  const int warpgroup = threadIdx.x / 128 - 1;
+  const int warpgroup = uniform(threadIdx.x / 128) - 1;
   const int share_row = warpgroup / kSharersN * kShareRows, share_col = warpgroup % kSharersN * kShareCols;
+  const uint32_t empty = empty_barriers(shared, rank);
   Place place;
 
   // Every cluster takes tiles until none is left.
@@ -475,7 +496,7 @@ CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
     const Work work = work_of(gemm, item, rank);
 
     Accumulators tCrD;
-    multiply(shared, place, work.last - work.first, share_row, share_col, rank, tCrD);
+    multiply(shared, place, work.last - work.first, share_row, share_col, empty, tCrD);
     store_share(gemm, shared, work.row, work.col, share_row, share_col, tCrD);
   }
   wait_for_stores<0>();  // shared memory is not given up before
@@ -487,8 +508,8 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9(
     const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
   const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b, partials, arrivals};
-  const Shared shared{smem_address(smem)};
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // the compiler sees that all lanes agree
+  const Shared shared{uniform(smem_address(smem))};
+  const int warp = uniform(threadIdx.x / 32);
   const int rank = cluster_rank();
   if (warp == 0 && elect_lane()) {
     prefetch_map(gemm.map_a);
@@ -499,6 +520,7 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9(
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   cluster_arrive();
   cluster_wait();
+  let_next_kernel_start();
   wait_for_previous_kernel();
   if (warp < 4) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");

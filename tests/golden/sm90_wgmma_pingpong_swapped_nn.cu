@@ -5,12 +5,12 @@
 //   grid    as many clusters as fit on the GPU, at most one per cluster tile of 48 x 64
 //   cluster (1, 1, 1)
 //   block   384
-//   shared  151664 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
+//   shared  168048 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
 //
 // Tensor maps of fp16, as (columns, rows) of a box; the swizzle is as wide as its columns, out of bounds is zero
 //   A       64 x 48 of (k, m)
 //   B       64 x 128 of (n, k)
-//   D       16 x 16 of (n, m)
+//   D       16 x 48 of (n, m)
 //
 // Needs   A and B and D aligned to 16 bytes, their leading dimensions multiples of 8
 
@@ -50,6 +50,7 @@ struct Gemm {
   uint64_t policy_a, policy_b;  // L2 eviction priorities of loads
   float* partials;
   unsigned* arrivals;
+
 };
 
 // One lane of a warp, always the same one. TMA in a branch on it is issued once, not lane by lane.
@@ -63,6 +64,10 @@ CUTE_DEVICE bool elect_lane() {
   return elected;
 }
 
+// What all lanes of a warp agree on, where the compiler sees that they do: it stays in uniform registers, of which wgmma takes
+// its descriptors.
+CUTE_DEVICE uint32_t uniform(uint32_t value) { return __shfl_sync(0xffffffff, value, 0); }
+
 CUTE_DEVICE uint32_t smem_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -70,7 +75,8 @@ CUTE_DEVICE uint32_t smem_address(void const* pointer) {
 // Waits for the kernel before this one in the stream, where the launch lets the two overlap.
 CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel start its prologue.
+// Lets the next kernel start its prologue once every CTA has come here. It waits for the end of this one, which comes after
+// the end of the one before: so this is right even before this kernel's own wait.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
@@ -216,12 +222,15 @@ CUTE_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 
-// What wgmma is told of an operand: swizzle mode, bytes between blocks of 8 rows, between chunks of columns, and the low 18
-// bits of the address: in a cluster the rank of the CTA lies above them, where the descriptor has the bytes between chunks.
+// What wgmma is told of an operand. The low word: bytes between chunks of columns, and the low 18 bits of the address; in a
+// cluster the rank of the CTA lies above them. It is 32 bits wide so that a step of the loop is one uniform addition.
+CUTE_DEVICE uint32_t descriptor_low(uint32_t address, int chunk_bytes) { return chunk_bytes >> 4 << 16 | (address & 0x3ffff) >> 4; }
+
+// The high word: swizzle mode, bytes between blocks of 8 rows.
 template <int Width>
-CUTE_DEVICE uint64_t descriptor(uint32_t address, int chunk_bytes) {
+CUTE_DEVICE uint64_t descriptor(uint32_t low) {
   constexpr uint64_t kMode = Width == 64 ? 1 : Width == 32 ? 2 : 3, kBlockBytes = 8 * Width * 2;
-  return kMode << 62 | kBlockBytes >> 4 << 32 | uint64_t(chunk_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
+  return (kMode << 30 | kBlockBytes >> 4) << 32 | low;
 }
 
 // A warpgroup's share of the tile: kAtomsM x kAtomsN wgmmas.
@@ -234,13 +243,13 @@ static_assert(kAtomsM * kAtomsN * kAtomRegisters == 12);
 struct Shared {
   uint32_t base;
   CUTE_DEVICE uint32_t stage(int i) const { return base + i * kStageBytes; }
-  CUTE_DEVICE uint32_t buffers(int warp) const { return stage(kStages) + warp * 1024; }
-  CUTE_DEVICE uint32_t full(int i) const { return stage(kStages) + 8192 + i * 16; }
+  CUTE_DEVICE uint32_t buffers(int warp) const { return stage(kStages) + warp * 3072; }
+  CUTE_DEVICE uint32_t full(int i) const { return stage(kStages) + 24576 + i * 16; }
   CUTE_DEVICE uint32_t empty(int i) const { return full(i) + 8; }
   CUTE_DEVICE uint32_t order(int i) const { return full(kStages) + i * 8; }
   CUTE_DEVICE uint32_t flag(int i) const { return order(2) + i * 4; }
 };
-static_assert(kStages * kStageBytes + 8192 + kStages * 16 + 32 == 151664);
+static_assert(kStages * kStageBytes + 24576 + kStages * 16 + 32 == 168048);
 extern __shared__ __align__(1024) unsigned char smem[];
 
 // A place in the ring, and the parity of its phase.
@@ -299,18 +308,22 @@ CUTE_DEVICE void store_matrices(uint32_t target, uint32_t a, uint32_t b, uint32_
                :: "r"(target), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Every warp stores by itself, 16 rows of the wgmma and kGroup columns at a time, through two swizzled buffers.
+// Groups of columns of a wgmma that are stored at a time.
+constexpr int kGroup = 48, kGroups = kAtomN / kGroup;
+CUTE_DEVICE constexpr int first_column(int group) { return group * kGroup; }
+
+// Every warp stores by itself, 16 rows of the wgmma and a group of columns at a time, through two swizzled buffers.
 CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, int col, int share_row, int share_col,
                              Accumulators const& tCrD) {
-  constexpr int kGroup = 16, kGroups = kAtomN / kGroup, kRounds = kAtomsM * kAtomsN * kGroups;
-  constexpr int kBufferBytes = 16 * kGroup * 2;
+  constexpr int kRounds = kAtomsM * kAtomsN * kGroups, kBufferBytes = 16 * kGroup * 2;
   using TileD = decltype(composition(Swizzle<1, 0, 3>{}, Layout<Shape<Int<kGroup>, _2>, Stride<_2, _1>>{}));
-  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+  const int warp = uniform(threadIdx.x / 32) - 4, lane = threadIdx.x % 32;
   const bool leader = elect_lane();
   share_row += warp % 4 * 16;
   CUTE_UNROLL
   for (int round = 0; round < kRounds; ++round) {
     const int i = round / (kAtomsN * kGroups), j = round / kGroups % kAtomsN, group = round % kGroups;
+    const int first = first_column(group);
     const uint32_t target = shared.buffers(warp) + round % 2 * kBufferBytes;
     // The store before the last, which has read this buffer; after an odd number of rounds it was the last.
     if (leader) {
@@ -323,7 +336,7 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
     __syncwarp();
     CUTE_UNROLL
     for (int at = 0; at < kGroup; at += 16) {
-      const int columns = (group * kGroup + at) / 8;
+      const int columns = (first + at) / 8;
       store_matrices(target + TileD{}(at + lane / 16 * 8 + lane % 8, lane / 8 % 2) * 16,
                      pair(tCrD[i][j], columns, 0), pair(tCrD[i][j], columns, 1),
                      pair(tCrD[i][j], columns + 1, 0), pair(tCrD[i][j], columns + 1, 1));
@@ -331,7 +344,8 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
     if (leader) {
-      store_box(gemm.map_d, target, col + share_row + i * 64, row + share_col + j * kAtomN + group * kGroup);
+      store_box(gemm.map_d, target,
+                col + share_row + i * 64, row + share_col + j * kAtomN + first);
     }
   }
 }
@@ -375,14 +389,16 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
       place.advance();
     }
   }
-  let_next_kernel_start();
 
 }
 
+// Where this lane hands stages back: the first empty barrier, 0 in all lanes but the first.
+CUTE_DEVICE uint32_t empty_barriers(Shared const& shared, int) { return threadIdx.x % 32 == 0 ? shared.empty(0) : 0; }
+
 // This warp has read a stage: it may be replaced.
-CUTE_DEVICE void release(Shared const& shared, int stage, int) {
-  if (threadIdx.x % 32 == 0) {
-    arrive(shared.empty(stage));
+CUTE_DEVICE void release(uint32_t empty, int stage) {
+  if (empty) {
+    arrive(empty + stage * 16);
   }
 }
 
@@ -402,14 +418,15 @@ CUTE_DEVICE void pin(Accumulators& tCrD) {
 
 // A warpgroup's share of a tile. A k-tile's wgmmas are issued while those of the one before run; its stage is handed
 // back when they are done. Not all accumulators are defined before the first.
-CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int share_row, int share_col, int rank, Accumulators& tCrD) {
-  const uint64_t x0 = descriptor<TileX::kWidth>(shared.stage(0) + kBytesA + TileX::offset(share_row, 0), TileX::kChunkBytes);
-  const uint64_t y0 = descriptor<TileY::kWidth>(shared.stage(0) + 0 + TileY::offset(share_col, 0), TileY::kChunkBytes);
+CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int share_row, int share_col, uint32_t empty,
+                          Accumulators& tCrD) {
+  const uint32_t x0 = descriptor_low(shared.stage(0) + kBytesA + TileX::offset(share_row, 0), TileX::kChunkBytes);
+  const uint32_t y0 = descriptor_low(shared.stage(0) + 0 + TileY::offset(share_col, 0), TileY::kChunkBytes);
   int previous = 0;
   CUTE_NO_UNROLL
   for (int step = 0; step < steps; ++step) {
     wait(shared.full(place.stage), place.parity);
-    const uint64_t x = x0 + place.stage * (kStageBytes / 16), y = y0 + place.stage * (kStageBytes / 16);
+    const uint32_t x = x0 + place.stage * (kStageBytes / 16), y = y0 + place.stage * (kStageBytes / 16);
     pin(tCrD);
     wgmma_begin();
     CUTE_UNROLL
@@ -418,15 +435,15 @@ CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int sha
       for (int i = 0; i < kAtomsM; ++i) {
         CUTE_UNROLL
         for (int j = 0; j < kAtomsN; ++j) {
-          wgmma(tCrD[i][j], x + TileX::offset(i * 64, block) / 16, y + TileY::offset(j * kAtomN, block) / 16,
-                step > 0 || block > 0);
+          wgmma(tCrD[i][j], descriptor<TileX::kWidth>(x + TileX::offset(i * 64, block) / 16),
+                descriptor<TileY::kWidth>(y + TileY::offset(j * kAtomN, block) / 16), step > 0 || block > 0);
         }
       }
     }
     wgmma_commit();
     wgmma_wait<1>();
     if (step > 0) {
-      release(shared, previous, rank);
+      release(empty, previous);
     }
     previous = place.stage;
     place.advance();
@@ -437,13 +454,14 @@ CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int sha
   }
   wgmma_wait<0>();
   pin(tCrD);
-  release(shared, previous, rank);
+  release(empty, previous);
 }
 
 // A consumer warpgroup: multiplies, and stores one tile while the other multiplies the next.
 CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
-  const int warpgroup = threadIdx.x / 128 - 1;
+  const int warpgroup = uniform(threadIdx.x / 128) - 1;
   constexpr int share_row = 0, share_col = 0;
+  const uint32_t empty = empty_barriers(shared, rank);
   Place place;
   int turn = 0;
   uint32_t parity = warpgroup ^ 1;  // the first warpgroup's first turn waits for nobody
@@ -460,7 +478,7 @@ CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
     wait(shared.order(warpgroup), parity);
     parity ^= 1;
     Accumulators tCrD;
-    multiply(shared, place, work.last - work.first, share_row, share_col, rank, tCrD);
+    multiply(shared, place, work.last - work.first, share_row, share_col, empty, tCrD);
     store_share(gemm, shared, work.row, work.col, share_row, share_col, tCrD);
   }
   wait_for_stores<0>();  // shared memory is not given up before
@@ -472,8 +490,8 @@ hgemm_sm90_wgmma_f16_nn_48x64x128_s5_18df4a2766(
     const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
   const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b, partials, arrivals};
-  const Shared shared{smem_address(smem)};
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // the compiler sees that all lanes agree
+  const Shared shared{uniform(smem_address(smem))};
+  const int warp = uniform(threadIdx.x / 32);
   constexpr int rank = 0;
   if (warp == 0 && elect_lane()) {
     prefetch_map(gemm.map_a);
@@ -483,6 +501,7 @@ hgemm_sm90_wgmma_f16_nn_48x64x128_s5_18df4a2766(
   }
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   __syncthreads();
+  let_next_kernel_start();
   wait_for_previous_kernel();
   if (warp < 4) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
