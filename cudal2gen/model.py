@@ -1,9 +1,10 @@
 """An analytic model of a kernel's time. Its figures are estimates from a dozen constants, never measurements.
 
 A CTA's k-tile takes as long as the slowest of: MMAs, reading operands from shared memory, bringing them from the L2,
-and the latency of a load shared out over the ring. An SM works off its share of CTAs; device memory bounds the whole.
-Around that stand launch, first load, epilogue and the reduction of a split k. Not modelled: instruction issue, bank
-conflicts, power, and what one warp does while others wait. Times are in microseconds.
+the latency of a load shared out over the ring, and a warp's own instructions between MMAs where the family counts them.
+An SM works off its share of CTAs; device memory bounds the whole. Around that stand launch, first load, epilogue and the
+reduction of a split k. Not modelled: bank conflicts, power, and what one warp does while others wait. Times are in
+microseconds.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ def estimate(record: Record) -> Estimate:
     clock = rates.mhz
 
     steps = per_sm * tile_steps
-    flight = max(1, record.ring_steps) * together
+    flight = record.steps_in_flight * together
     bounds = {
         "mma": steps * _mma_clocks(record, work) / clock,
         "shared memory": steps * (work.shared_bytes / rates.smem_bytes) / clock,
         "L2": steps * work.l2_bytes / rates.l2_bytes / clock,
-        "latency": steps * rates.latency_us / flight if tile_steps > record.ring_steps else 0.0,
+        "latency": steps * rates.latency_us / flight if tile_steps > record.steps_in_flight else 0.0,
+        "issue": steps / together * work.issue_clocks / clock,
         "device memory": _dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us,
     }
     main = max(bounds.values())
@@ -54,6 +56,11 @@ def estimate(record: Record) -> Estimate:
     if work.tensor_maps:
         around += DESCRIPTOR_US
     return Estimate(main + around, main, bounds, around)
+
+
+def hides_issue(record: Record) -> bool:
+    """Whether a k-step's MMAs take at least as long as the instructions between them that a warp issues by itself."""
+    return record.work.issue_clocks <= _mma_clocks(record, record.work)
 
 
 def _usable_sms(record: Record) -> int:

@@ -53,10 +53,10 @@ def _idles(record: Record) -> bool:
 
 
 def plainness(record: Record) -> tuple[Any, ...]:
-    """What to prefer among equals: no split, no cluster, no swap, the larger tile."""
-    cluster = record.cluster_ctas
+    """What to prefer among equals: no split, no cluster, MMAs that hide a warp's instructions, the larger tile."""
+    hidden = model.hides_issue(record) or record.k < 4 * 128
     pingpong = record.family == "sm90_wgmma" and record.schedule == "pingpong"
-    return record.split_k, cluster, record.k_step != 64, pingpong, -record.bm * record.bn
+    return record.split_k, record.cluster_ctas, not hidden, record.k_step != 64, pingpong, -record.bm * record.bn
 
 
 def choose(problem: Problem) -> Record:

@@ -166,6 +166,11 @@ class Record(Schema):
         """k-steps that are in shared memory at a time, 1 where there is no ring: the k around it are worth a test."""
         return 1
 
+    @property
+    def steps_in_flight(self) -> int:
+        """k-steps that are on their way at a time while another is multiplied, whose stage is not free before its end."""
+        return max(1, self.ring_steps - 1)
+
     def k_order(self, k: int) -> list[list[list[int]]]:
         """The k of every partial sum in the order in which MMAs add them: slices of k, each of groups of up to 8.
 

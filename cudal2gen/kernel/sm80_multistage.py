@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD
+from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD, Chip
 from cudal2gen.kernel.launch import Raster, Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_K, MMA_M, MMA_N, SPLITS, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Problem, ceil_div
@@ -282,8 +282,19 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     }  # fmt: skip
 
     @classmethod
+    def serves(cls, chip: Chip) -> bool:  # noqa: ARG003
+        return True
+
+    @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, warps, ring, order of loads, splits of k; how to copy and to stage D follows from them."""
+        """Tiles, warps, ring, order of loads, splits of k; how to copy and to stage D follows from them.
+
+        Beside wgmma, of which mma.sync has two thirds of the rate: narrow problems, whose tiles fill the GPU better in other
+        heights than 64 and 128 rows.
+        """
+        beside_wgmma = GPUS[problem.gpu].capability.has_wgmma
+        if beside_wgmma and (min(problem.m, problem.n) > 128 or problem.k > 1024 or problem.k % VECTOR):
+            return
         for (bm, bn), warps, bk in product(TILES, WARPS, (32, 64)):
             threads = 32 * warps[0] * warps[1]
             if bm % (MMA_M * warps[0]) or bn % (2 * MMA_N * warps[1]) or not 16 <= bm * bn // threads <= 256:
@@ -294,11 +305,11 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
             for stages, split_k in product(STAGES, SPLITS):
                 if split_k > 1 and (steps < 2 * split_k or tiles * split_k > 2 * GPUS[problem.gpu].sms):
                     continue
-                if stages > max(2, steps):
+                if stages > max(2, steps) or (beside_wgmma and split_k > 1):
                     continue
                 ring, mma_tiles = stages * (bm + bn) * bk * problem.element.bytes, bm * bn // (8 * threads)
                 batches = [batch for batch in (4, 2, 1) if batch <= mma_tiles and batch * threads * 16 <= ring]
-                for prefetch in PREFETCHES:
+                for prefetch in PREFETCHES[:1] if beside_wgmma else PREFETCHES:
                     yield {
                         "bm": bm, "bn": bn, "bk": bk, "stages": stages, "mma_repeat": warps, "min_blocks": 1,
                         "smem_swizzle": [3, 3, 3] if bk == 64 else [2, 3, 3], "smem_swizzle_c": [3, 3, 3],

@@ -74,6 +74,11 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         return CHUNK
 
     @property
+    def steps_in_flight(self) -> int:
+        """All of them."""
+        return self.k_chunks
+
+    @property
     def warps(self) -> tuple[int, int]:
         """Up to four, as square as the tile allows."""
         along_m = min(2, self.bm // 16)
@@ -132,5 +137,5 @@ class Sm90Small(SmemTiles, Sm90Kernel):
             k_chunks = 1 << (ceil_div(chunks, split_k) - 1).bit_length()
             if k_chunks > 8 or split_k > chunks:
                 continue
-            for bm, bn in ((16, 32), (32, 32), (32, 64)):
+            for bm, bn in ((16, 32), (32, 32), (32, 64), (64, 64)):
                 yield {"bm": bm, "bn": bn, "k_chunks": k_chunks, "split_k": split_k}

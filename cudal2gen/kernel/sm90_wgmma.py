@@ -17,12 +17,15 @@ from cudal2gen.kernel.work import Work
 
 Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
+WGMMA_N, WGMMA_K = 256, 16  # its columns at most, and its k
 MAX_BOX = 256  # rows or columns of one TMA box
 STORE_BUFFERS = 2  # tiles per warp on their way to global memory
 # What ptxas wants beside the accumulators: of one wgmma at entry (C7602), and live in the main loop (C7511, spills).
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
 # The same for an epilogue that stores by itself, with bounds.
 LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48
+# Stall counts of the main loop's machine code in one k-tile: around its wgmmas, and for each (ptxas 13.0).
+LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12
 PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster in boxes of 16 columns
 
 # What the tuner tries: bm, bn, schedule, consumers and registers of tiles that ptxas compiles without spills,
@@ -35,8 +38,11 @@ TILES: dict[str, list[Tile]] = {
         (256, 208, "cooperative", 2, [24, 240]),
         *[(192, bn, "cooperative", 3, [32, 160]) for bn in (128, 192)],
         *[(64, bn, "cooperative", 1, None) for bn in (32, 64, 96, 128, 192)],
+        (128, 384, "cooperative", 2, [40, 232]),
         *[(64, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192, 256)],
         *[(128, bn, "pingpong", 2, [40, 232]) for bn in (64, 96, 128, 160, 192)],
+        (128, 208, "pingpong", 2, [24, 240]),
+        (192, 128, "pingpong", 2, [40, 232]),
     ],
     "f16": [
         *[(128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
@@ -47,7 +53,7 @@ TILES: dict[str, list[Tile]] = {
         *[(192, bn, "pingpong", 2, [40, 232]) for bn in (128, 192, 256)],
     ],
 }
-CLUSTERS = ([1, 1], [2, 1], [1, 2])
+CLUSTERS = ([1, 1], [2, 1], [1, 2], [4, 1], [2, 2], [1, 4])
 SPLITS: tuple[tuple[int, str | None], ...] = (
     (1, None),
     *((slices, "cluster") for slices in CLUSTER_SPLITS),
@@ -74,7 +80,7 @@ class Sm90Wgmma(Sm90Kernel):
         Field(description="CTAs along m that share tiles of B, and along n that share tiles of A, by multicast"),
     ]
     consumers: Annotated[Literal[1, 2, 3], Field(description="warpgroups that multiply, beside one that loads")]
-    atom_n: Annotated[int, Field(ge=16, le=256, multiple_of=16, description="columns of one wgmma instruction")]
+    atom_n: Annotated[int, Field(ge=16, le=WGMMA_N, multiple_of=16, description="columns of one wgmma instruction")]
     schedule: Annotated[
         Literal["cooperative", "pingpong"],
         Field(
@@ -440,11 +446,11 @@ class Sm90Wgmma(Sm90Kernel):
             epilogue = "direct" if reduce == "cluster" or problem.n % VECTOR else "tma"
             buffers = consumers * 4 * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes if epilogue == "tma" else 0
             room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - 512
-            deepest = min(8 if bk == 64 else 4, room // ((bm + bn) * bk * problem.element.bytes))
+            deepest = min(8, room // ((bm + bn) * bk * problem.element.bytes))
             for stages in range(deepest, max(1, deepest - 3), -1):
                 yield {
                     "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": cluster, "consumers": consumers,
-                    "atom_n": bm if swap_ab else bn, "schedule": schedule,
+                    "atom_n": bm if swap_ab else bn if bn <= WGMMA_N else bn // 2, "schedule": schedule,
                     "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8, "split_k": split_k,
                     "reduce": reduce, "swap_ab": swap_ab, "epilogue": epilogue, "registers": registers,
                     "hint_a": "normal", "hint_b": "normal", "pdl": False, "min_blocks": 1,
@@ -466,6 +472,7 @@ class Sm90Wgmma(Sm90Kernel):
         cluster_m, cluster_n = self.cluster
         atoms = self.rows // WGMMA_M * (self.cols // self.atom_n)
         read = atoms * (WGMMA_M + self.atom_n) * self.k_step * self.element.bytes
+        own_wgmmas = atoms // self.sharers * (self.k_step // WGMMA_K)
         return Work(
             "wgmma",
             l2_bytes=(self.bm / cluster_n + self.bn / cluster_m) * self.k_step * self.element.bytes,
@@ -475,6 +482,7 @@ class Sm90Wgmma(Sm90Kernel):
             store=self.epilogue,
             epilogue_hidden=self.schedule == "pingpong",
             tensor_maps=True,
+            issue_clocks=LOOP_CLOCKS + WGMMA_CLOCKS * own_wgmmas,
         )
 
 
