@@ -2,8 +2,8 @@
 
 A CTA's k-tile takes as long as the slowest of: MMAs, reading operands from shared memory, bringing them from the L2,
 the latency of a load shared out over the ring, and a warp's own instructions between MMAs where the family counts them.
-An SM works off its share of CTAs; device memory bounds the whole. Around that stand launch, first load, epilogue and the
-reduction of a split k. Not modelled: bank conflicts, power, and what one warp does while others wait. Times are in
+An SM works off its share of CTAs; device memory bounds the whole. Around that stand launch, first load, epilogue and
+the reduction of a split k. Not modelled: bank conflicts, power, and what one warp does while others wait. Times are in
 microseconds.
 """
 

@@ -168,7 +168,7 @@ class Record(Schema):
 
     @property
     def steps_in_flight(self) -> int:
-        """k-steps that are on their way at a time while another is multiplied, whose stage is not free before its end."""
+        """k-steps that are on their way while another is multiplied: a stage is free when its own is done."""
         return max(1, self.ring_steps - 1)
 
     def k_order(self, k: int) -> list[list[list[int]]]:

@@ -15,8 +15,8 @@ class Work(NamedTuple):
     shared memory. ``l2_bytes``: bytes that one k-step asks of the L2; what a cluster shares counts once for all its
     CTAs. ``raster_band``: rows of tiles that are under way side by side. ``store``: how D leaves, by TMA or by stores
     of the threads. ``epilogue_hidden``: whether the next tile's main loop runs meanwhile. ``tensor_maps``: whether the
-    first load waits for a tensor map. ``issue_clocks``: a warp's issue slots and stalls in one k-step, 0 where they are not
-    known.
+    first load waits for a tensor map. ``issue_clocks``: a warp's issue slots and stalls in one k-step, 0 where they
+    are not known.
     """
 
     instruction: Instruction
