@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,7 @@ LINEARS = (
     *((6144, 4096), (12288, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
     *((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
 )
+DECODE = [(m, n, k) for n, k in (*ROUTERS, *LINEARS) for m in DECODE_ROWS]
 
 
 def variants(problem: Problem) -> Iterator[Record]:
@@ -65,9 +67,20 @@ def _idles(record: Record) -> bool:
 
 
 def plainness(record: Record) -> tuple[Any, ...]:
-    """What to prefer among equals: no split, no cluster, MMAs that hide a warp's instructions, the larger tile."""
+    """What to prefer among equals: little padding, SMs enough for the memory, no split, no cluster, MMAs that hide a
+    warp's instructions, the larger tile."""
     pingpong = record.family == "sm90_wgmma" and record.schedule == "pingpong"
-    return record.split_k, record.cluster_ctas, exposes(record), record.k_step != 64, pingpong, -record.bm * record.bn
+    padding = round(math.log2(1 + record.padding_waste))
+    return (
+        padding,
+        starves(record),
+        record.split_k,
+        record.cluster_ctas,
+        exposes(record),
+        record.k_step != 64,
+        pingpong,
+        -record.bm * record.bn,
+    )
 
 
 def choose(problem: Problem, incumbent: Record | None = None) -> Record:
@@ -83,23 +96,29 @@ def choose(problem: Problem, incumbent: Record | None = None) -> Record:
     return overlapping(chosen)
 
 
+def starves(record: Record) -> bool:
+    """Whether device memory bounds a record that leaves SMs idle: the model takes its rate as reached all the same."""
+    bounds = model.estimate(record).bounds_us
+    return record.ctas < record.target.sms and max(bounds, key=bounds.__getitem__) == "device memory"
+
+
 def exposes(record: Record) -> bool:
     """Whether a warp's own instructions take longer than a k-step's MMAs, in a loop of more than a few steps."""
     return not model.hides_issue(record) and record.k >= LONG_K
 
 
 def overlapping(record: Record) -> Record:
-    """The record with dependent launch where its modelled time is short, and no counters are cleared before it."""
+    """The record with dependent launch where no counters are cleared before it: of a short time, or in decoding."""
     if "pdl" not in type(record).model_fields or getattr(record.launch, "reduce", None) == "workspace":
         return record
-    return record.at(record.problem, pdl=model.estimate(record).us < SHORT_US)
+    short = model.estimate(record).us < SHORT_US or (record.m, record.n, record.k) in DECODE
+    return record.at(record.problem, pdl=short)
 
 
 def problems() -> Iterator[Problem]:
     """The problems of the A100's records with both accumulators, and those of decoding."""
     grid = sorted({(record.m, record.n, record.k) for record in catalog.load() if record.gpu == "a100"})
-    decode = [(m, n, k) for n, k in (*ROUTERS, *LINEARS) for m in DECODE_ROWS]
-    for acc, sizes in (("f32", grid + decode), ("f16", grid)):
+    for acc, sizes in (("f32", grid + DECODE), ("f16", grid)):
         for m, n, k in sizes:
             yield Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k)  # type: ignore[arg-type]
 

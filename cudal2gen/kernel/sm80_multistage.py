@@ -289,8 +289,8 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
         """Tiles, warps, ring, order of loads, splits of k; how to copy and to stage D follows from them.
 
-        Beside wgmma, of which mma.sync has two thirds of the rate, for narrow problems: tiles of other heights than 64 and
-        128 rows may fill the GPU better.
+        Beside wgmma, of which mma.sync has two thirds of the rate, for narrow problems: tiles of other heights than 64
+        and 128 rows may fill the GPU better.
         """
         beside_wgmma = GPUS[problem.gpu].capability.has_wgmma
         if beside_wgmma and (min(problem.m, problem.n) > 128 or problem.k > 1024 or problem.k % VECTOR):
