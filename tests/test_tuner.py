@@ -59,6 +59,8 @@ def test_candidates_are_legal_distinct_and_cover_their_families(problem: Problem
     assert all(parse(record.model_dump(mode="json")) == record for record in candidates.records)
     families = {record.family for record in candidates.records}
     assert families == ({"sm90_wgmma", "sm90_small"} if problem.gpu == "h200" else {"sm80_multistage"})
+    narrow = space.candidates(problem.model_copy(update={"n": 128, "k": 512}))
+    assert "sm80_multistage" in {record.family for record in narrow.records}, "also beside wgmma"
     assert {record.bm for record in candidates.records} >= {64, 128}
     assert all(record.estimated_registers <= 255 for record in candidates.records)
 
