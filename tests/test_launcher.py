@@ -216,7 +216,7 @@ def test_only_kernels_that_follow_kernels_overlap_with_them(library: Path, monke
 
     monkeypatch.setattr(host, "launch_attributes", spy)
     m, n, k = 64, 32, 128
-    for record in (ring(pdl=True), ring(pdl=True, split_k=2, reduce="workspace"), ring()):
+    for record in (ring(pdl=True), ring(pdl=True, split_k=2, reduce="workspace"), ring(), once(pdl=True), once()):
         memory = emulator.Memory()
         with (
             emulator.session(memory, emulator.Device(sm_count=2, capability=(9, 0))),
@@ -225,7 +225,7 @@ def test_only_kernels_that_follow_kernels_overlap_with_them(library: Path, monke
             a, b, d = (memory.upload(np.zeros(size, np.float16)).address for size in ((m, k), (n, k), (m, n)))
             workspace = memory.allocate(max(1, kernel.workspace_bytes(m, n, k))).address
             kernel.launch(a, k, b, k, d, n, m, n, k, workspace)
-    assert overlapping == [True, False, False]
+    assert overlapping == [True, False, False, True, False]
 
 
 def test_opening_is_refused_in_words(library: Path, session: emulator.Session, tmp_path: Path) -> None:
