@@ -17,7 +17,7 @@ from cudal2gen.kernel import Sm90Small, Sm90Wgmma
 
 HOPPER = (Sm90Wgmma, Sm90Small)
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
-ASYNCHRONOUS = re.compile(r"mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
+ASYNCHRONOUS = re.compile(r"narrow|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
 MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)")
 
 

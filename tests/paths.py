@@ -143,6 +143,7 @@ PATHS: dict[str, Record] = {
     "wgmma two CTAs an SM": ring(min_blocks=2, hint_a="last", hint_b="first"),
     "wgmma 2x1": ring(cluster=[2, 1]),
     "wgmma 1x2 nn": ring(cluster=[1, 2], layout="nn"),
+    "wgmma 2x1 nn, three chunks": ring(cluster=[2, 1], layout="nn", bn=96, atom_n=96, n=200),
     "wgmma 2x2": ring(cluster=[2, 2], bk=128, stages=2),
     "wgmma 4x1 nn": ring(cluster=[4, 1], layout="nn", acc="f16"),
     "wgmma 1x4": ring(cluster=[1, 4]),

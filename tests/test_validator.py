@@ -17,7 +17,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jinja2 import DictLoader, Environment
 
-from cudal2gen import catalog, compiler, places, validator
+from cudal2gen import catalog, compiler, emulator, places, validator
 from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, revise
 from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, stress_shapes
@@ -298,6 +298,23 @@ def test_one_warp_needs_its_barrier_as_well(library: Path, tmp_path: Path) -> No
     faulty.ptx.write_text("\n".join(lines[:first] + lines[first + 1 :]))
     case, _ = validator.run_case(record, faulty, library, Shape(32, 32, 64), "binary")
     assert any("ldmatrix" in finding for finding in case.findings), case.findings
+
+
+def test_a_descriptor_that_keeps_the_rank_is_noticed(library: Path, tmp_path: Path) -> None:
+    """Above the 18 bits of an address is the rank of the CTA: it falls into the distance between chunks of columns."""
+    record = PATHS["wgmma 2x1 nn, three chunks"]
+    built = compiler.build([record])[0]
+    faulty = compiler.Artifact(tmp_path / "faulty", built.ptxas)
+    shutil.copytree(built.directory, faulty.directory)
+    shape = Shape(record.m, record.n, record.k)
+    assert validator.run_case(record, built, library, shape, "binary")[0].passed
+    unmasked = [mutant for mutant in emulator.mutants(built.ptx.read_text()) if mutant.kind == "unmask"]
+    passed = []
+    for mutant in unmasked:
+        faulty.ptx.write_text(mutant.text)
+        passed.append(validator.run_case(record, faulty, library, shape, "binary")[0].passed)
+    # That of A may pass: it lies along k, where the field is not used.
+    assert False in passed
 
 
 def test_a_refused_launch_is_a_finding(library: Path) -> None:

@@ -73,7 +73,7 @@ def _toy() -> Iterator[None]:
     def copy(e: Emitter, ins: Instr) -> None:
         to, source = ins.operands
         issue = e.bind("issue", flights.issue)
-        e.line(f"{issue}(M, {e.shared(to)}, {e.address(source, 'global')}, {e.lanes()})")
+        e.line(f"{issue}(M, {e.shared(to, 'shared')}, {e.address(source, 'global')}, {e.lanes()})")
 
     @instruction("toy.wait", writes=Writes.MEMORY, mutations=(drop,))
     def wait(e: Emitter, ins: Instr) -> None:

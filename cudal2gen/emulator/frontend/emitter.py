@@ -197,6 +197,9 @@ class Emitter:
         if space in ("global", "const"):
             text = f"M.address_of({op.name!r})"
             return Value(f"({text} + {op.offset})" if op.offset else text, kind, True)
+        if space == "shared" and self.hopper:
+            # It holds the rank of the CTA in its cluster.
+            return Value(f"E.variable({at + op.offset}, {bits // 8})", kind, False)
         return Value(str(at + op.offset), kind, True)
 
     def signed(self, op: Operand, bits: int) -> Value:
@@ -263,6 +266,9 @@ class Emitter:
         bits = 8 * width
         base, offset = op.base, op.offset
         if isinstance(base, Sym):
+            space, at = self.symbols.get(base.name, ("", 0))
+            if space == "shared":
+                return f"K({at + base.offset + offset}, {width})"
             return f"K({self._symbol(Sym(base.name, base.offset + offset), bits).text}, {width})"
         if isinstance(base, Imm):
             return f"K({(base.value + offset) & ((1 << bits) - 1)}, {width})"
@@ -272,9 +278,19 @@ class Emitter:
             return f"K({text}, {width})"
         return f"({v.text} + {offset & ((1 << bits) - 1)})" if offset else v.text
 
-    def shared(self, op: Operand) -> str:
-        """A shared-memory address; generic ones (mapa.u64) lose their window."""
-        return self.address(op, "shared")
+    def shared(self, op: Operand, reach: str = "") -> str:
+        """A shared-memory address as the units take it. ``reach``: the part of the opcode that says how far it goes,
+        ``shared:cluster``, ``shared:cta`` or ``generic``; empty: the first such part of the opcode."""
+        if isinstance(op, Mem) and isinstance(op.base, Sym):
+            return self.address(op, "shared")
+        assert self.current is not None
+        reach = reach or next((p for p in self.current.parts if p.startswith("shared")), "generic")
+        if reach == "generic":
+            return f"N.in_shared({self.address(op, 'generic')}, {self.lanes()})"
+        at = self.address(op, "shared")
+        if not self.hopper:
+            return at
+        return f"E.of_cluster({at})" if reach == "shared:cluster" else f"E.of_cta({at}, {self.lanes()})"
 
     # --- results ---
 

@@ -14,7 +14,7 @@ from enum import Flag
 
 from cudal2gen.emulator.frontend.emitter import Emitter
 from cudal2gen.emulator.frontend.mutations import Mutation
-from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand
+from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Sym, Tensor, Vec
 from cudal2gen.emulator.frontend.registers import registers
 
 INTEGERS = frozenset(("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "b8", "b16", "b32", "b64"))
@@ -174,10 +174,21 @@ def waits(ins: Instr) -> bool:
 
 
 def needs_hopper(ins: Instr) -> bool:
-    """Whether an instruction needs the units of sm_90: its own fact, or an address or scope of the cluster, or a
-    proxy."""
+    """Whether an instruction needs the units of sm_90: its own fact, an address, scope or register of the cluster, or
+    a proxy."""
     form = facts(ins)
-    return (form is not None and form.hopper) or any("cluster" in p or p == "proxy" for p in ins.parts[1:])
+    if (form is not None and form.hopper) or any("cluster" in p or p == "proxy" for p in ins.parts[1:]):
+        return True
+    return any(name.startswith("%cluster") for op in ins.operands for name in registers(op))
+
+
+def symbols(ins: Instr) -> Iterator[str]:
+    """Names of the variables in the operands."""
+    for operand in ins.operands:
+        base = operand.base if isinstance(operand, Mem | Tensor) else operand
+        for item in base.items if isinstance(base, Vec) else (base,):
+            if isinstance(item, Sym):
+                yield item.name
 
 
 def defs_uses(ins: Instr) -> tuple[list[str], list[str]]:

@@ -113,6 +113,18 @@ def weaken(s: Statement) -> Iterator[Change]:
         yield s.become("weaken", re.sub(r"\b\d+\s*;$", f"{pending.value + 1};", s.text))
 
 
+def narrow(s: Statement) -> Iterator[Change]:
+    """The scope of the CTA instead of a larger one."""
+    head, _, rest = s.text.partition(".")
+    op, _, operands = rest.partition(" ")
+    parts = op.rstrip(";").split(".")
+    wide = next((part for part in parts if part in ("cluster", "gpu", "sys", "gl")), None)
+    if wide is None and s.ins.base not in ("atom", "red"):
+        return
+    parts = ["cta" if part == wide else part for part in parts] if wide else ["cta", *parts]
+    yield s.become("narrow", f"{head}.{'.'.join(parts)}{' ' + operands if operands else ';'}")
+
+
 def swap(s: Statement) -> Iterator[Change]:
     """Changes places with the next instruction, unless that branches or commits a group."""
     other = Statement.of(s.source, s.body, s.index + 1)

@@ -16,9 +16,9 @@ from cudal2gen.emulator import arithmetic
 from cudal2gen.emulator.frontend.emitter import HOPPER_UNITS, UNITS, Emitter, Names, unsupported
 from cudal2gen.emulator.frontend.flow.blocks import Block
 from cudal2gen.emulator.frontend.flow.graph import Graph, build
-from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses
+from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses, symbols
 from cudal2gen.emulator.frontend.instructions import facts
-from cudal2gen.emulator.frontend.ptx import Function, Instr, Mem, Module, Reg, Sym, Tensor, Variable, Vec
+from cudal2gen.emulator.frontend.ptx import Function, Instr, Module, Reg, Variable
 from cudal2gen.emulator.frontend.registers import registers
 from cudal2gen.emulator.machine.batch import KernelFunction
 from cudal2gen.emulator.machine.scheduler import BLOCKED, DONE
@@ -47,7 +47,7 @@ class _Layout:
     def __init__(self, module: Module, graph: Graph) -> None:
         self.symbols: dict[str, tuple[str, int]] = {}
         variables = [*module.variables.values(), *graph.variables]
-        mentioned = {sym.name for ins in graph.instructions() for sym in _symbols(ins)}
+        mentioned = {name for ins in graph.instructions() for name in symbols(ins)}
         shared = [v for v in variables if v.space == "shared" and v.name in mentioned]
         # What has no size begins where the static memory ends.
         self.shared_static = self._place(sorted(shared, key=lambda v: v.size == 0), "shared", WINDOW_START, 1)
@@ -309,18 +309,6 @@ def _opcodes(block: Block) -> dict[str, int]:
     out: dict[str, int] = {}
     for ins in [*block.instrs, *([block.last] if block.last is not None else [])]:
         out[ins.op] = out.get(ins.op, 0) + 1
-    return out
-
-
-def _symbols(ins: Instr) -> list[Sym]:
-    out = []
-    for op in ins.operands:
-        if isinstance(op, Sym):
-            out.append(op)
-        elif isinstance(op, Mem | Tensor) and isinstance(op.base, Sym):
-            out.append(op.base)
-        elif isinstance(op, Vec):
-            out += [x for x in op.items if isinstance(x, Sym)]
     return out
 
 

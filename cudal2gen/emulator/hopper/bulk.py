@@ -205,6 +205,8 @@ class Bulk:
             text = f"bulk copy to shared offset {offset}: no multiple of {align}"
             self.batch.report_lane("shared-misaligned", text, site, lane, offset)
             return
+        if to.ranks is None and not self._signals_there(int(to.to[lane]), int(to.bar[lane]), lane, site):
+            return
         ranks = self._receivers(to, lane)
         nbytes = data.size * 16
         if self.counters is not None:
@@ -214,6 +216,13 @@ class Bulk:
         places = self._swizzled(offset, nbytes, span)
         for rank in ranks:
             self._deliver_to(rank, data, offset, places, bar_offset, lane, site, origin)
+
+    def _signals_there(self, address: int, bar_address: int, lane: int, site: int) -> bool:
+        """Does the mbarrier lie in the CTA that receives the data? Reports if not."""
+        if address >> RANK_SHIFT == bar_address >> RANK_SHIFT:
+            return True
+        self.batch.report_lane("cluster", "the mbarrier lies in another CTA than the copy's destination", site, lane)
+        return False
 
     def _deliver_to(
         self,
@@ -256,6 +265,8 @@ class Bulk:
         for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
             offset = (int(address[lane]) & WITHIN) - WINDOW_START
             bar_offset = (int(bar_address[lane]) & WITHIN) - WINDOW_START
+            if not self._signals_there(int(address[lane]), int(bar_address[lane]), lane, site):
+                continue
             bar = self.mbarriers.find(row, bar_offset, np.array([lane]), site)
             if bar is None or not self.shared.fits(offset, offset + width, lane, site):
                 continue
@@ -388,8 +399,8 @@ class Bulk:
                 for tick in group
             ]
             row, index = divmod(warp, self.clocks.warps)
-            clock = np.zeros(self.clocks.columns, np.int64)
-            clock[self.clocks.bulk_column(row, index)] = min(left, default=self.launch.tick)
+            clock = self.clocks.empty()
+            self.clocks.set(clock, self.clocks.bulk_column(row, index), min(left, default=self.launch.tick))
             self.clocks.acquire(np.array([lane for lane in done if lane >> 5 == warp]), clock)
 
     def exited(self, row: int) -> None:

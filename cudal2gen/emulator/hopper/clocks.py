@@ -20,6 +20,11 @@ class ClusterClocks(Clocks):
     cluster barrier, whose tick says that all CTAs have started. An entry is a tick: what that column did before it is
     ordered before the warp that holds the clock. Entries only grow.
 
+    Order has two degrees. What a column did before its entry is *visible*: the warp may read what it wrote. A second
+    entry, ``ended`` columns further, says what has *ended*: what it read before may be overwritten. Within a CTA the
+    two are the same; an arrival of CTA scope at another CTA passes on the second only. Without clusters ``ended`` is 0
+    and there is one entry. Invariant: visible <= ended.
+
     What only some lanes of a warp have learned is kept beside the table, until those lanes synchronise with the others.
     """
 
@@ -33,7 +38,9 @@ class ClusterClocks(Clocks):
         self.bulk = self.wgmma + self.cluster * self.groups
         self.barriers = self.bulk + self.cluster * self.warps
         self.columns = self.barriers + MAX_BARRIERS * self.cluster + 1
-        self.ticks: Array = np.zeros((batch.count, self.warps, self.columns), np.int64)
+        self.started = self.columns - 1
+        self.ended = self.columns if self.cluster > 1 else 0
+        self.ticks: Array = np.zeros((batch.count, self.warps, self.columns + self.ended), np.int64)
         self.table = self.ticks
         # (row, warp) -> lanes (32 bools) and the clock that they alone have learned.
         self.private: dict[tuple[int, int], list[tuple[Array, Array]]] = {}
@@ -41,17 +48,36 @@ class ClusterClocks(Clocks):
         self.first: Array = batch.rank * self.warps
         self.used_barriers: dict[int, int] = {}
         for row in range(batch.count):
-            self.ticks[row, :, self.own(row)] = batch.launch.tick
+            self.set(self.ticks[row], np.arange(self.warps) + self.first[row], batch.launch.tick)
 
     # --- columns ---
+
+    def empty(self) -> Array:
+        """The clock of somebody who knows nothing."""
+        return np.zeros(self.columns + self.ended, np.int64)
+
+    def set(self, clock: Array, columns: int | Array, tick: int) -> None:
+        """What the columns did before the tick is visible to the holder of a clock, or of several (its last axis)."""
+        clock[..., columns] = tick
+        clock[..., columns + self.ended] = tick
+
+    def only_ended(self, clock: Array) -> Array:
+        """A clock that tells what has ended, and shows nothing."""
+        if not self.ended:
+            return self.empty()
+        out = clock.copy()
+        out[: self.ended] = 0
+        return out
 
     def own(self, row: int) -> slice:
         """The columns of a row's warps."""
         first = int(self.first[row])
         return slice(first, first + self.warps)
 
-    def column(self, row: int) -> int:
-        return int(self.first[row])
+    def present(self, row: int, warp: int) -> Array:
+        clock: Array = self.ticks[row, warp].copy()
+        self.set(clock, int(self.first[row]) + warp, self.launch.tick + 1)
+        return clock
 
     def wgmma_column(self, row: int, group: int) -> int:
         """The column of a warpgroup's wgmma."""
@@ -75,11 +101,12 @@ class ClusterClocks(Clocks):
     def horizon(self, row: Array, warp: Array, other: Array) -> Array:
         return np.asarray(self.ticks[row, warp, other + self.first[row]])
 
-    def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int) -> bool:
-        """Is an access of a warp of the same cluster ordered before a warp's present?"""
+    def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
+        """Is an access (``read``: a read) of a warp of the same cluster ordered before a warp's present?"""
         if row // self.cluster != other_row // self.cluster:
             return False
-        return bool(self.ticks[row, warp, self.first[other_row] + other_warp] > tick)
+        column = self.first[other_row] + other_warp + (self.ended if read else 0)
+        return bool(self.ticks[row, warp, column] > tick)
 
     def of(self, lane: int) -> Array:
         """The clock of one lane (not to be changed)."""
@@ -108,13 +135,13 @@ class ClusterClocks(Clocks):
 
     # --- release and acquire ---
 
-    def publish(self, lanes: Array) -> Array:
-        """Everything that the warps of these lanes did and know so far, at a new tick."""
+    def knowledge(self, lanes: Array) -> Array:
+        """What the warps of these lanes know."""
         batch = self.batch
         row, last = int(batch.row_of[lanes[0]]), int(batch.row_of[lanes[-1]])
         if row != last:
             rows = batch.row_of[lanes]
-            clocks = [self.publish(lanes[rows == r]) for r in distinct(rows)]
+            clocks = [self.knowledge(lanes[rows == r]) for r in distinct(rows)]
             return np.asarray(np.maximum.reduce(clocks))
         warps = distinct(batch.warp[lanes])
         clock: Array = self.ticks[row, warps].max(axis=0)
@@ -123,7 +150,14 @@ class ClusterClocks(Clocks):
                 for members, learned in self.private.get((row, int(warp)), ()):
                     if members[batch.lane[lanes[batch.warp[lanes] == warp]]].any():
                         clock = np.maximum(clock, learned)
-        clock[self.first[row] + warps] = batch.launch.tick
+        return clock
+
+    def publish(self, lanes: Array) -> Array:
+        """Everything that the warps of these lanes did and know so far, at a new tick."""
+        batch = self.batch
+        clock = self.knowledge(lanes)
+        warps = distinct(lanes >> 5)
+        self.set(clock, self.first[warps // self.warps] + warps % self.warps, batch.launch.tick)
         return clock
 
     def acquire(self, lanes: Array, clock: Array) -> None:
@@ -149,7 +183,8 @@ class ClusterClocks(Clocks):
 
     def learn(self, row: int, warps: Array, column: int, tick: int) -> None:
         """Warps of a row know that a column's accesses before a tick are over."""
-        self.ticks[row, warps, column] = np.maximum(self.ticks[row, warps, column], tick)
+        for at in {column, column + self.ended}:
+            self.ticks[row, warps, at] = np.maximum(self.ticks[row, warps, at], tick)
 
     def _share(self, met: Array | None) -> None:
         """The lanes of warps (rows, warps: bool; None: all) have synchronised: what one knows, all know."""
@@ -166,7 +201,7 @@ class ClusterClocks(Clocks):
         for row in range(self.batch.count):
             horizon = self.ticks[row]
             best = horizon.max(axis=0)
-            best[self.own(row)] = self.launch.tick
+            self.set(best, np.arange(self.warps) + self.first[row], self.launch.tick)
             horizon[:] = best
 
     def meet(self, row: int, warps: Array, whole: bool) -> None:
@@ -175,7 +210,7 @@ class ClusterClocks(Clocks):
         self._share(met)
         horizon = self.ticks[row]
         best = horizon[warps].max(axis=0)
-        best[self.first[row] + warps] = self.launch.tick
+        self.set(best, self.first[row] + warps, self.launch.tick)
         horizon[warps] = best
         if whole:
             self.base[row] = self.launch.tick
@@ -188,4 +223,6 @@ class ClusterClocks(Clocks):
         if self.private:
             self._share(met)
         rows, warps = np.nonzero(met)
-        self.ticks[rows, warps, warps + self.first[rows]] = self.launch.tick
+        column = warps + self.first[rows]
+        self.ticks[rows, warps, column] = self.launch.tick
+        self.ticks[rows, warps, column + self.ended] = self.launch.tick

@@ -21,7 +21,7 @@ class ClusterBarrier:
         self.generation = 0
         self.arrived: Array = np.zeros(size, bool)
         self.clock: Array | None = None
-        self.done_clock: Array = np.zeros(0, np.int64)
+        self.done_clock: Array | None = None
 
     def describe(self, row: int) -> str:  # noqa: ARG002
         """State in words."""
@@ -59,8 +59,8 @@ class ClusterBarriers:
                 batch.report_lanes("barrier-divergence", text, site, lanes[again])
             self.arrived_at[lanes] = cluster.generation
             cluster.arrived[lanes - members.start] = True
-            if release and self.hazards:
-                clock = self.clocks.publish(lanes)
+            if self.hazards:
+                clock = self.clocks.publish(lanes) if release else self.clocks.only_ended(self.clocks.knowledge(lanes))
                 cluster.clock = clock if cluster.clock is None else np.maximum(cluster.clock, clock)
             self._settle(index)
 
@@ -74,8 +74,8 @@ class ClusterBarriers:
         self.launch.tick += 1
         cluster.generation += 1
         cluster.arrived[:] = False
-        clock = np.zeros(self.clocks.columns, np.int64) if cluster.clock is None else cluster.clock
-        clock[-1] = self.launch.tick
+        clock = self.clocks.empty() if cluster.clock is None else cluster.clock
+        self.clocks.set(clock, self.clocks.started, self.launch.tick)
         cluster.done_clock, cluster.clock = clock, None
         self.launch.version += 1
         free = self.scheduler.asleep(cluster)
@@ -85,7 +85,7 @@ class ClusterBarriers:
 
     def _leave(self, cluster: ClusterBarrier, lanes: Array) -> None:
         self.arrived_at[lanes] = -1
-        if self.hazards:
+        if self.hazards and cluster.done_clock is not None:
             self.clocks.acquire(lanes, cluster.done_clock)
 
     def wait(self, m: Mask, resume: int, site: int) -> Step:

@@ -9,7 +9,14 @@ import numpy as np
 
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.peers import WITHIN, Peers
-from cudal2gen.emulator.memory.shared import WINDOW_START, Access, SharedMemory
+from cudal2gen.emulator.memory.shared import (
+    READ_AFTER_WRITE,
+    WINDOW_START,
+    WRITE_AFTER_READ,
+    WRITE_AFTER_WRITE,
+    Access,
+    SharedMemory,
+)
 from cudal2gen.emulator.state.arrays import SHIFT, Array, Mask, distinct
 from cudal2gen.emulator.state.batch import BatchState
 
@@ -17,6 +24,7 @@ from cudal2gen.emulator.state.batch import BatchState
 RANK_THREADS = 10
 SEVERAL, PSEUDO = 1 << 14, 1 << 15
 ACTOR = (1 << 16) - 1
+NARROW = "they are of different CTAs, and the synchronisation between is of CTA scope only"
 
 
 @lru_cache(maxsize=64)
@@ -73,15 +81,38 @@ class ClusterMemory(SharedMemory):
         ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
         return actor, ticks, self.column_of[actor]
 
-    def _ordered(self, lanes: Array, tags: Array) -> Array:
+    def _degree(self, actor: Array, column: Array, what: str) -> Array:
+        """The columns of the clocks that must be known. What is read, or overwritten by threads, must be visible; what
+        was read, or copied in bulk, must only have ended."""
+        if what == READ_AFTER_WRITE:
+            return column
+        ended = self.cluster_clocks.ended
+        return column + ended if what == WRITE_AFTER_READ else column + ended * (actor >= PSEUDO)
+
+    def _ordered(self, lanes: Array, tags: Array, what: str) -> Array:
         batch, clocks = self.batch, self.cluster_clocks
         actor, ticks, column = self._split(tags)
+        column = self._degree(actor, column, what)
         out: Array = actor == self.actor[lanes].astype(np.int64)
         out |= ticks < clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column]
         if clocks.private and not out.all():
             for i in np.flatnonzero(~out):
                 out[i] = clocks.ordered_privately(int(lanes[i]), int(column[i]), int(ticks[i]))
         return out
+
+    def _report_unordered(
+        self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array
+    ) -> None:
+        """Where order of CTA scope is all there is between two CTAs, that is what is wrong."""
+        if self.cluster_clocks.ended and what != WRITE_AFTER_READ:
+            narrow = bad.copy()
+            narrow[bad] = self._ordered(lane[bad], tags[bad], WRITE_AFTER_READ)
+            if narrow.any():
+                text = f"{what}: {NARROW}"
+                self._report("memory-scope", text, site, lane, rows, offset, narrow, tags)
+                bad = bad & ~narrow
+        if bad.any():
+            super()._report_unordered(what, bad, tags, lane, rows, site, offset)
 
     def _who(self, tag: int, row: int) -> str:
         actor, clocks = tag & ACTOR, self.cluster_clocks
@@ -133,13 +164,7 @@ class ClusterMemory(SharedMemory):
         actor, ticks, columns = self._split(tags)
         clock = self.cluster_clocks.of(lane)
         bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
-        if bad.any():
-            i = int(np.flatnonzero(bad)[0])
-            text = (
-                f"{what} reads after a write without synchronisation between "
-                f"(the other side: {self._who(int(tags[i]), row)})"
-            )
-            self._complain("shared-race", text, site, lane, int(at_of[i]))
+        self._report_race(f"{what} reads", READ_AFTER_WRITE, bad, tags, at_of, lane, row, site)
         generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
             self._check_proxy(tags[generic], lane, at_of[generic], site, f"{what} reads", row)
@@ -187,7 +212,7 @@ class ClusterMemory(SharedMemory):
             rows = np.flatnonzero(reads[reader])
             lane = rows if lanes is None else lanes[rows]
             every = np.ones(len(rows), bool)
-            self._check_order("write after read", every, reads[reader][rows], lane, rows, site, offset)
+            self._check_order(WRITE_AFTER_READ, every, reads[reader][rows], lane, rows, site, offset)
 
     # --- proxies ---
 
@@ -248,8 +273,9 @@ class ClusterMemory(SharedMemory):
         if plain.size:
             tags, where = tags[plain], where[plain]
             actor, ticks, columns = self._split(tags)
-            bad = (ticks >= self.cluster_clocks.of(lane)[columns]) & (actor != int(self.actor[lane]))
-            self._report_race("write after write", bad, tags, where, lane, row, site)
+            horizon = self.cluster_clocks.of(lane)[self._degree(actor, columns, WRITE_AFTER_WRITE)]
+            bad = (ticks >= horizon) & (actor != int(self.actor[lane]))
+            self._report_race("a bulk copy starts", WRITE_AFTER_WRITE, bad, tags, where, lane, row, site)
             generic = (actor < SEVERAL) & ~bad
             if generic.any() and width == 16:
                 self._check_proxy(tags[generic], lane, where[generic], site, "a bulk copy overwrites", row)
@@ -257,18 +283,23 @@ class ClusterMemory(SharedMemory):
     def _check_reads(self, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
         """A bulk copy overwrites what was read under these tags."""
         actor, ticks, columns = self._split(tags)
-        horizon = self.cluster_clocks.of(lane)[columns]
+        horizon = self.cluster_clocks.of(lane)[self._degree(actor, columns, WRITE_AFTER_READ)]
         bad = (tags != 0) & (ticks >= horizon) & (actor != int(self.actor[lane]))
-        self._report_race("write after read", bad, tags, at, lane, row, site)
+        self._report_race("a bulk copy starts", WRITE_AFTER_READ, bad, tags, at, lane, row, site)
 
-    def _report_race(self, what: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
-        if bad.any():
-            i = int(np.flatnonzero(bad)[0])
-            text = (
-                f"a bulk copy starts: {what} without synchronisation between "
-                f"(the other side: {self._who(int(tags[i]), row)})"
-            )
-            self._complain("shared-race", text, site, lane, int(at[i]))
+    def _report_race(
+        self, event: str, what: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int
+    ) -> None:
+        """An asynchronous access that is not ordered behind the ``bad`` ones."""
+        if not bad.any():
+            return
+        i = int(np.flatnonzero(bad)[0])
+        _, ticks, columns = self._split(tags[i : i + 1])
+        clocks = self.cluster_clocks
+        narrow = bool(clocks.ended) and int(ticks[0]) < int(clocks.of(lane)[columns[0] + clocks.ended])
+        kind, why = ("memory-scope", f": {NARROW}") if narrow else ("shared-race", " without synchronisation between")
+        text = f"{event}: {what}{why} (the other side: {self._who(int(tags[i]), row)})"
+        self._complain(kind, text, site, lane, int(at[i]))
 
     def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
         """A copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""
@@ -278,6 +309,12 @@ class ClusterMemory(SharedMemory):
         self.launch.version += 1
 
     # --- other CTAs ---
+
+    def of_cta(self, address: Array, m: Mask, site: int) -> Array:
+        return self.peers.of_cta(address, m, site)
+
+    def of_cluster(self, address: Array) -> Array:
+        return self.peers.of_cluster(address)
 
     def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
         lanes = self.batch.lanes(m)

@@ -14,7 +14,9 @@ from cudal2gen.emulator.memory.copies import AsyncCopies
 from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import Array, Mask, Scalar, distinct
 from cudal2gen.emulator.state.batch import BatchState
+from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
 
+# Arrivals, and bytes that a phase may have to wait for.
 MAX_COUNT = (1 << 20) - 1
 # Puts the data of a copy in place, readable for whoever knows this tick of the mbarrier's column.
 Landing = Callable[[int], None]
@@ -24,17 +26,18 @@ class MBarrier:
     """One mbarrier object.
 
     ``phase`` counts completed phases; ``pending`` arrivals and ``bytes`` (expected minus arrived) are those of the
-    current one, of which ``count`` arrivals are expected. ``clock`` is what the arrivals of the current phase release,
-    ``done_clock`` what those of the last completed one did.
+    current one, of which ``count`` arrivals are expected. ``clocks`` are what the arrivals of the current phase release
+    to an acquire of CTA scope, and what more to one of cluster scope; ``done_clocks`` what those of the last completed
+    one did.
 
     Data lands as late as the model allows. ``flights`` are the copies of the current phase; when it completes they
     become ``landing``, and they land when the first thread has waited for that phase. Invariants: a lane that has not
     waited never reads landed data; a phase completes only with pending == bytes == 0; 0 <= pending <= count unless
-    cp.async arrivals have raised it; ``done_clock[column] == done_tick``.
+    cp.async arrivals have raised it; ``done_clocks[CTA][column] == done_tick``.
     """
 
     __slots__ = (
-        "bytes", "clock", "column", "count", "done_clock", "done_tick", "fenced", "flights", "init_lane", "init_tick",
+        "bytes", "clocks", "column", "count", "done_clocks", "done_tick", "fenced", "flights", "init_lane", "init_tick",
         "landing", "offset", "pending", "phase", "row", "trusted",
     )  # fmt: skip
 
@@ -44,13 +47,18 @@ class MBarrier:
         # The tick of a fence that makes the initialisation visible to the cluster and the asynchronous proxy.
         self.fenced = 0
         self.pending, self.bytes, self.phase = count, 0, 0
-        self.clock: Array | None = None
-        self.done_clock: Array | None = None
+        self.clocks: dict[Scope, Array] = {}
+        self.done_clocks: dict[Scope, Array] = {}
         self.done_tick = 0
         self.flights: list[Landing] = []
         self.landing: list[Landing] = []
         # Warps that are known to see the initialisation; -1: the asynchronous proxy.
         self.trusted: set[int] = set()
+
+    def release(self, scope: Scope, clock: Array) -> None:
+        """An arrival passes a clock on to acquires of a scope."""
+        old = self.clocks.get(scope)
+        self.clocks[scope] = clock if old is None else np.maximum(old, clock)
 
     def passed(self, token: int, parity: bool) -> bool:
         """Is the phase of this parity (or this state) complete?"""
@@ -83,6 +91,8 @@ class MBarriers:
         # Per lane: the result of its last try_wait, and whether that ended by its time limit, in an adverse order.
         self.results: Array = np.zeros(batch.size, bool)
         self.timed_out: Array = np.zeros(batch.size, bool)
+        # Per lane: the scope of its last try_wait, and whether that acquires.
+        self.orders: Array = np.zeros(batch.size, np.int64)
         # Something has happened since sleepers were last woken by their time limit.
         self.progress = True
         scheduler.alarms.append(self._expire)
@@ -204,11 +214,11 @@ class MBarriers:
         expected: Array | None,
         m: Mask,
         site: int,
-        release: bool = True,
+        order: int = Scope.CTA | ORDERS,
         drop: bool = False,
     ) -> Array:
-        """mbarrier.arrive by every lane, after expect_tx of ``expected`` bytes. ``drop``: later phases expect that much
-        less. Returns the states (uint64)."""
+        """mbarrier.arrive by every lane, after expect_tx of ``expected`` bytes. ``order``: its scope, and whether it
+        releases. ``drop``: later phases expect that much less. Returns the states (uint64)."""
         states = np.zeros(self.batch.size, np.uint64)
         groups = list(self._groups(address, m, site))
         # What the lanes did before is older than this tick, what they do next is not.
@@ -217,17 +227,31 @@ class MBarriers:
             bar = self.find(row, offset, lanes, site)
             if bar is None:
                 continue
-            clock = self.clocks.publish(lanes) if release and self.hazards else None
+            if self.hazards:
+                # Released with the group's first arrival: a phase that another lane completes must carry it.
+                self._release(bar, lanes, order)
             for lane in lanes:
                 states[lane] = bar.phase
                 if expected is not None:
-                    bar.bytes += int(expected[lane])
-                if clock is not None:
-                    # Released with the group's first arrival: a phase that another lane completes must carry it.
-                    bar.clock = clock if bar.clock is None else np.maximum(bar.clock, clock)
-                    clock = None
+                    self._add_bytes(bar, int(expected[lane]), lanes, site)
                 self._count_down(bar, count if isinstance(count, int) else int(count[lane]), drop, lanes, site)
         return states
+
+    def _release(self, bar: MBarrier, lanes: Array, order: int) -> None:
+        """What an arrival passes on: to acquires in its own CTA all, to those in another one only by cluster scope.
+        Whatever its scope, waiting for it shows that what the lanes had waited for has ended, and by a release all that
+        they did."""
+        clocks, scope = self.clocks, scope_of(order)
+        near = self.batch.row_of[lanes] == bar.row
+        for some, reach in ((lanes[near], Scope.CTA), (lanes[~near], Scope.CLUSTER)):
+            if not some.size:
+                continue
+            clock = clocks.publish(some) if order & ORDERS else clocks.knowledge(some)
+            visible = clock if order & ORDERS else self.shared.fenced_by(some, reach)
+            if visible is not None and scope >= reach:
+                bar.release(reach, visible)
+            if visible is not clock or reach > Scope.CTA:
+                bar.release(Scope.CTA, clocks.only_ended(clock))
 
     def _count_down(self, bar: MBarrier, n: int, drop: bool, lanes: Array, site: int) -> None:
         """``n`` arrivals."""
@@ -262,7 +286,14 @@ class MBarriers:
     def expect(self, address: Array, expected: Array, m: Mask, site: int) -> None:
         """mbarrier.expect_tx."""
         for bar, lanes in self._each(address, m, site):
-            bar.bytes += int(expected[lanes].astype(np.int64).sum())
+            self._add_bytes(bar, int(expected[lanes].astype(np.int64).sum()), lanes, site)
+
+    def _add_bytes(self, bar: MBarrier, nbytes: int, lanes: Array, site: int) -> None:
+        """More bytes are expected in the present phase."""
+        bar.bytes += nbytes
+        if bar.bytes > MAX_COUNT:
+            text = f"{bar.bytes} bytes expected at the mbarrier at shared offset {bar.offset}, {MAX_COUNT} are possible"
+            self.batch.report_lanes("mbarrier", text, site, lanes, bar.offset)
 
     def complete(self, address: Array, done: Array, m: Mask, site: int) -> None:
         """mbarrier.complete_tx."""
@@ -287,9 +318,10 @@ class MBarriers:
             return
         self.launch.tick += 1
         bar.done_tick = self.launch.tick
-        clock = bar.clock if bar.clock is not None else np.zeros(self.clocks.columns, np.int64)
-        clock[bar.column] = bar.done_tick
-        bar.done_clock, bar.clock = clock, None
+        clock = bar.clocks.get(Scope.CTA)
+        clock = self.clocks.empty() if clock is None else clock.copy()
+        self.clocks.set(clock, bar.column, bar.done_tick)
+        bar.done_clocks, bar.clocks = bar.clocks | {Scope.CTA: clock}, {}
         # Copies of an earlier phase that nobody waited for stay in front: they land first, with this tick.
         bar.landing += bar.flights
         bar.flights = []
@@ -305,22 +337,34 @@ class MBarriers:
                 free |= sleeper.mask
         if free.any():
             lanes = np.flatnonzero(free)
-            self._acquire(bar, lanes)
+            for order in distinct(np.sort(self.orders[lanes])):
+                self._acquire(bar, lanes[self.orders[lanes] == order], int(order))
             self.results[lanes] = True
             self.timed_out[lanes] = False
             self.scheduler.release(bar, free)
 
-    def _acquire(self, bar: MBarrier, lanes: Array) -> None:
-        """The lanes have seen the last phase complete: its data lands, and they know what its arrivals released."""
+    def _acquire(self, bar: MBarrier, lanes: Array, order: int) -> None:
+        """The lanes have seen the last phase complete: its data lands, and they know what its arrivals released, as far
+        as the scope of their wait reaches; by a relaxed wait, what has ended, and with a fence behind it the rest."""
         landing, bar.landing = bar.landing, []
         for land in landing:
             land(bar.done_tick)
-        if self.hazards and bar.done_clock is not None:
-            self.clocks.acquire(lanes, bar.done_clock)
+        if not self.hazards:
+            return
+        for scope, clock in bar.done_clocks.items():
+            if scope > scope_of(order):
+                continue
+            if order & ORDERS:
+                self.clocks.acquire(lanes, clock)
+            else:
+                self.clocks.acquire(lanes, self.clocks.only_ended(clock))
+                self.shared.learn(lanes, scope, clock)
 
-    def try_wait(self, address: Array, token: Array, parity: bool, m: Mask, resume: int, site: int) -> Step:
-        """mbarrier.try_wait: lanes whose phase is not complete sleep; in an adverse order only when they try again."""
+    def try_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, resume: int, site: int) -> Step:
+        """mbarrier.try_wait: lanes whose phase is not complete sleep; in an adverse order only when they try again.
+        ``order``: its scope, and whether it acquires."""
         batch = self.batch
+        self.orders[batch.lanes(m)] = order
         if self.launch.counters is not None:
             waiting = batch.running(m).reshape(-1, 32).any(axis=1)
             self.launch.counters.mbarrier_waits += int(waiting.sum())
@@ -331,7 +375,7 @@ class MBarriers:
                 self.results[lanes] = True
                 self.timed_out[lanes] = False
                 if bar is not None and bar.phase:
-                    self._acquire(bar, lanes)
+                    self._acquire(bar, lanes, order)
                 continue
             if self.launch.options.adverse and not self.timed_out[lanes].all():
                 self.results[lanes] = False
@@ -351,7 +395,7 @@ class MBarriers:
             return self.scheduler.next(resume, awake)
         return self.scheduler.pick()
 
-    def test_wait(self, address: Array, token: Array, parity: bool, m: Mask, site: int) -> Array:
+    def test_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, site: int) -> Array:
         """mbarrier.test_wait: is the phase complete now? (bool per lane)"""
         out = np.zeros(self.batch.size, bool)
         for row, offset, phase, lanes in self._groups(address, m, site, token & 1 if parity else token):
@@ -359,7 +403,7 @@ class MBarriers:
             if bar is None or bar.passed(phase, parity):
                 out[lanes] = True
                 if bar is not None and bar.phase:
-                    self._acquire(bar, lanes)
+                    self._acquire(bar, lanes, order)
         return out
 
     def waited(self) -> Array:

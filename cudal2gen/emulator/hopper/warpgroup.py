@@ -285,6 +285,9 @@ class Warpgroups:
             start = self.starts[q]
             row = start // batch.width
             descriptor = int(descriptors[start])
+            if (descriptors[start : start + 128] != descriptors[start]).any():
+                text = "the threads of a warpgroup have different descriptors of one operand"
+                batch.report_lanes("wgmma-descriptor", text, site, np.arange(start, start + 128))
             slot_of.append(slots.setdefault((row, descriptor), len(slots)))
             offsets = self._pattern(descriptor, rows, along)
             if not shared.fits(int(offsets.min()), int(offsets.max()) + 16, start, site):

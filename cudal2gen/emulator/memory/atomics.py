@@ -17,13 +17,13 @@ from cudal2gen.emulator.state.batch import BatchState
 
 class AtomicKind(NamedTuple):
     """What an atomic does: the operation (``add``, ``cas``, ...), its PTX type, the state space (``generic``: told by
-    the address), and whether it acquires and releases."""
+    the address), and its scope with whether it acquires (``read``) and releases (``write``), as of ``state.scopes``."""
 
     op: str
     kind: str
     space: str
-    acquire: bool
-    release: bool
+    read: int
+    write: int
 
 
 class Atomics:
@@ -35,20 +35,18 @@ class Atomics:
     def apply(self, form: AtomicKind, address: Array, value: Array, compare: Array | None, m: Mask, site: int) -> Array:
         """Read, modify, write, in lane order. ``compare``: of cas. Returns the old values."""
         batch, width = self.batch, value.dtype.itemsize
-        if form.release:
-            self.device.fence(m)
         space = form.space
         if space == "generic":
             # One instruction names one space.
             first = int(address[batch.lanes(m)[0]])
             space = "shared" if first >> 56 == 1 else "global"
             if space == "shared":
-                address = (address & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+                address = self.shared.of_cluster((address & np.uint64(0xFFFFFFFF)).astype(np.uint32))
         if space == "shared":
-            access = self.shared.touch(address, width, m, site)
+            access = self.shared.touch(address, width, m, site, form.read, form.write)
             view = self.shared.views[width]
         else:
-            access = self.device.touch(address, width, m, site, form.acquire)
+            access = self.device.touch(address, width, m, site, form.read, form.write)
             view = self.device.arena.views[width]
         if access is None:
             return batch.poison(width)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from cudal2gen.emulator.memory.arena import Buffer
 from cudal2gen.emulator.memory.device_hazards import DeviceHazards
 from cudal2gen.emulator.memory.device_state import DeviceState
+from cudal2gen.emulator.memory.flags import Side
+from cudal2gen.emulator.memory.order import Clock
 from cudal2gen.emulator.memory.shared import SharedMemory
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
+from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
 
 _ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
 # A buffer, and which elements of an access lie in it (None: all).
@@ -108,7 +113,7 @@ class DeviceMemory:
     # --- accesses ---
 
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
-        """Global load, ``width`` bytes per lane. ``strong``: 1 relaxed or volatile, 2 acquire."""
+        """Global load, ``width`` bytes per lane. ``strong``: scope and acquire, as ``state.scopes`` counts; 0: weak."""
         access = self.locate(address, width, m, site)
         if access is None:
             return self.batch.poison(width)
@@ -120,14 +125,14 @@ class DeviceMemory:
         for buffer, part in places:
             if buffer.written is not None or buffer.role != "input":
                 some, at = self._part(lanes, offset, part)
-                self.hazards.before_read(buffer, some, at, width, site, strong > 0)
+                self.hazards.before_read(buffer, some, at, width, site, strong)
         if strong and self.state.order.active:
             self._flags(lanes, offset, strong, read=True)
         values: Array = self.arena.views[width][offset >> SHIFT[width]]
         return values if lanes is None else self.batch.spread(values, lanes, width)
 
     def store(self, address: Array, value: Array, width: int, m: Mask, site: int, strong: int = 0) -> None:
-        """Global store. ``strong``: 1 relaxed or volatile, 2 release."""
+        """Global store. ``strong``: scope and release, as ``state.scopes`` counts; 0: weak."""
         access = self.locate(address, width, m, site)
         if access is None:
             return
@@ -141,18 +146,18 @@ class DeviceMemory:
         for buffer, part in places:
             some, at = self._part(lanes, offset, part)
             new = value if part is None else value[part]
-            self.hazards.before_write(buffer, some, at, width, site, new, strong > 0)
+            self.hazards.before_write(buffer, some, at, width, site, new, strong)
             self.mark(buffer, at, width)
-        if strong:
-            if strong > 1:
-                self.fence(m)
-            if self.state.order.active:
-                self._flags(lanes, offset, strong, write=True)
+        if strong and (self.state.order.active or strong & ORDERS):
+            self._flags(lanes, offset, strong, write=True)
         self.arena.views[width][offset >> SHIFT[width]] = value
         self.launch.version += 1
 
-    def touch(self, address: Array, width: int, m: Mask, site: int, acquire: bool) -> tuple[Array, Array] | None:
-        """(lanes, element index) of a read-modify-write, checked and tagged; the caller performs it."""
+    def touch(
+        self, address: Array, width: int, m: Mask, site: int, read: int, write: int
+    ) -> tuple[Array, Array] | None:
+        """(lanes, element index) of a read-modify-write, checked and tagged; the caller performs it. ``read``,
+        ``write``: the scope of both, and whether it acquires and releases."""
         access = self.locate(address, width, m, site)
         if access is None:
             return None
@@ -165,13 +170,13 @@ class DeviceMemory:
             self.counters.memory("atom.global", self.batch.size, offset, lanes, width)
         for buffer, part in places:
             some, at = (lanes, offset) if part is None else (lanes[part], offset[part])
-            self.hazards.before_atomic(buffer, some, at, width, site)
+            self.hazards.before_atomic(buffer, some, at, width, site, write)
             self.mark(buffer, at, width)
-        if self.state.order.active:
+        if self.state.order.active or (read | write) & ORDERS:
             # Read first, then write, lane by lane: a later lane may see the earlier one's release.
-            strong = 2 if acquire else 1
             for i in range(len(lanes)):
-                self._flags(lanes[i : i + 1], offset[i : i + 1], strong, read=True, write=True, keep=True)
+                self._flags(lanes[i : i + 1], offset[i : i + 1], read, read=True)
+                self._flags(lanes[i : i + 1], offset[i : i + 1], write, write=True, keep=True)
         return lanes, offset >> SHIFT[width]
 
     def _part(self, lanes: Array | None, offset: Array, part: Array | None) -> tuple[Array | None, Array]:
@@ -203,22 +208,35 @@ class DeviceMemory:
         keep: bool = False,
     ) -> None:
         batch, order = self.batch, self.state.order
+        scope, orders = scope_of(strong), bool(strong & ORDERS)
+        present: dict[tuple[int, int], Clock] = {}
+        if write and orders and self.launch.options.hazards:
+            writers = None if lanes is None else np.isin(batch.everyone, lanes)
+            for row, warp, its_lanes, horizon in self._warps(writers):
+                cta = int(batch.ctas[row])
+                present[cta, warp] = order.present(cta, warp, its_lanes, horizon, self.launch.tick)
+            self.launch.tick += 1
         for i, at in enumerate(offset):
             lane = i if lanes is None else int(lanes[i])
             cta, warp = int(batch.ctas[batch.row_of[lane]]), int(batch.warp[lane])
+            side = Side(cta, self.launch.cluster_of(cta))
             if read:
-                order.read_flag(int(at), cta, warp, strong > 1)
+                order.read_flag(int(at), side, warp, scope, orders)
             if write:
-                order.write_flag(int(at), cta, warp, keep)
+                order.write_flag(int(at), side, warp, scope, keep, present.get((cta, warp)))
 
-    def fence(self, m: Mask) -> None:
-        """membar.gl / fence at GPU scope or wider."""
+    def _warps(self, m: Mask) -> Iterator[tuple[int, int, Array, Array]]:
+        """(row, warp, its threads in the mask, what it knows of every thread of its CTA)."""
         batch = self.batch
-        if not self.launch.options.hazards:
-            return
         mask = batch.running(m).reshape(batch.count, batch.warps_per_cta, 32)
         for row, warp in zip(*np.nonzero(mask.any(axis=2)), strict=True):
             lanes = np.flatnonzero(mask[row, warp]) + 32 * warp
-            horizon = self.clocks.horizon_of_threads(int(row), int(warp))
-            self.state.order.fence(int(batch.ctas[row]), int(warp), lanes, horizon, self.launch.tick)
-        self.shared.fence(m)
+            yield int(row), int(warp), lanes, self.clocks.horizon_of_threads(int(row), int(warp))
+
+    def fence(self, m: Mask, scope: Scope) -> None:
+        """A fence of all memory."""
+        if not self.launch.options.hazards:
+            return
+        for row, warp, lanes, horizon in self._warps(m):
+            self.state.order.fence(int(self.batch.ctas[row]), warp, lanes, horizon, self.launch.tick, scope)
+        self.shared.fence(m, scope)

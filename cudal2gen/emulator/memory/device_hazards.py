@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import numpy as np
 
 from cudal2gen.emulator.memory.arena import Buffer
-from cudal2gen.emulator.memory.device_state import ATOMIC, THREAD, TICK_SHIFT, DeviceState
+from cudal2gen.emulator.memory.device_state import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, DeviceState
 from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
+from cudal2gen.emulator.state.scopes import Scope, scope_of
 
 
 class DeviceHazards:
@@ -21,27 +25,47 @@ class DeviceHazards:
         self.row_of_cta = {int(cta): row for row, cta in enumerate(batch.ctas)}
 
     def before_read(
-        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, strong: bool
+        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, strong: int
     ) -> None:
-        """A read of ``width`` bytes; ``strong`` reads do not race with strong writes."""
-        relative = offset - buffer.start
-        self._check_written(buffer, lanes, relative, width, site)
+        """A read of ``width`` bytes; ``strong`` reads do not race with strong writes that their scope reaches."""
+        self._check_written(buffer, lanes, offset - buffer.start, width, site)
         if not self.hazards:
             return
-        tags = self.state.tags(buffer)
         if lanes is None:
             lanes = self.batch.everyone
-        stamp = self.batch.gthread[lanes] | self._stamp(strong)
-        granules = relative // self.state.granule
-        for k in range(max(1, width // self.state.granule)):
-            touched = granules + k
-            old = tags.written[touched]
-            if old.any():
-                bad = self._unordered(lanes, old, strong) & (old != 0)
-                if bad.any():
-                    self._race("read after write by a thread", site, lanes, offset, old, bad)
-                    break
+        tags = self.state.tags(buffer)
+        stamp = self._stamp(lanes, strong)
+        for touched in self._granules(buffer, offset, width):
+            if self._check_order("read after write", tags.written[touched], lanes, offset, site, strong):
+                break
             tags.read[touched] = stamp
+
+    def _granules(self, buffer: Buffer, offset: Array, width: int) -> Iterator[Array]:
+        """Per granule of an access, its number in the buffer for every lane."""
+        first = (offset - buffer.start) // self.state.granule
+        for k in range(max(1, width // self.state.granule)):
+            yield first + k
+
+    def _check_order(
+        self,
+        what: str,
+        tags: Array,
+        lanes: Array,
+        offset: Array,
+        site: int,
+        strong: int,
+        differs: Callable[[], Array] | None = None,
+    ) -> bool:
+        """Report accesses that do not come after the tagged ones. ``differs``: which of them change what is there;
+        others race with nobody."""
+        if not tags.any():
+            return False
+        bad = self._unordered(lanes, tags, strong, what == "write after read") & (tags != 0)
+        if bad.any() and differs is not None:
+            bad &= differs()
+        if bad.any():
+            self._race(what, site, lanes, offset, tags, bad)
+        return bool(bad.any())
 
     def _check_written(self, buffer: Buffer, lanes: Array | None, relative: Array, width: int, site: int) -> None:
         if buffer.written is None:
@@ -54,7 +78,7 @@ class DeviceHazards:
                 "reads memory that nobody has written", lanes, relative + buffer.start, defined == 0, site, True
             )
 
-    def before_atomic(self, buffer: Buffer, lanes: Array, offset: Array, width: int, site: int) -> None:
+    def before_atomic(self, buffer: Buffer, lanes: Array, offset: Array, width: int, site: int, strong: int) -> None:
         """A read-modify-write."""
         if buffer.written is not None:
             undefined = buffer.written[offset - buffer.start] == 0
@@ -62,7 +86,13 @@ class DeviceHazards:
                 self._report_unwritten(
                     "atomic on memory that nobody has written", lanes, offset, undefined, site, False
                 )
-        self.before_write(buffer, lanes, offset, width, site, None, True)
+        self.before_write(buffer, lanes, offset, width, site, None, strong)
+        if self.hazards and scope_of(strong) < Scope.GPU:
+            # Lanes of several CTAs may have changed one place in this very instruction.
+            for touched in self._granules(buffer, offset, width):
+                self._check_order(
+                    "write after write", self.state.tags(buffer).written[touched], lanes, offset, site, strong
+                )
 
     def _report_unwritten(
         self, text: str, lanes: Array | None, offset: Array, bad: Array, site: int, doubtful: bool
@@ -82,39 +112,30 @@ class DeviceHazards:
         width: int,
         site: int,
         value: Array | None,
-        strong: bool,
+        strong: int,
     ) -> None:
         """A write of ``value`` (None: not known yet). Writing what is already there races with nobody."""
-        relative = offset - buffer.start
         self._check_allowed(buffer, lanes, offset, width, site)
         if not self.hazards:
             return
         tags = self.state.tags(buffer)
         if lanes is None:
             lanes = self.batch.everyone
-        stamp = self.batch.gthread[lanes] | self._stamp(strong)
-        granules = relative // self.state.granule
+        stamp = self._stamp(lanes, strong)
         shared_places = False
-        for k in range(max(1, width // self.state.granule)):
-            touched = granules + k
-            for old, what in (
-                (tags.written[touched], "write after write by a thread"),
-                (tags.read[touched], "write after read by a thread"),
-            ):
-                if old.any():
-                    bad = self._unordered(lanes, old, strong) & (old != 0)
-                    if bad.any() and value is not None:
-                        bad &= self._bytes_differ(offset, value, width)
-                    if bad.any():
-                        self._race(what, site, lanes, offset, old, bad)
-                        break
+        differs = None if value is None else partial(self._bytes_differ, offset, value, width)
+        for touched in self._granules(buffer, offset, width):
+            for old, what in ((tags.written, "write after write"), (tags.read, "write after read")):
+                if self._check_order(what, old[touched], lanes, offset, site, strong, differs):
+                    break
             tags.written[touched] = stamp
             shared_places = shared_places or (value is not None and bool((tags.written[touched] != stamp).any()))
         if shared_places and value is not None:
             self._check_duplicates(lanes, offset, value, width, site)
 
-    def _stamp(self, strong: bool) -> int:
-        return (self.launch.tick << TICK_SHIFT) | (ATOMIC if strong else 0)
+    def _stamp(self, lanes: Array, strong: int) -> Array:
+        scope = scope_of(strong) if strong else 0
+        return np.asarray(self.batch.gthread[lanes] | self.launch.tick << TICK_SHIFT | scope << SCOPE_SHIFT)
 
     def _check_allowed(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
         batch, arena = self.batch, self.state.arena
@@ -131,17 +152,17 @@ class DeviceHazards:
                 text = f"writes outside the declared region: {arena.describe(at)}"
                 batch.report_lanes("outside-region", text, site, bad if lanes is None else lanes[bad], at)
 
-    def _unordered(self, lanes: Array, tags: Array, strong: bool) -> Array:
-        """Which of these tagged accesses race with what the lanes do now?
+    def _unordered(self, lanes: Array, tags: Array, strong: int, reads: bool) -> Array:
+        """Which of these tagged accesses (``reads``: they read) race with what the lanes do now?
 
-        An access is ordered if it is the lane's own, if both are strong, or if its thread's tick is known: within a CTA
-        and a cluster by the clocks, elsewhere by fences and flags.
+        An access is ordered if it is the lane's own, if both are strong and their scopes reach each other, or if its
+        thread's tick is known: within a CTA and a cluster by the clocks, elsewhere by fences and flags.
         """
         batch = self.batch
         thread = tags & THREAD
         bad: Array = thread != batch.gthread[lanes]
-        if strong:
-            bad &= (tags & ATOMIC) == 0
+        if strong and bad.any():
+            bad &= ~self._morally_strong(lanes, tags, thread, scope_of(strong))
         if not bad.any():
             return bad
         todo = np.flatnonzero(bad)
@@ -160,15 +181,27 @@ class DeviceHazards:
                 if row is not None:
                     lane = mine[i]
                     ordered[i] = self.clocks.ordered_in_cluster(
-                        int(batch.row_of[lane]), int(batch.warp[lane]), row, int(local[i] >> 5), int(tick[i])
+                        int(batch.row_of[lane]), int(batch.warp[lane]), row, int(local[i] >> 5), int(tick[i]), reads
                     )
         if self.state.order.active:
             self._by_flags(ordered, own, mine, cta, local, tick, strong)
         bad[todo[ordered]] = False
         return bad
 
+    def _morally_strong(self, lanes: Array, tags: Array, thread: Array, scope: Scope) -> Array:
+        """Which tagged accesses are strong, of scopes that reach the lanes, as the lanes' scope reaches them?"""
+        reach = np.minimum(tags >> SCOPE_SHIFT & SCOPE, int(scope))
+        out: Array = reach >= Scope.GPU
+        rest = np.flatnonzero((reach > 0) & ~out)
+        if rest.size:
+            other, own = thread[rest] // self.batch.width, self.batch.ctas[self.batch.row_of[lanes[rest]]]
+            cluster_of = self.launch.cluster_of
+            near = np.array([cluster_of(int(a)) == cluster_of(int(b)) for a, b in zip(other, own, strict=True)], bool)
+            out[rest] = (other == own) | (near & (reach[rest] >= Scope.CLUSTER))
+        return out
+
     def _by_flags(
-        self, ordered: Array, own: Array, mine: Array, cta: Array, local: Array, tick: Array, strong: bool
+        self, ordered: Array, own: Array, mine: Array, cta: Array, local: Array, tick: Array, strong: int
     ) -> None:
         """Mark what fences and flags order, warp by warp."""
         batch, order = self.batch, self.state.order
@@ -179,7 +212,7 @@ class DeviceHazards:
         for key in np.unique(keys):
             some = rest[keys == key]
             warp = int(batch.warp[mine[some[0]]])
-            ordered[some] = order.ordered(int(own[some[0]]), warp, cta[some], local[some], tick[some], strong)
+            ordered[some] = order.ordered(int(own[some[0]]), warp, cta[some], local[some], tick[some], strong > 0)
 
     def _race(self, what: str, site: int, lanes: Array, offset: Array, tags: Array, bad: Array) -> None:
         batch, arena = self.batch, self.state.arena
@@ -190,7 +223,7 @@ class DeviceHazards:
         relation = "in the same CTA" if where == batch.cta_index(int(batch.row_of[lanes[first]])) else "in another CTA"
         batch.report_lanes(
             "global-race",
-            f"{what} {relation}, with no barrier or release and acquire between: {arena.describe(at)} "
+            f"{what} by a thread {relation}, with no barrier or release and acquire between: {arena.describe(at)} "
             f"(the other side: CTA {where}, thread {thread})",
             site,
             lanes[bad],

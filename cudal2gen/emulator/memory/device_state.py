@@ -8,10 +8,10 @@ from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.memory.order import GlobalOrder
 from cudal2gen.emulator.state.arrays import Array
 
-# A tag is tick << 33 | atomic << 32 | thread of the launch; 0: untouched in this launch.
+# A tag is tick << 34 | scope of a strong access (0: weak) << 32 | thread of the launch; 0: untouched in this launch.
 THREAD = (1 << 32) - 1
-ATOMIC = 1 << 32
-TICK_SHIFT = 33
+SCOPE_SHIFT, SCOPE = 32, 3
+TICK_SHIFT = 34
 
 
 class Tags:

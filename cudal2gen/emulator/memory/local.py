@@ -59,12 +59,12 @@ class Parameters:
     def load(self, address: Array, width: int, m: Mask, site: int) -> Array:
         """Parameters at offsets that differ per lane."""
         offsets = address.astype(np.int64)
-        bad = (offsets < 0) | (offsets + width > len(self.block))
+        bad = (offsets < 0) | (offsets + width > len(self.block)) | (offsets & (width - 1) != 0)
         if m is not None:
             bad &= m
         if bad.any():
             lanes = np.flatnonzero(bad)
-            text = f"reads at byte {int(offsets[lanes[0]])} of {len(self.block)} bytes of kernel parameters"
+            text = f"reads {width} bytes at byte {int(offsets[lanes[0]])} of {len(self.block)} of kernel parameters"
             self.batch.report_lanes("global-out-of-bounds", text, site, lanes)
         raw = np.frombuffer(self.block.ljust(-(-len(self.block) // 16) * 16 + 16, b"\0"), np.uint8)
         offsets = np.clip(offsets, 0, len(raw) - width)
@@ -90,6 +90,16 @@ class GenericMemory:
             if mask.any():
                 yield space, mask
 
+    def in_shared(self, address: Array, m: Mask, site: int) -> Array:
+        """A generic operand that must lie in the shared memory of the lane's CTA."""
+        lanes = self.batch.lanes(m)
+        outside = (address[lanes] >> _TO_WINDOW) != Window.SHARED
+        if outside.any():
+            first = int(address[lanes[outside][0]])
+            text = f"the generic address {first:#x} is not of shared memory"
+            self.batch.report_lanes("shared-out-of-bounds", text, site, lanes[outside])
+        return self.shared.of_cta((address & _LOW).astype(np.uint32), m, site)
+
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
         """``width`` bytes per lane. ``strong``: as of ``DeviceMemory.load``."""
         if m is None and not (address >> _TO_WINDOW).any():
@@ -98,7 +108,7 @@ class GenericMemory:
         low = address & _LOW
         for space, mask in self._spaces(address, m):
             if space is Window.SHARED:
-                values = self.shared.load(low.astype(np.uint32), width, mask, site)
+                values = self.shared.load(self.shared.of_cluster(low.astype(np.uint32)), width, mask, site)
             elif space is Window.LOCAL:
                 values = self.local.load(low, width, mask, site)
             elif space is Window.PARAM:
@@ -116,7 +126,7 @@ class GenericMemory:
         low = address & _LOW
         for space, mask in self._spaces(address, m):
             if space is Window.SHARED:
-                self.shared.store(low.astype(np.uint32), value, width, mask, site)
+                self.shared.store(self.shared.of_cluster(low.astype(np.uint32)), value, width, mask, site)
             elif space is Window.LOCAL:
                 self.local.store(low, value, width, mask, site)
             else:

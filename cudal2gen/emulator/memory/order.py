@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cudal2gen.emulator.memory.flags import Flags, Side, up_to
 from cudal2gen.emulator.state.arrays import Array
+from cudal2gen.emulator.state.scopes import SCOPES, Scope
 
 Clock = dict[int, Array]  # CTA -> per thread, the tick before which its accesses are known
 
@@ -32,12 +34,12 @@ def merged(a: Clock, b: Clock) -> Clock:
 
 @dataclass(slots=True)
 class WarpView:
-    """What one warp knows of other CTAs: ``acquired`` is ordered before it, ``pending`` was read from a flag without a
-    fence yet, ``published`` is what its next relaxed write of a flag makes known."""
+    """What one warp knows of other CTAs: ``acquired`` is ordered before it; by scope, ``pending`` was read from a flag
+    without a fence yet, and ``published`` is what its next relaxed write of a flag makes known."""
 
     acquired: Clock = field(default_factory=dict)
-    pending: Clock = field(default_factory=dict)
-    published: Clock = field(default_factory=dict)
+    pending: dict[Scope, Clock] = field(default_factory=dict)
+    published: dict[Scope, Clock] = field(default_factory=dict)
 
 
 class GlobalOrder:
@@ -52,8 +54,9 @@ class GlobalOrder:
         self.warps = -(-threads // 32)
         self.active = False
         self.views: dict[tuple[int, int], WarpView] = {}
-        self.fenced: dict[int, Array] = {}
-        self.flags: dict[int, Clock] = {}
+        # By CTA and scope, per thread: the tick before which its accesses are fenced.
+        self.fenced: dict[tuple[int, Scope], Array] = {}
+        self.flags: Flags[Clock] = Flags(merged)
 
     def view(self, cta: int, warp: int) -> WarpView:
         key = (cta, warp)
@@ -62,60 +65,65 @@ class GlobalOrder:
             out = self.views[key] = WarpView()
         return out
 
-    def fence(self, cta: int, warp: int, lanes: Array, horizon: Array, tick: int) -> None:
-        """``lanes``: thread numbers in the CTA; ``horizon``: per thread, what the CTA's barriers order before this
-        warp."""
+    def present(self, cta: int, warp: int, lanes: Array, horizon: Array, tick: int) -> Clock:
+        """What is ordered before a warp's present. ``lanes``: thread numbers in the CTA; ``horizon``: per thread, what
+        the CTA's barriers order before this warp."""
         self.active = True
-        view = self.view(cta, warp)
-        view.acquired = merged(view.acquired, view.pending)
-        view.pending = {}
         row = horizon.copy()
         row[lanes] = tick + 1
-        view.published = merged(merged(view.published, view.acquired), {cta: row})
-        fenced = self.fenced.get(cta)
-        if fenced is None:
-            fenced = self.fenced[cta] = np.zeros(self.threads, np.int64)
-        fenced[lanes] = tick + 1
+        return merged(self.view(cta, warp).acquired, {cta: row})
+
+    def fence(self, cta: int, warp: int, lanes: Array, horizon: Array, tick: int, scope: Scope) -> None:
+        """A fence by a warp; arguments as of ``present``."""
+        self.active = True
+        view = self.view(cta, warp)
+        view.pending = dict(view.pending)
+        for clock in self.flags.take(view.pending, scope):
+            view.acquired = merged(view.acquired, clock)
+        clocks = up_to(scope, self.present(cta, warp, lanes, horizon, tick))
+        view.published = self.flags.merged(view.published, clocks)
+        for each in clocks:
+            self.fenced.setdefault((cta, each), np.zeros(self.threads, np.int64))[lanes] = tick + 1
 
     def barrier(self, cta: int, warps: Iterable[int], threads: Array) -> None:
         """These warps of a CTA have met; ``threads`` are the participants."""
         if not self.active:
             return
-        acquired: Clock = {}
-        pending: Clock = {}
-        published: Clock = {}
+        met = WarpView()
         warps = list(warps)
-        any_view = False
         for warp in warps:
             old = self.views.get((cta, warp))
             if old is not None:
-                any_view = True
-                acquired, pending = merged(acquired, old.acquired), merged(pending, old.pending)
-                published = merged(published, old.published)
-        fenced = self.fenced.get(cta)
-        if fenced is not None:
-            row = np.zeros(self.threads, np.int64)
-            row[threads] = fenced[threads]
-            published = merged(published, {cta: row})
-        elif not any_view:
-            return
-        for warp in warps:
-            self.views[(cta, warp)] = WarpView(acquired, pending, published)
+                met.acquired = merged(met.acquired, old.acquired)
+                met.pending = self.flags.merged(met.pending, old.pending)
+                met.published = self.flags.merged(met.published, old.published)
+        for scope in SCOPES:
+            fenced = self.fenced.get((cta, scope))
+            if fenced is not None:
+                row = np.zeros(self.threads, np.int64)
+                row[threads] = fenced[threads]
+                met.published = self.flags.merged(met.published, {scope: {cta: row}})
+        if met.acquired or met.pending or met.published:
+            for warp in warps:
+                self.views[(cta, warp)] = WarpView(met.acquired, met.pending, met.published)
 
-    def write_flag(self, place: int, cta: int, warp: int, keep: bool) -> None:
-        """A strong write (``keep``: read-modify-write, which continues the release sequence) at a location."""
+    def write_flag(self, place: int, side: Side, warp: int, scope: Scope, keep: bool, clock: Clock | None) -> None:
+        """A strong write (``keep``: read-modify-write, which continues the release sequence) at a location. ``clock``:
+        what it releases; None: what the warp has fenced."""
         if self.active:
-            published = self.view(cta, warp).published
-            self.flags[place] = merged(self.flags.get(place, {}), published) if keep else published
+            clocks = self.view(side.cta, warp).published if clock is None else up_to(scope, clock)
+            self.flags.write(place, side, scope, clocks, keep)
 
-    def read_flag(self, place: int, cta: int, warp: int, acquire: bool) -> None:
-        clock = self.flags.get(place)
-        if clock:
-            view = self.view(cta, warp)
+    def read_flag(self, place: int, side: Side, warp: int, scope: Scope, acquire: bool) -> None:
+        """A strong read."""
+        clocks = self.flags.read(place, side, scope)
+        if clocks:
+            view = self.view(side.cta, warp)
             if acquire:
-                view.acquired = merged(view.acquired, clock)
+                for clock in clocks.values():
+                    view.acquired = merged(view.acquired, clock)
             else:
-                view.pending = merged(view.pending, clock)
+                view.pending = self.flags.merged(view.pending, clocks)
 
     def ordered(self, cta: int, warp: int, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
         """Per element: is the access of (CTA ``other``, ``thread``) at ``tick`` ordered before this warp's present?"""
@@ -123,7 +131,10 @@ class GlobalOrder:
         view = self.views.get((cta, warp))
         if view is None:
             return out
-        clock = merged(view.acquired, view.pending) if strong else view.acquired
+        clock = view.acquired
+        if strong:
+            for pending in view.pending.values():
+                clock = merged(clock, pending)
         for source in np.unique(other):
             row = clock.get(int(source))
             if row is not None:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cudal2gen.emulator.memory.flags import Flags, Side, up_to
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
+from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
 
 # Shared addresses start here, as the first kilobyte of the window belongs to the system on recent devices.
 WINDOW_START = 1024
@@ -16,6 +18,9 @@ WINDOW_START = 1024
 LONG_AGO = 1
 # Actors of CTAs without clusters: below this a thread, from here on "several lanes of warp w".
 SEVERAL = 1024
+
+# The order that an access lacks.
+READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "write after write", "write after read"
 
 # lanes (None: all), element index, byte offset in the batch's shared memory.
 Access = tuple[Array | None, Array, Array]
@@ -58,11 +63,10 @@ class SharedMemory:
         self._retag()
         # Element -> the tag that the last atomic or flag write left there.
         self.atomics: dict[int, int] = {}
-        # Flags. Byte offset -> what the setter had fenced; (row, warp) -> what the warp has fenced, and what it has
-        # polled since its last fence.
-        self.flags: dict[int, Array] = {}
-        self.fenced: dict[tuple[int, int], Array] = {}
-        self.learned: dict[tuple[int, int], Array] = {}
+        # Flags by byte offset; (row, warp) -> by scope, what the warp has fenced, and what it has polled since.
+        self.flags: Flags[Array] = Flags(np.maximum)
+        self.fenced: dict[tuple[int, int], dict[Scope, Array]] = {}
+        self.learned: dict[tuple[int, int], dict[Scope, Array]] = {}
 
     def _make_tags(self) -> None:
         n = self.data.size // self.granule
@@ -117,8 +121,8 @@ class SharedMemory:
         """The smallest tag that the last barrier of some whole CTA has not ordered."""
         return max(1, int(self.clocks.base.min()) - self.t0 + 1) << self.BITS
 
-    def _ordered(self, lanes: Array, tags: Array) -> Array:
-        """Is each tagged access ordered before the present of the lane that now touches the word?"""
+    def _ordered(self, lanes: Array, tags: Array, what: str) -> Array:  # noqa: ARG002
+        """Is each tagged access ordered before the present of the lane that now touches the word (``what``: how)?"""
         batch = self.batch
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
         ticks = (tags >> self.BITS).astype(np.int64) - 1 + self.t0
@@ -160,10 +164,7 @@ class SharedMemory:
             self._report(kind, text, site, lane, rows, offset, bad, other, doubtful)
         rest = flat < self.IN_FLIGHT
         if rest.any():
-            rest[rest] = ~self._ordered(lane[rest], flat[rest])
-            if rest.any():
-                text = "read after write without a barrier between"
-                self._report("shared-race", text, site, lane, rows, offset, rest, flat)
+            self._check_order(READ_AFTER_WRITE, rest, flat, lane, rows, site, offset)
 
     def _check_write(
         self,
@@ -192,21 +193,26 @@ class SharedMemory:
         clash = (flat >= fresh) & (flat < self.IN_FLIGHT)
         if same is not None and clash.any():
             clash &= ~np.repeat(same()[which], per)
-        self._check_order("write after write", clash, flat, lane, rows, site, offset)
+        self._check_order(WRITE_AFTER_WRITE, clash, flat, lane, rows, site, offset)
         last_reads = readers[at[which]].reshape(-1, self.columns)
         for column in np.flatnonzero(last_reads.max(axis=0) >= fresh):
             tag = last_reads[:, column]
-            self._check_order("write after read", tag >= fresh, tag, lane, rows, site, offset)
+            self._check_order(WRITE_AFTER_READ, tag >= fresh, tag, lane, rows, site, offset)
 
     def _check_order(
         self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array
     ) -> None:
         """Report those of the ``bad`` accesses that are not ordered."""
         if bad.any():
-            bad[bad] = ~self._ordered(lane[bad], tags[bad])
+            bad[bad] = ~self._ordered(lane[bad], tags[bad], what)
             if bad.any():
-                text = f"{what} without a barrier between"
-                self._report("shared-race", text, site, lane, rows, offset, bad, tags)
+                self._report_unordered(what, bad, tags, lane, rows, site, offset)
+
+    def _report_unordered(
+        self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array
+    ) -> None:
+        text = f"{what} without a barrier between"
+        self._report("shared-race", text, site, lane, rows, offset, bad, tags)
 
     def _report(
         self,
@@ -232,6 +238,14 @@ class SharedMemory:
         self.batch.report(kind, text, site, cta, threads, address, len(lanes), doubtful)
 
     # --- places ---
+
+    def of_cta(self, address: Array, m: Mask, site: int) -> Array:  # noqa: ARG002
+        """Addresses in a CTA's own shared memory, as the other methods take them."""
+        return address
+
+    def of_cluster(self, address: Array) -> Array:
+        """Addresses in the shared memory of any CTA of the cluster, as the other methods take them."""
+        return address
 
     def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
         """Bounds and alignment: (lanes, element index, byte offset), or None if no lane is left."""
@@ -269,10 +283,11 @@ class SharedMemory:
 
     # --- loads and stores ---
 
-    def load(self, address: Array, width: int, m: Mask, site: int, strong: bool = False) -> Array:
+    def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
         """``width`` bytes per lane -> array of MOVER[width], shape (lanes of the batch,).
 
-        ``strong``: polls a flag; it does not race with strong writes and learns what they published.
+        ``strong``: polls a flag (scope and acquire, as ``state.scopes`` counts); it does not race with strong writes
+        and learns what they published.
         """
         access = self.locate(address, width, m, site)
         if access is None:
@@ -281,7 +296,7 @@ class SharedMemory:
         if self.counters is not None:
             self.counters.shared("ld.shared", address, width, m)
         if self.hazards and strong:
-            self._poll(lanes, at, width, site, offset)
+            self._poll(lanes, at, width, site, offset, strong)
         elif self.hazards:
             self._read(lanes, at, width, site, offset)
         values: Array = self.views[width][at]
@@ -336,11 +351,11 @@ class SharedMemory:
         width: int,
         m: Mask,
         site: int,
-        strong: bool = False,
+        strong: int = 0,
         kind: str = "st.shared",
     ) -> None:
-        """Write MOVER[width] values, one per lane. ``strong``: sets a flag that other threads poll. ``kind``: what
-        counters call it."""
+        """Write MOVER[width] values, one per lane. ``strong``: sets a flag that other threads poll (scope and release).
+        ``kind``: what counters call it."""
         access = self.locate(address, width, m, site)
         if access is None:
             return
@@ -359,7 +374,8 @@ class SharedMemory:
         self.tag_written(width, at, mine)
         view[at] = value
         if strong:
-            self.publish(lanes, at, width, offset)
+            self._remember_strong(at, width)
+            self._publish(lanes, offset, strong)
         # Lanes that share a word: the last one's tag and value stand there.
         back = self.last_writers(width, at) != mine
         if back.any():
@@ -406,9 +422,11 @@ class SharedMemory:
 
     # --- atomics and flags ---
 
-    def touch(self, address: Array, width: int, m: Mask, site: int) -> tuple[Array, Array] | None:
+    def touch(
+        self, address: Array, width: int, m: Mask, site: int, read: int, write: int
+    ) -> tuple[Array, Array] | None:
         """(lanes, element index) of a read-modify-write, checked and tagged; the caller performs it. Atomics do not
-        race with each other."""
+        race with each other. ``read``, ``write``: the scope of both, and whether it acquires and releases."""
         access = self.locate(address, width, m, site)
         if access is None:
             return None
@@ -422,6 +440,11 @@ class SharedMemory:
             self._check_write(lanes, width, at, site, offset, lambda: ~plain)
             self.tag_written(width, at, self.lane_tag[lanes])
             self._remember_strong(at, width)
+            if self.fenced or self.flags or (read | write) & ORDERS:
+                # Lane by lane: a later lane may see the earlier one's release.
+                for i in range(len(lanes)):
+                    self._learn_flags(lanes[i : i + 1], offset[i : i + 1], read)
+                    self._publish(lanes[i : i + 1], offset[i : i + 1], write, keep=True)
         return lanes, at
 
     def _is_plain(self, at: Array, width: int) -> Array:
@@ -433,36 +456,66 @@ class SharedMemory:
         tags = self.last_writers(width, at)
         self.atomics.update((int(a), int(t)) for a, t in zip(at, tags, strict=True))
 
-    def _poll(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+    def _poll(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array, strong: int) -> None:
         if lanes is None:
             lanes = self.batch.everyone
         plain = self._is_plain(at, width)
         if plain.any():
             self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
+        self._learn_flags(lanes, offset, strong)
+
+    def _side(self, row: int) -> Side:
+        return Side(row, row // self.batch.cluster_size)
+
+    def _learn_flags(self, lanes: Array, offset: Array, strong: int) -> None:
+        """What strong reads of these lanes find at flags: an acquire brings it into force, else the next fence does."""
+        batch = self.batch
         for lane, place in zip(lanes, offset, strict=True):
-            news = self.flags.get(int(place))
-            if news is not None:
-                key = (int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
-                old = self.learned.get(key)
-                self.learned[key] = news if old is None else np.maximum(old, news)
+            row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
+            clocks = self.flags.read(int(place), self._side(row), scope_of(strong))
+            if strong & ORDERS:
+                for clock in clocks.values():
+                    self._bring_into_force(row, warp, clock)
+            elif clocks:
+                self.learned[row, warp] = self.flags.merged(self.learned.get((row, warp), {}), clocks)
 
-    def publish(self, lanes: Array | None, at: Array, width: int, offset: Array) -> None:
-        """A strong write: whoever reads it learns what its warp had fenced."""
-        self._remember_strong(at, width)
-        for lane, place in zip(self.batch.everyone if lanes is None else lanes, offset, strict=True):
-            news = self.fenced.get((int(self.batch.row_of[lane]), int(self.batch.warp[lane])))
-            if news is not None:
-                self.flags[int(place)] = news
+    def _bring_into_force(self, row: int, warp: int, clock: Array) -> None:
+        table = self.clocks.rows()
+        np.maximum(table[row, warp], clock, out=table[row, warp])
 
-    def fence(self, m: Mask) -> None:
-        """A fence of any scope: what the warps did before is published by later flags, what they polled counts."""
+    def _publish(self, lanes: Array | None, offset: Array, strong: int, keep: bool = False) -> None:
+        """A strong write: whoever reads it learns what its warp had fenced, or by a release all that it did."""
+        batch, scope = self.batch, scope_of(strong)
+        for lane, place in zip(batch.everyone if lanes is None else lanes, offset, strict=True):
+            row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
+            if strong & ORDERS:
+                clocks = up_to(scope, self.clocks.present(row, warp))
+            else:
+                clocks = self.fenced.get((row, warp), {})
+            if clocks or self.flags:
+                self.flags.write(int(place), self._side(row), scope, clocks, keep)
+        if strong & ORDERS:
+            self.launch.tick += 1
+
+    def fence(self, m: Mask, scope: Scope) -> None:
+        """A fence: what the warps did before is published by later flags, what they polled counts."""
         if not self.hazards:
             return
-        horizon = self.clocks.rows()
         for row, warp in zip(*np.nonzero(self.clocks.warps_in(self.batch.running(m))), strict=True):
             key = (int(row), int(warp))
-            if key in self.learned:
-                horizon[row, warp] = np.maximum(horizon[row, warp], self.learned.pop(key))
-            self.fenced[key] = horizon[row, warp].copy()
-            self.fenced[key][self.clocks.column(int(row)) + warp] = self.launch.tick + 1
+            pending = self.learned.get(key)
+            for clock in self.flags.take(pending, scope) if pending else ():
+                self._bring_into_force(*key, clock)
+            self.fenced[key] = self.fenced.get(key, {}) | up_to(scope, self.clocks.present(*key))
         self.launch.tick += 1
+
+    def fenced_by(self, lanes: Array, scope: Scope) -> Array | None:
+        """What the warps of these lanes have fenced at a scope."""
+        keys = {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}
+        clocks = [self.fenced[key][scope] for key in keys if scope in self.fenced.get(key, ())]
+        return np.asarray(np.maximum.reduce(clocks)) if clocks else None
+
+    def learn(self, lanes: Array, scope: Scope, clock: Array) -> None:
+        """The warps of these lanes have seen, without an acquire, what the next fence of a scope brings into force."""
+        for key in {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}:
+            self.learned[key] = self.flags.merged(self.learned.get(key, {}), {scope: clock})

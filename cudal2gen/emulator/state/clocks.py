@@ -37,8 +37,9 @@ class Clocks:
         every = np.arange(self.batch.width) >> 5
         return np.asarray(self.horizon(np.full(len(every), row), np.full(len(every), warp), every))
 
-    def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int) -> bool:  # noqa: ARG002
+    def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
         """Is an access of another CTA of the cluster ordered before a warp's present? Not without clusters."""
+        del row, warp, other_row, other_warp, tick, read
         return False
 
     def rows(self) -> Array:
@@ -48,9 +49,11 @@ class Clocks:
             self.table = np.repeat(self.base, warps * warps).reshape(self.batch.count, warps, warps)
         return self.table
 
-    def column(self, row: int) -> int:  # noqa: ARG002
-        """The column of a row's warp 0."""
-        return 0
+    def present(self, row: int, warp: int) -> Array:
+        """What a release of a warp passes on at the next tick: all that it knows, and did so far."""
+        clock: Array = self.rows()[row, warp].copy()
+        clock[warp] = self.launch.tick + 1
+        return clock
 
     def meet_all(self) -> None:
         """All threads of all CTAs have passed a barrier; the tick has advanced."""

@@ -135,3 +135,9 @@ class LaunchState:
         """(x, y, z) of a CTA's linear number."""
         gx, gy, _ = self.geometry.grid
         return cta % gx, cta // gx % gy, cta // (gx * gy)
+
+    def cluster_of(self, cta: int) -> int:
+        """The first CTA of the cluster that a CTA belongs to, by linear numbers."""
+        (gx, gy, _), (cx, cy, cz) = self.geometry.grid, self.geometry.cluster
+        x, y, z = self.cta_index(cta)
+        return x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cudal2gen.emulator.frontend.flow.blocks import Block
 from cudal2gen.emulator.frontend.flow.loops import bits, immediate_postdominators
-from cudal2gen.emulator.frontend.instruction import defs_uses, facts, holds, is_uniform
+from cudal2gen.emulator.frontend.instruction import defs_uses, facts, holds, is_uniform, symbols
 from cudal2gen.emulator.frontend.ptx import Instr
 from cudal2gen.emulator.frontend.registers import LAUNCH_CONSTANTS, SPECIALS
 
@@ -33,8 +33,8 @@ class Liveness:
     sites: dict[str, list[Write]]
 
     @classmethod
-    def of(cls, blocks: list[Block]) -> Liveness:
-        """The liveness of all registers."""
+    def of(cls, blocks: list[Block], varying_symbols: frozenset[str]) -> Liveness:
+        """The liveness of all registers. ``varying_symbols``: variables whose addresses differ between CTAs."""
         out = cls([], [], [], {})
         for block in blocks:
             used: set[str] = set()
@@ -44,7 +44,8 @@ class Liveness:
                 used.update(x for x in uses if x not in written)
                 written.update(defs)
                 if defs:
-                    write = Write(block.index, ins, uses, is_uniform(ins))
+                    uniform = is_uniform(ins) and varying_symbols.isdisjoint(symbols(ins))
+                    write = Write(block.index, ins, uses, uniform)
                     for name in defs:
                         out.sites.setdefault(name, []).append(write)
             if block.cond is not None and block.cond.name not in written:

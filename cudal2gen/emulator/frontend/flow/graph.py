@@ -61,7 +61,10 @@ def build(module: Module, kernel: Function, conservative: bool = False) -> Graph
     hopper = any(isinstance(item, Instr) and needs_hopper(item) for item in items)
     blocks, reducible = _ordered(split(with_waits(items) if hopper else items))
     loops, back, _ = natural_loops(blocks)
-    liveness = Liveness.of(blocks)
+    variables = [*module.variables.values(), *inliner.variables]
+    # Where there may be clusters, addresses of shared memory hold the rank of the CTA.
+    ranked = frozenset(v.name for v in variables if v.space == "shared") if hopper else frozenset()
+    liveness = Liveness.of(blocks, ranked)
     constant = launch_constants(liveness.sites)
     heads = spin_heads(blocks, loops, liveness.sites)
     # Lanes that sleep at an mbarrier are overtaken as a matter of course.

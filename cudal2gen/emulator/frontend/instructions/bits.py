@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import instruction
 from cudal2gen.emulator.frontend.instructions.integer import binary, width_of
+from cudal2gen.emulator.frontend.mutations import Change, Statement
 from cudal2gen.emulator.frontend.ptx import Imm, Instr, Pair
 
 SYMBOLS = {"and": "&", "or": "|", "xor": "^"}
 
 
-@instruction("and", "or", "xor", uniform=True)
+def _unmasked(s: Statement) -> Iterator[Change]:
+    """An address of shared memory keeps the CTA's rank above its 18 bits, as a descriptor must not."""
+    mask = s.ins.operands[2]
+    if isinstance(mask, Imm) and 0x3F000 <= mask.value <= 0x3FFFF:
+        d, a, _ = s.operands
+        yield s.become("unmask", f"mov.{s.ins.parts[-1]} {d}, {a};")
+
+
+@instruction("and", uniform=True, mutations=(_unmasked,))
+@instruction("or", "xor", uniform=True)
 def logic(e: Emitter, ins: Instr) -> None:
     """and, or, xor on words and predicates."""
     symbol = SYMBOLS[ins.base]

@@ -28,7 +28,8 @@ def _delivery(e: Emitter, ins: Instr, to: Operand, bar: Operand, mask_at: int) -
     """Where a copy to shared memory goes; the ranks of a multicast are operand ``mask_at``."""
     multicast = any(p.split(":")[0] == "multicast" for p in ins.parts)
     ranks = e.array(ins.operands[mask_at], "u2") if multicast else "None"
-    return f"{e.bind('delivery', Delivery)}({e.shared(to)}, {e.shared(bar)}, {ranks})"
+    reach = next(p for p in ins.parts if p.startswith("shared"))
+    return f"{e.bind('delivery', Delivery)}({e.shared(to, reach)}, {e.shared(bar, reach)}, {ranks})"
 
 
 @instruction(
@@ -42,10 +43,10 @@ def copy(e: Emitter, ins: Instr) -> None:
     to, source, size = ins.operands[:3]
     count = e.array(size, "u4")
     if destination == "global":
-        e.line(f"C.store({e.address(to, 'global')}, {e.shared(source)}, {count}, {e.lanes()})")
+        e.line(f"C.store({e.address(to, 'global')}, {e.shared(source, 'shared:cta')}, {count}, {e.lanes()})")
         return
     inside = origin == "shared"
-    start = e.shared(source) if inside else e.address(source, "global")
+    start = e.shared(source, "shared:cta") if inside else e.address(source, "global")
     e.line(f"C.load({start}, {count}, {_delivery(e, ins, to, ins.operands[3], 4)}, {e.lanes()}, {inside})")
 
 
@@ -61,7 +62,7 @@ def copy_tensor(e: Emitter, ins: Instr) -> None:
         e.line(f"C.load_tensor({where}, {coordinates}, {_delivery(e, ins, to, bar, 3)}, {e.lanes()})")
         return
     reduction = next((p for p in ins.parts if p in _REDUCTIONS), "") if "reduce" in ins.parts else ""
-    source = e.shared(ins.operands[1])
+    source = e.shared(ins.operands[1], "shared:cta")
     e.line(f"C.store_tensor({where}, {coordinates}, {source}, {reduction!r}, {e.lanes()})")
 
 

@@ -159,7 +159,7 @@ def _wmma_tile(e: Emitter, ins: Instr, at: Operand) -> tuple[str, str, str]:
     layout = next(p for p in parts if p in ("row", "col"))
     tile = e.bind("tile", WmmaTile(parts[2], layout, _wmma_size(e, ins), space, kind))
     stride = e.array(ins.operands[2], "u4") if len(ins.operands) > 2 else "None"
-    return tile, e.address(at, space), stride
+    return tile, e.shared(at) if space == "shared" else e.address(at, space), stride
 
 
 @instruction("wmma.load", access=_half)

@@ -9,8 +9,15 @@ from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
 from cudal2gen.emulator.frontend.instructions.memory import joined
 from cudal2gen.emulator.frontend.instructions.warps import is_discarded
-from cudal2gen.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, shift, vector_bytes
+from cudal2gen.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, narrow, shift, vector_bytes
 from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Instr, Mem, Reg, Vec
+from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_in
+
+
+def _order(ins: Instr) -> int:
+    """Scope and release, or acquire, of an arrival or a wait."""
+    return scope_in(ins.parts, Scope.CTA) | (0 if "relaxed" in ins.parts else ORDERS)
+
 
 # --- arrivals
 
@@ -21,8 +28,8 @@ def _bytes(s: Statement) -> Iterator[Change]:
         yield from adjust("bytes", len(s.ins.operands) - 1, "b32", "add.u32", "16")(s)
 
 
-@instruction("mbarrier.arrive", writes=Writes.RESULT | Writes.MEMORY, hopper=True, mutations=(drop, _bytes))
-@instruction("mbarrier.arrive_drop", writes=Writes.RESULT | Writes.MEMORY, hopper=True, mutations=(_bytes,))
+@instruction("mbarrier.arrive", writes=Writes.RESULT | Writes.MEMORY, hopper=True, mutations=(drop, _bytes, narrow))
+@instruction("mbarrier.arrive_drop", writes=Writes.RESULT | Writes.MEMORY, hopper=True, mutations=(_bytes, narrow))
 def arrive(e: Emitter, ins: Instr) -> None:
     """mbarrier.arrive, with a state or without, after expect_tx or with a count."""
     operands = list(ins.operands)
@@ -35,8 +42,7 @@ def arrive(e: Emitter, ins: Instr) -> None:
     elif extra is not None:
         count = extra
     mask = e.mask()
-    release, drops = "relaxed" not in ins.parts, "arrive_drop" in ins.parts
-    text = f"B.arrive({at}, {count}, {expected}, {mask}, {e.site()}, {release}, {drops})"
+    text = f"B.arrive({at}, {count}, {expected}, {mask}, {e.site()}, {_order(ins)}, {'arrive_drop' in ins.parts})"
     if state is None or is_discarded(state):
         e.line(text)
     else:
@@ -77,7 +83,8 @@ def store_async(e: Emitter, ins: Instr) -> None:
     at, value, bar = ins.operands
     items = value.items if isinstance(value, Vec) else (value,)
     data = joined(e, items, width)
-    e.line(f"C.store_async({e.shared(at)}, {data}, {width * len(items)}, {e.shared(bar)}, {e.lanes()})")
+    place, signal = (e.shared(op, "shared:cluster") for op in (at, bar))
+    e.line(f"C.store_async({place}, {data}, {width * len(items)}, {signal}, {e.lanes()})")
 
 
 # --- init and inval
@@ -125,13 +132,13 @@ def _parity(s: Statement) -> Iterator[Change]:
 
 
 def _token(e: Emitter, ins: Instr, which: int) -> str:
-    """Address, phase and whether that is a parity."""
+    """Address, phase, whether that is a parity, and the order of memory."""
     parity = "parity" in ins.parts
     token = e.array(ins.operands[which + 1], "u4" if parity else "u8")
-    return f"{e.shared(ins.operands[which])}, {token}, {parity}"
+    return f"{e.shared(ins.operands[which])}, {token}, {parity}, {_order(ins)}"
 
 
-@instruction("mbarrier.test_wait", polls=True, hopper=True, mutations=(_skipped, _parity))
+@instruction("mbarrier.test_wait", polls=True, hopper=True, mutations=(_skipped, _parity, narrow))
 def test_wait(e: Emitter, ins: Instr) -> None:
     """mbarrier.test_wait."""
     e.assign(ins.operands[0], Value(f"B.test_wait({_token(e, ins, 1)}, {e.lanes()})", "p", False))
@@ -143,7 +150,7 @@ def _wait_and_result(ins: Instr) -> Iterator[Instr]:
     yield replace(ins, op="emu_waited", parts=("emu_waited",), operands=ins.operands[:1])
 
 
-@instruction("mbarrier.try_wait", expands=_wait_and_result, hopper=True, mutations=(_skipped, _parity))
+@instruction("mbarrier.try_wait", expands=_wait_and_result, hopper=True, mutations=(_skipped, _parity, narrow))
 def try_wait(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     """mbarrier.try_wait has been expanded."""
     raise e.fail()

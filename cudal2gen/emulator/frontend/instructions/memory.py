@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
-from cudal2gen.emulator.frontend.mutations import Change, Statement, drop, shift, swap, vector_bytes, weaken
+from cudal2gen.emulator.frontend.mutations import Change, Statement, drop, narrow, shift, swap, vector_bytes, weaken
 from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym, Vec
 from cudal2gen.emulator.memory.atomics import AtomicKind
+from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_in
 
 _SPACES = ("global", "shared", "local", "param", "const")
-_READ_STRONG = {"volatile": 1, "relaxed": 1, "mmio": 1, "cv": 1, "cg": 1, "acquire": 2}
-_WRITE_STRONG = {"volatile": 1, "relaxed": 1, "mmio": 1, "release": 2}
+_READ_STRONG = frozenset(("volatile", "relaxed", "mmio", "cv", "cg", "acquire"))
+_WRITE_STRONG = frozenset(("volatile", "relaxed", "mmio", "release"))
 _ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 
 
@@ -78,7 +79,14 @@ def _from_param(ins: Instr) -> bool:
 
 
 def _polls(ins: Instr) -> bool:
-    return bool({*_READ_STRONG} & set(ins.parts))
+    return not _READ_STRONG.isdisjoint(ins.parts)
+
+
+def _strength(ins: Instr, strong: frozenset[str], orders: tuple[str, ...]) -> int:
+    """Scope and order of an access; 0 for a weak one."""
+    if strong.isdisjoint(ins.parts):
+        return 0
+    return scope_in(ins.parts, Scope.GPU) | (0 if set(orders).isdisjoint(ins.parts) else ORDERS)
 
 
 def _address_shifted(s: Statement) -> Iterator[Change]:
@@ -115,7 +123,7 @@ def load(e: Emitter, ins: Instr) -> None:
     if space == "param" and isinstance(at.base, Sym):
         _load_parameter(e, at.base.name, at.offset, targets, k)
         return
-    strong = max((_READ_STRONG.get(p, 0) for p in ins.parts), default=0)
+    strong = _strength(ins, _READ_STRONG, ("acquire",))
     mask = e.mask()
     for start, size in _pieces(n * width):
         piece = e.temp(_load_call(e, space, _within(at, start), size, mask, strong))
@@ -140,7 +148,7 @@ def _load_parameter(e: Emitter, name: str, offset: int, targets: tuple[Operand, 
 def _load_call(e: Emitter, space: str, at: Mem, size: int, mask: str, strong: int) -> str:
     space = _named_space(e, space, at)
     if space in ("shared", "cluster"):
-        return f"S.load({e.shared(at)}, {size}, {mask}, {e.site()}, {strong > 0 and e.polls})"
+        return f"S.load({e.shared(at)}, {size}, {mask}, {e.site()}, {strong if e.polls else 0})"
     address = e.address(at, space)
     if space in ("local", "param"):
         return f"{'L' if space == 'local' else 'P'}.load({address}, {size}, {mask}, {e.site()})"
@@ -156,7 +164,7 @@ def store(e: Emitter, ins: Instr) -> None:
     at, s = ins.operands[:2]
     assert isinstance(at, Mem)
     sources = s.items if isinstance(s, Vec) else (s,)
-    strong = max((_WRITE_STRONG.get(p, 0) for p in ins.parts), default=0)
+    strong = _strength(ins, _WRITE_STRONG, ("release",))
     mask = e.mask()
     for start, size in _pieces(n * width):
         value = joined(e, sources[start // width : (start + size) // width], width)
@@ -172,7 +180,7 @@ def joined(e: Emitter, sources: tuple[Operand, ...], width: int) -> str:
 
 def _store_call(e: Emitter, space: str, at: Mem, value: str, size: int, mask: str, strong: int) -> str:
     if space in ("shared", "cluster"):
-        return f"S.store({e.shared(at)}, {value}, {size}, {mask}, {e.site()}, {strong > 0 and e.polls})"
+        return f"S.store({e.shared(at)}, {value}, {size}, {mask}, {e.site()}, {strong if e.polls else 0})"
     if space == "local":
         return f"L.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()})"
     if space in ("global", "generic"):
@@ -189,9 +197,11 @@ def _store_call(e: Emitter, space: str, at: Mem, value: str, size: int, mask: st
     writes=Writes.RESULT | Writes.MEMORY,
     polls=True,
     access=_atomic_access,
-    mutations=(shift(0, "shift", _element_bytes),),
+    mutations=(shift(0, "shift", _element_bytes), narrow),
 )
-@instruction("red", writes=Writes.MEMORY, access=_atomic_access, mutations=(shift(0, "shift", _element_bytes), drop))
+@instruction(
+    "red", writes=Writes.MEMORY, access=_atomic_access, mutations=(shift(0, "shift", _element_bytes), drop, narrow)
+)
 def atomic(e: Emitter, ins: Instr) -> None:
     """atom and red."""
     parts = ins.parts
@@ -208,8 +218,9 @@ def atomic(e: Emitter, ins: Instr) -> None:
     space = "shared" if space == "cluster" else space
     if space not in ("global", "shared", "generic"):
         raise e.fail(f"atomic on state space {space}")
-    acquires, releases = "acquire" in parts or "acq_rel" in parts, "release" in parts or "acq_rel" in parts
-    form = e.bind("atomic", AtomicKind(op, kind, space, acquires, releases))
+    scope = scope_in(parts, Scope.GPU)
+    read, write = (scope | ORDERS * bool({"acq_rel", order} & set(parts)) for order in ("acquire", "release"))
+    form = e.bind("atomic", AtomicKind(op, kind, space, read, write))
     mask = e.mask()
     values: tuple[Operand, ...] = operands[0].items if isinstance(operands[0], Vec) else (operands[0],)
     targets: tuple[Operand | None, ...] = d.items if isinstance(d, Vec) else (d,) * len(values)
@@ -218,7 +229,8 @@ def atomic(e: Emitter, ins: Instr) -> None:
     if op == "cas":
         compare, values = e.array(operands[0], u), (operands[1],)
     for i, (value, target) in enumerate(zip(values, targets, strict=True)):
-        where = e.address(_within(at, i * width), space)
+        place = _within(at, i * width)
+        where = e.shared(place) if space == "shared" else e.address(place, space)
         text = f"Q.apply({form}, {where}, {e.array(value, u)}, {compare}, {mask}, {e.site()})"
         if target is None or (isinstance(target, Reg) and target.name == "_"):
             e.line(text)

@@ -6,7 +6,7 @@ from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import instruction
 from cudal2gen.emulator.frontend.instructions.integer import width_of
 from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
-from cudal2gen.emulator.state.windows import SHIFT_TO_WINDOW, window_of
+from cudal2gen.emulator.state.windows import SHIFT_TO_WINDOW, Window, window_of
 
 
 @instruction("selp", uniform=True)
@@ -112,7 +112,16 @@ def cvta(e: Emitter, ins: Instr) -> None:
 
 @instruction("isspacep")
 def isspacep(e: Emitter, ins: Instr) -> None:
-    """isspacep: which window an address lies in."""
+    """isspacep: which window an address lies in. Parameters lie in the global window, a CTA's shared memory in that of
+    its cluster."""
     d, a = ins.operands
-    space = next(p.split(":")[0] for p in ins.parts[1:])
-    e.assign(d, Value(f"({e.array(a, 'u8')} >> {SHIFT_TO_WINDOW}) == {int(window_of(space))}", "p", False))
+    space = ins.parts[1]
+    address = e.array(a, "u8")
+    window = f"({address} >> {SHIFT_TO_WINDOW})"
+    if space == "global":
+        text = f"({window} == {int(Window.GLOBAL)}) | ({window} >= {int(Window.PARAM)})"
+    elif space in ("shared", "shared:cta") and e.hopper:
+        text = f"({window} == {int(Window.SHARED)}) & E.is_of_cta({address})"
+    else:
+        text = f"{window} == {int(window_of(space.split(':')[0]))}"
+    e.assign(d, Value(text, "p", False))

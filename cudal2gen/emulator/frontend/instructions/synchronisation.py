@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
-from cudal2gen.emulator.frontend.mutations import drop, drop_with, swap
+from cudal2gen.emulator.frontend.mutations import drop, drop_with, narrow, swap
 from cudal2gen.emulator.frontend.ptx import Instr, Operand
+from cudal2gen.emulator.state.scopes import Scope, scope_in
 
 # --- barriers
 
@@ -67,10 +68,10 @@ def meet(e: Emitter, ins: Instr) -> None:
 # --- fences
 
 
-@instruction("membar", "fence", writes=Writes.NOTHING, mutations=(drop, swap))
+@instruction("membar", "fence", writes=Writes.NOTHING, mutations=(drop, swap, narrow))
 def fence(e: Emitter, ins: Instr) -> None:
-    """membar and fence; those of CTA scope order shared memory only."""
-    e.line(f"{'S' if 'cta' in ins.parts else 'G'}.fence({e.mask()})")
+    """membar and fence."""
+    e.line(f"G.fence({e.mask()}, {e.bind('scope', scope_in(ins.parts, Scope.GPU))})")
 
 
 @instruction("fence.mbarrier_init", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap))

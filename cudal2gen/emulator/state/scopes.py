@@ -1,0 +1,31 @@
+"""Scopes of memory order: which threads a fence, an atomic or an mbarrier operation synchronises with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class Scope(IntEnum):
+    """The threads of a CTA, of its cluster, of the device. A synchronisation holds between two threads if the scopes of
+    both sides reach the other one."""
+
+    CTA = 1
+    CLUSTER = 2
+    GPU = 3
+
+
+SCOPES = tuple(Scope)
+_BY_NAME = {"cta": Scope.CTA, "cluster": Scope.CLUSTER, "gpu": Scope.GPU, "gl": Scope.GPU, "sys": Scope.GPU}
+# A strong access is a number: its scope, with this bit if it acquires or releases; a weak one is 0.
+ORDERS = 4
+
+
+def scope_in(parts: Iterable[str], default: Scope) -> Scope:
+    """The scope that an opcode names."""
+    return next((_BY_NAME[part] for part in parts if part in _BY_NAME), default)
+
+
+def scope_of(strong: int) -> Scope:
+    """The scope of a strong access."""
+    return Scope(strong & ~ORDERS)
