@@ -8,8 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from typing import get_args
 
 from pydantic import ValidationError
 
-from cudal2gen import places
+from cudal2gen import files, places
 from cudal2gen.chips import stand_ins
 from cudal2gen.errors import Failure, WrongInput
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Origin, Problem, Record, explain, parse, revise
@@ -201,23 +199,7 @@ def put(record: Record, path: Path | None = None) -> Path:
 
 def save(records: Iterable[Record], path: Path) -> None:
     """Writes a catalog, sorted; readers see the old file or the new one, never a part."""
-    path = path.resolve()
-    lines = "".join(dump(record) + "\n" for record in sorted(records, key=lambda record: record.key))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".kernels-")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(lines)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(scratch).chmod(path.stat().st_mode if path.exists() else 0o644)
-            Path(scratch).replace(path)
-        except BaseException:
-            Path(scratch).unlink()
-            raise
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}; the catalog is as it was") from None
+    files.write(path, "".join(dump(record) + "\n" for record in sorted(records, key=lambda record: record.key)))
 
 
 @contextmanager
@@ -229,7 +211,7 @@ def _exclusive_edit(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}; the catalog is as it was") from None
+        raise Failure(f"cannot write {path}: {error.strerror}; it is as it was") from None
 
 
 def dump_problem(problem: Problem) -> str:

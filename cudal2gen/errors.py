@@ -51,12 +51,3 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise WrongInput(f"cannot read {path}: {error.strerror or error}") from None
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raises Failure in place of an OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror or error}") from None

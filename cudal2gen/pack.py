@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import io
 import json
 import os
 import platform
@@ -32,6 +33,7 @@ from cudal2gen import places
 from cudal2gen.chips import GPUS, VARIANTS
 from cudal2gen.choice import Kernel, Table
 from cudal2gen.errors import WrongInput
+from cudal2gen.files import folder, write
 from cudal2gen.version import __version__
 
 if TYPE_CHECKING:
@@ -120,15 +122,14 @@ def contents(
 
 
 def write_folder(files: dict[str, bytes], target: Path) -> Path:
-    """Writes a pack as a folder, which appears when it is whole. Raises PackError, and OSError."""
+    """Writes a pack as a folder, which appears when it is whole. Raises PackError, and Failure."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PackError(f"{target} is there already; remove it, or choose another --out")
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    for name, content in files.items():
-        path = scratch / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    scratch.replace(target)
+    with folder(target) as scratch:
+        for name, content in files.items():
+            path = scratch / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
     return target
 
 
@@ -151,16 +152,15 @@ def write_wheel(files: dict[str, bytes], target: Path) -> Path:
     record = f"{info}/RECORD"
     lines = [f"{name},sha256={_urlsafe(content)},{len(content)}\n" for name, content in members.items()]
     members[record] = "".join([*lines, f"{record},,\n"]).encode()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    with zipfile.ZipFile(scratch, "w") as archive:
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as archive:
         for name, content in members.items():
             entry = zipfile.ZipInfo(name, EPOCH)
             entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
             entry.create_system = 3  # Unix, wherever it is made
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, content)
-    scratch.replace(target)
+    write(target, wheel.getvalue())
     return target
 
 
@@ -197,8 +197,8 @@ def _licences() -> dict[str, str]:
 def _licence_of(package: str, name: str) -> str:
     with contextlib.suppress(metadata.PackageNotFoundError):
         distribution = metadata.distribution(package)
-        for folder in ("licenses/", ""):
-            if text := distribution.read_text(folder + name):
+        for place in ("licenses/", ""):
+            if text := distribution.read_text(place + name):
                 return text
     raise PackError(f"the licence of {package} is not found, which a pack must carry; install {package}")
 
@@ -265,7 +265,7 @@ def installed() -> Iterator[Path]:
 
     An installed package that cannot say where its folder is, is passed over: it is not a pack of ours.
     """
-    yield from (Path(folder) for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder)
+    yield from (Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name)
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         try:
             yield Path(entry.load()())
@@ -277,9 +277,9 @@ def search(folders: Iterable[Path]) -> tuple[dict[str, Pack], list[str]]:
     """The first good pack of each GPU model, and why others are not used."""
     packs: dict[str, Pack] = {}
     refused = []
-    for folder in folders:
+    for directory in folders:
         try:
-            pack = open_pack(folder)
+            pack = open_pack(directory)
         except PackError as error:
             refused.append(str(error))
             continue

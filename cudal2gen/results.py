@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from cudal2gen import places
+from cudal2gen import files, places
 from cudal2gen.chips import tensor_flops
 from cudal2gen.kernel import Acc, Layout, Problem
 from cudal2gen.ratios import Pair, Ratio, Unpaired, paired, paired_each
@@ -360,16 +360,8 @@ def append(lines: Iterable[Line], path: Path | None = None) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("a+b", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        before = _whole_lines(file.fileno())
-        file.truncate(before)
-        rest = "".join(line.model_dump_json() + "\n" for line in lines).encode()
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(before)
-            raise
+        file.truncate(_whole_lines(file.fileno()))
+        files.append(file, "".join(line.model_dump_json() + "\n" for line in lines).encode())
 
 
 def _whole_lines(descriptor: int) -> int:

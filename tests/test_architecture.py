@@ -29,8 +29,10 @@ FLOORS = {
     "renderer": 2,
     "launcher": 2,
     "toolchain": 1,
-    "build_folder": 0,
+    "build_folder": 1,
+    "files": 1,
     "process_tree": 0,
+    "workers": 0,
     "compiler": 3,
     "emulator": 3,
     "gpu": 3,
@@ -156,6 +158,37 @@ def names(tree: ast.AST) -> set[str]:
 def test_names_are_nouns(checkout: Path, folder: str) -> None:
     for path in sorted((checkout / folder).rglob("*.py")):
         assert not names(ast.parse(path.read_text())) & NO_NAMES, path
+
+
+# Modules that write files: into scratch folders, lock files, caches by a rename of their own, and rows at a file's end.
+WRITERS = {
+    "build_folder.py", "catalog.py", "compiler.py", "emulator/host/standin.py", "files.py", "gpu.py", "pack.py",
+    "ptx_split.py", "results.py", "tuner/memory.py", "tuner/ray_executor.py", "workers.py",
+}  # fmt: skip
+
+
+def opens_for_writing(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="write_text" | "write_bytes" | "mkstemp" | "fdopen")):
+            return True
+        case ast.Call(func=ast.Attribute(attr="open") | ast.Name(id="open")):
+            modes = [argument.value for argument in ast.walk(node) if isinstance(argument, ast.Constant)]
+            return any(isinstance(mode, str) and re.fullmatch(r"[rbt]*[wax+][rbt+]*", mode) for mode in modes)
+    return False
+
+
+def test_files_that_users_name_are_written_by_one_room(checkout: Path) -> None:
+    """``files``; the command line itself writes nothing."""
+    package = checkout / "cudal2gen"
+    writers = {
+        path.relative_to(package).as_posix()
+        for path in sources(checkout)
+        if any(map(opens_for_writing, ast.walk(ast.parse(path.read_text()))))
+    }
+    assert writers == WRITERS
+    for text in ('path.open("w")', "open(name, mode='ab')", 'path.write_text("x")', 'file.open("r+")'):
+        assert any(map(opens_for_writing, ast.walk(ast.parse(text)))), text
+    assert not any(map(opens_for_writing, ast.walk(ast.parse("path.open(); path.open('rb'); kernel.open(device)"))))
 
 
 def test_torch_is_imported_late_and_only_where_it_may_be(checkout: Path) -> None:

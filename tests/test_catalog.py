@@ -233,7 +233,7 @@ def test_a_failed_save_leaves_the_old_catalog(small: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(errors.Failure, match="No space left on device; the catalog is as it was"):
+    with pytest.raises(errors.Failure, match="No space left on device; it is as it was"):
         catalog.put(multistage(m=1024, n=128, k=64, stages=4), small)
     assert small.read_bytes() == before
     assert {path.name for path in small.parent.iterdir()} == {"kernels.jsonl", ".kernels.jsonl.lock"}, "no scratch file"

@@ -15,6 +15,7 @@ import pytest
 
 from cudal2gen import catalog, compiler, places, results, toolchain, validator
 from cudal2gen.renderer import render
+from cudal2gen.results import Verdict
 from tests.cpu_times import cpu_seconds
 from tests.draws import THOROUGH, drawn
 
@@ -90,7 +91,8 @@ def test_kernels_of_the_library_are_executed_anew(records: list[catalog.Record],
     work = list(zip(executed, compiler.build(executed, build_dir=build_dir), strict=True))
     started = cpu_seconds()
     library = compiler.launcher(build_dir=build_dir)
-    verdicts = validator.validate_all(work, library, os.cpu_count() or 1)
+    judgements = list(validator.validate_all(work, library, os.cpu_count() or 1))
+    verdicts = [judgement for judgement in judgements if isinstance(judgement, Verdict)]
     seconds = cpu_seconds() - started
     print(f"\n{len(verdicts)} kernels, {sum(len(verdict.cases) for verdict in verdicts)} cases in {seconds:.0f} CPU s")
     assert {verdict.record: verdict.findings for verdict in verdicts if not verdict.passed} == {}

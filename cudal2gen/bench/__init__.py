@@ -1,4 +1,7 @@
-"""How fast is it? ``protocols`` measure one problem, ``schedule`` a catalog within a budget, ``race`` candidates."""
+"""How fast is it? ``protocols`` measure one problem, ``schedule`` a catalog within a budget, ``race`` candidates.
+
+``vendor`` is the library that a device's verdict compares with.
+"""
 
 from cudal2gen.bench.check import Reference as Reference
 from cudal2gen.bench.protocols import MOST_CALLS as MOST_CALLS
@@ -17,3 +20,4 @@ from cudal2gen.bench.schedule import Stopped as Stopped
 from cudal2gen.bench.schedule import TimeLeft as TimeLeft
 from cudal2gen.bench.schedule import run as run
 from cudal2gen.bench.schedule import stratified as stratified
+from cudal2gen.bench.vendor import vendor as vendor

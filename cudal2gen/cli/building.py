@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from cudal2gen import places
 from cudal2gen.cli import progress
 from cudal2gen.cli.groups import verb
-from cudal2gen.cli.messages import EXIT_FAILED
+from cudal2gen.cli.messages import EXIT_FAILED, error, report
 from cudal2gen.cli.options import Json, Nvcc
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import SeveralRecords
@@ -46,14 +45,28 @@ class Compilation:
         """One artifact per record, under a progress bar. Raises ToolchainError and BuildError."""
         from cudal2gen import compiler
 
-        with progress.bar("compiling") as report:
-            return compiler.build(records, tools=self.toolchain(), jobs=self.jobs, progress=report)
+        with progress.bar("compiling") as show:
+            return compiler.build(records, tools=self.toolchain(), jobs=self.jobs, progress=show)
+
+    def attempt(self, records: Sequence[Record]) -> list[tuple[Record, Artifact]]:
+        """Records and artifacts, under a progress bar; an error line names each kernel that does not compile.
+
+        Raises ToolchainError, and BuildError where the build directory cannot be written.
+        """
+        from cudal2gen import compiler
+
+        with progress.bar("compiling") as show:
+            outcomes = compiler.attempt(records, tools=self.toolchain(), jobs=self.jobs, progress=show)
+        for failure in dict.fromkeys(str(outcome) for outcome in outcomes if isinstance(outcome, compiler.BuildError)):
+            report(compiler.BuildError(failure))
+        pairs = zip(records, outcomes, strict=True)
+        return [(record, outcome) for record, outcome in pairs if isinstance(outcome, compiler.Artifact)]
 
     def kernels(self, records: Sequence[Record]) -> dict[Problem, BuiltKernel]:
-        """Built kernels by problem, ready to be opened on a device. Raises ToolchainError and BuildError."""
+        """Built kernels by problem, ready to be opened on a device; see ``attempt``."""
         from cudal2gen.validator.device import BuiltKernel
 
-        pairs, library = zip(records, self.build(records), strict=True), self.launcher()
+        pairs, library = self.attempt(records), self.launcher()
         return {record.problem: BuiltKernel(record, artifact, library) for record, artifact in pairs}
 
     def launcher(self) -> Path:
@@ -65,15 +78,15 @@ class Compilation:
 
 @verb(app, "build")
 def build(selection: SeveralRecords, compilation: Compilation, as_json: Json = False) -> None:
-    """Compile the kernels of records. A kernel that spills or has a stack frame fails."""
+    """Compile the kernels of records. One that does not compile, spills or has a stack frame fails."""
     from cudal2gen import compiler
 
     records = selection.records()
-    artifacts = compilation.build(records)
-    distinct = {artifact.digest: (record, artifact) for record, artifact in zip(records, artifacts, strict=True)}
+    pairs = compilation.attempt(records)
+    distinct = {artifact.digest: (record, artifact) for record, artifact in pairs}
     for record, artifact in distinct.values():
         for finding in artifact.ptxas.findings:
-            print(f"error: {record.name} {finding}", file=sys.stderr)
+            error(f"{record.name} {finding}")
         if as_json:
             row = {"name": record.name, "directory": str(artifact.directory), "registers": artifact.ptxas.registers}
             print(json.dumps(row | {"findings": artifact.ptxas.findings}))
@@ -88,5 +101,5 @@ def build(selection: SeveralRecords, compilation: Compilation, as_json: Json = F
             f"{len(records)} records, {len(distinct)} distinct kernels in {places.build_dir()}; "
             f"peak {rss} MiB a process"
         )
-    if any(artifact.ptxas.findings for _, artifact in distinct.values()):
+    if len(pairs) < len(records) or any(artifact.ptxas.findings for _, artifact in distinct.values()):
         raise typer.Exit(EXIT_FAILED)

@@ -13,11 +13,12 @@ import typer
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.groups import Offer, verb
 from cudal2gen.cli.measuring import measurements
-from cudal2gen.cli.messages import note, refuse, write
+from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import Json, ResultFiles
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, OneProblem, Selection
 from cudal2gen.errors import Failure
+from cudal2gen.files import write
 
 if TYPE_CHECKING:
     from cudal2gen.choice import Choice, Table

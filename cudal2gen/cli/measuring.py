@@ -14,10 +14,11 @@ from cudal2gen import catalog
 from cudal2gen.cli import progress
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.groups import Offer, OneOf, verb
-from cudal2gen.cli.messages import EXIT_FAILED, refuse, write
+from cudal2gen.cli.messages import EXIT_FAILED, refuse
 from cudal2gen.cli.options import Device, Duration, Names, ResultFiles, listed_names
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, Filter, Selection
+from cudal2gen.files import write
 from cudal2gen.kernel import GPUS, Acc
 
 if TYPE_CHECKING:
@@ -119,10 +120,11 @@ def measure(
     # Before anything is compiled: the vendor's packages may be missing.
     contenders = timing.contenders(records[0].acc, card, store.with_name("cublaslt.jsonl"))
     kernels = compilation.kernels(records)
+    uncompiled = sum(record.problem not in kernels for record in records)
     with alone(device), progress.countdown("measuring") as report:
         outcome = bench.run(
             card,
-            records,
+            [record for record in records if record.problem in kernels],
             lambda record: kernels[record.problem].open(card),
             lambda record: kernels[record.problem].artifact.digest,
             contenders,
@@ -136,9 +138,9 @@ def measure(
         print(f"fault: {fault}", file=sys.stderr)
     print(
         f"{len(records)} problems, {outcome.stored} of them stored before: {outcome.measured} measurements added to "
-        f"{store}, {outcome.left} problems left, {len(outcome.faults)} faults"
+        f"{store}, {outcome.left} problems left, {len(outcome.faults) + uncompiled} faults"
     )
-    if outcome.faults:
+    if outcome.faults or uncompiled:
         raise typer.Exit(EXIT_FAILED)
 
 

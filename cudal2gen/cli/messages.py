@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import NoReturn
 
-from cudal2gen.errors import LONGEST, MissingTool, UserError, WrongInput, brief, printable, writing
+from cudal2gen.errors import LONGEST, MissingTool, UserError, WrongInput, brief, printable
 
 EXIT_FAILED, EXIT_USAGE, EXIT_TOOL = 1, 2, 3
 EXIT_CODES: tuple[tuple[type[UserError], int], ...] = (
@@ -45,10 +44,3 @@ def report(failure: UserError | OSError) -> int:
     where = os.fsdecode(failure.filename) if isinstance(failure.filename, str | bytes) else "output"
     error(f"{where}: {failure.strerror or failure}")
     return EXIT_FAILED
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file and the folders above it. Raises Failure."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)

@@ -11,10 +11,11 @@ import typer
 
 from cudal2gen import catalog
 from cudal2gen.cli.groups import OneOf, verb
-from cudal2gen.cli.messages import note, refuse, write
+from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import Filter, OneRecord, SeveralRecords
+from cudal2gen.files import write
 from cudal2gen.kernel import FAMILIES, Origin, Record
 
 if TYPE_CHECKING:

@@ -14,11 +14,12 @@ import typer
 
 from cudal2gen import catalog, places
 from cudal2gen.cli.groups import Offer, verb
-from cudal2gen.cli.messages import refuse, write
+from cudal2gen.cli.messages import refuse
 from cudal2gen.cli.options import Duration, Names, listed_names
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials, load_policy, on_one_core
 from cudal2gen.cli.selection import Selection
+from cudal2gen.files import write
 from cudal2gen.kernel import Acc, Problem, Record
 
 if TYPE_CHECKING:

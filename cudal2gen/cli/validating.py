@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,16 +16,18 @@ import typer
 from cudal2gen.cli import progress
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.groups import verb
-from cudal2gen.cli.messages import EXIT_FAILED, refuse
+from cudal2gen.cli.messages import EXIT_FAILED, error, note, refuse
 from cudal2gen.cli.options import Device, Json, names_when_needed
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import OneRecord, SeveralRecords
-from cudal2gen.errors import Failure
-from cudal2gen.kernel import Problem, Record
+from cudal2gen.files import write
+from cudal2gen.kernel import Record
 
 if TYPE_CHECKING:
-    from cudal2gen import gpu, results
     from cudal2gen.compiler import Artifact
+    from cudal2gen.gpu import Gpu
+    from cudal2gen.results import Verdict
+    from cudal2gen.workers import Lost
 
 On = Annotated[
     Literal["emulator", "gpu"], typer.Option("--on", help="Where kernels run: on the CPU by emulation, or on a GPU.")
@@ -88,7 +90,10 @@ def run(
 def validate(
     selection: SeveralRecords,
     compilation: Compilation,
-    changed: Annotated[bool, typer.Option("--changed", help="Like --all, but only records without a verdict.")] = False,
+    changed: Annotated[
+        bool,
+        typer.Option("--changed", help="Only kernels without a verdict: goes on after an interruption. Alone: of all."),
+    ] = False,
     on: On = "emulator",
     device: Device = 0,
     sanitize: Annotated[
@@ -105,28 +110,23 @@ def validate(
 ) -> None:
     """Judge whether kernels are right: build them, execute problems that stress them, compare, look for hazards.
 
+    Each verdict is stored before the next kernel runs.
     With --on gpu the records' own problems are executed as well. Records of one GPU are tried on another by
     --set gpu=h200.
     """
-    from cudal2gen import results, validator
-
     if on == "emulator" and (sanitize or compare_emulator):
         refuse("--sanitize and --compare-emulator need --on gpu")
-    records = (replace(selection, everything=True) if changed else selection).records()
+    records = (replace(selection, everything=True) if changed and not selection.names_sizes else selection).records()
     card = _gpu(device, records) if on == "gpu" else None
-    artifacts = compilation.build(records)
-    kernels = {artifact.digest: (record, artifact) for record, artifact in zip(records, artifacts, strict=True)}
-    stored = results.latest() if changed else {}
-    place = card.model if card else on
-    pending = [kernel for digest, kernel in kernels.items() if (digest, place) not in stored]
-    verdicts: list[results.Verdict] = []
-    with _stored(verdicts, len(pending)) as store:
-        if card is None:
-            processes = compilation.jobs or os.cpu_count() or 1
-            validator.validate_all(pending, compilation.launcher(), processes, store)
-        else:
-            sanitized = device if sanitize else None
-            _validate_on_gpu(card, pending, compilation.launcher(), sanitized, compare_emulator, store)
+    kernels = _kernels(records, compilation)
+    pending = _without_verdict(kernels, card.model if card else on) if changed else list(kernels.values())
+    built = compilation.attempt(pending)
+    judgements = _emulated(built, compilation)
+    if card is not None:
+        judgements = _on_gpu(card, built, compilation.launcher(), device if sanitize else None, compare_emulator)
+    verdicts = _stored(judgements, len(built))
+    if compare_emulator:
+        _write_roundings()
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if as_json:
         for verdict in verdicts:
@@ -136,31 +136,87 @@ def validate(
             _print_verdict(verdict)
         cases = sum(len(verdict.cases) for verdict in verdicts)
         skipped = f", {len(kernels) - len(pending)} had a verdict" if changed else ""
+        lost = f", {len(pending) - len(verdicts)} without a verdict" if len(verdicts) < len(pending) else ""
         print(
-            f"{len(records)} records, {len(pending)} kernels executed in {cases} cases{skipped}: "
-            f"{len(verdicts) - len(failed)} right, {len(failed)} wrong"
+            f"{len(records)} records, {len(verdicts)} kernels executed in {cases} cases{skipped}: "
+            f"{len(verdicts) - len(failed)} right, {len(failed)} wrong{lost}"
         )
-    if failed:
+    if failed or len(verdicts) < len(pending):
         raise typer.Exit(EXIT_FAILED)
 
 
-@contextmanager
-def _stored(verdicts: list[results.Verdict], total: int) -> Iterator[Callable[[results.Verdict], None]]:
-    """A function that stores a verdict and adds it to the list, under a progress bar."""
+def _kernels(records: Sequence[Record], compilation: Compilation) -> dict[str, Record]:
+    """A record of each distinct kernel, by the digest that the kernel has when it is built."""
+    from cudal2gen import compiler
+
+    tools = compilation.toolchain()
+    return {compiler.job(record, tools).digest: record for record in records}
+
+
+def _without_verdict(kernels: dict[str, Record], place: str) -> list[Record]:
     from cudal2gen import results
 
-    with progress.bar("validating") as report:
-
-        def store(verdict: results.Verdict) -> None:
-            verdicts.append(verdict)
-            results.append([verdict])
-            if report:
-                report(len(verdicts), total)
-
-        yield store
+    stored = results.latest()
+    return [record for digest, record in kernels.items() if (digest, place) not in stored]
 
 
-def _print_verdict(verdict: results.Verdict) -> None:
+def _emulated(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) -> Iterator[Verdict | Lost]:
+    from cudal2gen import validator
+
+    if built:
+        processes = compilation.jobs or os.cpu_count() or 1
+        with closing(validator.validate_all(built, compilation.launcher(), processes)) as judgements:
+            yield from judgements
+
+
+def _on_gpu(
+    card: Gpu, built: Sequence[tuple[Record, Artifact]], library: Path, sanitize: int | None, compare_emulator: bool
+) -> Iterator[Verdict]:
+    """Verdicts of a device; how it rounds is stored beside them."""
+    from cudal2gen import bench, results
+    from cudal2gen.validator.device import BuiltKernel
+    from cudal2gen.validator.judgement import judge_all
+
+    kernels = [BuiltKernel(record, artifact, library) for record, artifact in built]
+    vendor = bench.vendor(card, results.store("cublaslt"))
+    judgements = judge_all(card, kernels, baseline=vendor, sanitize=sanitize, emulator=compare_emulator)
+    for verdict, roundings in judgements:
+        if roundings:
+            results.append(roundings, results.store("rounding"))
+        yield verdict
+
+
+def _stored(judgements: Iterator[Verdict | Lost], total: int) -> list[Verdict]:
+    """Stores each verdict before the next is awaited, under a progress bar; an error line names what has none."""
+    from cudal2gen import results
+    from cudal2gen.workers import Lost
+
+    verdicts: list[Verdict] = []
+    try:
+        with progress.bar("validating") as show:
+            for done, judgement in enumerate(judgements, 1):
+                if isinstance(judgement, Lost):
+                    error(f"{judgement.name}: {judgement.reason}")
+                else:
+                    results.append([judgement])
+                    verdicts.append(judgement)
+                if show:
+                    show(done, total)
+    except SystemExit:
+        note(f"{len(verdicts)} of {total} verdicts are stored; with --changed the same command continues")
+        raise
+    return verdicts
+
+
+def _write_roundings() -> None:
+    from cudal2gen import results, rounding
+
+    table = results.store("rounding").with_suffix(".md")
+    write(table, rounding.markdown(results.roundings()))
+    print(f"{table}: where emulator and GPU round differently", file=sys.stderr)
+
+
+def _print_verdict(verdict: Verdict) -> None:
     print(f"{verdict.record}: {'right' if verdict.passed else 'WRONG'}")
     for case in verdict.cases:
         allowed = "" if case.allowed is None else f" (allowed there {case.allowed:.3g})"
@@ -178,7 +234,7 @@ def _print_verdict(verdict: results.Verdict) -> None:
         print(f"  found: {finding}")
 
 
-def _gpu(index: int, records: list[Record]) -> gpu.Gpu:
+def _gpu(index: int, records: Sequence[Record]) -> Gpu:
     """The GPU. Raises GpuError where there is none, or a record is for another."""
     from cudal2gen.gpu import connect
 
@@ -186,45 +242,3 @@ def _gpu(index: int, records: list[Record]) -> gpu.Gpu:
     for record in records:
         card.check(record)
     return card
-
-
-def _validate_on_gpu(
-    card: gpu.Gpu,
-    kernels: list[tuple[Record, Artifact]],
-    library: Path,
-    sanitize: int | None,
-    compare_emulator: bool,
-    store: Callable[[results.Verdict], None],
-) -> None:
-    """Tries kernels one after the other; each verdict is stored before the next, and a broken device ends it."""
-    from cudal2gen import baselines, bench, results, rounding
-    from cudal2gen.gpu import Absent, Contender, GpuError
-    from cudal2gen.validator.device import BuiltKernel
-    from cudal2gen.validator.judgement import judge
-
-    vendors: dict[tuple[str, str], Contender] = {}
-
-    def vendor(problem: Problem) -> Contender:
-        key = (problem.acc, problem.layout)
-        if key not in vendors:
-            name, tuned = f"cublaslt-autotuning-{problem.layout}", results.store("cublaslt")
-            try:
-                (vendors[key],) = baselines.contenders([name], problem.acc, card, tuned)
-            except GpuError as error:
-                raise Absent(str(error)) from None
-        return bench.prepare(card, vendors[key], problem)
-
-    for record, artifact in kernels:
-        kernel = BuiltKernel(record, artifact, library)
-        verdict, lines = judge(card, kernel, baseline=vendor, sanitize=sanitize, emulator=compare_emulator)
-        if lines:
-            results.append(lines, results.store("rounding"))
-        store(verdict)
-        try:
-            card.wait()
-        except RuntimeError as error:
-            raise Failure(f"the device has stopped over {record.name}: {str(error).splitlines()[0]}") from None
-    if compare_emulator:
-        table = results.store("rounding").with_suffix(".md")
-        table.write_text(rounding.markdown(results.roundings()))
-        print(f"{table}: where emulator and GPU round differently", file=sys.stderr)

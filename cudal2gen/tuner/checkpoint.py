@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudal2gen import files
 from cudal2gen.errors import WrongInput
 from cudal2gen.tuner.features import Vocabulary
 from cudal2gen.tuner.network import CAPACITY
@@ -39,14 +38,7 @@ def save(policy: Policy, path: Path) -> None:
         checkpoint["optimizer"] = _resized(policy.optimizer.state_dict(), size)
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(handle, "wb") as file:
-        file.write(buffer.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
-    Path(scratch).chmod(0o644)
-    Path(scratch).replace(path)
+    files.write(path, buffer.getvalue())
 
 
 def load(path: Path, seed: int = 0) -> Policy:

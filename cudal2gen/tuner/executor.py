@@ -7,11 +7,11 @@ worker may run a job again; it yields each job's trials once.
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from cudal2gen import workers
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Trial
 from cudal2gen.tuner.environment import Environment, Place, trial_of
@@ -80,8 +80,7 @@ class Worker:
 
     def __init__(self, make: Callable[[], Environment], seconds: float = 120.0) -> None:
         self._make, self._seconds = make, seconds
-        self._process: Any = None
-        self._pipe: Connection | None = None
+        self._worker: workers.Worker | None = None
         self._connection()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
@@ -102,36 +101,31 @@ class Worker:
         """The trials, or a sentence that says why there are none; then the process has ended."""
         return self._answer(self._connection(), question, self._seconds)
 
-    def _answer(self, pipe: Connection, question: Any, seconds: float) -> Any:
+    def _answer(self, worker: workers.Worker, question: Any, seconds: float) -> Any:
         try:
-            pipe.send(question)
-            if not pipe.poll(seconds):
+            worker.pipe.send(question)
+            if not worker.pipe.poll(seconds):
                 self.close()
                 return f"no answer within {seconds:g} s"
-            answer = pipe.recv()
+            answer = worker.pipe.recv()
         except (EOFError, OSError):
-            # The pipe is closed a moment before the process has ended.
-            self._process.join(5)
-            code = self._process.exitcode
+            death = worker.death()
             self.close()
-            return f"the process that ran it ended (exit code {code})"
+            return f"the process that ran it {death}"
         if isinstance(answer, str):
             # After an exception the environment's state is undefined.
             self.close()
         return answer
 
-    def _connection(self) -> Connection:
-        if self._pipe is None:
-            context = multiprocessing.get_context("spawn")
-            self._pipe, child_end = context.Pipe()
-            self._process = context.Process(target=_serve, args=(self._make, child_end), daemon=True)
-            self._process.start()
-            child_end.close()
-            answer = self._answer(self._pipe, None, START_SECONDS)
+    def _connection(self) -> workers.Worker:
+        if self._worker is None:
+            worker = self._worker = workers.Worker("spawn", _serve, self._make)
+            answer = self._answer(worker, None, START_SECONDS)
             if not isinstance(answer, tuple):
                 raise RuntimeError(f"the evaluation's process did not start: {answer}")
             self.name, self.on = answer
-        return self._pipe
+            return worker
+        return self._worker
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
         """As an environment."""
@@ -139,22 +133,15 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process, at once."""
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._process = None
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
 
 
-def _serve(make: Callable[[], Environment], pipe: Connection) -> None:
+def _serve(pipe: Connection, make: Callable[[], Environment]) -> None:
     environment: Environment | None = None
     while True:
-        try:
-            question = pipe.recv()
-        except EOFError:
-            return
+        question = pipe.recv()
         try:
             environment = environment or make()
             if question is None:

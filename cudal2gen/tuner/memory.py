@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from cudal2gen import chips, places
+from cudal2gen import chips, files, places
 from cudal2gen.kernel import Problem, Record, SizeClass, parse
 from cudal2gen.ratios import Ratio
 from cudal2gen.tuner import space
@@ -195,14 +195,14 @@ def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment:
 def _append(note: Note, path: Path) -> bool:
     """Adds a lesson unless the file has the same changes for the same problem; a file lock serialises processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8", errors="replace") as file:
+    with path.open("a+b", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        existing = file.read()
+        existing = file.read().decode(errors="replace")
         if any((stored.problem, stored.changes) == (note.problem, note.changes) for stored in parse_notes(existing)):
             return False
         # A killed process may have left half a section without a line break, so one precedes each.
-        file.write(("\n" if existing else "") + note.markdown)
+        files.append(file, (("\n" if existing else "") + note.markdown).encode(errors="replace"))
         return True
 
 

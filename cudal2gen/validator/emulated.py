@@ -7,8 +7,7 @@ compiled in, and what lies between is NaN in A and B, forbidden in D.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +16,14 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen import emulator
+from cudal2gen import emulator, workers
 from cudal2gen.compiler import Artifact
 from cudal2gen.correctness import Comparison, compare, operands
 from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
 from cudal2gen.validator.problems import Shape, kinds, stress_shapes, strides, thorough_shape
+from cudal2gen.workers import Lost, Task
 
 Array = NDArray[Any]
 
@@ -248,20 +248,12 @@ def summary(record: Record, execution: Execution) -> dict[str, float]:
 
 
 def validate_all(
-    work: Iterable[tuple[Record, Artifact]],
-    library: Path,
-    jobs: int,
-    progress: Callable[[Verdict], None] = lambda _: None,
-) -> list[Verdict]:
-    """Verdicts on many kernels, in ``jobs`` processes; ``progress`` is called with each as it comes."""
-    verdicts = []
-    with ProcessPoolExecutor(jobs) as pool:
-        futures = [pool.submit(validate, record, artifact, library) for record, artifact in work]
-        try:
-            for future in as_completed(futures):
-                verdicts.append(future.result())
-                progress(verdicts[-1])
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # unwaited, the interpreter might exit while its threads still write
-            raise
-    return verdicts
+    work: Iterable[tuple[Record, Artifact]], library: Path, jobs: int
+) -> Generator[Verdict | Lost, None, None]:
+    """Verdicts on many kernels as they come, from ``jobs`` processes; ``Lost`` names the record whose process died.
+
+    Closing the iterator ends the processes. Raises EmulatorError without a C compiler.
+    """
+    emulator.runtime_path()  # built once, before many processes look for it
+    tasks = (Task(record.name, (record, artifact, library)) for record, artifact in work)
+    return workers.answers(validate, tasks, jobs)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+from cudal2gen.errors import Failure
 from cudal2gen.results import Case, Rounding, Verdict
 from cudal2gen.validator import sanitizer
 from cudal2gen.validator.agreement import against_emulator
@@ -30,6 +33,23 @@ def judge(
         agreement_cases, lines = against_emulator(device, built)
         cases += agreement_cases
     return verdict.model_copy(update={"cases": tuple(cases), "tools": tools}), lines
+
+
+def judge_all(
+    device: Device,
+    kernels: Iterable[BuiltKernel],
+    *,
+    baseline: Baseline | None = None,
+    sanitize: int | None = None,
+    emulator: bool = False,
+) -> Iterator[tuple[Verdict, list[Rounding]]]:
+    """``judge`` of kernels one after the other. Raises Failure where one has stopped the device, after its verdict."""
+    for kernel in kernels:
+        yield judge(device, kernel, baseline=baseline, sanitize=sanitize, emulator=emulator)
+        try:
+            device.wait()
+        except RuntimeError as error:
+            raise Failure(f"the device has stopped over {kernel.record.name}: {str(error).splitlines()[0]}") from None
 
 
 def sanitized(

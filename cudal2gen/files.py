@@ -1,0 +1,85 @@
+"""Files and folders that users name appear, and change, by one rename: whoever looks sees the old one or the new one.
+
+A write that fails or is interrupted leaves the old one as it was and nothing beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+from cudal2gen.errors import Failure
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Writes a file and the folders above it; a link stays one, a device or pipe is written to as it is.
+
+    Raises Failure.
+    """
+    path = path.resolve()
+    data = content.encode() if isinstance(content, str) else content
+    with _failures(path):
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = _beside(path)
+        try:
+            with scratch.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                scratch.chmod(path.stat().st_mode)
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder(path: Path) -> Iterator[Path]:
+    """A scratch folder, which takes the place of ``path`` where the block ends; there, nothing or an empty folder is.
+
+    Raises Failure, also for an OSError of the block.
+    """
+    path = path.resolve()
+    with _failures(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = _beside(path)
+        scratch.mkdir()
+        try:
+            yield scratch
+            scratch.replace(path)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def append(file: FileIO, data: bytes) -> None:
+    """Adds to the end of an unbuffered file, on disk when this returns; or leaves it as it was and raises OSError."""
+    before = os.fstat(file.fileno()).st_size
+    rest = data
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    except OSError as error:
+        file.truncate(before)
+        raise OSError(error.errno, error.strerror, file.name) from None
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
+
+
+@contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        unchanged = "; it is as it was" if path.exists() else ""
+        raise Failure(f"cannot write {path}: {error.strerror or error}{unchanged}") from None

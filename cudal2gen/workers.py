@@ -1,0 +1,156 @@
+"""Processes that answer tasks. They end with the thread that started them, even by SIGKILL, and one that dies costs
+its own task only: a ``Lost`` names it, another process takes its place, and the other tasks are answered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+PR_SET_PDEATHSIG = 1  # of prctl: the signal that this process gets when the thread that started it ends
+# Of oom_score_adj: where memory runs out, the system ends a worker, not the one that waits. A limit would not do: the
+# emulator reserves far more address space than it touches.
+FIRST_VICTIM = "500"
+JOIN_S = 5.0  # for a process whose pipe is closed to be gone
+
+A = TypeVar("A")
+
+
+class Task(NamedTuple):
+    """Arguments of a function, and what a user knows them by."""
+
+    name: str
+    arguments: tuple[object, ...]
+
+
+class Lost(NamedTuple):
+    """A task without an answer: its process died, or the function raised."""
+
+    name: str
+    reason: str
+
+
+class Worker:
+    """A process that runs ``serve(pipe, *arguments)``; ``pipe`` is the other end of this object's.
+
+    ``fork`` starts in milliseconds; ``spawn`` is for processes that use CUDA.
+    """
+
+    def __init__(self, method: Literal["fork", "spawn"], serve: Callable[..., None], *arguments: object) -> None:
+        context = multiprocessing.get_context("fork") if method == "fork" else multiprocessing.get_context("spawn")
+        self.pipe, other_end = multiprocessing.Pipe()
+        self._process = context.Process(target=_run, args=(os.getpid(), serve, other_end, *arguments), daemon=True)
+        self._process.start()
+        other_end.close()
+
+    def end(self) -> None:
+        """Ends the process, at once."""
+        self._process.kill()
+        self._process.join()
+        self.pipe.close()
+
+    def death(self) -> str:
+        """How a process ended whose pipe is closed: the rest of a sentence about it."""
+        self._process.join(JOIN_S)
+        code = self._process.exitcode
+        if code is None or code >= 0:
+            return f"ended (exit code {code})"
+        hint = "; if memory ran out, run again with fewer --jobs" if code == -signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-code).name}{hint}"
+
+
+def answers(function: Callable[..., A], tasks: Iterable[Task], jobs: int) -> Generator[A | Lost, None, None]:
+    """The function's answers as they come, from ``jobs`` processes at a time.
+
+    Closing the iterator ends the processes, at once: see ``contextlib.closing``.
+    """
+    pool = _Pool(function)
+    waiting = iter(tasks)
+    try:
+        while True:
+            while len(pool.busy) < jobs and (task := next(waiting, None)):
+                pool.give(task)
+            if not pool.busy:
+                return
+            yield from pool.collect()
+    finally:
+        pool.end()
+
+
+class _Pool(Generic[A]):
+    """Processes of one function, idle and busy ones."""
+
+    def __init__(self, function: Callable[..., A]) -> None:
+        self._function = function
+        self._idle: list[Worker] = []
+        self.busy: dict[Connection, tuple[Worker, Task]] = {}
+
+    def give(self, task: Task) -> None:
+        """Sends a task to an idle process, or to a new one."""
+        worker = self._idle.pop() if self._idle else Worker("fork", _serve, self._function)
+        self.busy[worker.pipe] = worker, task
+        with suppress(OSError):  # it died while idle; its pipe says so when an answer is awaited
+            worker.pipe.send(task.arguments)
+
+    def collect(self) -> list[A | Lost]:
+        """Waits until a process has answered or died; the answers of all that have."""
+        answers: list[A | Lost] = []
+        for pipe in wait(list(self.busy)):
+            assert isinstance(pipe, Connection)
+            worker, task = self.busy.pop(pipe)
+            try:
+                right, answer = pipe.recv()
+            except (EOFError, OSError):
+                right, answer = False, f"the process that ran it {worker.death()}"
+            if right:
+                self._idle.append(worker)
+                answers.append(answer)
+            else:
+                worker.end()
+                answers.append(Lost(task.name, answer))
+        return answers
+
+    def end(self) -> None:
+        for worker in [*self._idle, *(worker for worker, _ in self.busy.values())]:
+            worker.end()
+
+
+def _serve(pipe: Connection, function: Callable[..., object]) -> None:
+    """Answers until the function raises: then the state of this process is undefined."""
+    while True:
+        arguments: Sequence[object] = pipe.recv()
+        try:
+            pipe.send((True, function(*arguments)))
+        except Exception as error:
+            pipe.send((False, _reason(error)))
+            return
+
+
+def _reason(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+
+
+def _run(parent: int, serve: Callable[..., None], pipe: Connection, *arguments: object) -> None:
+    _die_with(parent)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(FIRST_VICTIM)
+    with suppress(EOFError):
+        serve(pipe, *arguments)
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
