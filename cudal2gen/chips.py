@@ -59,7 +59,8 @@ class Rates(NamedTuple):
     ``mhz``: clock under load (measured). ``smem_bytes``, ``l2_bytes``: bytes per clock and SM that shared memory hands
     over (32 banks of 4 bytes), and the L2 (measured). ``dram_bytes_us``: bytes per microsecond of device memory that a
     copy reaches (data sheet, less 10 to 17 %). ``l2_size``: bytes of the L2, as devices report it. ``latency_us``: of a
-    load from device memory, in microseconds (measured).
+    load from device memory, in microseconds (measured). ``l2_clocks``: the same of a load that the L2 has, in clocks
+    (measured: arXiv 2402.13499, 2501.12084; of the RTX 3090 nothing is published, it has the RTX 4090's).
     """
 
     mhz: int
@@ -67,6 +68,7 @@ class Rates(NamedTuple):
     dram_bytes_us: float
     l2_size: int
     latency_us: float
+    l2_clocks: int
     smem_bytes: int = 128
 
 
@@ -104,16 +106,21 @@ class Chip(NamedTuple):
 
 GPUS: dict[str, Chip] = {
     "a100": Chip(
-        "A100", CAPABILITIES["8.0"], 108, Rates(1380, 40, 1.7e6, 40 << 20, 0.6), ("h200", "h100"), "A100_SXM_80GB"
+        "A100", CAPABILITIES["8.0"], 108, Rates(1380, 40, 1.7e6, 40 << 20, 0.6, 262), ("h200", "h100"), "A100_SXM_80GB"
     ),
     "rtx3090": Chip(
-        "GeForce RTX 3090", CAPABILITIES["8.6"], 82, Rates(1700, 28, 0.85e6, 6 << 20, 0.5), ("l40s", "a100"), "RTX_3090"
+        "GeForce RTX 3090", CAPABILITIES["8.6"], 82, Rates(1700, 28, 0.85e6, 6 << 20, 0.5, 273), ("l40s", "a100"),
+        "RTX_3090",
     ),
-    "l40s": Chip("L40S", CAPABILITIES["8.9"], 142, Rates(2200, 28, 0.75e6, 96 << 20, 0.6), ("rtx3090",), "L40S"),
-    "h100": Chip("H100", CAPABILITIES["9.0"], 132, Rates(1700, 40, 3.0e6, 50 << 20, 0.7), ("h200", "a100"), "H100_SXM"),
-    "h200": Chip("H200", CAPABILITIES["9.0"], 132, Rates(1700, 40, 4.1e6, 60 << 20, 0.7), ("h100", "a100"), "H200_SXM"),
+    "l40s": Chip("L40S", CAPABILITIES["8.9"], 142, Rates(2200, 28, 0.75e6, 96 << 20, 0.6, 273), ("rtx3090",), "L40S"),
+    "h100": Chip(
+        "H100", CAPABILITIES["9.0"], 132, Rates(1700, 40, 3.0e6, 50 << 20, 0.7, 263), ("h200", "a100"), "H100_SXM"
+    ),
+    "h200": Chip(
+        "H200", CAPABILITIES["9.0"], 132, Rates(1700, 40, 4.1e6, 60 << 20, 0.7, 263), ("h100", "a100"), "H200_SXM"
+    ),
     "rtx5090": Chip(
-        "GeForce RTX 5090", CAPABILITIES["12.0"], 170, Rates(2400, 28, 1.6e6, 96 << 20, 0.7), ("rtx3090", "l40s"),
+        "GeForce RTX 5090", CAPABILITIES["12.0"], 170, Rates(2400, 28, 1.6e6, 96 << 20, 0.7, 360), ("rtx3090", "l40s"),
         "RTX_5090",
     ),
 }  # fmt: skip

@@ -121,6 +121,14 @@ struct Matrix {
 
 constexpr int kMostRows = 1 << 24;
 
+// The workspace: a counter for each tile whose sum is kept in parts, padded to a multiple of 256 bytes; then the parts.
+struct Scratch {
+  int64_t tiles = 0, parts = 0;
+
+  int64_t counter_bytes() const { return tiles * 4; }
+  int64_t parts_at() const { return ceil_div(counter_bytes(), 256) * 256; }
+};
+
 // What is true of a kernel, as kernel/launch.py's `Launch`; and what it takes by that.
 struct Launch {
   std::string entry;
@@ -129,7 +137,7 @@ struct Launch {
   int threads, smem_bytes, bm, bn, bk, split_k;
   Raster raster = Raster::kPlain;
   Reduce reduce = Reduce::kNone;
-  bool predicated = true, persistent = false;
+  bool predicated = true, persistent = false, stream_k = false;
   int baked_k = 0, cluster_m = 1, cluster_n = 1;
   int k_steps = 0;  // of k that a CTA holds, 0 for any number
   Box box_a, box_b, box_d, box_rest;
@@ -139,19 +147,31 @@ struct Launch {
 
   // CTAs that are launched together: the tiles of a cluster, or all slices of one.
   int cluster() const { return reduce == Reduce::kCluster ? split_k : cluster_m * cluster_n; }
-  bool workspace() const { return reduce == Reduce::kWorkspace; }
+  bool workspace() const { return reduce == Reduce::kWorkspace || stream_k; }
   bool stores_vectors() const { return box_d.cols > 0 || !predicated; }
   int64_t tiles(int m, int n) const { return ceil_div(m, bm) * ceil_div(n, bn); }
-  int64_t clusters(int m, int n) const {
-    int64_t const of_tiles = ceil_div(ceil_div(m, bm), cluster_m) * ceil_div(ceil_div(n, bn), cluster_n);
-    return workspace() ? of_tiles * split_k : of_tiles;
+  // Clusters that have work, of a GPU that holds as many at once as it likes.
+  int64_t clusters(int m, int n, int k) const {
+    int64_t const each = stream_k ? ceil_div(k, bk) : reduce == Reduce::kWorkspace ? split_k : 1;
+    return cluster_tiles(m, n) * each;
   }
-  // The arrival counters come first, padded to a multiple of 256 bytes.
-  int64_t counter_bytes(int m, int n) const { return ceil_div(tiles(m, n) * 4, 256) * 256; }
+  int64_t cluster_tiles(int m, int n) const {
+    return ceil_div(ceil_div(m, bm), cluster_m) * ceil_div(ceil_div(n, bn), cluster_n);
+  }
+  Scratch scratch(int m, int n, int k, int64_t resident) const;
 
   Refusal refuse_sizes(int m, int n, int k) const;
   Refusal refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const;
 };
+
+// What a launch needs of the workspace, where `resident` clusters run at once: of tiles whose sums are kept in parts.
+inline Scratch Launch::scratch(int m, int n, int k, int64_t resident) const {
+  if (!workspace()) return {};
+  int64_t const tiles = cluster_tiles(m, n);
+  if (!stream_k) return {tiles * cluster(), tiles * cluster() * split_k};
+  int64_t const running = std::min(clusters(m, n, k), resident), last_wave = tiles % running;
+  return {last_wave * cluster(), last_wave ? (last_wave + running) * cluster() : 0};
+}
 
 inline Launch::Launch(Tokens& facts) {
   convention = Convention(facts.choice("launch", {"tiles", "tma", "cluster"}));
@@ -188,6 +208,7 @@ inline Launch::Launch(Tokens& facts) {
       box_b = box("box_b");
       box_d = box("box_d");
       if (facts.has("box_d_rest_cols")) box_rest = {facts.number("box_d_rest_cols", 1), box_d.rows};
+      stream_k = facts.has("stream_k") && facts.choice("stream_k", {"0", "1"});
       break;
     case Convention::kCluster:
       reduce = Reduce(facts.choice("reduce", {"none", "workspace", "cluster"}));

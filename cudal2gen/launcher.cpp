@@ -224,19 +224,19 @@ int prepare(cudal2gen_kernel& own, std::string const& cubin) {
 // ---- launching ----
 
 // Clears the arrival counters, which come first in the workspace; the partial sums follow them.
-int clear_counters(cudal2gen_kernel const& own, void* workspace, int m, int n, cudaStream_t stream) {
+int clear_counters(cudal2gen_kernel const& own, Scratch const& scratch, void* workspace, cudaStream_t stream) {
   if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 256)
     return invalid("this kernel needs a workspace, aligned to 256 bytes");
-  cudaError_t const error = own.runtime.memset_async(workspace, 0, own.launch.tiles(m, n) * 4, stream);
+  cudaError_t const error = own.runtime.memset_async(workspace, 0, scratch.counter_bytes(), stream);
   return error ? own.runtime.refuse(error) : cudaSuccess;
 }
 
-int choose_grid(cudal2gen_kernel const& own, int m, int n, dim3& grid) {
+int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, dim3& grid) {
   Launch const& launch = own.launch;
   int64_t const tiles_n = ceil_div(n, launch.bn);
   int64_t x = tiles_n, y = ceil_div(m, launch.bm) * launch.split_k, z = 1;
   if (launch.convention != Convention::kTiles) {
-    int64_t const clusters = launch.clusters(m, n);
+    int64_t const clusters = launch.clusters(m, n, k);
     x = (launch.persistent ? std::min(clusters, own.resident) : clusters) * launch.cluster();
     y = 1;
   } else if (launch.raster == Raster::kZsplit) {
@@ -317,10 +317,9 @@ int cudal2gen_close(cudal2gen_kernel* kernel) {
 
 // Bytes of workspace, aligned to 256, that a launch of this size needs; 0 where none.
 int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k) {
-  (void)k;
   Launch const& launch = kernel->launch;
-  if (!launch.workspace()) return 0;
-  return launch.counter_bytes(m, n) + launch.tiles(m, n) * launch.split_k * launch.bm * launch.bn * int64_t(4);
+  Scratch const scratch = launch.scratch(m, n, k, kernel->resident);
+  return scratch.parts_at() + scratch.parts * launch.bm * launch.bn * int64_t(4);
 }
 
 // D(m,n) = A(m,k) * B on the given stream. Leading dimensions in elements. workspace: cudal2gen_workspace_bytes().
@@ -337,15 +336,15 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
   Refusal refusal = launch.refuse_sizes(m, n, k);
   if (!refusal) refusal = launch.refuse_operands(in_a, in_b, out_d);
   if (refusal) return refuse(refusal.code, refusal.why);
-  int code = choose_grid(own, m, n, config.gridDim);
+  int code = choose_grid(own, m, n, k, config.gridDim);
   if (code) return code;
 
   float* partials = nullptr;
   unsigned* arrivals = nullptr;
-  if (launch.workspace()) {
-    if ((code = clear_counters(own, workspace, m, n, config.stream))) return code;
+  if (Scratch const scratch = launch.scratch(m, n, k, own.resident); scratch.tiles) {
+    if ((code = clear_counters(own, scratch, workspace, config.stream))) return code;
     arrivals = static_cast<unsigned*>(workspace);
-    partials = reinterpret_cast<float*>(static_cast<char*>(workspace) + launch.counter_bytes(m, n));
+    partials = reinterpret_cast<float*>(static_cast<char*>(workspace) + scratch.parts_at());
   }
   bool overlaps = own.options.overlaps;
   if (overlaps && (code = may_overlap(own, config.stream, overlaps))) return code;

@@ -9,6 +9,7 @@ microseconds.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import NamedTuple
 
 from cudal2gen.chips import Rates
@@ -17,7 +18,9 @@ from cudal2gen.kernel import Record, Work, ceil_div
 LAUNCH_US = 1.6
 DESCRIPTOR_US = 0.35  # the first TMA of a kernel fetches its tensor map
 CLUSTER_REDUCE_US = 1.0  # two cluster barriers and a round of distributed shared memory
-WORKSPACE_REDUCE_US = 2.2  # partial sums through the L2, a fence, an atomic
+# Of partial sums in device memory: a thread's 16-byte loads from the L2 in flight, and the trips there before the
+# first: its last store, the arrival, the look at the counter.
+SUM_LOADS, SUM_TRIPS = 8, 3
 STORE_BYTES = {"tma": 32, "direct": 20}  # per clock and SM
 ISSUE = {"one": 0.80, "many": 0.93}  # share of the MMA rate that one, or several, warpgroups sustain
 MMA_SYNC_ISSUE = 0.85
@@ -36,12 +39,14 @@ def estimate(record: Record) -> Estimate:
     """The modelled time of a record on its own problem and GPU."""
     rates, sms, work = record.target.rates, _usable_sms(record), record.work
     resident = max(1, record.ctas_per_sm(record.estimated_registers))
-    per_sm = ceil_div(record.ctas, sms)
-    together = min(per_sm, resident)
+    per_sm: float = ceil_div(record.ctas, sms)
+    together = min(ceil_div(record.ctas, sms), resident)
     tile_steps = ceil_div(ceil_div(record.k, record.k_step), record.split_k)
     clock = rates.mhz
+    if record.shares_last_wave:
+        per_sm, together = record.ctas / sms, resident
 
-    steps = per_sm * tile_steps
+    steps = ceil(per_sm * tile_steps)
     flight = record.steps_in_flight * together
     bounds = {
         "mma": steps * _mma_clocks(record, work) / clock,
@@ -52,7 +57,8 @@ def estimate(record: Record) -> Estimate:
         "device memory": _dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us,
     }
     main = max(bounds.values())
-    around = LAUNCH_US + rates.latency_us + _epilogue_us(record, work, rates, per_sm) + _reduce_us(record, rates)
+    around = LAUNCH_US + rates.latency_us + _epilogue_us(record, work, rates, per_sm)
+    around += _sums_us(record, work, rates, sms, together)
     if work.tensor_maps:
         around += DESCRIPTOR_US
     return Estimate(main + around, main, bounds, around)
@@ -91,7 +97,7 @@ def _dram_bytes(record: Record, work: Work, rates: Rates, at_once: int) -> float
     return max(once, tiles / wave * per_wave + record.element.bytes * record.m * record.n)
 
 
-def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: int) -> float:
+def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: float) -> float:
     """From the last MMA to the last store; between tiles only where nothing else runs meanwhile."""
     tile_us = record.bm * record.bn * record.element.bytes / STORE_BYTES[work.store] / rates.mhz
     if record.split_k > 1:
@@ -99,10 +105,27 @@ def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: int) -> float
     return 0.3 + tile_us * (1 if work.epilogue_hidden else per_sm)
 
 
-def _reduce_us(record: Record, rates: Rates) -> float:
-    if record.split_k == 1:
-        return 0.0
-    if record.cluster_ctas > 1:
+def _sums_us(record: Record, work: Work, rates: Rates, sms: int, together: int) -> float:
+    """Where a tile's k is shared out: partial sums to the L2, and from there, trips and bytes; or within clusters."""
+    if record.split_k > 1 and work.summed_by == "cluster":
         return CLUSTER_REDUCE_US
-    partials = 8 * record.m * record.n * record.split_k
-    return WORKSPACE_REDUCE_US + partials / (rates.l2_bytes * record.target.sms * rates.mhz)
+    kept, added = _partial_sums(record, work, sms, together)
+    if not kept:
+        return 0.0
+    threads = together * (128 * work.issuers if work.instruction == "wgmma" else record.threads)
+    loads = ceil(added * record.bm * record.bn / 4 / threads)
+    trips = SUM_TRIPS + ceil_div(loads, SUM_LOADS)
+    moved = (kept + added) * record.bm * record.bn * 4
+    return (trips * rates.l2_clocks + moved / rates.l2_bytes) / rates.mhz
+
+
+def _partial_sums(record: Record, work: Work, sms: int, together: int) -> tuple[float, float]:
+    """Tiles of fp32 that the busiest SM keeps in device memory, and that it reads there."""
+    if record.shares_last_wave:
+        last_wave = record.ctas % (sms * together)
+        kept = together + last_wave / sms if last_wave else 0.0
+        return kept, kept
+    if record.split_k == 1:
+        return 0.0, 0.0
+    kept = ceil_div(record.ctas, sms)
+    return kept, kept if work.summed_by == "all" else ceil_div(record.tiles_m * record.tiles_n, sms) * record.split_k

@@ -277,9 +277,10 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
     split_k = {None: 1, "cluster": draw(st.sampled_from([2, 4, 8])), "workspace": draw(st.integers(2, 5))}[reduce]
     clusters = [[1, 1]] if reduce == "cluster" else [[1, 1], [2, 1], [1, 2], [2, 2], [4, 1]]
     bk = draw(st.sampled_from([64, 128]))
+    stream_k = reduce is None and schedule == "cooperative" and draw(st.booleans())
     fields = {
         "gpu": draw(st.sampled_from(["h100", "h200"])),
-        "acc": draw(st.sampled_from(["f16", "f32"])),
+        "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
         "layout": layout,
         "m": draw(st.integers(1, 3 * bm)),
         "n": 8 * draw(st.integers(1, 3 * bn // 8)),
@@ -303,6 +304,7 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
         "hint_b": draw(st.sampled_from(["normal", "first", "last"])),
         "pdl": draw(st.booleans()),
         "min_blocks": 1,
+        "stream_k": stream_k,
     }
     try:
         return wgmma(**fields)

@@ -87,6 +87,7 @@ WGMMA_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "epilogue": ({}, {"epilogue": "direct"}),
     "registers": ({}, {"registers": None}),
     "min_blocks": ({"bm": 128, "bn": 32, "atom_n": 32, "registers": None}, {"min_blocks": 2}),
+    "stream_k": ({}, {"stream_k": True}),
     "family": ({}, {}),
 }
 WGMMA_DATA: dict[str, dict[str, Any]] = {
@@ -263,6 +264,7 @@ GOLDENS: dict[str, Record] = {
         schedule="pingpong", swap_ab=True, bm=48, bn=64, atom_n=48, layout="nn", acc="f16", bk=128, stages=5
     ),
     "sm90_wgmma_workspace": wgmma(split_k=4, reduce="workspace", epilogue="direct"),
+    "sm90_wgmma_stream": wgmma(stream_k=True, cluster=[2, 1]),
     "sm90_wgmma_cluster_split": wgmma(split_k=4, reduce="cluster", epilogue="direct", bn=128, atom_n=64),
     "sm90_small": single_shot(split_k=2),
     "sm90_small_nn": single_shot(layout="nn", acc="f16"),

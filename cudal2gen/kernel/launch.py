@@ -181,7 +181,8 @@ class Tma(Launch):
 
     A cluster has ``cluster_m`` x ``cluster_n`` tiles, or all slices of one where ``reduce`` is cluster. Boxes are given
     as columns, which are contiguous, and rows. ``box_d_rest_cols``: columns of the boxes in which the rest of a row of
-    D is stored where ``box_d_cols`` does not divide it, 0 where it does.
+    D is stored where ``box_d_cols`` does not divide it, 0 where it does. ``stream_k``: the tiles of the last wave are
+    shared out among all clusters by steps of k, and their sums meet in the workspace.
     """
 
     convention: ClassVar[str] = "tma"
@@ -204,6 +205,7 @@ class Tma(Launch):
     box_d_cols: Amount
     box_d_rows: Amount
     box_d_rest_cols: Amount = 0
+    stream_k: Flag = 0
 
     @property
     def stores_vectors(self) -> bool:

@@ -226,6 +226,11 @@ class Record(Schema):
         return False
 
     @property
+    def shares_last_wave(self) -> bool:
+        """Whether all CTAs share the tiles of the last wave, so that a last wave behind a whole one is worth a test."""
+        return False
+
+    @property
     def grid_is_tiles(self) -> bool:
         """Whether a CTA's place in the grid is its tile's place in D, so that a part of a grid is a part of D."""
         return False

@@ -12,6 +12,7 @@ from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields, Record
 from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Overlap, Sm90Kernel
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle
+from cudal2gen.kernel.work import Work
 
 MAX_ACCUMULATORS = 128  # registers of a thread, which leave room for fragments
 
@@ -139,3 +140,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
                 continue
             for bm, bn in ((16, 32), (32, 32), (32, 64), (64, 64)):
                 yield {"bm": bm, "bn": bn, "k_chunks": k_chunks, "split_k": split_k}
+
+    @property
+    def work(self) -> Work:
+        return super().work._replace(summed_by="cluster")

@@ -29,7 +29,7 @@ LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12
 PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster in boxes of 16 columns
 
 # What the tuner tries: bm, bn, schedule, consumers and registers of tiles that ptxas compiles without spills,
-# by accumulator; clusters; splits of k with their reduction; bands of tiles.
+# by accumulator; clusters; splits of k with their reduction and stream_k; bands of tiles.
 Tile = tuple[int, int, str, int, list[int] | None]
 TILES: dict[str, list[Tile]] = {
     "f32": [
@@ -54,11 +54,13 @@ TILES: dict[str, list[Tile]] = {
     ],
 }
 CLUSTERS = ([1, 1], [2, 1], [1, 2], [4, 1], [2, 2], [1, 4])
-SPLITS: tuple[tuple[int, str | None], ...] = (
-    (1, None),
-    *((slices, "cluster") for slices in CLUSTER_SPLITS),
-    *((slices, "workspace") for slices in (4, 8, 16)),
+SPLITS: tuple[tuple[int, str | None, bool], ...] = (
+    (1, None, False),
+    (1, None, True),
+    *((slices, "cluster", False) for slices in CLUSTER_SPLITS),
+    *((slices, "workspace", False) for slices in (4, 8, 16)),
 )
+LEAST_SHARED_STEPS = 8  # of k of a tile, to be worth sharing out
 GROUPS = (1, 4, 8, 16)
 
 
@@ -107,6 +109,10 @@ class Sm90Wgmma(Sm90Kernel):
     hint_b: Annotated[Hint, Field(description="L2 eviction priority of B")]
     pdl: Overlap
     min_blocks: Annotated[Literal[1, 2], Field(description="CTAs per SM that the compiler bounds registers for")]
+    stream_k: Annotated[
+        bool,
+        Field(description="share out the k-tiles of the last wave's tiles among all CTAs; their sums meet in the L2"),
+    ] = False
 
     CONVENTION: ClassVar[type[Launch]] = Tma
     DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {option.name for option in Tma.options}
@@ -141,7 +147,7 @@ class Sm90Wgmma(Sm90Kernel):
         }
 
     def violations(self) -> Iterator[str]:
-        if broken := [*self._tile_violations(), *self._split_violations()]:
+        if broken := [*self._tile_violations(), *self._split_violations(), *self._stream_violations()]:
             yield from broken
             return
         rows_along_n = self.layout == "nn" or self.epilogue == "tma"
@@ -181,6 +187,16 @@ class Sm90Wgmma(Sm90Kernel):
         if self.epilogue != "direct":
             yield "epilogue=tma: must be direct for reduce cluster, each CTA stores scattered columns of the sum"
         yield from self.sum_violations("reduce=cluster", "ring's", self.ring_bytes)
+
+    def _stream_violations(self) -> Iterator[str]:
+        if not self.stream_k:
+            return
+        if self.split_k > 1:
+            yield f"split_k={self.split_k}: must be 1 for stream_k, which itself shares out k"
+        if self.schedule != "cooperative":
+            yield "schedule=pingpong: must be cooperative for stream_k, whose shares of k are of all consumers"
+        if self.acc != "f32":
+            yield "acc=f16: must be f32 for stream_k, where sums begin depends on the GPU and fp16 sums round with it"
 
     def _box_violations(self) -> Iterator[str]:
         cluster_m, cluster_n = self.cluster
@@ -240,6 +256,10 @@ class Sm90Wgmma(Sm90Kernel):
         return True
 
     @property
+    def shares_last_wave(self) -> bool:
+        return self.stream_k
+
+    @property
     def ring_steps(self) -> int:
         return self.stages
 
@@ -271,7 +291,7 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def live_registers(self) -> int:
         """Registers of a consumer beside its accumulators."""
-        if self.epilogue == "tma" or self.reduces_in_cluster:
+        if self.stores_tiles != "direct" or self.reduces_in_cluster:
             return LIVE_REGISTERS
         # Across the accumulators' rows, each 8 columns are another row of D: its address is kept.
         return LIVE_REGISTERS_ACROSS + self.cols // 4 if self.swap_ab else LIVE_REGISTERS_DIRECT
@@ -322,7 +342,7 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def store_bytes(self) -> int:
         """Buffers of the epilogue: two per consumer warp, of 16 rows or columns of D."""
-        return self._buffer_bytes(self.store_group) if self.epilogue == "tma" else 0
+        return self._buffer_bytes(self.store_group) if self.stores_tiles == "tma" else 0
 
     def _buffer_bytes(self, group: int) -> int:
         return self.consumers * 4 * STORE_BUFFERS * 16 * group * self.element.bytes
@@ -340,6 +360,21 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def reduces_in_cluster(self) -> bool:
         return self.reduce == "cluster"
+
+    @property
+    def summed_in(self) -> Literal["none", "cluster", "workspace", "stream"]:
+        """Where partial sums over k meet: of slices in shared or device memory, of the last wave in device memory."""
+        return "stream" if self.stream_k else self.reduce or "none"
+
+    @property
+    def keeps_parts(self) -> bool:
+        """Whether partial sums are kept in device memory until all CTAs add them, shares alike."""
+        return self.summed_in in ("workspace", "stream")
+
+    @property
+    def stores_tiles(self) -> Literal["tma", "direct", "parts"]:
+        """How a CTA stores a tile whose k is all its own: by its epilogue; parts: it has none such."""
+        return "parts" if self.reduce == "workspace" else self.epilogue
 
     @property
     def cluster_ctas(self) -> int:
@@ -360,6 +395,8 @@ class Sm90Wgmma(Sm90Kernel):
     def remarks(self) -> list[str]:
         """What its author should know of a legal record."""
         remarks = super().remarks
+        if self.reduce == "workspace" and self.epilogue == "tma":
+            remarks.append("epilogue=tma: sums of the workspace leave straight from registers, as with direct")
         if self.layout == "nn" and self.chunk_b < CHUNK:
             remarks.append(f"boxes of B are {self.chunk_b} columns wide: {self.bn // self.chunk_b} of them per k-tile")
         return remarks
@@ -393,6 +430,7 @@ class Sm90Wgmma(Sm90Kernel):
             **self.launch_facts,
             reduce=self.reduce or "none",
             persistent=int(not self.reduces_in_cluster),
+            stream_k=int(self.stream_k),
             cluster_m=self.cluster[0],
             cluster_n=self.cluster[1],
             box_a_cols=CHUNK,
@@ -401,7 +439,7 @@ class Sm90Wgmma(Sm90Kernel):
             box_b_rows=b_rows,
             box_d_cols=d_cols,
             box_d_rows=d_rows,
-            box_d_rest_cols=self.store_rest if self.epilogue == "tma" else 0,
+            box_d_rest_cols=self.store_rest if self.stores_tiles == "tma" else 0,
         )
 
     @property
@@ -410,7 +448,7 @@ class Sm90Wgmma(Sm90Kernel):
 
         Zeros where the epilogue is not TMA's.
         """
-        if self.epilogue != "tma":
+        if self.stores_tiles != "tma":
             return 0, 0
         return (16, self.store_group) if self.swap_ab else (self.store_group, 16)
 
@@ -436,14 +474,16 @@ class Sm90Wgmma(Sm90Kernel):
             # Few rows: D^T = B^T A^T, whose rows are many.
             bm = ceil_div(problem.m, 16) * 16
             tiles += [(True, (bm, bn, "cooperative", groups, None)) for bn, groups in ((64, 1), (128, 1), (128, 2))]
-        for (swap_ab, tile), cluster, (split_k, reduce), bk in product(tiles, CLUSTERS, SPLITS, (64, 128)):
+        for (swap_ab, tile), cluster, (split_k, reduce, stream_k), bk in product(tiles, CLUSTERS, SPLITS, (64, 128)):
             bm, bn, schedule, consumers, registers = tile
             if (not swap_ab and bm >= 2 * problem.m > 128) or (bn >= 2 * problem.n and bn > 64):
                 continue
             alone = cluster == [1, 1] and schedule == "cooperative"
             if split_k > 1 and (not alone or ceil_div(problem.k, bk) < 2 * split_k):
                 continue
-            epilogue = "direct" if reduce == "cluster" or problem.n % VECTOR else "tma"
+            if stream_k and (schedule != "cooperative" or not cls._shares_last_wave(problem, bm, bn, bk, cluster)):
+                continue
+            epilogue = "direct" if reduce or problem.n % VECTOR else "tma"
             buffers = consumers * 4 * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes if epilogue == "tma" else 0
             room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - 512
             deepest = min(8, room // ((bm + bn) * bk * problem.element.bytes))
@@ -454,7 +494,15 @@ class Sm90Wgmma(Sm90Kernel):
                     "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8, "split_k": split_k,
                     "reduce": reduce, "swap_ab": swap_ab, "epilogue": epilogue, "registers": registers,
                     "hint_a": "normal", "hint_b": "normal", "pdl": False, "min_blocks": 1,
+                    **({"stream_k": True} if stream_k else {}),
                 }  # fmt: skip
+
+    @classmethod
+    def _shares_last_wave(cls, problem: Problem, bm: int, bn: int, bk: int, cluster: list[int]) -> bool:
+        """Whether fp32 sums of a last wave that does not fill the GPU have enough of k to share out."""
+        tiles = ceil_div(ceil_div(problem.m, bm), cluster[0]) * ceil_div(ceil_div(problem.n, bn), cluster[1])
+        last_wave = tiles % (GPUS[problem.gpu].sms // (cluster[0] * cluster[1]))
+        return problem.acc == "f32" and last_wave > 0 and ceil_div(problem.k, bk) >= LEAST_SHARED_STEPS
 
     @classmethod
     def free_fields(cls, problem: Problem) -> dict[str, list[Fields]]:  # noqa: ARG003
@@ -479,10 +527,11 @@ class Sm90Wgmma(Sm90Kernel):
             issuers=self.consumers,
             shared_bytes=read + self.step_bytes,
             raster_band=self.raster_group,
-            store=self.epilogue,
+            store="tma" if self.stores_tiles == "tma" else "direct",
             epilogue_hidden=self.schedule == "pingpong",
             tensor_maps=True,
             issue_clocks=LOOP_CLOCKS + WGMMA_CLOCKS * own_wgmmas,
+            summed_by="cluster" if self.reduces_in_cluster else "all",
         )
 
 

@@ -16,7 +16,8 @@ class Work(NamedTuple):
     CTAs. ``raster_band``: rows of tiles that are under way side by side. ``store``: how D leaves, by TMA or by stores
     of the threads. ``epilogue_hidden``: whether the next tile's main loop runs meanwhile. ``tensor_maps``: whether the
     first load waits for a tensor map. ``issue_clocks``: a warp's issue slots and stalls in one k-step, 0 where they
-    are not known.
+    are not known. ``summed_by``: who adds the partial sums of a tile whose k is shared out: the CTAs of its cluster,
+    the last one to arrive, or all CTAs, shares alike.
     """
 
     instruction: Instruction
@@ -28,3 +29,4 @@ class Work(NamedTuple):
     epilogue_hidden: bool = False
     tensor_maps: bool = False
     issue_clocks: int = 0
+    summed_by: Literal["cluster", "last", "all"] = "last"

@@ -268,7 +268,6 @@ struct Shared {
   CUTE_DEVICE uint32_t full(int i) const { return stage(kStages) + 32768 + i * 16; }
   CUTE_DEVICE uint32_t empty(int i) const { return full(i) + 8; }
   CUTE_DEVICE uint32_t order(int i) const { return full(kStages) + i * 8; }
-  CUTE_DEVICE uint32_t flag(int i) const { return order(2) + i * 4; }
 };
 static_assert(kStages * kStageBytes + 32768 + kStages * 16 + 32 == 229472);
 extern __shared__ __align__(1024) unsigned char smem[];
@@ -291,21 +290,25 @@ struct Place {
   }
 };
 
-// What a CTA does at a time: the tile of D at (row, col), steps [first, last) of k.
-struct Work {
+// A tile of D at (row, col).
+struct Tile {
   int row, col;
-  int slice, first, last;
+};
+
+// What a CTA does at a time: a tile, steps [first, last) of k.
+struct Work : Tile {
+  int first, last;
+
 };
 
 // Tiles of clusters along m and n.
 CUTE_DEVICE int clusters_m(Gemm const& gemm) { return (gemm.m + kBM * kClusterM - 1) / (kBM * kClusterM); }
 CUTE_DEVICE int clusters_n(Gemm const& gemm) { return (gemm.n + kBN * kClusterN - 1) / (kBN * kClusterN); }
+CUTE_DEVICE int steps_of(Gemm const& gemm) { return (gemm.k + kBK - 1) / kBK; }
 
-CUTE_DEVICE int work_items(Gemm const& gemm) { return clusters_m(gemm) * clusters_n(gemm) * kSplitK; }
-
-// Tiles go along one axis in bands of a few tiles of the other, so that what runs together shares operands in L2.
-CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) {
-  const int tile = item / kSplitK, slice = item % kSplitK;
+// A CTA's part of a cluster's tile. Tiles go along one axis in bands of a few tiles of the other, so that what runs
+// together shares operands in L2.
+CUTE_DEVICE Tile tile_of(Gemm const& gemm, int tile, int rank) {
   const int along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
   const int across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
   const int band = tile / (along * gemm.band) * gemm.band;
@@ -313,10 +316,12 @@ CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) {
   const int width = min(gemm.band, across - band);
   const int at_along = in_band / width, at_across = band + in_band % width;
   const int cluster_m = gemm.along_n ? at_across : at_along, cluster_n = gemm.along_n ? at_along : at_across;
-  const int steps = (gemm.k + kBK - 1) / kBK;
-  return {(cluster_m * kClusterM + rank % kClusterM) * kBM, (cluster_n * kClusterN + rank / kClusterM) * kBN,
-          slice, int(int64_t(steps) * slice / kSplitK), int(int64_t(steps) * (slice + 1) / kSplitK)};
+  return {(cluster_m * kClusterM + rank % kClusterM) * kBM, (cluster_n * kClusterN + rank / kClusterM) * kBN};
 }
+
+CUTE_DEVICE int work_items(Gemm const& gemm) { return clusters_m(gemm) * clusters_n(gemm); }
+
+CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) { return {tile_of(gemm, item, rank), 0, steps_of(gemm)}; }
 
 // Two neighbours of one row, of the accumulators of 8 columns: e = 0 in row lane / 4, e = 1 in the row 8 below.
 CUTE_DEVICE uint32_t pair(Accumulator const (&d)[kAtomRegisters], int columns, int e) {
@@ -401,6 +406,7 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   CUTE_NO_UNROLL
   for (int item = blockIdx.x / kClusterCtas; item < work_items(gemm); item += gridDim.x / kClusterCtas) {
     const Work work = work_of(gemm, item, rank);
+
     for (int step = work.first; step < work.last; ++step) {
       const uint32_t stage = shared.stage(place.stage), full = shared.full(place.stage);
       wait(shared.empty(place.stage), place.parity ^ 1);
@@ -499,6 +505,7 @@ CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
     multiply(shared, place, work.last - work.first, share_row, share_col, empty, tCrD);
     store_share(gemm, shared, work.row, work.col, share_row, share_col, tCrD);
   }
+
   wait_for_stores<0>();  // shared memory is not given up before
 }
 

@@ -12,9 +12,9 @@
 //   B       64 x 256 of (k, n)
 //   D       is not read
 //
-// Scratch
-//   partials   m / 128 * n / 256 * 4 tiles of 128 x 256 floats
-//   arrivals   m / 128 * n / 256 counters, zero before the launch
+// Scratch, of all tiles in whole clusters
+//   partials   tiles * 4 tiles of 128 x 256 floats
+//   arrivals   tiles counters, zero before the launch
 //
 // Needs   A and B aligned to 16 bytes, their leading dimensions multiples of 8
 
@@ -236,7 +236,6 @@ struct Shared {
   CUTE_DEVICE uint32_t full(int i) const { return stage(kStages) + 0 + i * 16; }
   CUTE_DEVICE uint32_t empty(int i) const { return full(i) + 8; }
   CUTE_DEVICE uint32_t order(int i) const { return full(kStages) + i * 8; }
-  CUTE_DEVICE uint32_t flag(int i) const { return order(2) + i * 4; }
 };
 static_assert(kStages * kStageBytes + 0 + kStages * 16 + 32 == 196704);
 extern __shared__ __align__(1024) unsigned char smem[];
@@ -259,21 +258,26 @@ struct Place {
   }
 };
 
-// What a CTA does at a time: the tile of D at (row, col), steps [first, last) of k.
-struct Work {
+// A tile of D at (row, col).
+struct Tile {
   int row, col;
-  int slice, first, last;
+};
+
+// What a CTA does at a time: a tile, steps [first, last) of k.
+struct Work : Tile {
+  int first, last;
+  int64_t part;  // the place of its partial sum among all, in tiles; negative for a whole tile
+  int tile;      // the place of its counter: which of the tiles that are kept in parts
 };
 
 // Tiles of clusters along m and n.
 CUTE_DEVICE int clusters_m(Gemm const& gemm) { return (gemm.m + kBM * kClusterM - 1) / (kBM * kClusterM); }
 CUTE_DEVICE int clusters_n(Gemm const& gemm) { return (gemm.n + kBN * kClusterN - 1) / (kBN * kClusterN); }
+CUTE_DEVICE int steps_of(Gemm const& gemm) { return (gemm.k + kBK - 1) / kBK; }
 
-CUTE_DEVICE int work_items(Gemm const& gemm) { return clusters_m(gemm) * clusters_n(gemm) * kSplitK; }
-
-// Tiles go along one axis in bands of a few tiles of the other, so that what runs together shares operands in L2.
-CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) {
-  const int tile = item / kSplitK, slice = item % kSplitK;
+// A CTA's part of a cluster's tile. Tiles go along one axis in bands of a few tiles of the other, so that what runs
+// together shares operands in L2.
+CUTE_DEVICE Tile tile_of(Gemm const& gemm, int tile, int rank) {
   const int along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
   const int across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
   const int band = tile / (along * gemm.band) * gemm.band;
@@ -281,9 +285,28 @@ CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) {
   const int width = min(gemm.band, across - band);
   const int at_along = in_band / width, at_across = band + in_band % width;
   const int cluster_m = gemm.along_n ? at_across : at_along, cluster_n = gemm.along_n ? at_along : at_across;
-  const int steps = (gemm.k + kBK - 1) / kBK;
-  return {(cluster_m * kClusterM + rank % kClusterM) * kBM, (cluster_n * kClusterN + rank / kClusterM) * kBN,
-          slice, int(int64_t(steps) * slice / kSplitK), int(int64_t(steps) * (slice + 1) / kSplitK)};
+  return {(cluster_m * kClusterM + rank % kClusterM) * kBM, (cluster_n * kClusterN + rank / kClusterM) * kBN};
+}
+
+CUTE_DEVICE int work_items(Gemm const& gemm) { return clusters_m(gemm) * clusters_n(gemm) * kSplitK; }
+
+CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) {
+  const int64_t steps = steps_of(gemm);
+  const int slice = item % kSplitK, tile = item / kSplitK * kClusterCtas + rank;
+  return {tile_of(gemm, item / kSplitK, rank), int(steps * slice / kSplitK), int(steps * (slice + 1) / kSplitK),
+          int64_t(tile) * kSplitK + slice, tile};
+}
+
+// A tile whose partial sums are `count` tiles from `first` on, in the order of k.
+struct Parts : Tile {
+  int64_t first;
+  int count;
+};
+
+CUTE_DEVICE int tiles_in_parts(Gemm const& gemm) { return clusters_m(gemm) * clusters_n(gemm) * kClusterCtas; }
+
+CUTE_DEVICE Parts parts_of(Gemm const& gemm, int tile) {
+  return {tile_of(gemm, tile / kClusterCtas, tile % kClusterCtas), int64_t(tile) * kSplitK, kSplitK};
 }
 
 // Two neighbours of one row, of the accumulators of 8 columns: e = 0 in row lane / 4, e = 1 in the row 8 below.
@@ -315,78 +338,125 @@ CUTE_DEVICE void store_columns(Gemm const& gemm, int row, int col, int x, int y,
   store_pair(gemm, row + x + 8 + lane / 4, col + y + lane % 4 * 2, lower);
 }
 
-CUTE_DEVICE void store_share(Gemm const& gemm, Shared const&, int row, int col, int share_row, int share_col,
-                             Accumulators const& tCrD) {
-  CUTE_UNROLL
-  for (int i = 0; i < kAtomsM; ++i) {
-    CUTE_UNROLL
-    for (int j = 0; j < kAtomsN; ++j) {
-      CUTE_UNROLL
-      for (int columns = 0; columns < kAtomN / 8; ++columns) {
-        store_columns(gemm, row, col, share_row + i * 64, share_col + j * kAtomN + columns * 8,
-                      pair(tCrD[i][j], columns, 0), pair(tCrD[i][j], columns, 1));
-      }
-    }
-  }
-}
-
 // The accumulators of 8 columns, 4 of a lane, as floats; and back.
 CUTE_DEVICE float4 load_floats(Accumulator const (&d)[kAtomRegisters], int columns) {
   return make_float4(d[columns * 4], d[columns * 4 + 1], d[columns * 4 + 2], d[columns * 4 + 3]);
 }
 
-// Sets tCrD to the sum of all slices, in slice order, in the CTA that arrives last; false in the others.
-CUTE_DEVICE bool reduce_slices(Gemm const& gemm, Shared const& shared, Work const& work, Accumulators& tCrD) {
-  constexpr int kTileVectors = kBM * kBN / 4, kSharingThreads = 128 * kSharers;
-  const int group = (threadIdx.x - 128) / kSharingThreads, thread = (threadIdx.x - 128) % kSharingThreads;
-  const int tile = work.row / kBM * ((gemm.n + kBN - 1) / kBN) + work.col / kBN;
-  float4* const partials = reinterpret_cast<float4*>(gemm.partials) + int64_t(tile) * kSplitK * kTileVectors + thread;
+// Vectors of four floats that a thread contributes to a tile, and threads that share a tile.
+constexpr int kVectors = kAtomsM * kAtomsN * (kAtomN / 8), kSharingThreads = 128 * kSharers;
+
+CUTE_DEVICE int sharing_group() { return (threadIdx.x - 128) / kSharingThreads; }
+CUTE_DEVICE int sharing_thread() { return (threadIdx.x - 128) % kSharingThreads; }
+CUTE_DEVICE void meet_sharers() {
+  asm volatile("bar.sync %0, %1;" :: "r"(1 + sharing_group()), "n"(kSharingThreads) : "memory");
+}
+
+// This thread's first vector of a partial sum; its others lie kSharingThreads apart.
+CUTE_DEVICE float4* partial_sum(Gemm const& gemm, int64_t part) {
+  return reinterpret_cast<float4*>(gemm.partials) + part * kVectors * kSharingThreads + sharing_thread();
+}
+
+// Keeps the sum over some steps of a tile in device memory, and counts it.
+CUTE_DEVICE void keep_part(Gemm const& gemm, Work const& work, Accumulators const& tCrD) {
+  float4* const to = partial_sum(gemm, work.part);
   CUTE_UNROLL
-  for (int i = 0; i < kAtomsM; ++i) {
-    CUTE_UNROLL
-    for (int j = 0; j < kAtomsN; ++j) {
+  for (int vector = 0; vector < kVectors; ++vector) {
+    const int columns = vector % (kAtomN / 8), atom = vector / (kAtomN / 8);
+    to[vector * kSharingThreads] = load_floats(tCrD[atom / kAtomsN][atom % kAtomsN], columns);
+  }
+  meet_sharers();
+  if (sharing_thread() == 0) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;"
+                 :: "l"(__cvta_generic_to_global(gemm.arrivals + work.tile)) : "memory");
+  }
+}
+
+// Until all parts of a tile are kept: every CTA keeps all of its own before it waits here.
+CUTE_DEVICE void wait_for_parts(Gemm const& gemm, int tile, unsigned count) {
+  if (sharing_thread() == 0) {
+    unsigned kept;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                   : "=r"(kept) : "l"(__cvta_generic_to_global(gemm.arrivals + tile)) : "memory");
+    } while (kept < count);
+  }
+  meet_sharers();
+}
+
+// A vector from the L2, or zeros.
+CUTE_DEVICE float4 load_if(bool condition, float4 const* from) {
+  float4 vector = {0.0f, 0.0f, 0.0f, 0.0f};
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               "setp.ne.b32 p, %5, 0;\n"
+               "@p ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];\n"
+               "}" : "+f"(vector.x), "+f"(vector.y), "+f"(vector.z), "+f"(vector.w)
+               : "l"(__cvta_generic_to_global(from)), "r"(int(condition)) : "memory");
+  return vector;
+}
+
+// Adds vectors [first, last) of a tile over its parts, in the order of k, and stores them to D. The loads of so many
+// vectors and parts are in flight together.
+template <int Vectors, int Slices>
+CUTE_DEVICE void add_vectors(Gemm const& gemm, Parts const& parts, int first, int last, int share_row, int share_col) {
+  float4 const* const from = partial_sum(gemm, parts.first);
+  CUTE_NO_UNROLL
+  for (; first < last; first += Vectors) {
+    float4 sum[Vectors] = {};
+    CUTE_NO_UNROLL
+    for (int slice = 0; slice < parts.count; slice += Slices) {
+      float4 part[Vectors][Slices];
       CUTE_UNROLL
-      for (int columns = 0; columns < kAtomN / 8; ++columns) {
-        const int vector = ((i * kAtomsN + j) * (kAtomN / 8) + columns) * kSharingThreads;
-        partials[int64_t(work.slice) * kTileVectors + vector] = load_floats(tCrD[i][j], columns);
+      for (int i = 0; i < Vectors * Slices; ++i) {
+        const int v = i / Slices, s = i % Slices;
+        part[v][s] = load_if(first + v < last && slice + s < parts.count,
+                             from + (int64_t(slice + s) * kVectors + first + v) * kSharingThreads);
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < Vectors * Slices; ++i) {
+        const int v = i / Slices, s = i % Slices;
+        sum[v].x += part[v][s].x;
+        sum[v].y += part[v][s].y;
+        sum[v].z += part[v][s].z;
+        sum[v].w += part[v][s].w;
+      }
+    }
+    CUTE_UNROLL
+    for (int v = 0; v < Vectors; ++v) {
+      if (first + v < last) {
+        const half2 upper = __floats2half2_rn(sum[v].x, sum[v].y);
+        const half2 lower = __floats2half2_rn(sum[v].z, sum[v].w);
+        const int columns = (first + v) % (kAtomN / 8), atom = (first + v) / (kAtomN / 8);
+        store_columns(gemm, parts.row, parts.col, share_row + atom / kAtomsN * 64,
+                      share_col + atom % kAtomsN * kAtomN + columns * 8,
+                      reinterpret_cast<uint32_t const&>(upper), reinterpret_cast<uint32_t const&>(lower));
       }
     }
   }
-  auto* const last = reinterpret_cast<volatile int*>(smem + (shared.flag(group) - shared.base));
-  __threadfence();
-  asm volatile("bar.sync %0, %1;" :: "r"(1 + group), "n"(kSharingThreads) : "memory");
-  if (thread == 0) {
-    *last = atomicAdd(gemm.arrivals + tile, 1u) == kSplitK - 1;
-  }
-  asm volatile("bar.sync %0, %1;" :: "r"(1 + group), "n"(kSharingThreads) : "memory");
-  if (!*last) {
-    return false;
-  }
-  __threadfence();
-  CUTE_UNROLL
-  for (int i = 0; i < kAtomsM; ++i) {
-    CUTE_UNROLL
-    for (int j = 0; j < kAtomsN; ++j) {
-      CUTE_UNROLL
-      for (int columns = 0; columns < kAtomN / 8; ++columns) {
-        const int vector = ((i * kAtomsN + j) * (kAtomN / 8) + columns) * kSharingThreads;
-        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-        CUTE_NO_UNROLL
-        for (int slice = 0; slice < kSplitK; ++slice) {
-          const float4 part = __ldcg(partials + int64_t(slice) * kTileVectors + vector);
-          sum.x += part.x;
-          sum.y += part.y;
-          sum.z += part.z;
-          sum.w += part.w;
-        }
-        tCrD[i][j][columns * 4] = sum.x;
-        tCrD[i][j][columns * 4 + 1] = sum.y;
-        tCrD[i][j][columns * 4 + 2] = sum.z;
-        tCrD[i][j][columns * 4 + 3] = sum.w;
-      }
+}
+
+// Every group of consumers adds its share of the vectors of all tiles that are kept in parts, one tile's or several's.
+CUTE_DEVICE void add_parts(Gemm const& gemm, int share_row, int share_col) {
+  constexpr int kGroups = kConsumers / kSharers;
+  const int64_t vectors = int64_t(tiles_in_parts(gemm)) * kVectors;
+  const int group = blockIdx.x * kGroups + sharing_group(), groups = gridDim.x * kGroups;
+  const int64_t end = vectors * (group + 1) / groups;
+  CUTE_NO_UNROLL
+  for (int64_t at = vectors * group / groups; at < end;) {
+    const int tile = int(at / kVectors), first = int(at % kVectors);
+    const int last = int(min(int64_t(kVectors), end - at + first));
+    at += last - first;
+    const Parts parts = parts_of(gemm, tile);
+    if (parts.row >= gemm.m || parts.col >= gemm.n) {
+      continue;
     }
+    wait_for_parts(gemm, tile, parts.count);
+    constexpr int kTrips = kSplitK < 16 ? 1 : kSplitK / 8;
+    constexpr int kVectorsAtOnce = kSplitK < 8 ? (kSplitK + 7) / kSplitK : 1;
+    constexpr int kSlicesAtOnce = (kSplitK + kTrips - 1) / kTrips;
+    add_vectors<kVectorsAtOnce, kSlicesAtOnce>(gemm, parts, first, last, share_row, share_col);
   }
-  return true;
 }
 
 // By one thread: each full stage takes the producer's arrival and all bytes; an empty one an arrival of every warp that
@@ -417,6 +487,7 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   CUTE_NO_UNROLL
   for (int item = blockIdx.x / kClusterCtas; item < work_items(gemm); item += gridDim.x / kClusterCtas) {
     const Work work = work_of(gemm, item, rank);
+
     for (int step = work.first; step < work.last; ++step) {
       const uint32_t stage = shared.stage(place.stage), full = shared.full(place.stage);
       wait(shared.empty(place.stage), place.parity ^ 1);
@@ -505,10 +576,11 @@ CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
 
     Accumulators tCrD;
     multiply(shared, place, work.last - work.first, share_row, share_col, empty, tCrD);
-    if (work.row < gemm.m && work.col < gemm.n && reduce_slices(gemm, shared, work, tCrD)) {
-      store_share(gemm, shared, work.row, work.col, share_row, share_col, tCrD);
+    if (work.row < gemm.m && work.col < gemm.n) {
+      keep_part(gemm, work, tCrD);
     }
   }
+  add_parts(gemm, share_row, share_col);
 
 }
 
