@@ -1,6 +1,5 @@
-"""How fast is it? ``protocols`` measure one problem, ``schedule`` a catalog within a budget, ``race`` candidates.
-
-``vendor`` is the library that a device's verdict compares with.
+"""How fast is it? ``protocols`` measure one problem, ``turns`` several kernels of it, ``schedule`` a catalog within a
+budget, ``race`` a library's candidates. ``vendor`` is the library that a device's verdict compares with.
 """
 
 from cudal2gen.bench.check import Reference as Reference
@@ -20,4 +19,6 @@ from cudal2gen.bench.schedule import Stopped as Stopped
 from cudal2gen.bench.schedule import TimeLeft as TimeLeft
 from cudal2gen.bench.schedule import run as run
 from cudal2gen.bench.schedule import stratified as stratified
+from cudal2gen.bench.turns import Turns as Turns
+from cudal2gen.bench.turns import in_turns as in_turns
 from cudal2gen.bench.vendor import vendor as vendor

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from cudal2gen import bench, results
-from cudal2gen.bench import Settings, TooGood, Work
+from cudal2gen.bench import Turns
 from cudal2gen.compiler import Artifact, BuildError
-from cudal2gen.gpu import Contender, Device, Gpu, GpuError, Kernel
+from cudal2gen.gpu import Contender, Device, Gpu, Kernel
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.launcher import LaunchError
-from cudal2gen.results import INCUMBENT, KERNEL, Effort, Measurement, Source, Timing, Trial, Verdict
+from cudal2gen.results import INCUMBENT, KERNEL, Effort, Source, Timing, Trial, Verdict
 from cudal2gen.tuner.environment import trial_of
 
 # Seconds of timing for each contender; the rounds' own bounds hold as well.
@@ -121,71 +121,43 @@ class GpuEnvironment:
         return "" if verdict.passed else "; ".join(verdict.findings[:2]) or "its trial had no case"
 
     def _time(self, problem: Problem, correct: dict[int, tuple[Record, Artifact]], effort: Effort) -> dict[int, Trial]:
-        trials: dict[int, Trial] = {}
-        while waiting := {index: kernel for index, kernel in correct.items() if index not in trials}:
-            places: dict[object, list[int]] = {}
-            for index, (record, artifact) in waiting.items():
-                places.setdefault((artifact.digest, *sorted(record.launch_options.items())), []).append(index)
-            first = {f"candidate {group[0]}": group for group in places.values()}
-            try:
-                measured = self._measure(problem, {name: correct[group[0]] for name, group in first.items()}, effort)
-            except TooGood as error:
-                refused = first.get(error.contender)
-                if refused is None:
-                    raise  # of the incumbent or the baseline: then the clock is wrong, and no time is valid
-                trials |= {
-                    index: trial_of(self, problem, correct[index][0], effort, "too good", reason=str(error))
-                    for index in refused
-                }
-                continue
-            for name, group in first.items():
-                for index in group:
-                    trials[index] = self._trial(problem, *correct[index], name, measured, effort)
-        return trials
-
-    def _measure(self, problem: Problem, correct: dict[str, tuple[Record, Artifact]], effort: Effort) -> Measurement:
-        """One measurement of all kernels in turns. Leaves out an incumbent that does not build."""
+        """Times all kernels in turns with incumbent and baseline. Leaves out an incumbent that does not build."""
+        if not correct:
+            return {}
+        groups: dict[object, list[int]] = {}
+        for index, (record, _) in correct.items():
+            groups.setdefault(record.kernel_key, []).append(index)
+        by_name = {f"candidate {group[0]}": group for group in groups.values()}
+        kernels = {name: partial(self._workshop.open, *correct[group[0]]) for name, group in by_name.items()}
         with ExitStack() as stack:
-            contenders: list[Contender] = []
-            failed: dict[str, str] = {}
-            for name, (record, artifact) in correct.items():
-                try:
-                    contenders.append(self._open(stack, name, record, artifact))
-                except (LaunchError, GpuError) as error:
-                    failed[name] = str(error)
+            others: list[Contender] = []
             incumbent = self._incumbent(problem)
             if incumbent is not None and isinstance(built := self._build([incumbent])[incumbent.name], Artifact):
-                contenders.append(self._open(stack, INCUMBENT, incumbent, built))
+                kernel = self._workshop.open(incumbent, built)
+                stack.callback(kernel.close)
+                kernel.name = INCUMBENT
+                others.append(kernel)
             if (vendor := self._baseline(problem)) is not None:
-                contenders.append(vendor)
-            l2 = bench.states(problem, "device", self._device.environment.l2_bytes)[0]
-            settings = Settings(
-                warmup_seconds=self._warmup_seconds,
-                benchmark_seconds=SECONDS[effort] * len(contenders),
-                seed=self._seed,
-            )
-            measurements = bench.measure(
-                self._device, problem, contenders, [Work("device", l2)], settings, warm=self._warm
-            )
-            (measured,) = list(measurements)
+                others.append(vendor)
+            turns = bench.in_turns(
+                self._device, problem, kernels, others,
+                seconds=SECONDS[effort], warmup_seconds=0.0 if self._warm else self._warmup_seconds, seed=self._seed,
+            )  # fmt: skip
             self._warm = True
-            return measured.model_copy(update={"absent": measured.absent | failed})
-
-    def _open(self, stack: ExitStack, name: str, record: Record, artifact: Artifact) -> Kernel:
-        kernel = self._workshop.open(record, artifact)
-        stack.callback(kernel.close)
-        kernel.name = name
-        return kernel
+        names = {index: name for name, group in by_name.items() for index in group}
+        return {index: self._trial(problem, *correct[index], name, turns, effort) for index, name in names.items()}
 
     def _trial(
-        self, problem: Problem, record: Record, artifact: Artifact, name: str, measured: Measurement, effort: Effort
+        self, problem: Problem, record: Record, artifact: Artifact, name: str, turns: Turns, effort: Effort
     ) -> Trial:
-        timing = measured.timing(name)
+        if reason := turns.too_good.get(name):
+            return trial_of(self, problem, record, effort, "too good", reason=reason)
+        timing = turns.timings.get(name)
         if timing is None:
-            reason = measured.absent.get(name, "it gave no samples")
+            reason = turns.absent.get(name, "it gave no samples")
             return trial_of(self, problem, record, effort, "wrong result", reason=reason, digest=artifact.digest)
         timings: list[Timing] = [timing.model_copy(update={"contender": KERNEL})]
-        timings += [timing for timing in measured.timings if not timing.contender.startswith("candidate ")]
+        timings += [timing for timing in turns.timings.values() if not timing.contender.startswith("candidate ")]
         return trial_of(
             self, problem, record, effort, "measured",
             digest=artifact.digest, max_diff=timing.error, timings=tuple(timings),
