@@ -45,6 +45,7 @@ FLOORS = {
     "choice": 4,
     "pack": 5,
     "report": 6,
+    "grid": 6,
     "tuner": 6,
     "operators": 6,
     "cli": 7,

@@ -13,7 +13,9 @@ from cudal2gen.chips import REGISTERS_THREAD as REGISTERS_THREAD
 from cudal2gen.kernel.editing import Edit as Edit
 from cudal2gen.kernel.editing import edit as edit
 from cudal2gen.kernel.editing import in_family as in_family
+from cudal2gen.kernel.fieldset import Fieldset as Fieldset
 from cudal2gen.kernel.fieldset import fieldset as fieldset
+from cudal2gen.kernel.fieldset import spell as spell
 from cudal2gen.kernel.fitting import Difference as Difference
 from cudal2gen.kernel.fitting import Fit as Fit
 from cudal2gen.kernel.fitting import fit as fit

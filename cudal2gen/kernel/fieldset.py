@@ -23,12 +23,13 @@ class Fieldset:
     """The fields that a family decides, flat: parts of a nested field are ``field.part``.
 
     ``values``: of each the JSON values that its type allows; none where they are too many to list. ``parts``: the
-    schemas of nested fields.
+    schemas of nested fields. ``lists``: the fields whose values are lists, such as a cluster's.
     """
 
     family: type[Record]
     values: Mapping[str, tuple[Any, ...]]
     parts: Mapping[str, type[Schema]]
+    lists: frozenset[str]
 
     def flat(self, fields: Fields) -> Fields:
         """Decisions by flat name, those that ``fields`` has; a later field that is not spelled is neutral."""
@@ -81,7 +82,12 @@ def fieldset(family: type[Record]) -> Fieldset:
                 values[f"{name}.{part}"] = tuple(_values(node))
         else:
             values[name] = tuple(_values(schema["properties"][name]))
-    return Fieldset(family, values, parts)
+    lists = frozenset(name for name in values if _is_list(schema["properties"].get(name, {})))
+    return Fieldset(family, values, parts, lists)
+
+
+def _is_list(node: Mapping[str, Any]) -> bool:
+    return node.get("type") == "array" or any(map(_is_list, node.get("anyOf", ())))
 
 
 def _values(node: Mapping[str, Any]) -> list[Any]:

@@ -1,0 +1,83 @@
+"""``--set`` with several values: lists ``bm=64,128``, ranges ``stages=2..5``, and both, as settings of one value each."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import chain, product
+
+from cudal2gen.cli.changes import spelled_edit
+from cudal2gen.cli.messages import refuse
+from cudal2gen.kernel import FAMILIES, Edit, Fieldset, Problem, Record, fieldset
+
+RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
+FIXED = frozenset({*Problem.model_fields, "origin"})
+
+Values = Sequence[str] | range
+
+
+def edits(record: Record, settings: Sequence[str], limit: int) -> dict[str, Edit]:
+    """Every combination of the settings' values, by its spelling; a field that is set twice takes the values of both.
+
+    Ends the command where a setting makes no sense, and where there are more combinations than ``limit``.
+    """
+    families = [text for setting in settings if setting.startswith("family=") for text in setting[7:].split(",")]
+    choices: dict[str, list[Values]] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            refuse(f"--set {setting}: expected FIELD=VALUE")
+        if name in FIXED:
+            refuse(f"--set {setting}: a grid is of one problem; choose it by --mnk, --gpu, --acc and --layout")
+        choices.setdefault(name, []).extend(_alternatives(families or [record.family], setting))
+    count = math.prod(sum(map(len, values)) for values in choices.values())
+    if count > limit:
+        refuse(f"--set: {count} edits are more than {limit}; give fewer values, or --limit {count}")
+    columns = [[f"{name}={value}" for value in chain(*values)] for name, values in choices.items()]
+    return {" ".join(row): spelled_edit(record, row) for row in product(*columns)}
+
+
+def _alternatives(families: Sequence[str], setting: str) -> list[Values]:
+    """The values of one setting, as text; a range stays one until their number is known."""
+    name, _, text = setting.partition("=")
+    fields = next((fields for fields in map(_fields, families) if fields and name in fields.values), None)
+    if fields and name in fields.lists and "[" not in text:
+        return [[text]]  # 2,4,1 is one value of such a field
+    values: list[Values] = []
+    for part in _parts(text):
+        if not part:
+            refuse(f"--set {setting}: a value is missing beside a comma or the =")
+        match = RANGE.fullmatch(part)
+        values.append(_range(setting, match, fields.values[name] if fields else ()) if match else [part])
+    return values
+
+
+def _fields(family: str) -> Fieldset | None:
+    return fieldset(FAMILIES[family]) if family in FAMILIES else None
+
+
+def _parts(text: str) -> list[str]:
+    """A text without the commas that stand in no brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _range(setting: str, match: re.Match[str], listed: Sequence[object]) -> Values:
+    """``a..b``: what the field takes from a to b; ``a..b..step``: every step, as in a shell. Both ends belong to it."""
+    first, last, step = (int(group) if group else 0 for group in match.groups())
+    numbers = range(first, last + 1, step or 1)
+    if match[3] == "0" or not numbers:
+        refuse(f"--set {setting}: {match[0]} is no range; write the smaller number first, as in 2..5")
+    if step or not (whole := [value for value in listed if type(value) is int]):
+        return numbers
+    values = [str(value) for value in whole if value in numbers]
+    if not values:
+        refuse(f"--set {setting}: the field takes no value of {match[0]}, but {', '.join(map(str, whole))}")
+    return values
