@@ -35,12 +35,13 @@ SECONDS = 0.1  # of timing for each kernel
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel of the grid. ``edits``: the spellings of those that lead to it, none where it is only the record that is
-    edited. ``differences``: the fields that follow the first edit, and why."""
+    """A kernel of the grid. ``edits``: the spellings of those that lead to it; ``differences``: the fields that follow
+    the first of them, and why. ``start``: whether it is the kernel of the record that is edited."""
 
     record: Record
     edits: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
+    start: bool = False
 
 
 class Refusal(NamedTuple):
@@ -118,14 +119,14 @@ def fitted(record: Record, edits: Mapping[str, Edit], progress: Progress | None 
     A fit takes 30 ms in the median, and up to half a second.
     """
     grid = Grid([], [])
-    candidates = {record.kernel_key: Candidate(record)}
-    for number, (spelling, edit) in enumerate(edits.items(), start=1):
+    candidates = {record.kernel_key: Candidate(record, start=True)}
+    for number, spelling in enumerate(edits, start=1):
         try:
-            near, differences = edit.fitted()
+            near, differences = edits[spelling].fitted()
         except IllegalRecord as error:
             grid.refusals.append(Refusal(spelling, str(error)))
         else:
-            candidate = candidates.get(near.kernel_key, Candidate(near, (), differences))
+            candidate = candidates.get(near.kernel_key, Candidate(near, differences=differences))
             candidates[near.kernel_key] = replace(candidate, edits=(*candidate.edits, spelling))
         if progress:
             progress(number, len(edits))

@@ -218,7 +218,7 @@ def test_edit_writes_a_checked_change(own_catalog: dict[str, str]) -> None:
 
 def test_edit_changes_its_own_record_only(own_catalog: dict[str, str]) -> None:
     before = Path(own_catalog["CUDAL2GEN_CATALOG"]).read_bytes()
-    assert "edit changes records of the catalog's own sizes only" in error(
+    assert "only records of the catalog's own sizes are changed" in error(
         "edit", "--mnk", "4000_4000_60", "--set", "min_blocks=1", env=own_catalog
     )
     assert "a record's problem does not change" in error(

@@ -15,8 +15,9 @@ from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import Filter, OneRecord, SeveralRecords
+from cudal2gen.cli.tables import print_table
 from cudal2gen.files import write
-from cudal2gen.kernel import FAMILIES, Origin, Record
+from cudal2gen.kernel import FAMILIES, Origin, Problem, Record
 
 if TYPE_CHECKING:
     from cudal2gen.compiler import Artifact
@@ -66,19 +67,15 @@ def show(selection: OneRecord, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({"record": record.model_dump(mode="json"), "derived": facts}, indent=1))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 160  # a row a field
     for title, rows in (("record", record.model_dump(mode="json")), ("follows from it", facts)):
         table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
         for name, value in rows.items():
             field = record.line_fields().get(name)
             meaning = field.description if field and title == "record" else None
             table.add_row(name, value if isinstance(value, str) else json.dumps(value), meaning)
-        console.print(table)
+        print_table(table)
 
 
 def _built(record: Record) -> Artifact | None:
@@ -164,11 +161,20 @@ def edit_record(selection: OneRecord) -> None:
     if not selection.changes:
         refuse("nothing to change; give --set FIELD=VALUE")
     problem = selection.problem()
-    match = catalog.find(problem)
-    if match.record.key != problem.key:
-        refuse(f"{match.note}; edit changes records of the catalog's own sizes only")
-    record = selection.changed(match.record)
+    record = selection.changed(own_record(problem))
     if record.key != problem.key:
         refuse("a record's problem does not change; name the other problem by --mnk, --gpu, --acc and --layout")
-    target = catalog.put(record)
-    print(f"{record.gpu} {record.acc} {record.layout} {record.mnk} written to {target}")
+    print(put(record))
+
+
+def own_record(problem: Problem) -> Record:
+    """The catalog's record of exactly this problem, which is there to be changed. Raises WrongInput."""
+    match = catalog.find(problem)
+    if match.record.key != problem.key:
+        refuse(f"{match.note}; only records of the catalog's own sizes are changed")
+    return match.record
+
+
+def put(record: Record) -> str:
+    """Writes a record to the catalog, and says so."""
+    return f"{record.gpu} {record.acc} {record.layout} {record.mnk} written to {catalog.put(record)}"

@@ -1,4 +1,4 @@
-"""``--set`` with several values: lists ``bm=64,128``, ranges ``stages=2..5``, and both, as settings of one value each."""
+"""``--set`` with several values: lists ``bm=64,128``, ranges ``stages=2..5``, both; every combination is an edit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def edits(record: Record, settings: Sequence[str], limit: int) -> dict[str, Edit
     families = [text for setting in settings if setting.startswith("family=") for text in setting[7:].split(",")]
     choices: dict[str, list[Values]] = {}
     for setting in settings:
-        name, equals, text = setting.partition("=")
+        name, equals, _ = setting.partition("=")
         if not equals:
             refuse(f"--set {setting}: expected FIELD=VALUE")
         if name in FIXED:

@@ -1,0 +1,241 @@
+"""The verb try: a grid of edits of one record, each kernel with its costs, its verdict and its time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cudal2gen.cli import progress, spellings
+from cudal2gen.cli.building import Compilation
+from cudal2gen.cli.groups import verb
+from cudal2gen.cli.messages import EXIT_FAILED, note, refuse
+from cudal2gen.cli.options import Device, Json
+from cudal2gen.cli.program import app
+from cudal2gen.cli.records import own_record, put
+from cudal2gen.cli.selection import OneProblem
+from cudal2gen.cli.tables import print_table
+from cudal2gen.kernel import Difference, Record, fieldset, spell
+
+if TYPE_CHECKING:
+    from cudal2gen import grid
+    from cudal2gen.gpu import Gpu
+
+LIMIT = 100  # edits: some seconds of processor time for the verdict of each
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Which edits to try."""
+
+    settings: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUES",
+            help="Values to try for a field: bm=64,128, stages=2..5, bn=64..256..64, cluster=[1,2],[2,1], or a field "
+            "several times. Every combination is an edit, whose other fields follow as with --fit.",
+        ),
+    ] = ()
+    limit: Annotated[int, typer.Option(min=1, help="The most edits to try; more of them are refused.")] = LIMIT
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is printed, and what is written."""
+
+    best: Annotated[
+        int | None, typer.Option("--best", min=1, help="Print so many of the right kernels, the fastest first.")
+    ] = None
+    write: Annotated[bool, typer.Option("--write", help="Put the fastest right kernel into the catalog.")] = False
+    as_json: Json = False
+
+
+@verb(app, "try")
+def try_edits(
+    selection: OneProblem,
+    edits: Edits,
+    compilation: Compilation,
+    answer: Answer,
+    measure: Annotated[
+        bool,
+        typer.Option("--time", help="Time the right kernels on the GPU, in turns; without it, times are modelled."),
+    ] = False,
+    device: Device = 0,
+) -> None:
+    """Try a grid of edits: fit each to the rules, build, execute in the emulator, and rank what is right.
+
+    Builds and verdicts are kept, so a second call goes on where an interrupted one ended.
+    """
+    if not edits.settings:
+        refuse("nothing to try; give --set FIELD=VALUES, such as --set bm=64,128 --set stages=2..5")
+    record = own_record(selection.problem()) if answer.write else selection.record()
+    variants = spellings.edits(record, edits.settings, edits.limit)
+    card = _card(device, record) if measure else None
+
+    from cudal2gen import grid
+
+    with progress.bar("fitting") as report:
+        kernels, refusals = grid.fitted(record, variants, report)
+    if len(refusals) == len(variants):
+        others = f" (so are the {len(refusals) - 1} others)" if len(refusals) > 1 else ""
+        refuse(f"{refusals[0].edit} is refused{others}: {refusals[0].reason}")
+    rows = _rows(kernels, compilation, card, device)
+    winners = grid.best(rows, len(rows))
+    printed = winners[: answer.best] if answer.best else grid.ranked(rows)
+    written = _write(winners) if answer.write else None
+    if answer.as_json:
+        print(json.dumps(_document(record, printed, refusals, written), indent=1))
+    else:
+        names = dict.fromkeys(setting.partition("=")[0] for setting in edits.settings)
+        _print_table(printed, _spelled(record, names))
+        if answer.best is None:
+            _print_reasons(rows, refusals)
+        print(_sums(rows, refusals))
+        if written:
+            print(written)
+    if not winners or any(row.outcome == "wrong result" for row in rows):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _card(device: int, record: Record) -> Gpu:
+    """The GPU. Raises GpuError where there is none, or the record is for another."""
+    from cudal2gen.gpu import connect
+
+    card = connect(device)
+    card.check(record)
+    return card
+
+
+def _rows(kernels: Sequence[grid.Candidate], compilation: Compilation, card: Gpu | None, device: int) -> list[grid.Row]:
+    """Built and judged kernels; with a GPU, timed ones."""
+    from cudal2gen import grid
+    from cudal2gen.gpu import alone
+
+    with progress.bar("compiling") as report:
+        rows = grid.built(kernels, compilation.toolchain(), compilation.jobs, report)
+    library = compilation.launcher()
+    with progress.bar("validating") as report:
+        rows = grid.judged(rows, library, compilation.jobs or os.cpu_count() or 1, report)
+    if card is None:
+        return rows
+    with alone(device):
+        return grid.timed(rows, card, library)
+
+
+def _write(winners: Sequence[grid.Row]) -> str | None:
+    """Writes the best kernel's record; a sentence on it, or None where that is in the catalog already."""
+    if not winners:
+        return None
+    best = winners[0]
+    by = "measured" if best.timing else "modelled"
+    if best.candidate.start:
+        note(f"the record as it is has the best {by} time: nothing is written")
+        return None
+    return f"{put(best.record)}: {best.candidate.edits[0]}, of the best {by} time"
+
+
+def _print_table(rows: Sequence[grid.Row], as_it_is: str) -> None:
+    from rich.table import Table
+
+    timed = any(row.timing for row in rows)
+    table = Table(box=None, pad_edge=False)
+    for name in ("edit", "follows"):
+        table.add_column(name, overflow="fold")
+    for name in ("registers", "spills", "smem", "CTAs/SM", "waves"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for name in ("modelled us", "measured us") if timed else ("modelled us",):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*_cells(row, as_it_is, timed))
+    print_table(table)
+
+
+def _cells(row: grid.Row, as_it_is: str, timed: bool) -> list[str]:
+    ptxas = row.artifact.ptxas if row.artifact else None
+    cells = [
+        _edit(row.candidate, as_it_is),
+        ", ".join(map(_moved, row.candidate.differences)),
+        str(ptxas.registers) if ptxas else "",
+        str(ptxas.spill_store_bytes + ptxas.spill_load_bytes) if ptxas else "",
+        str(row.record.smem_bytes),
+        str(row.ctas_per_sm),
+        f"{row.waves:.2f}",
+        row.outcome,
+        f"{row.modelled_us:.2f}",
+    ]
+    return [*cells, f"{row.timing.median_us:.2f}" if row.timing else ""] if timed else cells
+
+
+def _print_reasons(rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal]) -> None:
+    """A line for each failure."""
+    for row in rows:
+        if row.reason:
+            print(f"{row.outcome}: {_edit(row.candidate)}: {' '.join(row.reason.splitlines()[:3])}")
+    for refusal in refusals:
+        print(f"refused: {refusal.edit}: {refusal.reason}")
+
+
+def _edit(candidate: grid.Candidate, as_it_is: str = "") -> str:
+    """The first edit that leads to a kernel; of the record that is edited its own values."""
+    return f"{as_it_is} (as it is)".strip() if candidate.start else candidate.edits[0]
+
+
+def _spelled(record: Record, names: Iterable[str]) -> str:
+    """A record's values of some fields, as far as its family has them."""
+    values = fieldset(type(record)).flat(record.model_dump(mode="json"))
+    return " ".join(f"{name}={spell(values[name])}" for name in names if name in values)
+
+
+def _moved(difference: Difference) -> str:
+    return f"{difference.field} {spell(difference.before)} -> {spell(difference.after)}"
+
+
+def _sums(rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal]) -> str:
+    edits = sum(len(row.candidate.edits) for row in rows) + len(refusals)
+    counts = Counter(row.outcome for row in rows)
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    stored = sum(row.stored for row in rows)
+    times = "measured in turns" if any(row.timing for row in rows) else "modelled, not measured"
+    return (
+        f"{edits} edits, {len(refusals)} of them refused; {len(rows)} kernels with the record's own: {outcomes}; "
+        f"{stored} had a verdict; times are {times}"
+    )
+
+
+def _document(
+    record: Record, rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal], written: str | None
+) -> dict[str, Any]:
+    """The answer for a program; docs/edit.md describes the keys."""
+    return {
+        "problem": record.problem.model_dump(mode="json"),
+        "kernels": list(map(_kernel, rows)),
+        "refused": [refusal._asdict() for refusal in refusals],
+        "written": written is not None,
+    }
+
+
+def _kernel(row: grid.Row) -> dict[str, Any]:
+    ptxas = row.artifact.ptxas if row.artifact else None
+    return {
+        "edits": row.candidate.edits,
+        "record": row.record.model_dump(mode="json"),
+        "follows": [difference._asdict() for difference in row.candidate.differences],
+        "name": row.record.name,
+        "directory": str(row.artifact.directory) if row.artifact else None,
+        "registers": ptxas.registers if ptxas else None,
+        "spill_bytes": ptxas.spill_store_bytes + ptxas.spill_load_bytes if ptxas else None,
+        "smem_bytes": row.record.smem_bytes,
+        "ctas_per_sm": row.ctas_per_sm,
+        "waves": round(row.waves, 3),
+        "outcome": row.outcome,
+        "reason": row.reason,
+        "modelled_us": round(row.modelled_us, 3),
+        "measured_us": row.timing.median_us if row.timing else None,
+    }
