@@ -83,8 +83,8 @@ def try_edits(
     with progress.bar("fitting") as report:
         kernels, refusals = grid.fitted(record, variants, report)
     if len(refusals) == len(variants):
-        others = f" (so are the {len(refusals) - 1} others)" if len(refusals) > 1 else ""
-        refuse(f"{refusals[0].edit} is refused{others}: {refusals[0].reason}")
+        (spelling, reason), *others = refusals
+        refuse(f"all {len(refusals)} edits are refused, {spelling} by: {reason}" if others else f"{spelling}: {reason}")
     rows = _rows(kernels, compilation, card, device)
     winners = grid.best(rows, len(rows))
     printed = winners[: answer.best] if answer.best else grid.ranked(rows)
@@ -163,7 +163,7 @@ def _cells(row: grid.Row, as_it_is: str, timed: bool) -> list[str]:
         _edit(row.candidate, as_it_is),
         ", ".join(map(_moved, row.candidate.differences)),
         str(ptxas.registers) if ptxas else "",
-        str(ptxas.spill_store_bytes + ptxas.spill_load_bytes) if ptxas else "",
+        str(max(ptxas.spill_store_bytes, ptxas.spill_load_bytes)) if ptxas else "",
         str(row.record.smem_bytes),
         str(row.ctas_per_sm),
         f"{row.waves:.2f}",
@@ -230,7 +230,7 @@ def _kernel(row: grid.Row) -> dict[str, Any]:
         "name": row.record.name,
         "directory": str(row.artifact.directory) if row.artifact else None,
         "registers": ptxas.registers if ptxas else None,
-        "spill_bytes": ptxas.spill_store_bytes + ptxas.spill_load_bytes if ptxas else None,
+        "spill_bytes": max(ptxas.spill_store_bytes, ptxas.spill_load_bytes) if ptxas else None,
         "smem_bytes": row.record.smem_bytes,
         "ctas_per_sm": row.ctas_per_sm,
         "waves": round(row.waves, 3),
