@@ -12,6 +12,7 @@ next. Builds and verdicts are kept by content, so a second call repeats neither.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -167,9 +168,11 @@ def judged(
 ) -> list[Row]:
     """Verdicts of the emulator, from ``store`` where it has them; each new one is stored as it is made.
 
-    ``library``: the launcher, compiled if None. The kernels that are modelled fastest come first.
+    ``library``: the launcher, compiled if None. The kernels that are modelled fastest come first. One whose process
+    dies has no verdict, and the reason.
     """
     from cudal2gen import compiler, validator
+    from cudal2gen.workers import Lost
 
     verdicts = results.latest(store)
     stored = {digest for digest, on in verdicts if on == "emulator"}
@@ -178,19 +181,22 @@ def judged(
         for row in sorted(rows, key=lambda row: row.modelled_us)
         if row.artifact and not row.reason and row.artifact.digest not in stored
     }
-    done = 0
-
-    def keep(verdict: Verdict) -> None:
-        nonlocal done
-        done += 1
-        results.append([verdict], store)
-        verdicts[verdict.digest, "emulator"] = verdict
-        if progress:
-            progress(done, len(kernels))
-
-    if kernels:
-        validator.validate_all(list(kernels.values()), library or compiler.launcher(), jobs, keep)
-    return [_of_verdict(row, verdicts, stored) for row in rows]
+    if not kernels:
+        return [_of_verdict(row, verdicts, stored) for row in rows]
+    lost: dict[str, str] = {}
+    with closing(validator.validate_all(kernels.values(), library or compiler.launcher(), jobs)) as judgements:
+        for done, judgement in enumerate(judgements, start=1):
+            if isinstance(judgement, Lost):
+                lost[judgement.name] = judgement.reason
+            else:
+                results.append([judgement], store)
+                verdicts[judgement.digest, "emulator"] = judgement
+            if progress:
+                progress(done, len(kernels))
+    return [
+        replace(row, reason=row.reason or lost.get(row.record.name, ""))
+        for row in (_of_verdict(row, verdicts, stored) for row in rows)
+    ]
 
 
 def _of_verdict(row: Row, verdicts: Mapping[tuple[str, str], Verdict], stored: set[str]) -> Row:

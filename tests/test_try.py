@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cudal2gen.compiler import BuildError
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Problem, Record, fieldset, parse
 from cudal2gen.results import Case, Timing, Verdict
+from cudal2gen.workers import Lost
 from tests.rehearsal import LAUNCH_US
 
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=128, n=256, k=128)
@@ -172,10 +174,10 @@ def test_an_interrupted_call_goes_on_where_it_ended(tmp_path: Path, monkeypatch:
     built = grid.built(grid.fit(START, CHOICES).candidates)
     executed: list[str] = []
 
-    def judge(work: list[Any], _library: Path, _jobs: int, keep: Any) -> None:
+    def judge(work: Any, _library: Path, _jobs: int) -> Iterator[Verdict]:
         for record, artifact in work:
             executed.append(artifact.digest)
-            keep(verdict(record, artifact.digest))
+            yield verdict(record, artifact.digest)
 
     monkeypatch.setattr(validator, "validate_all", judge)
 
@@ -196,6 +198,22 @@ def test_an_interrupted_call_goes_on_where_it_ended(tmp_path: Path, monkeypatch:
     executed.clear()
     assert all(row.stored for row in grid.judged(built, store=store))
     assert not executed
+
+
+def test_a_kernel_whose_process_dies_is_a_row_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = grid.built(grid.fit(START, CHOICES).candidates)
+    victim = built[1].record.name
+
+    def judge(work: Any, _library: Path, _jobs: int) -> Iterator[Verdict | Lost]:
+        for record, artifact in work:
+            yield Lost(victim, "was ended") if record.name == victim else verdict(record, artifact.digest)
+
+    monkeypatch.setattr(validator, "validate_all", judge)
+    rows = grid.judged(built, store=tmp_path / "verdicts.jsonl")
+    assert [(row.outcome, row.reason) for row in rows if row.reason] == [("no verdict", "was ended")]
+    assert [row.right for row in rows].count(False) == 1
 
 
 def test_right_kernels_are_ranked_by_measured_time_where_there_is_one() -> None:

@@ -99,7 +99,7 @@ def try_edits(
         print(_sums(rows, refusals))
         if written:
             print(written)
-    if not winners or any(row.outcome == "wrong result" for row in rows):
+    if not winners or any(row.outcome in ("wrong result", "no verdict") for row in rows):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -120,8 +120,12 @@ def _rows(kernels: Sequence[grid.Candidate], compilation: Compilation, card: Gpu
     with progress.bar("compiling") as report:
         rows = grid.built(kernels, compilation.toolchain(), compilation.jobs, report)
     library = compilation.launcher()
-    with progress.bar("validating") as report:
-        rows = grid.judged(rows, library, compilation.jobs or os.cpu_count() or 1, report)
+    try:
+        with progress.bar("validating") as report:
+            rows = grid.judged(rows, library, compilation.jobs or os.cpu_count() or 1, report)
+    except (SystemExit, KeyboardInterrupt):
+        note("verdicts so far are stored; the same command goes on from there")
+        raise
     if card is None:
         return rows
     with alone(device):
