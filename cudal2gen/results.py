@@ -62,6 +62,7 @@ class Case(Line):
     ctas: int
     findings: tuple[str, ...]
     options: dict[str, int] = {}  # launch options in place of the record's own
+    remarks: tuple[str, ...] = ()  # findings that are no errors: benign, or lint
 
     @property
     def passed(self) -> bool:
@@ -90,11 +91,19 @@ class Verdict(Line):
     @property
     def findings(self) -> list[str]:
         """What is wrong, each finding once, with the first problem that shows it."""
-        lines: dict[str, str] = {}
-        for case in self.cases:
-            for finding in case.findings:
-                lines.setdefault(finding, f"{case.m}_{case.n}_{case.k} {case.inputs}: {finding}")
-        return list(lines.values())
+        return _with_problems((case, finding) for case in self.cases for finding in case.findings)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is benign or only odd, likewise."""
+        return _with_problems((case, remark) for case in self.cases for remark in case.remarks)
+
+
+def _with_problems(findings: Iterable[tuple[Case, str]]) -> list[str]:
+    lines: dict[str, str] = {}
+    for case, finding in findings:
+        lines.setdefault(finding, f"{case.m}_{case.n}_{case.k} {case.inputs}: {finding}")
+    return list(lines.values())
 
 
 class Environment(Line):

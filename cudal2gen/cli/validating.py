@@ -81,6 +81,8 @@ def run(
             print(f"         {name:32} {value:g}")
         for finding in case.findings:
             print(f"found    {finding}")
+        for remark in case.remarks:
+            print(f"noted    {remark}")
         print("verdict  right, no hazards" if case.passed else "verdict  WRONG")
     if not case.passed:
         raise typer.Exit(EXIT_FAILED)
@@ -232,6 +234,8 @@ def _print_verdict(verdict: Verdict) -> None:
         print(f"  {tool}: {finding}")
     for finding in verdict.findings:
         print(f"  found: {finding}")
+    for remark in verdict.remarks:
+        print(f"  noted: {remark}")
 
 
 def _gpu(index: int, records: Sequence[Record]) -> Gpu:

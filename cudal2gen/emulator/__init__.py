@@ -49,8 +49,9 @@ What is modelled: the values of all instructions that nvcc emits for GEMM kernel
 sm_90a; data of cp.async and of bulk copies (TMA) landing as late as allowed; lockstep with divergence; barriers,
 mbarriers, clusters, fences (of the asynchronous proxy too), atomics and flags between warps and CTAs; the groups of
 wgmma and bulk stores; the registers that setmaxnreg moves; programmatic dependent launch.
-Values that nobody has written (shared memory, scratch, data in flight) are a finding only if they reach memory: then a
-second run with other values for them differs. An instruction that is not known is an UnknownInstruction error.
+A finding breaks one of ``RULES``, which say how severe it is: ``Report.severity``. Reads of what nobody has written, or
+of data in flight, are benign unless the value reaches memory: then a second run with other values differs. An
+instruction that is not known is an UnknownInstruction error.
 
 What is not: ptxas, caches, timing, the tensor cores' order of rounding, the error of approximate functions; tensor maps
 with im2col, interleave or element strides, wgmma on other types than f16 and bf16, tcgen05, textures, dynamic
@@ -76,9 +77,11 @@ from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.state.counters import Counters
 from cudal2gen.emulator.state.launch import HOPPER, Device, LaunchResult, Options
 from cudal2gen.emulator.state.reports import EmulatorError, Report
+from cudal2gen.emulator.state.rules import RULES, Severity
 
 __all__ = [
     "HOPPER",
+    "RULES",
     "Buffer",
     "Counters",
     "Device",
@@ -92,6 +95,7 @@ __all__ = [
     "PtxError",
     "Report",
     "Session",
+    "Severity",
     "UnknownInstruction",
     "load",
     "mutants",

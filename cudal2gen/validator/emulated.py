@@ -32,7 +32,8 @@ SMS = 2
 
 @dataclass(frozen=True)
 class Execution:
-    """What one launch gave: the part of D that was computed, and the operands of that part."""
+    """What one launch gave: the part of D that was computed, and the operands of that part. ``findings`` are errors,
+    ``remarks`` what else the emulator lists."""
 
     a: Array
     b: Array
@@ -40,6 +41,7 @@ class Execution:
     ctas: int
     tiles: int
     findings: tuple[str, ...]
+    remarks: tuple[str, ...]
     counters: emulator.Counters | None
 
 
@@ -136,7 +138,8 @@ def execute(
                 kernel.launch(*matrices.arguments, workspace)
         except LaunchError as error:
             findings.append(f"launch-refused: {error}")
-    findings += [str(report) for report in session.reports] + [f"emulator: {error}" for error in session.errors]
+    findings += [str(report) for report in session.reports if report.is_error]
+    findings += [f"emulator: {error}" for error in session.errors]
     launch = session.launches[-1] if session.launches else None
     ctas = 0 if launch is None else len(launch.ctas) if launch.ctas is not None else int(np.prod(launch.grid))
     return Execution(
@@ -146,6 +149,7 @@ def execute(
         ctas,
         len(tiles_m) * len(tiles_n),
         tuple(findings),
+        tuple(str(report) for report in session.reports if not report.is_error),
         launch.counters if launch else None,
     )
 
@@ -185,7 +189,9 @@ def run_case(
         comparison = compare(record.acc, inputs, execution.a, execution.b, execution.d, order)
     compared = comparison.compared + (", warpgroups in adverse order" if modes.get("adverse") else "")
     findings = [*execution.findings, *comparison.findings]
-    case = shape.case(inputs, execution.ctas, compared, findings, comparison.max_error, comparison.allowed)
+    case = shape.case(
+        inputs, execution.ctas, compared, findings, comparison.max_error, comparison.allowed, execution.remarks
+    )
     return case, execution
 
 

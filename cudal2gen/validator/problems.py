@@ -53,6 +53,7 @@ class Shape:
         findings: list[str] | tuple[str, ...] = (),
         max_error: float = 0.0,
         allowed: float | None = None,
+        remarks: tuple[str, ...] = (),
     ) -> Case:
         """An execution of this shape, as it is stored; ``compared`` and ``allowed`` as in ``Comparison``."""
         return Case(
@@ -67,6 +68,7 @@ class Shape:
             ctas=ctas,
             findings=tuple(findings),
             options=dict(self.options),
+            remarks=remarks,
         )
 
 

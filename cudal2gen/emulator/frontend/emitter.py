@@ -50,12 +50,14 @@ def unsupported(ins: Instr, why: str = "unknown instruction") -> UnknownInstruct
 @dataclass
 class Names:
     """What the emitter must know of a kernel's names: ``kinds``: declared types of registers; ``uniform``: those with
-    one value for all lanes; ``lazy``: those that may hold an accumulator under way; ``symbols``: variable ->
-    (space, offset); ``hopper``: the kernel runs on the units of sm_90; ``polls``: it has loops that wait for memory."""
+    one value for all lanes; ``lazy``: those that may hold an accumulator under way; ``checked``: loads (by
+    identity) whose value a compare-and-swap checks; ``symbols``: variable -> (space, offset); ``hopper``: the kernel
+    runs on the units of sm_90; ``polls``: it has loops that wait for memory."""
 
     kinds: dict[str, str]
     uniform: set[str]
     lazy: set[str]
+    checked: set[int]
     symbols: dict[str, tuple[str, int]]
     hopper: bool
     polls: bool
@@ -66,7 +68,7 @@ class Emitter:
 
     def __init__(self, names: Names, scope: dict[str, object]) -> None:
         self.kinds, self.uniform, self.lazy, self.symbols = names.kinds, names.uniform, names.lazy, names.symbols
-        self.hopper, self.polls = names.hopper, names.polls
+        self.checked, self.hopper, self.polls = names.checked, names.hopper, names.polls
         self.scope = scope
         self.lines: list[str] = []
         self.indent = ""

@@ -15,6 +15,7 @@ import numpy as np
 from cudal2gen.emulator import arithmetic
 from cudal2gen.emulator.frontend.emitter import HOPPER_UNITS, UNITS, Emitter, Names, unsupported
 from cudal2gen.emulator.frontend.flow.blocks import Block
+from cudal2gen.emulator.frontend.flow.dataflow import checked_loads
 from cudal2gen.emulator.frontend.flow.graph import Graph, build
 from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses, symbols
 from cudal2gen.emulator.frontend.instructions import facts
@@ -99,7 +100,10 @@ class _Translator:
         self.graph, self.counters = graph, counters
         self.layout = _Layout(module, graph)
         lazy = _lazy_registers(graph)
-        names = Names(graph.kinds, graph.uniform, lazy, self.layout.symbols, graph.hopper, polls=bool(graph.spin_heads))
+        names = Names(
+            graph.kinds, graph.uniform, lazy, checked_loads(graph.instructions()), self.layout.symbols, graph.hopper,
+            polls=bool(graph.spin_heads),
+        )  # fmt: skip
         self.scope: dict[str, object] = dict(_NAMESPACE)
         self.emitter = Emitter(names, self.scope)
 

@@ -436,4 +436,4 @@ class MBarriers:
                 self.batch.report("in-flight", text, None, row, (0,))
             if 0 < bar.pending < bar.count:
                 text = f"the CTA exits in the middle of a phase: too many arrivals, or too few, at {bar.describe(row)}"
-                self.batch.report("mbarrier", text, None, row, ())
+                self.batch.report("phase-at-exit", text, None, row, ())

@@ -15,7 +15,7 @@ from cudal2gen.emulator.memory.shared import SharedMemory
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
-from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
+from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, Scope, scope_of
 
 _ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
 # A buffer, and which elements of an access lie in it (None: all).
@@ -126,7 +126,7 @@ class DeviceMemory:
             if buffer.written is not None or buffer.role != "input":
                 some, at = self._part(lanes, offset, part)
                 self.hazards.before_read(buffer, some, at, width, site, strong)
-        if strong and self.state.order.active:
+        if strong and not strong & CHECKED and self.state.order.active:
             self._flags(lanes, offset, strong, read=True)
         values: Array = self.arena.views[width][offset >> SHIFT[width]]
         return values if lanes is None else self.batch.spread(values, lanes, width)

@@ -12,7 +12,7 @@ from cudal2gen.emulator.memory.device_state import SCOPE, SCOPE_SHIFT, THREAD, T
 from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
-from cudal2gen.emulator.state.scopes import Scope, scope_of
+from cudal2gen.emulator.state.scopes import CHECKED, Scope, scope_of
 
 
 class DeviceHazards:
@@ -35,8 +35,10 @@ class DeviceHazards:
             lanes = self.batch.everyone
         tags = self.state.tags(buffer)
         stamp = self._stamp(lanes, strong)
+        kind = "plain-first-load" if strong & CHECKED else "global-race"
         for touched in self._granules(buffer, offset, width):
-            if self._check_order("read after write", tags.written[touched], lanes, offset, site, strong):
+            tagged = tags.written[touched]
+            if self._check_order("read after write", tagged, lanes, offset, site, strong, kind=kind):
                 break
             tags.read[touched] = stamp
 
@@ -55,16 +57,18 @@ class DeviceHazards:
         site: int,
         strong: int,
         differs: Callable[[], Array] | None = None,
+        kind: str = "global-race",
     ) -> bool:
         """Report accesses that do not come after the tagged ones. ``differs``: which of them change what is there;
         others race with nobody."""
         if not tags.any():
             return False
-        bad = self._unordered(lanes, tags, strong, what == "write after read") & (tags != 0)
+        compared = 0 if strong & CHECKED else strong
+        bad = self._unordered(lanes, tags, compared, what == "write after read") & (tags != 0)
         if bad.any() and differs is not None:
             bad &= differs()
         if bad.any():
-            self._race(what, site, lanes, offset, tags, bad)
+            self._race(kind, what, site, lanes, offset, tags, bad)
         return bool(bad.any())
 
     def _check_written(self, buffer: Buffer, lanes: Array | None, relative: Array, width: int, site: int) -> None:
@@ -214,7 +218,7 @@ class DeviceHazards:
             warp = int(batch.warp[mine[some[0]]])
             ordered[some] = order.ordered(int(own[some[0]]), warp, cta[some], local[some], tick[some], strong > 0)
 
-    def _race(self, what: str, site: int, lanes: Array, offset: Array, tags: Array, bad: Array) -> None:
+    def _race(self, kind: str, what: str, site: int, lanes: Array, offset: Array, tags: Array, bad: Array) -> None:
         batch, arena = self.batch, self.state.arena
         first = int(np.flatnonzero(bad)[0])
         cta, thread = divmod(int(tags[first]) & THREAD, batch.width)
@@ -222,7 +226,7 @@ class DeviceHazards:
         at = int(offset[first]) + arena.base
         relation = "in the same CTA" if where == batch.cta_index(int(batch.row_of[lanes[first]])) else "in another CTA"
         batch.report_lanes(
-            "global-race",
+            kind,
             f"{what} by a thread {relation}, with no barrier or release and acquire between: {arena.describe(at)} "
             f"(the other side: CTA {where}, thread {thread})",
             site,

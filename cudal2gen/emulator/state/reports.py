@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from cudal2gen.emulator.state.rules import RULES, Severity
 
 
 class EmulatorError(Exception):
@@ -14,14 +16,7 @@ class EmulatorError(Exception):
 class Report:
     """One finding. Repetitions at the same instruction are counted in ``count``, the rest describes the first.
 
-    ``kind`` is one of: ``global-out-of-bounds``, ``global-misaligned``, ``shared-out-of-bounds``,
-    ``shared-misaligned``, ``local-out-of-bounds``, ``uninitialised-shared``, ``uninitialised-global``, ``in-flight``
-    (data of an asynchronous copy touched before its wait, or a CTA that exits under one), ``shared-race``,
-    ``global-race``, ``unwritten-output``, ``outside-region``, ``input-modified``, ``barrier-divergence``,
-    ``deadlock``, ``warp-divergence``, ``trap``, ``runaway``, ``launch-error``; of sm_90: ``mbarrier`` (misused, or
-    not visibly initialised), ``proxy-fence`` (fence.proxy.async missing), ``wgmma-registers`` (accumulators in
-    flight, wgmma.fence missing), ``cluster`` (a peer's shared memory before its start or after its end),
-    ``tensor-map``, ``registers`` (setmaxnreg), ``grid-dependency`` (global memory before griddepcontrol.wait).
+    ``kind`` is the id of a rule, ``severity`` the rule's unless the value concerned has turned out not to matter.
     ``line`` and ``text`` are the PTX instruction, ``source`` the CUDA line (if compiled with ``-lineinfo``), ``cta``
     (x, y, z), ``threads`` linear thread numbers, ``address`` a byte offset (shared) or a device address (global).
     """
@@ -36,6 +31,15 @@ class Report:
     threads: tuple[int, ...] = ()
     address: int | None = None
     count: int = 1
+    severity: Severity = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.severity = RULES[self.kind].severity
+
+    @property
+    def is_error(self) -> bool:
+        """Can a result be wrong?"""
+        return self.severity is Severity.ERROR
 
     def __str__(self) -> str:
         where = f" [{self.source}]" if self.source else ""
@@ -45,7 +49,8 @@ class Report:
             first = ", ".join(map(str, self.threads[:8])) + (", ..." if len(self.threads) > 8 else "")
             who = f" (CTA {self.cta}" + (f", threads {first}" if first else "") + ")"
         times = f" x{self.count}" if self.count > 1 else ""
-        return f"{self.kind}: {self.message}{who}{ptx}{where}{times}"
+        severity = "" if self.is_error else f"{self.severity}, "
+        return f"{severity}{self.kind}: {self.message}{who}{ptx}{where}{times}"
 
 
 @dataclass(slots=True)
@@ -69,7 +74,7 @@ class Reports:
     def __init__(self, kernel: str, sites: list[Site]) -> None:
         self.kernel, self.sites = kernel, sites
         self.by_key: dict[Key, Report] = {}
-        # Findings that only matter if the value read reaches an output.
+        # Findings that are benign unless the value read reaches memory.
         self.doubtful: set[Key] = set()
 
     def add(
@@ -83,7 +88,7 @@ class Reports:
         count: int = 1,
         doubtful: bool = False,
     ) -> None:
-        """Record a finding at instruction ``site``; ``doubtful``: dropped if the value turns out not to matter."""
+        """Record a finding at instruction ``site``; ``doubtful``: benign if the value turns out not to matter."""
         key = (kind, site, None if site is not None else message)
         if not doubtful:
             self.doubtful.discard(key)
@@ -101,9 +106,11 @@ class Reports:
         )
 
     def acquit(self) -> None:
-        """Drop the doubtful findings."""
-        for key in self.doubtful:
-            self.by_key.pop(key, None)
+        """The values of the doubtful findings have turned out not to matter."""
+        for key in self.doubtful & self.by_key.keys():
+            report = self.by_key[key]
+            report.severity = Severity.BENIGN
+            report.message += "; the value reaches no memory"
         self.doubtful.clear()
 
     def list(self) -> list[Report]:

@@ -19,6 +19,8 @@ SCOPES = tuple(Scope)
 _BY_NAME = {"cta": Scope.CTA, "cluster": Scope.CLUSTER, "gpu": Scope.GPU, "gl": Scope.GPU, "sys": Scope.GPU}
 # A strong access is a number: its scope, with this bit if it acquires or releases; a weak one is 0.
 ORDERS = 4
+# A weak load whose value a compare-and-swap checks: it takes part as a relaxed one.
+CHECKED = 8
 
 
 def scope_in(parts: Iterable[str], default: Scope) -> Scope:
@@ -28,4 +30,4 @@ def scope_in(parts: Iterable[str], default: Scope) -> Scope:
 
 def scope_of(strong: int) -> Scope:
     """The scope of a strong access."""
-    return Scope(strong & ~ORDERS)
+    return Scope(strong & Scope.GPU)

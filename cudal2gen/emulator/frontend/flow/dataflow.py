@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cudal2gen.emulator.frontend.flow.blocks import Block
 from cudal2gen.emulator.frontend.flow.loops import bits, immediate_postdominators
 from cudal2gen.emulator.frontend.instruction import defs_uses, facts, holds, is_uniform, symbols
-from cudal2gen.emulator.frontend.ptx import Instr
+from cudal2gen.emulator.frontend.ptx import Instr, Reg
 from cudal2gen.emulator.frontend.registers import LAUNCH_CONSTANTS, SPECIALS
 
 
@@ -198,3 +199,36 @@ def _polls(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]])
                 visited.update(fresh)
                 todo += fresh
     return False
+
+
+def checked_loads(instructions: Iterable[Instr]) -> set[int]:
+    """Identities of the loads whose value, by moves alone, is what an atom.cas at the same address compares with."""
+    writers: dict[str, list[Instr]] = {}
+    swaps = []
+    for ins in instructions:
+        for name in defs_uses(ins)[0]:
+            writers.setdefault(name, []).append(ins)
+        if ins.base == "atom" and "cas" in ins.parts:
+            swaps.append(ins)
+    return set().union(*(_compared_loads(swap, writers) for swap in swaps))
+
+
+def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
+    """The loads behind what one atom.cas compares with; none if anything but moves and swaps is between."""
+    out: set[int] = set()
+    todo, visited = [swap.operands[2]], set[str]()
+    while todo:
+        operand = todo.pop()
+        if not isinstance(operand, Reg):
+            return set()
+        if operand.name in visited:
+            continue
+        visited.add(operand.name)
+        for ins in writers.get(operand.name, ()):
+            if ins.base == "mov":
+                todo.append(ins.operands[1])
+            elif ins.base == "ld" and ins.operands[1] == swap.operands[1]:
+                out.add(id(ins))
+            elif ins is not swap:
+                return set()
+    return out

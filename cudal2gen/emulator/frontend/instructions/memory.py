@@ -10,7 +10,7 @@ from cudal2gen.emulator.frontend.instruction import Writes, instruction
 from cudal2gen.emulator.frontend.mutations import Change, Statement, drop, narrow, shift, swap, vector_bytes, weaken
 from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym, Vec
 from cudal2gen.emulator.memory.atomics import AtomicKind
-from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_in
+from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, Scope, scope_in
 
 _SPACES = ("global", "shared", "local", "param", "const")
 _READ_STRONG = frozenset(("volatile", "relaxed", "mmio", "cv", "cg", "acquire"))
@@ -123,7 +123,7 @@ def load(e: Emitter, ins: Instr) -> None:
     if space == "param" and isinstance(at.base, Sym):
         _load_parameter(e, at.base.name, at.offset, targets, k)
         return
-    strong = _strength(ins, _READ_STRONG, ("acquire",))
+    strong = _strength(ins, _READ_STRONG, ("acquire",)) or (Scope.GPU | CHECKED) * (id(ins) in e.checked)
     mask = e.mask()
     for start, size in _pieces(n * width):
         piece = e.temp(_load_call(e, space, _within(at, start), size, mask, strong))
