@@ -22,6 +22,7 @@ import numpy as np
 from cudal2gen import catalog, model, places
 from cudal2gen.chips import GPUS
 from cudal2gen.kernel import IllegalRecord, Problem, Record, Sm90Wgmma, parse
+from cudal2gen.kernel.sm90_wgmma import WGMMA_M
 from cudal2gen.tuner import space
 
 SOURCE = "analytic model, unmeasured"
@@ -59,9 +60,12 @@ def variants(problem: Problem) -> Iterator[Record]:
 
 
 def _idles(record: Record) -> bool:
-    """Whether CTAs of its clusters, or every second warpgroup, have no work: the model does not see what that costs."""
+    """Whether CTAs of its clusters, every second warpgroup, or three of four rows of a wgmma have no work: the model
+    does not see what that costs."""
     if not isinstance(record, Sm90Wgmma):
         return False
+    if record.m <= WGMMA_M // 4 and not record.swap_ab:
+        return True
     remainder = record.tiles_m % record.cluster[0] or record.tiles_n % record.cluster[1]
     return bool(remainder) or (record.schedule == "pingpong" and record.ctas <= record.target.sms)
 

@@ -155,6 +155,8 @@ PATHS: dict[str, Record] = {
     "wgmma full size f16": ring(acc="f16", consumers=2, bm=256, bn=256, atom_n=256, m=256, n=256, k=256),
     "wgmma pingpong": ring(**PINGPONG, registers=[40, 232]),
     "wgmma pingpong 2x1 nn": ring(**PINGPONG, cluster=[2, 1], layout="nn", acc="f16"),
+    "wgmma rests of two instructions": ring(bn=160, atom_n=80, n=328, stages=2),
+    "wgmma rests, pingpong": ring(**PINGPONG, bn=96, atom_n=96, n=200, layout="nn", cluster=[2, 1], acc="f16"),
     "wgmma direct": ring(epilogue="direct", acc="f16"),
     "wgmma direct, any n": ring(epilogue="direct", n=133),
     "wgmma swapped": ring(**SWAPPED),
@@ -179,7 +181,9 @@ PATHS: dict[str, Record] = {
     ),
     "wgmma cluster split 2": ring(**IN_CLUSTER, split_k=2),
     "wgmma cluster split 4 f16 nn": ring(**IN_CLUSTER, **TWO, split_k=4, acc="f16", layout="nn", bn=64),
-    "wgmma cluster split 8 swapped": ring(**IN_CLUSTER, swap_ab=True, bm=16, bn=64, atom_n=16, split_k=8, k=1000),
+    "wgmma cluster split 8 swapped": ring(
+        **IN_CLUSTER, swap_ab=True, bm=16, bn=64, atom_n=16, split_k=8, m=1, k=1000, pdl=True
+    ),
     **WIDTHS,
     "once": once(),
     "once nn": once(bm=16, bn=64, layout="nn"),

@@ -331,6 +331,7 @@ def single_shot_records(draw: st.DrawFn) -> Sm90Small:
             bn=bn,
             k_chunks=k_chunks,
             split_k=split_k,
+            pdl=draw(st.booleans()),
         )
     except IllegalRecord:
         # Shared memory, and partial sums that do not fit where the operands were.
