@@ -50,11 +50,11 @@ def variants(problem: Problem) -> Iterator[Record]:
         tile = json.dumps({name: value for name, value in fields.items() if name != "stages"})
         if tile in tiles:
             continue
-        tiles.add(tile)
         try:
             record = parse(fields | {"origin": origin})
         except IllegalRecord:
             continue
+        tiles.add(tile)
         if not _idles(record):
             yield record
 

@@ -302,7 +302,7 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
             if (bm >= 2 * problem.m and bm > 16) or (bn >= 2 * problem.n and bn > 16):
                 continue
             tiles, steps = ceil_div(problem.m, bm) * ceil_div(problem.n, bn), ceil_div(problem.k, bk)
-            for stages, split_k in product(STAGES, SPLITS):
+            for stages, split_k in product(STAGES[::-1] if beside_wgmma else STAGES, SPLITS):
                 if split_k > 1 and (steps < 2 * split_k or tiles * split_k > 2 * GPUS[problem.gpu].sms):
                     continue
                 if stages > max(2, steps) or (beside_wgmma and split_k > 1):
