@@ -12,7 +12,7 @@ import pytest
 
 from cudal2gen import catalog, model, places
 from cudal2gen.kernel import Problem, Record, parse, revise
-from tests.strategies import direct, multistage, wgmma
+from tests.strategies import direct, multistage, single_shot, wgmma
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,15 @@ def test_what_the_model_knows() -> None:
     dram = model.estimate(bands).bounds_us["device memory"]
     assert dram < model.estimate(revise(bands, raster_group=1)).bounds_us["device memory"]
     assert dram > bands.problem.traffic_bytes / 4.1e6
+
+
+def test_what_is_in_flight_by_family() -> None:
+    """A ring fills all stages but the one that is multiplied; a single shot asks for all of its k at once."""
+    assert [large(stages=stages).steps_in_flight for stages in (2, 4)] == [1, 3]
+    assert [multistage(stages=stages).steps_in_flight for stages in (1, 2, 3)] == [1, 1, 2]
+    assert single_shot(k_chunks=4).steps_in_flight == 4
+    assert direct().steps_in_flight == 1
+    assert model.estimate(single_shot(k_chunks=4)).bounds_us["latency"] == 0.0
 
 
 def test_every_family_has_an_estimate() -> None:
