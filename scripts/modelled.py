@@ -121,9 +121,9 @@ def overlapping(record: Record) -> Record:
 
 def problems() -> Iterator[Problem]:
     """The problems of the A100's records with both accumulators, and those of decoding."""
-    grid = sorted({(record.m, record.n, record.k) for record in catalog.load() if record.gpu == "a100"})
-    for acc, sizes in (("f32", grid + DECODE), ("f16", grid)):
-        for m, n, k in sizes:
+    grid = {(record.m, record.n, record.k) for record in catalog.load() if record.gpu == "a100"}
+    for acc, sizes in (("f32", grid.union(DECODE)), ("f16", grid)):
+        for m, n, k in sorted(sizes):
             yield Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k)  # type: ignore[arg-type]
 
 
