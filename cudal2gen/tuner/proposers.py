@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ class Evolution(FixedStrategy):
 
 
 class Tpe:
-    """Optuna's tree-structured Parzen estimator; proposes the candidate nearest to its suggestion."""
+    """Optuna's tree-structured Parzen estimator; proposes the nearest candidate to its suggestion that is a new one."""
 
     name = "tpe"
 
@@ -119,7 +120,7 @@ class Tpe:
         proposals = []
         for _ in range(count):
             suggestion = study.ask(spaces)
-            proposals.append(legal_proposal(self.name, self._candidate(question.candidates, suggestion.params)))
+            proposals.append(legal_proposal(self.name, self._candidate(question, suggestion.params)))
             # ``observe`` adds the candidate that the suggestion became; the suggestion itself counts as failed.
             study.tell(suggestion, state=self._optuna.trial.TrialState.FAIL)
         return proposals
@@ -163,12 +164,19 @@ class Tpe:
                 params[f"loose {head}"] = repr(choice)
         return params
 
-    def _candidate(self, candidates: Candidates, params: Mapping[str, str]) -> Record:
+    def _candidate(self, question: Question, params: Mapping[str, str]) -> Record:
+        candidates = question.candidates
         codes = [
             values.get(params[name], -1) if name in params else 0
             for name, values in zip(candidates.columns, candidates.index, strict=True)
         ]
-        row = int((candidates.codes != np.array(codes, np.int16)).sum(axis=1).argmin())
+        rows = (candidates.codes != np.array(codes, np.int16)).sum(axis=1).argsort(kind="stable")
+        records = (self._composed(candidates, int(row), params) for row in rows)
+        nearest = next(records)
+        ordered = chain([nearest], records)
+        return next((record for record in ordered if record.kernel_key not in question.proposed_keys), nearest)
+
+    def _composed(self, candidates: Candidates, row: int, params: Mapping[str, str]) -> Record:
         heads = candidates.heads[candidates.records[row].family]
         texts = {head: [repr(choice) for choice in values] for head, values in heads.items()}
         choices = {
