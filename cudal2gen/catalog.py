@@ -5,6 +5,7 @@ One line is one record, sorted by problem; fields at their neutral value are lef
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import json
 import math
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 
 from cudal2gen import files, places
 from cudal2gen.chips import stand_ins
-from cudal2gen.errors import Failure, WrongInput
+from cudal2gen.errors import Failure, WrongInput, parse_json
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Origin, Problem, Record, explain, parse, revise
 
 
@@ -176,11 +177,14 @@ def load_problems(path: Path) -> list[Problem]:
     problems: dict[Problem, None] = {}
     for number, line in _lines(path):
         try:
-            values = json.loads(line)
-            problems[Problem.model_validate({name: values[name] for name in Problem.model_fields})] = None
-        except (ValueError, TypeError, KeyError) as error:
-            what = explain(error) if isinstance(error, ValidationError) else f"not a problem ({error})"
-            raise CatalogError(f"{path}:{number}: {what}") from None
+            values = parse_json(line)
+            if not isinstance(values, dict):
+                raise CatalogError("not a JSON object")
+            fields = {name: values[name] for name in Problem.model_fields if name in values}
+            problems[Problem.model_validate(fields)] = None
+        except (ValidationError, WrongInput) as error:
+            what = explain(error) if isinstance(error, ValidationError) else error
+            raise CatalogError(f"{path}:{number}: not a problem: {what}") from None
     return list(problems)
 
 
@@ -222,14 +226,19 @@ def dump_problem(problem: Problem) -> str:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        content = path.read_bytes()
     except FileNotFoundError:
         raise CatalogError(f"no catalog at {path}; set --catalog, or restore configs/kernels.jsonl") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"cannot read {path}: {error}") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            yield number, line
+    except OSError as error:
+        raise CatalogError(f"cannot read {path}: {error.strerror}; name another by --catalog") from None
+    # Only a line feed ends a line: others that Unicode has may stand within a JSON text.
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise CatalogError(f"{path}:{number}: byte {error.start + 1} is not UTF-8") from None
+        if text.strip():
+            yield number, text
 
 
 def _parse(path: Path, number: int, line: str) -> Record:

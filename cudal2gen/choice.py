@@ -12,17 +12,21 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, Field, ValidationError
 
 from cudal2gen import results
 from cudal2gen.element import F16
-from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, Record, aligned, ceil_div, parse
+from cudal2gen.errors import WrongInput
+from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, Record, aligned, ceil_div, explain, parse
 from cudal2gen.kernel.launch import Operands, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT
-from cudal2gen.results import Measurement, Measurements
+from cudal2gen.results import Extent, Measurement, Measurements
 
 Prefer = Literal["measured", "kernel", "vendor"]
 Copied = tuple[bool, bool, bool]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 MARGIN = 0.01  # by which a kernel must win where it was measured
 STRETCH = 0.05  # by which more off the measured problems
@@ -56,14 +60,22 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """One record of a table, and the binary that it stands for. ``fields``: the record's JSON values."""
+    """One record of a table, and the binary that it stands for. ``fields``: the record's JSON values.
+
+    ``place``: where these come from, for messages.
+    """
 
     digest: str
     fields: Mapping[str, Any]
+    place: str = field(default="table", compare=False)
 
     @cached_property
     def record(self) -> Record:
-        return parse(dict(self.fields))
+        """Parsed at first use, since a table has thousands. Raises IllegalRecord."""
+        try:
+            return parse(dict(self.fields))
+        except IllegalRecord as error:
+            raise IllegalRecord(f"{self.place}: {error}") from None
 
     @property
     def sizes(self) -> Sizes:
@@ -110,13 +122,13 @@ class Row(NamedTuple):
 
     acc: Acc
     layout: Layout
-    m: int
-    n: int
-    k: int
-    kernel: int | None
-    us: float
-    vendor_us: float
-    speedup: tuple[float, float, float]
+    m: Extent
+    n: Extent
+    k: Extent
+    kernel: Annotated[int, Field(ge=0)] | None
+    us: Positive
+    vendor_us: Positive
+    speedup: tuple[Positive, Positive, Positive]
     state: str
 
     @property
@@ -270,11 +282,45 @@ class Table:
         return {"gpu": self.gpu, "bandwidth_bytes_us": self.bandwidth, "kernels": kernels, "rows": rows}
 
     @classmethod
-    def load(cls, values: Mapping[str, Any]) -> Table:
-        """From ``dump``. Raises KeyError or TypeError for what is none."""
-        kernels = [Kernel(kernel["digest"], kernel["record"]) for kernel in values["kernels"]]
-        rows = [Row(**(row | {"speedup": tuple(row["speedup"])})) for row in values["rows"]]
-        return cls(values["gpu"], kernels, rows, values["bandwidth_bytes_us"])
+    def load(cls, values: Any, place: str = "table") -> Table:
+        """From ``dump``; ``place``: the file, for messages. Raises WrongInput for what is no table of this version.
+
+        Of a kernel only the problem is checked: its record is parsed when it is used.
+        """
+        try:
+            spelled = _Table.model_validate(values)
+        except ValidationError as error:
+            raise WrongInput(f"{place}: {explain(error)}") from None
+        strangers = [
+            row.kernel for row in spelled.rows if row.kernel is not None and row.kernel >= len(spelled.kernels)
+        ]
+        if strangers:
+            raise WrongInput(f"{place}: a row names kernel {strangers[0]} of {len(spelled.kernels)}")
+        kernels = []
+        for number, kernel in enumerate(spelled.kernels):
+            where = f"{place}: kernel {number}"
+            try:
+                Problem.model_validate({name: kernel.record.get(name) for name in Problem.model_fields})
+            except ValidationError as error:
+                raise WrongInput(f"{where}: {explain(error)}") from None
+            kernels.append(Kernel(kernel.digest, kernel.record, where))
+        return cls(spelled.gpu, kernels, list(spelled.rows), spelled.bandwidth_bytes_us)
+
+
+class _Kernel(BaseModel):
+    """A kernel as ``Table.dump`` spells it."""
+
+    digest: str
+    record: dict[str, Any]
+
+
+class _Table(BaseModel):
+    """A table as ``Table.dump`` spells it."""
+
+    gpu: str
+    bandwidth_bytes_us: Positive
+    kernels: tuple[_Kernel, ...]
+    rows: tuple[Row, ...]
 
 
 def tabulate(

@@ -6,9 +6,12 @@ other exception is a defect of this program and shows its traceback.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 LONGEST = 480  # characters of a message on a terminal
 LONGEST_VALUE = 60  # of a value within it
@@ -31,6 +34,10 @@ class MissingTool(UserError, RuntimeError):
     """A compiler, a library or a device is not there."""
 
 
+class SkippedLine(UserWarning):
+    """A line of a store that is damaged, and left out: where, and why."""
+
+
 def brief(text: str, longest: int = LONGEST_VALUE) -> str:
     """The text without its middle where it is longer than ``longest`` characters."""
     if len(text) <= longest:
@@ -42,6 +49,23 @@ def brief(text: str, longest: int = LONGEST_VALUE) -> str:
 def printable(text: str) -> str:
     """The text with escapes in place of characters that steer a terminal or are none, such as half of a surrogate."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value of a JSON text from outside. ``pairs`` makes objects, as in ``json.loads``. Raises WrongInput."""
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except UserError:
+        raise
+    except json.JSONDecodeError as error:
+        what = f"{error.msg} at character {error.pos + 1}"
+    except UnicodeDecodeError as error:
+        what = f"byte {error.start + 1} is not UTF-8"
+    except RecursionError:
+        what = "nested too deeply"
+    except ValueError:  # Python's limit
+        what = f"a number has more than {sys.get_int_max_str_digits()} digits"
+    raise WrongInput(f"not JSON: {what}")
 
 
 @contextmanager

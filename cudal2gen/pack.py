@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, Any
 from cudal2gen import places
 from cudal2gen.chips import GPUS, VARIANTS
 from cudal2gen.choice import Kernel, Table
-from cudal2gen.errors import WrongInput
+from cudal2gen.errors import WrongInput, parse_json, reading
 from cudal2gen.files import folder, write
+from cudal2gen.kernel import spelled
 from cudal2gen.version import __version__
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ FOLDERS = "CUDAL2GEN_PACK"
 LICENCES = ("LICENSE", "LICENSE-CUTLASS")
 CUBIN_FILES = ("kernel.cubin", "kernel.launch")
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
+FILE_NAME = re.compile(r"(?!.*\.\.)\w[\w./-]{0,200}", re.ASCII)  # of a file within the folder
 WHEEL_NAME = re.compile(r"[\w.]+-[\w.]+(-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.whl")
 
 
@@ -74,7 +76,9 @@ class Pack:
 
     @cached_property
     def table(self) -> Table:
-        return Table.load(_read_json(self.directory / "table.json"))
+        """Kernels and rows. Raises WrongInput for a table of another version."""
+        path = self.directory / "table.json"
+        return Table.load(_read_json(path), str(path))
 
     def kernel(self, digest: str) -> Path:
         """The folder of a built kernel."""
@@ -238,12 +242,7 @@ def open_pack(directory: Path) -> Pack:
         raise PackError(f"{directory} is a wheel: install it with pip, or unpack it")
     if not directory.is_dir():
         raise PackError(f"no pack at {directory}")
-    facts = _read_json(directory / "pack.json")
-    digest = facts.pop("sha256", None)
-    if digest != _sha256(_json(facts)):
-        raise PackError(f"{directory / 'pack.json'} was altered: its digest is not its own")
-    if facts["format"] != FORMAT:
-        raise PackError(f"{directory} has format {facts['format']}, this cudal2gen reads {FORMAT}")
+    facts = _signed_facts(directory / "pack.json")
     if facts["version"] != __version__:
         raise PackError(f"{directory} was made by cudal2gen {facts['version']}, this is {__version__}: make it anew")
     if facts["machine"] != platform.machine() or sys.platform != "linux":
@@ -251,13 +250,35 @@ def open_pack(directory: Path) -> Pack:
             f"{directory} is for Linux on {facts['machine']}, this is {sys.platform} on {platform.machine()}"
         )
     for name, digest in facts["files"].items():
-        try:
+        if not FILE_NAME.fullmatch(name):
+            raise PackError(f"{directory / 'pack.json'}: files: {spelled(name)} is no file of a pack")
+        if not (directory / name).is_file():
+            raise PackError(f"{directory / name}: no such file; the pack is incomplete")
+        with reading(directory / name):
             content = (directory / name).read_bytes()
-        except OSError as error:
-            raise PackError(f"{directory / name}: {error.strerror}; the pack is incomplete") from None
         if _sha256(content) != digest:
             raise PackError(f"{directory / name} is truncated or was altered: its digest is not the pack's")
+    if "table.json" not in facts["files"]:
+        raise PackError(f"{directory / 'pack.json'}: files: table.json is missing; make the pack anew")
     return Pack(directory, facts)
+
+
+def _signed_facts(path: Path) -> dict[str, Any]:
+    """The facts of a ``pack.json`` of this format, whose own digest is right. Raises PackError."""
+    facts = _read_json(path)
+    digest = facts.pop("sha256", None)
+    try:
+        whole = digest == _sha256(_json(facts))
+    except RecursionError:
+        whole = False
+    if not whole:
+        raise PackError(f"{path} was altered: its digest is not its own")
+    if facts.get("format") != FORMAT:
+        raise PackError(f"{path} has format {spelled(facts.get('format'))}, this cudal2gen reads {FORMAT}")
+    for name, kind in (("gpu", str), ("version", str), ("machine", str), ("files", dict)):
+        if not isinstance(facts.get(name), kind):
+            raise PackError(f"{path}: {name}={spelled(facts.get(name))}: is no {kind.__name__}; make the pack anew")
+    return facts
 
 
 def installed() -> Iterator[Path]:
@@ -289,11 +310,11 @@ def search(folders: Iterable[Path]) -> tuple[dict[str, Pack], list[str]]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(path.read_bytes())
     except OSError as error:
         raise PackError(f"{path}: {error.strerror}; the pack is incomplete") from None
-    except ValueError:
-        raise PackError(f"{path} is truncated or was altered: it is not JSON") from None
+    except WrongInput as error:
+        raise PackError(f"{path} is truncated or was altered: {error}") from None
     if not isinstance(values, dict):
         raise PackError(f"{path} was altered: it is no JSON object")
     return values

@@ -7,11 +7,10 @@ the same data, so that the i-th samples of two contenders make a pair.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -20,7 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from cudal2gen import files, places
 from cudal2gen.chips import tensor_flops
-from cudal2gen.kernel import Acc, Layout, Problem
+from cudal2gen.errors import SkippedLine, WrongInput, parse_json, reading
+from cudal2gen.kernel import Acc, Layout, Problem, explain
+from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.ratios import Pair, Ratio, Unpaired, paired, paired_each
 
 ProtocolName = Literal["device", "offline", "server"]
@@ -39,6 +40,9 @@ DERIVED = {
 # A sample. A zero, a NaN or an infinity is a fault of the clock or of the file.
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+Extent = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
+MOST_WARNINGS = 5  # of a file's lines, each by itself
+
 T = TypeVar("T")
 
 
@@ -51,9 +55,9 @@ class Line(BaseModel):
 class Case(Line):
     """One execution: problem, inputs, what was compared, what is wrong. Errors are absolute, in D's units."""
 
-    m: int
-    n: int
-    k: int
+    m: Extent
+    n: Extent
+    k: Extent
     swizzle_stride: int | None
     inputs: str
     compared: str
@@ -197,9 +201,9 @@ class Measurement(Line):
     gpu: str
     acc: Acc
     layout: Layout
-    m: int
-    n: int
-    k: int
+    m: Extent
+    n: Extent
+    k: Extent
     protocol: ProtocolName
     l2: L2
     target_qps: float | None = None
@@ -247,9 +251,9 @@ class Trial(Line):
     gpu: str
     acc: Acc
     layout: Layout
-    m: int
-    n: int
-    k: int
+    m: Extent
+    n: Extent
+    k: Extent
     proposer: str
     name: str
     record: dict[str, Any]
@@ -304,9 +308,9 @@ class Algorithm(Line):
     library: str
     acc: Acc
     layout: Layout
-    m: int
-    n: int
-    k: int
+    m: Extent
+    n: Extent
+    k: Extent
     blob: str
     workspace_bytes: int
     candidates: int
@@ -331,9 +335,9 @@ class Rounding(Line):
     digest: str
     family: str
     acc: Acc
-    m: int
-    n: int
-    k: int
+    m: Extent
+    n: Extent
+    k: Extent
     inputs: str
     differing: float
     max_ulp: int
@@ -385,44 +389,55 @@ def _whole_lines(descriptor: int) -> int:
     return 0
 
 
-def _read(path: Path) -> Iterator[Any]:
-    """The JSON values of a file. A line that is not JSON, as a killed process leaves, is skipped with a warning."""
-    if not path.is_file():
+def _rows(adapter: TypeAdapter[T], path: Path) -> Iterator[tuple[int, T]]:
+    """The rows of a file and the numbers of their lines; none without a file. Raises WrongInput.
+
+    A line of another form, such as a killed process leaves, is skipped with a warning.
+    """
+    if not path.exists():
         return
-    with path.open("rb") as file:
+    faults: list[str] = []
+    with reading(path), path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                yield json.loads(line)
-            except ValueError:
-                warnings.warn(f"{path}:{number}: not a whole line of JSON, skipped", stacklevel=3)
+                row = adapter.validate_python(parse_json(line))
+            except WrongInput as error:
+                faults.append(f"{path}:{number}: not a whole line of JSON, skipped ({error})")
+            except ValidationError as error:
+                faults.append(f"{path}:{number}: a line of another form, skipped: {explain(error)}")
+            else:
+                yield number, row
+    _warn(path, faults)
+
+
+def _warn(path: Path, faults: Sequence[str]) -> None:
+    for fault in faults[:MOST_WARNINGS]:
+        warnings.warn(fault, SkippedLine, stacklevel=4)
+    if (more := len(faults) - MOST_WARNINGS) > 0:
+        warnings.warn(f"{path}: {more} more lines skipped", SkippedLine, stacklevel=4)
 
 
 def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
     """The last verdict of each (digest, on)."""
-    target = path or store()
-    verdicts = (_valid(TypeAdapter(Verdict), value, target) for value in _read(target))
-    return {(verdict.digest, verdict.on): verdict for verdict in verdicts if verdict}
+    rows = _rows(TypeAdapter(Verdict), path or store())
+    return {(verdict.digest, verdict.on): verdict for _, verdict in rows}
 
 
 def algorithms(path: Path | None = None) -> dict[tuple[str, str, str, str, int, int, int], Algorithm]:
     """The last tuned cuBLASLt algorithm of each problem, by ``Algorithm.key``."""
-    target = path or store("cublaslt")
-    rows = (_valid(TypeAdapter(Algorithm), value, target) for value in _read(target))
-    return {algorithm.key: algorithm for algorithm in rows if algorithm}
+    rows = _rows(TypeAdapter(Algorithm), path or store("cublaslt"))
+    return {algorithm.key: algorithm for _, algorithm in rows}
 
 
 def roundings(path: Path | None = None) -> list[Rounding]:
     """The last comparison of each binary, problem and kind of inputs."""
-    target = path or store("rounding")
-    rows = (_valid(TypeAdapter(Rounding), value, target) for value in _read(target))
-    return list({(row.on, row.digest, row.m, row.n, row.k, row.inputs): row for row in rows if row}.values())
+    rows = _rows(TypeAdapter(Rounding), path or store("rounding"))
+    return list({(row.on, row.digest, row.m, row.n, row.k, row.inputs): row for _, row in rows}.values())
 
 
 def trials(path: Path | None = None) -> list[Trial]:
     """Every trial of a file, in the file's order."""
-    target = path or store("trials")
-    rows = (_valid(TypeAdapter(Trial), value, target) for value in _read(target))
-    return [trial for trial in rows if trial]
+    return [trial for _, trial in _rows(TypeAdapter(Trial), path or store("trials"))]
 
 
 class Measurements(NamedTuple):
@@ -444,25 +459,18 @@ def measurements(path: Path | None = None) -> Measurements:
     """Reads a file of measurements. One whose environment does not stand before it is skipped with a warning."""
     target = path or store("measurements")
     rows = Measurements({}, [])
-    for value in _read(target):
-        line = _valid(_MEASUREMENT, value, target)
+    strangers = []
+    for number, line in _rows(_MEASUREMENT, target):
         if isinstance(line, Environment):
             rows.environments[line.id] = line
-        elif line is not None and line.environment in rows.environments:
+        elif line.environment in rows.environments:
             rows.measurements.append(line)
-        elif line is not None:
-            warnings.warn(
-                f"{target}: {line.mnk} names an environment that no line before it describes, skipped", stacklevel=2
+        else:
+            strangers.append(
+                f"{target}:{number}: {line.mnk} names an environment that no line before it describes, skipped"
             )
+    _warn(target, strangers)
     return rows
-
-
-def _valid(adapter: TypeAdapter[T], value: Any, path: Path) -> T | None:
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        warnings.warn(f"{path}: a line of another form, skipped: {error.errors()[0]['msg']}", stacklevel=3)
-        return None
 
 
 def speedup(measurement: Measurement, baseline: str, contender: str = KERNEL) -> Ratio | None:

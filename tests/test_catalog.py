@@ -124,7 +124,7 @@ def test_no_record_of_the_accumulator_is_an_error(small: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda line: line[: len(line) // 2], r":2: invalid JSON"),
+        (lambda line: line[: len(line) // 2], r":2: not JSON"),
         (lambda line: line.replace('"stages":3', '"stages":99'), r":2: stages=99: input should be less than"),
         (
             lambda line: line.replace('"stages":3', '"stages":"three"'),

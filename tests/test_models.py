@@ -236,7 +236,7 @@ def test_models_that_cannot_be_watched(tmp_path: Path) -> None:
     fails = tmp_path / "fails.py"
     fails.write_text("def main():\n    return 1 / 0\n")
     message = run("tune-model", str(fails)).stderr
-    assert f"the model fails at {fails}:2, on tensors without data; --real uses real ones: ZeroDivisionError" in message
+    assert f"the model fails on tensors without data; --real uses real ones: {fails}:2: ZeroDivisionError" in message
     wide_model = tmp_path / "wide.py"
     wide_model.write_text("import torch\ndef main(): return torch.ones(8, 8) @ torch.ones(8, 8)\n")
     process = run("tune-model", str(wide_model))
@@ -253,8 +253,8 @@ def test_a_list_that_is_none_is_named_by_line(tmp_path: Path) -> None:
     for text, message in (
         ("{", f"{path}:2: not a problem"),
         ("[1]", f"{path}:2: not a problem"),
-        ('{"gpu":"h200"}', f"{path}:2: not a problem ('acc')"),
-        (line.replace('"m":8', '"m":0'), f"{path}:2: m=0: input should be greater"),
+        ('{"gpu":"h200"}', f"{path}:2: not a problem: acc: field required"),
+        (line.replace('"m":8', '"m":0'), f"{path}:2: not a problem: m=0: input should be greater"),
     ):
         path.write_text(f"{line}\n{text}\n")
         with pytest.raises(catalog.CatalogError) as raised:

@@ -364,9 +364,9 @@ def test_a_table_of_another_version_is_torchs(
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
     strange = pack.Pack(opened.directory, opened.facts)
     fields = {"acc": "f32", "layout": "tn", "m": 1, "n": 1, "k": 1, "tiles": "of another kind"}
-    strange.table.kernels[:] = [Kernel("0", fields)]
+    strange.table.kernels[:] = [Kernel("0", fields, "table.json: kernel 0")]
     with emulated(operator_device, [strange], prefer="kernel") as dispatcher:
-        with pytest.warns(UserWarning, match="is not understood: family: .*; make the pack anew"):
+        with pytest.warns(UserWarning, match=r"table\.json: kernel 0: family: .*; make the pack anew"):
             assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
         assert dispatcher.stats()["torch"] == {"pack not understood": 1}
 

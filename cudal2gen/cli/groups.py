@@ -129,9 +129,9 @@ def _option(name: str, hint: Any, default: object, offer: Offer) -> Parameter:
     kind, marks = _split(hint)
     (option,) = (mark for mark in marks if isinstance(mark, OptionInfo | ArgumentInfo))
     choice = next((mark for mark in marks if isinstance(mark, OneOf)), None)
-    if name in offer.helps:
-        option = copy(option)
-        option.help = offer.helps[name]
+    option = copy(option)
+    option.case_sensitive = False  # of choices: --gpu A100
+    option.help = offer.helps.get(name, option.help)
     if default is MISSING:
         default = Parameter.empty
     value: Any = get_args(kind)[0] if _repeatable(kind) else kind

@@ -43,10 +43,11 @@ def listed_names(flag: str, names: Callable[[], Sequence[str]], help_text: str) 
     return option
 
 
-def _checked(name: str, names: Sequence[str]) -> str:
-    if name not in names:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names))}")
-    return name
+def _checked(text: str, names: Sequence[str]) -> str:
+    for name in names:
+        if name.casefold() == text.strip().casefold():
+            return name
+    raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, names))}")
 
 
 def seconds(text: str) -> float:

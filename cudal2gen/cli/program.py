@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
 from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 from typer.core import TyperGroup
 
 from cudal2gen.cli import signals
-from cudal2gen.cli.messages import EXIT_FAILED, EXIT_USAGE, error, report
-from cudal2gen.errors import LONGEST, UserError, brief
+from cudal2gen.cli.messages import EXIT_FAILED, EXIT_USAGE, error, note, report
+from cudal2gen.errors import LONGEST, SkippedLine, UserError, brief
 
 Shell = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 USAGE_ERROR = typer.BadParameter.__mro__[1]  # the base of every error that Typer finds in a command line
@@ -36,7 +38,8 @@ class Program(TyperGroup):
         """Runs a command line."""
         get_completion_inspect_parameters()  # registers Typer's completion of each shell
         try:
-            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            with _skipped_lines_as_notes():
+                code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.Abort:
             sys.exit(EXIT_FAILED)
         except (UserError, OSError) as failure:
@@ -49,6 +52,30 @@ class Program(TyperGroup):
         if not standalone_mode:
             return code
         sys.exit(code or 0)
+
+
+@contextmanager
+def _skipped_lines_as_notes() -> Iterator[None]:
+    """Prints a note for a damaged line of a store, where Python would print the line of this program that warns."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, SkippedLine):
+                note(str(message))
+            else:
+                others(message, category, filename, lineno, file, line)
+
+        warnings.simplefilter("always", SkippedLine)
+        warnings.showwarning = show
+        yield
 
 
 def _print_usage(usage: Any) -> None:

@@ -7,7 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from cudal2gen.errors import WrongInput
+from cudal2gen.errors import WrongInput, brief
+
+MOST_RULES = 3  # that a message spells
+LONGEST_RULE = 240  # characters of each
 
 
 class IllegalRecord(WrongInput):
@@ -56,11 +59,20 @@ def explain(error: ValidationError) -> str:
         message = item["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:] if item["type"] != "value_error" else message
         named = field and item["type"] not in ("missing", "extra_forbidden")
-        value = f"={json.dumps(item['input'], default=str)}" if named else ""
+        value = f"={spelled(item['input'])}" if named else ""
         if item["type"] == "extra_forbidden":
             message = "extra inputs are not permitted; 'cudal2gen show' lists the fields that the record has"
-        lines.append(f"{field}{value}: {message}" if field else message)
-    return "; ".join(lines)
+        lines.append(brief(f"{brief(field)}{value}: {message}" if field else message, LONGEST_RULE))
+    more = [f"and {len(lines) - MOST_RULES} more"] if len(lines) > MOST_RULES else []
+    return "; ".join([*lines[:MOST_RULES], *more])
+
+
+def spelled(value: Any) -> str:
+    """A value as JSON, without its middle where it is long; of one that JSON cannot spell, its type."""
+    try:
+        return brief(json.dumps(value, default=str))
+    except (ValueError, RecursionError):
+        return f"<{type(value).__name__}>"
 
 
 def refusal(error: ValidationError) -> IllegalRecord:

@@ -7,9 +7,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from cudal2gen.errors import WrongInput, brief, parse_json
 from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Record
-from cudal2gen.kernel.schema import IllegalRecord, refusal
+from cudal2gen.kernel.schema import IllegalRecord, refusal, spelled
 
 QUESTION = tuple(Problem.model_fields)
 FAMILIES: dict[str, type[Record]] = {}
@@ -28,11 +29,11 @@ def parse(fields: dict[str, Any] | str | bytes) -> Record:
     It is IllegalValue where a field is unknown or takes no such value, whatever the others are.
     """
     try:
-        values = fields if isinstance(fields, dict) else json.loads(fields, object_pairs_hook=_unrepeated)
+        values = fields if isinstance(fields, dict) else parse_json(fields, _unrepeated)
     except IllegalRecord:
         raise
-    except (ValueError, RecursionError) as error:
-        raise IllegalRecord(f"invalid JSON: {error}") from None
+    except WrongInput as error:
+        raise IllegalRecord(str(error)) from None
     if not isinstance(values, dict):
         raise IllegalRecord("a record must be a JSON object")
     family = _family(values)
@@ -42,7 +43,11 @@ def parse(fields: dict[str, Any] | str | bytes) -> Record:
     problem = {name: decisions.pop(name) for name in QUESTION if name in decisions}
     try:
         # By way of JSON: there lists may stand for tuples, and a number is never text or truth.
-        return family.model_validate_json(json.dumps({"problem": problem, **decisions}))
+        text = json.dumps({"problem": problem, **decisions})
+    except (ValueError, RecursionError, TypeError) as error:
+        raise IllegalRecord(f"not JSON: {brief(str(error))}") from None
+    try:
+        return family.model_validate_json(text)
     except ValidationError as error:
         raise refusal(error) from None
 
@@ -52,7 +57,7 @@ def _family(values: dict[str, Any]) -> type[Record]:
         raise IllegalRecord("family: field required")
     name = values["family"]
     if not isinstance(name, str) or name not in FAMILIES:
-        raise IllegalRecord(f"family={json.dumps(name)}: must be one of {', '.join(FAMILIES)}")
+        raise IllegalRecord(f"family={spelled(name)}: must be one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 
@@ -61,7 +66,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = sorted(name for name in values if names.count(name) > 1)
-        raise IllegalRecord(f"{', '.join(repeated)}: appears more than once")
+        raise IllegalRecord(f"{brief(', '.join(repeated))}: appears more than once")
     return values
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cudal2gen.choice import Choice, Kernel, Prefer
+from cudal2gen.errors import WrongInput
 from cudal2gen.gpu import GpuError
-from cudal2gen.kernel import IllegalRecord, Problem
+from cudal2gen.kernel import Problem
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.operators.binding import Cuda, Device, bind
 from cudal2gen.operators.products import Request, Run
@@ -127,8 +128,8 @@ class Dispatcher:
         try:
             extra_us = BIAS_US + moved / (pack.table.bandwidth / 2) if request.biased else 0.0
             return pack.table.choose(problem, request.operands, self.prefer, extra_us)
-        except (IllegalRecord, LookupError, TypeError) as error:  # whole, and yet of another version
-            self._warn(f"the table of {pack.directory} is not understood: {error}; make the pack anew")
+        except WrongInput as error:  # whole, and yet of another version
+            self._warn(f"{error}; make the pack anew")
             raise ByTorch("pack not understood") from None
 
     def _device(self, index: int) -> Device:

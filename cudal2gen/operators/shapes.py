@@ -62,12 +62,14 @@ def find_model(name: str) -> Callable[[], Any]:
     """The callable of ``module:callable`` or ``file.py:callable`` (``main`` where none is named). Raises ModelError."""
     where, _, what = name.partition(":")
     what = what or "main"
+    if where.endswith(".py") and not Path(where).is_file():
+        raise ModelError(f"no file {where}")
+    if not (where.endswith(".py") or all(part.isidentifier() for part in where.split("."))):
+        raise ModelError(f"{where!r} names no model: give file.py:callable or module:callable")
     try:
         module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except FileNotFoundError:
-        raise ModelError(f"no file {where}") from None
-    except ImportError as error:
-        raise ModelError(f"{where} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the model's own code raises
+        raise ModelError(f"{where} cannot be imported: {_cause(error)}") from error
     function = getattr(module, what, None)
     if not callable(function):
         raise ModelError(f"{where} has no callable {what}")
@@ -75,8 +77,6 @@ def find_model(name: str) -> Callable[[], Any]:
 
 
 def _from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(path)
     name = f"cudal2gen_model_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -101,12 +101,17 @@ def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -
             run()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ModelError(f"the model looks at values, which tensors without data lack ({error}): try --real") from error
-    except Exception as error:
-        advice = "" if not fake else ", on tensors without data; --real uses real ones"
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}:{last.lineno}"
-        raise ModelError(f"the model fails at {where}{advice}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the model's own code raises
+        advice = " on tensors without data; --real uses real ones" if fake else ""
+        raise ModelError(f"the model fails{advice}: {_cause(error)}") from error
     return collected
+
+
+def _cause(error: BaseException) -> str:
+    """Where an exception of a model's code was raised, its class and its first line."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = next(iter(str(error).splitlines()), "")
+    return f"{last.filename}:{last.lineno}: {type(error).__name__}: {text}"
 
 
 @contextmanager
