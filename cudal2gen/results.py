@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from cudal2gen import files, places
 from cudal2gen.chips import tensor_flops
 from cudal2gen.errors import SkippedLine, WrongInput, parse_json, reading
-from cudal2gen.kernel import Acc, Layout, Problem, explain
+from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, explain, parse
 from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.ratios import Pair, Ratio, Unpaired, paired, paired_each
 
@@ -188,6 +188,18 @@ class Timing(Line):
         return median(self.samples_us)
 
 
+def _in_turns(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
+    counts = {len(timing.samples_us): timing.contender for timing in timings}
+    if len(counts) > 1:
+        (few, one_contender), *_, (many, other) = sorted(counts.items())
+        raise ValueError(f"{many} samples of {other} and {few} of {one_contender} make no pairs")
+    return timings
+
+
+# Of contenders that took turns: the i-th samples of two of them make a pair.
+Timings = Annotated[tuple[Timing, ...], AfterValidator(_in_turns)]
+
+
 class Measurement(Line):
     """One problem under one protocol. ``absent``: contenders that could not run, and why.
 
@@ -210,7 +222,7 @@ class Measurement(Line):
     seed: int
     digest: str = ""
     options: dict[str, int] = {}
-    timings: tuple[Timing, ...]
+    timings: Timings
     absent: dict[str, str] = {}
     conditions: Conditions
 
@@ -262,7 +274,7 @@ class Trial(Line):
     outcome: Outcome
     reason: str = ""
     max_diff: float = 0.0
-    timings: tuple[Timing, ...] = ()
+    timings: Timings = ()
 
     @property
     def problem(self) -> Problem:
@@ -436,8 +448,18 @@ def roundings(path: Path | None = None) -> list[Rounding]:
 
 
 def trials(path: Path | None = None) -> list[Trial]:
-    """Every trial of a file, in the file's order."""
-    return [trial for _, trial in _rows(TypeAdapter(Trial), path or store("trials"))]
+    """Every trial of a file, in the file's order. A measured one whose record no rule allows any more is skipped."""
+    target = path or store("trials")
+    rows, faults = [], []
+    for number, trial in _rows(TypeAdapter(Trial), target):
+        try:
+            if trial.measured:
+                parse(trial.record)
+            rows.append(trial)
+        except IllegalRecord as error:
+            faults.append(f"{target}:{number}: a trial of no legal record, skipped: {error}")
+    _warn(target, faults)
+    return rows
 
 
 class Measurements(NamedTuple):
