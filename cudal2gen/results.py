@@ -22,7 +22,7 @@ from cudal2gen.chips import tensor_flops
 from cudal2gen.errors import SkippedLine, WrongInput, parse_json, reading
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, explain, parse
 from cudal2gen.kernel.problem import MAX_EXTENT
-from cudal2gen.ratios import Pair, Ratio, Unpaired, paired, paired_each
+from cudal2gen.ratios import Pair, Ratio, paired, paired_each
 
 ProtocolName = Literal["device", "offline", "server"]
 L2 = Literal["cold", "hot", "exceeded"]
@@ -496,7 +496,7 @@ def measurements(path: Path | None = None) -> Measurements:
 
 
 def speedup(measurement: Measurement, baseline: str, contender: str = KERNEL) -> Ratio | None:
-    """The baseline's time over the contender's. None where one of them is absent. Raises Unpaired."""
+    """The baseline's time over the contender's. None where one of them is absent."""
     return speedups([measurement], baseline, contender)[0]
 
 
@@ -506,13 +506,8 @@ def speedups(rows: Iterable[Measurement], baseline: str, contender: str = KERNEL
 
 
 def _pair(row: Measurement, baseline: str, contender: str) -> Pair | None:
-    """The protocol's samples of two contenders. Raises Unpaired where they were not taken in turns."""
+    """The protocol's samples of two contenders; None where one of them is absent."""
     slow, fast = row.timing(baseline), row.timing(contender)
     if slow is None or fast is None:
         return None
-    if len(slow.samples_us) != len(fast.samples_us):
-        raise Unpaired(
-            f"{row.mnk}: {len(slow.samples_us)} samples of {baseline} and {len(fast.samples_us)} of {contender} "
-            "make no pairs"
-        )
     return slow.samples_us, fast.samples_us

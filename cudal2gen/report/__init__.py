@@ -36,10 +36,7 @@ class Report(NamedTuple):
 def report(
     measurements: Measurements, records: Sequence[Record], predicate: Callable[[Measurement], bool] = lambda _: True
 ) -> Report:
-    """Sections on the measurements that satisfy ``predicate``, on the catalog, and on published figures.
-
-    Raises ratios.Unpaired where a baseline's samples do not pair with the kernel's.
-    """
+    """Sections on the measurements that satisfy ``predicate``, on the catalog, and on published figures."""
     groups_by_anchor = {f"measured-{i}": group for i, group in enumerate(by_conditions(measurements, predicate), 1)}
     figures = published.load()
     empty_text = (
