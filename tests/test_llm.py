@@ -164,6 +164,19 @@ def test_the_schema_is_small_and_holds_for_real_records(families: tuple[str, ...
     assert set(changes) == FAMILIES[families[0]].model_fields.keys() - llm.FIXED
 
 
+def test_what_breaks_a_rule_moves_other_fields_and_keeps_the_models() -> None:
+    with serving(proposes(("incumbent", {"stages": 6}))) as server:
+        (item,) = llm_proposer(server).propose(question(), 1)
+    assert len(server.requests) == 1, "no exchange is spent on it"
+    assert item.record is not None
+    assert item.record.ring_steps == 6
+    moved = space.differing(incumbent(), item.record).keys() - {"stages"}
+    assert moved
+    for name in moved:
+        assert f"; {name} " in item.note
+    assert item.record.origin.structure == "tuned"
+
+
 def test_what_breaks_a_rule_is_returned_with_the_rule_and_corrected() -> None:
     with serving(
         proposes(("incumbent", {"stages": 12}), ("incumbent", {"stages": 3})), proposes(("incumbent", {"stages": 2}))

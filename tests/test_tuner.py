@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudal2gen import catalog, model, results
-from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
+from cudal2gen.kernel import IllegalRecord, Problem, Record, fit, parse, revise
 from cudal2gen.ratios import Ratio
 from cudal2gen.results import INCUMBENT, KERNEL, Timing, Trial
 from cudal2gen.tuner import benchmark, campaign, curve, executor, race, reward, space
@@ -111,8 +111,13 @@ def test_another_problems_decisions_are_adopted_where_legal_else_the_nearest() -
     split = next(record for record in deep.records if record.family == "sm90_wgmma" and record.split_k == 16)
     adopted = space.adopt(split, candidates, "nearest")  # 4 steps of k cannot be split by 16
     assert adopted.problem == SMALL
-    assert (adopted.bm, adopted.bn) == (split.bm, split.bn)
     assert adopted.split_k < 16
+    assert space.decisions(adopted) == space.decisions(fit(split, {}, SMALL).record), "the nearest legal record"
+    assert space.differing(split, adopted).keys() <= {"split_k", "reduce", "cluster"}
+    # Near a record of another GPU there may be none that is any good: a candidate takes its place.
+    stranger = revise(catalog.find(AMPERE).record, split_k=16)  # of which there are 8 steps here
+    assert stranger.family not in candidates.families
+    assert space.adopt(stranger, candidates, "nearest").family in candidates.families
 
 
 def test_differing_names_fields_with_both_values() -> None:

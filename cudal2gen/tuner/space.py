@@ -17,7 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.kernel import FAMILIES, GPUS, REGISTERS_THREAD, Fields, IllegalRecord, Problem, Record, parse
+from cudal2gen.kernel import (
+    FAMILIES,
+    GPUS,
+    REGISTERS_THREAD,
+    Fields,
+    IllegalRecord,
+    Origin,
+    Problem,
+    Record,
+    fit,
+    parse,
+)
 
 # Fields that are no decision: the question, and where the answer comes from.
 NO_DECISION = frozenset({"problem", *Problem.model_fields, "origin"})
@@ -96,13 +107,23 @@ class Candidates:
 
 
 def adopt(record: Record, structures: Candidates, source: str) -> Record:
-    """Another problem's decisions for this one: as they are where that is legal, else the candidate most like them."""
-    fields = decisions(record)
+    """Another problem's decisions for this one: as they are where that is legal, else the nearest legal record.
+
+    Those of another GPU are replaced by the candidate most like them: near a record of the wrong generation there is
+    no good one.
+    """
+    problem = structures.problem
     try:
-        return parse(structures.problem.model_dump(mode="json") | fields | {"origin": tuned(source)})
+        near = record.at(problem) if record.gpu != problem.gpu else fit(record, {}, problem).record
+        return credited(near, source)
     except IllegalRecord:
-        row = int(structures.distances(fields).argmin())
+        row = int(structures.distances(decisions(record)).argmin())
         return structures.compose(row, {}, source)
+
+
+def credited(record: Record, source: str) -> Record:
+    """The record as a tuner's own."""
+    return record.at(record.problem, origin=Origin(source=source, structure="tuned", changed=()))
 
 
 def tuned(source: str) -> Fields:
