@@ -397,6 +397,9 @@ class Sm90Wgmma(Sm90Kernel):
         remarks = super().remarks
         if self.reduce == "workspace" and self.epilogue == "tma":
             remarks.append("epilogue=tma: sums of the workspace leave straight from registers, as with direct")
+        at_once = self.target.sms * max(1, self.ctas_per_sm(self.estimated_registers))
+        if self.stream_k and self.ctas % at_once == 0:
+            remarks.append(f"stream_k=true: {self.ctas} tiles fill waves of {at_once}, so nothing is shared out")
         if self.layout == "nn" and self.chunk_b < CHUNK:
             remarks.append(f"boxes of B are {self.chunk_b} columns wide: {self.bn // self.chunk_b} of them per k-tile")
         return remarks
