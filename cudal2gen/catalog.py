@@ -8,20 +8,19 @@ from __future__ import annotations
 import codecs
 import fcntl
 import json
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from functools import lru_cache
 from pathlib import Path
-from typing import get_args
 
 from pydantic import ValidationError
 
 from cudal2gen import files, places
-from cudal2gen.chips import stand_ins
+from cudal2gen.chips import distance, related
 from cudal2gen.errors import Failure, WrongInput, parse_json
-from cudal2gen.kernel import Acc, IllegalRecord, Layout, Origin, Problem, Record, explain, parse, revise
+from cudal2gen.kernel import Acc, IllegalRecord, Problem, Record, Use, explain, parse, serving
+from cudal2gen.kernel.fieldset import spell
 
 
 class CatalogError(WrongInput):
@@ -30,7 +29,7 @@ class CatalogError(WrongInput):
 
 @dataclass(frozen=True)
 class Match:
-    """A record that answers a problem. ``note``: for the user, where it is not the problem's own."""
+    """A record for a problem. ``note``: where it is not the problem's own, whose it was and what changed, in a line."""
 
     record: Record
     note: str | None = None
@@ -48,9 +47,15 @@ def load(path: Path | None = None) -> list[Record]:
     truncated, illegal or a duplicate.
     """
     path = path or places.catalog()
+    return list(_parsed(path, _content(path)))
+
+
+@lru_cache(maxsize=2)
+def _parsed(path: Path, content: bytes) -> tuple[Record, ...]:
+    """The records of a catalog's content; kept, since a command that names several problems asks for each."""
     records: list[Record] = []
     first_lines: dict[Problem, int] = {}
-    for number, line in _lines(path):
+    for number, line in _lines(path, content):
         record = _parse(path, number, line)
         first = first_lines.setdefault(record.problem, number)
         if first != number:
@@ -58,7 +63,12 @@ def load(path: Path | None = None) -> list[Record]:
                 f"{path}:{number}: duplicate of line {first}: {_spelling(record.problem)} has a record already"
             )
         records.append(record)
-    return records
+    return tuple(records)
+
+
+@lru_cache(maxsize=2)
+def _by_problem(path: Path, content: bytes) -> dict[Problem, Record]:
+    return {record.problem: record for record in _parsed(path, content)}
 
 
 def published(records: Iterable[Record], acc: Acc) -> list[Record]:
@@ -70,101 +80,84 @@ def published(records: Iterable[Record], acc: Acc) -> list[Record]:
 
 
 def find(problem: Problem, path: Path | None = None) -> Match:
-    """The record for a problem: its own, else the nearest legal one with a note that says so.
+    """The record for a problem: its own, else the nearest one, changed so far that it computes this problem.
 
-    Off the grid of sizes it is the nearest larger record; for a GPU or layout without records, a related GPU's or
-    layout's. Raises CatalogError where no record of the accumulator fits.
+    Raises CatalogError where no record of the accumulator becomes legal.
     """
+    record = own(problem, path)
+    return Match(record) if record else nearest(problem, load(path))
+
+
+def own(problem: Problem, path: Path | None = None) -> Record | None:
+    """The problem's own record, if the catalog has one. Raises CatalogError."""
     path = path or places.catalog()
     # In normal form the problem comes first, so a record's own line is found without parsing all the others.
-    start = dump_problem(problem)
-    own = [(number, line) for number, line in _lines(path) if line.startswith(start)]
-    if len(own) == 1:
-        return Match(_parse(path, *own[0]))
-    records = load(path)
-    exact = next((record for record in records if record.key == problem.key), None)
-    return Match(exact) if exact else nearest(problem, records)
+    content = _content(path)
+    before, start, after = (b"\n" + content).partition(f"\n{dump_problem(problem)}".encode())
+    if start and start not in after:
+        (line,) = _lines(path, start[1:] + after.partition(b"\n")[0])
+        return _parse(path, before.count(b"\n") + 1, line[1])
+    return _by_problem(path, content).get(problem)
 
 
 def nearest(problem: Problem, records: Iterable[Record]) -> Match:
-    """The closest legal record for a problem that has none; see ``find``."""
-    for record in _candidates(problem, records):
-        if moved := _moved(record, problem.gpu, problem.layout):
-            return Match(moved, _note(problem, record))
-    raise CatalogError(
-        f"no record for {_spelling(problem)}, and none of another GPU or size is legal there; see 'cudal2gen list'"
-    )
+    """The record for a problem: its own, else the nearest of these (``kernel.serving``), for exactly this problem.
 
-
-def fit(problem: Problem, records: Iterable[Record]) -> Match:
-    """A record for exactly this problem: its own, else the nearest one with the problem's sizes.
-
-    A tile that does not divide the sizes is predicated, or padded by the caller. Raises CatalogError where no record of
-    the accumulator becomes legal.
+    A tile that does not divide the sizes is predicated, or the caller pads; the note says whose record it is, and how
+    it serves. Raises CatalogError where no record of the accumulator becomes legal.
     """
-    records = list(records)
-    if own := next((record for record in records if record.key == problem.key), None):
-        return Match(own)
-    for record in _candidates(problem, records):
-        moved = [name for name in Problem.model_fields if getattr(record.problem, name) != getattr(problem, name)]
-        for padding in ({}, {"padding": "predicate"}, {"padding": "pad"}):
-            changed = sorted([*moved, *(name for name in padding if getattr(record, name, None) != padding[name])])
-            origin = Origin(source=record.origin.source, structure="modelled", changed=tuple(changed))
-            try:
-                fitted = record.at(problem, **padding, origin=origin)
-            except IllegalRecord:
-                continue
-            names = ", ".join(changed)
-            return Match(
-                fitted, f"{_spelling(problem)} takes the record of {_spelling(record.problem)}, {names} changed"
-            )
+    alike = [record for record in records if record.acc == problem.acc]
+    if exact := next((record for record in alike if record.mnk == problem.mnk and record.problem == problem), None):
+        return Match(exact)
+    distances = (serving.distance(problem, record.problem, (record.bm, record.bn)) for record in alike)
+    ranked = sorted(zip(distances, alike, strict=True), key=lambda pair: pair[0])
+    if served := serving.nearest(ranked, lambda record: serving.resized(record, problem)):
+        source, record, use = served
+        return Match(record, _note(problem, source, record, use))
     raise CatalogError(f"no record becomes legal for {_spelling(problem)}; see 'cudal2gen list'")
 
 
 def library(gpu: str, acc: str, layout: str, source: str | None = None, path: Path | None = None) -> list[Record]:
-    """All records of a GPU, accumulator and layout; where there are none, those of a related GPU or layout, moved here.
+    """Records of an accumulator for a GPU and layout, one for each size that there are records for.
 
-    ``source``: the records of this GPU only, even where ``gpu`` has its own. Records that are not legal on ``gpu`` are
-    left out. Raises CatalogError where nothing is left.
+    A size's own record counts first, then the nearest one of another layout or GPU, changed so far that it is legal
+    here; other compute capabilities stand in where no record of the GPU's own is. ``source``: the records of this GPU
+    only, even where ``gpu`` has its own. Raises CatalogError where nothing is left.
     """
-    for group in _groups(gpu, acc, layout, load(path)):
-        if source in (None, group[0].gpu):
-            moved = [record for record in (_moved(record, gpu, layout) for record in group) if record]
-            if moved:
-                return moved
+    alike = [record for record in load(path) if record.acc == acc and source in (None, record.gpu)]
+    tiers = [[record for record in alike if related(gpu, record.gpu)]]
+    tiers += [[record for record in alike if record.gpu == other] for other in _strangers(gpu, alike)]
+    for tier in tiers:
+        sizes: dict[str, Record] = {}
+        for record in sorted(tier, key=lambda record: _moved_distance(record, gpu, layout)):
+            if record.mnk not in sizes and (moved := _moved(record, gpu, layout)):
+                sizes[record.mnk] = moved
+        if sizes:
+            # A size none of whose records is legal here has the nearest of another size.
+            absent = [record.problem for record in tier if record.mnk not in sizes]
+            for problem in {other.mnk: other.revised(gpu=gpu, layout=layout) for other in absent}.values():
+                sizes[problem.mnk] = nearest(problem, tier).record
+            return sorted(sizes.values(), key=lambda record: record.key)
     raise CatalogError(f"no record of {source or 'any GPU'} with acc {acc} is legal on {gpu}; see 'cudal2gen list'")
 
 
-def _groups(gpu: str, acc: str, layout: str, records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Records of an accumulator, by GPU and layout. The order of every search is here.
-
-    The GPU's own come first, then those of its stand-ins, then of other GPUs by name; of each GPU those of the layout
-    before those of the other. No group is empty.
-    """
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if record.acc == acc:
-            groups.setdefault((record.gpu, record.layout), []).append(record)
-    related = (gpu, *stand_ins(gpu))
-    others = sorted({name for name, _ in groups} - set(related))
-    layouts = sorted(get_args(Layout), key=lambda name: name != layout)
-    return (groups[key] for key in product((*related, *others), layouts) if key in groups)
+def _strangers(gpu: str, records: Iterable[Record]) -> list[str]:
+    """GPUs of other capabilities that have records, the nearest first."""
+    others = {record.gpu for record in records if not related(gpu, record.gpu)}
+    return sorted(others, key=lambda other: (distance(gpu, other), other))
 
 
-def _candidates(problem: Problem, records: Iterable[Record]) -> Iterator[Record]:
-    """Records that may stand in for a problem's own, group by group, the closest in size first."""
-    for group in _groups(problem.gpu, problem.acc, problem.layout, records):
-        yield from sorted(group, key=lambda record: _distance(problem, record))
+def _moved_distance(record: Record, gpu: str, layout: str) -> float:
+    there = record.problem.model_copy(update={"gpu": gpu, "layout": layout})
+    return serving.distance(there, record.problem, (record.bm, record.bn))
 
 
 def _moved(record: Record, gpu: str, layout: str) -> Record | None:
     """The record on another GPU and in another layout; None where it is not legal there."""
     if (record.gpu, record.layout) == (gpu, layout):
         return record
-    try:
-        return revise(record, gpu=gpu, layout=layout)
-    except IllegalRecord:
-        return None
+    resized = serving.resized(record, record.problem.revised(gpu=gpu, layout=layout))
+    return resized[0] if resized else None
 
 
 def load_problems(path: Path) -> list[Problem]:
@@ -175,7 +168,7 @@ def load_problems(path: Path) -> list[Problem]:
     if not path.is_file():
         raise CatalogError(f"no list of problems at {path}; 'cudal2gen tune-model' writes one")
     problems: dict[Problem, None] = {}
-    for number, line in _lines(path):
+    for number, line in _lines(path, _content(path)):
         try:
             values = parse_json(line)
             if not isinstance(values, dict):
@@ -224,15 +217,18 @@ def dump_problem(problem: Problem) -> str:
     return json.dumps(problem.model_dump(mode="json"), separators=(",", ":"))[:-1] + ',"family":'
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _content(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         raise CatalogError(f"no catalog at {path}; set --catalog, or restore configs/kernels.jsonl") from None
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror}; name another by --catalog") from None
+
+
+def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
     # Only a line feed ends a line: others that Unicode has may stand within a JSON text.
-    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+    for number, line in enumerate(content.split(b"\n"), start=1):
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
@@ -248,20 +244,23 @@ def _parse(path: Path, number: int, line: str) -> Record:
         raise CatalogError(f"{path}:{number}: {error}") from None
 
 
-def _distance(problem: Problem, record: Record) -> tuple[bool, float]:
-    """A key for sorting: records that hold the problem first, then the smaller sum of logarithms of the size ratios."""
-    pairs = [(problem.m, record.m), (problem.n, record.n), (problem.k, record.k)]
-    return any(size < extent for extent, size in pairs), sum(abs(math.log2(size / extent)) for extent, size in pairs)
-
-
-def _note(problem: Problem, record: Record) -> str:
-    if record.mnk == problem.mnk:
-        differing = [name for name in ("gpu", "layout") if getattr(record, name) != getattr(problem, name)]
-        how = f"with {' and '.join(differing)} changed"
-    else:
-        larger = record.m >= problem.m and record.n >= problem.n and record.k >= problem.k
-        how = "the nearest larger one" if larger else "the nearest one"
-    return f"no record for {_spelling(problem)}; taking that of {_spelling(record.problem)}, {how}"
+def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
+    """Whose record serves the problem, and how, in a line."""
+    origin = source.problem
+    there = [getattr(origin, name) for name in ("gpu", "layout") if getattr(origin, name) != getattr(problem, name)]
+    whose = " ".join([*there, origin.mnk])
+    whose = f"that of {whose} stands in" if origin.gpu != problem.gpu else f"taking that of {whose}"
+    how = []
+    if use.launched != serving.sizes_of(problem):
+        how.append(f"padded to {use.launched.text} by copies of {use.matrices}")
+    elif any(use.copied):
+        how.append(f"with copies of {use.matrices} to rows on 16 bytes")
+    changed = [name for name in serving.changed_fields(source, record) if name not in Problem.model_fields]
+    fields = record.model_dump(mode="json")
+    for name in changed:
+        value = fields.get(name, "none")
+        how += ["predicated"] if value == "predicate" else [f"{name}={spell(value)}"] if value != "pad" else []
+    return f"no record for {_spelling(problem)}; {', '.join([whose, *how])}"
 
 
 def _spelling(problem: Problem) -> str:

@@ -6,6 +6,7 @@ name that ``gpu`` has in a record.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -22,9 +23,10 @@ class Capability(NamedTuple):
 
     ``mma_flops``: dense fp16 FLOP per clock and SM of the tensor cores with their best instruction and fp16
     accumulators; NVIDIA's peak rates divided by SMs and boost clocks give it (A100 312 TFLOP/s, RTX 3090 142, L40S
-    362, H100 989, RTX 5090 419). ``mma_sync_share``: the share of it that mma.sync reaches, measured by users of such
-    cards. ``has_wgmma``: whether warpgroups multiply (wgmma, with TMA, mbarriers and clusters beside it), which binds
-    code to this capability.
+    362, RTX 4090 330, H100 989, B200 2250, RTX 5090 419). ``mma_sync_share``: the share of it that mma.sync reaches,
+    measured by users of such cards; of 10.0, where no such measurement is known, the rate of 8.0 is assumed.
+    ``has_wgmma``: whether warpgroups multiply (wgmma, with TMA, mbarriers and clusters beside it), which binds code to
+    this capability.
     """
 
     sm: str
@@ -48,7 +50,7 @@ CAPABILITIES: dict[str, Capability] = {
     "8.6": Capability("sm_86", 99 << 10, 100 << 10, 1536, 16, mma_flops=1024),
     "8.9": Capability("sm_89", 99 << 10, 100 << 10, 1536, 24, mma_flops=1024),
     "9.0": Capability("sm_90", 227 << 10, 228 << 10, 2048, 32, mma_flops=4096, mma_sync_share=0.62, has_wgmma=True),
-    "10.0": Capability("sm_100", 227 << 10, 228 << 10, 2048, 32, mma_flops=8192),
+    "10.0": Capability("sm_100", 227 << 10, 228 << 10, 2048, 32, mma_flops=8192, mma_sync_share=0.25),
     "12.0": Capability("sm_120", 99 << 10, 100 << 10, 1536, 24, mma_flops=1024),
 }
 
@@ -60,7 +62,8 @@ class Rates(NamedTuple):
     over (32 banks of 4 bytes), and the L2 (measured). ``dram_bytes_us``: bytes per microsecond of device memory that a
     copy reaches (data sheet, less 10 to 17 %). ``l2_size``: bytes of the L2, as devices report it. ``latency_us``: of a
     load from device memory, in microseconds (measured). ``l2_clocks``: the same of a load that the L2 has, in clocks
-    (measured: arXiv 2402.13499, 2501.12084; of the RTX 3090 nothing is published, it has the RTX 4090's).
+    (measured: arXiv 2402.13499, 2501.12084; nothing is published of the RTX 3090, which has the RTX 4090's here, and
+    of H20 and B200, which have the H200's).
     """
 
     mhz: int
@@ -76,8 +79,9 @@ class Chip(NamedTuple):
     """One GPU model.
 
     ``title``: its name without the vendor, as the driver spells it. ``sms``: multiprocessors (data sheet).
-    ``stand_ins``: models whose records to try where this one has none, nearest first. ``heuristics``: its name in
-    ``NvMatmulHeuristicsNvidiaGpu`` of nvidia-matmul-heuristics.
+    ``stand_ins``: models of other capabilities whose records to try where this one has none, nearest first.
+    ``heuristics``: its name in ``NvMatmulHeuristicsNvidiaGpu`` of nvidia-matmul-heuristics. ``mma_share``: of its
+    capability's ``mma_flops``, what the model is sold with.
     """
 
     title: str
@@ -86,6 +90,15 @@ class Chip(NamedTuple):
     rates: Rates
     stand_ins: tuple[str, ...]
     heuristics: str
+    mma_share: float = 1.0
+
+    def tensor_flops(self, fp32_sums: bool) -> float:
+        """Dense fp16 FLOP per clock and SM of the tensor cores with their best instruction."""
+        return _with_sums(self.capability.mma_flops * self.mma_share, self.title, fp32_sums)
+
+    def mma_sync_flops(self, fp32_sums: bool) -> float:
+        """The same with mma.sync."""
+        return min(self.tensor_flops(fp32_sums), self.capability.mma_flops * self.capability.mma_sync_share)
 
     @property
     def limits(self) -> dict[str, str | int]:
@@ -104,29 +117,45 @@ class Chip(NamedTuple):
         }
 
 
+# Data sheets: NVIDIA's architecture white papers for GA100, GA102, AD102, GH100 and GB202 give SMs, L2, peak rates and
+# bandwidth (RTX 4090: 128 SMs, 72 MiB, 330 TFLOP/s, 1008 GB/s); for the B200 the Blackwell Tuning Guide gives shared
+# memory and L2, the data sheet 2250 TFLOP/s and 7.7 TB/s, the driver 148 SMs and 126.5 MiB. NVIDIA publishes no data
+# sheet of the H20: 78 SMs, 148 TFLOP/s (a quarter of the H100's rate) and 4.0 TB/s are what its sellers state.
 GPUS: dict[str, Chip] = {
-    "a100": Chip(
-        "A100", CAPABILITIES["8.0"], 108, Rates(1380, 40, 1.7e6, 40 << 20, 0.6, 262), ("h200", "h100"), "A100_SXM_80GB"
-    ),
+    "a100": Chip("A100", CAPABILITIES["8.0"], 108, Rates(1380, 40, 1.7e6, 40 << 20, 0.6, 262), (), "A100_SXM_80GB"),
     "rtx3090": Chip(
         "GeForce RTX 3090", CAPABILITIES["8.6"], 82, Rates(1700, 28, 0.85e6, 6 << 20, 0.5, 273), ("l40s", "a100"),
         "RTX_3090",
     ),
-    "l40s": Chip("L40S", CAPABILITIES["8.9"], 142, Rates(2200, 28, 0.75e6, 96 << 20, 0.6, 273), ("rtx3090",), "L40S"),
+    "rtx4090": Chip(
+        "GeForce RTX 4090", CAPABILITIES["8.9"], 128, Rates(2500, 28, 0.88e6, 72 << 20, 0.6, 273), ("rtx3090", "a100"),
+        "RTX_4090",
+    ),
+    "l40s": Chip(
+        "L40S", CAPABILITIES["8.9"], 142, Rates(2200, 28, 0.75e6, 96 << 20, 0.6, 273), ("rtx3090", "a100"), "L40S"
+    ),
     "h100": Chip(
-        "H100", CAPABILITIES["9.0"], 132, Rates(1700, 40, 3.0e6, 50 << 20, 0.7, 263), ("h200", "a100"), "H100_SXM"
+        "H100", CAPABILITIES["9.0"], 132, Rates(1700, 40, 3.0e6, 50 << 20, 0.7, 263), ("a100",), "H100_SXM"
     ),
     "h200": Chip(
-        "H200", CAPABILITIES["9.0"], 132, Rates(1700, 40, 4.1e6, 60 << 20, 0.7, 263), ("h100", "a100"), "H200_SXM"
+        "H200", CAPABILITIES["9.0"], 132, Rates(1700, 40, 4.1e6, 60 << 20, 0.7, 263), ("a100",), "H200_SXM"
+    ),
+    "h20": Chip(
+        "H20", CAPABILITIES["9.0"], 78, Rates(1800, 40, 3.5e6, 60 << 20, 0.7, 263), ("a100",), "H20_SXM", mma_share=0.25
+    ),
+    "b200": Chip(
+        "B200", CAPABILITIES["10.0"], 148, Rates(1850, 40, 6.6e6, 126 << 20, 0.7, 263), ("a100", "rtx3090"), "B200"
     ),
     "rtx5090": Chip(
-        "GeForce RTX 5090", CAPABILITIES["12.0"], 170, Rates(2400, 28, 1.6e6, 96 << 20, 0.7, 360), ("rtx3090", "l40s"),
-        "RTX_5090",
+        "GeForce RTX 5090", CAPABILITIES["12.0"], 170, Rates(2400, 28, 1.6e6, 96 << 20, 0.7, 360),
+        ("rtx4090", "l40s", "rtx3090", "a100"), "RTX_5090",
     ),
 }  # fmt: skip
 
+OTHER_MODEL, OTHER_CAPABILITY = 0.1, 4.0  # octaves, see distance
+
 # Words in the names of a model's slower or cut-down relatives, such as "H100 PCIe": these are other GPUs.
-VARIANTS = frozenset({"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig"})
+VARIANTS = frozenset({"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig", "3e"})
 
 
 def model_of(name: str) -> str | None:
@@ -139,22 +168,35 @@ def model_of(name: str) -> str | None:
     return None
 
 
-def stand_ins(gpu: str) -> tuple[str, ...]:
-    """Models whose records to try where a GPU has none, nearest first; none for a GPU that is not in ``GPUS``."""
-    return GPUS[gpu].stand_ins if gpu in GPUS else ()
+def distance(gpu: str, other: str) -> float:
+    """How far a GPU's records are from serving another GPU, in octaves: 1 is as far as a size is from its double.
+
+    Models of one capability run the same code; with half the SMs each has twice the work, as with a problem twice the
+    size, so the ratio of SMs counts like one of sizes, and a little more so that a model's own records come first.
+    Another capability has other instructions, shared memory and rates, which matter more than sizes: records of the
+    first stand-in are 4 octaves away (as of a size a sixteenth), those of each further one 4 more.
+    """
+    if gpu == other:
+        return 0.0
+    if related(gpu, other):
+        return OTHER_MODEL + abs(math.log2(GPUS[gpu].sms / GPUS[other].sms))
+    order = GPUS[gpu].stand_ins if gpu in GPUS else ()
+    return OTHER_CAPABILITY * (1 + (order.index(other) if other in order else len(order)))
 
 
 def related(gpu: str, other: str) -> bool:
-    """Whether two models have the same compute capability; False where one is not in ``GPUS``."""
-    return gpu in GPUS and other in GPUS and GPUS[gpu].capability == GPUS[other].capability
+    """Whether two models have the same compute capability; of one that is not in ``GPUS`` only itself has."""
+    return gpu == other or (gpu in GPUS and other in GPUS and GPUS[gpu].capability == GPUS[other].capability)
 
 
-def tensor_flops(capability: str, title: str, fp32_sums: bool) -> int:
-    """Dense fp16 FLOP per clock and SM of a device; 0 for a capability not in ``CAPABILITIES``.
+def tensor_flops(capability: str, title: str, fp32_sums: bool) -> float:
+    """As ``Chip.tensor_flops``, of a device by its name; 0 for a capability not in ``CAPABILITIES``."""
+    if model := model_of(title):
+        return GPUS[model].tensor_flops(fp32_sums)
+    flops = CAPABILITIES[capability].mma_flops if capability in CAPABILITIES else 0
+    return _with_sums(flops, title, fp32_sums)
 
-    GeForce cards halve the rate where sums are fp32 (NVIDIA's architecture white papers for GA102, AD102 and GB202).
-    """
-    if capability not in CAPABILITIES:
-        return 0
-    flops = CAPABILITIES[capability].mma_flops
-    return flops // 2 if fp32_sums and "GeForce" in title else flops
+
+def _with_sums(flops: float, title: str, fp32_sums: bool) -> float:
+    """GeForce cards halve the rate where sums are fp32 (NVIDIA's white papers for GA102, AD102 and GB202)."""
+    return flops / 2 if fp32_sums and "GeForce" in title else flops

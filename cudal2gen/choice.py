@@ -9,53 +9,31 @@ are in microseconds; nothing here needs torch or a GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
-from cudal2gen import results
-from cudal2gen.element import F16
+from cudal2gen import catalog, results
 from cudal2gen.errors import WrongInput
-from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, Record, aligned, ceil_div, explain, parse
+from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, Record, Use, ceil_div, explain, parse, serving
 from cudal2gen.kernel.launch import Operands, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.results import Extent, Measurement, Measurements
 
 Prefer = Literal["measured", "kernel", "vendor"]
-Copied = tuple[bool, bool, bool]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 MARGIN = 0.01  # by which a kernel must win where it was measured
 STRETCH = 0.05  # by which more off the measured problems
 OCTAVE = 1.0  # a neighbour is at most twice or half as large in each direction
 NEIGHBOURS = 3
-NEAREST = 64  # kernels among which one without copies is looked for
 # What copying costs beside moving bytes: estimates, so rather too high.
 COPY_US = 3.0
 COPY_SHARE = 0.5  # of the peak bandwidth
 BANDWIDTH = 500_000.0  # bytes per microsecond, where no card's is known: 0.5 TB/s
-
-
-class Use(NamedTuple):
-    """How a kernel computes a product: the sizes launched, and which of A, B and D are copied to or from wide ones."""
-
-    launched: Sizes
-    copied: Copied
-
-    def copied_bytes(self, sizes: Sizes) -> int:
-        """Bytes that the copies move: the matrix once read, the wide one filled with zeros and written."""
-        writes = (2, 2, 1)  # D is not filled before
-        shapes = zip(_shapes(sizes), _shapes(self.launched), writes, self.copied, strict=True)
-        return F16.bytes * sum(
-            math.prod(own) + times * math.prod(wide) for own, wide, times, copied in shapes if copied
-        )
-
-    def copied_us(self, sizes: Sizes, bandwidth: float) -> float:
-        """The price of the copies; ``bandwidth`` in bytes per microsecond."""
-        return COPY_US * sum(self.copied) + self.copied_bytes(sizes) / (bandwidth * COPY_SHARE)
 
 
 @dataclass(frozen=True)
@@ -81,6 +59,10 @@ class Kernel:
     def sizes(self) -> Sizes:
         return Sizes(self.fields["m"], self.fields["n"], self.fields["k"])
 
+    def distance(self, problem: Problem) -> float:
+        """How far its record is from serving a problem, see ``kernel.serving``."""
+        return serving.distance(problem, self.record.problem, (self.record.bm, self.record.bn))
+
     def computes(self, problem: Problem) -> bool:
         """Whether accumulator and layout are the problem's."""
         return (self.fields["acc"], self.fields["layout"]) == (problem.acc, problem.layout)
@@ -90,28 +72,7 @@ class Kernel:
 
         Other sizes than the record's own are computed where they are legal and leave the binary as it is.
         """
-        record, padding = self.record, self.fields.get("padding")
-        padded = padding in ("none", "pad") and self._resized(sizes, {"padding": "pad"}) is not None
-        candidates = []
-        if padding != "pad":
-            vectors = Sizes(sizes.m, aligned(sizes.n), aligned(sizes.k))
-            wider = dict.fromkeys((sizes, Sizes(sizes.m, sizes.n, vectors.k), vectors))
-            candidates = [extents for extents in wider if self._resized(extents, {})]
-        if padded:
-            candidates.append(_whole_tiles(record, sizes))
-        uses = [
-            Use(extents, _copied(record, sizes, extents, operands))
-            for extents in candidates
-            if max(extents) <= MAX_EXTENT
-        ]
-        return min(uses, key=lambda use: (sum(use.copied), use.copied_bytes(sizes)), default=None)
-
-    def _resized(self, sizes: Sizes, changes: dict[str, Any]) -> Record | None:
-        try:
-            resized = self.record.at(self.record.problem.revised(**sizes._asdict()), **changes)
-        except IllegalRecord:
-            return None
-        return resized if resized.name == self.record.name else None
+        return serving.use(self.record, sizes, operands)
 
 
 class Row(NamedTuple):
@@ -193,7 +154,7 @@ class Table:
         packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k))
         if use is None or packed is None:
             return Choice(None, None, f"{measured}, but its kernel does not take these operands", "operands not taken")
-        more = max(0.0, use.copied_us(row.sizes, self.bandwidth) - packed.copied_us(row.sizes, self.bandwidth))
+        more = max(0.0, self._copied_us(use, row.sizes) - self._copied_us(packed, row.sizes))
         low = row.speedup[1] * row.us / (row.us + more + extra_us)
         price = f", {more + extra_us:.1f} us of copies added" if more + extra_us else ""
         if low < 1 + MARGIN:
@@ -241,32 +202,28 @@ class Table:
         useful = math.prod(sizes) / math.prod(row.sizes)
         tiled = _work(kernel.record, use.launched) / _work(kernel.record, packed.launched)
         kernel_us = row.us * tiled
-        more = max(0.0, use.copied_us(sizes, self.bandwidth) - packed.copied_us(row.sizes, self.bandwidth) * tiled)
+        more = max(0.0, self._copied_us(use, sizes) - self._copied_us(packed, row.sizes) * tiled)
         return row.speedup[1] * row.us * useful / (kernel_us + more + extra_us), use
 
     def _nearest(self, problem: Problem, sizes: Sizes, operands: Operands) -> Choice:
-        """The nearest kernel that computes the product, one without copies first; for tests and curiosity."""
-        copying: Choice | None = None
-        for place, (number, kernel) in enumerate(self._by_distance(problem, sizes)):
-            if copying is not None and place >= NEAREST:
-                break
-            if (use := kernel.use(sizes, operands)) is None:
-                continue
-            why = f"the kernel of {kernel.sizes.text} was asked for, nothing measured says that it is faster"
-            choice = Choice(number, use, why, "asked for")
-            if not any(use.copied):
-                return choice
-            copying = copying or choice
-        reason = "no kernel serves these operands"
-        return copying or Choice(None, None, f"{sizes.text}: {reason}", reason)
+        """The nearest kernel that computes the product, copies counted; for tests and curiosity."""
 
-    def _by_distance(self, problem: Problem, sizes: Sizes) -> Iterator[tuple[int, Kernel]]:
-        alike = [
-            (sum(_octaves(sizes, kernel.sizes)), number)
-            for number, kernel in enumerate(self.kernels)
-            if kernel.computes(problem)
-        ]
-        return ((number, self.kernels[number]) for _, number in sorted(alike))
+        def serve(number: int) -> tuple[int, Use] | None:
+            use = self.kernels[number].use(sizes, operands)
+            return None if use is None else (number, use)
+
+        alike = [number for number, kernel in enumerate(self.kernels) if kernel.computes(problem)]
+        ranked = sorted((self.kernels[number].distance(problem), number) for number in alike)
+        if (nearest := serving.nearest(ranked, serve)) is None:
+            reason = "no kernel serves these operands"
+            return Choice(None, None, f"{sizes.text}: {reason}", reason)
+        number, _, use = nearest
+        why = f"the kernel of {self.kernels[number].sizes.text} was asked for, nothing measured says that it is faster"
+        return Choice(number, use, why, "asked for")
+
+    def _copied_us(self, use: Use, sizes: Sizes) -> float:
+        """The price of a kernel's copies."""
+        return COPY_US * sum(use.copied) + use.copied_bytes(sizes) / (self.bandwidth * COPY_SHARE)
 
     def chosen(self) -> Table:
         """The same with only those kernels that a measurement chooses; the other rows stay, as reasons."""
@@ -321,6 +278,36 @@ class _Table(BaseModel):
     bandwidth_bytes_us: Positive
     kernels: tuple[_Kernel, ...]
     rows: tuple[Row, ...]
+
+
+def answer(problem: Problem, measured: Measurements) -> catalog.Match:
+    """The record of the catalog that serves a problem: what every command takes, and ``cudal2gen.matmul`` from a pack.
+
+    It is the problem's own; else the one that measurements of its neighbours choose; else the nearest one. Raises
+    CatalogError where no record of the accumulator becomes legal.
+    """
+    if record := catalog.own(problem):
+        return catalog.Match(record)
+    table = tabulate(problem.gpu, measured_records(problem, measured), measured)
+    choice = table.choose(problem, Operands.packed(problem.layout, problem.n, problem.k))
+    if choice.kernel is not None:
+        resized = serving.resized(table.kernels[choice.kernel].record, problem, same_binary=True)
+        if resized is not None:
+            return catalog.Match(resized[0], f"no record for {problem.mnk}; {choice.reason}")
+    return catalog.nearest(problem, catalog.load())
+
+
+def measured_records(kind: Problem, measured: Measurements) -> list[Record]:
+    """Records of the problems that were measured of this GPU, accumulator and layout.
+
+    ``bench`` measured the nearest record of a problem that the catalog does not have: the same is found again here.
+    """
+    alike = (kind.gpu, kind.acc, kind.layout)
+    problems = {item.problem for item in measured.measurements if (item.gpu, item.acc, item.layout) == alike}
+    records = catalog.load() if problems else []
+    own = {record.problem: record for record in records if record.problem in problems}
+    ordered = sorted(problems, key=lambda item: item.key)
+    return [own.get(problem) or catalog.nearest(problem, records).record for problem in ordered]
 
 
 def tabulate(
@@ -383,25 +370,6 @@ def _octaves(sizes: Sizes, other: Sizes) -> tuple[float, ...]:
     return tuple(abs(math.log2(a / b)) for a, b in zip(sizes, other, strict=True))
 
 
-def _shapes(sizes: Sizes) -> tuple[tuple[int, int], ...]:
-    """Extents of A, B and D."""
-    return ((sizes.m, sizes.k), (sizes.n, sizes.k), (sizes.m, sizes.n))
-
-
-def _whole_tiles(record: Record, sizes: Sizes) -> Sizes:
-    tiles = (record.bm, record.bn, record.k_step)
-    return Sizes(*(ceil_div(extent, tile) * tile for extent, tile in zip(sizes, tiles, strict=True)))
-
-
 def _work(record: Record, sizes: Sizes) -> int:
     """What the tiles compute, padding included."""
     return ceil_div(sizes.m, record.bm) * record.bm * ceil_div(sizes.n, record.bn) * record.bn * sizes.k
-
-
-def _copied(record: Record, sizes: Sizes, launched: Sizes, operands: Operands) -> Copied:
-    """Which of A, B and D are copied: those that are launched larger, and those that the kernel does not take."""
-    launch = record.launch
-    same = [before == after for before, after in zip(_shapes(sizes), _shapes(launched), strict=True)]
-    takes = launch.takes(launched, operands)
-    a, b, d = (not (fits and as_is) for fits, as_is in zip(same, takes, strict=True))
-    return (a, b, d)

@@ -26,7 +26,9 @@ from cudal2gen import places
 from cudal2gen.chips import model_of
 from cudal2gen.element import F16, element_or_none
 from cudal2gen.errors import MissingTool
-from cudal2gen.kernel import Layout, Problem, Record, ceil_div
+from cudal2gen.kernel import Layout, Problem, Record, aligned, ceil_div, serving
+from cudal2gen.kernel.launch import Matrix
+from cudal2gen.kernel.launch import Operands as LaunchOperands
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.results import Environment
 
@@ -211,16 +213,10 @@ class Kernel:
 
     def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
         """Nothing to choose: tuning is done before, into the record."""
-        padded = self.padded(problem)
-        self.detail = "" if padded == problem else f"padded to {padded.mnk}, in the timing"
-
-    def padded(self, problem: Problem) -> Problem:
-        """The problem that is launched: of whole tiles, where the record leaves the padding to its caller."""
-        record = self.record
-        if not record.caller_pads:
-            return problem
-        sizes = zip(("m", "n", "k"), (record.bm, record.bn, record.k_step), strict=True)
-        return problem.model_copy(update={of: ceil_div(getattr(problem, of), tile) * tile for of, tile in sizes})
+        operands = LaunchOperands.packed(problem.layout, problem.n, problem.k)
+        use = serving.own_use(self.record, serving.sizes_of(problem), operands)
+        how = f"padded to {use.launched.text}" if use.launched.text != problem.mnk else f"copies of {use.matrices}"
+        self.detail = f"{how}, in the timing" if any(use.copied) else ""
 
     def bind(self, operands: Operands) -> Call:
         """One product on these tensors; raises ValueError for tensors that are not what the kernel computes."""
@@ -232,32 +228,40 @@ class Kernel:
         record = self.record
         a, b, d = operands.a, operands.stored(record.layout), operands.d
         problem = _problem(record, a, b, d)
-        padded = self.padded(problem)
-        if padded == problem:
+        use = serving.own_use(record, serving.sizes_of(problem), LaunchOperands(*map(_lies, (a, b, d))))
+        if not any(use.copied):
             return self._bound(a, b, d), None
-
-        def empty(*shape: int) -> torch.Tensor:
-            return a.new_empty(shape) if self._empty is None else self._empty(*shape).view(a.dtype)
-
-        wide_a = empty(padded.m, padded.k).zero_()
-        wide_b = empty(*((padded.n, padded.k) if record.layout == "tn" else (padded.k, padded.n))).zero_()
-        wide_d = empty(padded.m, padded.n)
+        m, n, k = use.launched
+        wide_a, wide_b, wide_d = (
+            self._wide(matrix, shape) if copied else matrix
+            for matrix, shape, copied in zip(
+                (a, b, d), ((m, k), (n, k) if record.layout == "tn" else (k, n), (m, n)), use.copied, strict=True
+            )
+        )
         run = self._bound(wide_a, wide_b, wide_d)
-        inner_a, inner_b = wide_a[: problem.m, : problem.k], wide_b[: b.shape[0], : b.shape[1]]
-        inner_d = wide_d[: problem.m, : problem.n]
+        inputs = [
+            (wide[: own.shape[0], : own.shape[1]], own) for wide, own in ((wide_a, a), (wide_b, b)) if wide is not own
+        ]
+        outputs = [(d, wide_d[: problem.m, : problem.n])] if wide_d is not d else []
 
         def whole() -> None:
-            inner_a.copy_(a)
-            inner_b.copy_(b)
+            for wide, own in inputs:
+                wide.copy_(own)
             run()
-            d.copy_(inner_d)
+            for own, wide in outputs:
+                own.copy_(wide)
 
         def copies() -> None:
-            inner_a.copy_(a)
-            inner_b.copy_(b)
-            d.copy_(inner_d)
+            for target, source in (*inputs, *outputs):
+                target.copy_(source)
 
         return whole, copies
+
+    def _wide(self, like: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+        """Zeros of this shape, whose rows start on 16 bytes."""
+        rows, cols = shape[0], aligned(shape[1])
+        empty = like.new_empty((rows, cols)) if self._empty is None else self._empty(rows, cols).view(like.dtype)
+        return empty.zero_()[:, : shape[1]]
 
     def _bound(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Call:
         m, k = a.shape
@@ -284,6 +288,10 @@ class Kernel:
         # On a device that has stopped, unloading fails as well: what stopped it is what counts.
         with contextlib.suppress(LaunchError) if value else contextlib.nullcontext():
             self.close()
+
+
+def _lies(matrix: torch.Tensor) -> Matrix:
+    return Matrix(matrix.stride(0), matrix.data_ptr() % 16 == 0)
 
 
 def _problem(record: Record, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Problem:

@@ -77,10 +77,10 @@ def _usable_sms(record: Record) -> int:
 
 def _mma_clocks(record: Record, work: Work) -> float:
     """Clocks of the tensor cores for one k-step of one CTA."""
-    flops, kind = 2 * record.bm * record.bn * record.k_step, record.target.capability
+    flops, chip, fp32_sums = 2 * record.bm * record.bn * record.k_step, record.target, record.acc == "f32"
     if work.instruction == "wgmma":
-        return flops / kind.mma_flops / ISSUE["many" if work.issuers > 1 else "one"]
-    return flops / (kind.mma_flops * kind.mma_sync_share) / MMA_SYNC_ISSUE
+        return flops / chip.tensor_flops(fp32_sums) / ISSUE["many" if work.issuers > 1 else "one"]
+    return flops / chip.mma_sync_flops(fp32_sums) / MMA_SYNC_ISSUE
 
 
 def _dram_bytes(record: Record, work: Work, rates: Rates, at_once: int) -> float:

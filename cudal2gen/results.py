@@ -136,7 +136,7 @@ class Environment(Line):
 
     def peak_flops_us(self, acc: Acc) -> float:
         """Dense fp16 peak of the tensor cores at the highest clock the card allows; 0 where it is not known."""
-        return float(tensor_flops(self.capability, self.name, acc == "f32") * self.sms * self.max_sm_mhz)
+        return tensor_flops(self.capability, self.name, acc == "f32") * self.sms * self.max_sm_mhz
 
     def floor_us(self, problem: Problem, cold: bool) -> float:
         """A lower bound of any kernel's time: the MMAs at peak; from a cold L2, A and B once through device memory.

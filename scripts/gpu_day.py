@@ -161,7 +161,7 @@ def pack(archive: Path) -> None:
     from tests.on_gpu_kernels import kernels
 
     records = Selection(everything=True, gpu="h200", acc="any").records()
-    records += Selection(sample=SAMPLE, gpu="h200", acc="f32").records_to_measure("a100") + kernels()
+    records += Selection(sample=SAMPLE, gpu="h200", acc="f32").records("a100") + kernels()
     folders = {artifact.directory for artifact in compiler.build(records)} | {compiler.launcher().parent}
     versions = json.dumps(toolchain.discover().versions).encode()
     pack_kernels(sorted(folders), versions, archive)

@@ -278,13 +278,15 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
     clusters = [[1, 1]] if reduce == "cluster" else [[1, 1], [2, 1], [1, 2], [2, 2], [4, 1]]
     bk = draw(st.sampled_from([64, 128]))
     stream_k = reduce is None and schedule == "cooperative" and draw(st.booleans())
+    short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
     fields = {
-        "gpu": draw(st.sampled_from(["h100", "h200"])),
+        "gpu": draw(st.sampled_from(["h100", "h200", "h20"])),
         "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
         "layout": layout,
         "m": draw(st.integers(1, 3 * bm)),
-        "n": 8 * draw(st.integers(1, 3 * bn // 8)),
-        "k": 8 * draw(st.integers((split_k - 1) * bk // 8 + 1, 6 * bk)),
+        "n": 8 * draw(st.integers(1, 3 * bn // 8)) - short,
+        "k": 8 * draw(st.integers((split_k - 1) * bk // 8 + 1, 6 * bk)) - short,
+        "padding": "pad" if short else "none",
         "bm": bm,
         "bn": bn,
         "swap_ab": swap_ab,
@@ -319,14 +321,16 @@ def single_shot_records(draw: st.DrawFn) -> Sm90Small:
     """Legal sm90_small records."""
     bm, bn = draw(st.sampled_from([16, 32, 64, 96, 128])), draw(st.sampled_from([16, 32, 64, 96, 128]))
     split_k, k_chunks = draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 6))
+    short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
     try:
         return single_shot(
-            gpu=draw(st.sampled_from(["h100", "h200"])),
+            gpu=draw(st.sampled_from(["h100", "h200", "h20"])),
             acc=draw(st.sampled_from(["f16", "f32"])),
             layout=draw(st.sampled_from(["tn", "nn"])),
             m=draw(st.integers(1, 3 * bm)),
-            n=8 * draw(st.integers(1, 3 * bn // 8)),
-            k=8 * draw(st.integers((split_k - 1) * 8 + 1, k_chunks * split_k * 8)),
+            n=8 * draw(st.integers(1, 3 * bn // 8)) - short,
+            k=8 * draw(st.integers((split_k - 1) * 8 + 1, k_chunks * split_k * 8)) - short,
+            padding="pad" if short else "none",
             bm=bm,
             bn=bn,
             k_chunks=k_chunks,

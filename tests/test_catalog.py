@@ -69,42 +69,43 @@ def test_a_problem_of_the_catalog_finds_its_own_record(records: list[catalog.Rec
         assert match.note is None
 
 
-def test_off_the_grid_it_is_the_nearest_larger_record(small: Path) -> None:
-    match = catalog.find(problem(100, 200, 64), small)
-    assert match.record.mnk == "128_1024_64"
-    assert (
-        match.note
-        == "no record for a100 f16 tn 100_200_64; taking that of a100 f16 tn 128_1024_64, the nearest larger one"
-    )
-    beyond = catalog.find(problem(5000, 128, 64), small)
-    assert beyond.record.mnk == "1024_128_64"
-    assert beyond.note is not None
-    assert beyond.note.endswith("the nearest one")
+def test_off_the_grid_the_nearest_record_computes_the_problem(small: Path) -> None:
+    match = catalog.find(problem(100, 600, 64), small)
+    assert (match.record.mnk, match.record.predicated) == ("100_600_64", True)
+    assert match.note == "no record for a100 f16 tn 100_600_64; taking that of 128_1024_64, predicated"
+    assert match.record.origin.changed == ("m", "n", "padding")
+    beyond = catalog.find(problem(5120, 128, 64), small)
+    assert (beyond.record.mnk, beyond.record.predicated) == ("5120_128_64", False)
+    assert beyond.note == "no record for a100 f16 tn 5120_128_64; taking that of 1024_128_64"
+    odd = catalog.find(problem(100, 200, 63), small)
+    assert odd.record.caller_pads
+    assert odd.note is not None
+    assert odd.note.endswith("taking that of 128_1024_64, padded to 128_256_64 by copies of A, B and D")
 
 
 def test_another_gpu_or_layout_takes_the_record_with_that_field_changed(small: Path) -> None:
     match = catalog.find(problem(128, 128, 64, gpu="h200", layout="nn"), small)
     assert (match.record.gpu, match.record.layout, match.record.mnk) == ("h200", "nn", "128_128_64")
     assert match.note is not None
-    assert match.note.endswith("a100 f16 tn 128_128_64, with gpu and layout changed")
+    assert match.note.endswith("that of a100 tn 128_128_64 stands in")
 
 
 def test_h100_takes_the_records_of_h200_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "kernels.jsonl"
     catalog.save([multistage(acc="f32", m=m) for m in (128, 4096)] + [wgmma(m=4096), wgmma(m=256)], path)
     match = catalog.find(problem(4096, 4096, 4096, gpu="h100", acc="f32"), path)
-    assert match.record == revise(wgmma(), gpu="h100")
+    assert match.record.decisions() == revise(wgmma(), gpu="h100").decisions()
     assert match.record.name == wgmma().name, "the same kernel"
-    assert match.note == (
-        "no record for h100 f32 tn 4096_4096_4096; taking that of h200 f32 tn 4096_4096_4096, with gpu changed"
-    )
+    assert match.note == ("no record for h100 f32 tn 4096_4096_4096; that of h200 4096_4096_4096 stands in")
     # Off the grid, too, before any of another architecture; and A100 never gets one.
-    assert catalog.find(problem(128, 4096, 4096, gpu="h100", acc="f32"), path).record.m == 256
+    near = catalog.find(problem(128, 4096, 4096, gpu="h100", acc="f32"), path)
+    assert near.note is not None
+    assert "that of h200 256_4096_4096 stands in" in near.note
     assert catalog.find(problem(256, 4096, 4096, acc="f32"), path).record.family == "sm80_multistage"
     nn = catalog.find(problem(256, 4096, 4096, gpu="h100", acc="f32", layout="nn"), path)
     assert (nn.record.layout, nn.record.family) == ("nn", "sm90_wgmma")
     assert nn.note is not None
-    assert nn.note.endswith("with gpu and layout changed")
+    assert nn.note.endswith("that of h200 tn 256_4096_4096 stands in")
 
 
 def test_a_gpu_that_the_record_does_not_fit_takes_the_nearest_that_does(tmp_path: Path) -> None:
@@ -113,11 +114,11 @@ def test_a_gpu_that_the_record_does_not_fit_takes_the_nearest_that_does(tmp_path
     match = catalog.find(problem(128, 128, 4096, gpu="rtx3090"), path)
     assert (match.record.gpu, match.record.stages) == ("rtx3090", 2)  # type: ignore[union-attr]
     assert match.note is not None
-    assert "the nearest larger one" in match.note
+    assert "that of a100 256_256_4096 stands in" in match.note
 
 
 def test_no_record_of_the_accumulator_is_an_error(small: Path) -> None:
-    with pytest.raises(catalog.CatalogError, match="no record for a100 f32 tn 128_128_64"):
+    with pytest.raises(catalog.CatalogError, match="no record becomes legal for a100 f32 tn 128_128_64"):
         catalog.find(problem(128, 128, 64, acc="f32"), small)
 
 

@@ -208,10 +208,11 @@ def test_other_layouts_and_accumulators_have_no_kernels() -> None:
         assert answer.reason == f"no kernels for a100 {more.get('acc', 'f32')} {more.get('layout', 'tn')}"
 
 
-def test_on_request_the_nearest_kernel_that_copies_nothing() -> None:
+def test_on_request_the_nearest_kernel_a_copy_counted_as_an_octave() -> None:
     both = table({}, [PREDICATED, WHOLE])
     assert ask(both, 96, 96, 64, prefer="kernel").kernel == 1
-    assert ask(both, 90, 96, 64, prefer="kernel").kernel == 0, "the nearer one would copy"
+    assert ask(both, 90, 96, 64, prefer="kernel").kernel == 1, "two copies, the other is three octaves farther"
+    assert ask(both, 70, 80, 80, prefer="kernel").kernel == 0, "the nearer one would copy A, B and D"
     answer = ask(both, 90, 90, 63, prefer="kernel")
     assert answer.use is not None
     assert answer.use.copied == (True, True, True)
@@ -306,17 +307,18 @@ def test_a_table_is_what_was_dumped() -> None:
     ("sizes", "padding"), [((128, 64, 256), "none"), ((61, 64, 256), "predicate"), ((64, 64, 250), "pad")]
 )
 def test_a_record_is_fitted_to_a_problem(sizes: tuple[int, int, int], padding: str) -> None:
-    fit = catalog.fit(problem(*sizes, acc="f16"), [small()])
+    fit = catalog.nearest(problem(*sizes, acc="f16"), [small()])
     assert (fit.record.m, fit.record.n, fit.record.k, fit.record.padding) == (*sizes, padding)
     assert fit.record.origin.structure == "modelled"
-    assert "changed" in str(fit.note)
-    own = catalog.fit(small().problem, [small()])
+    how = {"none": "", "predicate": ", predicated", "pad": ", padded to 64_64_256 by copies of A and B"}[padding]
+    assert fit.note == f"no record for a100 f16 tn {sizes[0]}_{sizes[1]}_{sizes[2]}; taking that of 64_64_256{how}"
+    own = catalog.nearest(small().problem, [small()])
     assert own == catalog.Match(small())
 
 
 def test_a_problem_that_no_record_fits() -> None:
     with pytest.raises(CatalogError, match="no record becomes legal for a100 f32 tn 64_64_64"):
-        catalog.fit(problem(64, 64, 64), [small()])
+        catalog.nearest(problem(64, 64, 64), [small()])
 
 
 # --- the command ---
@@ -337,7 +339,7 @@ def test_explain_says_what_would_run_and_why(tmp_path: Path) -> None:
     text = run("explain", "--mnk", "4096_4096_64", "--results", str(file), env=env).stdout
     assert text.startswith(f"runs     {record.name}, of 4096_4096_64; launched as 4096_4096_64, no copies\n")
     assert "4096_4096_64 was measured: 1.100x [1.100, 1.100] (hot L2, torch.matmul)" in text
-    assert "1 of them measured" in text
+    assert "asked    no pack; the catalog and what was measured of 1 problems\n" in text
     near = run("explain", "--mnk", "4000_4096_64", "--results", str(file), "--json", env=env).stdout
     assert "expected with the kernel of 4096_4096_64" in near
     assert "--mnk 4096: expected three sizes" in error("explain", "--mnk", "4096")

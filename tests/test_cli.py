@@ -72,11 +72,14 @@ def test_render_all_writes_one_file_per_text(tmp_path: Path) -> None:
 def test_off_the_grid_a_note_names_the_record() -> None:
     done = run("render", "--mnk", "4000_4000_60")
     assert done.returncode == 0
-    assert (
-        done.stderr == "note: no record for a100 f16 tn 4000_4000_60; "
-        "taking that of a100 f16 tn 4096_4096_64, the nearest larger one\n"
-    )
+    whole = "no record for a100 f16 tn 4000_4000_60; taking that of 4096_4096_64, padded to 4096_4096_64"
+    assert done.stderr == f"note: {whole} by copies of A, B and D\n"
     assert done.stdout == run("render", "--mnk", "4096_4096_64").stdout
+    ragged = run("show", "--mnk", "4000_4000_64", "--json")
+    assert "taking that of 4096_4096_64, predicated\n" in ragged.stderr
+    record = json.loads(ragged.stdout)["record"]
+    assert (record["m"], record["n"], record["padding"]) == (4000, 4000, "predicate")
+    assert record["origin"]["changed"] == ["m", "n", "padding"]
 
 
 def test_show_gives_the_record_and_what_follows() -> None:
@@ -183,7 +186,7 @@ def test_another_family_starts_from_a_plain_record() -> None:
     record = json.loads(changed.stdout)["record"]
     assert (record["cluster"], record["registers"], record["stages"]) == ([2, 1], None, 3)
     message = error("show", "--mnk", "4096_4096_4096", "--set", "family=sm90_wgmma")
-    assert message == "gpu=a100: sm90_wgmma needs one of h100, h200"
+    assert message == "gpu=a100: sm90_wgmma needs one of h100, h200, h20"
 
 
 @pytest.mark.parametrize("mnk", ["1_8_8", "16_4096_512", "64_64_64", "100_128_4096", "4096_4096_64", "64_32_4096"])
@@ -218,13 +221,29 @@ def test_edit_writes_a_checked_change(own_catalog: dict[str, str]) -> None:
 
 def test_edit_changes_its_own_record_only(own_catalog: dict[str, str]) -> None:
     before = Path(own_catalog["CUDAL2GEN_CATALOG"]).read_bytes()
-    assert "only records of the catalog's own sizes are changed" in error(
+    assert "no record for a100 f16 tn 4000_4000_60; 'cudal2gen edit --new' adds one" in error(
         "edit", "--mnk", "4000_4000_60", "--set", "min_blocks=1", env=own_catalog
+    )
+    assert "--new: 4096_4096_64 has a record for a100 f16 tn" in error(
+        "edit", "--mnk", "4096_4096_64", "--new", env=own_catalog
     )
     assert "a record's problem does not change" in error(
         "edit", "--mnk", "4096_4096_64", "--set", "m=8192", env=own_catalog
     )
     assert Path(own_catalog["CUDAL2GEN_CATALOG"]).read_bytes() == before
+
+
+def test_edit_new_adds_a_size_which_then_is_its_own(own_catalog: dict[str, str]) -> None:
+    size = ("--mnk", "4000_4000_60", "--gpu", "h100")
+    done = run("edit", *size, "--new", "--set", "raster_group=4", env=own_catalog)
+    assert done.returncode == 0, done.stderr
+    assert "that of h200 4096_4096_64 stands in, padded to 4000_4000_64 by copies of A and B" in done.stderr
+    record = json.loads(run("show", *size, "--json", env=own_catalog).stdout)["record"]
+    assert (record["m"], record["padding"], record["raster_group"]) == (4000, "pad", 4)
+    assert record["origin"]["changed"] == ["gpu", "k", "m", "n", "padding", "raster_group"]
+    assert "has a record" in error("edit", *size, "--new", env=own_catalog)
+    other = run("show", "--mnk", "1024_1024_1024", "--gpu", "h100", "--json", env=own_catalog)
+    assert "that of h200 1024_1024_1024 stands in" in other.stderr, "one record of h100 hides none of h200"
 
 
 @pytest.mark.parametrize(
@@ -407,7 +426,7 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
         (["render", "--all"], "several records need --out DIR"),
         (["--catalog", "/nowhere/k.jsonl", "list"], "no catalog at /nowhere/k.jsonl"),
         (["edit", "--mnk", "64_64_64"], "nothing to change"),
-        (["build", "--all", "--gpu", "h100"], "no records for h100 f16 tn"),
+        (["build", "--all", "--gpu", "any", "--layout", "nn"], "no records for any f16 nn"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -463,7 +482,7 @@ def test_completion_is_printed_for_a_shell_that_is_named() -> None:
 @pytest.mark.parametrize(
     ("words", "completions"),
     [
-        ("show --gpu ", ["a100", "rtx3090", "l40s", "h100", "h200", "rtx5090"]),
+        ("show --gpu ", ["a100", "rtx3090", "rtx4090", "l40s", "h100", "h200", "h20", "b200", "rtx5090"]),
         ("build --gpu a", ["a100", "any"]),
         ("list --structure ", ["exact", "nearest", "tuned", "modelled"]),
         ("run --inputs s", ["sparse", "special"]),
@@ -507,7 +526,7 @@ def test_a_selection_resolves_to_records(
     assert all(selection.admits(record) for record in records)
     sampled = Selection(sample=4).records()
     assert len({record.problem.size_class for record in sampled}) == len(sampled) == 4
-    assert [record.mnk for record in Selection(size_class="tiny", gpu="h100", acc="f32").records_to_measure()] == [
+    assert [record.mnk for record in Selection(size_class="tiny", gpu="h100", acc="f32").records()] == [
         "128_128_128"
     ], "taken over from h200"
 

@@ -141,7 +141,7 @@ def test_the_direct_family_has_its_rules(changes: dict[str, object], rule: str) 
 THREE = {"consumers": 3, "bm": 192, "registers": [32, 160]}
 SPLIT = {"reduce": "cluster", "split_k": 2, "epilogue": "direct", "bn": 128, "atom_n": 128}
 ILLEGAL_WGMMA = [
-    ("gpu", {"gpu": "a100"}, "sm90_wgmma needs one of h100, h200"),
+    ("gpu", {"gpu": "a100"}, "sm90_wgmma needs one of h100, h200, h20"),
     ("bk", {"bk": 32}, "input should be 64 or 128"),
     ("stages", {"stages": 5}, "278640 bytes of shared memory exceed the 232448 of h200"),
     ("stages", {"stages": 1}, "greater than or equal to 2"),
@@ -220,7 +220,7 @@ ILLEGAL_WGMMA = [
     ("mma_repeat", {"mma_repeat": [1, 1, 1]}, "extra inputs"),
 ]
 ILLEGAL_SINGLE_SHOT = [
-    ("gpu", {"gpu": "l40s"}, "sm90_small needs one of h100, h200"),
+    ("gpu", {"gpu": "l40s"}, "sm90_small needs one of h100, h200, h20"),
     ("bm", {"bm": 48}, "must be a multiple of 32, 2 warps of 16"),
     ("bn", {"bn": 80, "bm": 16}, "must be a multiple of 64, 4 warps of 16"),
     ("bn", {"bm": 256, "bn": 128}, "256 accumulator registers exceed the 128"),

@@ -55,8 +55,8 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
         pytest.skip(f"{card.model} is not in the table of GPUs")
     records = catalog.load()
     problems = [Problem(gpu=card.model, acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sampled()[:24]]
-    fitted = [catalog.fit(problem, records).record for problem in problems]
-    fitted += [catalog.fit(problem.model_copy(update={"layout": "nn"}), records).record for problem in problems[:4]]
+    fitted = [catalog.nearest(problem, records).record for problem in problems]
+    fitted += [catalog.nearest(problem.model_copy(update={"layout": "nn"}), records).record for problem in problems[:4]]
     artifacts = dict(zip(fitted, compiler.build(fitted), strict=True))
     library, store = compiler.launcher(), tmp_path_factory.mktemp("measured") / "m.jsonl"
     from cudal2gen import baselines

@@ -310,7 +310,7 @@ def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
     """Of two measured problems the one that is won; a problem off the grid by the record that bench made for it."""
     catalogued = catalog.load()
     problems = [Problem(gpu="a100", acc="f16", layout="tn", m=m, n=64, k=64) for m in (64, 61)]
-    records = [catalog.fit(problem, catalogued).record for problem in problems]
+    records = [catalog.nearest(problem, catalogued).record for problem in problems]
     digests = [artifact.digest for artifact in compiler.build(records)]
     environment = measured.H200.model_copy(update={"gpu": "a100"})
     measurements = []

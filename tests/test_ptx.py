@@ -306,7 +306,7 @@ def everywhere(gpu: str) -> list[Sm80Multistage | Sm80Direct]:
     ]
 
 
-ARCHITECTURES = ["a100", "rtx3090", "l40s", "h100", "rtx5090"]
+ARCHITECTURES = ["a100", "rtx3090", "rtx4090", "h100", "b200", "rtx5090"]
 
 
 @pytest.mark.parametrize("gpu", ARCHITECTURES)

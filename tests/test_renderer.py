@@ -101,6 +101,7 @@ WGMMA_DATA: dict[str, dict[str, Any]] = {
     "hint_a": {"hint_a": "first"},
     "hint_b": {"hint_b": "last"},
     "pdl": {"pdl": True},
+    "padding": {"padding": "pad", "k": 263},
 }
 ONCE_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "acc": ({}, {"acc": "f16"}),
@@ -118,6 +119,7 @@ ONCE_DATA: dict[str, dict[str, Any]] = {
     "k": {"k": 136},
     "origin": {"origin": {"source": "elsewhere", "structure": "tuned", "changed": ["bm"]}},
     "pdl": {"pdl": True},
+    "padding": {"padding": "pad", "k": 135},
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,52 +43,61 @@ def explain(
 
     A pack answers; where none is installed, the catalog and the stored measurements.
     """
+    answer = explanation(selection, directory, result_files)
+    if as_json:
+        print(json.dumps(answer, indent=1))
+        return
+    print(f"runs     {answer['runs']}\nbecause  {answer['why']}\nasked    {answer['source']}")
+    if answer["runs"] != answer["kernel"]:
+        print(f"a kernel {answer['kernel']}, where CUDAL2GEN_PREFER=kernel")
+    if answer["remark"]:
+        note(answer["remark"])
+
+
+def explanation(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> dict[str, str | None]:
+    """What runs and why, the kernel that would run on request, where that is from, and what its reader should know."""
     from cudal2gen.kernel.launch import Operands
 
     problem = selection.problem()
-    table, source = _table(selection, directory, result_files)
+    table, source, remark = _table(selection, directory, result_files)
     operands = Operands.packed(problem.layout, problem.n, problem.k)
     choice = table.choose(problem, operands)
-    kernel = table.choose(problem, operands, "kernel")
-    if as_json:
-        answer = {
-            "runs": _spelled(table, choice), "why": choice.reason, "kernel": _spelled(table, kernel), "source": source
-        }  # fmt: skip
-        print(json.dumps(answer, indent=1))
-        return
-    print(f"runs     {_spelled(table, choice)}\nbecause  {choice.reason}\nasked    {source}")
-    if choice.kernel is None:
-        print(f"a kernel {_spelled(table, kernel)}, where CUDAL2GEN_PREFER=kernel")
+    kernel = _spelled(table, table.choose(problem, operands, "kernel"))
+    return {"runs": _spelled(table, choice), "why": choice.reason, "kernel": kernel, "source": source, "remark": remark}
 
 
 def _spelled(table: Table, choice: Choice) -> str:
     if choice.kernel is None or choice.use is None:
         return "torch.matmul"
-    record = table.kernels[choice.kernel].record
-    copies = [name for name, copied in zip("ABD", choice.use.copied, strict=True) if copied]
-    how = f"copies of {', '.join(copies)}" if copies else "no copies"
-    return f"{record.name}, of {record.mnk}; launched as {choice.use.launched.text}, {how}"
+    record, use = table.kernels[choice.kernel].record, choice.use
+    how = f"copies of {use.matrices}" if any(use.copied) else "no copies"
+    return f"{record.name}, of {record.mnk}; launched as {use.launched.text}, {how}"
 
 
-def _table(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> tuple[Table, str]:
-    """The table that answers, and where it is from."""
+def _table(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> tuple[Table, str, str | None]:
+    """The table that answers, where it is from, and what its reader should know."""
     from cudal2gen import choice, pack
 
+    measured = measurements(result_files)
+    match = choice.answer(selection.problem(), measured)
     if directory is not None:
         opened = pack.open_pack(directory)
         if opened.gpu != selection.gpu:
             refuse(f"--pack {directory}: is for {opened.gpu}, not {selection.gpu}")
-        return opened.table, f"the pack in {directory}"
-    if not result_files:
-        packs, refusals = pack.search(pack.installed())
+        packs = {opened.gpu: opened}
+    else:
+        packs, refusals = pack.search(() if result_files else pack.installed())
         for reason in refusals:
             note(reason)
-        if selection.gpu in packs:
-            return packs[selection.gpu].table, f"the pack in {packs[selection.gpu].directory}"
-    measured = measurements(result_files)
-    records = replace(selection, mnk=(), everything=True).records_to_pack(measured.measurements)
-    table = choice.tabulate(selection.gpu, records, measured)
-    return table, f"no pack; {len(records)} records of the catalog, {len(table.rows)} of them measured"
+    if selection.gpu in packs:
+        packed = packs[selection.gpu]
+        names = {kernel.record.name for kernel in packed.table.kernels}
+        other = f"the catalog's kernel for it is {match.record.name}, which this pack does not have"
+        return packed.table, f"the pack in {packed.directory}", other if match.record.name not in names else None
+    records = {record.problem: record for record in choice.measured_records(match.record.problem, measured)}
+    records[match.record.problem] = match.record
+    table = choice.tabulate(selection.gpu, list(records.values()), measured)
+    return table, f"no pack; the catalog and what was measured of {len(table.rows)} problems", match.note
 
 
 @verb(app, "pack")

@@ -114,7 +114,7 @@ def measure(
     card = connect(device)
     if not card.environment.gpu and selection.gpu == ANY:
         refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
-    records = selection.on(card.environment.gpu).records_to_measure(source, timing.seed)
+    records = selection.on(card.environment.gpu).records(source, timing.seed)
     card.check(records[0])
     store = out or results.store("measurements")
     # Before anything is compiled: the vendor's packages may be missing.

@@ -156,12 +156,22 @@ def _write_sources(records: list[Record], out: Path | None) -> None:
 
 
 @verb(app, "edit")
-def edit_record(selection: OneRecord) -> None:
+def edit_record(
+    selection: OneRecord,
+    new: Annotated[
+        bool, typer.Option("--new", help="Add a record for a problem that has none, made from the nearest one.")
+    ] = False,
+) -> None:
     """Write a changed record to the catalog, after checking that it is legal."""
-    if not selection.changes:
+    if not selection.changes and not new:
         refuse("nothing to change; give --set FIELD=VALUE")
     problem = selection.problem()
-    record = selection.changed(own_record(problem))
+    if new:
+        if catalog.own(problem):
+            refuse(f"--new: {problem.mnk} has a record for {selection.target}; change it with --set FIELD=VALUE")
+        record = selection.record()
+    else:
+        record = selection.changed(own_record(problem))
     if record.key != problem.key:
         refuse("a record's problem does not change; name the other problem by --mnk, --gpu, --acc and --layout")
     print(put(record))
@@ -169,10 +179,11 @@ def edit_record(selection: OneRecord) -> None:
 
 def own_record(problem: Problem) -> Record:
     """The catalog's record of exactly this problem, which is there to be changed. Raises WrongInput."""
-    match = catalog.find(problem)
-    if match.record.key != problem.key:
-        refuse(f"{match.note}; only records of the catalog's own sizes are changed")
-    return match.record
+    record = catalog.own(problem)
+    if record is None:
+        kind = f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
+        refuse(f"no record for {kind}; 'cudal2gen edit --new' adds one, made from the nearest record")
+    return record
 
 
 def put(record: Record) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol, get_args
 
@@ -113,31 +114,35 @@ class Selection:
         return problem(mnk, self.gpu, self.acc, self.layout)
 
     def record(self) -> Record:
-        """The record for the one problem of ``--mnk``, or the nearest to it; with changes."""
-        return self._nearest(self.problem())
+        """The record that serves the one problem of ``--mnk``; with changes."""
+        return self._answers()(self.problem())
 
-    def records(self) -> list[Record]:
-        """Records with changes: the nearest to each ``--mnk``, fitted to the problems of a list, else the catalog's."""
+    def records(self, source: str | None = None, seed: int = 0) -> list[Record]:
+        """Records with changes: of each ``--mnk``, of the problems of a list, else of the sizes there are records for.
+
+        A problem without a record of its own has the nearest one, changed so far that it computes this problem; with
+        ``source`` only records of that GPU count. ``seed``: of ``--sample``.
+        """
         self._check_size_options()
         if self.listed is not None:
-            return self._fitted(self.listed)
+            return list(self._of_list_or_left_out(self.listed, source))
         if self.mnk:
-            return [self._nearest(named) for named in self._named()]
-        return self._changed(self._sampled(filter(self.admits, catalog.load())))
+            answer = self._answers(source)
+            return [answer(named) for named in self._named()]
+        if self.gpu == ANY:
+            return self._changed(self._sampled(filter(self.admits, catalog.load()), seed))
+        layouts = sorted({record.layout for record in catalog.load()}) if self.layout == ANY else self.layouts
+        kinds = [(acc, layout) for acc in self.accs for layout in layouts]
+        return self._changed(self._sampled(chain(*(self._library(*kind, source) for kind in kinds)), seed))
 
-    def records_to_measure(self, source: str | None = None, seed: int = 0) -> list[Record]:
-        """As ``records``, but where the GPU has none, a related GPU's; of GPU ``source`` in any case if not None."""
-        self._check_size_options()
-        if self.listed is not None or (self.mnk and source is None):
-            return self.records()
-        records = catalog.library(self.gpu, self.acc, self.layout, source)
-        if not self.mnk:
-            return self._changed(self._sampled(records, seed))
-        by_problem = {record.problem: record for record in records}
-        named = self._named()
-        if absent := [problem.mnk for problem in named if problem not in by_problem]:
-            refuse(f"--records-of {source}: has no {', '.join(absent)} that is legal on {self.gpu}")
-        return self._changed([by_problem[problem] for problem in named])
+    def _library(self, acc: Acc, layout: Layout, source: str | None = None) -> list[Record]:
+        """The GPU's records of an accumulator and layout; a note counts those that stand in for its own."""
+        records = catalog.library(self.gpu, acc, layout, source)
+        own = {record.problem for record in catalog.load()}
+        if borrowed := sum(record.problem not in own for record in records):
+            of_all = f"{borrowed} of {len(records)} sizes have" if borrowed < len(records) else "no size has"
+            note(f"{of_all} a record for {self.gpu} {acc} {layout} of {'its' if len(records) == 1 else 'their'} own")
+        return records
 
     def records_to_pack(self, measurements: Sequence[Measurement]) -> list[Record]:
         """Without an option that chooses sizes, the records of measured problems; else as the option says.
@@ -154,7 +159,7 @@ class Selection:
             kind = replace(self, acc=acc, layout=layout)
             measured = {measurement.problem for measurement in measurements if kind.admits(measurement)}
             try:
-                library = {record.problem: record for record in catalog.library(self.gpu, acc, layout)}
+                library = {record.problem: record for record in self._library(acc, layout)}
             except catalog.CatalogError:
                 continue
             if not self.names_sizes:
@@ -164,7 +169,7 @@ class Selection:
             if self.everything or not self.names_sizes:
                 # bench --problems measured records that were fitted to these problems: the same fit gives them again.
                 others = sorted(measured - set(library), key=lambda problem: problem.key)
-                chosen += [catalog.fit(problem, records).record for problem in others]
+                chosen += [catalog.nearest(problem, records).record for problem in others]
         return chosen
 
     def problems(self, seed: int = 0) -> list[Problem]:
@@ -220,24 +225,34 @@ class Selection:
             note(f"{others} problems of {path} are not for {self.target}, and left out")
         return admitted
 
-    def _nearest(self, problem: Problem) -> Record:
-        return self._noted(catalog.find(problem))
+    def _answers(self, source: str | None = None) -> Callable[[Problem], Record]:
+        """A function that gives the record that serves a problem, with changes; of GPU ``source`` where one is named.
 
-    def _fitted(self, path: Path) -> list[Record]:
-        """Records with exactly the sizes of a list's problems; a note names those that no record becomes legal for."""
-        records = catalog.load()
-        fitted = []
+        It notes whose record it is where the problem has none of its own.
+        """
+        from cudal2gen import choice, results
+
+        if source is None:
+            match = partial(choice.answer, measured=results.measurements())
+        else:
+            match = partial(catalog.nearest, records=[record for record in catalog.load() if record.gpu == source])
+
+        def answer(problem: Problem) -> Record:
+            answered = match(problem)
+            if answered.note:
+                note(answered.note)
+            return self.changed(answered.record)
+
+        return answer
+
+    def _of_list_or_left_out(self, path: Path, source: str | None) -> Iterator[Record]:
+        """The records of a list's problems; a note names those that no record becomes legal for."""
+        answer = self._answers(source)
         for problem in self._of_list(path):
             try:
-                fitted.append(self._noted(catalog.fit(problem, records)))
+                yield answer(problem)
             except catalog.CatalogError as error:
                 note(f"{error}; left out")
-        return fitted
-
-    def _noted(self, match: catalog.Match) -> Record:
-        if match.note:
-            note(match.note)
-        return self.changed(match.record)
 
     def _of_class(self, problem: Problem) -> bool:
         return self.size_class in (None, problem.size_class)

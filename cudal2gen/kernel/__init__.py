@@ -36,6 +36,7 @@ from cudal2gen.kernel.schema import IllegalRecord as IllegalRecord
 from cudal2gen.kernel.schema import IllegalValue as IllegalValue
 from cudal2gen.kernel.schema import explain as explain
 from cudal2gen.kernel.schema import spelled as spelled
+from cudal2gen.kernel.serving import Use as Use
 from cudal2gen.kernel.sm80_direct import Sm80Direct as Sm80Direct
 from cudal2gen.kernel.sm80_multistage import Prefetch as Prefetch
 from cudal2gen.kernel.sm80_multistage import Sm80Multistage as Sm80Multistage

@@ -80,6 +80,8 @@ def fit(record: Record, named: Mapping[str, Any], problem: Problem | None = None
 
 def fit_fields(fields: Fields, named: Collection[str]) -> Fit:
     """As ``fit``, of a line's fields; those in ``named`` keep their values, and decisions may be missing."""
+    if family := FAMILIES.get(str(fields.get("family"))):
+        fields = family.NEUTRAL | fields
     try:
         return Fit(parse(fields), ())
     except IllegalValue:

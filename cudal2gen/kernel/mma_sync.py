@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.chips import REGISTERS_THREAD, Chip
-from cudal2gen.kernel.launch import Launch, Raster, Tiles
+from cudal2gen.kernel.launch import Launch, Raster, Sizes, Tiles
 from cudal2gen.kernel.problem import VECTOR, Problem, aligned, ceil_div
-from cudal2gen.kernel.record import Record
+from cudal2gen.kernel.record import Fields, Record
 
 Padding = Literal["none", "predicate", "pad"]
 
@@ -74,6 +74,7 @@ class MmaSyncKernel(MmaTiles):
 
     CONVENTION: ClassVar[type[Launch]] = Tiles
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"padding"})
+    SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = ({}, {"padding": "predicate"}, {"padding": "pad"})
 
     def shared_violations(self) -> Iterator[str]:
         yield from super().shared_violations()
@@ -146,6 +147,12 @@ class MmaSyncKernel(MmaTiles):
     @property
     def caller_pads(self) -> bool:
         return self.padding == "pad"
+
+    def padded(self, sizes: Sizes) -> Sizes:
+        """Whole tiles, where the caller pads."""
+        if not self.caller_pads:
+            return sizes
+        return Sizes(aligned(sizes.m, self.bm), aligned(sizes.n, self.bn), aligned(sizes.k, self.k_step))
 
     def code(self) -> dict[str, Any]:
         fields = super().code()

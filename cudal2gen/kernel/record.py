@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
 from cudal2gen.element import Element
-from cudal2gen.kernel.launch import Launch
+from cudal2gen.kernel.launch import Launch, Sizes
 from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, aligned, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 from cudal2gen.kernel.work import Work
@@ -51,6 +51,8 @@ class Record(Schema):
     DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
     TEMPLATES: ClassVar[Path | None] = None  # folder of the family's page, None for the project's own
     CONVENTION: ClassVar[type[Launch]] = Launch  # how the launcher calls kernels of the family
+    # Decisions with which the same tile serves sizes that it does not divide, what is faster first.
+    SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = ({},)
 
     if TYPE_CHECKING:  # a field of every family, each with bounds and a place in the line of its own
         split_k: int
@@ -345,8 +347,12 @@ class Record(Schema):
 
     @property
     def caller_pads(self) -> bool:
-        """Whether the caller hands over a problem that the tile divides."""
+        """Whether the caller hands over wider matrices, filled up with zeros."""
         return False
+
+    def padded(self, sizes: Sizes) -> Sizes:
+        """The extents that the kernel is launched with for these: the same, or what the caller pads them to."""
+        return sizes
 
     @classmethod
     def line_fields(cls) -> dict[str, FieldInfo]:

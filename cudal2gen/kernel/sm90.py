@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from cudal2gen.chips import GPUS, Chip
 from cudal2gen.element import F16
-from cudal2gen.kernel.record import Record
+from cudal2gen.kernel.launch import Sizes
+from cudal2gen.kernel.problem import aligned
+from cudal2gen.kernel.record import Fields, Record
 
 CHUNK = 128 // F16.bytes  # elements in 128 bytes: a row of the widest swizzle
 CLUSTER_SPLITS = (2, 4, 8)  # slices of k that CTAs of one cluster sum; 8 CTAs are the largest portable cluster
@@ -17,13 +19,45 @@ Overlap = Annotated[bool, Field(description="programmatic dependent launch: star
 
 
 class Sm90Kernel(Record):
-    """What the families for compute capability 9.0 share: which GPUs, and the architecture they compile for."""
+    """What the families for compute capability 9.0 share: which GPUs, the architecture, and how rows reach 16 bytes.
+
+    Copies of 16 bytes and tensor maps need rows that start on 16 bytes; tiles may reach beyond the problem.
+    """
+
+    padding: Annotated[
+        Literal["none", "pad"],
+        Field(description="rows that do not start on 16 bytes: pad has the caller pad, none forbids them"),
+    ] = "none"
+
+    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {"padding"}
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"padding"})
+    SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = ({}, {"padding": "pad"})
 
     def shared_violations(self) -> Iterator[str]:
         yield from super().shared_violations()
         if self.gpu in GPUS and not self.target.capability.has_wgmma:
             able = ", ".join(name for name, chip in GPUS.items() if chip.capability.has_wgmma)
             yield f"gpu={self.gpu}: {self.family} needs one of {able}"
+
+    @property
+    def vector_rows(self) -> tuple[str, ...]:
+        """Extents along which rows start on 16 bytes."""
+        return ("k", "n") if self.layout == "nn" else ("k",)
+
+    def row_violations(self) -> Iterator[str]:
+        """Whether rows start on 16 bytes, where the caller does not see to it."""
+        if not self.caller_pads:
+            yield from self.vector_violations(*self.vector_rows)
+
+    @property
+    def caller_pads(self) -> bool:
+        return self.padding == "pad"
+
+    def padded(self, sizes: Sizes) -> Sizes:
+        """Extents of which rows are whole vectors, where the caller pads."""
+        if not self.caller_pads:
+            return sizes
+        return sizes._replace(**{name: aligned(getattr(sizes, name)) for name in self.vector_rows})
 
     def sum_violations(self, field: str, place: str, place_bytes: int) -> Iterator[str]:
         """Whether fp32 partial sums of a tile fit where its operands were; ``field`` is the one to blame."""

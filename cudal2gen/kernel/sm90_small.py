@@ -9,7 +9,7 @@ from pydantic import Field
 
 from cudal2gen.kernel.launch import Cluster, Launch
 from cudal2gen.kernel.problem import Problem, ceil_div
-from cudal2gen.kernel.record import FAMILY, Fields, Record
+from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Overlap, Sm90Kernel
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle
 from cudal2gen.kernel.work import Work
@@ -30,8 +30,8 @@ class Sm90Small(SmemTiles, Sm90Kernel):
     pdl: Overlap = False
 
     CONVENTION: ClassVar[type[Launch]] = Cluster
-    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {option.name for option in Cluster.options}
-    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"k_chunks"})
+    DATA_FIELDS: ClassVar[frozenset[str]] = Sm90Kernel.DATA_FIELDS | {option.name for option in Cluster.options}
+    FOLLOWING: ClassVar[frozenset[str]] = Sm90Kernel.FOLLOWING | {"k_chunks"}
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         if broken := list(self._tile_violations()):
             yield from broken
             return
-        yield from self.vector_violations("k", *(["n"] if self.layout == "nn" else []))
+        yield from self.row_violations()
         yield from self.count_violations()
         chunks = ceil_div(self.k, CHUNK)
         if (slice_chunks := ceil_div(chunks, self.split_k)) > self.k_chunks:

@@ -11,7 +11,7 @@ from pydantic import Field
 from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD
 from cudal2gen.kernel.launch import Hint, Launch, Tma
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
-from cudal2gen.kernel.record import FAMILY, Fields, Record
+from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Overlap, Sm90Kernel
 from cudal2gen.kernel.work import Work
 
@@ -115,7 +115,7 @@ class Sm90Wgmma(Sm90Kernel):
     ] = False
 
     CONVENTION: ClassVar[type[Launch]] = Tma
-    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {option.name for option in Tma.options}
+    DATA_FIELDS: ClassVar[frozenset[str]] = Sm90Kernel.DATA_FIELDS | {option.name for option in Tma.options}
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
@@ -150,8 +150,7 @@ class Sm90Wgmma(Sm90Kernel):
         if broken := [*self._tile_violations(), *self._split_violations(), *self._stream_violations()]:
             yield from broken
             return
-        rows_along_n = self.layout == "nn" or self.epilogue == "tma"
-        yield from self.vector_violations("k", *(["n"] if rows_along_n else []))
+        yield from self.row_violations()
         yield from self.count_violations()
         yield from self._box_violations()
         yield from self._register_violations()
@@ -162,6 +161,10 @@ class Sm90Wgmma(Sm90Kernel):
                 f"min_blocks={self.min_blocks}: {self.smem_bytes} bytes of shared memory each, "
                 f"{self.ctas_by_smem} fits on an SM"
             )
+
+    @property
+    def vector_rows(self) -> tuple[str, ...]:
+        return ("k", "n") if self.layout == "nn" or self.epilogue == "tma" else ("k",)
 
     def _tile_violations(self) -> Iterator[str]:
         if self.schedule == "pingpong" and self.consumers != 2:
@@ -466,7 +469,13 @@ class Sm90Wgmma(Sm90Kernel):
 
     # What the tuner and the cost model ask of a family.
 
-    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"atom_n", "reduce", "registers", "swap_ab"})
+    FOLLOWING: ClassVar[frozenset[str]] = Sm90Kernel.FOLLOWING | {"atom_n", "reduce", "registers", "swap_ab"}
+    SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = (
+        {},
+        {"epilogue": "direct"},
+        {"padding": "pad"},
+        {"epilogue": "direct", "padding": "pad"},
+    )
     FREE_FIELDS: ClassVar[frozenset[str]] = frozenset({"raster_axis", "raster_group", "hint_a", "hint_b"})
 
     @classmethod

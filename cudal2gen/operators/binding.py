@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from cudal2gen.chips import model_of
-from cudal2gen.choice import Use
 from cudal2gen.element import F16
 from cudal2gen.gpu import runtime
-from cudal2gen.kernel import Layout, aligned, ceil_div
+from cudal2gen.kernel import Layout, Use, aligned, ceil_div
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.operators.products import Request, Run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cudal2gen import catalog, results
-from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
+from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import race as races
 from cudal2gen.tuner import space
@@ -58,15 +58,10 @@ class Incumbents:
         if problem not in self._by_problem:
             try:
                 record = self._by_key.get(problem.key)
-                self._by_problem[problem] = record or _resized(catalog.nearest(problem, self._pool).record, problem)
-            except (catalog.CatalogError, IllegalRecord):
+                self._by_problem[problem] = record or catalog.nearest(problem, self._pool).record
+            except catalog.CatalogError:
                 self._by_problem[problem] = None
         return self._by_problem[problem]
-
-
-def _resized(record: Record, problem: Problem) -> Record:
-    """Another problem's record with this problem's sizes. Raises IllegalRecord."""
-    return revise(record, m=problem.m, n=problem.n, k=problem.k)
 
 
 def run(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cudal2gen.kernel import Problem, Record, aligned, ceil_div
+from cudal2gen.kernel.launch import Sizes
 from cudal2gen.results import Case
 
 SMALL_PROBLEM = 1 << 24  # m n k up to which a record's own problem is executed as a whole
@@ -100,7 +101,7 @@ def stress_shapes(record: Record) -> list[Shape]:
     if record.m * record.n * record.k <= SMALL_PROBLEM:
         sizes.append((record.m, record.n, record.k))
     if record.caller_pads:
-        sizes = [(aligned(m, bm), aligned(n, bn), aligned(k, bk)) for m, n, k in sizes]
+        sizes = [record.padded(Sizes(*extents)) for extents in sizes]
     legal = [
         (m, n, k)
         for m, n, k in dict.fromkeys(sizes)
@@ -140,9 +141,7 @@ def own_shape(record: Record) -> Shape:
 
     Where CTAs of the grid are not tiles of the problem, a large one shrinks to three tiles in each direction.
     """
-    m, n, k = record.m, record.n, record.k
-    if record.caller_pads:
-        m, n, k = record.tiles_m * record.bm, record.tiles_n * record.bn, aligned(k, record.k_step)
+    m, n, k = record.padded(Sizes(record.m, record.n, record.k))
     if m * n * k <= SMALL_PROBLEM:
         return Shape(m, n, k)
     if not record.grid_is_tiles:

@@ -1,0 +1,176 @@
+"""How kernels serve problems that have no record of their own: which record is nearest, what changes, what is copied.
+
+Everything that chooses a kernel asks here: the command line and packs by way of ``catalog``, ``cudal2gen.matmul`` by
+way of ``choice``. Distances count octaves, 1 for a factor of two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
+
+from cudal2gen import chips
+from cudal2gen.element import F16
+from cudal2gen.kernel.launch import Operands, Sizes
+from cudal2gen.kernel.problem import MAX_EXTENT, Problem, aligned, ceil_div
+from cudal2gen.kernel.record import Fields, Origin, Record
+from cudal2gen.kernel.schema import IllegalRecord
+
+Copied = tuple[bool, bool, bool]
+Item = TypeVar("Item")
+Served = TypeVar("Served")
+
+OTHER_LAYOUT = 0.5
+SMALLER = 3.0
+COPY = 1.0
+
+
+class Use(NamedTuple):
+    """How a kernel computes a product: the sizes launched, and which of A, B and D are copied to or from wide ones."""
+
+    launched: Sizes
+    copied: Copied
+
+    def copied_bytes(self, sizes: Sizes) -> int:
+        """Bytes that the copies move: the matrix once read, the wide one filled with zeros and written."""
+        writes = (2, 2, 1)  # D is not filled before
+        shapes = zip(_shapes(sizes), _shapes(self.launched), writes, self.copied, strict=True)
+        return F16.bytes * sum(
+            math.prod(own) + times * math.prod(wide) for own, wide, times, copied in shapes if copied
+        )
+
+    @property
+    def matrices(self) -> str:
+        """The matrices that are copied, in words; empty where there are none."""
+        names = [name for name, copied in zip("ABD", self.copied, strict=True) if copied]
+        return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def sizes_of(problem: Problem) -> Sizes:
+    """The extents of a problem."""
+    return Sizes(problem.m, problem.n, problem.k)
+
+
+def own_use(record: Record, sizes: Sizes, operands: Operands) -> Use:
+    """What is launched and copied where the record's own padding serves the sizes; the launcher refuses all others."""
+    launched = record.padded(sizes)
+    return Use(launched, _copied(record, sizes, launched, operands))
+
+
+def use(record: Record, sizes: Sizes, operands: Operands) -> Use | None:
+    """How a record's binary computes a product, with as few copies as it can; None where it does not.
+
+    Other sizes than the record's own are computed where they are legal and leave the binary as it is.
+    """
+    problem = record.problem.model_copy(update=sizes._asdict())
+    vectors = Sizes(sizes.m, aligned(sizes.n), aligned(sizes.k))
+    wider = (Sizes(sizes.m, sizes.n, vectors.k), vectors) if not record.caller_pads else ()
+    tries = [(sizes, fields) for fields in record.SIZE_VARIANTS] + [(extents, {}) for extents in wider]
+    candidates = []
+    for extents, fields in tries:
+        variant = _variant(record, problem.model_copy(update=extents._asdict()), fields)
+        if variant is not None and variant.name == record.name:
+            candidates.append(variant.padded(extents))
+    uses = [Use(extents, _copied(record, sizes, extents, operands)) for extents in candidates]
+    within = [candidate for candidate in uses if max(candidate.launched) <= MAX_EXTENT]
+    return min(within, key=lambda candidate: _copies(candidate, sizes), default=None)
+
+
+def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> tuple[Record, Use] | None:
+    """The record for another problem, and its use on packed operands; None where the rules allow none.
+
+    Of the family's variants (tiles predicated, operands padded) it is the one with the fewest copies; with
+    ``same_binary`` only of those that leave the binary as it is. The origin names what changed.
+    """
+    sizes, operands = sizes_of(problem), Operands.packed(problem.layout, problem.n, problem.k)
+    pairs: list[tuple[Record, Use]] = []
+    for fields in record.SIZE_VARIANTS:
+        variant = _variant(record, problem, fields)
+        if variant is None or (same_binary and variant.name != record.name):
+            continue
+        if how := use(variant, sizes, operands):
+            pairs.append((variant, how))
+    if not pairs:
+        return None
+    best, how = min(pairs, key=lambda pair: _copies(pair[1], sizes))
+    if best == record:
+        return record, how
+    origin = Origin(source=record.origin.source, structure="modelled", changed=changed_fields(record, best))
+    return best.at(problem, origin=origin), how
+
+
+def changed_fields(record: Record, other: Record) -> tuple[str, ...]:
+    """The fields in which a record differs from the one that it comes from, but for its origin."""
+    before, after = (each.model_dump(mode="json", exclude={"origin"}) for each in (record, other))
+    return tuple(sorted(name for name in before | after if before.get(name) != after.get(name)))
+
+
+def distance(problem: Problem, other: Problem, tile: tuple[int, int]) -> float:
+    """How far the record of another problem is from serving this one; ``tile``: its bm and bn.
+
+    The sum over m, n and k of the octaves between the sizes, since the best tile, split and order follow the ratio of
+    sizes, not their difference. A record of a smaller size counts three times its octaves, and the tiles that it needs
+    more of count as well: a kernel for a larger problem leaves a part of its last tiles empty, while one for a smaller
+    problem was chosen to spread little work (small tiles, split k), and a second tile reads an operand a second time.
+    So 4097 rows take the record of 4096, but 5 rows that of 8. Another layout stores B otherwise and changes how it is
+    loaded, not the tile. GPUs: see ``chips.distance``.
+    """
+    pairs = ((problem.m, other.m, tile[0]), (problem.n, other.n, tile[1]), (problem.k, other.k, None))
+    total = chips.distance(problem.gpu, other.gpu) + (OTHER_LAYOUT if problem.layout != other.layout else 0.0)
+    for extent, size, side in pairs:
+        octaves = math.log2(size / extent)
+        total += octaves if octaves >= 0 else -SMALLER * octaves
+        if side and octaves < 0:
+            total += math.log2(ceil_div(extent, side) / ceil_div(size, side))
+    return total
+
+
+def nearest(
+    ranked: Iterable[tuple[float, Item]],
+    serve: Callable[[Item], tuple[Served, Use] | None],
+) -> tuple[Item, Served, Use] | None:
+    """The item that serves a problem best, what ``serve`` makes of it, and its use; None where none serves.
+
+    ``ranked``: items by their distance, the nearest first. Best is the least distance, each matrix that is copied
+    counted as an octave: a copy reads and writes a whole operand beside the product. An item at distance 0 comes
+    before all others.
+    """
+    best: tuple[Item, Served, Use] | None = None
+    least = math.inf
+    for octaves, item in ranked:
+        if octaves >= least:
+            break
+        if (served := serve(item)) is None:
+            continue
+        cost = octaves + COPY * sum(served[1].copied)
+        if cost < least:
+            best, least = (item, *served), cost
+        if octaves == 0.0:
+            break
+    return best
+
+
+def _variant(record: Record, problem: Problem, fields: Fields) -> Record | None:
+    try:
+        return record.at(problem.revised(), **fields)
+    except IllegalRecord:
+        return None
+
+
+def _copies(how: Use, sizes: Sizes) -> tuple[int, int]:
+    return sum(how.copied), how.copied_bytes(sizes)
+
+
+def _shapes(sizes: Sizes) -> tuple[tuple[int, int], ...]:
+    """Extents of A, B and D."""
+    return ((sizes.m, sizes.k), (sizes.n, sizes.k), (sizes.m, sizes.n))
+
+
+def _copied(record: Record, sizes: Sizes, launched: Sizes, operands: Operands) -> Copied:
+    """Which of A, B and D are copied: those that are launched larger, and those that the kernel does not take."""
+    launch = record.launch
+    same = [before == after for before, after in zip(_shapes(sizes), _shapes(launched), strict=True)]
+    takes = launch.takes(launched, operands)
+    a, b, d = (not (fits and as_is) for fits, as_is in zip(same, takes, strict=True))
+    return (a, b, d)
