@@ -140,8 +140,8 @@ class Selection:
         records = catalog.library(self.gpu, acc, layout, source)
         own = {record.problem for record in catalog.load()}
         if borrowed := sum(record.problem not in own for record in records):
-            of_all = f"{borrowed} of {len(records)} sizes have" if borrowed < len(records) else "no size has"
-            note(f"{of_all} a record for {self.gpu} {acc} {layout} of {'its' if len(records) == 1 else 'their'} own")
+            of_all = f"{borrowed} of" if borrowed < len(records) else "all"
+            note(f"{of_all} {len(records)} records for {self.gpu} {acc} {layout} stand in for absent ones")
         return records
 
     def records_to_pack(self, measurements: Sequence[Measurement]) -> list[Record]:
