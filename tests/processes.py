@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from cudal2gen import workers
+
 MARK = "CUDAL2GEN_TEST_MARK"
+# Within which a command ends after a signal; longer where other work keeps the machine busy.
+END_S = 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def marked(name: object) -> dict[str, str]:
@@ -35,3 +40,14 @@ def until(condition: Callable[[], object], seconds: float = 60.0) -> float:
         assert time.monotonic() < begin + seconds, "in vain"
         time.sleep(0.01)
     return time.monotonic() - begin
+
+
+def workers_of(pid: int) -> list[int]:
+    """The workers among the processes that a process has started: the first victims where memory runs out."""
+    children = [name for path in Path(f"/proc/{pid}/task").glob("*/children") for name in path.read_text().split()]
+    victims = []
+    for name in children:
+        with suppress(OSError):
+            if Path(f"/proc/{name}/oom_score_adj").read_text().strip() == workers.FIRST_VICTIM:
+                victims.append(int(name))
+    return victims

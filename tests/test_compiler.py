@@ -332,7 +332,7 @@ def test_a_build_that_ends_takes_its_compilers_along(
     processes.until((tmp_path / "calls").exists)
     assert any("ninja" in line for line in processes.alive(tmp_path))
     victim.send_signal(number)
-    processes.until(lambda: not processes.alive(tmp_path), 2.0)
+    processes.until(lambda: not processes.alive(tmp_path), processes.END_S)
     if number == signal.SIGKILL:
         return
     assert victim.wait(1) == 128 + number

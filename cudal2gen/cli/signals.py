@@ -10,7 +10,7 @@ import time
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-GRACE_S = 1.5  # for compilers to be ended, scratch folders removed and results closed
+GRACE_S = 1.0  # for compilers to be ended, scratch folders removed and results closed
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 

@@ -1,0 +1,154 @@
+"""Long verbs as real processes: ended by a signal they leave what they stored and no process, and go on from there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cudal2gen import catalog, compiler, emulator, results
+from tests import processes
+from tests.paths import small
+from tests.processes import until
+
+REHEARSAL = {"CUDAL2GEN_GPU": "tests.rehearsal:Rehearsal"}
+
+
+BUILT_AHEAD = [small(m=64, n=64, k=64 * stages, stages=stages) for stages in (1, 2, 3, 4)]
+
+
+class Place:
+    """A catalog of four kernels and a store of results, and commands there; ``mark`` is that of their processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = folder
+        self.store = folder / "results"
+        catalog.save(BUILT_AHEAD, folder / "kernels.jsonl")
+        self._variables = {"CUDAL2GEN_CATALOG": str(folder / "kernels.jsonl"), "CUDAL2GEN_RESULTS": str(self.store)}
+
+    def start(self, *arguments: str, variables: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        environment = processes.marked(self.mark) | self._variables | (variables or {})
+        command = [sys.executable, "-m", "cudal2gen", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    def rows(self, name: str) -> int:
+        path = self.store / f"{name}.jsonl"
+        return path.read_text().count("\n") if path.is_file() else 0
+
+    def end(self, process: subprocess.Popen[str], number: signal.Signals) -> str:
+        """Sends a signal; what the process wrote to stderr. It and its descendants end within two seconds."""
+        assert process.poll() is None, process.communicate()
+        process.send_signal(number)
+        until(lambda: not processes.alive(self.mark), processes.END_S)
+        _, errors = process.communicate(timeout=1)
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        assert "Traceback" not in errors
+        return errors
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_terminated_validate_goes_on_where_it_was(place: Place) -> None:
+    first = place.start("validate", "--all", "--jobs", "1")
+    until(lambda: place.rows("verdicts"))
+    errors = place.end(first, signal.SIGTERM)
+    stored = place.rows("verdicts")
+    assert 0 < stored < len(BUILT_AHEAD)
+    assert errors == f"note: {stored} of 4 verdicts are stored; with --changed the same command continues\n"
+    output, errors = place.start("validate", "--all", "--changed", "--jobs", "1").communicate()
+    assert re.match(rf"4 records, {4 - stored} kernels executed in \d+ cases, {stored} had a verdict", output), errors
+    assert place.rows("verdicts") == len(BUILT_AHEAD)
+
+
+@pytest.mark.slow
+def test_workers_of_a_killed_validate_die(place: Place) -> None:
+    process = place.start("validate", "--all", "--jobs", "2")
+    until(lambda: place.rows("verdicts"))
+    assert len(processes.alive(place.mark)) == 3
+    place.end(process, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_the_failure_of_its_kernel(place: Place) -> None:
+    process = place.start("validate", "--all", "--jobs", "2")
+    until(lambda: processes.workers_of(process.pid))
+    os.kill(processes.workers_of(process.pid)[0], signal.SIGKILL)
+    output, errors = process.communicate()
+    assert re.fullmatch(
+        r"error: hgemm_\w+: the process that ran it was ended by SIGKILL; if memory ran out, "
+        r"run again with fewer --jobs\n",
+        errors,
+    )
+    assert output.endswith(": 3 right, 0 wrong, 1 without a verdict\n")
+    assert (process.returncode, place.rows("verdicts")) == (1, 3)
+
+
+def test_verdicts_are_looked_up_before_anything_is_compiled(place: Place, tmp_path: Path) -> None:
+    output, errors = place.start("validate", "--mnk", "64_64_64").communicate()
+    assert output.endswith(": 1 right, 0 wrong\n"), errors
+    elsewhere = ("--build-dir", str(tmp_path / "elsewhere"))
+    output, errors = place.start(*elsewhere, "validate", "--changed", "--mnk", "64_64_64").communicate()
+    assert output == "1 records, 0 kernels executed in 0 cases, 1 had a verdict: 0 right, 0 wrong\n", errors
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.slow
+def test_what_a_killed_search_measures_and_compiles_dies_with_it(place: Place) -> None:
+    pytest.importorskip("torch")
+    arguments = ("--mnk", "64_64_64", "--gpu", "h200", "--acc", "f32", "--proposers", "random")
+    process = place.start("--build-dir", str(place.mark / "build"), "tune", *arguments, variables=REHEARSAL)
+    until(lambda: any("process_tree" in line for line in processes.alive(place.mark)))
+    assert any("spawn_main" in line for line in processes.alive(place.mark)), "which compiles"
+    place.end(process, signal.SIGKILL)
+
+
+def test_an_interrupted_search_keeps_its_trials(place: Place) -> None:
+    trials = place.mark / "trials.jsonl"
+    arguments = ("--mnk", "4096_256_64", "--gpu", "h200", "--acc", "f32", "--environment", "model")
+    process = place.start(
+        "tune", *arguments, "--proposers", "random", "--evaluations", "100000", "--trials", str(trials)
+    )
+    until(trials.is_file)
+    place.end(process, signal.SIGINT)
+    assert results.trials(trials)
+
+
+@pytest.mark.slow
+def test_a_terminated_benchmark_keeps_what_it_measured(place: Place) -> None:
+    pytest.importorskip("torch")
+    arguments = ("--all", "--baselines", "none", "--set", "gpu=h200", "--gpu", "a100")
+    process = place.start("bench", *arguments, variables=REHEARSAL)
+    until(lambda: place.rows("measurements") > 1)
+    place.end(process, signal.SIGTERM)
+    assert place.rows("measurements") > 1
+
+
+@pytest.mark.parametrize("interruption", [SystemExit(143), KeyboardInterrupt()])
+def test_an_interruption_within_a_launch_ends_the_session(interruption: BaseException) -> None:
+    def interrupt(words: object) -> int:
+        raise interruption
+
+    artifact, library = compiler.build(BUILT_AHEAD[:1])[0], compiler.launcher()
+    session = emulator.session()
+    session.calls["launch"] = interrupt
+    with pytest.raises(type(interruption)):
+        launch(session, artifact.directory, library)
+    assert session.reports == []
+
+
+def launch(session: emulator.Session, directory: Path, library: Path) -> None:
+    from cudal2gen.launcher import LaunchError, OpenKernel
+
+    with session, OpenKernel(library, directory, {}, emulator.runtime_path()) as kernel:
+        matrices = [session.memory.allocate(64 * 64 * 2, "inout").address for _ in range(3)]
+        with pytest.raises(LaunchError):
+            kernel.launch(matrices[0], 64, matrices[1], 64, matrices[2], 64, 64, 64, 64)
