@@ -106,7 +106,8 @@ def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: float) -> flo
 
 
 def _sums_us(record: Record, work: Work, rates: Rates, sms: int, together: int) -> float:
-    """Where a tile's k is shared out: partial sums to the L2, and from there, trips and bytes; or within clusters."""
+    """Where a tile's k is shared out: partial sums to the L2, and from there, trips and bytes, behind the launch that
+    clears counters; or within clusters."""
     if record.split_k > 1 and work.summed_by == "cluster":
         return CLUSTER_REDUCE_US
     kept, added = _partial_sums(record, work, sms, together)
@@ -116,7 +117,7 @@ def _sums_us(record: Record, work: Work, rates: Rates, sms: int, together: int) 
     loads = ceil(added * record.bm * record.bn / 4 / threads)
     trips = SUM_TRIPS + ceil_div(loads, SUM_LOADS)
     moved = (kept + added) * record.bm * record.bn * 4
-    return (trips * rates.l2_clocks + moved / rates.l2_bytes) / rates.mhz
+    return LAUNCH_US + (trips * rates.l2_clocks + moved / rates.l2_bytes) / rates.mhz
 
 
 def _partial_sums(record: Record, work: Work, sms: int, together: int) -> tuple[float, float]:

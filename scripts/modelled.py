@@ -71,14 +71,15 @@ def _idles(record: Record) -> bool:
 
 
 def plainness(record: Record) -> tuple[Any, ...]:
-    """What to prefer among equals: little padding, SMs enough for the memory, no split, no cluster, MMAs that hide a
-    warp's instructions, the larger tile."""
+    """What to prefer among equals: little padding, SMs enough for the memory, no split, no shared last wave, no
+    cluster, MMAs that hide a warp's instructions, the larger tile."""
     pingpong = record.family == "sm90_wgmma" and record.schedule == "pingpong"
     padding = round(math.log2(1 + record.padding_waste))
     return (
         padding,
         starves(record),
         record.split_k,
+        record.shares_last_wave,
         record.cluster_ctas,
         exposes(record),
         record.k_step != 64,
@@ -103,7 +104,8 @@ def choose(problem: Problem, incumbent: Record | None = None) -> Record:
 def starves(record: Record) -> bool:
     """Whether device memory bounds a record that leaves SMs idle: the model takes its rate as reached all the same."""
     bounds = model.estimate(record).bounds_us
-    return record.ctas < record.target.sms and max(bounds, key=bounds.__getitem__) == "device memory"
+    idle = record.ctas < record.target.sms and not record.shares_last_wave
+    return idle and max(bounds, key=bounds.__getitem__) == "device memory"
 
 
 def exposes(record: Record) -> bool:
@@ -113,7 +115,7 @@ def exposes(record: Record) -> bool:
 
 def overlapping(record: Record) -> Record:
     """The record with dependent launch where no counters are cleared before it: of a short time, or in decoding."""
-    if "pdl" not in type(record).model_fields or getattr(record.launch, "reduce", None) == "workspace":
+    if "pdl" not in type(record).model_fields or getattr(record, "keeps_parts", False):
         return record
     short = model.estimate(record).us < SHORT_US or (record.m, record.n, record.k) in DECODE
     return record.at(record.problem, pdl=short)
