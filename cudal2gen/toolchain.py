@@ -66,6 +66,30 @@ def find_cutlass() -> Path | None:
 
 
 @cache
+def find_nvdisasm() -> Path:
+    """CUDA's disassembler: ``CUDAL2GEN_NVDISASM``, PATH, the system folder, the wheels nvidia-cuda-nvdisasm and triton.
+
+    Raises ToolchainError that names a command to install it.
+    """
+    if configured := os.environ.get("CUDAL2GEN_NVDISASM"):
+        if not os.access(configured, os.X_OK):
+            raise ToolchainError(f"CUDAL2GEN_NVDISASM={configured} is no program; name nvdisasm, or unset the variable")
+        return Path(configured).absolute()
+    candidates = [Path(path) for path in [shutil.which("nvdisasm")] if path]
+    candidates.append(Path("/usr/local/cuda/bin/nvdisasm"))
+    for package, pattern in (("nvidia", "cu13/bin/nvdisasm"), ("triton", "backends/nvidia/bin/nvdisasm")):
+        spec = importlib.util.find_spec(package)
+        for root in (spec.submodule_search_locations or []) if spec else []:
+            candidates += Path(root).glob(pattern)
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return candidate.absolute()
+    raise ToolchainError(
+        "no nvdisasm found (CUDAL2GEN_NVDISASM, PATH, PyPI wheels); install it: pip install nvidia-cuda-nvdisasm"
+    )
+
+
+@cache
 def discover(nvcc: Path | None = None) -> Toolchain:
     """The toolchain of this machine. Raises ToolchainError that names the missing part and a command to install it.
 

@@ -52,6 +52,18 @@ PINGPONG: dict[str, Any] = {"consumers": 2, "schedule": "pingpong"}
 SWAPPED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 64}
 IN_CLUSTER: dict[str, Any] = {"reduce": "cluster", "epilogue": "direct"}
 ONCE: dict[str, Any] = {"bm": 32, "bn": 32, "k_chunks": 3, "m": 64, "n": 64, "k": 128}
+SHORT: dict[str, Any] = {
+    "bm": 192,
+    "bn": 192,
+    "bk": 32,
+    "stages": 2,
+    "mma_repeat": [2, 2, 1],
+    "smem_swizzle": [2, 3, 3],
+    "c_batch": 4,
+    "m": 192,
+    "n": 192,
+    "k": 160,
+}
 
 
 def ring(**changes: Any) -> Sm90Wgmma:
@@ -103,11 +115,12 @@ PATHS: dict[str, Record] = {
     "staged with 16 bytes": small(acc="f32", **STAGED_16),
     "direct": small(acc="f32", **STRAIGHT),
     "direct with 16 bytes": small(**STRAIGHT, **STAGED_16),
-    "direct beyond the ring": small(bm=64, bn=64, bk=16, stages=1, g2s_cols=2, **STRAIGHT, **prefetch("none")),
+    "direct in rounds": small(bm=64, bn=64, bk=16, stages=1, g2s_cols=2, **STRAIGHT, **prefetch("none")),
     "global": small(**TO_GLOBAL),
     "zsplit": small(raster="zsplit", swizzle_stride=48, n=160),
     "persistent": small(raster="persistent"),
     "bounded registers": small(min_blocks=4),
+    "registers short": small(**SHORT, **prefetch("single_intra_tile")),
     "predicate": small(padding="predicate", m=61, n=59, k=248),
     "predicate nn": small(padding="predicate", layout="nn", m=61, n=59, k=248, **STRAIGHT),
     "predicate global": small(padding="predicate", m=61, n=59, k=248, **TO_GLOBAL),

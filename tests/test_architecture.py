@@ -29,6 +29,7 @@ FLOORS = {
     "renderer": 2,
     "launcher": 2,
     "toolchain": 1,
+    "sass": 2,
     "build_folder": 1,
     "files": 1,
     "process_tree": 0,

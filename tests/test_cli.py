@@ -452,12 +452,15 @@ def test_doctor_tells_what_there_is() -> None:
     assert done.returncode == 0
     assert answer["catalog"]["detail"].startswith("5000 records")
     assert answer["compile"]["ok"]
+    assert answer["disassemble"]["detail"].startswith("nvdisasm (")
     assert answer["packs"] == {"ok": False, "detail": "none installed: cudal2gen.matmul is torch's"}
     broken = run("doctor", "--json", env={"CUDAL2GEN_PACK": "/nowhere"})
     assert json.loads(broken.stdout)["packs"] == {"ok": False, "detail": "no pack at /nowhere"}
     broken = run("doctor", env={"CUDAL2GEN_NVCC": "/nowhere/nvcc"})
     assert broken.returncode == 3
     assert "missing  compile" in broken.stdout
+    broken = run("doctor", "--json", env={"CUDAL2GEN_NVDISASM": "/nowhere/nvdisasm"})
+    assert "CUDAL2GEN_NVDISASM=/nowhere/nvdisasm is no program" in json.loads(broken.stdout)["disassemble"]["detail"]
 
 
 @pytest.mark.parametrize("command", [command.name for command in cli.app.registered_commands])

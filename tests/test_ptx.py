@@ -131,8 +131,8 @@ ORDERS = {
     "single": "L4 C16 F1 M8 L4 M8 L4 M8 W1 B1 L4 M8",
     "multi": "L4 C16 F1 M8 L4 M8 W1 B1 L4 M8 L4 M8",
     "multi3": "L4 C16 F1 M8 W1 B1 L4 M8 L4 M8 L4 M8",
-    "none": "W1 B1 L4 C16 F1 M8 L4 M8 L4 M8 L4 M8",
-    "single_intra_tile": "W1 B1 L8 C16 F1 M8 L4 M8 L4 M16",
+    "none": "L4 C16 F1 M8 L4 M8 L4 M8 L4 M8 W1 B1",
+    "single_intra_tile": "L4 C16 F1 M8 L4 M8 L4 M16 W1 B1 L4",
     "staggered": "L2 C16 F1 M8 L4 M8 L4 M8 L2 W1 B1 L2 M8 L2",
     "pingpong": "C16 F1 L2 M4 L2 M4 L2 M4 L2 M4 L2 M4 L2 M4 W1 B1 L2 M4 L2 M4",
 }
@@ -196,7 +196,7 @@ def test_the_copy_moves_with_its_slot() -> None:
 
 def test_a_ring_of_one_stage_copies_between_two_barriers() -> None:
     assert order(main_loop(ptx(_one_warp(stages=1)))) == "L4M8L4M8L4M8B1C16F1W1B1L4M8"
-    assert order(main_loop(ptx(_one_warp(stages=1, **KINDS["none"])))) == "B1C16F1W1B1" + "L4M8" * 4
+    assert order(main_loop(ptx(_one_warp(stages=1, **KINDS["none"])))) == "L4M8" * 4 + "B1C16F1W1B1"
 
 
 EPILOGUES = {
@@ -207,18 +207,19 @@ EPILOGUES = {
     "staged, last round short": {"c_batch": 3},
     "direct": STRAIGHT,
     "direct with 16 bytes": STRAIGHT | STAGED_16,
+    "direct in two rounds": STRAIGHT | {"stages": 1, "bk": 32},
     "global": TO_GLOBAL,
 }
-# barriers, stores to shared memory, loads from it, stores to global memory, per thread; 16 MMA tiles. The way out of
-# direct is a loop of four turns.
+# barriers, stores to shared memory, loads from it, stores to global memory, per thread; 16 MMA tiles.
 ROUNDS = {
     "staged": (16, 64, 16, 16),
     "staged in one round": (2, 64, 16, 16),
     "staged with 8 bytes": (16, 32, 64, 16),
     "staged with 16 bytes": (16, 16, 64, 16),
     "staged, last round short": (12, 64, 16, 16),
-    "direct": (2, 64, 4, 4),
-    "direct with 16 bytes": (2, 16, 16, 4),
+    "direct": (2, 64, 16, 16),
+    "direct with 16 bytes": (2, 16, 64, 16),
+    "direct in two rounds": (4, 64, 16, 16),
     "global": (0, 0, 0, 64),
 }
 

@@ -32,6 +32,7 @@ def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     checks = {
         "catalog": _catalog(),
         "compile": _compiler(nvcc),
+        "disassemble": _disassembler(),
         "build directory": Check(*build_folder.writable(places.build_dir())),
         "packs": _packs(),
         "gpu": _driver(),
@@ -63,6 +64,15 @@ def _compiler(nvcc: Path | None) -> Check:
         True,
         f"nvcc {tools.nvcc_version} ({tools.nvcc}), CuTe of CUTLASS {tools.cutlass_version} ({tools.cutlass_include})",
     )
+
+
+def _disassembler() -> Check:
+    from cudal2gen import toolchain
+
+    try:
+        return Check(True, f"nvdisasm ({toolchain.find_nvdisasm()})")
+    except toolchain.ToolchainError as error:
+        return Check(False, str(error))
 
 
 def _packs() -> Check:

@@ -14,7 +14,7 @@ from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_K, MMA_M, MMA_N, SPLITS, 
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields, Record
 from cudal2gen.kernel.schema import Schema
-from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle, swizzle_violations
+from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle, power_of_two, swizzle_violations
 
 # What the tuner tries: bm and bn, warps along them, stages, orders of loads, columns of a zsplit raster's slice.
 TILES = (
@@ -34,6 +34,7 @@ PREFETCHES: tuple[Fields, ...] = (
     {"kind": "multi", "distance": 2},
 )
 STRIDES = (512, 1024, 2048, 4096)
+BESIDE_ESTIMATE = 16  # registers that kernels of the catalog take beyond the estimate where copies are predicated
 
 
 class Prefetch(Schema):
@@ -82,7 +83,7 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     prefetch: Annotated[Prefetch, Field(description="order of shared-to-register loads and MMAs in a k-tile")]
     epilogue: Annotated[
         Literal["staged", "direct", "global"],
-        Field(description="D through shared memory in rounds (staged) or in one (direct), or from registers (global)"),
+        Field(description="D through shared memory in rounds (staged), in as few as fit (direct), or from registers"),
     ]
     c_batch: Annotated[
         Annotated[int, Field(ge=1, le=64)] | None,
@@ -151,8 +152,7 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
             elif self.staging_bytes > self.ring_bytes:
                 yield f"c_batch={self.c_batch}: {self.staging_bytes} staged bytes exceed the ring's {self.ring_bytes}"
         if self.smem_swizzle_c is not None:
-            size = {"bm*bn": self.bm * self.bn} if self.epilogue == "direct" else {"MMA tile": 8 * self.threads}
-            yield from swizzle_violations("smem_swizzle_c", self.smem_swizzle_c, size)
+            yield from swizzle_violations("smem_swizzle_c", self.smem_swizzle_c, {"MMA tile": 8 * self.threads})
 
     def _raster_violations(self) -> Iterator[str]:
         if (self.swizzle_stride is not None) != (self.raster == "zsplit"):
@@ -199,6 +199,10 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         return self.smem_swizzle
 
     @property
+    def constant_stages(self) -> bool:
+        return self.unroll_k
+
+    @property
     def copy_cols_a(self) -> int:
         return self.g2s_cols
 
@@ -213,8 +217,9 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
 
     @property
     def staging_tiles(self) -> int:
-        """MMA tiles of a warp in one round through shared memory."""
-        return {"staged": self.c_batch or 0, "direct": self.mma_tiles, "global": 0}[self.epilogue]
+        """MMA tiles of a warp in a round through shared memory; of direct as few and even rounds as the ring allows."""
+        rounds = ceil_div(self.mma_tiles, max(1, self.ring_bytes // (16 * self.threads)))
+        return {"staged": self.c_batch or 0, "direct": ceil_div(self.mma_tiles, rounds), "global": 0}[self.epilogue]
 
     @property
     def staging_bytes(self) -> int:
@@ -223,6 +228,11 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     @property
     def smem_bytes(self) -> int:
         return max(self.ring_bytes, self.staging_bytes)
+
+    @property
+    def static_steps_c(self) -> bool:
+        """Whether the places of a thread's pairs in staged rows differ by constants."""
+        return self.r2s_bytes == 4 and power_of_two(self.warps[1])
 
     @property
     def slices_n(self) -> int:
@@ -242,6 +252,23 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     def register_limit(self) -> int:
         """What ``__launch_bounds__`` leaves to a thread, in units of 8."""
         return min(REGISTERS_THREAD, REGISTERS_SM // (self.min_blocks * self.threads) // 8 * 8)
+
+    @property
+    def predicates_copies(self) -> bool:
+        """Whether a copy beyond the last k-tile is switched off by a predicate, instead of a branch around all copies.
+
+        Without a branch the main loop is one basic block, in which ptxas lays copies between MMAs; it takes some more
+        registers, and spills where few are left.
+        """
+        return self.estimated_registers + BESIDE_ESTIMATE <= self.register_limit
+
+    @property
+    def loads_at_end(self) -> bool:
+        """Whether single_intra_tile loads a k-tile's first fragments at the end of the k-tile before.
+
+        ptxas lays them between MMAs there, which it does not do behind the loop's turn; it takes more registers, too.
+        """
+        return self.estimated_registers <= self.register_limit + BESIDE_ESTIMATE
 
     @property
     def remarks(self) -> list[str]:

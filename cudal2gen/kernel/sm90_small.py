@@ -91,6 +91,10 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         return (3, 3, 3)
 
     @property
+    def constant_stages(self) -> bool:
+        return True
+
+    @property
     def copy_cols_a(self) -> int:
         """The eight vectors of a chunk's row."""
         return 8

@@ -31,6 +31,11 @@ class SmemTiles(MmaTiles):
         raise NotImplementedError
 
     @property
+    def constant_stages(self) -> bool:
+        """Whether each load from shared memory names its stage as a constant: the loop over k is unrolled whole."""
+        raise NotImplementedError
+
+    @property
     def swizzle_b(self) -> Swizzle:
         """B's swizzle: as A's for tn; for nn the one whose source bits are the low bits of the row."""
         if self.layout == "tn":
@@ -55,7 +60,7 @@ class SmemTiles(MmaTiles):
     def static_steps_a(self) -> bool:
         """Whether ldmatrix addresses of A advance by constants: rows by sums, columns by xor."""
         vectors = self.k_step // VECTOR
-        return vectors & (vectors - 1) == 0 and MMA_M * self.warps[0] * vectors % self.swizzle_period == 0
+        return power_of_two(vectors) and MMA_M * self.warps[0] * vectors % self.swizzle_period == 0
 
     @property
     def static_steps_b(self) -> bool:
@@ -63,7 +68,7 @@ class SmemTiles(MmaTiles):
         if self.layout == "nn":
             return MMA_K * (self.bn // VECTOR) % self.swizzle_period == 0
         vectors = self.k_step // VECTOR
-        return vectors & (vectors - 1) == 0 and 2 * MMA_N * self.warps[1] * vectors % self.swizzle_period == 0
+        return power_of_two(vectors) and 2 * MMA_N * self.warps[1] * vectors % self.swizzle_period == 0
 
     @property
     def work(self) -> Work:
@@ -71,6 +76,11 @@ class SmemTiles(MmaTiles):
         warps_m, warps_n = self.warps
         read = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
         return Work("mma.sync", self.step_bytes, shared_bytes=read + self.step_bytes)
+
+
+def power_of_two(extent: int) -> bool:
+    """Whether a positive extent has one bit."""
+    return extent & (extent - 1) == 0
 
 
 def swizzle_violations(field: str, swizzle: Swizzle, sizes: dict[str, int]) -> Iterator[str]:

@@ -66,14 +66,25 @@ struct Gemm {
   unsigned* arrivals;
 };
 
+// One 16-byte vector by cp.async to a shared address, if active.
+CUTE_DEVICE void copy_vector(uint128_t const* source, uint32_t target, bool active) {
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               "setp.ne.b32 p, %2, 0;\n"
+               "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
+               "}" :: "r"(target), "l"(source), "r"(int(active)));
+}
+
 // A thread's share of the copy of one operand's k-tile: vectors (row + i * kLoadRows, col + j * Cols) of the tile.
 template <class Tile, int Cols>
 struct Copy {
   static constexpr int kRows = size<0>(Tile{}), kVectors = size<1>(Tile{});
   static constexpr int kLoadRows = kThreads / Cols;
+  static constexpr int kStageBytes = cosize_v<Tile> * sizeof(uint128_t);
   static constexpr int kPeriod = 64;  // vectors after which every swizzle here repeats its phase
   static_assert(kThreads % Cols == 0 && kVectors % Cols == 0);
 
+  uint32_t stages;  // shared address of the ring's first stage
   half const* source;  // this thread's first vector of the next k-tile
   int ld;
   int64_t step;  // elements from one k-tile to the next
@@ -81,16 +92,16 @@ struct Copy {
   CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
   CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
 
-  // Where a static row step keeps the phase of the swizzle, it is one addition for all i.
-  CUTE_DEVICE static int offset(int i, int j) {
+  // Bytes into a stage. Where a static row step keeps the phase of the swizzle, it is one addition for all i.
+  CUTE_DEVICE static uint32_t offset(int i, int j) {
     if constexpr (kLoadRows * kVectors % kPeriod == 0) {
-      return Tile{}(row(), col() + j * Cols) + i * (kLoadRows * kVectors);
+      return sizeof(uint128_t) * Tile{}(row(), col() + j * Cols) + i * int(kLoadRows * kVectors * sizeof(uint128_t));
     } else {
-      return Tile{}(row() + i * kLoadRows, col() + j * Cols);
+      return sizeof(uint128_t) * Tile{}(row() + i * kLoadRows, col() + j * Cols);
     }
   }
 
-  CUTE_DEVICE void operator()(uint128_t* stage) {
+  CUTE_DEVICE void operator()(int stage, bool active) {
     Tensor gX = make_tensor(make_gmem_ptr(reinterpret_cast<uint128_t const*>(source)),
                             make_layout(Shape<Int<ceil_div(kRows, kLoadRows)>, Int<kVectors / Cols>>{},
                                         make_stride(kLoadRows * (ld / kVector), Int<Cols>{})));
@@ -99,7 +110,7 @@ struct Copy {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(gX); ++j) {
         if (kRows % kLoadRows == 0 || row() + i * kLoadRows < kRows) {
-          SM80_CP_ASYNC_CACHEGLOBAL<uint128_t>::copy(gX(i, j), stage[offset(i, j)]);
+          copy_vector(&gX(i, j), stages + stage * kStageBytes + offset(i, j), active);
         }
       }
     }
@@ -131,8 +142,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   using CopyB = Copy<TileB, 4>;
   const int row_a = tile_m * kBM + CopyA::row(), col_a = first * kBK + CopyA::col() * kVector;
   const int row_b = tile_n * kBN + CopyB::row(), col_b = first * kBK + CopyB::col() * kVector;
-  CopyA copy_a{gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK};
-  CopyB copy_b{gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb, kBK};
+  CopyA copy_a{cast_smem_ptr_to_uint(sA), gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK};
+  CopyB copy_b{cast_smem_ptr_to_uint(sB), gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb, kBK};
 
   // Fragments of mma.sync, one per k-block of a k-tile; the loop below decides how many live at a time.
   Tensor tCrA = make_tensor<uint32_t>(Shape<_4, Int<kMmaM>, Int<kBlocks>>{});
@@ -146,13 +157,13 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   // The row of a tile that this lane hands to ldmatrix. Warps interleave: their blocks are kWarpsM * 16 rows apart.
   const int row_lda = warp_m * 16 + lane % 16, col_lda = lane / 16;
   auto load_a_block = [&](int stage, int kb, int i) {
-    SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) +
+    SM75_U32x4_LDSM_N::copy(sA[((stage * kStageA + TileA{}(row_lda, col_lda)) ^ TileA{}(0, kb * 2)) +
                                i * (16 * kWarpsM * kVectorsK)],
                             tCrA(0, i, kb), tCrA(1, i, kb), tCrA(2, i, kb), tCrA(3, i, kb));
   };
   const int row_ldb = warp_n * 16 + lane % 8 + lane / 16 * 8, col_ldb = lane / 8 % 2;
   auto load_b_block = [&](int stage, int kb, int j) {
-    SM75_U32x4_LDSM_N::copy(sB[stage * kStageB + (TileB{}(row_ldb, col_ldb) ^ TileB{}(0, kb * 2)) +
+    SM75_U32x4_LDSM_N::copy(sB[((stage * kStageB + TileB{}(row_ldb, col_ldb)) ^ TileB{}(0, kb * 2)) +
                                j * (8 * kWarpsN * kVectorsK)],
                             tCrB(0, j, kb), tCrB(1, j, kb), tCrB(0, j + 1, kb), tCrB(1, j + 1, kb));
   };
@@ -191,8 +202,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   int copied = 0, read = 0, write = 0;
   auto copy_next = [&] {
     if (copied < tiles) {
-      copy_a(sA + write * kStageA);
-      copy_b(sB + write * kStageB);
+      copy_a(write, true);
+      copy_b(write, true);
       ++copied;
       write = write + 1 == kStages ? 0 : write + 1;
     }
@@ -233,28 +244,25 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
 
   // Rounds of kBatch MMA tiles through shared memory, by way of a temporary fragment in D's type.
   constexpr int kBatch = 4, kMmaTilesN = kMmaN / 2, kMmaTiles = kMmaM * kMmaTilesN;
-  constexpr int kTilesM = 1, kTilesN = 1;  // MMA tiles that are staged at a time, as one block
-  // Staged row by row, swizzled: written a pair at a time, read back as vectors.
+  // An MMA tile of every warp is staged row by row, swizzled: written a pair at a time, read back as vectors.
   constexpr int kPairBits = 1;  // halves in a pair
-  using RowsC = Int<kTilesM * 16 * kWarpsM>;
-  using PairsC = Int<kTilesN * 8 * kWarpsN>;
   using TileC = decltype(composition(Swizzle<3, 3 - kPairBits, 3>{},
-                                     Layout<Shape<RowsC, PairsC>, Stride<PairsC, _1>>{}));
-  static_assert(kTilesM * kTilesN * kThreads * sizeof(uint128_t) <= 73728);
+                                     Layout<Shape<Int<16 * kWarpsM>, Int<8 * kWarpsN>>, Stride<Int<8 * kWarpsN>, _1>>{}));
+  static_assert(kBatch * kThreads * sizeof(uint128_t) <= 73728);
   uint32_t* const sC = reinterpret_cast<uint32_t*>(smem);
-  // This thread's four pairs of an MMA tile whose first is at (row, pair): (row, row + 8) x (8 columns, the next 8).
-  auto put = [&](uint32_t* tile, int row, int pair_n, auto&& value) {
+  const int row_put = warp_m * 16 + lane / 4, pair_put = warp_n * 8 + lane % 4;
+  // This thread's four pairs of an MMA tile: (row_put, row_put + 8) x (8 columns, the next 8).
+  auto put = [&](uint32_t* tile, auto&& value) {
     CUTE_UNROLL
     for (int e = 0; e < 4; e += 1) {
-      store_packet(tile + TileC{}(row + e % 2 * 8, pair_n + e / 2 * 4),
+      store_packet(tile + (TileC{}(row_put, pair_put) ^ TileC{}(e % 2 * 8, e / 2 * 4)),
                    value(e));
     }
   };
-  auto get = [&](uint32_t const* tile, int row, int vector) {
-    return *reinterpret_cast<uint4 const*>(tile + TileC{}(row, vector * 4));
-  };
-  const int row_put = warp_m * 16 + lane / 4, pair_put = warp_n * 8 + lane % 4;
   const int row_get = threadIdx.x / (2 * kWarpsN), vector_get = threadIdx.x % (2 * kWarpsN);
+  auto get = [&](uint32_t const* tile) {
+    return *reinterpret_cast<uint4 const*>(tile + TileC{}(row_get, vector_get * 4));
+  };
   CUTE_UNROLL
   for (int begin = 0; begin < kMmaTiles; begin += kBatch) {
     Tensor tCrC = make_tensor<uint32_t>(Shape<_4, Int<kBatch>>{});
@@ -268,14 +276,14 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
     __syncthreads();  // all warps are done with the ring, or with the round before
     CUTE_UNROLL
     for (int t = begin; t < min(begin + kBatch, kMmaTiles); ++t) {
-      put(sC + (t - begin) * kThreads * 4, row_put, pair_put, [&](int e) { return tCrC(e, t - begin); });
+      put(sC + (t - begin) * kThreads * 4, [&](int e) { return tCrC(e, t - begin); });
     }
     __syncthreads();
     CUTE_UNROLL
     for (int t = begin; t < min(begin + kBatch, kMmaTiles); ++t) {
       store_vector(gemm, tile_m * kBM + t / kMmaTilesN * 16 * kWarpsM + row_get,
                    tile_n * kBN + t % kMmaTilesN * 16 * kWarpsN + vector_get * kVector,
-                   get(sC + (t - begin) * kThreads * 4, row_get, vector_get));
+                   get(sC + (t - begin) * kThreads * 4));
     }
   }
 }

@@ -67,14 +67,25 @@ struct Gemm {
   unsigned* arrivals;
 };
 
+// One 16-byte vector by cp.async to a shared address, if active.
+CUTE_DEVICE void copy_vector(uint128_t const* source, uint32_t target, bool active) {
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               "setp.ne.b32 p, %2, 0;\n"
+               "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
+               "}" :: "r"(target), "l"(source), "r"(int(active)));
+}
+
 // A thread's share of the copy of one operand's k-tile: vectors (row + i * kLoadRows, col + j * Cols) of the tile.
 template <class Tile, int Cols>
 struct Copy {
   static constexpr int kRows = size<0>(Tile{}), kVectors = size<1>(Tile{});
   static constexpr int kLoadRows = kThreads / Cols;
+  static constexpr int kStageBytes = cosize_v<Tile> * sizeof(uint128_t);
   static constexpr int kPeriod = 64;  // vectors after which every swizzle here repeats its phase
   static_assert(kThreads % Cols == 0 && kVectors % Cols == 0);
 
+  uint32_t stages;  // shared address of the ring's first stage
   half const* source;  // this thread's first vector of the next k-tile
   int ld;
   int64_t step;  // elements from one k-tile to the next
@@ -82,16 +93,16 @@ struct Copy {
   CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
   CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
 
-  // Where a static row step keeps the phase of the swizzle, it is one addition for all i.
-  CUTE_DEVICE static int offset(int i, int j) {
+  // Bytes into a stage. Where a static row step keeps the phase of the swizzle, it is one addition for all i.
+  CUTE_DEVICE static uint32_t offset(int i, int j) {
     if constexpr (kLoadRows * kVectors % kPeriod == 0) {
-      return Tile{}(row(), col() + j * Cols) + i * (kLoadRows * kVectors);
+      return sizeof(uint128_t) * Tile{}(row(), col() + j * Cols) + i * int(kLoadRows * kVectors * sizeof(uint128_t));
     } else {
-      return Tile{}(row() + i * kLoadRows, col() + j * Cols);
+      return sizeof(uint128_t) * Tile{}(row() + i * kLoadRows, col() + j * Cols);
     }
   }
 
-  CUTE_DEVICE void operator()(uint128_t* stage) {
+  CUTE_DEVICE void operator()(int stage, bool active) {
     Tensor gX = make_tensor(make_gmem_ptr(reinterpret_cast<uint128_t const*>(source)),
                             make_layout(Shape<Int<ceil_div(kRows, kLoadRows)>, Int<kVectors / Cols>>{},
                                         make_stride(kLoadRows * (ld / kVector), Int<Cols>{})));
@@ -100,7 +111,7 @@ struct Copy {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(gX); ++j) {
         if (kRows % kLoadRows == 0 || row() + i * kLoadRows < kRows) {
-          SM80_CP_ASYNC_CACHEGLOBAL<uint128_t>::copy(gX(i, j), stage[offset(i, j)]);
+          copy_vector(&gX(i, j), stages + stage * kStageBytes + offset(i, j), active);
         }
       }
     }
@@ -139,8 +150,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   using CopyB = Copy<TileB, 4>;
   const int row_a = tile_m * kBM + CopyA::row(), col_a = first * kBK + CopyA::col() * kVector;
   const int row_b = tile_n * kBN + CopyB::row(), col_b = first * kBK + CopyB::col() * kVector;
-  CopyA copy_a{gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK};
-  CopyB copy_b{gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb, kBK};
+  CopyA copy_a{cast_smem_ptr_to_uint(sA), gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK};
+  CopyB copy_b{cast_smem_ptr_to_uint(sB), gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb, kBK};
 
   // Fragments of mma.sync, one per k-block of a k-tile; the loop below decides how many live at a time.
   Tensor tCrA = make_tensor<uint32_t>(Shape<_4, Int<kMmaM>, Int<kBlocks>>{});
@@ -197,8 +208,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   // One stage: a k-tile is copied when all warps have read the one before it.
   constexpr int read = 0;
   auto replace = [&] {
-    copy_a(sA);
-    copy_b(sB);
+    copy_a(0, true);
+    copy_b(0, true);
     cp_async_fence();
     cp_async_wait<0>();
   };
@@ -206,12 +217,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   __syncthreads();
 
   // Each k-block's fragments are loaded right before its MMAs.
+
   for_each_index(make_int_sequence<tiles>{}, [&](auto tile) {
-    if (tile > 0) {
-      __syncthreads();
-      replace();
-      __syncthreads();
-    }
     CUTE_UNROLL
     for (int kb = 0; kb < kBlocks; ++kb) {
       load_a(read, kb);
@@ -219,47 +226,53 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
 
       multiply(kb);
     }
-
+    if (tile + 1 < tiles) {
+      __syncthreads();
+      replace();
+      __syncthreads();
+    }
   });
 
-  // One round: the accumulators of the whole CTA tile straight to shared memory, then out row by row.
-  constexpr int kVectorsD = kBN / kVector;
-  constexpr int kTilesM = kMmaM, kTilesN = kMmaN / 2;  // MMA tiles that are staged at a time, as one block
-  // Staged in fragment order, (lane / 4, half tile, warp, MMA tile) x (lane % 4, 8-column block, warp, MMA tile):
-  // written 8 bytes at a time, read back pair by pair.
-  using TileC = Layout<Shape<Shape<_8, _2, Int<kWarpsM>, Int<kTilesM>>, Shape<_4, _2, Int<kWarpsN>, Int<kTilesN>>>,
-                       Stride<Stride<Int<8>, _1, _128, Int<kTilesN * kThreads * 4>>,
-                              Stride<Int<2>, Int<64>, Int<kWarpsM * 128>, Int<kThreads * 4>>>>;
-  static_assert(kTilesM * kTilesN * kThreads * sizeof(uint128_t) <= 32768);
+  // Rounds of kBatch MMA tiles through shared memory, straight from the accumulators.
+  constexpr int kBatch = 16, kMmaTilesN = kMmaN / 2, kMmaTiles = kMmaM * kMmaTilesN;
+  // An MMA tile of every warp is staged in fragment order, (lane / 4, half tile, warp) x (lane % 4, 8-column block,
+  // warp): written 8 bytes at a time, read back pair by pair.
+  using TileC = Layout<Shape<Shape<_8, _2, Int<kWarpsM>>, Shape<_4, _2, Int<kWarpsN>>>,
+                       Stride<Stride<Int<8>, _1, _128>,
+                              Stride<Int<2>, Int<64>, Int<kWarpsM * 128>>>>;
+  static_assert(kBatch * kThreads * sizeof(uint128_t) <= 32768);
   uint32_t* const sC = reinterpret_cast<uint32_t*>(smem);
-  // This thread's four pairs of an MMA tile whose first is at (row, pair): (row, row + 8) x (8 columns, the next 8).
-  auto put = [&](uint32_t* tile, int row, int pair_n, auto&& value) {
+  const int row_put = warp_m * 16 + lane / 4, pair_put = warp_n * 8 + lane % 4;
+  // This thread's four pairs of an MMA tile: (row_put, row_put + 8) x (8 columns, the next 8).
+  auto put = [&](uint32_t* tile, auto&& value) {
     CUTE_UNROLL
     for (int e = 0; e < 4; e += 2) {
-      store_packet(tile + TileC{}(row + e % 2 * 8, pair_n + e / 2 * 4),
+      store_packet(tile + (TileC{}(row_put + e % 2 * 8, pair_put + e / 2 * 4)),
                    value(e), value(e + 1));
     }
   };
-  auto get = [&](uint32_t const* tile, int row, int vector) {
-    auto pair_at = [&](int p) { return tile[TileC{}(row, vector * 4 + p)]; };
+  const int row_get = threadIdx.x / (2 * kWarpsN), vector_get = threadIdx.x % (2 * kWarpsN);
+  auto get = [&](uint32_t const* tile) {
+    auto pair_at = [&](int p) { return tile[TileC{}(row_get, vector_get * 4 + p)]; };
     return make_uint4(pair_at(0), pair_at(1), pair_at(2), pair_at(3));
   };
-  const int row_put = warp_m * 16 + lane / 4, pair_put = warp_n * 8 + lane % 4;
-  __syncthreads();  // all warps are done with the ring
   CUTE_UNROLL
-  for (int i = 0; i < kMmaM; ++i) {
+  for (int begin = 0; begin < kMmaTiles; begin += kBatch) {
+
+    __syncthreads();  // all warps are done with the ring, or with the round before
     CUTE_UNROLL
-    for (int j = 0; j < kMmaN; j += 2) {
-      put(sC, row_put + i * 16 * kWarpsM, pair_put + j * 4 * kWarpsN,
-          [&](int e) { return pair(tCrD, e % 2, i, j + e / 2); });
+    for (int t = begin; t < min(begin + kBatch, kMmaTiles); ++t) {
+      put(sC + (t - begin) * kThreads * 4, [&](int e) {
+        return pair(tCrD, e % 2, t / kMmaTilesN, t % kMmaTilesN * 2 + e / 2);
+      });
     }
-  }
-  __syncthreads();
-#pragma unroll 4  // not all: their addresses would take registers that the main loop needs
-  for (int i = 0; i < kBM * kVectorsD / kThreads; ++i) {
-    const int v = threadIdx.x + i * kThreads;
-    store_vector(gemm, tile_m * kBM + v / kVectorsD, tile_n * kBN + v % kVectorsD * kVector,
-                 get(sC, v / kVectorsD, v % kVectorsD));
+    __syncthreads();
+    CUTE_UNROLL
+    for (int t = begin; t < min(begin + kBatch, kMmaTiles); ++t) {
+      store_vector(gemm, tile_m * kBM + t / kMmaTilesN * 16 * kWarpsM + row_get,
+                   tile_n * kBN + t % kMmaTilesN * 16 * kWarpsN + vector_get * kVector,
+                   get(sC + (t - begin) * kThreads * 4));
+    }
   }
 }
 

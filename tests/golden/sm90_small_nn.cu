@@ -79,10 +79,13 @@ CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;
 // the end of the one before: so this is right even before this kernel's own wait.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// One 16-byte vector by cp.async; beyond the first `bytes` it is filled with zeros.
-CUTE_DEVICE void copy_vector(uint128_t const* source, uint128_t* target, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-               :: "r"(cast_smem_ptr_to_uint(target)), "l"(source), "r"(bytes));
+// One 16-byte vector by cp.async to a shared address, if active; beyond the first `bytes` it is filled with zeros.
+CUTE_DEVICE void copy_vector(uint128_t const* source, uint32_t target, bool active, int bytes) {
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               "setp.ne.b32 p, %2, 0;\n"
+               "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %3;\n"
+               "}" :: "r"(target), "l"(source), "r"(int(active)), "r"(bytes));
 }
 
 // A thread's share of the copy of one operand's k-tile: vectors (row + i * kLoadRows, col + j * Cols) of the tile.
@@ -90,9 +93,11 @@ template <class Tile, int Cols>
 struct Copy {
   static constexpr int kRows = size<0>(Tile{}), kVectors = size<1>(Tile{});
   static constexpr int kLoadRows = kThreads / Cols;
+  static constexpr int kStageBytes = cosize_v<Tile> * sizeof(uint128_t);
   static constexpr int kPeriod = 64;  // vectors after which every swizzle here repeats its phase
   static_assert(kThreads % Cols == 0 && kVectors % Cols == 0);
 
+  uint32_t stages;  // shared address of the ring's first stage
   half const* source;  // this thread's first vector of the next k-tile
   int ld;
   int64_t step;  // elements from one k-tile to the next
@@ -101,16 +106,16 @@ struct Copy {
   CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
   CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
 
-  // Where a static row step keeps the phase of the swizzle, it is one addition for all i.
-  CUTE_DEVICE static int offset(int i, int j) {
+  // Bytes into a stage. Where a static row step keeps the phase of the swizzle, it is one addition for all i.
+  CUTE_DEVICE static uint32_t offset(int i, int j) {
     if constexpr (kLoadRows * kVectors % kPeriod == 0) {
-      return Tile{}(row(), col() + j * Cols) + i * (kLoadRows * kVectors);
+      return sizeof(uint128_t) * Tile{}(row(), col() + j * Cols) + i * int(kLoadRows * kVectors * sizeof(uint128_t));
     } else {
-      return Tile{}(row() + i * kLoadRows, col() + j * Cols);
+      return sizeof(uint128_t) * Tile{}(row() + i * kLoadRows, col() + j * Cols);
     }
   }
 
-  CUTE_DEVICE void operator()(uint128_t* stage) {
+  CUTE_DEVICE void operator()(int stage, bool active) {
     Tensor gX = make_tensor(make_gmem_ptr(reinterpret_cast<uint128_t const*>(source)),
                             make_layout(Shape<Int<ceil_div(kRows, kLoadRows)>, Int<kVectors / Cols>>{},
                                         make_stride(kLoadRows * (ld / kVector), Int<Cols>{})));
@@ -120,7 +125,7 @@ struct Copy {
       for (int j = 0; j < size<1>(gX); ++j) {
         if (kRows % kLoadRows == 0 || row() + i * kLoadRows < kRows) {
           const int bytes = i * kLoadRows < rows ? 2 * max(0, min(kVector, cols - j * Cols * kVector)) : 0;
-          copy_vector(&gX(i, j), stage + offset(i, j), bytes);
+          copy_vector(&gX(i, j), stages + stage * kStageBytes + offset(i, j), active, bytes);
         }
       }
     }
@@ -167,8 +172,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
   using CopyB = Copy<TileB, 8>;
   const int row_a = tile_m * kBM + CopyA::row(), col_a = first * kBK + CopyA::col() * kVector;
   const int row_b = first * kBK + CopyB::row(), col_b = tile_n * kBN + CopyB::col() * kVector;
-  CopyA copy_a{gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK, gemm.m - row_a, gemm.k - col_a, 0, kBK};
-  CopyB copy_b{gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb,
+  CopyA copy_a{cast_smem_ptr_to_uint(sA), gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK, gemm.m - row_a, gemm.k - col_a, 0, kBK};
+  CopyB copy_b{cast_smem_ptr_to_uint(sB), gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb,
                int64_t(kBK) * gemm.ldb, gemm.k - row_b, gemm.n - col_b, kBK, 0};
 
   // Fragments of mma.sync, one per k-block of a k-tile; the loop below decides how many live at a time.
@@ -227,10 +232,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
   // All chunks are asked for at once, and each is multiplied as soon as it is here.
   CUTE_UNROLL
   for (int chunk = 0; chunk < kStages; ++chunk) {
-    if (chunk < tiles) {
-      copy_a(sA + chunk * kStageA);
-      copy_b(sB + chunk * kStageB);
-    }
+    copy_a(chunk, chunk < tiles);
+    copy_b(chunk, chunk < tiles);
     cp_async_fence();
   }
   for_each_index(make_int_sequence<kStages>{}, [&](auto chunk) {

@@ -1,0 +1,233 @@
+"""The machine code of the A100 f16 records, and of the published CUDA-L2 kernels that some of them regenerate.
+
+    python scripts/machine_code.py                                    compiles and prints the groups of all records
+    python scripts/machine_code.py --published CHECKOUT               and sixty records beside the published kernels
+    python scripts/machine_code.py ... --write docs/machine-code.md   writes the page instead
+    python scripts/machine_code.py ... --save FILE                    keeps each record's numbers
+    python scripts/machine_code.py ... --before FILE                  compares with numbers that were kept
+
+CHECKOUT is a clone of deepreinforce-ai/CUDA-L2 at the commit that scripts/published.py names. Its kernels, 13 seconds
+of a core each, are compiled into the user's cache, by the same nvcc; headers of PyTorch that they include are replaced
+by declarations. No GPU is used and nothing is measured: ``cudal2gen/sass`` says what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import random
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from cudal2gen import catalog, compiler, places, toolchain
+from cudal2gen.kernel import Record, Sm80Multistage
+from cudal2gen.kernel.mma_sync import MMA_K
+from cudal2gen.sass import Summary, summarise
+
+SEED, PER_KIND, DRAWN = 14, 10, 60
+MMA_CYCLES = 8  # of a sub-core's tensor core, for m16n8k16
+FOLDER = "kernels/a100_F16F16F16F16"
+FLAGS = (
+    "-std=c++17", "-O3", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math", "-w",
+    "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__", "-U__CUDA_NO_HALF2_OPERATORS__", "-arch=sm_80",
+)  # fmt: skip
+# What the published sources use of PyTorch: a tensor's sizes, type and address.
+TORCH = """#pragma once
+#include <algorithm>
+#include <iostream>
+#include <stdexcept>
+#include <vector>
+#include <cuda_fp16.h>
+namespace torch {
+enum ScalarType { kHalf };
+using IntArrayRef = std::vector<int64_t>;
+struct Options { ScalarType dtype() const; };
+struct Tensor {
+  int64_t size(int) const;
+  int64_t dim() const;
+  bool is_cuda() const;
+  ScalarType dtype() const;
+  Options options() const;
+  IntArrayRef sizes() const;
+  void* data_ptr() const;
+  template <class T> T* data_ptr() const;
+};
+std::ostream& operator<<(std::ostream&, Options const&);
+}
+"""
+
+Numbers = dict[str, float]
+# Of one warp: in the main loop per k-tile, then of the whole kernel.
+COLUMNS = ("issue_slots", "stall_cycles", "loop_cycles", "epilogue", "registers", "spill_bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
+    parser.add_argument("--published", type=Path, help="a clone of deepreinforce-ai/CUDA-L2")
+    parser.add_argument("--write", type=Path, help="the page to write")
+    parser.add_argument("--save", type=Path, help="where to write the numbers of each record, as JSON")
+    parser.add_argument("--before", type=Path, help="numbers of an earlier state, as --save wrote them")
+    options = parser.parse_args()
+    records = [record for record in catalog.load() if (record.gpu, record.acc) == ("a100", "f16")]
+    numbers = regenerated(records)
+    if options.save:
+        options.save.write_text(json.dumps(numbers, indent=0))
+    before = json.loads(options.before.read_text()) if options.before else {}
+    page = ["## All records", "", *groups(records, numbers)]
+    if options.published:
+        page += ["", "## Beside the published kernels", "", *comparison(records, numbers, before, options.published)]
+    text = "\n".join(page) + "\n"
+    if options.write:
+        head = options.write.read_text().split("## All records")[0] if options.write.is_file() else ""
+        options.write.write_text(head + text)
+    else:
+        print(text)
+
+
+def problem(record: Record) -> str:
+    return f"{record.m}_{record.n}_{record.k}"
+
+
+def tile_mmas(record: Record) -> int:
+    """MMAs of one warp in one step of its main loop."""
+    return record.warp_m * record.warp_n * record.k_step // MMA_K
+
+
+def regenerated(records: Sequence[Record]) -> dict[str, Numbers]:
+    """The numbers of each record's kernel, by problem."""
+    artifacts = compiler.build(records)
+    cubins = {artifact.cubin: record for artifact, record in zip(artifacts, records, strict=True)}
+    with ThreadPoolExecutor() as pool:
+        counted = dict(zip(cubins, pool.map(_numbers, cubins, cubins.values()), strict=True))
+    return {problem(record): counted[artifact.cubin] for artifact, record in zip(artifacts, records, strict=True)}
+
+
+def _numbers(cubin: Path, record: Record) -> Numbers:
+    summary: Summary = summarise(cubin, tile_mmas=tile_mmas(record))
+    return {name: value for name, value in asdict(summary).items() if name in COLUMNS}
+
+
+def kinds(record: Record) -> tuple[str, str]:
+    return (record.prefetch.kind, record.epilogue) if isinstance(record, Sm80Multistage) else ("no ring", "registers")
+
+
+def groups(records: Sequence[Record], numbers: dict[str, Numbers]) -> list[str]:
+    """Medians over the records of each prefetch and epilogue kind, per MMA where tiles differ."""
+    members: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        members[kinds(record)].append(record)
+    lines = [
+        "| prefetch | epilogue | records | slots / MMA | stalls / MMA | T1 / bound | epilogue / store | registers "
+        "| spills |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for (prefetch, epilogue), group in [*sorted(members.items()), (("all", ""), list(records))]:
+        rows = [(record, numbers[problem(record)]) for record in group]
+
+        def typical(value: Callable[[Record, Numbers], float], rows: list[tuple[Record, Numbers]] = rows) -> float:
+            return median(value(record, row) for record, row in rows)
+
+        registers = [row["registers"] for _, row in rows]
+        lines.append(
+            f"| {prefetch} | {epilogue} | {len(rows)} "
+            f"| {typical(lambda record, row: row['issue_slots'] / tile_mmas(record)):.2f} "
+            f"| {typical(lambda record, row: row['stall_cycles'] / tile_mmas(record)):.2f} "
+            f"| {typical(lambda record, row: row['loop_cycles'] / tile_mmas(record) / MMA_CYCLES):.3f} "
+            f"| {typical(lambda record, row: row['epilogue'] / stores(record)):.1f} "
+            f"| {median(registers):.0f}, at most {max(registers):.0f} "
+            f"| {sum(row['spill_bytes'] for _, row in rows):.0f} |"
+        )
+    return lines
+
+
+def stores(record: Record) -> int:
+    """Stores of 16 bytes to D that a thread must make."""
+    return max(1, record.bm * record.bn // record.threads // 8)
+
+
+def drawn(records: Iterable[Record]) -> list[Record]:
+    """Ten exact records of each prefetch kind; what a kind lacks is drawn from the exact records of all kinds."""
+    exact = [
+        record
+        for record in sorted(records, key=lambda record: (record.m, record.n, record.k))
+        if isinstance(record, Sm80Multistage) and record.origin.structure == "exact"
+    ]
+    generator = random.Random(SEED)
+    draw: list[Record] = []
+    for kind in sorted({record.prefetch.kind for record in exact}):
+        members = [record for record in exact if record.prefetch.kind == kind]
+        draw += generator.sample(members, min(PER_KIND, len(members)))
+    return draw + generator.sample([record for record in exact if record not in draw], DRAWN - len(draw))
+
+
+def comparison(
+    records: Sequence[Record], numbers: dict[str, Numbers], before: dict[str, Numbers], checkout: Path
+) -> list[str]:
+    """The drawn records: each number before, now, and published."""
+    rows = []
+    for record in drawn(records):
+        published = _numbers(published_cubin(checkout, record), record)
+        rows.append((record, before.get(problem(record), {}), numbers[problem(record)], published))
+    rows.sort(key=lambda row: (kinds(row[0]), row[0].m, row[0].n, row[0].k))
+    lines = [
+        "| record | prefetch, epilogue | slots | stalls | T1 | T1 ratio | epilogue | epilogue ratio | registers |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for record, *states in rows:
+        cells = [" / ".join(f"{state[name]:.0f}" if state else "-" for state in states) for name in COLUMNS]
+        slots, stalls, cycles, epilogue, registers, _ = cells
+        lines.append(
+            f"| {problem(record)} | {', '.join(kinds(record))} | {slots} | {stalls} | {cycles} "
+            f"| {states[1]['loop_cycles'] / states[2]['loop_cycles']:.3f} | {epilogue} "
+            f"| {states[1]['epilogue'] / states[2]['epilogue']:.2f} | {registers} |"
+        )
+    for name, title in (
+        ("loop_cycles", "T1"),
+        ("epilogue", "epilogue"),
+        ("issue_slots", "issue slots"),
+        ("registers", "registers"),
+    ):
+        ratios = [now[name] / published[name] for _, _, now, published in rows]
+        earlier = [past[name] / published[name] for _, past, _, published in rows if past]
+        mean = f"geometric mean {_mean(ratios):.3f}" + (f", {_mean(earlier):.3f} before" if earlier else "")
+        lines.append(
+            f"{'' if lines[-1].startswith('-') else chr(10)}- {title} over published: {mean}; largest {max(ratios):.3f}"
+        )
+    return lines
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def published_cubin(checkout: Path, record: Record) -> Path:
+    """The published kernel of a record's problem, compiled once into the user's cache."""
+    tools = toolchain.discover()
+    source = checkout / FOLDER / f"{problem(record)}.cu"
+    identity = json.dumps([source.read_text(), FLAGS, tools.versions])
+    cubin = places.user_cache() / "published" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.cubin"
+    if not cubin.is_file():
+        cubin.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=cubin.parent) as scratch:
+            headers = Path(scratch) / "torch"
+            headers.mkdir()
+            (headers / "extension.h").write_text(TORCH)
+            (headers / "types.h").write_text("#include <torch/extension.h>\n")
+            includes = [f"-I{scratch}", f"-I{tools.cutlass_include}"]
+            fresh = Path(scratch) / "kernel.cubin"
+            command = [str(tools.nvcc), *FLAGS, "-cubin", *includes, "-o", str(fresh), str(source)]
+            subprocess.run(command, check=True, env=toolchain.environment())
+            fresh.rename(cubin)
+    return cubin
+
+
+if __name__ == "__main__":
+    main()
