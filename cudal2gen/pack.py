@@ -125,10 +125,15 @@ def contents(
     return files | {"pack.json": _json(facts | {"sha256": _sha256(_json(facts))})}
 
 
-def write_folder(files: dict[str, bytes], target: Path) -> Path:
-    """Writes a pack as a folder, which appears when it is whole. Raises PackError, and Failure."""
+def check_target(target: Path) -> None:
+    """Raises PackError where a folder cannot be written because something is there."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PackError(f"{target} is there already; remove it, or choose another --out")
+
+
+def write_folder(files: dict[str, bytes], target: Path) -> Path:
+    """Writes a pack as a folder, which appears when it is whole. Raises PackError, and Failure."""
+    check_target(target)
     with folder(target) as scratch:
         for name, content in files.items():
             path = scratch / name

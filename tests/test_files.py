@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from cudal2gen import files
+from cudal2gen import catalog, compiler, files, places
 from cudal2gen.errors import Failure
+from tests.paths import small
 
+BUILT_AHEAD = [small(m=64, n=64, k=64)]
 LIMIT = 1 << 12  # bytes that a file of a limited process may have, as on a full disk
+NVCC_LIMIT = 40_000  # the same where nvcc answers about itself; the launcher is larger
 
 
-def limited(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A command that cannot write more than ``LIMIT`` bytes into a file."""
+def limited(*arguments: str, env: dict[str, str], limit: int = LIMIT) -> subprocess.CompletedProcess[str]:
+    """A command that cannot write more than ``limit`` bytes into a file."""
     program = (
-        f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT})); "
+        f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
         "sys.argv[0] = 'cudal2gen'; runpy.run_module('cudal2gen', run_name='__main__')"
     )
     command = [sys.executable, "-c", program, *arguments]
@@ -27,7 +30,7 @@ def limited(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | (env or {}),
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | env,
     )
 
 
@@ -110,10 +113,24 @@ def test_a_full_disk_leaves_the_old_page_and_the_old_catalog(tmp_path: Path) -> 
     assert names(tmp_path) == {"page.html", "kernels.jsonl", ".kernels.jsonl.lock"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pack", "cudal2gen_a100-0-py3-none-any.whl"])
+def test_a_full_disk_leaves_nothing_of_a_pack(tmp_path: Path, name: str) -> None:
+    (record,) = BUILT_AHEAD
+    catalog.save([record], tmp_path / "kernels.jsonl")
+    compiler.build([record])
+    assert compiler.launcher().stat().st_size > NVCC_LIMIT
+    before, env = names(tmp_path), {"CUDAL2GEN_CATALOG": str(tmp_path / "kernels.jsonl")}
+    done = limited(
+        "pack", *("--mnk", "64_64_64", "--acc", "f16", "--layout", "tn"), "--out", str(tmp_path / name),
+        env=env, limit=NVCC_LIMIT,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, f"error: cannot write {tmp_path / name}: File too large\n")
+    assert names(tmp_path) == before
+
+
 def _lines() -> list[str]:
     """A catalog's lines, of more bytes than ``LIMIT``."""
-    from cudal2gen import places
-
     lines = (places.shipped("configs") / "kernels.jsonl").read_text().splitlines()[:200]
     assert sum(map(len, lines)) > LIMIT
     return lines

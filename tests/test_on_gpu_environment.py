@@ -38,16 +38,15 @@ class Shop:
         self.faults: dict[str, Any] = {}
         self.log: list[str] = []
 
-    def build(self, records: Sequence[Record]) -> list[Artifact]:
-        for record in records:
-            if self.faults.get(record.name) == "compile":
-                raise BuildError(f"{record.name} does not compile\nline 7: expected a semicolon")
+    def attempt(self, records: Sequence[Record]) -> list[Artifact | BuildError]:
         self.log += [f"build {record.name}" for record in records]
-        spilling = Ptxas("sm_90a", 168, 16, 8, 0, 0, 1)
-        return [
-            Artifact(Path(record.name), spilling if self.faults.get(record.name) == "spill" else CLEAN)
-            for record in records
-        ]
+        return [self.outcome(record) for record in records]
+
+    def outcome(self, record: Record) -> Artifact | BuildError:
+        fault = self.faults.get(record.name)
+        if fault == "compile":
+            return BuildError(f"{record.name} does not compile\nline 7: expected a semicolon")
+        return Artifact(Path(record.name), Ptxas("sm_90a", 168, 16, 8, 0, 0, 1) if fault == "spill" else CLEAN)
 
     def judge(self, record: Record, artifact: Artifact) -> Verdict:
         self.log.append(f"judge {record.name}")

@@ -113,6 +113,8 @@ def write_pack(
     """Write what a machine without nvcc and CUTLASS needs: cubins, the table of choices, the launcher, a C header."""
     from cudal2gen import choice, pack
 
+    if out.suffix != ".whl":
+        pack.check_target(out)  # before anything is compiled
     measured = measurements(result_files)
     records = selection.records_to_pack(measured.measurements)
     if not records:

@@ -27,8 +27,8 @@ SECONDS: dict[Effort, float] = {"short": 0.02, "medium": 0.08, "long": 0.3}
 class Workshop(Protocol):
     """The compiler and the verdict as the environment uses them; tests substitute both."""
 
-    def build(self, records: Sequence[Record]) -> list[Artifact]:
-        """Raises BuildError where one of them does not compile."""
+    def attempt(self, records: Sequence[Record]) -> list[Artifact | BuildError]:
+        """Kernels in the records' order, or why one did not compile."""
         ...
 
     def judge(self, record: Record, artifact: Artifact) -> Verdict:
@@ -100,18 +100,11 @@ class GpuEnvironment:
     def _build(self, records: Sequence[Record]) -> dict[str, Artifact | str]:
         """By name: the kernel, or why it did not compile."""
         by_name = {record.name: record for record in records}
-        if not by_name:
-            return {}
-        try:
-            return dict(zip(by_name, self._workshop.build(list(by_name.values())), strict=True))
-        except BuildError:
-            artifacts: dict[str, Artifact | str] = {}
-            for name, record in by_name.items():
-                try:
-                    artifacts[name] = self._workshop.build([record])[0]
-                except BuildError as error:
-                    artifacts[name] = str(error).splitlines()[0]
-            return artifacts
+        outcomes = self._workshop.attempt(list(by_name.values()))
+        return {
+            name: str(outcome).splitlines()[0] if isinstance(outcome, BuildError) else outcome
+            for name, outcome in zip(by_name, outcomes, strict=True)
+        }
 
     def _fault(self, record: Record, artifact: Artifact) -> str:
         """The findings of a kernel's verdict, empty for a correct one; checks each binary once."""
@@ -175,11 +168,11 @@ class DeviceWorkshop:
         self._library = compiler.launcher(tools=self._tools)
         self._verdicts = results.latest(store)
 
-    def build(self, records: Sequence[Record]) -> list[Artifact]:
+    def attempt(self, records: Sequence[Record]) -> list[Artifact | BuildError]:
         """Builds on all cores."""
         from cudal2gen import compiler
 
-        return compiler.build(records, tools=self._tools)
+        return compiler.attempt(records, tools=self._tools)
 
     def judge(self, record: Record, artifact: Artifact) -> Verdict:
         """The device's verdict, on the emulator's problems and on the record's own."""

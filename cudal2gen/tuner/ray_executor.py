@@ -65,19 +65,12 @@ def compiled(records: Sequence[Record]) -> Parcel:
     from cudal2gen import compiler, toolchain
 
     tools = toolchain.discover()
-    parcel: Parcel = {}
-    try:
-        built = compiler.build(records, tools=tools, jobs=1)
-    except compiler.BuildError:
-        built = []
-        for record in records:
-            try:
-                built += compiler.build([record], tools=tools, jobs=1)
-            except compiler.BuildError:
-                continue
-    for artifact in built:
-        parcel[artifact.digest] = {path.name: path.read_bytes() for path in artifact.directory.iterdir()}
-    return parcel
+    built = compiler.attempt(records, tools=tools, jobs=1)
+    return {
+        artifact.digest: {path.name: path.read_bytes() for path in artifact.directory.iterdir()}
+        for artifact in built
+        if isinstance(artifact, compiler.Artifact)
+    }
 
 
 def keep_verdicts(verdicts: Sequence[Verdict]) -> None:
