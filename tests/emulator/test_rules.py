@@ -67,3 +67,34 @@ def test_the_first_load_of_a_loop_of_swaps_is_benign(load: str, kinds: set[str])
     assert y.download() == 256
     assert {report.kind for report in result.reports} == kinds
     assert all(report.is_error == (report.kind == "global-race") for report in result.reports)
+
+
+# 64 threads of two warps; each writes its word, and reads one of the other warp's.
+READ = "xor.b32 %u, %t, 32; mad.lo.u32 %u, %u, 4, %s; ld.shared.u32 %w, [%u];"
+RACES = {
+    "read after write": f"st.shared.u32 [%v], %t; {READ}",
+    "write after read": f"st.shared.u32 [%v], %t; bar.sync 0; {READ} st.shared.u32 [%v], 5;",
+    "read twice": f"st.shared.u32 [%v], %t; bar.sync 0; {READ} mov.u32 %n, %w; {READ} st.shared.u32 [%v], 5;",
+    "copied": f"st.shared.u32 [%v], %t; bar.sync 0; {READ} cp.async.ca.shared.global [%v], [%p], 4; cp.async.wait_all;",
+    "ldmatrix": "st.shared.u32 [%v], %t; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%w}, [%s];",
+}
+USES = {
+    "nothing": "mov.u32 %x0, %t;",
+    "all": "mov.u32 %x0, %w;",
+    "the first read": "mov.u32 %x0, %n;",
+    "the larger": "max.f32 %x0, %w, 0f00000000;",
+    "the smaller": "min.f32 %x0, %w, 0f00000000;",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("race", RACES)
+def test_a_race_is_benign_if_no_value_of_its_reads_matters(race: str, use: str) -> None:
+    body = f"""mov.u32 %n, 0; mad.lo.u32 %v, %t, 4, %s; {RACES[race]} {USES[use]}
+      mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %x0;"""
+    x = np.zeros(64, np.uint32)
+    _, result = run(body, x, np.empty(64, np.uint32), block=64)
+    (report,) = result.reports
+    assert report.kind == "shared-race"
+    matters = use not in ("nothing", "the first read") or (use == "the first read" and race == "read twice")
+    assert report.is_error == matters

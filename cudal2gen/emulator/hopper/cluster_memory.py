@@ -101,7 +101,7 @@ class ClusterMemory(SharedMemory):
         return out
 
     def _report_unordered(
-        self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array
+        self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array, doubtful: bool
     ) -> None:
         """Where order of CTA scope is all there is between two CTAs, that is what is wrong."""
         if self.cluster_clocks.ended and what != WRITE_AFTER_READ:
@@ -109,10 +109,14 @@ class ClusterMemory(SharedMemory):
             narrow[bad] = self._ordered(lane[bad], tags[bad], WRITE_AFTER_READ)
             if narrow.any():
                 text = f"{what}: {NARROW}"
-                self._report("memory-scope", text, site, lane, rows, offset, narrow, tags)
+                self._report("memory-scope", text, site, lane, rows, offset, narrow, tags, doubtful)
                 bad = bad & ~narrow
         if bad.any():
-            super()._report_unordered(what, bad, tags, lane, rows, site, offset)
+            super()._report_unordered(what, bad, tags, lane, rows, site, offset, doubtful)
+
+    def _over(self, lanes: Array, column: int) -> Array:
+        batch, clocks = self.batch, self.cluster_clocks
+        return np.asarray(clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column + clocks.ended])
 
     def _who(self, tag: int, row: int) -> str:
         actor, clocks = tag & ACTOR, self.cluster_clocks

@@ -20,11 +20,14 @@ from cudal2gen.emulator.memory.device_state import DeviceState
 from cudal2gen.emulator.state.arrays import POISON, Array
 from cudal2gen.emulator.state.launch import Device, Geometry, LaunchResult, LaunchState, Options
 from cudal2gen.emulator.state.reports import EmulatorError, Report
+from cudal2gen.emulator.state.suspects import Trial
 
 # Beyond this many bytes of writable memory no copy is kept for a second, conservative run.
 SNAPSHOT_LIMIT = 1 << 28
 # A second pattern for undefined shared memory: a finite number (1.0 and a little) as fp16, bf16 and fp32.
 OTHER_POISON = 0x3C
+# What racing reads are given, in every byte: a NaN, a large number and its opposite, in fp16, bf16 and fp32.
+TRIED = (0xFF, 0x7B, 0xFB)
 
 
 def load_globals(module: Module, memory: Memory) -> dict[str, int]:
@@ -109,10 +112,10 @@ class _Run:
     symbols: dict[str, int]
     ctas: Array
 
-    def once(self, code: Compiled, options: Options, poison: int = POISON) -> LaunchState:
+    def once(self, code: Compiled, options: Options, poison: int = POISON, trial: Trial | None = None) -> LaunchState:
         """Execute. Raises Overtaken where the translation relied on lockstep that does not hold."""
         launch, geometry = self.launch, self.geometry
-        state = LaunchState(code, geometry, options, launch.device, poison)
+        state = LaunchState(code, geometry, options, launch.device, poison, trial)
         device = DeviceState(
             launch.memory,
             code.global_granule,
@@ -146,21 +149,31 @@ class _Run:
         return self.once(compiled, launch.options), compiled
 
     def with_undefined_values(self, compiled: Compiled) -> LaunchState:
-        """Execute; whether undefined values matter is seen by executing again with other ones: if nothing differs,
-        they never reached an output."""
-        memory, options = self.launch.memory, self.launch.options
-        before = _Snapshot.of(memory)
+        """Execute; whether undefined values matter is seen by executing again with other ones: if nothing differs, they
+        never reached an output. Likewise, if nothing else is wrong, whether the values of racing reads matter."""
+        before = _Snapshot.of(self.launch.memory)
         state, compiled = self.in_order(compiled, before)
-        if state.reports.doubtful and before is not None:
-            after = _Snapshot.of(memory)
-            assert after is not None
-            before.restore()
-            before.poison(OTHER_POISON)
-            self.once(compiled, replace(options, hazards=False), OTHER_POISON)
-            if after.matches():
-                state.reports.acquit()
-            after.restore()
+        reports = state.reports
+        if before is None or not (reports.doubtful or reports.races):
+            return state
+        after = _Snapshot.of(self.launch.memory)
+        assert after is not None
+        if reports.doubtful and self._same(before, after, compiled):
+            reports.acquit(reports.doubtful)
+        if reports.races and reports.errors() <= reports.races:
+            trials = (Trial(state.suspects, pattern) for pattern in TRIED)
+            if all(self._same(before, after, compiled, trial) for trial in trials):
+                reports.acquit(reports.races)
+        after.restore()
         return state
+
+    def _same(self, before: _Snapshot, after: _Snapshot, compiled: Compiled, trial: Trial | None = None) -> bool:
+        """Execute again with other undefined values, and other ones for the racing reads of a trial: is the outcome the
+        same?"""
+        before.restore()
+        before.poison(OTHER_POISON)
+        self.once(compiled, replace(self.launch.options, hazards=trial is not None), OTHER_POISON, trial)
+        return after.matches()
 
 
 class _Snapshot:

@@ -35,7 +35,7 @@ class MatrixMemory:
             shared.counters.shared("ldmatrix", address, 16, mask)
         if shared.hazards:
             shared.read_together(lanes, at, 16, site, offset)
-        rows: Array = shared.views[16][at]
+        rows: Array = shared.tried(shared.views[16][at], lanes, at)
         if lanes is not None:
             rows = batch.spread(rows, lanes, 16)
         warps = batch.size // 32

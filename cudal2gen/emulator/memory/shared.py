@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bit
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
+from cudal2gen.emulator.state.suspects import Suspect
 
 # Shared addresses start here, as the first kilobyte of the window belongs to the system on recent devices.
 WINDOW_START = 1024
@@ -149,8 +151,9 @@ class SharedMemory:
             out.insert(0, ("uninitialised-shared", "reads shared memory that nobody has written", unwritten, True))
         return [finding for finding in out if finding[2].any()]
 
-    def _check_read(self, lanes: Array | None, tags: Array, site: int, offset: Array) -> None:
-        """``tags``: last writers, (elements,) or (elements, granules); ``offset``: bytes in ``data``."""
+    def _check_read(self, lanes: Array | None, tags: Array, site: int, offset: Array, tried: bool = False) -> None:
+        """``tags``: last writers, (elements,) or (elements, granules); ``offset``: bytes in ``data``. ``tried``:
+        another execution can give the reads other values."""
         suspicious: Array = np.asarray(tags >= max(self.fresh, 1))
         which = np.flatnonzero(suspicious.any(axis=1) if tags.ndim > 1 else suspicious)
         if which.size == 0:
@@ -164,7 +167,38 @@ class SharedMemory:
             self._report(kind, text, site, lane, rows, offset, bad, other, doubtful)
         rest = flat < self.IN_FLIGHT
         if rest.any():
-            self._check_order(READ_AFTER_WRITE, rest, flat, lane, rows, site, offset)
+            doubt = partial(self._suspect_readers, lane, offset[rows] // self.granule) if tried else None
+            self._check_order(READ_AFTER_WRITE, rest, flat, lane, rows, site, offset, doubt)
+
+    def _suspect_readers(self, lane: Array, granules: Array, bad: Array) -> bool:
+        """Reads by lanes, now: whether they can be tried."""
+        columns, tick = self.reader_column[lane], self.launch.tick
+        return all(
+            self.launch.suspects.add(
+                int(self.batch.ctas[0]), Suspect(int(column), tick, tick, granules[bad & (columns == column)])
+            )
+            for column in np.unique(columns[bad])
+        )
+
+    def _suspect_column(self, lane: Array, column: int, granules: Array, bad: Array) -> bool:
+        """All reads by a column that lanes do not know to be over: whether they can be tried."""
+        first = int(self._over(lane[bad], column).min())
+        suspect = Suspect(column, first, self.launch.tick, np.unique(granules[bad]))
+        return self.launch.suspects.add(int(self.batch.ctas[0]), suspect)
+
+    def _over(self, lanes: Array, column: int) -> Array:
+        """The ticks before which the lanes know that a column of readers has read."""
+        batch = self.batch
+        return self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], np.full(len(lanes), column))
+
+    def tried(self, values: Array, lanes: Array | None, at: Array) -> Array:
+        """What lanes read at elements, in a second execution with other values where there was a race."""
+        trial, per = self.launch.trial, values.dtype.itemsize // self.granule
+        if trial is None:
+            return values
+        columns = self.reader_column if lanes is None else self.reader_column[lanes]
+        granules = at[:, None] * per + np.arange(per)
+        return trial.values(values, int(self.batch.ctas[0]), self.launch.tick, columns, granules)
 
     def _check_write(
         self,
@@ -195,24 +229,36 @@ class SharedMemory:
             clash &= ~np.repeat(same()[which], per)
         self._check_order(WRITE_AFTER_WRITE, clash, flat, lane, rows, site, offset)
         last_reads = readers[at[which]].reshape(-1, self.columns)
+        granules = (at[which, None] * per + np.arange(per)).reshape(-1)
         for column in np.flatnonzero(last_reads.max(axis=0) >= fresh):
             tag = last_reads[:, column]
-            self._check_order(WRITE_AFTER_READ, tag >= fresh, tag, lane, rows, site, offset)
+            doubt = partial(self._suspect_column, lane, int(column), granules)
+            self._check_order(WRITE_AFTER_READ, tag >= fresh, tag, lane, rows, site, offset, doubt)
 
     def _check_order(
-        self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array
+        self,
+        what: str,
+        bad: Array,
+        tags: Array,
+        lane: Array,
+        rows: Array,
+        site: int,
+        offset: Array,
+        doubt: Callable[[Array], bool] | None = None,
     ) -> None:
-        """Report those of the ``bad`` accesses that are not ordered."""
+        """Report those of the ``bad`` accesses that are not ordered. ``doubt``: whether it can be tried if the values
+        that these read matter."""
         if bad.any():
             bad[bad] = ~self._ordered(lane[bad], tags[bad], what)
             if bad.any():
-                self._report_unordered(what, bad, tags, lane, rows, site, offset)
+                doubtful = doubt is not None and doubt(bad)
+                self._report_unordered(what, bad, tags, lane, rows, site, offset, doubtful)
 
     def _report_unordered(
-        self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array
+        self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array, doubtful: bool
     ) -> None:
         text = f"{what} without a barrier between"
-        self._report("shared-race", text, site, lane, rows, offset, bad, tags)
+        self._report("shared-race", text, site, lane, rows, offset, bad, tags, doubtful)
 
     def _report(
         self,
@@ -300,6 +346,8 @@ class SharedMemory:
         elif self.hazards:
             self._read(lanes, at, width, site, offset)
         values: Array = self.views[width][at]
+        if self.launch.trial is not None and not strong:
+            values = self.tried(values, lanes, at)
         return values if lanes is None else self.batch.spread(values, lanes, width)
 
     def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
@@ -310,7 +358,7 @@ class SharedMemory:
         """
         batch = self.batch
         writer, latest, readers = self.rows[width]
-        self._check_read(lanes, writer[at], site, offset)
+        self._check_read(lanes, writer[at], site, offset, tried=True)
         latest[at] = self.stamp
         lane_tag, column = (
             (self.lane_tag, self.reader_column) if lanes is None else (self.lane_tag[lanes], self.reader_column[lanes])
@@ -339,7 +387,7 @@ class SharedMemory:
         writer, latest, readers = self.rows[width]
         tags = writer[at]
         if (tags >= max(self.fresh, 1)).any():
-            self._check_read(lanes, tags, site, offset)
+            self._check_read(lanes, tags, site, offset, tried=True)
         latest[at] = self.stamp
         column = self.reader_column if lanes is None else self.reader_column[lanes]
         readers[at, :, column] = (self.collective_tag if lanes is None else self.collective_tag[lanes])[:, None]

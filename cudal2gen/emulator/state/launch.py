@@ -8,6 +8,7 @@ from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
 from cudal2gen.emulator.state.arrays import POISON, Array
 from cudal2gen.emulator.state.counters import Counters
 from cudal2gen.emulator.state.reports import Report, Reports, Site
+from cudal2gen.emulator.state.suspects import Suspects, Trial
 
 Dim3 = tuple[int, int, int]
 _A100 = GPUS["a100"]
@@ -120,12 +121,20 @@ class LaunchState:
     """
 
     def __init__(
-        self, kernel: KernelFacts, geometry: Geometry, options: Options, device: Device, poison: int = POISON
+        self,
+        kernel: KernelFacts,
+        geometry: Geometry,
+        options: Options,
+        device: Device,
+        poison: int = POISON,
+        trial: Trial | None = None,
     ) -> None:
         self.kernel, self.geometry, self.options, self.device = kernel, geometry, options, device
         self.threads = geometry.threads
         # The byte that undefined shared memory holds.
         self.poison = poison
+        # Racing reads, and those of an earlier execution that now read other values.
+        self.suspects, self.trial = Suspects(), trial
         self.reports = Reports(kernel.name, kernel.sites)
         self.counters = Counters(kernel.block_opcodes) if options.counters else None
         self.tick = 1

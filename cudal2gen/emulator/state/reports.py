@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cudal2gen.emulator.state.rules import RULES, Severity
+from cudal2gen.emulator.state.rules import RACES, RULES, Severity
 
 
 class EmulatorError(Exception):
@@ -74,8 +74,9 @@ class Reports:
     def __init__(self, kernel: str, sites: list[Site]) -> None:
         self.kernel, self.sites = kernel, sites
         self.by_key: dict[Key, Report] = {}
-        # Findings that are benign unless the value read reaches memory.
+        # Findings that are benign unless the value read reaches memory: undefined values, and races.
         self.doubtful: set[Key] = set()
+        self.races: set[Key] = set()
 
     def add(
         self,
@@ -90,10 +91,11 @@ class Reports:
     ) -> None:
         """Record a finding at instruction ``site``; ``doubtful``: benign if the value turns out not to matter."""
         key = (kind, site, None if site is not None else message)
+        doubts = self.races if kind in RACES else self.doubtful
         if not doubtful:
-            self.doubtful.discard(key)
+            doubts.discard(key)
         elif key not in self.by_key:
-            self.doubtful.add(key)
+            doubts.add(key)
         old = self.by_key.get(key)
         if old is not None:
             old.count += count
@@ -105,13 +107,16 @@ class Reports:
             kind, message, self.kernel, at.line, at.text, at.source, cta, tuple(threads), address, count
         )
 
-    def acquit(self) -> None:
-        """The values of the doubtful findings have turned out not to matter."""
-        for key in self.doubtful & self.by_key.keys():
+    def acquit(self, doubts: set[Key]) -> None:
+        """The values of some doubtful findings have turned out not to matter."""
+        for key in doubts & self.by_key.keys():
             report = self.by_key[key]
             report.severity = Severity.BENIGN
             report.message += "; the value reaches no memory"
-        self.doubtful.clear()
+
+    def errors(self) -> set[Key]:
+        """The errors."""
+        return {key for key, report in self.by_key.items() if report.is_error}
 
     def list(self) -> list[Report]:
         """The findings, by PTX line."""

@@ -52,6 +52,8 @@ _ERRORS = {
     "registers": "setmaxnreg against the pool of registers",
     "grid-dependency": "global memory touched before griddepcontrol.wait",
 }
+# Whether the value of a racing read matters is seen by giving it others.
+RACES = frozenset(("shared-race", "memory-scope"))
 RULES = {
     **{rule: Rule(Severity.ERROR, meaning) for rule, meaning in _ERRORS.items()},
     "plain-first-load": Rule(Severity.BENIGN, "a weak load of what the compare-and-swap behind it checks"),
