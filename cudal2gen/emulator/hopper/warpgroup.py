@@ -12,7 +12,7 @@ import numpy as np
 
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
-from cudal2gen.emulator.machine.tensor import Accumulator
+from cudal2gen.emulator.machine.tensor import Accumulator, halves
 from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import Array, Mask, distinct
 from cudal2gen.emulator.state.batch import BatchState
@@ -269,7 +269,7 @@ class Warpgroups:
     def _from_registers(self, registers: tuple[Register, ...], form: Form, starts: list[int]) -> Array:
         plain = [self._plain(r) for r in registers]
         raw = np.stack([np.stack([r[s : s + 128] for r in plain]) for s in starts])
-        values = _floats(np.ascontiguousarray(raw).view(np.uint16), form.kind)
+        values = halves(np.ascontiguousarray(raw).view(np.uint16), form.kind)
         # Register r: rows 8 * (r % 2), columns 8 * (r / 2), two neighbours each.
         cells = values.reshape(len(starts), 2, 2, 4, 8, 4, 2).transpose(0, 3, 2, 4, 1, 5, 6)
         return np.ascontiguousarray(cells).reshape(len(starts), 64, 16)
@@ -298,7 +298,7 @@ class Warpgroups:
             if slot_of[-1] == len(places):
                 places.append(at)
         raw = shared.views[16][np.stack(places)]
-        values = _floats(np.ascontiguousarray(raw).view(np.uint16), form.kind)
+        values = halves(np.ascontiguousarray(raw).view(np.uint16), form.kind)
         if len(places) < len(groups):
             values = values[slot_of]
         if along:
@@ -360,9 +360,3 @@ class Warpgroups:
                 warps = distinct(batch.warp[lanes[groups == q]])
                 column = self.clocks.wgmma_column(row, index)
                 self.clocks.learn(row, warps, column, self.group_ticks[q][done - 1])
-
-
-def _floats(raw: Array, kind: str) -> Array:
-    if kind == "bf16":
-        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return raw.view(np.float16).astype(np.float32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike
 
+from cudal2gen.emulator.arithmetic import bf16_to_f32
 from cudal2gen.emulator.state.arrays import Array
 
 # Products are evaluated when this many lanes take part in those collected: it bounds memory and suits the cache.
@@ -247,11 +248,14 @@ def _common_block(nodes: list[Product], rows: list[int], columns: list[int]) -> 
     return block
 
 
+def halves(raw: Array, kind: str) -> Array:
+    """The fp32 values of 16-bit operands, f16 or bf16."""
+    return raw.view(np.float16).astype(np.float32) if kind == "f16" else bf16_to_f32(raw)
+
+
 def _decode(raw: Array, shape: Shape, signed: bool) -> Array:
-    if shape.kind == "f16":
-        return raw.view(np.float16).astype(np.float32)
-    if shape.kind == "bf16":
-        return (raw.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if shape.kind in ("f16", "bf16"):
+        return halves(raw.view(np.uint16), shape.kind)
     if shape.kind == "tf32":
         # The tensor core reads the upper 19 bits.
         return (raw & np.uint32(0xFFFFE000)).view(np.float32)

@@ -155,28 +155,26 @@ def _high_product(e: Emitter, kind: str, d: Operand, a: Operand, b: Operand, c: 
 @instruction("div", "rem", types=INTEGERS, uniform=True)
 def div(e: Emitter, ins: Instr) -> None:
     """div and rem."""
-    d, a, b = ins.operands
-    bits, t, u = _typed(ins.parts[-1])
-    get = e.signed if t[0] == "i" else e.raw
-    x, y = get(a, bits), get(b, bits)
     function = "divide" if ins.base == "div" else "remainder"
-    if x.uniform and y.uniform:
-        e.assign(d, Value(f"A.{function}_int({x.text}, {y.text}) & {(1 << bits) - 1}", u, True))
-    else:
-        e.assign(d, Value(f"A.{function}({e.array(a, t)}, {e.array(b, t)})", t, False))
+    _by_sign(e, ins, f"A.{function}_int", f"A.{function}")
 
 
 @instruction("min", "max", types=INTEGERS, uniform=True)
 def minimum(e: Emitter, ins: Instr) -> None:
     """min and max."""
+    _by_sign(e, ins, ins.base, f"np.{ins.base}imum")
+
+
+def _by_sign(e: Emitter, ins: Instr, of_ints: str, of_arrays: str) -> None:
+    """A function of two numbers that depends on their sign: its name for Python ints, and for arrays."""
     d, a, b = ins.operands
     bits, t, u = _typed(ins.parts[-1])
     get = e.signed if t[0] == "i" else e.raw
     x, y = get(a, bits), get(b, bits)
     if x.uniform and y.uniform:
-        e.assign(d, Value(f"{ins.base}({x.text}, {y.text}) & {(1 << bits) - 1}", u, True))
+        e.assign(d, Value(f"{of_ints}({x.text}, {y.text}) & {(1 << bits) - 1}", u, True))
     else:
-        e.assign(d, Value(f"np.{ins.base}imum({x.text}, {y.text})", t, False))
+        e.assign(d, Value(f"{of_arrays}({e.array(a, t)}, {e.array(b, t)})", t, False))
 
 
 @instruction("abs", "neg", types=INTEGERS, uniform=True)

@@ -49,18 +49,22 @@ def arrive(e: Emitter, ins: Instr) -> None:
         e.assign(state, Value(text, "u8", False))
 
 
+def _counted(e: Emitter, ins: Instr, method: str) -> None:
+    """A number for an mbarrier."""
+    at, number = ins.operands
+    e.line(f"B.{method}({e.shared(at)}, {e.array(number, 'u4')}, {e.lanes()})")
+
+
 @instruction("mbarrier.expect_tx", writes=Writes.MEMORY, hopper=True, mutations=(drop, _bytes))
 def expect(e: Emitter, ins: Instr) -> None:
     """mbarrier.expect_tx."""
-    at, nbytes = ins.operands
-    e.line(f"B.expect({e.shared(at)}, {e.array(nbytes, 'u4')}, {e.lanes()})")
+    _counted(e, ins, "expect")
 
 
 @instruction("mbarrier.complete_tx", writes=Writes.MEMORY, hopper=True, mutations=(drop,))
 def complete(e: Emitter, ins: Instr) -> None:
     """mbarrier.complete_tx."""
-    at, nbytes = ins.operands
-    e.line(f"B.complete({e.shared(at)}, {e.array(nbytes, 'u4')}, {e.lanes()})")
+    _counted(e, ins, "complete")
 
 
 @instruction("cp.async.mbarrier.arrive", writes=Writes.MEMORY, hopper=True)
@@ -103,8 +107,7 @@ def _count(kind: str, op: str) -> Mutation:
 )
 def init(e: Emitter, ins: Instr) -> None:
     """mbarrier.init."""
-    at, count = ins.operands
-    e.line(f"B.init({e.shared(at)}, {e.array(count, 'u4')}, {e.lanes()})")
+    _counted(e, ins, "init")
 
 
 @instruction("mbarrier.inval", writes=Writes.MEMORY, hopper=True)
