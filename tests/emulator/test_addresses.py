@@ -121,6 +121,27 @@ def test_the_threads_of_a_warpgroup_have_one_descriptor() -> None:
     assert {r.kind for r in result.reports} == {"wgmma-descriptor"}
 
 
+@pytest.mark.parametrize(("offset", "kinds"), [(0, []), (16, ["global-misaligned"])])
+def test_accesses_of_32_bytes_are_aligned_as_a_whole(offset: int, kinds: list[str]) -> None:
+    body = f"""setp.ne.u32 %P, %t, 0; @%P bra out; add.u64 %p, %p, {offset};
+      ld.global.v4.u64 {{%d0, %d1, %d2, %d3}}, [%p]; st.global.u64 [%q], %d1; out:"""
+    got, result = run(body, np.arange(8, dtype=np.uint64), np.zeros(1, np.uint64), check_outputs=False)
+    assert [report.kind for report in result.reports] == kinds
+    assert got == offset // 8 + 1
+
+
+def test_a_generic_atomic_on_both_memories() -> None:
+    body = """
+      st.shared.u32 [s], 0; bar.warp.sync -1; mov.u32 %u, s; cvt.u64.u32 %d0, %u; cvta.shared.u64 %d0, %d0;
+      and.b32 %v, %t, 1; setp.eq.u32 %P, %v, 0; selp.b64 %d1, %d0, %q, %P; atom.add.u32 %w, [%d1], 1;
+      bar.warp.sync -1; setp.ne.u32 %P, %t, 0; @%P bra out; ld.shared.u32 %w, [s]; st.global.u32 [%q+4], %w; out:"""
+    memory = Memory()
+    out = memory.upload(np.zeros(2, np.uint32), "inout")
+    result = launch(entry(body), [out, out], memory)
+    assert result.reports == []
+    assert out.download().tolist() == [16, 16]
+
+
 def test_bytes_that_a_phase_can_wait_for() -> None:
     body = """add.u32 %bar, %s, 1024; setp.ne.u32 %P, %t, 0; @%P bra out;
       mbarrier.init.shared::cta.b64 [%bar], 1; mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%bar], 1048575;

@@ -13,6 +13,7 @@ from cudal2gen.emulator.memory.device import DeviceMemory
 from cudal2gen.emulator.memory.shared import SharedMemory
 from cudal2gen.emulator.state.arrays import Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
+from cudal2gen.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 
 class AtomicKind(NamedTuple):
@@ -34,15 +35,10 @@ class Atomics:
 
     def apply(self, form: AtomicKind, address: Array, value: Array, compare: Array | None, m: Mask, site: int) -> Array:
         """Read, modify, write, in lane order. ``compare``: of cas. Returns the old values."""
+        if form.space == "generic":
+            return self._apply_by_window(form, address, value, compare, m, site)
         batch, width = self.batch, value.dtype.itemsize
-        space = form.space
-        if space == "generic":
-            # One instruction names one space.
-            first = int(address[batch.lanes(m)[0]])
-            space = "shared" if first >> 56 == 1 else "global"
-            if space == "shared":
-                address = self.shared.of_cluster((address & np.uint64(0xFFFFFFFF)).astype(np.uint32))
-        if space == "shared":
+        if form.space == "shared":
             access = self.shared.touch(address, width, m, site, form.read, form.write)
             view = self.shared.views[width]
         else:
@@ -57,6 +53,20 @@ class Atomics:
             batch.launch.version += 1
         out = np.zeros(batch.size, value.dtype)
         out[lanes] = old
+        return out
+
+    def _apply_by_window(
+        self, form: AtomicKind, address: Array, value: Array, compare: Array | None, m: Mask, site: int
+    ) -> Array:
+        """Of generic addresses, those of shared memory first."""
+        inside = (address >> np.uint64(SHIFT_TO_WINDOW)) == Window.SHARED
+        active = self.batch.running(m)
+        out = self.batch.poison(value.dtype.itemsize)
+        low = self.shared.of_cluster((address & np.uint64(0xFFFFFFFF)).astype(np.uint32))
+        for space, places, mask in (("shared", low, active & inside), ("global", address, active & ~inside)):
+            if mask.any():
+                old = self.apply(form._replace(space=space), places, value, compare, mask, site)
+                out[mask] = old[mask]
         return out
 
 

@@ -110,6 +110,15 @@ class DeviceMemory:
                 return None
         return lanes, offset, [(arena.buffers[int(i)], np.flatnonzero(which == i)) for i in np.unique(which)]
 
+    def require_aligned(self, address: Array, width: int, m: Mask, site: int) -> None:
+        """Report addresses that are no multiple of ``width``."""
+        lanes = self.batch.lanes(m)
+        crooked = (address[lanes] & np.uint64(width - 1)) != 0
+        if crooked.any():
+            at = int(address[lanes[crooked][0]])
+            text = f"{width}-byte access at {at:#x}, {self.arena.describe(at)}"
+            self.batch.report_lanes("global-misaligned", text, site, lanes[crooked], at)
+
     # --- accesses ---
 
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:

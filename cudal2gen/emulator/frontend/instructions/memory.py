@@ -43,6 +43,12 @@ def _pieces(total: int) -> list[tuple[int, int]]:
     return [(0, total)] if total <= 16 else [(i, 16) for i in range(0, total, 16)]
 
 
+def _require_aligned(e: Emitter, space: str, at: Mem, total: int, mask: str) -> None:
+    """An access that is made of several moves is aligned as a whole."""
+    if total > 16 and space in ("global", "generic"):
+        e.line(f"G.require_aligned({e.address(at, space)}, {total}, {mask}, {e.site()})")
+
+
 def _within(at: Mem, start: int) -> Mem:
     return Mem(at.base, at.offset + start) if start else at
 
@@ -125,6 +131,7 @@ def load(e: Emitter, ins: Instr) -> None:
         return
     strong = _strength(ins, _READ_STRONG, ("acquire",)) or (Scope.GPU | CHECKED) * (id(ins) in e.checked)
     mask = e.mask()
+    _require_aligned(e, _named_space(e, space, at), at, n * width, mask)
     for start, size in _pieces(n * width):
         piece = e.temp(_load_call(e, space, _within(at, start), size, mask, strong))
         count = size // width
@@ -166,6 +173,7 @@ def store(e: Emitter, ins: Instr) -> None:
     sources = s.items if isinstance(s, Vec) else (s,)
     strong = _strength(ins, _WRITE_STRONG, ("release",))
     mask = e.mask()
+    _require_aligned(e, _named_space(e, space_of(ins), at), at, n * width, mask)
     for start, size in _pieces(n * width):
         value = joined(e, sources[start // width : (start + size) // width], width)
         e.line(_store_call(e, _named_space(e, space_of(ins), at), _within(at, start), value, size, mask, strong))
