@@ -91,9 +91,12 @@ def plainness(record: Record) -> tuple[Any, ...]:
 def choose(problem: Problem, incumbent: Record | None = None) -> Record:
     """The variant with the least modelled time, the plainest of those within ``EVEN`` of it.
 
-    An incumbent within ``EVEN`` stays, unless the plainest alone hides a warp's instructions behind its MMAs.
+    In decoding, where every kernel follows another, it is one that overlaps. An incumbent within ``EVEN`` stays, unless
+    the plainest alone hides a warp's instructions behind its MMAs.
     """
-    estimates = [(model.estimate(record).us, record) for record in variants(problem)]
+    decoding = (problem.m, problem.n, problem.k) in DECODE
+    offered = (record for record in variants(problem) if overlaps(record) or not decoding)
+    estimates = [(model.estimate(record).us, record) for record in offered]
     most = EVEN * min(us for us, _ in estimates)
     chosen = min((record for us, record in estimates if us <= most), key=plainness)
     if incumbent is not None and model.estimate(incumbent).us <= most and exposes(incumbent) <= exposes(chosen):
@@ -113,9 +116,14 @@ def exposes(record: Record) -> bool:
     return not model.hides_issue(record) and record.k >= LONG_K
 
 
+def overlaps(record: Record) -> bool:
+    """Whether a record can overlap with the kernel before it: no counters are cleared in between."""
+    return "pdl" in type(record).model_fields and not getattr(record, "keeps_parts", False)
+
+
 def overlapping(record: Record) -> Record:
-    """The record with dependent launch where no counters are cleared before it: of a short time, or in decoding."""
-    if "pdl" not in type(record).model_fields or getattr(record, "keeps_parts", False):
+    """The record with dependent launch where it can overlap, and is short or in decoding."""
+    if not overlaps(record):
         return record
     short = model.estimate(record).us < SHORT_US or (record.m, record.n, record.k) in DECODE
     return record.at(record.problem, pdl=short)

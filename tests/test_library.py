@@ -105,7 +105,7 @@ def test_the_hopper_library_compiles_without_a_finding(
 ) -> None:
     """A spill or a wgmma that ptxas serialises is a finding. What runs is the covering set of paths."""
     records = [record for record in catalogued if record.gpu == "h200"]
-    assert len(records) == 2000
+    assert len(records) == 2057
     built = by_text(records, 3)
     started = cpu_seconds()
     artifacts = compiler.build(built, build_dir=build_dir)
@@ -113,7 +113,7 @@ def test_the_hopper_library_compiles_without_a_finding(
     print(f"\n{len(records)} records, {len(built)} kernels in {seconds:.0f} CPU seconds")
     assert len(built) > 45
     assert {artifact.digest: artifact.ptxas.findings for artifact in artifacts if artifact.ptxas.findings} == {}
-    assert {artifact.ptxas.arch for artifact in artifacts} == {"sm_90a"}
+    assert {artifact.ptxas.arch for artifact in artifacts} == {record.arch for record in built}
     assert seconds < 2 * 8 * 60, "eight minutes of two cores"
 
 
@@ -162,6 +162,6 @@ def test_the_wheel_carries_templates_and_catalog(checkout: Path, tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     count, length, build, editable = done.stdout.split()
-    assert int(count) == 5000
+    assert int(count) == 5057
     assert int(length) > 5000
     assert (build, editable) == ("/c/cudal2gen/build", "/d/cudal2gen/kernels.jsonl")

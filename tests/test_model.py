@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cudal2gen import catalog, model, places
-from cudal2gen.kernel import Problem, Record, parse, revise
+from cudal2gen.kernel import Problem, Record, Sm90Wgmma, parse, revise
 from tests.strategies import direct, multistage, single_shot, wgmma
 
 
@@ -168,6 +168,22 @@ def test_both_accumulators_have_every_problem(modelled: ModuleType) -> None:
         decode = set(modelled.DECODE) if acc == "f32" else set()
         assert {(record.m, record.n, record.k) for record in mine} == sizes | decode
         assert len({record.name for record in mine}) <= 340
+
+
+def test_products_of_decoding_have_records_that_any_fewer_rows_take(modelled: ModuleType) -> None:
+    """Few rows of D run along the columns of a wgmma, short sums of a router along a cluster; kernels overlap."""
+    path = places.shipped("configs") / "kernels.jsonl"
+    own = {(r.m, r.n, r.k): r for r in catalog.load(path) if (r.gpu, r.acc, r.layout) == ("h200", "f32", "tn")}
+    for m, n, k in modelled.DECODE:
+        record = own[m, n, k]
+        assert isinstance(record, Sm90Wgmma)
+        assert record.swap_ab or m > 16
+        assert record.reduces_in_cluster or (n, k) not in modelled.ROUTERS
+        assert record.pdl
+        for rows in {m - 1, (m + 1) // 2 + 1} - {0}:
+            larger = min(row for row in modelled.DECODE_ROWS if row >= rows)
+            problem = Problem(gpu="h200", acc="f32", layout="tn", m=rows, n=n, k=k)
+            assert catalog.find(problem, path).record.code() == own[larger, n, k].code()
 
 
 @pytest.mark.slow
