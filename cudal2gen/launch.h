@@ -148,6 +148,8 @@ struct Launch {
   // CTAs that are launched together: the tiles of a cluster, or all slices of one.
   int cluster() const { return reduce == Reduce::kCluster ? split_k : cluster_m * cluster_n; }
   bool workspace() const { return reduce == Reduce::kWorkspace || stream_k; }
+  // Whether its CTAs wait for each other's partial sums, so that all must run at once, whatever else the device does.
+  bool waits() const { return convention == Convention::kTma && workspace(); }
   bool stores_vectors() const { return box_d.cols > 0 || !predicated; }
   int64_t tiles(int m, int n) const { return ceil_div(m, bm) * ceil_div(n, bn); }
   // Clusters that have work, of a GPU that holds as many at once as it likes.

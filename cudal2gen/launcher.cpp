@@ -348,9 +348,14 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
   }
   bool overlaps = own.options.overlaps;
   if (overlaps && (code = may_overlap(own, config.stream, overlaps))) return code;
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   config.attrs = attributes;
   if (launch.cluster() > 1) attributes[config.numAttrs++] = cluster_of(launch.cluster());
+  if (partials && launch.waits()) {
+    attributes[config.numAttrs] = {};
+    attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
+    attributes[config.numAttrs++].val.cooperative = 1;
+  }
   if (overlaps) {
     attributes[config.numAttrs] = {};
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -20,7 +20,7 @@ NOTHING = (
 SOURCE = """
 #include <driver_types.h>
 
-int idle_overlaps, idle_captures, idle_nodes[8];
+int idle_overlaps, idle_cooperates, idle_captures, idle_nodes[8];
 size_t idle_count;
 
 int cudaDeviceGetAttribute(int* value) { return *value = 4, 0; }
@@ -41,10 +41,12 @@ int cudaStreamGetCaptureInfo(void* stream, int* status, void* id, void* graph, v
 }
 int cudaGraphNodeGetType(int* node, int* type) { return *type = *node, 0; }
 int cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* function, void** arguments) {
-  idle_overlaps = 0;
+  idle_overlaps = idle_cooperates = 0;
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization)
       idle_overlaps = config->attrs[i].val.programmaticStreamSerializationAllowed;
+    else if (config->attrs[i].id == cudaLaunchAttributeCooperative)
+      idle_cooperates = config->attrs[i].val.cooperative;
   return function || arguments ? 0 : 0;
 }
 """
@@ -70,3 +72,8 @@ def capture(library: Path, nodes: Sequence[int] | None) -> None:
 def overlaps(library: Path) -> bool:
     """Whether the last launch was allowed to overlap with the kernel before it."""
     return bool(ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "idle_overlaps").value)
+
+
+def cooperates(library: Path) -> bool:
+    """Whether the last launch demanded that all its CTAs run at once."""
+    return bool(ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "idle_cooperates").value)

@@ -478,6 +478,28 @@ def test_a_refusal_leaves_no_error_in_the_runtime(library: Path, tmp_path: Path)
         assert last_error() == 0
 
 
+WAITING: list[tuple[catalog.Record, int, bool]] = [
+    (ring(), 128, False),
+    (ring(split_k=2, reduce="workspace"), 128, True),
+    (ring(**IN_CLUSTER, split_k=2), 128, False),
+    (ring(stream_k=True), 128, True),
+    # A whole wave of one CTA: one step of k is not shared out.
+    (ring(stream_k=True), 64, False),
+    (small(bm=64, split_k=2, padding="predicate"), 128, False),
+]
+
+
+@pytest.mark.parametrize(("record", "k", "cooperates"), WAITING)
+def test_ctas_that_wait_for_each_other_are_launched_together(
+    record: catalog.Record, k: int, cooperates: bool, library: Path, idle: Path, tmp_path: Path
+) -> None:
+    """Or kernels on two streams might each hold the SMs that the other one needs to go on."""
+    (tmp_path / "kernel.launch").write_text(record.launch.write())
+    with OpenKernel(library, tmp_path, record.launch_options, idle) as kernel:
+        kernel.launch(**(TMA_GOOD | {"k": k, "workspace": 1 << 23}))
+    assert idle_runtime.cooperates(idle) == cooperates
+
+
 NODES = idle_runtime.KERNEL_NODE, idle_runtime.MEMCPY_NODE, idle_runtime.MEMSET_NODE
 
 

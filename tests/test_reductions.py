@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cudal2gen import compiler, emulator
 from cudal2gen.kernel import MmaSyncKernel, Record, Sm90Wgmma, ceil_div
 from cudal2gen.launcher import OpenKernel
+from cudal2gen.validator import stress_shapes
 from tests.paths import SWAPPED, TWO, ring
 from tests.strategies import STRAIGHT, TO_GLOBAL, direct, multistage, wgmma
 from tests.test_ptx import instructions
@@ -195,6 +196,13 @@ def test_the_last_wave_is_covered_once(
         assert result.findings == []
         assert result.workspace_bytes == counters + parts * record.bm * record.bn * 4
         np.testing.assert_array_equal(result.d, (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float16))
+
+
+def test_stress_shapes_have_a_last_wave_behind_a_whole_one() -> None:
+    """The emulator's verdict executes on two clusters."""
+    shapes = stress_shapes(STREAMED)
+    tiles = [ceil_div(shape.m, STREAMED.bm) * ceil_div(shape.n, STREAMED.bn) for shape in shapes]
+    assert any(number > 2 and number % 2 for number in tiles)
 
 
 def in_order_only(k_starts: list[int], m: int, n: int, k: int) -> tuple[Array, Array, float]:
