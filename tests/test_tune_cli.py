@@ -40,6 +40,7 @@ def test_a_modelled_gain_is_shown_and_never_written(place: dict[str, str], tmp_p
         in process.stdout
     )
     assert "1 of 1 problems, 24 evaluations" in process.stdout
+    assert len(process.stdout.splitlines()) == 5, "a line for a gain, not one for each field"
     assert Path(place["CUDAL2GEN_CATALOG"]).read_bytes() == before
     assert "model environment" in picture.read_text()
     assert not Path(place["CUDAL2GEN_RESULTS"]).exists(), "modelled trials are no results"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cudal2gen.tuner.race import Race
 
 PROPOSERS = Names(("policy", "nearest", "evolution", "random"))
+MOST_LINES = 24  # of gains that are not written: with the sums a page
 SAVED_EVERY = 20  # problems between two checkpoints of a policy
 TUNED = Offer(only=("mnk", "everything", "size_class", "sample", "listed", "gpu", "acc", "layout"))
 
@@ -196,8 +197,11 @@ def _print_outcome(standing: Standing, seconds: float, executor: Executor, trial
 
     for fault in standing.faults:
         print(f"fault: {fault}", file=sys.stderr)
-    for race in standing.improved:
-        write_improved(race, output.dry_run)
+    if executor.name == "gpu" or output.dry_run:
+        for race in standing.improved:
+            write_improved(race, output.dry_run)
+    else:
+        print_gains(standing.improved)
     if output.plot is not None:
         points = campaign.mean_curve(standing)
         curves = [curve.Curve("best so far", points)] if points else []
@@ -207,6 +211,21 @@ def _print_outcome(standing: Standing, seconds: float, executor: Executor, trial
     print(f"trials in {trials.store}")
     if executor.name == "model":
         print(_model_against_measurements())
+
+
+def print_gains(races: Sequence[Race]) -> None:
+    """A line for each of the largest gains of an environment whose records are not written: a page at most."""
+    from cudal2gen.tuner import campaign, progress
+
+    largest = sorted(races, key=lambda race: race.gain.value if race.gain else 0.0, reverse=True)
+    for race in largest[:MOST_LINES]:
+        proposer = race.winner.proposer if race.winner else ""
+        print(f"{race.problem.mnk}: {progress.gain(race)}, proposed by {proposer}")
+    if len(largest) > MOST_LINES:
+        print(f"and {len(largest) - MOST_LINES} smaller gains")
+    if largest:
+        reason = campaign.may_write(largest[0], verdict_clean=False)
+        print(f"not written: {reason}; --dry-run prints the fields in which records differ")
 
 
 def write_improved(race: Race, dry_run: bool) -> None:
