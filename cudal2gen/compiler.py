@@ -131,6 +131,14 @@ def find(record: Record, *, build_dir: Path | None = None, tools: Toolchain | No
     return _open((build_dir or places.build_dir()) / job(record, tools or discover()).digest)
 
 
+def stored(build_dir: Path | None = None) -> int:
+    """How many compiled kernels the build directory holds."""
+    root = build_dir or places.build_dir()
+    return (
+        sum(re.fullmatch(r"[0-9a-f]{32}", entry.name) is not None for entry in root.iterdir()) if root.is_dir() else 0
+    )
+
+
 def build(
     records: Sequence[Record],
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,34 @@ def test_dark_and_print_are_readable(tab: browser.Page, measured: Path) -> None:
     assert not tab.run("document.documentElement.scrollWidth > innerWidth"), "it fits on a page"
     tab.call("Emulation.clearDeviceMetricsOverride")
     tab.call("Emulation.setEmulatedMedia", media="")
+
+
+@pytest.mark.slow
+def test_on_a_phone_captions_stay_in_sight_and_the_text_of_charts_is_legible(tab: browser.Page, measured: Path) -> None:
+    tab.call("Emulation.setDeviceMetricsOverride", width=375, height=800, deviceScaleFactor=1, mobile=True)
+    open_page(tab, measured)
+    assert tab.run("document.documentElement.scrollWidth") == 375, "nothing but tables scrolls sideways"
+    captions = tab.run("[...document.querySelectorAll('caption span')].map(e => e.getBoundingClientRect().right)")
+    assert len(captions) > 10
+    assert max(captions) <= 375
+    wide = (
+        "[...document.querySelectorAll('.scroll')]"
+        ".filter(e => e.scrollWidth > e.clientWidth && e.querySelector('caption'))"
+    )
+    assert tab.run(f"{wide}.length") > 3
+    moved = tab.run(
+        f"{wide}.map(e => {{ e.scrollLeft = 200; "
+        "return e.querySelector('caption span').getBoundingClientRect().left; })"
+    )
+    assert min(moved) >= 0, "captions stay while a table scrolls"
+    heights = tab.run("[...document.querySelectorAll('.chart svg text')].map(e => e.getBoundingClientRect().height)")
+    assert min(heights) >= 10
+    labels = tab.run(
+        "[...document.querySelectorAll('.chart svg')].map(svg => [...svg.querySelectorAll('text[text-anchor=middle]')]"
+        ".filter(e => !e.getAttribute('transform')).map(e => e.getBoundingClientRect())"
+        ".map(box => [box.left, box.right, box.top]))"
+    )
+    for boxes in labels:
+        ticks = [box for box in boxes if box[2] == boxes[0][2]]
+        assert all(left[1] <= right[0] for left, right in pairwise(ticks)), ticks
+    tab.call("Emulation.clearDeviceMetricsOverride")

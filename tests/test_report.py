@@ -19,7 +19,7 @@ from cudal2gen.ratios import Ratio
 from cudal2gen.report import choices, groups, published
 from cudal2gen.report.statistics import best_of, spearman, summarise
 from cudal2gen.report.tables import Section, Table
-from cudal2gen.results import KERNEL, Measurement, Measurements
+from cudal2gen.results import KERNEL, Case, Measurement, Measurements, Verdict
 from tests.measured import H200, QUIET, campaign, measurement, shapes, timing, write
 from tests.test_cli import error, run
 
@@ -313,11 +313,54 @@ def test_markdown_and_page_print_the_same_figures() -> None:
 
 def test_nothing_measured_is_said_plainly() -> None:
     document = report.report(EMPTY, catalog.load())
-    assert section(document, "overview").paragraphs[0].startswith("No timing is in this report")
+    assert section(document, "overview").paragraphs[0].startswith("No timing is in this report: ")
     assert [part.anchor for part in document.sections] == ["overview", "choices", "published"]
     assert "No timing is in this report" in document.html()
     filtered = report.report(campaign(2), [], lambda candidate: candidate.gpu == "a100")
     assert "No measurement matches the filters" in section(filtered, "overview").paragraphs[0]
+
+
+def test_without_measurements_a_report_names_its_files_and_counts_what_there_is() -> None:
+    records = [record for record in catalog.load() if (record.gpu, record.acc) in (("a100", "f32"), ("h200", "f16"))]
+    case = Case(
+        m=1, n=1, k=1, swizzle_stride=None, inputs="normal", compared="equality", max_error=0.0, allowed=None, ctas=1,
+        findings=(),
+    )  # fmt: skip
+    faulty = case.model_copy(update={"findings": ("race",)})
+    names = sorted({record.name for record in records if record.gpu == "h200"})
+    verdicts = [
+        Verdict(record=name, digest=name, on=on, cases=(outcome,), counters={})
+        for name, on, outcome in (
+            (names[0], "emulator", case),
+            (names[1], "emulator", case),
+            (names[1], "h200", faulty),
+        )
+    ]
+    stock = report.Stock(["/x/measurements.jsonl"], verdicts, 12, "/x/build")
+    document = report.report(EMPTY, records, lambda item: item.gpu == "h200", stock)
+    assert (
+        "/x/measurements.jsonl holds no measurement. 'cudal2gen bench --all'"
+        in (section(document, "overview").paragraphs[0])
+    )
+    assert [part.anchor for part in document.sections][:2] == ["overview", "stock"]
+    assert section(document, "stock").paragraphs == ("12 compiled kernels are in /x/build.",)
+    of_records, of_verdicts = (rows(part) for part in section(document, "stock").tables)
+    assert list(of_records) == ["h200 f16 tn"], "as the filter says"
+    counts = {name: int(text) for name, text in of_records["h200 f16 tn"].items() if name != "records"}
+    assert counts == {
+        "exact": 0, "nearest": 0, "tuned": 0, "modelled": sum(record.gpu == "h200" for record in records),
+        "kernels": len(names), "right": 1, "wrong": 1, "without a verdict": len(names) - 2,
+    }  # fmt: skip
+    assert (of_verdicts["emulator"]["right"], of_verdicts["h200"]["wrong"]) == ("2", "1")
+
+
+def test_the_first_sentence_is_a_figure_and_the_lesson_comes_after_the_table() -> None:
+    document = report.report(campaign(20), catalog.load())
+    overview = section(document, "overview")
+    assert re.search(r": \d\.\d{3} times as fast as \S+, the strictest baseline", overview.paragraphs[0])
+    assert overview.notes[0].startswith("A speedup is the baseline's time")
+    text = document.markdown()
+    assert text.index("strictest baseline |") < text.index("A speedup is the baseline")
 
 
 def test_measured_without_baselines_or_without_ours() -> None:

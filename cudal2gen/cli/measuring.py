@@ -22,7 +22,7 @@ from cudal2gen.files import write
 from cudal2gen.kernel import GPUS, Acc
 
 if TYPE_CHECKING:
-    from cudal2gen import bench, results
+    from cudal2gen import bench, report, results
     from cudal2gen.gpu import Contender, Gpu
     from cudal2gen.results import ProtocolName
 
@@ -166,7 +166,7 @@ def write_report(
         before, after = (measurements([path]) for path in compare)
         content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.admits)
     else:
-        content = report.report(measurements(result_files), catalog.load(), selection.admits)
+        content = report.report(measurements(result_files), catalog.load(), selection.admits, _stock(result_files))
     forms = ((out, content.html), (markdown, content.markdown))
     texts = {path: text() for path, text in forms if path is not None}
     for path, text in texts.items():
@@ -174,6 +174,16 @@ def write_report(
         print(f"written to {path}", file=sys.stderr)
     if not texts:
         print(content.markdown(), end="")
+
+
+def _stock(result_files: Sequence[Path]) -> report.Stock:
+    """What a report says there is, and where it looked for measurements."""
+    from cudal2gen import compiler, places, report, results
+
+    files = result_files or (results.store("measurements"),)
+    sources = [str(path) if path.is_file() else f"{path}, which is not there," for path in files]
+    verdicts = results.latest().values()
+    return report.Stock(sources, verdicts, compiler.stored(), str(places.build_dir()))
 
 
 def measurements(paths: Sequence[Path]) -> results.Measurements:

@@ -12,6 +12,8 @@ from cudal2gen.kernel import Record
 from cudal2gen.report import choices, page, published, sections, tables
 from cudal2gen.report.comparison import compare
 from cudal2gen.report.groups import Group, by_conditions
+from cudal2gen.report.stock import Stock as Stock
+from cudal2gen.report.stock import section as in_stock
 from cudal2gen.report.tables import Section
 from cudal2gen.results import Measurement, Measurements
 
@@ -34,17 +36,23 @@ class Report(NamedTuple):
 
 
 def report(
-    measurements: Measurements, records: Sequence[Record], predicate: Callable[[Measurement], bool] = lambda _: True
+    measurements: Measurements,
+    records: Sequence[Record],
+    predicate: Callable[[Measurement | Record], bool] = lambda _: True,
+    stock: Stock | None = None,
 ) -> Report:
-    """Sections on the measurements that satisfy ``predicate``, on the catalog, and on published figures."""
+    """Sections on the measurements that satisfy ``predicate``, on ``stock`` and the catalog, on published figures."""
     groups_by_anchor = {f"measured-{i}": group for i, group in enumerate(by_conditions(measurements, predicate), 1)}
     figures = published.load()
     empty_text = (
-        sections.FILTERED.format(len(measurements.measurements)) if measurements.measurements else sections.NO_TIMING
+        sections.FILTERED.format(len(measurements.measurements))
+        if measurements.measurements
+        else sections.no_timing(stock.sources if stock else ())
     )
     parts = (
         sections.overview(list(groups_by_anchor.values()), empty_text),
         *(sections.section(group, anchor, figures) for anchor, group in groups_by_anchor.items()),
+        *((in_stock(records, stock, predicate),) if stock else ()),
         choices.section(records),
         published.section(figures),
     )

@@ -12,8 +12,9 @@ from cudal2gen.report.tables import Chart, Section, Table, interval, microsecond
 from cudal2gen.results import DERIVED, KERNEL, Environment
 
 NO_TIMING = (
-    "No timing is in this report: the results files hold no measurement (`cudal2gen bench` makes them). The sections "
-    "below are computed from the catalog of kernels and from published figures."
+    "No timing is in this report: {} no measurement. 'cudal2gen bench --all' takes them on a GPU; without one, "
+    "'cudal2gen try' and 'show' give modelled figures. The sections below are computed from the catalog of kernels, "
+    "from verdicts and from published figures."
 )
 MOST_DOUBTS = 20
 FILTERED = "No measurement matches the filters of this report; the results files hold {} of other kinds."
@@ -45,27 +46,36 @@ HOW_TO_READ = (
 )
 
 
-def overview(groups: Sequence[Group], empty_text: str = NO_TIMING) -> Section:
+def no_timing(sources: Sequence[str]) -> str:
+    """What a report without measurements begins with. ``sources``: the files that were searched."""
+    files = " and ".join(sources) or "the results files"
+    return NO_TIMING.format(f"{files} {'hold' if len(sources) != 1 else 'holds'}")
+
+
+def overview(groups: Sequence[Group], empty_text: str) -> Section:
     """The first section: one row per group, against the strictest baseline."""
     if not groups:
         return Section("overview", "In short", (empty_text,))
-    rows = []
-    for group in groups:
-        name = group.strictest
-        summary = group.summary(name) if name else None
-        if name and summary:
-            rows.append(
-                (group.title, name, str(summary.shapes), interval(summary.geomean), percent(summary.wins),
-                 percent(summary.losses), percent(summary.sure_losses))
-            )  # fmt: skip
+    summaries = [
+        (group, name, summary) for group in groups if (name := group.strictest) and (summary := group.summary(name))
+    ]
+    first = tuple(
+        f"{group.title}: {times(summary.geomean.value)} times as fast as {name}, the strictest baseline, "
+        f"in the geometric mean over {summary.shapes} problems."
+        for group, name, summary in summaries[:1]
+    )
     table = Table(
         "Our kernels against the strictest baseline of each set of conditions",
-        ("conditions", "strictest baseline", "shapes", "geomean speedup [95 %]", "wins", "losses", "beyond noise"),
-        tuple(rows),
-    )
+        ("conditions", "geomean speedup [95 %]", "strictest baseline", "shapes", "wins", "losses", "beyond noise"),
+        tuple(
+            (group.title, interval(summary.geomean), name, str(summary.shapes), percent(summary.wins),
+             percent(summary.losses), percent(summary.sure_losses))
+            for group, name, summary in summaries
+        ),
+    )  # fmt: skip
     doubtful = sum(len(group.doubts) for group in groups)
     alert = f"{doubtful} results are too good to be true without a check; the sections below name them."
-    return Section("overview", "In short", (HOW_TO_READ,), (alert,) if doubtful else (), (table,))
+    return Section("overview", "In short", first, (alert,) if doubtful else (), (table,), notes=(HOW_TO_READ,))
 
 
 def section(group: Group, anchor: str, published: Published) -> Section:

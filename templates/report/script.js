@@ -2,7 +2,8 @@
 // Draws the charts from the embedded data. Every text from the data enters as text, never as markup.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const W = 520, H = 320, LEFT = 46, RIGHT = 12, TOP = 14, BOTTOM = 42;
+  let W = 520;  // units of a chart's width: a narrow chart has fewer, so that its text stays as large
+  const LEAST = 280, MOST = 520, LETTER = 6.5, H = 320, LEFT = 46, RIGHT = 12, TOP = 14, BOTTOM = 42;
   const MARKERS = [  // one shape per size class, so that colour is never alone
     "M-4 0A4 4 0 1 0 4 0A4 4 0 1 0-4 0Z", "M-3.6-3.6H3.6V3.6H-3.6Z", "M0-4.8L4.4 3.4H-4.4Z",
     "M0-5L5 0L0 5L-5 0Z", "M0 4.8L4.4-3.4H-4.4Z", "M-1.5-4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5V-1.5H-1.5Z",
@@ -45,6 +46,7 @@
 
   function frame(host, xs, ys, xTicks, yTicks, xLabel, yLabel) {
     host.replaceChildren();
+    W = Math.max(LEAST, Math.min(MOST, host.clientWidth || MOST));
     const root = svg(host, "svg", { viewBox: `0 0 ${W} ${H}`, "aria-hidden": "true" });
     const x = scale(xs, LEFT, W - RIGHT), y = scale(ys, H - BOTTOM, TOP);
     for (const [at, label] of yTicks) {
@@ -52,8 +54,11 @@
       svg(root, "line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: y(at), y2: y(at) });
       svg(root, "text", { x: LEFT - 6, y: y(at) + 4, "text-anchor": "end" }, label);
     }
+    let end = 0;  // of the last label
     for (const [at, label] of xTicks) {
-      if (at < xs[0] || at > xs[1]) continue;
+      const half = label.length * LETTER / 2;
+      if (at < xs[0] || at > xs[1] || x(at) - half < end) continue;
+      end = x(at) + half;
       svg(root, "line", { class: "axis", x1: x(at), x2: x(at), y1: H - BOTTOM, y2: H - BOTTOM + 4 });
       svg(root, "text", { x: x(at), y: H - BOTTOM + 16, "text-anchor": "middle" }, label);
     }
@@ -290,6 +295,8 @@
   document.getElementById("controls")?.addEventListener("change", drawAll);
   document.getElementById("controls")?.addEventListener("submit", (event) => event.preventDefault());
   document.querySelectorAll("details.all").forEach((details) => details.addEventListener("toggle", () => details.open && fill(details)));
+  let width = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });
   drawAll();
   showRecord();
 })();
