@@ -239,7 +239,7 @@ def test_what_the_l2_holds_need_not_come_from_memory() -> None:
 
 
 def test_an_unknown_card_has_no_roof_and_says_so() -> None:
-    card = H200.model_copy(update={"capability": "99.0", "max_memory_mhz": 0})
+    card = H200.model_copy(update={"name": "a card", "capability": "99.0", "max_memory_mhz": 0})
     document = report.report(store_of(steady((64, 64, 64), 1.0, 2.0), environment=card), [])
     assert any("roofline is incomplete" in words for words in section(document, "measured-1").alerts)
     assert "not known" in document.markdown()
