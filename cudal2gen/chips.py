@@ -152,7 +152,8 @@ GPUS: dict[str, Chip] = {
     ),
 }  # fmt: skip
 
-OTHER_MODEL, OTHER_CAPABILITY = 0.1, 4.0  # octaves, see distance
+# Octaves, see distance.
+OTHER_MODEL, OTHER_CAPABILITY, FURTHER_STAND_IN, WITHOUT_WGMMA = 0.1, 1.0, 0.5, 4.0
 
 # Words in the names of a model's slower or cut-down relatives, such as "H100 PCIe": these are other GPUs.
 VARIANTS = frozenset({"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig", "3e"})
@@ -173,15 +174,18 @@ def distance(gpu: str, other: str) -> float:
 
     Models of one capability run the same code; with half the SMs each has twice the work, as with a problem twice the
     size, so the ratio of SMs counts like one of sizes, and a little more so that a model's own records come first.
-    Another capability has other instructions, shared memory and rates, which matter more than sizes: records of the
-    first stand-in are 4 octaves away (as of a size a sixteenth), those of each further one 4 more.
+    Another capability has other shared memory and rates, to which tiles and stages are fitted: its records are an
+    octave away where it is the GPU's first stand-in, and half an octave more for each that is before it. Where they
+    lack wgmma, which the GPU has, they lose a third of its rate and come after all but the most distant own sizes.
     """
     if gpu == other:
         return 0.0
     if related(gpu, other):
         return OTHER_MODEL + abs(math.log2(GPUS[gpu].sms / GPUS[other].sms))
     order = GPUS[gpu].stand_ins if gpu in GPUS else ()
-    return OTHER_CAPABILITY * (1 + (order.index(other) if other in order else len(order)))
+    place = order.index(other) if other in order else len(order)
+    lost = gpu in GPUS and GPUS[gpu].capability.has_wgmma
+    return OTHER_CAPABILITY + FURTHER_STAND_IN * place + (WITHOUT_WGMMA if lost else 0.0)
 
 
 def related(gpu: str, other: str) -> bool:

@@ -97,7 +97,7 @@ def _table(selection: Selection, directory: Path | None, result_files: Sequence[
     records = {record.problem: record for record in choice.measured_records(match.record.problem, measured)}
     records[match.record.problem] = match.record
     table = choice.tabulate(selection.gpu, list(records.values()), measured)
-    return table, f"no pack; the catalog and what was measured of {len(table.rows)} problems", match.note
+    return table, f"no pack; the catalog, {len(table.rows)} problems measured", match.note
 
 
 @verb(app, "pack")
