@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,17 +21,23 @@ def marked(name: object) -> dict[str, str]:
     return os.environ | {MARK: str(name)}
 
 
-def alive(name: object) -> list[str]:
-    """The command lines of the processes with that mark that have not ended."""
+def alive(name: object) -> dict[int, str]:
+    """The processes with that mark that have not ended, and their command lines."""
     variable = f"{MARK}={name}".encode()
-    commands = []
+    commands = {}
     for entry in Path("/proc").iterdir():
-        try:
+        with suppress(OSError):
             if entry.name.isdecimal() and variable in (entry / "environ").read_bytes().split(b"\0"):
-                commands.append((entry / "cmdline").read_text(errors="replace").replace("\0", " "))
-        except OSError:
-            continue
+                command = (entry / "cmdline").read_text(errors="replace")
+                commands[int(entry.name)] = command.replace("\0", " ")
     return commands
+
+
+def kill(name: object) -> None:
+    """Ends what a failed test leaves behind."""
+    for pid in alive(name):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> float:

@@ -59,6 +59,7 @@ def contents(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_prebuilt_kernels_are_found_without_their_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = tmp_path / "toolchain.json"
     here = toolchain.discover()
@@ -137,6 +138,7 @@ def test_a_batch_gives_what_single_builds_give(tmp_path: Path) -> None:
             assert (single.directory / name).read_bytes() == (batched.directory / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_no_path_and_no_time_enters_the_files(tmp_path: Path) -> None:
     artifact = compiler.build(RECORDS[:1], build_dir=tmp_path)[0]
     for name in FILES - {"kernel.cubin"}:
@@ -145,6 +147,7 @@ def test_no_path_and_no_time_enters_the_files(tmp_path: Path) -> None:
     assert '.file\t1 "kernel.cu"' in artifact.ptx.read_text()
 
 
+@pytest.mark.slow
 def test_line_information_points_into_the_kernels_own_text(tmp_path: Path) -> None:
     artifact = compiler.build([RECORDS[2]], build_dir=tmp_path)[0]
     source = artifact.source.read_text().splitlines()
@@ -179,6 +182,7 @@ def test_processes_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counti
     assert (tmp_path / "calls").read_text().splitlines() == ["call"]
 
 
+@pytest.mark.slow
 def test_threads_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counting_nvcc: Path) -> None:
     tools = toolchain.discover(counting_nvcc)
     built: list[Artifact] = []
@@ -197,6 +201,7 @@ def test_threads_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counting
     assert (tmp_path / "calls").read_text().splitlines() == ["call"]
 
 
+@pytest.mark.slow
 def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path: Path, counting_nvcc: Path) -> None:
     build_dir = tmp_path / "build"
     victim = start(build_dir, counting_nvcc)
@@ -330,7 +335,7 @@ def test_a_build_that_ends_takes_its_compilers_along(
     command = [sys.executable, "-m", "cudal2gen", "--build-dir", str(tmp_path / "b"), "build", "--mnk", "64_64_64"]
     victim = subprocess.Popen([*command, "--nvcc", str(counting_nvcc)], env=processes.marked(tmp_path))
     processes.until((tmp_path / "calls").exists)
-    assert any("ninja" in line for line in processes.alive(tmp_path))
+    assert any("ninja" in line for line in processes.alive(tmp_path).values())
     victim.send_signal(number)
     processes.until(lambda: not processes.alive(tmp_path), processes.END_S)
     if number == signal.SIGKILL:
@@ -339,6 +344,7 @@ def test_a_build_that_ends_takes_its_compilers_along(
     assert contents(tmp_path / "b") == {".lock"}
 
 
+@pytest.mark.slow
 def test_a_compiler_that_is_killed_costs_its_own_kernel_only(tmp_path: Path, counting_nvcc: Path) -> None:
     """By itself, or, as nvcc reports it, the program that nvcc runs."""
     victim, reported, other = RECORDS[:3]
@@ -421,6 +427,7 @@ def test_what_ptxas_calls_a_loss_is_a_finding(line: str, finding: str) -> None:
     assert compiler.parse_ptxas(log, "sm_90a").findings == [f"is slow, says ptxas: {finding}"]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_spills_is_found() -> None:
     record = multistage(bm=256, bn=128, acc="f32", min_blocks=1, stages=2, **STRAIGHT, bk=32)
     assert compiler.build([record])[0].ptxas.findings

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,9 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield Place(tmp_path)
+    processes.kill(tmp_path)
 
 
 @pytest.mark.slow
@@ -63,7 +65,7 @@ def test_a_terminated_validate_goes_on_where_it_was(place: Place) -> None:
     errors = place.end(first, signal.SIGTERM)
     stored = place.rows("verdicts")
     assert 0 < stored < len(BUILT_AHEAD)
-    assert errors == f"note: {stored} of 4 verdicts are stored; with --changed the same command continues\n"
+    assert errors == "note: interrupted; finished verdicts are stored, and the same command with --changed continues\n"
     output, errors = place.start("validate", "--all", "--changed", "--jobs", "1").communicate()
     assert re.match(rf"4 records, {4 - stored} kernels executed in \d+ cases, {stored} had a verdict", output), errors
     assert place.rows("verdicts") == len(BUILT_AHEAD)
@@ -92,6 +94,7 @@ def test_a_worker_that_is_killed_is_the_failure_of_its_kernel(place: Place) -> N
     assert (process.returncode, place.rows("verdicts")) == (1, 3)
 
 
+@pytest.mark.slow
 def test_verdicts_are_looked_up_before_anything_is_compiled(place: Place, tmp_path: Path) -> None:
     output, errors = place.start("validate", "--mnk", "64_64_64").communicate()
     assert output.endswith(": 1 right, 0 wrong\n"), errors
@@ -106,8 +109,8 @@ def test_what_a_killed_search_measures_and_compiles_dies_with_it(place: Place) -
     pytest.importorskip("torch")
     arguments = ("--mnk", "64_64_64", "--gpu", "h200", "--acc", "f32", "--proposers", "random")
     process = place.start("--build-dir", str(place.mark / "build"), "tune", *arguments, variables=REHEARSAL)
-    until(lambda: any("process_tree" in line for line in processes.alive(place.mark)))
-    assert any("spawn_main" in line for line in processes.alive(place.mark)), "which compiles"
+    until(lambda: any("process_tree" in line for line in processes.alive(place.mark).values()))
+    assert any("spawn_main" in line for line in processes.alive(place.mark).values()), "which compiles"
     place.end(process, signal.SIGKILL)
 
 
@@ -130,6 +133,27 @@ def test_a_terminated_benchmark_keeps_what_it_measured(place: Place) -> None:
     until(lambda: place.rows("measurements") > 1)
     place.end(process, signal.SIGTERM)
     assert place.rows("measurements") > 1
+
+
+# Locks a mutex twice and so waits for itself, in C, where no signal is handled.
+STUCK = """
+import ctypes
+from cudal2gen.cli import signals
+signals.handle()
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+print("locked", flush=True)
+libc.pthread_mutex_lock(mutex)
+"""
+
+
+def test_a_call_that_never_returns_is_ended_too(place: Place) -> None:
+    environment = processes.marked(place.mark)
+    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    process.terminate()
+    assert process.wait(processes.END_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("interruption", [SystemExit(143), KeyboardInterrupt()])

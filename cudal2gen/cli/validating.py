@@ -205,7 +205,7 @@ def _stored(judgements: Iterator[Verdict | Lost], total: int) -> list[Verdict]:
                 if show:
                     show(done, total)
     except SystemExit:
-        note(f"{len(verdicts)} of {total} verdicts are stored; with --changed the same command continues")
+        note("interrupted; finished verdicts are stored, and the same command with --changed continues")
         raise
     return verdicts
 
