@@ -227,10 +227,13 @@ class MBarriers:
             bar = self.find(row, offset, lanes, site)
             if bar is None:
                 continue
-            if self.hazards:
-                # Released with the group's first arrival: a phase that another lane completes must carry it.
-                self._release(bar, lanes, order)
-            for lane in lanes:
+            # Released with the group's first arrival: a phase that another lane completes must carry it. Where more
+            # arrive than it lacks, the rest releases to the next phase.
+            total = count * len(lanes) if isinstance(count, int) else int(count[lanes].astype(np.int64).sum())
+            parts = 1 if total <= bar.pending else len(lanes)
+            for i, lane in enumerate(lanes):
+                if self.hazards and i < parts:
+                    self._release(bar, lanes if parts == 1 else lanes[i : i + 1], order)
                 states[lane] = bar.phase
                 if expected is not None:
                     self._add_bytes(bar, int(expected[lane]), lanes, site)
