@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from cudal2gen.kernel import FAMILIES, Problem
 
 
 def pages(checkout: Path) -> list[Path]:
-    return [*sorted((checkout / "docs").glob("*.md")), checkout / "CONTRIBUTING.md", checkout / "CHANGELOG.md"]
+    return [*sorted((checkout / "docs").rglob("*.md")), checkout / "CONTRIBUTING.md", checkout / "CHANGELOG.md"]
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +32,40 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_reference_has_what_users_call(site: Path) -> None:
-    text = (site / "reference" / "index.html").read_text()
-    for name in (
-        "operators.matmul",
-        "operators.patch",
-        "kernel.Sm90Wgmma",
-        "compiler.build",
-        "bench.protocols.measure",
+    for page, name in (
+        ("operators", "operators.matmul"),
+        ("operators", "operators.patch"),
+        ("kernel", "kernel.Sm90Wgmma"),
+        ("building", "compiler.build"),
+        ("grid", "grid.fit"),
+        ("measurements", "bench.protocols.measure"),
     ):
+        text = (site / "reference" / page / "index.html").read_text()
         assert f'id="cudal2gen.{name}"' in text, name
+
+
+def test_every_command_has_a_section_with_its_options(site: Path) -> None:
+    page = (site / "commands" / "index.html").read_text()
+    for verb, options in commands().items():
+        (section,) = re.findall(rf'<h2 id="{verb}">(.*?)(?:<h2|</article>)', page, re.DOTALL)
+        rows = re.findall(
+            r"<td>((?:<code>[\w-]+</code>(?:, )?)+)</td>\s*<td>.*?</td>\s*<td>.*?</td>\s*<td>(.*?)</td>", section
+        )
+        documented = {name for names, _ in rows for name in re.findall(r"<code>(.*?)</code>", names)}
+        expected = {name if name.startswith("-") else name.upper() for name in options - {"--help", "-h"}}
+        assert documented == expected, verb
+        assert all(meaning for _, meaning in rows), verb
+    (section,) = re.findall(r'<h2 id="defaults-that-differ">(.*?)</article>', page, re.DOTALL)
+    text = " ".join(re.sub("<.*?>", " ", section).split())
+    assert "--acc f32 tune-model" in text
+    assert "--gpu any list, bench, report" in text
+
+
+def test_the_first_diagram_is_not_cut(checkout: Path) -> None:
+    first = re.findall(r"```\n(.*?)```", (checkout / "docs" / "index.md").read_text(), re.DOTALL)[0]
+    assert max(map(len, first.splitlines())) <= 60, (
+        "columns that fit beside the navigation, and on a phone by one swipe"
+    )
 
 
 def test_every_field_of_a_record_has_a_row_with_its_description(site: Path) -> None:
@@ -99,9 +125,10 @@ def test_files_that_are_named_exist(checkout: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_python_of_the_guide_runs(checkout: Path) -> None:
+def test_the_python_of_the_guide_runs(checkout: Path, tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (checkout / "docs" / "edit.md").read_text(), re.DOTALL)
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    variables = os.environ | {"CUDAL2GEN_RESULTS": str(tmp_path)}
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=variables)
     assert [line.split()[-1] for line in process.stdout.splitlines()] == ["True", "True"]
 
 

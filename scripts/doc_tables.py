@@ -1,0 +1,158 @@
+"""A hook of mkdocs. ``<!-- record fields -->`` becomes tables of the record classes' fields, ``<!-- commands -->`` all
+commands with their options and defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from html import escape
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import typer
+from pydantic import BaseModel
+
+from cudal2gen import cli
+from cudal2gen.kernel import FAMILIES, Problem
+
+KINDS = {int: "integer", float: "number", Path: "path"}  # of options without choices or a name for their value
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The page with its tables. mkdocs calls this for every page."""
+    for marker, content in (("<!-- record fields -->", tables), ("<!-- commands -->", commands)):
+        if marker in markdown:
+            markdown = markdown.replace(marker, content())
+    return markdown
+
+
+def tables() -> str:
+    """Markdown: a table of the problem's fields, then one of the decisions of every family."""
+    blocks = ["## Problem", table(Problem, set())]
+    for name, family in FAMILIES.items():
+        blocks += [f"## {name}", cleandoc(family.__doc__ or ""), table(family, {"problem", "family", "origin"})]
+    return "\n\n".join(blocks)
+
+
+def table(model: type[BaseModel], hidden: set[str]) -> str:
+    """Markdown: name, legal values and description of each field of a model but the ``hidden`` ones."""
+    schema = model.model_json_schema()
+    rows = ["| field | values | meaning |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if name not in hidden:
+            values = spelled(schema["properties"][name], schema.get("$defs", {}))
+            rows.append(f"| `{name}` | {plain(values)} | {plain(field.description or '')} |")
+    return "\n".join(rows)
+
+
+def plain(text: str) -> str:
+    """Text that Markdown prints literally inside a table."""
+    return escape(text, quote=False).replace("|", "&#124;").replace("_", "&#95;").replace("*", "&#42;")
+
+
+def spelled(node: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """The values that a JSON schema allows, in words. Rules of a record may forbid more of them."""
+    if "$ref" in node:
+        return spelled(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
+    if "enum" in node or "const" in node:
+        return ", ".join(str(value) for value in node.get("enum", [node.get("const")]))
+    if "anyOf" in node:
+        return " or ".join(dict.fromkeys(spelled(part, definitions) for part in node["anyOf"]))
+    if "properties" in node:
+        parts = [f"{name}: {spelled(part, definitions)}" for name, part in node["properties"].items()]
+        return "{" + "; ".join(parts) + "}"
+    if "prefixItems" in node:
+        return "[" + "; ".join(spelled(part, definitions) for part in node["prefixItems"]) + "]"
+    if "items" in node:
+        return "[] or [" + spelled(node["items"], definitions) + "]"
+    if "minimum" in node or "maximum" in node:
+        return f"{node.get('minimum', '')} to {node.get('maximum', '')}"
+    return {"boolean": "true, false", "string": "text", "null": "null"}.get(node.get("type", ""), "any")
+
+
+def commands() -> str:
+    """Markdown: the program's own options, each verb with a table of its options, and defaults that differ."""
+    program: Any = typer.main.get_command(cli.app)
+    callback = cli.app.registered_callback
+    blocks = ["## Before the verb"]
+    if callback and callback.callback:
+        blocks.append(_options(program, callback.callback))
+    for registered in cli.app.registered_commands:
+        command = program.commands[registered.name]
+        arguments = "".join(f" {parameter.metavar}" for parameter in command.params if not _is_option(parameter))
+        blocks += [f"## {registered.name}", f"    cudal2gen {registered.name}{arguments} [options]"]
+        blocks += [plain(command.help or "")]
+        if registered.callback:
+            blocks.append(_options(command, registered.callback))
+    return "\n\n".join([*blocks, "## Defaults that differ", _differing(program.commands)])
+
+
+def _is_option(parameter: Any) -> bool:
+    return str(parameter.opts[0]).startswith("-")
+
+
+def _options(command: Any, function: Callable[..., Any]) -> str:
+    """Markdown: option, values, default and meaning, a row for each parameter of a command."""
+    hints = {name: parameter.annotation for name, parameter in inspect.signature(function).parameters.items()}
+    if any(isinstance(hint, str) for hint in hints.values()):
+        hints = get_type_hints(function, include_extras=True)
+    rows = ["| option | values | default | meaning |", "|---|---|---|---|"]
+    for parameter in command.params:
+        if parameter.name in hints:
+            spellings = (*parameter.opts, *parameter.secondary_opts) if _is_option(parameter) else (parameter.metavar,)
+            names = ", ".join(f"`{name}`" for name in spellings)
+            values = plain(_values(parameter, hints[parameter.name]))
+            rows.append(f"| {names} | {values} | {plain(_default(parameter))} | {plain(parameter.help or '')} |")
+    return "\n".join(rows)
+
+
+def _values(parameter: Any, hint: object) -> str:
+    """What an option takes: its choices, or the name of a value; nothing for a flag."""
+    kinds = [kind for kind in _kinds(hint) if isinstance(kind, type)]
+    if bool in kinds:
+        return ""
+    if choices := [str(member.value) for kind in kinds if issubclass(kind, Enum) for member in kind]:
+        return ", ".join(choices)
+    literals = [kind for kind in _kinds(hint) if isinstance(kind, str)]
+    return str(
+        parameter.metavar or ", ".join(literals) or next((KINDS[kind] for kind in kinds if kind in KINDS), "text")
+    )
+
+
+def _kinds(hint: object) -> Iterator[object]:
+    """The types and literals within an annotation."""
+    parts = get_args(hint)
+    if hasattr(hint, "__metadata__"):
+        parts = parts[:1]
+    if not parts:
+        yield hint
+    for part in parts:
+        yield from _kinds(part)
+
+
+def _default(parameter: Any) -> str:
+    """A default as a user types it; nothing where there is none."""
+    if parameter.required:
+        return "required"
+    default = parameter.default.value if isinstance(parameter.default, Enum) else parameter.default
+    if default is None or default is False or default in ((), []):
+        return ""
+    return ",".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
+
+
+def _differing(verbs: Mapping[str, Any]) -> str:
+    """Markdown: options whose default depends on the verb."""
+    defaults: dict[str, dict[str, list[str]]] = {}
+    for name, command in verbs.items():
+        for parameter in filter(_is_option, command.params):
+            default = _default(parameter) or "none"
+            defaults.setdefault(parameter.opts[0], {}).setdefault(default, []).append(name)
+    rows = ["| option | default | in |", "|---|---|---|"]
+    for option, verbs_by_default in sorted(defaults.items()):
+        if len(verbs_by_default) > 1:
+            rows += [
+                f"| `{option}` | {plain(default)} | {', '.join(names)} |" for default, names in verbs_by_default.items()
+            ]
+    return "\n".join(rows)
