@@ -185,12 +185,13 @@ PATHS: dict[str, Record] = {
     "wgmma workspace 2x1": ring(**TWO, split_k=2, reduce="workspace", cluster=[2, 1]),
     "wgmma workspace swapped nn": ring(**SWAPPED, split_k=5, reduce="workspace", layout="nn", acc="f16"),
     "wgmma workspace, seventeen slices": ring(split_k=17, reduce="workspace", k=1160),
-    "wgmma stream": ring(stream_k=True),
-    "wgmma stream 2x1 nn": ring(**TWO, stream_k=True, cluster=[2, 1], layout="nn"),
-    "wgmma stream, any n": ring(stream_k=True, epilogue="direct", n=133, bk=128, stages=2),
-    "wgmma stream swapped": ring(**SWAPPED, stream_k=True, layout="nn"),
+    # Odd numbers of tiles: the emulator has two clusters.
+    "wgmma stream": ring(stream_k=True, m=150),
+    "wgmma stream 2x1 nn": ring(**TWO, stream_k=True, cluster=[2, 1], layout="nn", m=150),
+    "wgmma stream, any n": ring(stream_k=True, epilogue="direct", m=150, n=133, bk=128, stages=2),
+    "wgmma stream swapped": ring(**SWAPPED, stream_k=True, layout="nn", m=150),
     "wgmma stream 1x2, four instructions": ring(
-        stream_k=True, bm=128, bn=64, atom_n=32, cluster=[1, 2], registers=[40, 232], consumers=2
+        stream_k=True, bm=128, bn=64, atom_n=32, cluster=[1, 2], registers=[40, 232], consumers=2, m=300, n=264
     ),
     "wgmma cluster split 2": ring(**IN_CLUSTER, split_k=2),
     "wgmma cluster split 4 f16 nn": ring(**IN_CLUSTER, **TWO, split_k=4, acc="f16", layout="nn", bn=64),

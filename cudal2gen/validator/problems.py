@@ -126,7 +126,7 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
     if record.split_k > 1:
         sizes += [(bm, bn, bk * (least + 1)), (bm, bn, bk * least * (stages + 1))]
     if record.shares_last_wave:
-        sizes += [(bm, 5 * bn, above), (5 * bm, bn, above)]
+        sizes += [(bm, 7 * bn, above), (7 * bm, bn, above)]
     if record.predicated:
         sizes += [(2 * bm - 3, 2 * bn - 5, above - 8), (bm + 1, bn + 8, bk * least - 8)]
         # A last k-tile of one vector, wherever in the loop it comes; every remainder of n; edges all over the tile.
