@@ -619,7 +619,7 @@ def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any
     assert done.exit_code == 0, done.output
     assert "1 problems of" in done.stderr
     assert "are not for h200 f32 tn, and left out" in done.stderr
-    assert "h200 f32 tn 17_96_72 takes the record of h200 f32" in done.stderr
+    assert "no record for h200 f32 tn 17_96_72; taking that of" in done.stderr
     assert {measurement.mnk for measurement in stored(tmp_path / "m.jsonl")} == {"17_96_72", "64_64_64"}
     arguments = [
         "explain",
