@@ -50,11 +50,12 @@ browser:
 	  exit 1; \
 	}
 
-# Hundreds of drawn records, compiled and executed, other ones each time; all mutants; the whole library from nothing.
+# Hundreds of drawn records, compiled and executed, other ones each time; all mutants; ten thousand damaged files and
+# command lines; the whole library from nothing.
 thorough: export HYPOTHESIS_PROFILE = thorough
 thorough: .venv/dev
 	$(PYTEST) tests/test_validator.py tests/test_kernel.py tests/test_renderer.py tests/test_mutation.py \
-	  tests/emulator/test_multistage.py
+	  tests/emulator/test_multistage.py tests/test_fuzz_cli.py tests/test_fuzz_data.py
 	$(BIN)/python -m pytest -s tests/test_library.py
 
 # Accepts changed templates: rewrites the golden texts.

@@ -54,7 +54,7 @@ def printable(text: str) -> str:
 def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """The value of a JSON text from outside. ``pairs`` makes objects, as in ``json.loads``. Raises WrongInput."""
     try:
-        return json.loads(text, object_pairs_hook=pairs)
+        return json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=pairs)
     except UserError:
         raise
     except json.JSONDecodeError as error:

@@ -358,8 +358,16 @@ def test_a_full_output_and_an_early_reader_are_no_tracebacks() -> None:
 
 
 def test_damaged_verdicts_are_skipped(tmp_path: Path) -> None:
-    (tmp_path / "verdicts.jsonl").write_bytes(b"\xff\xfe rubbish\n{\n")
-    assert run("show", "--mnk", "64_64_64", env={"CUDAL2GEN_RESULTS": str(tmp_path)}).returncode == 0
+    path = tmp_path / "verdicts.jsonl"
+    path.write_bytes(b"\xff\xfe rubbish\n{\n" + b"[" * 5000 + b"\n" + b"{}\n" * 5)
+    done = run("show", "--mnk", "64_64_64", env={"CUDAL2GEN_RESULTS": str(tmp_path)})
+    assert done.returncode == 0
+    done = run("report", "--results", str(path))
+    notes = done.stderr.splitlines()
+    assert done.returncode == 0
+    assert notes[0] == f"note: {path}:1: not a whole line of JSON, skipped (not JSON: byte 1 is not UTF-8)"
+    assert notes[2] == f"note: {path}:3: not a whole line of JSON, skipped (not JSON: nested too deeply)"
+    assert notes[5:] == [f"note: {path}: 3 more lines skipped"]
 
 
 def processor_seconds(*arguments: str) -> float:
@@ -427,11 +435,34 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
         (["--catalog", "/nowhere/k.jsonl", "list"], "no catalog at /nowhere/k.jsonl"),
         (["edit", "--mnk", "64_64_64"], "nothing to change"),
         (["build", "--all", "--gpu", "any", "--layout", "nn"], "no records for any f16 nn"),
+        (["list", "--gpu", "A10"], "invalid value for '--gpu': 'A10' is not one of 'a100', 'rtx3090'"),
+        (["tune", "--mnk", "64_64_64", "--environment", "mod"], "'mod' is not one of 'gpu', 'replay', 'model'"),
+        (["run", "--mnk", "64_64_64", "--inputs", "bin"], "'bin' is not one of 'binary', 'sparse'"),
+        (["tune-model", ""], "'' names no model: give file.py:callable or module:callable"),
+        (["tune-model", "none.py"], "no file none.py"),
+        (["explain", "--mnk", "64_64_64", "--pack", "/nowhere"], "no pack at /nowhere"),
+        (["--catalog", "/dev", "list"], "cannot read /dev: Is a directory"),
+        (["render", "--mnk", "64_64_64", "--set", f"bm={'9' * 5000}"], "bm="),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
     assert message in error(*arguments)
+
+
+def test_choices_are_taken_in_any_case(own_catalog: dict[str, str]) -> None:
+    lower, upper = (
+        run("list", "--gpu", gpu, "--acc", acc, env=own_catalog) for gpu, acc in (("a100", "f16"), ("A100", "F16"))
+    )
+    assert upper.stdout == lower.stdout != ""
+
+
+def test_a_model_that_ends_the_program_is_one_line(tmp_path: Path) -> None:
+    model = tmp_path / "model.py"
+    model.write_text("import sys\nsys.exit('no\\nmore')\n")
+    assert f"{model} cannot be imported: {model}:2: SystemExit: no" in error("tune-model", str(model))
+    model.write_text("def main(:\n")
+    assert "SyntaxError" in error("tune-model", str(model))
 
 
 def test_a_truncated_catalog_is_named_by_line(own_catalog: dict[str, str]) -> None:

@@ -20,6 +20,7 @@ from cudal2gen import cli, compiler, gpu, places, toolchain, validator
 from cudal2gen.cli import searching, tuning
 from cudal2gen.gpu import GpuError
 from cudal2gen.kernel import FAMILIES
+from cudal2gen.operators import shapes
 from cudal2gen.toolchain import ToolchainError
 from cudal2gen.tuner import campaign, policy, ray_executor
 from tests.fuzzed import TEXTS, check_outcome, examples, run
@@ -126,6 +127,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "import sys\n\ndef main():\n    return None\n\ndef model():\n    raise KeyError('a\\nb')\n\n"
         "def exits():\n    sys.exit(7)\n"
     )
+    shapes.collect(lambda: None)  # imports torch
     return desk
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cudal2gen import catalog, pack, places, report, results
 from cudal2gen.cli.records import _facts
-from cudal2gen.errors import SkippedLine
+from cudal2gen.errors import SkippedLine, WrongInput
 from cudal2gen.kernel import Problem, parse
 from cudal2gen.kernel.launch import Operands
 from cudal2gen.results import Case, Trial, Verdict
@@ -89,6 +89,19 @@ def test_stores(lines: list[bytes], tmp_path: Path) -> None:
     for warning in skipped:
         assert issubclass(warning.category, SkippedLine), warning
         assert str(warning.message).startswith(f"{path}:")
+
+
+@pytest.mark.parametrize(("name", "value"), [("m", 0), ("k", 2**25), ("acc", "f64"), ("timings", [])])
+def test_a_measurement_of_no_problem_is_left_out(name: str, value: object, tmp_path: Path) -> None:
+    path = tmp_path / "store.jsonl"
+    environment, row, *_ = [line for line in STORED if "environment" in line]
+    fields = json.loads(row) | {name: value}
+    path.write_text(f"{environment}\n{json.dumps(fields)}\n")
+    if name == "timings":
+        assert results.measurements(path).measurements[0].contenders == []
+        return
+    with pytest.warns(SkippedLine, match=f"{path}:2: .*{name}="):
+        assert results.measurements(path).measurements == []
 
 
 EXCHANGE = Exchange(
@@ -172,6 +185,28 @@ def test_a_signed_pack_without_a_fact_is_refused(name: str, tmp_path: Path) -> N
     (folder / "pack.json").write_bytes(pack._json(facts))
     with pytest.raises(pack.PackError, match=f"pack.*{name}"):
         pack.open_pack(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "message"),
+    [
+        ("row", "kernel", 3, "names kernel 3 of 3"),
+        ("row", "kernel", -1, "rows.0.*kernel"),
+        ("row", "m", 0, "rows.0.*m=0"),
+        ("row", "us", 0, "rows.0.*us=0"),
+        ("row", "speedup", [1.0], "rows.0.*speedup"),
+        ("kernel", "m", "64", "kernel 0: m="),
+        ("kernel", "bm", [[[]]], "kernel 0: bm="),
+        ("table", "bandwidth_bytes_us", 0, "bandwidth_bytes_us=0"),
+        ("table", "rows", None, "rows=null"),
+    ],
+)
+def test_a_signed_table_is_checked(place: str, name: str, value: object, message: str, tmp_path: Path) -> None:
+    values = table()
+    {"kernel": values["kernels"][0]["record"], "row": values["rows"][0], "table": values}[place][name] = value
+    folder = signed(tmp_path / "pack", json.dumps(values).encode(), machine())
+    with pytest.raises(WrongInput, match=f"{folder / 'table.json'}: .*{message}"):
+        ask(folder)
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../pack/table.json", "a\0b", "", "kernels/../../x"])

@@ -92,7 +92,7 @@ def _print_usage(usage: Any) -> None:
 app = typer.Typer(
     cls=Program,
     help="Half-precision matrix-multiply kernels for NVIDIA GPUs, regenerated from records. "
-    "Exit codes: 0 done, 1 a kernel or a file operation failed, 2 the input is wrong, 3 a tool is missing.",
+    "Exit codes: 0 done, 1 a kernel or a write failed, 2 the input is wrong, 3 a tool is missing.",
     no_args_is_help=True,
     add_completion=False,  # Typer's two options guess the shell; ours are told which
     pretty_exceptions_enable=False,

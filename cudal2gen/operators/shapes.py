@@ -111,7 +111,8 @@ def _cause(error: BaseException) -> str:
     """Where an exception of a model's code was raised, its class and its first line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = next(iter(str(error).splitlines()), "")
-    return f"{last.filename}:{last.lineno}: {type(error).__name__}: {text}"
+    place = "" if last.filename.startswith("<frozen") else f"{last.filename}:{last.lineno}: "
+    return f"{place}{type(error).__name__}: {text}"
 
 
 @contextmanager
