@@ -17,8 +17,11 @@ from cudal2gen.toolchain import find_nvdisasm
 BYTES = 16  # of an instruction
 NO_BARRIER = 7
 
-SECTION = re.compile(r"\s*\.section\s+\.text\.([^\s,\"]+)")
-REGISTERS = re.compile(r"SHI_REGISTERS=(\d+)")
+SECTION = re.compile(
+    r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?"
+)  # any section ends the one before; those of code are named
+END = ".section .end"
+REGISTERS = re.compile(r"EIATTR_REGCOUNT.*?index@\((\S+)\)\s+/\*\w+\*/\s+\.word\s+0x([0-9a-f]+)", re.DOTALL)
 LABEL = re.compile(r"(\.L\w+):")
 CODE = re.compile(
     r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;?\s*\}?\s*/\* 0x([0-9a-f]{16}) \*/"
@@ -93,7 +96,7 @@ class Function:
 
 def disassemble(cubin: Path) -> list[Function]:
     """The functions of a cubin, in its order. Raises ToolchainError without nvdisasm, DisassemblyError for the rest."""
-    command = [str(find_nvdisasm()), "-c", "-hex", "-ndf", str(cubin)]
+    command = [str(find_nvdisasm()), "-hex", "-ndf", str(cubin)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
         raise DisassemblyError(f"{cubin}: {process.stderr.strip() or 'nvdisasm failed'}")
@@ -104,20 +107,19 @@ def disassemble(cubin: Path) -> list[Function]:
 
 
 def _functions(listing: str) -> Iterator[Function]:
+    registers = {name: int(count, 16) for name, count in REGISTERS.findall(listing)}
     name, lines = "", list[str]()
-    for line in listing.splitlines():
+    for line in [*listing.splitlines(), END]:
         if section := SECTION.match(line):
             if name:
-                yield _function(name, lines)
-            name, lines = section.group(1), []
+                yield _function(name, registers.get(name, 0), lines)
+            name, lines = section.group(1) or "", []
         lines.append(line)
-    if name:
-        yield _function(name, lines)
 
 
-def _function(name: str, lines: list[str]) -> Function:
+def _function(name: str, registers: int, lines: list[str]) -> Function:
     """A function from its section's lines: each instruction has two, with the lower and the upper half of its bits."""
-    registers, labels, pending = 0, dict[str, int](), list[str]()
+    labels, pending = dict[str, int](), list[str]()
     rows: list[tuple[re.Match[str], int]] = []
     code: re.Match[str] | None = None
     for line in lines:
@@ -130,8 +132,6 @@ def _function(name: str, lines: list[str]) -> Function:
         elif code is not None and (match := UPPER.match(line)):
             rows.append((code, int(match.group(1), 16)))
             code = None
-        elif match := REGISTERS.search(line):
-            registers = int(match.group(1))
     return Function(name, registers, tuple(_instruction(code, upper, labels) for code, upper in rows))
 
 
