@@ -81,12 +81,13 @@ def main() -> None:
     if options.save:
         options.save.write_text(json.dumps(numbers, indent=0))
     before = json.loads(options.before.read_text()) if options.before else {}
-    page = ["## All records", "", *groups(records, numbers)]
+    page = []
     if options.published:
-        page += ["", "## Beside the published kernels", "", *comparison(records, numbers, before, options.published)]
+        page += ["## Beside the published kernels", "", *comparison(records, numbers, before, options.published), ""]
+    page += ["## All records", "", *groups(records, numbers)]
     text = "\n".join(page) + "\n"
     if options.write:
-        head = options.write.read_text().split("## All records")[0] if options.write.is_file() else ""
+        head = options.write.read_text().split(page[0])[0] if options.write.is_file() else ""
         options.write.write_text(head + text)
     else:
         print(text)
