@@ -55,7 +55,7 @@ def variants(problem: Problem) -> Iterator[Record]:
         except IllegalRecord:
             continue
         tiles.add(tile)
-        if not _idles(record):
+        if not (record.spill_remarks or _idles(record)):
             yield record
 
 
