@@ -38,8 +38,6 @@ MUTATED = [
     "small direct split_k",
     "wgmma pingpong 2x1 nn",
     "wgmma 2x2",
-    "wgmma n80",
-    "once split 2",
 ]
 
 
