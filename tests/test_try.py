@@ -228,6 +228,7 @@ def test_right_kernels_are_ranked_by_measured_time_where_there_is_one() -> None:
     assert grid.ranked([wrong, *rows])[-1] is wrong
 
 
+@pytest.mark.slow
 def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged: Path, tmp_path: Path) -> None:
     lines = (judged / "verdicts.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "verdicts.jsonl").write_text("".join(lines[1:]))
@@ -252,6 +253,7 @@ def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged: Path
     assert len((tmp_path / "verdicts.jsonl").read_text().splitlines()) == 5, "none is made twice"
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_on_a_gpu_right_kernels_are_timed_in_turns(judged: Path, own_catalog: Path) -> None:
     done = run(
@@ -264,6 +266,7 @@ def test_on_a_gpu_right_kernels_are_timed_in_turns(judged: Path, own_catalog: Pa
     assert [row["measured_us"] for row in json.loads(done.stdout)["kernels"]] == [LAUNCH_US, LAUNCH_US]
 
 
+@pytest.mark.slow
 def test_the_best_right_kernel_goes_into_the_catalog(judged: Path, own_catalog: Path) -> None:
     worse = next(candidate.record for candidate in grid.fit(START, CHOICES).candidates if candidate.record.bn == 64)
     catalog.put(worse, own_catalog)
