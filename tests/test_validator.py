@@ -12,6 +12,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -250,6 +251,22 @@ def test_a_records_own_large_problem_runs_in_part(changes: dict[str, Any], libra
     assert case.ctas <= 20
     counters = validator.summary(record, done)
     assert counters["mma_per_k_tile"] == record.warp_m * record.warp_n * record.k_blocks
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn"])
+def test_a_padded_problem_runs_at_its_own_size(layout: str, library: Path) -> None:
+    record = small(m=61, n=45, k=70, padding="pad", layout=layout)
+    shape = validator.own_shape(record)
+    (artifact,) = compiler.build([record])
+    for inputs in ("integers", "special"):
+        case, done = validator.run_case(record, artifact, library, shape, inputs)
+        assert (case.passed, case.m, case.n, case.k) == (True, 61, 45, 70), case.findings
+        assert (done.a.shape, done.b.shape, done.d.shape) == ((61, 128), (45, 128), (61, 45))
+        assert not done.a[:, 70:].any()
+        assert not done.b[:, 70:].any()
+        if inputs == "integers":
+            np.testing.assert_array_equal(done.d, done.a.astype(np.float32) @ done.b.astype(np.float32).T)
+    assert shape in stress_shapes(record)
 
 
 def test_an_fp16_accumulator_in_an_fp32_kernel_is_noticed(library: Path) -> None:

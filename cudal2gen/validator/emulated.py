@@ -32,8 +32,8 @@ SMS = 2
 
 @dataclass(frozen=True)
 class Execution:
-    """What one launch gave: the part of D that was computed, and the operands of that part. ``findings`` are errors,
-    ``remarks`` what else the emulator lists."""
+    """What one launch gave: the part of the problem's D that was computed, and the operands of that part, as long in k
+    as the launch. ``findings`` are errors, ``remarks`` what else the emulator lists."""
 
     a: Array
     b: Array
@@ -60,30 +60,34 @@ class Modes(TypedDict, total=False):
 
 
 class _Matrices:
-    """A problem's matrices in the emulator's memory; only ``rows`` and ``cols`` of D are computed.
+    """A launch's matrices in the emulator's memory; only ``rows`` and ``cols`` of D are computed.
 
-    ``packed``: leading dimensions as a user has them.
+    Where the launch is larger than the problem, the rest of A and B is zero, as a caller pads them. ``packed``: leading
+    dimensions as a user has them.
     """
 
     def __init__(
         self, record: Record, shape: Shape, rows: Array, cols: Array, inputs: str, seed: int, packed: bool
     ) -> None:
-        m, n, k = shape.mnk
+        m, n, k = shape.launched(record)
         lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
         self.memory = emulator.Memory()
-        self.rows, self.cols = rows, cols
+        self._rows, self._cols = rows[rows < shape.m], cols[cols < shape.n]
         self._type = record.element.numpy_dtype
-        self.a, self.b = operands(inputs, len(rows), len(cols), k, np.random.default_rng(seed), record.element)
+        rng = np.random.default_rng(seed)
+        a, b = operands(inputs, len(self._rows), len(self._cols), shape.k, rng, record.element)
+        wide_a, wide_b = _widened(a, len(rows), k), _widened(b, len(cols), k)
+        self.a, self.b = wide_a[: len(self._rows)], wide_b[: len(self._cols)]
         self._d_shape = (m, ldd)
         along_k = np.arange(k)
-        a = self._input("A", (m, lda), rows, along_k, self.a)
+        address_a = self._input("A", (m, lda), rows, along_k, wide_a)
         if record.layout == "tn":
-            ldb, b = ldb_tn, self._input("B", (n, ldb_tn), cols, along_k, self.b)
+            ldb, address_b = ldb_tn, self._input("B", (n, ldb_tn), cols, along_k, wide_b)
         else:
-            ldb, b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, self.b.T)
+            ldb, address_b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, wide_b.T)
         zeros = np.broadcast_to(self._type.type(0), self._d_shape)
         self._d = self.memory.upload(zeros, "output", region=np.s_[:, :n], name="D")
-        self.arguments = (a, lda, b, ldb, self._d.address, ldd, m, n, k)
+        self.arguments = (address_a, lda, address_b, ldb, self._d.address, ldd, m, n, k)
 
     def _input(self, name: str, size: tuple[int, int], rows: Array, cols: Array, values: Array) -> int:
         """The address of an input that has these values in some rows and columns; the rest of those rows is NaN."""
@@ -96,9 +100,9 @@ class _Matrices:
 
     @property
     def d(self) -> Array:
-        """The computed part of D."""
+        """The computed part of the problem's D."""
         whole = self._d.bytes().view(self._type).reshape(self._d_shape)
-        part: Array = whole[np.ix_(self.rows, self.cols)]
+        part: Array = whole[np.ix_(self._rows, self._cols)]
         return part
 
 
@@ -118,7 +122,7 @@ def execute(
 
     ``hazards``, ``counters``, ``adverse``: see ``emulator.Options``.
     """
-    m, n, k = shape.mnk
+    m, n, k = shape.launched(record)
     tiles_m, tiles_n = _executed_tiles(shape, record)
     rows, cols = _extents(tiles_m, record.bm, m), _extents(tiles_n, record.bn, n)
     matrices = _Matrices(record, shape, rows, cols, inputs, seed, packed=counters)
@@ -174,6 +178,11 @@ def _corner_ctas(grid: tuple[int, int, int], tiles_m: list[int], tiles_n: list[i
     return np.array(sorted(numbers | {x_size * y_size * z_size - 1}))
 
 
+def _widened(matrix: Array, rows: int, cols: int) -> Array:
+    """The matrix with zeros below and beside it."""
+    return np.pad(matrix, [(0, rows - matrix.shape[0]), (0, cols - matrix.shape[1])])
+
+
 def _extents(tiles: list[int], tile: int, extent: int) -> Array:
     return np.concatenate([np.arange(i * tile, min((i + 1) * tile, extent)) for i in tiles])
 
@@ -185,7 +194,7 @@ def run_case(
     execution = execute(record, artifact, library, shape, inputs, **modes)
     comparison = Comparison("nothing", 0)
     if execution.ctas:
-        order = record.k_order(shape.k)
+        order = record.k_order(execution.a.shape[1])
         comparison = compare(record.acc, inputs, execution.a, execution.b, execution.d, order)
     compared = comparison.compared + (", warpgroups in adverse order" if modes.get("adverse") else "")
     findings = [*execution.findings, *comparison.findings]

@@ -16,8 +16,9 @@ PADDING = 8  # elements between the rows of a matrix whose leading dimension is 
 
 @dataclass(frozen=True)
 class Shape:
-    """A problem to execute. ``swizzle_stride`` and ``options``: launch options in place of the record's own.
+    """A problem to execute; where its record has the caller pad, the launch is larger and the rest of A and B is zero.
 
+    ``swizzle_stride`` and ``options``: launch options in place of the record's own.
     ``corners``: the corner CTAs of the grid only.
     """
 
@@ -31,6 +32,10 @@ class Shape:
     @property
     def mnk(self) -> tuple[int, int, int]:
         return self.m, self.n, self.k
+
+    def launched(self, record: Record) -> Sizes:
+        """The extents that the kernel is launched with."""
+        return record.padded(Sizes(*self.mnk))
 
     @property
     def launch_options(self) -> dict[str, int]:
@@ -98,10 +103,10 @@ def stress_shapes(record: Record) -> list[Shape]:
     """
     bm, bn, bk = record.bm, record.bn, record.k_step
     sizes = [(m, n, record.baked_k or k) for m, n, k in _stress_sizes(record)]
-    if record.m * record.n * record.k <= SMALL_PROBLEM:
-        sizes.append((record.m, record.n, record.k))
     if record.caller_pads:
         sizes = [record.padded(Sizes(*extents)) for extents in sizes]
+    if record.m * record.n * record.k <= SMALL_PROBLEM:
+        sizes.append((record.m, record.n, record.k))
     legal = [
         (m, n, k)
         for m, n, k in dict.fromkeys(sizes)
@@ -141,7 +146,7 @@ def own_shape(record: Record) -> Shape:
 
     Where CTAs of the grid are not tiles of the problem, a large one shrinks to three tiles in each direction.
     """
-    m, n, k = record.padded(Sizes(record.m, record.n, record.k))
+    m, n, k = record.m, record.n, record.k
     if m * n * k <= SMALL_PROBLEM:
         return Shape(m, n, k)
     if not record.grid_is_tiles:

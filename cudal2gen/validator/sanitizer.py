@@ -59,7 +59,7 @@ class Launch:
 
 def launch_of(record: Record, shape: Shape, directory: Path, library: Path, runtime: Path) -> Launch:
     """One launch of a record's kernel, of matrices that are packed as far as it allows."""
-    m, n, k = shape.mnk
+    m, n, k = shape.launched(record)
     lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed=True)
     rows_b, ldb = (n, ldb_tn) if record.layout == "tn" else (k, ldb_nn)
     sizes = (m, n, k, rows_b, lda, ldb, ldd)
