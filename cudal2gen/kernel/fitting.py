@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from itertools import chain, combinations, count, takewhile
 from typing import Any, NamedTuple
 
+from cudal2gen.chips import GPUS
 from cudal2gen.kernel.fieldset import Fieldset, fieldset, spell
 from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Fields, Origin, Record
@@ -220,8 +221,11 @@ class _Search:
 
     @cached_property
     def candidates(self) -> list[Fields]:
-        """What the family proposes for the problem, flat."""
-        return list(map(self.fieldset.flat, self.fieldset.family.candidates(self.problem)))
+        """What the family proposes for the problem, flat; where that is nothing, what it proposes on a stand-in GPU."""
+        for gpu in (self.problem.gpu, *GPUS[self.problem.gpu].stand_ins):
+            if fields := list(self.fieldset.family.candidates(self.problem.revised(gpu=gpu))):
+                return list(map(self.fieldset.flat, fields))
+        return []
 
     @cached_property
     def values(self) -> dict[str, list[Any]]:
