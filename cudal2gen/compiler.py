@@ -149,9 +149,9 @@ def build(
 ) -> list[Artifact]:
     """Compiled kernels of the records, in their order; reuses complete directories.
 
-    Raises BuildError with nvcc's message for kernels that do not compile (their text stays in ``build/failed``), after
-    the others are built, and ToolchainError without a compiler. A spill or a stack frame raises nothing, see
-    ``Ptxas.findings``. ``progress`` receives the numbers of finished kernels and of all kernels.
+    Raises BuildError with a line for each kernel that does not compile (its text and the compiler's messages stay in
+    ``build/failed``), after the others are built, and ToolchainError without a compiler. A spill or a stack frame
+    raises nothing, see ``Ptxas.findings``. ``progress`` receives the numbers of finished kernels and of all kernels.
     """
     outcomes = attempt(records, build_dir=build_dir, tools=tools, jobs=jobs, progress=progress)
     if failures := dict.fromkeys(str(outcome) for outcome in outcomes if isinstance(outcome, BuildError)):
@@ -209,7 +209,7 @@ def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -
         root.mkdir(parents=True, exist_ok=True)
         with Locks(root) as locks, locks.take(library.parent.name), scratch_folder(root) as scratch:
             if not library.is_file():
-                _compile_launcher(scratch / library.parent.name / library.name, tools)
+                _compile_launcher(scratch / library.parent.name / library.name, root, tools)
                 publish(scratch / library.parent.name, library.parent)
     except OSError as error:
         raise _unwritable(root, error) from error
@@ -224,14 +224,14 @@ def _not_prebuilt(root: Path, tools: Toolchain, names: Sequence[str]) -> Toolcha
     )
 
 
-def _compile_launcher(library: Path, tools: Toolchain) -> None:
+def _compile_launcher(library: Path, root: Path, tools: Toolchain) -> None:
     library.parent.mkdir()
     sources = [str(places.PACKAGE / name) for name in LAUNCHER_SOURCES if name.endswith(".cpp")]
     command = ["g++", *LAUNCHER_FLAGS, f"-I{tools.cuda_include}", *sources, "-o", str(library), "-ldl"]
     with _temporary_files() as variables:
         code, text = process_tree.output(command, environment() | variables)
     if code:
-        raise BuildError(f"the launcher did not compile:\n{text}")
+        raise BuildError(f"the launcher did not compile: {_kept(text.splitlines(), root / 'failed' / 'launcher.log')}")
 
 
 def _unwritable(root: Path, error: OSError) -> BuildError:
@@ -420,7 +420,17 @@ def parse_ptxas(log: str, arch: str) -> Ptxas:
     )
 
 
+def _kept(messages: list[str], path: Path) -> str:
+    """Writes a compiler's messages to a file; the first error of them, and the file, as the rest of a sentence."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(messages) + "\n")
+    errors = [line for line in messages if re.search("error|fatal", line)]
+    first = next(iter([*errors, *messages]), "no message").strip()
+    return f"{first}; all messages are in {path}"
+
+
 def _failure(item: Job, scratch: Path, root: Path) -> str:
+    """Why a kernel did not compile, in a line; its text and the compiler's messages are kept."""
     source = root / "failed" / f"{item.digest}.cu"
     source.parent.mkdir(exist_ok=True)
     source.write_text(item.text)
@@ -433,7 +443,7 @@ def _failure(item: Job, scratch: Path, root: Path) -> str:
     if number := _killed(item, log):
         name = signal.Signals(number).name
         return f"{item.name}: {name} ended its compiler; if memory ran out, build again with fewer --jobs"
-    return f"{item.name} did not compile; its text is kept in {source}\n" + "\n".join(excerpt or log.splitlines()[-20:])
+    return f"{item.name} did not compile: {_kept(excerpt or log.splitlines(), source.with_suffix('.log'))}"
 
 
 def _killed(item: Job, log: str) -> int:

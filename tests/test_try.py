@@ -160,7 +160,7 @@ def test_what_ptxas_refuses_is_a_row_and_the_others_go_on(monkeypatch: pytest.Mo
     for index, fault in enumerate(faults):
         artifact = artifacts[index]
         artifacts[index] = replace(artifact, ptxas=replace(artifact.ptxas, **fault))
-    artifacts[3] = BuildError("k did not compile; its text is kept\nptxas fatal: no")
+    artifacts[3] = BuildError("k did not compile: ptxas fatal: no")
     monkeypatch.setattr(compiler, "attempt", lambda *_, **__: artifacts)
     rows = grid.judged(grid.built(kernels), store=judged / "verdicts.jsonl")
     assert [row.outcome for row in rows] == ["spill", "spill", "slow", "compile error", "right"]

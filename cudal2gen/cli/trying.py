@@ -181,7 +181,7 @@ def _print_reasons(rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal]) -
     """A line for each failure."""
     for row in rows:
         if row.reason:
-            print(f"{row.outcome}: {_edit(row.candidate)}: {' '.join(row.reason.splitlines()[:3])}")
+            print(f"{row.outcome}: {_edit(row.candidate)}: {row.reason}")
     for refusal in refusals:
         print(f"refused: {refusal.edit}: {refusal.reason}")
 
