@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from cudal2gen import catalog
+from cudal2gen.chips import distance
 from cudal2gen.cli.groups import OneOf, verb
 from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import Filter, OneRecord, SeveralRecords
+from cudal2gen.cli.selection import ANY, Filter, OneRecord, SeveralRecords
 from cudal2gen.cli.tables import print_table
 from cudal2gen.files import write
 from cudal2gen.kernel import FAMILIES, Origin, Problem, Record
@@ -38,15 +39,24 @@ def list_records(
     as_json: Json = False,
 ) -> None:
     """List the records of the catalog, one line each."""
+    stored = catalog.load()
     records = [
         record
-        for record in catalog.load()
+        for record in stored
         if selection.admits(record) and family in (None, record.family) and structure in (None, record.origin.structure)
     ]
     for record in records:
         print(catalog.dump(record) if as_json else _line(record))
     if not records:
-        print("no record matches", file=sys.stderr)
+        note(f"no record matches{_stand_in(selection.gpu, {record.gpu for record in stored})}")
+
+
+def _stand_in(gpu: str, lenders: set[str]) -> str:
+    """For a GPU that has no records, the rest of a sentence about those that stand in."""
+    if gpu == ANY or gpu in lenders or not lenders:
+        return ""
+    nearest = min(lenders, key=lambda other: (distance(gpu, other), other))
+    return f": {gpu} has none of its own; those of {nearest} stand in, see 'cudal2gen list --gpu {nearest}'"
 
 
 def _line(record: Record) -> str:

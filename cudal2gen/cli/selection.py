@@ -159,9 +159,10 @@ class Selection:
             kind = replace(self, acc=acc, layout=layout)
             measured = {measurement.problem for measurement in measurements if kind.admits(measurement)}
             try:
-                library = {record.problem: record for record in self._library(acc, layout)}
+                stored = self._library(acc, layout) if self.names_sizes else catalog.library(self.gpu, acc, layout)
             except catalog.CatalogError:
                 continue
+            library = {record.problem: record for record in stored}
             if not self.names_sizes:
                 chosen += [record for problem, record in library.items() if problem in measured]
             else:
