@@ -118,9 +118,11 @@ class Chip(NamedTuple):
 
 
 # Data sheets: NVIDIA's architecture white papers for GA100, GA102, AD102, GH100 and GB202 give SMs, L2, peak rates and
-# bandwidth (RTX 4090: 128 SMs, 72 MiB, 330 TFLOP/s, 1008 GB/s); for the B200 the Blackwell Tuning Guide gives shared
-# memory and L2, the data sheet 2250 TFLOP/s and 7.7 TB/s, the driver 148 SMs and 126.5 MiB. NVIDIA publishes no data
-# sheet of the H20: 78 SMs, 148 TFLOP/s (a quarter of the H100's rate) and 4.0 TB/s are what its sellers state.
+# bandwidth (RTX 4090: 128 SMs, 72 MiB, 1008 GB/s, 330 TFLOP/s with fp16 sums and 165 with fp32 ones). B200: the
+# Blackwell Tuning Guide gives shared memory, the HGX data sheet 2250 TFLOP/s, the driver 148 SMs, an L2 of 126.5 MiB
+# and 7.67 TB/s (7680 bits at 3996 MHz, github.com/pytorch/ao/pull/4002). NVIDIA publishes no data sheet of the H20:
+# 96 GB at 4.0 TB/s, an L2 of 60 MB and 148 TFLOP/s (a quarter of the H100's rate of an SM) are what its sellers state;
+# its 78 SMs are Geekbench's reading of the driver.
 GPUS: dict[str, Chip] = {
     "a100": Chip("A100", CAPABILITIES["8.0"], 108, Rates(1380, 40, 1.7e6, 40 << 20, 0.6, 262), (), "A100_SXM_80GB"),
     "rtx3090": Chip(
