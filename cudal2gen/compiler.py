@@ -35,7 +35,7 @@ from cudal2gen.kernel import Record
 from cudal2gen.renderer import render
 from cudal2gen.toolchain import PREBUILT, Toolchain, ToolchainError, discover, environment
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # is called with how many are done, and how many there are
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")

@@ -11,7 +11,7 @@ next. Builds and verdicts are kept by content, so a second call repeats neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,12 +23,11 @@ from cudal2gen import model, results
 from cudal2gen.kernel import Difference, Edit, IllegalRecord, Record, edit, spell
 
 if TYPE_CHECKING:
-    from cudal2gen.compiler import Artifact
+    from cudal2gen.compiler import Artifact, Progress
     from cudal2gen.gpu import Gpu
     from cudal2gen.results import Timing, Verdict
     from cudal2gen.toolchain import Toolchain
 
-Progress = Callable[[int, int], None]  # is called with how many are done, and how many there are
 # How far a kernel came. "spill" is a stack frame too; "slow" is what ptxas says of wgmma; "too good" of a time.
 Outcome = Literal["no verdict", "right", "compile error", "spill", "slow", "wrong result", "too good"]
 SECONDS = 0.1  # of timing for each kernel

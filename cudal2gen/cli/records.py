@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,13 +18,12 @@ from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, Filter, OneRecord, SeveralRecords
 from cudal2gen.cli.tables import print_table
 from cudal2gen.files import write
-from cudal2gen.kernel import FAMILIES, Origin, Problem, Record
+from cudal2gen.kernel import FAMILIES, STRUCTURES, Problem, Record
 
 if TYPE_CHECKING:
     from cudal2gen.compiler import Artifact
 
 Fact = str | int | float | bool | list[str] | None
-STRUCTURES = get_args(Origin.model_fields["structure"].annotation)
 
 
 @verb(app, "list")

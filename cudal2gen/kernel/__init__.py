@@ -29,6 +29,7 @@ from cudal2gen.kernel.problem import Problem as Problem
 from cudal2gen.kernel.problem import SizeClass as SizeClass
 from cudal2gen.kernel.problem import aligned as aligned
 from cudal2gen.kernel.problem import ceil_div as ceil_div
+from cudal2gen.kernel.record import STRUCTURES as STRUCTURES
 from cudal2gen.kernel.record import Fields as Fields
 from cudal2gen.kernel.record import Origin as Origin
 from cudal2gen.kernel.record import Record as Record

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 from pydantic.fields import FieldInfo
@@ -20,6 +20,8 @@ from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 from cudal2gen.kernel.work import Work
 
 Fields = dict[str, Any]  # names of record fields and their values, as JSON has them
+Structure = Literal["exact", "nearest", "tuned", "modelled"]
+STRUCTURES: tuple[Structure, ...] = get_args(Structure)
 FAMILY = Field(description="kernel family: the template, and what the fields below mean")
 
 
@@ -28,7 +30,7 @@ class Origin(Schema):
 
     source: Annotated[str, Field(description="publication, tuner or model that the decisions come from")]
     structure: Annotated[
-        Literal["exact", "nearest", "tuned", "modelled"],
+        Structure,
         Field(
             description="exact: as published; nearest: of the nearest published; tuned: measured; modelled: by a model"
         ),

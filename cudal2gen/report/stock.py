@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import STRUCTURES, Record
 from cudal2gen.report.tables import Section, Table
 from cudal2gen.results import Verdict
 
-ORIGINS = ("exact", "nearest", "tuned", "modelled")
 BY_NAME = (
     "Verdicts are matched by the kernel's name. One whose text has changed since keeps its name: "
     "'cudal2gen validate --changed' executes those."
@@ -47,7 +46,7 @@ def section(records: Sequence[Record], stock: Stock, predicate: Callable[[Record
         (
             Table(
                 "The catalog's records by GPU and origin, their distinct kernels, and the verdicts on these",
-                ("records", *ORIGINS, "kernels", "right", "wrong", "without a verdict"),
+                ("records", *STRUCTURES, "kernels", "right", "wrong", "without a verdict"),
                 tuple(rows),
             ),
             Table("Verdicts by place of execution", ("executed on", "right", "wrong"), tuple(verdicts)),
@@ -60,7 +59,7 @@ def _row(group: Sequence[Record], right: set[str], wrong: set[str]) -> tuple[str
     origins: Counter[str] = Counter(record.origin.structure for record in group)
     names = {record.name for record in group}
     counts = (
-        *(origins[origin] for origin in ORIGINS),
+        *(origins[origin] for origin in STRUCTURES),
         len(names),
         len(names & right),
         len(names & wrong),
