@@ -13,12 +13,17 @@ from typing import Any
 from cudal2gen import catalog, validator
 from cudal2gen.compiler import Artifact
 from cudal2gen.emulator import Mutant, mutants
-from cudal2gen.kernel import Sm90Small, Sm90Wgmma
+from cudal2gen.kernel import Sm80Multistage, Sm90Small, Sm90Wgmma, ceil_div
+from cudal2gen.kernel.smem_tiles import VECTOR
 
 HOPPER = (Sm90Wgmma, Sm90Small)
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
+ZERO_FILL = "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"
 ASYNCHRONOUS = re.compile(r"narrow|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
 MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)")
+# A copy's inline assembly has a predicate of its own, set from a register by the line before the copy.
+ACTIVE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")
+ZERO_FILLED = re.compile(r"\], 16, %r\d+;")
 
 
 def candidates(record: catalog.Record, ptx: str) -> list[Mutant]:
@@ -56,7 +61,7 @@ def _passes(record: catalog.Record, artifact: Artifact, library: Path, shape: va
     return all(case.passed and not any(remark.startswith("lint") for remark in case.remarks) for case in cases)
 
 
-def equivalence(mutant: Mutant, ptx: str) -> str | None:
+def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
     """Why a mutant behaves as the kernel does on all that the launcher lets through; None where no proof is known."""
     lines = [line.strip() for line in ptx.splitlines()]
     at = mutant.line - 1
@@ -81,6 +86,8 @@ def equivalence(mutant: Mutant, ptx: str) -> str | None:
         )
     if mutant.kind not in ("compare", "never", "unguard"):
         return None
+    if mutant.kind == "unguard" and (active := ACTIVE.match(lines[at - 1])):
+        return _unguarded_copy(record, lines, at, active.group(1))
     compared = _comparison(lines, at)
     if re.match(r"setp\.(lt|gt|ge)\.s32\s+%p\d+, %r\d+, [01];", compared) and _derives_from_k(lines, compared):
         return "the launcher refuses k < 1, so the branch for no k-tiles is never taken"
@@ -92,10 +99,9 @@ def equivalence(mutant: Mutant, ptx: str) -> str | None:
     if compared.startswith("setp.ge.s32") and "atom.global" in ptx and any("mma.sync" in line for line in skipped):
         return NO_EMPTY_SLICE
     copies = [line for line in skipped if "cp.async.cg" in line]
-    if copies and all(re.search(r"\], 16, %r\d+;", line) for line in copies):
-        return (
-            "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"
-        )
+    copies += _switched(lines, at) if mutant.kind == "compare" else []
+    if copies and all(ZERO_FILLED.search(line) for line in copies):
+        return ZERO_FILL
     if _leads_to_elements(lines, at):
         return "the path element by element stores what the vector path stores"
     return None
@@ -146,6 +152,53 @@ def _skipped(lines: list[str], at: int) -> list[str]:
             label = branch.group(1) + ":"
             return lines[i + 1 : lines.index(label)] if label in lines[i:] else []
     return []
+
+
+def _switched(lines: list[str], at: int) -> list[str]:
+    """The copies whose predicate is the result of the comparison at a line."""
+    result = lines[at].split(",")[0].split()[-1]
+    switch = next((line for line in lines[at:] if re.match(rf"selp\.u32\s+%r\d+, 1, 0, {result};", line)), "")
+    register = switch.split(",")[0].split()[-1] if switch else None
+    return [lines[i + 1] for i, line in enumerate(lines) if (m := ACTIVE.match(line)) and m.group(1) == register]
+
+
+def _unguarded_copy(record: catalog.Record, lines: list[str], at: int, active: str) -> str | None:
+    """Why a copy does the same without its predicate, which is whether register ``active`` is not zero."""
+    value = _definition(lines, lines[at - 1], active)
+    if re.match(r"mov\.u32\s+%r\d+, 1;", value):
+        return "the predicate is the constant 1"
+    compared = _definition(lines, value, value.rstrip(";").split(",")[-1].strip())
+    if re.match(r"setp\.gt\.s32\s+%p\d+, %r\d+, 0;", compared):
+        if _derives_from_k(lines, compared):
+            return "the launcher refuses k < 1, so the first k-tile is always copied"
+        if "atom.global" in "\n".join(lines):
+            return NO_EMPTY_SLICE
+    if ZERO_FILLED.search(lines[at]):
+        return ZERO_FILL
+    if isinstance(record, Sm80Multistage) and _rows_follow(record, lines, at):
+        return "beyond the last k-tile, a copy of rows that others of the tile follow reads the matrix, for nobody"
+    return None
+
+
+def _rows_follow(record: Sm80Multistage, lines: list[str], at: int) -> bool:
+    """Whether a copy is not of its tile's last rows, which alone read beyond the matrix: copies go row by row, A first.
+
+    Rows of B in layout nn lie along k, so those of a k-tile that does not exist are all beyond the matrix.
+    """
+    rows = [ceil_div(tile, record.threads // cols) for tile, cols in _copied(record)]
+    across = [record.bk // VECTOR // cols for _, cols in _copied(record)]
+    group = [i + 1 for i, line in enumerate(lines) if line == lines[at - 1]]
+    of_a = rows[0] * across[0]
+    place = group.index(at)
+    if place < of_a:
+        return place // across[0] < rows[0] - 1
+    complete = len(group) == of_a + rows[1] * across[1]
+    return record.layout == "tn" and complete and (place - of_a) // across[1] < rows[1] - 1
+
+
+def _copied(record: Sm80Multistage) -> list[tuple[int, int]]:
+    """Rows of a tile, and threads along a row in a copy, of A and of B."""
+    return [(record.bm, record.copy_cols_a), (record.bn, record.copy_cols_b)]
 
 
 def _leads_to_elements(lines: list[str], at: int) -> bool:

@@ -59,7 +59,7 @@ def test_every_mutant_is_noticed_or_equivalent(name: str, library: Path) -> None
     executed = drawn_by(lambda mutant: mutant.kind, mutants, 3)
     reasons, unexplained = Counter[str](), []
     for mutant in survivors(record, artifact, library, executed):
-        if (reason := equivalence(mutant, ptx)) is not None:
+        if (reason := equivalence(record, mutant, ptx)) is not None:
             reasons[reason] += 1
         else:
             unexplained.append(f"{mutant.name}: {ptx.splitlines()[mutant.line - 1].strip()}")
