@@ -19,7 +19,7 @@ from cudal2gen.kernel.smem_tiles import VECTOR
 HOPPER = (Sm90Wgmma, Sm90Small)
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
 ZERO_FILL = "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"
-ASYNCHRONOUS = re.compile(r"narrow|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
+ASYNCHRONOUS = re.compile(r"narrow|relax|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
 MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)")
 # A copy's inline assembly has a predicate of its own, set from a register by the line before the copy.
 ACTIVE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")
@@ -80,10 +80,6 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
         return "every wait is a wait_all, which waits for copies that no group holds, too"
     if mutant.kind == "drop" and lines[at].startswith("bar.sync") and _only_the_vote_since_a_barrier(lines, at):
         return "since the reduction's last barrier, shared memory was touched to read the vote only"
-    if mutant.kind in ("drop", "narrow") and lines[at].startswith("membar") and _read_through_l2(following):
-        return (
-            "behind the barrier that follows the atomic, what is read is read from L2 (.cg), where it was made visible"
-        )
     if mutant.kind not in ("compare", "never", "unguard"):
         return None
     if mutant.kind == "unguard" and (active := ACTIVE.match(lines[at - 1])):
@@ -222,9 +218,3 @@ def _only_the_vote_since_a_barrier(lines: list[str], at: int) -> bool:
     earlier = max((i for i in range(at) if lines[i].startswith("bar.sync")), default=at)
     touched = [line for line in lines[earlier:at] if ".shared" in line]
     return all(line.startswith("ld.shared.u8") for line in touched) and any("last" in line for line in touched)
-
-
-def _read_through_l2(following: list[str]) -> bool:
-    """Whether the next global accesses are loads that bypass the L1 cache."""
-    accesses = [line for line in following if re.match(r"(ld|st|atom)\.global", line)]
-    return bool(accesses) and accesses[0].startswith("ld.global.cg")

@@ -250,6 +250,7 @@ def replaced(pattern: str, new: str) -> Callable[[str], str]:
 
 MUTANTS: dict[str, Callable[[str], str]] = {
     "without waiting": replaced(r"ld\.acquire\.gpu\.global\.u32 (%\w+), \[[^\]]*\];", r"mov.b32 \1, -1;"),
+    "a wait that acquires nothing": replaced(r"ld\.acquire\.gpu", "ld.relaxed.gpu"),
     "an arrival that releases nothing": replaced(r"red\.release\.gpu", "red.relaxed.gpu"),
     "an arrival too many": replaced(r"(red\.release\S* \[[^\]]*\]), 1;", r"\1, 2;"),
     "an arrival of another tile": replaced(r"(red\.release\S* \[%\w+)\]", r"\1+4]"),

@@ -97,7 +97,7 @@ HANDED_OVER = """
   st.global.u32 [%q], 5; {before} {set}
   bra done;
 again: {poll} setp.eq.u32 %P, %w, 0; @%P bra again; {after}
-  ld.global.u32 %w, [%q]; st.global.u32 [%q+4], %w;
+  {read} st.global.u32 [%q+4], %w;
 done:"""
 SET, POLL = "st.relaxed.{}.global.u32 [%p], 1;", "ld.relaxed.{}.global.u32 %w, [%p];"
 
@@ -110,7 +110,7 @@ def handed_over(cluster: int = 1, **parts: str) -> set[str]:
     flag.written[:] = 1
     out = memory.upload(np.zeros(2, np.uint32), "inout")
     body = HANDED_OVER
-    for name, text in parts.items():
+    for name, text in ({"read": "ld.global.u32 %w, [%q];"} | parts).items():
         body = body.replace("{" + name + "}", text)
     settings: dict[str, Any] = {"grid": 2, "cluster": cluster, "check_outputs": False}
     result = launch(entry(body), [flag, out], memory, **settings)
@@ -145,6 +145,17 @@ def test_release_and_acquire_between_ctas(scope: str, wrong: bool) -> None:
     assert reported == ({"global-race"} if wrong else set())
     exchanged = f"atom.release.{scope}.global.exch.b32 %x0, [%p], 1;"
     assert handed_over(**parts, set=exchanged, poll=acquire) == ({"global-race"} if wrong else set())
+
+
+@pytest.mark.parametrize(
+    ("read", "wrong"), [("ld.global.cg", True), ("ld.global.cv", True), ("ld.relaxed.gpu.global", False)]
+)
+@pytest.mark.parametrize("order", ["relaxed", "acquire"])
+def test_cache_operators_are_hints(read: str, wrong: bool, order: str) -> None:
+    """What a flag was read for is in order behind an acquiring read; .cg does not stand in for it."""
+    release, poll = "st.release.gpu.global.u32 [%p], 1;", f"ld.{order}.gpu.global.u32 %w, [%p];"
+    reported = handed_over(before="", after="", set=release, poll=poll, read=f"{read}.u32 %w, [%q];")
+    assert reported == ({"global-race"} if order == "relaxed" and wrong else set())
 
 
 def test_a_release_covers_its_own_flag_only() -> None:

@@ -125,6 +125,14 @@ def narrow(s: Statement) -> Iterator[Change]:
     yield s.become("narrow", f"{head}.{'.'.join(parts)}{' ' + operands if operands else ';'}")
 
 
+def relax(s: Statement) -> Iterator[Change]:
+    """An access that no longer acquires or releases."""
+    head, space, operands = s.text.partition(" ")
+    relaxed = re.sub(r"\.(acq_rel|acquire|release)(?=\.|$)", ".relaxed", head)
+    if relaxed != head:
+        yield s.become("relax", f"{relaxed}{space}{operands}")
+
+
 def swap(s: Statement) -> Iterator[Change]:
     """Changes places with the next instruction, unless that branches or commits a group."""
     other = Statement.of(s.source, s.body, s.index + 1)

@@ -88,9 +88,11 @@ class MBarriers:
         self.clocks, self.peers, self.shared, self.copies = clocks, peers, shared, copies
         self.hazards = batch.launch.options.hazards
         self.bars: dict[tuple[int, int], MBarrier] = {}
-        # Per lane: the result of its last try_wait, and whether that ended by its time limit, in an adverse order.
+        # Per lane: the result of its last try_wait, and whether that ended by its time limit.
         self.results: Array = np.zeros(batch.size, bool)
         self.timed_out: Array = np.zeros(batch.size, bool)
+        # By site: the lanes to which the time limit has come there.
+        self.limited: dict[int, Array] = {}
         # Per lane: the scope of its last try_wait, and whether that acquires.
         self.orders: Array = np.zeros(batch.size, np.int64)
         # Something has happened since sleepers were last woken by their time limit.
@@ -364,12 +366,12 @@ class MBarriers:
                 self.shared.learn(lanes, scope, clock)
 
     def try_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, resume: int, site: int) -> Step:
-        """mbarrier.try_wait: lanes whose phase is not complete sleep; in an adverse order only when they try again.
-        ``order``: its scope, and whether it acquires."""
+        """mbarrier.try_wait: lanes whose phase is not complete sleep; only when they try again if they have never
+        waited here, or in an adverse order. ``order``: its scope, and whether it acquires."""
         batch = self.batch
         self.orders[batch.lanes(m)] = order
         if self.launch.counters is not None:
-            waiting = batch.running(m).reshape(-1, 32).any(axis=1)
+            waiting = (batch.running(m) & ~self.timed_out).reshape(-1, 32).any(axis=1)
             self.launch.counters.mbarrier_waits += int(waiting.sum())
         asleep = None
         for row, offset, phase, lanes in self._groups(address, m, site, token & 1 if parity else token):
@@ -380,7 +382,7 @@ class MBarriers:
                 if bar is not None and bar.phase:
                     self._acquire(bar, lanes, order)
                 continue
-            if self.launch.options.adverse and not self.timed_out[lanes].all():
+            if self._reaches_limit(lanes, site):
                 self.results[lanes] = False
                 self.timed_out[lanes] = True
                 continue
@@ -397,6 +399,13 @@ class MBarriers:
         if awake.any():
             return self.scheduler.next(resume, awake)
         return self.scheduler.pick()
+
+    def _reaches_limit(self, lanes: Array, site: int) -> bool:
+        """Whether the time limit ends a wait of lanes: never twice in a row."""
+        limited = self.limited.setdefault(site, np.zeros(self.batch.size, bool))
+        due = self.launch.options.adverse or not limited[lanes].all()
+        limited[lanes] = True
+        return due and not bool(self.timed_out[lanes].all())
 
     def test_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, site: int) -> Array:
         """mbarrier.test_wait: is the phase complete now? (bool per lane)"""

@@ -43,8 +43,8 @@ HOPPER = Device.of(GPUS["h200"])
 class Options:
     """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector;
     ``loop_limit``: taken backward branches per batch before a launch counts as hung. ``adverse``: another order of
-    events that hardware may choose: of all warpgroups that can run the last one does, until it waits, and a try_wait
-    that has to wait times out at first."""
+    events that hardware may choose: of all warpgroups that can run the last one does, until it waits, and every
+    try_wait that has to wait times out at first; otherwise only a thread's first one at each instruction."""
 
     hazards: bool = True
     counters: bool = False

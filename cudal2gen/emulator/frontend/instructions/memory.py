@@ -7,13 +7,25 @@ from collections.abc import Iterator
 
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
-from cudal2gen.emulator.frontend.mutations import Change, Statement, drop, narrow, shift, swap, vector_bytes, weaken
+from cudal2gen.emulator.frontend.mutations import (
+    Change,
+    Statement,
+    drop,
+    narrow,
+    relax,
+    shift,
+    swap,
+    vector_bytes,
+    weaken,
+)
 from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym, Vec
 from cudal2gen.emulator.memory.atomics import AtomicKind
 from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, Scope, scope_in
 
 _SPACES = ("global", "shared", "local", "param", "const")
-_READ_STRONG = frozenset(("volatile", "relaxed", "mmio", "cv", "cg", "acquire"))
+# Cache operators are hints: .cg and .cv leave a load weak, whatever it may be used to poll.
+_READ_STRONG = frozenset(("volatile", "relaxed", "mmio", "acquire"))
+_READ_POLLS = _READ_STRONG | {"cv", "cg"}
 _WRITE_STRONG = frozenset(("volatile", "relaxed", "mmio", "release"))
 _ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 
@@ -85,7 +97,7 @@ def _from_param(ins: Instr) -> bool:
 
 
 def _polls(ins: Instr) -> bool:
-    return not _READ_STRONG.isdisjoint(ins.parts)
+    return not _READ_POLLS.isdisjoint(ins.parts)
 
 
 def _strength(ins: Instr, strong: frozenset[str], orders: tuple[str, ...]) -> int:
@@ -116,7 +128,9 @@ def _element_bytes(ins: Instr) -> int:
 # --- loads and stores
 
 
-@instruction("ld", "ldu", uniform=_from_param, polls=_polls, access=_access, mutations=(_address_shifted,))
+@instruction(
+    "ld", "ldu", uniform=_from_param, polls=_polls, access=_access, mutations=(_address_shifted, narrow, relax)
+)
 def load(e: Emitter, ins: Instr) -> None:
     """ld from any space."""
     kind = ins.parts[-1]
@@ -164,7 +178,7 @@ def _load_call(e: Emitter, space: str, at: Mem, size: int, mask: str, strong: in
     raise e.fail(f"state space {space}")
 
 
-@instruction("st", writes=Writes.MEMORY, access=_access, mutations=(_address_shifted, _store_dropped))
+@instruction("st", writes=Writes.MEMORY, access=_access, mutations=(_address_shifted, _store_dropped, narrow, relax))
 def store(e: Emitter, ins: Instr) -> None:
     """st to any space."""
     n, width = _vector(ins), TYPE_BYTES[ins.parts[-1]]
@@ -205,10 +219,13 @@ def _store_call(e: Emitter, space: str, at: Mem, value: str, size: int, mask: st
     writes=Writes.RESULT | Writes.MEMORY,
     polls=True,
     access=_atomic_access,
-    mutations=(shift(0, "shift", _element_bytes), narrow),
+    mutations=(shift(0, "shift", _element_bytes), narrow, relax),
 )
 @instruction(
-    "red", writes=Writes.MEMORY, access=_atomic_access, mutations=(shift(0, "shift", _element_bytes), drop, narrow)
+    "red",
+    writes=Writes.MEMORY,
+    access=_atomic_access,
+    mutations=(shift(0, "shift", _element_bytes), drop, narrow, relax),
 )
 def atomic(e: Emitter, ins: Instr) -> None:
     """atom and red."""
