@@ -38,6 +38,8 @@ MUTATED = [
     "small direct split_k",
     "wgmma pingpong 2x1 nn",
     "wgmma 2x2",
+    "wgmma workspace",
+    "wgmma stream",
 ]
 
 
