@@ -450,8 +450,9 @@ def _killed(item: Job, log: str) -> int:
     """The signal that ended a compiler of this kernel, 0 for none: ninja gives the exit code, nvcc names the signal."""
     commands = [command for command in log.split("FAILED: ") if item.name in command.partition("\n")[0]]
     for code, number in re.findall(r"\A\[code=(\d+)\]|died due to signal (\d+)", commands[-1] if commands else ""):
-        if number or int(code) > 128:
-            return int(number or int(code) - 128)
+        signal_number = int(number or int(code) - 128)
+        if signal_number in signal.valid_signals():  # ptxas itself exits with 255
+            return signal_number
     return 0
 
 

@@ -324,7 +324,7 @@ class TestTheCommand:
     def card(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
         with EmulatedDevice(small()) as card:
             monkeypatch.setattr(gpu, "connect", lambda index: card)
-            monkeypatch.setattr(bench, "prepare", no_vendor)
+            monkeypatch.setattr(bench.vendor, "prepare", no_vendor)
             monkeypatch.setattr(baselines, "_check_vendor", lambda: None)
             yield card
 

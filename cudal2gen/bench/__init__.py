@@ -1,5 +1,5 @@
 """How fast is it? ``protocols`` measure one problem, ``turns`` several kernels of it, ``schedule`` a catalog within a
-budget, ``race`` a library's candidates. ``vendor`` is the library that a device's verdict compares with.
+budget, ``race`` a library's candidates. ``autotuned_vendor`` is the library that a device's verdict compares with.
 """
 
 from cudal2gen.bench.check import Reference as Reference
@@ -21,4 +21,4 @@ from cudal2gen.bench.schedule import run as run
 from cudal2gen.bench.schedule import stratified as stratified
 from cudal2gen.bench.turns import Turns as Turns
 from cudal2gen.bench.turns import in_turns as in_turns
-from cudal2gen.bench.vendor import vendor as vendor
+from cudal2gen.bench.vendor import autotuned_vendor as autotuned_vendor

@@ -11,7 +11,7 @@ from cudal2gen.gpu import Absent, Contender, Gpu, GpuError
 from cudal2gen.kernel import Problem
 
 
-def vendor(card: Gpu, tuned: Path) -> Callable[[Problem], Contender]:
+def autotuned_vendor(card: Gpu, tuned: Path) -> Callable[[Problem], Contender]:
     """cuBLASLt auto-tuned, prepared for a problem. ``tuned``: the store of its algorithms. The answer raises Absent."""
     contenders: dict[tuple[str, str], Contender] = {}
 

@@ -182,7 +182,7 @@ def _on_gpu(
     from cudal2gen.validator.judgement import judge_all
 
     kernels = [BuiltKernel(record, artifact, library) for record, artifact in built]
-    vendor = bench.vendor(card, results.store("cublaslt"))
+    vendor = bench.autotuned_vendor(card, results.store("cublaslt"))
     judgements = judge_all(card, kernels, baseline=vendor, sanitize=sanitize, emulator=compare_emulator)
     for verdict, roundings in judgements:
         if roundings:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from cudal2gen.errors import WrongInput, brief
+from cudal2gen.errors import WrongInput, brief, printable
 
 MOST_RULES = 3  # that a message spells
 LONGEST_RULE = 240  # characters of each
@@ -55,7 +55,7 @@ def explain(error: ValidationError) -> str:
     lines = []
     for item in error.errors(include_url=False):
         place = item["loc"][1:] if item["loc"][:1] == ("problem",) else item["loc"]
-        field = ".".join(str(part) for part in place)
+        field = printable(".".join(str(part) for part in place))
         message = item["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:] if item["type"] != "value_error" else message
         named = field and item["type"] not in ("missing", "extra_forbidden")

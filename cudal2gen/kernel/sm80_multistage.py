@@ -104,8 +104,7 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         yield from self._mainloop_violations()
         yield from self._epilogue_violations()
         yield from self._raster_violations()
-        by_ring = self.ring_bytes >= self.staging_bytes
-        yield from self.smem_violations(f"stages={self.stages}" if by_ring else f"epilogue={self.epilogue}")
+        yield from self.smem_violations(f"stages={self.stages}")
         if self.min_blocks > 1 and self.min_blocks * self.threads > (most := self.target.capability.threads_sm):
             yield f"min_blocks={self.min_blocks}: {self.threads} threads each exceed the {most} of an SM"
 

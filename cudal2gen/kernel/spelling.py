@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from cudal2gen.errors import WrongInput, brief, parse_json
+from cudal2gen.errors import WrongInput, brief, parse_json, printable
 from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Record
 from cudal2gen.kernel.schema import IllegalRecord, refusal, spelled
@@ -66,7 +66,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = sorted(name for name in values if names.count(name) > 1)
-        raise IllegalRecord(f"{brief(', '.join(repeated))}: appears more than once")
+        raise IllegalRecord(f"{brief(printable(', '.join(repeated)))}: appears more than once")
     return values
 
 
