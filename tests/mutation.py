@@ -26,10 +26,21 @@ ACTIVE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")
 ZERO_FILLED = re.compile(r"\], 16, %r\d+;")
 
 
+ALWAYS_TRUE = ("the predicate is the constant 1", "the launcher refuses k < 1, so the first k-tile is always copied")
+
+
 def candidates(record: catalog.Record, ptx: str) -> list[Mutant]:
-    """The mutants of a kernel that are worth executing: of kernels with mbarriers, of what is asynchronous only."""
+    """The mutants of a kernel that are worth executing: of kernels with mbarriers, of what is asynchronous only.
+
+    A copy without a predicate that is always true is no fault.
+    """
     hopper = isinstance(record, HOPPER)
-    return [mutant for mutant in mutants(ptx) if not hopper or ASYNCHRONOUS.search(mutant.name)]
+    return [
+        mutant
+        for mutant in mutants(ptx)
+        if not hopper or ASYNCHRONOUS.search(mutant.name)
+        if mutant.kind != "unguard" or equivalence(record, mutant, ptx) not in ALWAYS_TRUE
+    ]
 
 
 def survivors(
@@ -162,11 +173,11 @@ def _unguarded_copy(record: catalog.Record, lines: list[str], at: int, active: s
     """Why a copy does the same without its predicate, which is whether register ``active`` is not zero."""
     value = _definition(lines, lines[at - 1], active)
     if re.match(r"mov\.u32\s+%r\d+, 1;", value):
-        return "the predicate is the constant 1"
+        return ALWAYS_TRUE[0]
     compared = _definition(lines, value, value.rstrip(";").split(",")[-1].strip())
     if re.match(r"setp\.gt\.s32\s+%p\d+, %r\d+, 0;", compared):
         if _derives_from_k(lines, compared):
-            return "the launcher refuses k < 1, so the first k-tile is always copied"
+            return ALWAYS_TRUE[1]
         if "atom.global" in "\n".join(lines):
             return NO_EMPTY_SLICE
     if ZERO_FILLED.search(lines[at]):

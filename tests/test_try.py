@@ -25,14 +25,14 @@ from cudal2gen.results import Case, Timing, Verdict
 from cudal2gen.workers import Lost
 from tests.rehearsal import LAUNCH_US
 
-PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=128, n=256, k=128)
+PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=256, n=1024, k=256)
 START = catalog.find(PROBLEM).record
 CHOICES = {"bn": (32, 64), "stages": (2, 4)}
 BUILT_AHEAD = [candidate.record for candidate in grid.fit(START, CHOICES).candidates]
 
 
 def run(*arguments: str, **environment: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cudal2gen", "try", "--gpu", "h200", "--acc", "f32", "--mnk", "128_256_128"]
+    command = [sys.executable, "-m", "cudal2gen", "try", "--gpu", "h200", "--acc", "f32", "--mnk", "256_1024_256"]
     variables = os.environ | {name: str(value) for name, value in environment.items()}
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, env=variables)
 
