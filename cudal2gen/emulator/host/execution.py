@@ -26,8 +26,8 @@ from cudal2gen.emulator.state.suspects import Trial
 SNAPSHOT_LIMIT = 1 << 28
 # A second pattern for undefined shared memory: a finite number (1.0 and a little) as fp16, bf16 and fp32.
 OTHER_POISON = 0x3C
-# What racing reads are given, in every byte: a NaN, a large number and its opposite, in fp16, bf16 and fp32; then zero, a
-# flag that is not set.
+# What racing reads are given, in every byte: a NaN, a large number and its opposite, in fp16, bf16 and fp32; then
+# zero, a flag that is not set.
 TRIED = (0xFF, 0x7B, 0xFB, 0x00)
 
 
