@@ -26,6 +26,7 @@ FLOORS = {
     "catalog": 2,
     "correctness": 2,
     "model": 2,
+    "pages": 2,
     "renderer": 2,
     "launcher": 2,
     "toolchain": 1,

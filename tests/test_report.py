@@ -15,10 +15,10 @@ import pytest
 
 from cudal2gen import catalog, report, results
 from cudal2gen.kernel import Sm80Multistage
+from cudal2gen.pages import Section, Table
 from cudal2gen.ratios import Ratio
 from cudal2gen.report import choices, groups, published
 from cudal2gen.report.statistics import best_of, spearman, summarise
-from cudal2gen.report.tables import Section, Table
 from cudal2gen.results import KERNEL, Case, Measurement, Measurements, Verdict
 from tests.measured import H200, QUIET, campaign, measurement, shapes, timing, write
 from tests.test_cli import error, run

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from cudal2gen import pages
 from cudal2gen.kernel import Record
-from cudal2gen.report import choices, page, published, sections, tables
+from cudal2gen.pages import Section
+from cudal2gen.report import choices, page, published, sections
 from cudal2gen.report.comparison import compare
 from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.stock import Stock as Stock
 from cudal2gen.report.stock import section as in_stock
-from cudal2gen.report.tables import Section
 from cudal2gen.results import Measurement, Measurements
 
 
@@ -28,7 +29,7 @@ class Report(NamedTuple):
 
     def markdown(self) -> str:
         """Markdown, for a terminal, a README, a pull request."""
-        return tables.markdown(self.title, self.sections)
+        return pages.markdown(self.title, self.sections)
 
     def html(self) -> str:
         """One HTML page, for a browser without a network."""

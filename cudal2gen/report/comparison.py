@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from cudal2gen.pages import Section, Table, interval, microseconds, percent
 from cudal2gen.ratios import Ratio, resampled_medians
 from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.statistics import share, summarise
-from cudal2gen.report.tables import Section, Table, interval, microseconds, percent
 from cudal2gen.results import KERNEL, Measurement, Measurements
 
 if TYPE_CHECKING:

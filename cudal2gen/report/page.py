@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from cudal2gen import places
+from cudal2gen import pages
 from cudal2gen.kernel import Record
+from cudal2gen.pages import Section
 from cudal2gen.ratios import Ratio
 from cudal2gen.report.groups import SIZE_CLASSES, Doubt, Group
-from cudal2gen.report.tables import Section
 from cudal2gen.results import KERNEL, Measurement, Timing
 
 
 def html(title: str, sections: Sequence[Section], groups: dict[str, Group], records: Iterable[Record]) -> str:
     """The complete page. ``groups``: the data of charts, by their section's anchor; ``records``: targets of links."""
-    folder = places.shipped("templates") / "report"
-    environment = Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, autoescape=True)
     links = _Records(records)
     data = {
         "classes": SIZE_CLASSES,
@@ -30,23 +25,17 @@ def html(title: str, sections: Sequence[Section], groups: dict[str, Group], reco
         "records": links.linked,
     }
     baselines = list(dict.fromkeys(name for group in groups.values() for name in group.baselines))
-    return environment.get_template("page.html.j2").render(
+    return pages.html(
+        "report/page.html.j2",
+        script="report/script.js",
         title=title,
         sections=sections,
         timed=bool(groups),
         classes=SIZE_CLASSES,
         baselines=baselines,
         strictest=next((name for group in groups.values() if (name := group.strictest)), None),
-        style=(folder / "style.css").read_text(),
-        script=(folder / "script.js").read_text(),
-        data=embedded(data),
+        data=pages.embedded(data),
     )
-
-
-def embedded(data: Any) -> str:
-    """JSON for a script element: no character of it can end the element or open another."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 class _Records:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cudal2gen.kernel import GPUS
+from cudal2gen.pages import Chart, Section, Table, interval, microseconds, percent, spread, times
 from cudal2gen.report.groups import SUSPICIOUS_TFLOPS, WORST, Group, tflops
 from cudal2gen.report.published import Published
 from cudal2gen.report.statistics import Summary
-from cudal2gen.report.tables import Chart, Section, Table, interval, microseconds, percent, spread, times
 from cudal2gen.results import DERIVED, KERNEL, Environment
 
 NO_TIMING = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from cudal2gen.kernel import STRUCTURES, Record
-from cudal2gen.report.tables import Section, Table
+from cudal2gen.pages import Section, Table
 from cudal2gen.results import Verdict
 
 BY_NAME = (

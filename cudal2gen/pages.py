@@ -1,13 +1,22 @@
-"""Tables, charts and sections: one structure, printed as HTML and as Markdown with the same figures."""
+"""Tables, charts and sections: one structure, printed as HTML and as Markdown with the same figures.
+
+A page is one self-contained HTML file: a template that imports ``templates/page/parts.html.j2``, with its style.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cudal2gen import places
 from cudal2gen.ratios import Ratio
+
+STYLE = "page/style.css"  # of every page
 
 
 class Table(NamedTuple):
@@ -38,6 +47,25 @@ class Section(NamedTuple):
     charts: tuple[Chart, ...] = ()
     notes: tuple[str, ...] = ()
     level: int = 2
+
+
+def html(template: str, *, styles: Sequence[str] = (), script: str | None = None, **values: Any) -> str:
+    """A page from a template; ``styles`` and ``script`` name files that it holds whole, behind the style of all.
+
+    All names are relative to ``templates/``. ``values`` are escaped, but for those that a template calls safe.
+    """
+    folder = places.shipped("templates")
+    environment = Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, autoescape=True)
+    style = "".join((folder / name).read_text() for name in (STYLE, *styles))
+    if script is not None:
+        values["script"] = (folder / script).read_text()
+    return environment.get_template(template).render(style=style, **values)
+
+
+def embedded(data: Any) -> str:
+    """JSON for a script element: no character of it can end the element or open another."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def markdown(title: str, sections: Sequence[Section]) -> str:
