@@ -14,6 +14,19 @@ REGISTERS_SM = 65536  # 32-bit registers of an SM; on all capabilities here
 REGISTERS_THREAD = 255  # of them that a thread can address
 
 
+class Residency(NamedTuple):
+    """CTAs that an SM has room for by each of its limits; as many as the least of them are resident."""
+
+    by_registers: int
+    by_smem: int
+    by_threads: int
+    by_blocks: int
+
+    @property
+    def ctas(self) -> int:
+        return min(self)
+
+
 class Capability(NamedTuple):
     """What all GPUs of one compute capability share.
 
@@ -43,6 +56,21 @@ class Capability(NamedTuple):
         """Its major and minor number."""
         major, minor = divmod(int(self.sm.removeprefix("sm_")), 10)
         return major, minor
+
+    def ctas_by_smem(self, smem_bytes: int) -> int:
+        """CTAs for which an SM has shared memory: each takes whole units of 128 bytes, and 1 KiB for the system."""
+        return self.smem_sm_bytes // (-(-smem_bytes // 128) * 128 + 1024)
+
+    def residency(self, threads: int, registers: int, smem_bytes: int) -> Residency:
+        """Room on an SM for CTAs of whole warps at ``registers`` per thread, by NVIDIA's occupancy calculator."""
+        # Each of an SM's four partitions has a quarter of the registers, given to whole warps in units of 256.
+        register_warps = REGISTERS_SM // 4 // (-(-registers * 32 // 256) * 256) * 4
+        return Residency(
+            by_registers=register_warps // (threads // 32),
+            by_smem=self.ctas_by_smem(smem_bytes),
+            by_threads=self.threads_sm // threads,
+            by_blocks=self.blocks_sm,
+        )
 
 
 CAPABILITIES: dict[str, Capability] = {

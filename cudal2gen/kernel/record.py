@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 from pydantic.fields import FieldInfo
 
-from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
+from cudal2gen.chips import GPUS, Chip, Residency
 from cudal2gen.element import Element
 from cudal2gen.kernel.launch import Launch, Sizes
-from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, aligned, ceil_div
+from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 from cudal2gen.kernel.work import Work
 
@@ -297,16 +297,17 @@ class Record(Schema):
 
     @property
     def ctas_by_smem(self) -> int:
-        """CTAs for which an SM has shared memory: each takes whole units of 128 bytes, and 1 KiB for the system."""
-        cta_bytes = aligned(self.smem_bytes + self.smem_static_bytes, 128) + 1024
-        return self.target.capability.smem_sm_bytes // cta_bytes
+        """CTAs for which an SM has shared memory."""
+        return self.target.capability.ctas_by_smem(self.smem_bytes + self.smem_static_bytes)
+
+    def residency(self, registers: int) -> Residency:
+        """Room on an SM at ``registers`` per thread, by limit."""
+        smem = self.smem_bytes + self.smem_static_bytes
+        return self.target.capability.residency(self.threads, registers, smem)
 
     def ctas_per_sm(self, registers: int) -> int:
-        """CTAs that one SM holds at ``registers`` per thread, by the rules of NVIDIA's occupancy calculator."""
-        limits, warps = self.target.capability, self.threads // 32
-        # Each of an SM's four partitions has a quarter of the registers, given to whole warps in units of 256.
-        register_warps = REGISTERS_SM // 4 // (ceil_div(registers * 32, 256) * 256) * 4
-        return min(limits.blocks_sm, limits.threads_sm // self.threads, register_warps // warps, self.ctas_by_smem)
+        """CTAs that one SM holds at ``registers`` per thread."""
+        return self.residency(registers).ctas
 
     def waves(self, registers: int) -> float:
         """How often the GPU is filled; infinite where no CTA fits."""
