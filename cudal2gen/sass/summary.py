@@ -11,8 +11,9 @@ from pathlib import Path
 
 from cudal2gen.sass.decoding import DisassemblyError, Function, Instruction, disassemble
 from cudal2gen.sass.flow import Block, Graph, Loop
+from cudal2gen.sass.pipes import MMA, access_bytes
 from cudal2gen.sass.trips import trips
-from cudal2gen.sass.warp import MMA, Warp, access_bytes, steady_cycles
+from cudal2gen.sass.warp import Warp, steady_cycles
 
 LOCAL = frozenset(("LDL", "STL"))
 STORES = frozenset(("STS", "STSM", "STG"))

@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cudal2gen.sass.decoding import Instruction
+from cudal2gen.sass.pipes import LANES, MMA, SHARED_BYTES, access_bytes
 
-MMA = frozenset(("HMMA", "IMMA", "BMMA", "DMMA", "QMMA", "HGMMA", "QGMMA", "IGMMA"))
 TENSOR_CYCLES = {"16816": 8, "1688": 4}  # by shape, of a sub-core of sm_80
 SHARED = frozenset(("LDSM", "LDS", "STS", "LDGSTS", "STSM"))
-SHARED_BYTES = 128  # a cycle
-LANES = 32
 LATENCY = {"LDSM": 33, "LDS": 29, "STS": 18, "LDGSTS": 13, "S2R": 25, "LDC": 29, "LDG": 290, "LDGDEPBAR": 0}
 OTHERS = 14  # scoreboard latency of what is not listed: conversions, special functions, uniform moves
 READ = 11  # cycles until operands of an instruction with a scoreboard are read
@@ -78,14 +76,6 @@ def occupancy(instruction: Instruction) -> tuple[str, int]:
     if instruction.name in SHARED:
         return "shared", max(1, LANES * access_bytes(instruction) // SHARED_BYTES)
     return "", 0
-
-
-def access_bytes(instruction: Instruction) -> int:
-    """Bytes that one lane moves."""
-    if instruction.name in ("LDSM", "STSM"):
-        return 4 * int(next((part for part in instruction.modifiers if part in ("2", "4")), "1"))
-    widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
-    return next((widths[part] for part in instruction.modifiers if part in widths), 4)
 
 
 def steady_cycles(instructions: Sequence[Instruction], repeats: int = 6) -> float:
