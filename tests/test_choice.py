@@ -16,7 +16,7 @@ from cudal2gen.kernel import Problem, Record
 from cudal2gen.kernel.launch import Matrix, Operands, Sizes
 from tests import measured
 from tests.packed import NOTHING, row
-from tests.paths import PATHS, small
+from tests.paths import PATHS, once, ring, small
 from tests.test_cli import error, run
 
 
@@ -99,13 +99,30 @@ def test_operands_that_do_not_lie_as_the_kernel_asks(
     assert answer.copied == copied
 
 
+# What a caller who pads hands over: whole tiles to mma.sync, whole vectors along the rows to wgmma and cp.async.
+PADDED = {
+    "pad": (small(padding="pad", m=61, n=59, k=250), Sizes(64, 64, 256), (True, True, True)),
+    "wgmma padded": (ring(padding="pad", k=325), Sizes(200, 136, 328), (True, True, False)),
+    "wgmma padded nn": (ring(padding="pad", layout="nn", n=133, k=325), Sizes(200, 136, 328), (True, True, True)),
+    "once padded": (once(padding="pad", k=125), Sizes(64, 64, 128), (True, True, False)),
+}
+
+
 def test_every_family_and_option_is_served_as_it_is() -> None:
     for name, record in PATHS.items():
+        if name in PADDED:
+            continue
         answer = use(record, record.m, record.n, record.k)
         assert answer is not None, name
+        assert answer.launched == (record.m, record.n, record.k), name
         apart = record.layout == "nn" and record.n % 8 != 0  # rows of B off 16 bytes
-        padded = getattr(record, "padding", "") == "pad"
-        assert answer.copied == ((True, True, True) if padded else (False, apart, False)), name
+        assert answer.copied == (False, apart, False), name
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_padded_record_copies_what_is_launched_larger(name: str) -> None:
+    record, launched, copied = PADDED[name]
+    assert use(record, record.m, record.n, record.k) == (launched, copied)
 
 
 # --- measured problems ---
