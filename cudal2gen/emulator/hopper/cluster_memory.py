@@ -164,7 +164,24 @@ class ClusterMemory(SharedMemory):
         ``reader`` of that CTA (warpgroups, then warps). It has ended for those who know ``column`` of the clocks (None:
         the reader's own)."""
         self._follow_tick()
-        tags, at_of = self._writers_of(at, lane, site, what)
+        tags = self.rows[16][0][at]
+        if not self._is_of_known_copy(tags, lane):
+            self._check_async_read(tags, at, lane, row, site, what)
+        ender = self._reader_column(row, reader) if column is None else column
+        self.async_readers[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
+
+    def _is_of_known_copy(self, tags: Array, lane: int) -> bool:
+        """Whether one bulk copy wrote all elements and the lane knows it, the usual case."""
+        first = int(tags.flat[0])
+        actor = first & ACTOR
+        if first >= self.IN_FLIGHT or actor < PSEUDO or not (tags == first).all():
+            return False
+        tick = (first >> self.BITS) - 1 + self.t0
+        return tick < int(self.cluster_clocks.of(lane)[actor - PSEUDO])
+
+    def _check_async_read(self, tags: Array, at: Array, lane: int, row: int, site: int, what: str) -> None:
+        """An asynchronous read of elements that were written under these tags."""
+        tags, at_of = self._writers_of(tags, at, lane, site, what)
         actor, ticks, columns = self._split(tags)
         clock = self.cluster_clocks.of(lane)
         bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
@@ -172,21 +189,14 @@ class ClusterMemory(SharedMemory):
         generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
             self._check_proxy(tags[generic], lane, at_of[generic], site, f"{what} reads", row)
-        ender = self._reader_column(row, reader) if column is None else column
-        self.async_readers[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
 
-    def _writers_of(self, at: Array, lane: int, site: int, what: str) -> tuple[Array, Array]:
+    def _writers_of(self, tags: Array, at: Array, lane: int, site: int, what: str) -> tuple[Array, Array]:
         """The tags of the writers of elements that are read, and the element of each; undefined ones are reported and
         left out."""
-        tags = self.rows[16][0][at]
         at_of = at
         if tags.ndim > 1:
             at_of = np.repeat(at, tags.shape[1])
             tags = tags.reshape(-1)
-        first = tags[0]
-        if first < self.IN_FLIGHT and int(first) & ACTOR >= PSEUDO and (tags == first).all():
-            # One bulk copy wrote it all, the usual case.
-            return tags[:1], at_of[:1]
         if int(tags.max()) >= self.IN_FLIGHT:
             for kind, text, bad, doubtful in self.undefined(tags, reading=True):
                 self._complain(kind, f"{what} {text}", site, lane, int(at_of[bad][0]), doubtful)
@@ -255,13 +265,15 @@ class ClusterMemory(SharedMemory):
         """A copy into elements of ``width`` bytes of CTA ``row`` starts: till it lands they are undefined."""
         if self.hazards:
             self._follow_tick()
-            writer, _, readers = self.rows[width]
+            writer, latest, readers = self.rows[width]
             flat = writer[at].reshape(-1)
             where = np.repeat(at, flat.size // len(at)) * width // 16
             self._check_overwrite(flat, where, lane, row, site, width)
-            reads = readers[at].reshape(-1, self.columns)
-            for reader in np.flatnonzero(reads.any(axis=0)):
-                self._check_reads(reads[:, reader], where, lane, row, site)
+            # Most copies go where no thread ever reads: the many columns of readers need no look then.
+            if latest[at].any():
+                reads = readers[at].reshape(-1, self.columns)
+                for reader in np.flatnonzero(reads.any(axis=0)):
+                    self._check_reads(reads[:, reader], where, lane, row, site)
             chunks = at * width >> 4
             async_reads = self.async_readers[:, chunks]
             for reader in np.flatnonzero(async_reads.any(axis=1)):
