@@ -1,33 +1,40 @@
-"""A cubin to instructions: text by nvdisasm, scheduling by the control word of the encoding.
+"""A cubin to instructions: text and source lines by nvdisasm, scheduling by the control word of the encoding.
 
 An instruction of Volta and later has 128 bits. The control word is bits 105 to 125: stall (4), yield (1, inverted),
 write barrier (3), read barrier (3), wait mask (6), operand reuse (4): CuControlCode.py of cloudcores/CuAssembler.
+Bits of the reuse field are those of operands Ra, Rb and Rc; nvdisasm prints them as ``.reuse``.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
+from cudal2gen.sass.elf import Resources, resources
 from cudal2gen.toolchain import find_nvdisasm
 
 BYTES = 16  # of an instruction
 NO_BARRIER = 7
 
-SECTION = re.compile(
-    r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?"
-)  # any section ends the one before; those of code are named
+# Any section ends the one before; those of code are named.
+SECTION = re.compile(r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?")
 END = ".section .end"
-REGISTERS = re.compile(r"EIATTR_REGCOUNT.*?index@\((\S+)\)\s+/\*\w+\*/\s+\.word\s+0x([0-9a-f]+)", re.DOTALL)
+TARGET = re.compile(r"\.target\s+(\S+)")
+OLD_TARGET = re.compile(r"\bEF_CUDA_SM(\d+)\b(.*EF_CUDA_ACCELERATORS)?")  # of cubins by CUDA 12
 LABEL = re.compile(r"(\.L\w+):")
 CODE = re.compile(
     r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;?\s*\}?\s*/\* 0x([0-9a-f]{16}) \*/"
 )
 UPPER = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
-TARGET = re.compile(r"`\((\.L\w+)\)")
+JUMP = re.compile(r"`\((\.L\w+)\)")
+SOURCE = re.compile(r'//## File "([^"]*)", line (\d+)(?: inlined at "([^"]*)", line (\d+))?')
+# Addresses of 64 bits whose window of memory (a pair of uniform registers) nvdisasm leaves out for sm_8x.
+WIDE_ADDRESS = re.compile(r"\[U?R\w+\.64\b")
 
 
 class DisassemblyError(RuntimeError):
@@ -60,9 +67,22 @@ class Control:
         )
 
 
+FREE = Control(stall=1, yields=False, write_barrier=None, read_barrier=None, waits=(), reuse=0)
+
+
+class SourceLine(NamedTuple):
+    """A line of the source that an instruction comes from."""
+
+    file: str
+    line: int
+
+
 @dataclass(frozen=True)
 class Instruction:
-    """``opcode`` with its modifiers, as in ``HMMA.16816.F16``; ``target``: the address that a branch names."""
+    """``opcode`` with its modifiers, as in ``HMMA.16816.F16``; ``target``: the address that a branch names.
+
+    ``source``: its line, then where that function is inlined, and so on outwards; empty without -lineinfo.
+    """
 
     address: int
     guard: str | None
@@ -70,13 +90,19 @@ class Instruction:
     operands: tuple[str, ...]
     control: Control
     target: int | None = None
+    source: tuple[SourceLine, ...] = ()
 
-    @property
+    @classmethod
+    def bare(cls, opcode: str) -> Instruction:
+        """An opcode alone, to ask about what modifiers tell."""
+        return cls(0, None, opcode, (), FREE)
+
+    @cached_property
     def name(self) -> str:
         """The opcode without modifiers."""
         return self.opcode.split(".", 1)[0]
 
-    @property
+    @cached_property
     def modifiers(self) -> tuple[str, ...]:
         return tuple(self.opcode.split(".")[1:])
 
@@ -85,64 +111,110 @@ class Instruction:
         return f"{self.address:04x}  {guard}{self.opcode} {', '.join(self.operands)}"
 
 
+NO_RESOURCES = Resources()
+
+
 @dataclass(frozen=True)
 class Function:
-    """One function of a cubin; ``registers``: of a thread, as ptxas allocated them."""
+    """One function of a cubin; ``registers``: of a thread, as ptxas allocated them; ``sm``: as in ``sm_90a``."""
 
     name: str
     registers: int
     instructions: tuple[Instruction, ...]
+    sm: str = "sm_80"
+    resources: Resources = NO_RESOURCES
 
 
 def disassemble(cubin: Path) -> list[Function]:
     """The functions of a cubin, in its order. Raises ToolchainError without nvdisasm, DisassemblyError for the rest."""
-    command = [str(find_nvdisasm()), "-hex", "-ndf", str(cubin)]
+    command = [str(find_nvdisasm()), "-hex", "-ndf", "-c", "-gi", str(cubin)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
         raise DisassemblyError(f"{cubin}: {process.stderr.strip() or 'nvdisasm failed'}")
-    functions = list(_functions(process.stdout))
+    functions = list(_functions(process.stdout, resources(cubin)))
     if not functions:
         raise DisassemblyError(f"{cubin}: has no code that nvdisasm shows")
     return functions
 
 
-def _functions(listing: str) -> Iterator[Function]:
-    registers = {name: int(count, 16) for name, count in REGISTERS.findall(listing)}
+def _functions(listing: str, kernels: Mapping[str, Resources]) -> Iterator[Function]:
+    sm = ""
+    if target := TARGET.search(listing):
+        sm = target.group(1)
+    elif target := OLD_TARGET.search(listing):
+        sm = f"sm_{target.group(1)}{'a' if target.group(2) else ''}"
     name, lines = "", list[str]()
     for line in [*listing.splitlines(), END]:
-        if section := SECTION.match(line):
+        if ".section" in line and (section := SECTION.match(line)):
             if name:
-                yield _function(name, registers.get(name, 0), lines)
+                own = kernels.get(name, NO_RESOURCES)
+                yield Function(name, own.registers, _instructions(lines, sm), sm, own)
             name, lines = section.group(1) or "", []
-        lines.append(line)
+        elif name:
+            lines.append(line)
 
 
-def _function(name: str, registers: int, lines: list[str]) -> Function:
-    """A function from its section's lines: each instruction has two, with the lower and the upper half of its bits."""
+class _Row(NamedTuple):
+    """An instruction's first line, the upper half of its encoding, and its source."""
+
+    code: re.Match[str]
+    upper: int
+    source: tuple[SourceLine, ...]
+
+
+def _instructions(lines: list[str], sm: str) -> tuple[Instruction, ...]:
+    """Instructions of a section's lines: each has two, with the lower and the upper half of its bits."""
     labels, pending = dict[str, int](), list[str]()
-    rows: list[tuple[re.Match[str], int]] = []
+    frames: list[str] = []
+    source: tuple[SourceLine, ...] = ()
+    rows: list[_Row] = []
     code: re.Match[str] | None = None
     for line in lines:
-        if match := LABEL.match(line):
-            pending.append(match.group(1))
+        if code is not None and (match := UPPER.match(line)):
+            rows.append(_Row(code, int(match.group(1), 16), source))
+            code = None
         elif match := CODE.match(line):
             code = match
+            if frames:
+                source, frames = _source(frames), []
             labels |= dict.fromkeys(pending, int(match.group(1), 16))
             pending.clear()
-        elif code is not None and (match := UPPER.match(line)):
-            rows.append((code, int(match.group(1), 16)))
-            code = None
-    return Function(name, registers, tuple(_instruction(code, upper, labels) for code, upper in rows))
+        elif "//## File" in line:
+            frames.append(line)
+        elif match := LABEL.match(line):
+            pending.append(match.group(1))
+    return tuple(_instruction(row, labels, sm) for row in rows)
 
 
-def _instruction(code: re.Match[str], upper: int, labels: dict[str, int]) -> Instruction:
-    address, guard, opcode, operands, _ = code.groups()
-    label = TARGET.search(operands)
+def _source(lines: list[str]) -> tuple[SourceLine, ...]:
+    """Lines of a chain of inlined functions, of which each names the next; the last one names the outermost too."""
+    frames: list[SourceLine] = []
+    outer: SourceLine | None = None
+    for line in lines:
+        if match := SOURCE.search(line):
+            file, number, outer_file, outer_number = match.groups()
+            frames.append(SourceLine(file, int(number)))
+            outer = SourceLine(outer_file, int(outer_number)) if outer_file else None
+    return (*frames, outer) if outer else tuple(frames)
+
+
+def _instruction(row: _Row, labels: dict[str, int], sm: str) -> Instruction:
+    address, guard, opcode, operands, lower = row.code.groups()
+    label = JUMP.search(operands) if "`" in operands else None
+    if sm.startswith("sm_8") and WIDE_ADDRESS.search(operands):
+        operands = _with_window(opcode, operands, int(lower, 16), row.upper)
     return Instruction(
         address=int(address, 16),
         guard=guard,
         opcode=opcode.rstrip(";"),
         operands=tuple(operand.strip() for operand in operands.split(",")) if operands else (),
-        control=Control.decode(upper),
+        control=Control.decode(row.upper),
         target=labels.get(label.group(1)) if label else None,
+        source=row.source,
     )
+
+
+def _with_window(opcode: str, operands: str, lower: int, upper: int) -> str:
+    """Operands with ``desc[UR4]`` before an address of 64 bits, as nvdisasm prints them for sm_90 and later."""
+    uniform = (lower >> 32 if opcode.startswith("LDG.") or opcode.startswith("LD.") else upper) & 63
+    return WIDE_ADDRESS.sub(lambda match: f"desc[UR{uniform}]{match.group()}", operands)

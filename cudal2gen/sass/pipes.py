@@ -130,7 +130,7 @@ def _tensor(instruction: Instruction, sm: str, chip: Chip | None) -> PipeUse:
         # FP64: 19.5 TFLOP/s of an A100, 67 of an H100 (data sheets): 64 and 128 FMA a clock and SM.
         return PipeUse(Pipe.TENSOR, busy_cycles=m * n * k / (32 if sm.startswith("sm_9") else 16))
     warpgroup = instruction.name in WARPGROUP
-    fma = _tensor_flops(instruction, sm, chip, warpgroup) / 2 / SUB_CORES * 16 / _bits(instruction)
+    fma = _tensor_flops(instruction, sm, chip, warpgroup) / 2 / SUB_CORES * 16 / operand_bits(instruction)
     if "SP" in instruction.modifiers:
         fma *= 2
     if not warpgroup:
@@ -144,12 +144,13 @@ def _tensor(instruction: Instruction, sm: str, chip: Chip | None) -> PipeUse:
 def _operand_bytes(instruction: Instruction, shape: tuple[int, int, int], descriptors: int) -> tuple[float, float]:
     """Bytes of A and B that a warpgroup's MMA reads in shared memory. One ``gdesc`` names both, or B alone (RS)."""
     m, n, k = shape
-    size = _bits(instruction) / 8
+    size = operand_bits(instruction) / 8
     registers = instruction.operands[1:2] and instruction.operands[1].startswith("R")
     return (0.0 if registers or not descriptors else m * k * size), n * k * size
 
 
-def _bits(instruction: Instruction) -> int:
+def operand_bits(instruction: Instruction) -> int:
+    """Bits of an element of A and B."""
     return 32 if "TF32" in instruction.modifiers else BITS.get(instruction.name.removeprefix("UTC")[0], 16)
 
 
