@@ -27,6 +27,7 @@ FLOORS = {
     "correctness": 2,
     "pages": 2,
     "model": 3,
+    "profile": 4,
     "renderer": 2,
     "launcher": 2,
     "toolchain": 1,

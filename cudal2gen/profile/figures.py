@@ -1,0 +1,152 @@
+"""What a profile holds: the schema of ``profile --json``. Every figure is modelled; nothing is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from cudal2gen.errors import WrongInput, parse_json
+from cudal2gen.kernel import explain
+from cudal2gen.kernel.schema import Schema
+
+VERSION: Literal[1] = 1
+Cycles = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0)]  # of 1
+Count = Annotated[int, Field(ge=0)]
+Microseconds = Annotated[float, Field(ge=0)]
+
+
+class Line(Schema):
+    """One instruction of the main loop, in the order of addresses."""
+
+    address: Annotated[Count, Field(description="in its function, bytes")]
+    sass: Annotated[str, Field(description="guard, opcode and operands")]
+    pipe: Annotated[str, Field(description="the unit that executes it")]
+    busy: Annotated[Cycles, Field(description="cycles that it takes the pipe")]
+    stalls: Annotated[
+        dict[str, Cycles],
+        Field(description="cycles that a warp waits before it in a turn, by Nsight Compute's reasons, in the mean"),
+    ]
+    live: Annotated[Count, Field(description="registers of a thread that are in use")]
+    conflicts: Annotated[Cycles, Field(description="by which its operands' register bank outlasts its pipe")]
+    unread: Annotated[bool, Field(description="whether it does nothing but write registers that nobody reads")]
+    file: Annotated[str | None, Field(description="of its CUDA; null without -lineinfo")]
+    line: Annotated[int | None, Field(description="of that file, from 1")]
+    cuda: Annotated[str | None, Field(description="that line's text, where the file is there")]
+
+
+class Issue(Schema):
+    """A warp issues an instruction."""
+
+    warp: Annotated[Count, Field(description="of the scheduler, from 0")]
+    line: Annotated[Count, Field(description="index in lines")]
+    cycle: Annotated[Cycles, Field(description="from the first of the turns")]
+    stalls: Annotated[dict[str, Cycles], Field(description="cycles that the warp waits before, in the order of time")]
+
+
+class Loop(Schema):
+    """The main loop in its steady state, of the warps that share a scheduler (a quarter of an SM)."""
+
+    unit: Annotated[Literal["k-tile", "turn"], Field(description="what the figures are of; turn: of the loop")]
+    rolled: Annotated[bool, Field(description="false where the main loop is straight code")]
+    warps: Annotated[Count, Field(description="that share the scheduler")]
+    cycles: Annotated[Cycles, Field(description="from one unit to the next, of all these warps")]
+    tensor_cycles: Annotated[Cycles, Field(description="of them with a busy tensor core: the bound")]
+    bound: Annotated[str, Field(description="the pipe that is busy 85 % of the time or more, else the longest wait")]
+    issue_slots: Annotated[float, Field(ge=0, description="instructions of a warp")]
+    opcodes: Annotated[dict[str, float], Field(description="the same by opcode")]
+    pipes: Annotated[dict[str, Share], Field(description="share of the time that each is busy")]
+    live_registers: Annotated[Count, Field(description="of a thread, in use at most")]
+    bank_conflicts: Annotated[Cycles, Field(description="of a warp, in register banks")]
+    unread: Annotated[float, Field(ge=0, description="instructions of a warp that only write what nobody reads")]
+    stalls: Annotated[dict[str, Share], Field(description="share of all warps' cycles by Nsight Compute's reasons")]
+
+
+class Occupancy(Schema):
+    """How many CTAs an SM holds."""
+
+    threads: Annotated[Count, Field(description="of a CTA")]
+    registers: Annotated[Count, Field(description="of a thread")]
+    smem_bytes: Annotated[Count, Field(description="of a CTA, static and dynamic")]
+    ctas: Annotated[Count, Field(description="resident on an SM at most")]
+    room: Annotated[dict[str, int], Field(description="CTAs that registers, shared memory, threads, blocks allow")]
+    limits: Annotated[tuple[str, ...], Field(description="those that allow the fewest")]
+    warps: Annotated[float, Field(ge=0, description="resident on a scheduler at most")]
+    most_registers: Annotated[int | None, Field(description="registers of a thread at which one CTA more has room")]
+    most_smem_bytes: Annotated[int | None, Field(description="bytes of a CTA at which one CTA more has room")]
+
+
+class Time(Schema):
+    """The modelled time of a launch."""
+
+    us: Annotated[Microseconds, Field(description="microseconds, the sum of parts")]
+    parts: Annotated[dict[str, Microseconds], Field(description="launch, prologue, main loop, epilogue, ..")]
+    bounds: Annotated[dict[str, Microseconds], Field(description="what each resource takes for the main loop alone")]
+    bound: Annotated[str, Field(description="device memory, or what bounds the main loop")]
+    ctas: Annotated[Count, Field(description="of the grid")]
+    waves: Annotated[float, Field(ge=0, description="CTAs over those that the GPU holds at a time")]
+    tail_share: Annotated[Share, Field(description="of the SMs' time that passes without a CTA at the end")]
+    floor_us: Annotated[Microseconds, Field(description="what FLOP or bytes, and the launch, take at the least")]
+
+
+class Advice(Schema):
+    """The model with one input changed."""
+
+    change: Annotated[str, Field(description="of the input")]
+    figure: Annotated[Literal["time", "main loop"], Field(description="what changes: microseconds, or cycles")]
+    form: Annotated[
+        Literal["machine code", "cheap form"],
+        Field(description="of the model: simulated instructions, or formulas; their figures differ"),
+    ]
+    before: Annotated[float, Field(description="the figure as it is")]
+    after: Annotated[float, Field(description="the figure after the change")]
+
+    @property
+    def gain(self) -> float:
+        """The share by which the figure falls."""
+        return 1 - self.after / self.before
+
+
+class Profile(Schema):
+    """A kernel's profile."""
+
+    kind: Annotated[Literal["profile"], Field(description="of document")]
+    version: Annotated[Literal[1], Field(description="of this schema")]
+    modelled: Annotated[Literal[True], Field(description="every figure is modelled, none is measured")]
+    kernel: Annotated[str, Field(description="the function's name")]
+    arch: Annotated[str, Field(description="that its machine code is for")]
+    gpu: Annotated[str, Field(description="whose rates the model uses")]
+    problem: Annotated[str | None, Field(description="M_N_K, acc and layout of a record")]
+    registers: Annotated[Count, Field(description="of a thread, by ptxas")]
+    spill_bytes: Annotated[Count, Field(description="of a thread's loads and stores to local memory")]
+    instructions: Annotated[Count, Field(description="of the function")]
+    loop: Annotated[Loop, Field(description="the main loop")]
+    occupancy: Annotated[Occupancy | None, Field(description="null without a launch")]
+    time: Annotated[Time | None, Field(description="null without a launch")]
+    advice: Annotated[tuple[Advice, ...], Field(description="what would help, what helps most first")]
+    lines: Annotated[tuple[Line, ...], Field(description="the main loop's machine code")]
+    issues: Annotated[tuple[Issue, ...], Field(description="of some turns, in the order of time")]
+
+    @property
+    def title(self) -> str:
+        """What is computed, and where."""
+        return f"{self.problem or self.kernel} on {self.gpu}"
+
+
+def load(path: Path) -> Profile:
+    """A profile that ``--json`` wrote. Raises WrongInput."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise WrongInput(f"{path}: {error.strerror}; 'cudal2gen profile --json' writes a profile") from None
+    content = parse_json(text)
+    if not isinstance(content, dict) or content.get("kind") != "profile":
+        raise WrongInput(f"{path}: is no profile; 'cudal2gen profile --json' writes one")
+    if content.get("version") != VERSION:
+        raise WrongInput(f"{path}: is a profile of version {content.get('version')}, this program reads {VERSION}")
+    try:
+        return Profile.model_validate_json(text)
+    except ValidationError as error:
+        raise WrongInput(f"{path}: {explain(error)}") from None

@@ -1,0 +1,44 @@
+"""The page of a profile: one self-contained HTML file."""
+
+from __future__ import annotations
+
+from cudal2gen import pages
+from cudal2gen.profile.figures import Profile
+from cudal2gen.profile.picture import LEFT, picture
+from cudal2gen.profile.sections import by_size, place, sections
+
+LISTING = "listing"
+
+
+def html(profile: Profile) -> str:
+    """The picture of the main loop, the sections, and the listing with bars."""
+    most = max((sum(line.stalls.values()) for line in profile.lines), default=0.0) or 1.0
+    rows = [
+        {
+            "sass": f"{line.address:04x} {line.sass}",
+            "pipe": line.pipe,
+            "stalls": [(name, cycles, 100 * cycles / most) for name, cycles in line.stalls.items() if cycles],
+            "cycles": sum(line.stalls.values()),
+            "words": ", ".join(f"{name} {cycles:.1f}" for name, cycles in by_size(line.stalls) if cycles),
+            "place": place(line),
+        }
+        for line in profile.lines
+    ]
+    drawn = picture(profile)
+    start = min((issue.cycle for issue in profile.issues), default=0.0)
+    data = {
+        "left": LEFT,
+        "scale": drawn.scale,
+        "issues": [[issue.warp, issue.line, round(issue.cycle - start, 1)] for issue in profile.issues],
+    }
+    return pages.html(
+        "profile/page.html.j2",
+        styles=("profile/style.css",),
+        script="profile/script.js",
+        title=f"cudal2gen: profile of {profile.title}",
+        profile=profile,
+        sections=[section for section in sections(profile) if section.anchor != LISTING],
+        picture=drawn,
+        rows=rows,
+        data=pages.embedded(data),
+    )

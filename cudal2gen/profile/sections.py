@@ -1,0 +1,195 @@
+"""A profile as sections of words and tables, which text and page share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cudal2gen.pages import Section, Table, microseconds, percent
+from cudal2gen.profile.figures import Advice, Line, Loop, Occupancy, Profile, Time
+
+MODELLED = "All figures are modelled from the machine code; nothing is measured."
+WITHOUT_LAUNCH = "Without a launch there are figures of the main loop only: --launch FILE.json says how it is launched."
+NO_ADVICE = "No change that the model can express makes it shorter by 1 % or more."
+LEAST = 0.0005  # share below which a row says nothing
+
+
+def sections(profile: Profile, lines: int | None = None) -> tuple[Section, ...]:
+    """Everything but the picture. ``lines``: of the listing those with the most stall cycles; None for all."""
+    return (
+        Section("overview", "In short", (MODELLED,), tables=(_overview(profile),)),
+        _advice(profile),
+        *((_time(profile.time),) if profile.time else ()),
+        _loop(profile.loop),
+        *((_occupancy(profile.occupancy),) if profile.occupancy else ()),
+        _listing(profile, lines),
+    )
+
+
+def _overview(profile: Profile) -> Table:
+    loop, time = profile.loop, profile.time
+    rows = [("kernel", profile.kernel), ("for", f"{profile.arch}, with the rates of {profile.gpu}")]
+    if profile.problem:
+        rows.append(("problem", profile.problem))
+    if time:
+        rows += [
+            ("time", f"{microseconds(time.us)} µs, {time.us / time.floor_us:.2f} times the floor of "
+             f"{microseconds(time.floor_us)} µs (FLOP, bytes, launch)"),
+        ]  # fmt: skip
+    rows += [("main loop", loop_words(loop)), ("bound by", time.bound if time else loop.bound)]
+    if profile.occupancy:
+        rows.append(("occupancy", occupancy_words(profile.occupancy)))
+    if time:
+        rows.append(("waves", f"{time.waves:.2f}, {percent(time.tail_share)} of the SMs' time idle in the last"))
+    rows.append(("registers", f"{profile.registers}, {loop.live_registers} in use in the main loop at most"))
+    if profile.spill_bytes:
+        rows.append(("spills", f"{profile.spill_bytes} bytes of a thread"))
+    return Table("The kernel", ("what", "value"), tuple(rows))
+
+
+def loop_words(loop: Loop) -> str:
+    """Cycles of a turn beside the tensor bound."""
+    text = f"{loop.cycles:.0f} cycles a {loop.unit} of {loop.warps} warps a scheduler"
+    if not loop.tensor_cycles:
+        return text
+    return f"{text}, tensor bound {loop.tensor_cycles:.0f} ({percent(loop.tensor_cycles / loop.cycles)})"
+
+
+def occupancy_words(occupancy: Occupancy) -> str:
+    """Resident CTAs and warps, and what limits them."""
+    return (
+        f"{occupancy.ctas} CTAs an SM, {occupancy.warps:g} warps a scheduler, limited by "
+        f"{' and '.join(occupancy.limits)}"
+    )
+
+
+def _time(time: Time) -> Section:
+    parts = [(name, microseconds(us), percent(us / time.us)) for name, us in time.parts.items()]
+    bounds = [(name, microseconds(us)) for name, us in time.bounds.items()]
+    return Section(
+        "time",
+        "Where the time goes",
+        tables=(
+            Table(
+                "Parts of the modelled time",
+                ("part", "µs", "share"),
+                (*parts, ("sum", microseconds(time.us), percent(1.0))),
+            ),
+            Table("What bounds the main loop: the largest counts", ("bound", "µs"), tuple(bounds)),
+        ),
+    )
+
+
+def _loop(loop: Loop) -> Section:
+    words = (
+        f"A turn is a {loop.unit}: {loop.issue_slots:.0f} instructions of each of {loop.warps} warps, "
+        f"{loop_words(loop)}."
+    )
+    wasted = (
+        (f"{loop.bank_conflicts:g} cycles of a warp wait for register banks." if loop.bank_conflicts else ""),
+        (f"{loop.unread:g} instructions write registers that nobody reads." if loop.unread else ""),
+        ("" if loop.rolled else "The main loop is straight code: its first and last turns are in the figures."),
+    )
+    return Section(
+        "loop",
+        "The main loop",
+        (words, *filter(None, wasted)),
+        tables=(
+            Table("Busy share of each pipe", ("pipe", "busy"), shares(loop.pipes)),
+            Table("What warps wait for, as a share of their cycles", ("stall", "share"), shares(loop.stalls)),
+            Table(
+                "Instructions of a warp in a turn",
+                ("opcode", "count"),
+                tuple((name, f"{count:g}") for name, count in by_size(loop.opcodes)),
+            ),
+        ),
+    )
+
+
+def shares(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
+    """Rows of shares, the largest first, without those that are next to nothing."""
+    return tuple((name, percent(share)) for name, share in by_size(values) if share >= LEAST)
+
+
+def by_size(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The largest first."""
+    return sorted(values.items(), key=lambda item: -item[1])
+
+
+def _occupancy(occupancy: Occupancy) -> Section:
+    uses = {
+        "registers": f"{occupancy.registers} a thread",
+        "shared memory": f"{occupancy.smem_bytes} bytes",
+        "threads": f"{occupancy.threads}",
+        "blocks": "1",
+    }
+    more = {
+        "registers": occupancy.most_registers and f"{occupancy.most_registers} a thread",
+        "shared memory": occupancy.most_smem_bytes and f"{occupancy.most_smem_bytes} bytes",
+    }
+    rows = tuple(
+        (limit, uses[limit], str(room), (more.get(limit) or "none") if limit in occupancy.limits else "—")
+        for limit, room in occupancy.room.items()
+    )
+    return Section(
+        "occupancy",
+        "Occupancy",
+        tables=(
+            Table(
+                f"CTAs that an SM has room for; {occupancy.ctas} are resident",
+                ("limit", "a CTA uses", "room for CTAs", "at most, for one CTA more"),
+                rows,
+            ),
+        ),
+    )
+
+
+def _advice(profile: Profile) -> Section:
+    lines = tuple(advice_words(advice) for advice in profile.advice)
+    return Section("advice", "What would help", lines or (NO_ADVICE,))
+
+
+def advice_words(advice: Advice) -> str:
+    """One line: the change, and what it does by the model."""
+    share = percent(advice.gain)
+    if advice.figure == "main loop":
+        return f"{advice.change}: main loop at most {share} shorter by the model"
+    return f"{advice.change}: {share} shorter by the model's {advice.form}"
+
+
+def _listing(profile: Profile, most: int | None) -> Section:
+    kept = set(range(len(profile.lines)))
+    caption = "The main loop's machine code"
+    if most is not None and most < len(profile.lines):
+        ranked = sorted(kept, key=lambda index: -sum(profile.lines[index].stalls.values()))
+        kept = set(ranked[:most])
+        caption += f": the {most} of {len(profile.lines)} instructions before which warps wait the most"
+    rows = [_row(line) for index, line in enumerate(profile.lines) if index in kept]
+    return Section(
+        "listing",
+        "Line by line",
+        tables=(Table(caption, ("SASS", "pipe", "stall cycles", "for", "CUDA"), tuple(rows)),),
+    )
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    waits = [(name, cycles) for name, cycles in by_size(line.stalls) if cycles >= 0.05]
+    return (
+        f"{line.address:04x} {line.sass}",
+        line.pipe,
+        f"{sum(line.stalls.values()):.1f}",
+        stall_words(waits[:2]),
+        place(line),
+    )
+
+
+def stall_words(waits: Iterable[tuple[str, float]]) -> str:
+    """Reasons with their cycles."""
+    return ", ".join(f"{name} {cycles:.0f}" for name, cycles in waits)
+
+
+def place(line: Line) -> str:
+    """Where a line comes from in CUDA, and its text."""
+    if line.file is None:
+        return "—"
+    name = f"{line.file.rsplit('/', 1)[-1]}:{line.line}"
+    return f"{name} {line.cuda}" if line.cuda else name
