@@ -11,9 +11,8 @@ import pytest
 
 from cudal2gen import compiler, sass, toolchain
 from cudal2gen.kernel import Sm80Multistage
-from cudal2gen.sass import Control, Function, Graph, Instruction, Summary, Warp
+from cudal2gen.sass import Control, Function, Graph, Instruction, Summary
 from cudal2gen.sass.trips import trips
-from cudal2gen.sass.warp import steady_cycles
 from tests.draws import drawn_by
 from tests.paths import PATHS
 from tests.strategies import STRAIGHT, multistage
@@ -104,19 +103,6 @@ def code(
     opcode: str, *operands: str, guard: str | None = None, target: int | None = None, **control: Any
 ) -> Instruction:
     return Instruction(0, guard, opcode, operands, replace(FREE, **control), target)
-
-
-def test_tensor_core_shared_memory_and_scoreboards_bound_a_warp() -> None:
-    mma, load = code("HMMA.16816.F16"), code("LDSM.16.M88.4", write_barrier=0)
-    assert steady_cycles([mma] * 5) == 40  # 8 cycles of a tensor core each
-    assert steady_cycles([code("HMMA.1688.F16")] * 5) == 20
-    assert steady_cycles([load] * 3) == 3  # a queue takes them as they are issued
-    assert steady_cycles([load, code("HMMA.16816.F16", waits=(0,))]) == 4 + 33 + 1
-    assert steady_cycles([code("IADD3", stall=4), code("MOV")]) == 5
-    # Two loads on one scoreboard: the older may be done before the younger.
-    pair = [code("LDSM.16.M88.4", write_barrier=0), code("LDSM.16.M88.4", write_barrier=0)]
-    assert Warp().run([*pair, code("DEPBAR.LE", "SB0", "0x1")]) == 4 + 33
-    assert Warp().run([*pair, code("DEPBAR.LE", "SB0", "0x0")]) == 8 + 33
 
 
 def placed(*instructions: Instruction) -> Function:

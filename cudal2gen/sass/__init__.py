@@ -1,15 +1,15 @@
-"""The machine code of a cubin: decoded instructions, loops, the units that execute them, and one warp's time.
+"""The machine code of a cubin: decoded instructions, loops, the units that execute them, and warps simulated.
 
-Imports go down: ``summary`` > ``warp``, ``trips`` > ``flow``, ``latencies`` > ``pipes`` > ``decoding``. No GPU is used,
-and nothing is measured.
+Imports go down: ``summary``, ``ways`` > ``simulation``, ``trips`` > ``flow``, ``latencies`` > ``pipes`` >
+``decoding``. No GPU is used, and nothing is measured.
 """
 
 from cudal2gen.sass.decoding import Control, DisassemblyError, Function, Instruction, disassemble
 from cudal2gen.sass.flow import Block, Graph, Loop
 from cudal2gen.sass.latencies import Release, scoreboard
 from cudal2gen.sass.pipes import Pipe, PipeUse, pipe_use
+from cudal2gen.sass.simulation import Machine, Stall, Stream, Timeline, simulate
 from cudal2gen.sass.summary import Summary, summarise
-from cudal2gen.sass.warp import Warp
 
 __all__ = [
     "Block",
@@ -19,13 +19,17 @@ __all__ = [
     "Graph",
     "Instruction",
     "Loop",
+    "Machine",
     "Pipe",
     "PipeUse",
     "Release",
+    "Stall",
+    "Stream",
     "Summary",
-    "Warp",
+    "Timeline",
     "disassemble",
     "pipe_use",
     "scoreboard",
+    "simulate",
     "summarise",
 ]

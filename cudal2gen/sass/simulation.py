@@ -456,7 +456,8 @@ class _SubCore:
             duration = operation.bytes * machine.sub_cores / machine.l2_bytes
             self.l2 = max(last, self.l2) + duration
             if operation.kind is not Kind.STORE:
-                result = max(self.l2, last + duration) + machine.l2_cycles
+                arrived = max(self.l2, last + duration) + machine.l2_cycles
+                result = arrived if operation.kind is Kind.COPY else max(arrived, result)
             if operation.kind is Kind.COPY:
                 warp.copies_landed = max(warp.copies_landed, result)
         return result, start + operation.read
@@ -589,3 +590,11 @@ def simulate(streams: Sequence[Stream], machine: Machine, *, detail: bool = Fals
     timeline.ends = [warp.ends for warp in warps]
     timeline.cycles = max([0.0, *(warp.before + 1 for warp in warps)])
     return timeline
+
+
+def steady_cycles(instructions: Sequence[Instruction], sm: str = "sm_80", turns: int = 12) -> float:
+    """Cycles of one turn of a loop for one warp alone, whose copies have landed when it waits for them: T1, a lower
+    bound by which to compare two kernels. The mean over the later half of so many turns."""
+    (ends,) = simulate([Stream(((instructions, turns),))], Machine(sm, l2_cycles=0)).ends
+    half = turns // 2
+    return (ends[-1] - ends[half - 1]) / (turns - half)

@@ -12,8 +12,8 @@ from pathlib import Path
 from cudal2gen.sass.decoding import DisassemblyError, Function, Instruction, disassemble
 from cudal2gen.sass.flow import Block, Graph, Loop
 from cudal2gen.sass.pipes import MMA, access_bytes
+from cudal2gen.sass.simulation import Machine, Stream, simulate, steady_cycles
 from cudal2gen.sass.trips import trips
-from cudal2gen.sass.warp import Warp, steady_cycles
 
 LOCAL = frozenset(("LDL", "STL"))
 STORES = frozenset(("STS", "STSM", "STG"))
@@ -23,8 +23,9 @@ STORES = frozenset(("STS", "STSM", "STG"))
 class Summary:
     """Issue slots, stalls and cycles are of one warp and one k-tile, after the main loop's MMAs were counted.
 
-    ``loop_cycles``: T1, the warp alone (``warp``). ``epilogue``: instructions that a warp executes from the end of the
-    main loop to its exit. ``counts``: the main loop's opcodes. ``rolled``: False where it is straight code.
+    ``loop_cycles``: T1, the warp alone (``simulation.steady_cycles``). ``epilogue``: instructions that a warp executes
+    from the end of the main loop to its exit. ``counts``: the main loop's opcodes. ``rolled``: False
+    where it is straight code.
     ``spill_bytes``: of one thread's local loads and stores, each counted once.
     """
 
@@ -53,7 +54,7 @@ def summarise(cubin: Path, *, tile_mmas: int, function: str | None = None) -> Su
         raise DisassemblyError(f"{cubin}: no function{f' {function}' if function else ''} has an MMA")
     code = KernelCode(max(functions, key=lambda candidate: len(candidate.instructions)))
     tiles = _mmas(code.main_path) / tile_mmas
-    cycles = steady_cycles(code.main_path) if code.main_loop else Warp().run(code.main_path)
+    cycles = _cycles(code)
     return Summary(
         name=code.function.name,
         registers=code.function.registers,
@@ -65,6 +66,13 @@ def summarise(cubin: Path, *, tile_mmas: int, function: str | None = None) -> Su
         counts=Counter(instruction.name for instruction in code.main_path),
         rolled=code.main_loop is not None,
     )
+
+
+def _cycles(code: KernelCode) -> float:
+    """T1: of a turn of the main loop, or of the straight code."""
+    if code.main_loop:
+        return steady_cycles(code.main_path, code.function.sm)
+    return simulate([Stream(((code.main_path, 1),))], Machine(code.function.sm, l2_cycles=0)).cycles
 
 
 class KernelCode:

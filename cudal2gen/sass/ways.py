@@ -43,6 +43,7 @@ class Ways:
 
     def __init__(self, function: Function) -> None:
         self.graph = Graph(function)
+        self._counted: dict[int, int] = {}  # iterations of loops by header
         self._spins = {block for loop in self.graph.loops if self._spins_only(loop) for block in loop.blocks}
         main = self._innermost(MMA)
         self.consumer = self._way(main) if main else self._straight()
@@ -121,10 +122,6 @@ class Ways:
             way = self._code(sorted(self.graph.dominators[loop.header] - {loop.header}))
             self._counted[loop.header] = min(MOST_TURNS, trips(way, body) or 1)
         return self._counted[loop.header]
-
-    @property
-    def _counted(self) -> dict[int, int]:
-        return self.__dict__.setdefault("_counts", {})
 
     def _walk(self, blocks: Iterable[int], main: frozenset[int]) -> tuple[Instruction, ...]:
         """The blocks' instructions; those of a loop as often as it runs."""
