@@ -1,0 +1,128 @@
+"""How many kernels of public programs the emulator translates.
+
+``scripts/corpus.jsonl`` lists the sources: repository, commit, path, target of the PTX, and entries. It was drawn
+before any of them was translated: every n-th source of a repository in the order of paths, those that compile without
+further libraries, the first 20 entries of each. Sources and PTX stay outside of the checkout: compile the sources of
+interest with ``nvcc -lineinfo -ptx``, at the commit and for the target of the list, into
+``FOLDER/OWNER+NAME/PATH.TARGET.ptx``, then
+
+    python scripts/corpus.py FOLDER
+
+prints the share of entries that translate, and of each refused one the reason with opcode, PTX line and CUDA line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from cudal2gen.emulator.frontend.parser import parse
+from cudal2gen.emulator.frontend.ptx import PtxError
+from cudal2gen.emulator.frontend.translate import translate
+from cudal2gen.emulator.state.reports import EmulatorError
+
+MANIFEST = Path(__file__).with_name("corpus.jsonl")
+# What the emulator refuses on purpose, as its messages name it.
+REFUSED = (
+    "textures and surfaces",
+    "device malloc",
+    "recursive call",
+    "dynamic parallelism",
+    "conditional nodes of graphs",
+)
+_OPCODE = re.compile(r": ([\w.:]+) in `")
+
+
+class Outcome(NamedTuple):
+    """What became of an entry: ``message`` is empty where it translates."""
+
+    repository: str
+    path: str
+    entry: str
+    message: str
+
+    @property
+    def opcode(self) -> str:
+        """The refused instruction, or what the message says of it."""
+        match = _OPCODE.search(self.message)
+        return match[1] if match else re.sub(r"^(PTX )?line \d+: ", "", self.message)[:60]
+
+    @property
+    def on_purpose(self) -> bool:
+        return any(what in self.message for what in REFUSED)
+
+
+def sources(manifest: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a manifest."""
+    for line in manifest.read_text().splitlines():
+        yield json.loads(line)
+
+
+def ptx_of(folder: Path, source: dict[str, Any]) -> Path:
+    """Where the PTX of a source lies."""
+    return folder / source["repository"].replace("/", "+") / f"{source['path']}.{source['target']}.ptx"
+
+
+def outcomes(source: dict[str, Any], ptx: Path) -> list[Outcome]:
+    """Translate the entries of one source."""
+    messages = {}
+    try:
+        module = parse(ptx.read_text())
+    except PtxError as error:
+        messages = dict.fromkeys(source["entries"], str(error))
+    else:
+        for entry in source["entries"]:
+            try:
+                translate(module, entry)
+                messages[entry] = ""
+            except (PtxError, EmulatorError) as error:
+                messages[entry] = str(error)
+            except Exception as error:  # a defect of the emulator: it counts as refused
+                messages[entry] = f"internal error, {type(error).__name__}: {error}"
+    return [Outcome(source["repository"], source["path"], entry, message) for entry, message in messages.items()]
+
+
+def summary(results: list[Outcome]) -> str:
+    """Shares, refused opcodes, and every refused entry, as text."""
+    translated = [r for r in results if not r.message]
+    on_purpose = [r for r in results if r.on_purpose]
+    others = [r for r in results if r.message and not r.on_purpose]
+    lines = [
+        f"{len(results)} entries of {len({r.repository for r in results})} repositories: {len(translated)} translate, "
+        f"{len(on_purpose)} use what is refused on purpose, {len(others)} are refused",
+        f"{len(translated)} of {len(results) - len(on_purpose)} = "
+        f"{100 * len(translated) / max(1, len(results) - len(on_purpose)):.1f} % of those that use nothing refused on "
+        "purpose",
+    ]
+    for opcode, count in Counter(r.opcode for r in others).most_common():
+        lines.append(f"{count:5d}  {opcode}")
+    lines += [f"{r.repository} {r.path} {r.entry}: {r.message}" for r in [*others, *on_purpose]]
+    return "\n".join(lines)
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="PTX files, as OWNER+NAME/PATH.TARGET.ptx")],
+    manifest: Annotated[Path, typer.Option(metavar="FILE", help="list of sources")] = MANIFEST,
+    jobs: Annotated[int, typer.Option(help="processes", min=1)] = 1,
+) -> None:
+    """Translate the corpus; the exit status is 1 where PTX of the list is missing."""
+    listed = list(sources(manifest))
+    here = [source for source in listed if ptx_of(folder, source).exists()]
+    with ProcessPoolExecutor(jobs) as pool:
+        parts = pool.map(outcomes, here, [ptx_of(folder, source) for source in here])
+        print(summary([outcome for part in parts for outcome in part]))
+    if len(here) < len(listed):
+        print(f"{len(listed) - len(here)} of {len(listed)} sources have no PTX in {folder}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
