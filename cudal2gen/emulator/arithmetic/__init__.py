@@ -43,6 +43,7 @@ from cudal2gen.emulator.arithmetic.integers import (
     shl,
     shr,
 )
+from cudal2gen.emulator.arithmetic.operands import pack_f8, unpack_f8
 
 __all__ = [
     "COMPARE",
@@ -71,6 +72,7 @@ __all__ = [
     "funnel",
     "lop3",
     "mulhi",
+    "pack_f8",
     "pack_f32",
     "packed",
     "popc",
@@ -86,4 +88,5 @@ __all__ = [
     "test_float",
     "to_tf32",
     "unary32",
+    "unpack_f8",
 ]

@@ -104,6 +104,8 @@ class _Reader:
             return literal(token, self.line)
         if first == "-":
             return self.negative()
+        if token == "WARP_SZ":
+            return Imm(32)
         if first == "!":
             return Reg(self.name(self.take()), True)
         if first in "{(":

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cudal2gen.emulator.arithmetic.operands import ELEMENT_BITS, elements, rounded
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
-from cudal2gen.emulator.machine.tensor import Accumulator, halves
+from cudal2gen.emulator.machine.tensor import Accumulator
 from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import Array, Mask, distinct
 from cudal2gen.emulator.state.batch import BatchState
@@ -22,16 +23,24 @@ SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
 
 
 class Form(NamedTuple):
-    """A kind of wgmma.mma_async: ``n`` columns, operands of type ``kind``, accumulator ``acc``; A from registers
-    (``registers``) or shared memory; operands M- or N-major (``along_a``, ``along_b``); sign of A times that of B."""
+    """A kind of wgmma.mma_async: ``n`` columns, types of A and B (of one width), accumulator ``acc``; A from registers
+    (``registers``) or shared memory; operands M- or N-major (``along_a``, ``along_b``); sign of A times that of B;
+    ``saturate``: s32 sums are clamped."""
 
     n: int
-    kind: str
+    kind_a: str
+    kind_b: str
     acc: str
     registers: bool
     along_a: bool
     along_b: bool
     sign: float
+    saturate: bool = False
+
+    @property
+    def k(self) -> int:
+        """Elements along k: 32 bytes."""
+        return 256 // ELEMENT_BITS[self.kind_a]
 
 
 class Tile:
@@ -194,8 +203,8 @@ class Warpgroups:
             if isinstance(a, tuple):
                 left = self._from_registers(a, form, starts)
             else:
-                left = self._operand(form, a, 64, form.along_a, groups, site)
-            right = self._operand(form, b, form.n, form.along_b, groups, site)
+                left = self._operand(form.kind_a, a, 64, form.along_a, groups, site)
+            right = self._operand(form.kind_b, b, form.n, form.along_b, groups, site)
             product = np.matmul(left, right.transpose(0, 2, 1))
             if form.sign < 0:
                 product = -product
@@ -205,7 +214,7 @@ class Warpgroups:
             group[groups] = self.committed[groups] + 1
             if self.launch.counters is not None:
                 self.launch.counters.wgmma += len(groups)
-                self.launch.counters.wgmma_flops += len(groups) * 2 * 64 * form.n * 16
+                self.launch.counters.wgmma_flops += len(groups) * 2 * 64 * form.n * form.k
         tile = Tile(new, group)
         return [TileRegister(tile, i) for i in range(len(d))]
 
@@ -238,6 +247,12 @@ class Warpgroups:
                 registers[:, s : s + 128] = total.astype(np.float16).reshape(len(total), -1).view(np.uint32)
             return
         by_register = np.ascontiguousarray(cells.transpose(0, 4, 2, 6, 1, 3, 5)).reshape(count, -1, 128)
+        if form.acc == "s32":
+            whole = registers.view(np.int32)
+            for total, s, add in zip(by_register, starts, keep, strict=True):
+                sums = total + whole[:, s : s + 128] if add else total
+                whole[:, s : s + 128] = rounded(sums, "s32", form.saturate)
+            return
         floats = registers.view(np.float32)
         for total, s, add in zip(by_register, starts, keep, strict=True):
             if add:
@@ -269,13 +284,13 @@ class Warpgroups:
     def _from_registers(self, registers: tuple[Register, ...], form: Form, starts: list[int]) -> Array:
         plain = [self._plain(r) for r in registers]
         raw = np.stack([np.stack([r[s : s + 128] for r in plain]) for s in starts])
-        values = halves(np.ascontiguousarray(raw).view(np.uint16), form.kind)
-        # Register r: rows 8 * (r % 2), columns 8 * (r / 2), two neighbours each.
-        cells = values.reshape(len(starts), 2, 2, 4, 8, 4, 2).transpose(0, 3, 2, 4, 1, 5, 6)
-        return np.ascontiguousarray(cells).reshape(len(starts), 64, 16)
+        values = elements(np.ascontiguousarray(raw).view(np.uint8), form.kind_a)
+        # Register r: rows 8 * (r % 2), and of the half r / 2 of k the elements of one register.
+        cells = values.reshape(len(starts), 2, 2, 4, 8, 4, -1).transpose(0, 3, 2, 4, 1, 5, 6)
+        return np.ascontiguousarray(cells).reshape(len(starts), 64, form.k)
 
-    def _operand(self, form: Form, descriptors: Array, rows: int, along: bool, groups: list[int], site: int) -> Array:
-        """A or B of every warpgroup as (warpgroups, rows, 16) in fp32."""
+    def _operand(self, kind: str, descriptors: Array, rows: int, along: bool, groups: list[int], site: int) -> Array:
+        """A or B of every warpgroup as numbers, (warpgroups, rows, elements along k)."""
         batch, shared = self.batch, self.shared
         places: list[Array] = []
         # Warpgroups of a CTA often share an operand.
@@ -298,13 +313,13 @@ class Warpgroups:
             if slot_of[-1] == len(places):
                 places.append(at)
         raw = shared.views[16][np.stack(places)]
-        values = halves(np.ascontiguousarray(raw).view(np.uint16), form.kind)
+        values = elements(np.ascontiguousarray(raw).view(np.uint8), kind)
         if len(places) < len(groups):
             values = values[slot_of]
         if along:
-            # 16 rows of k, each with the elements along m or n.
+            # Of 16-bit elements only: 16 rows of k, each with the elements along m or n.
             return values.reshape(len(groups), 16, rows).transpose(0, 2, 1)
-        return values.reshape(len(groups), rows, 16)
+        return values.reshape(len(groups), rows, -1)
 
     def _pattern(self, descriptor: int, rows: int, along: bool) -> Array:
         """Byte offsets in the CTA's shared memory of the 16-byte elements of an operand, in ``_operand``'s order."""

@@ -50,6 +50,27 @@ def _extend_uniform(e: Emitter, d: Operand, bits: int) -> None:
     e.line(f"{name} = S{bits}({name}) & {(1 << have) - 1}")
 
 
+_EIGHTS = frozenset(("e4m3x2", "e5m2x2"))
+
+
+def _convert_eights(e: Emitter, ins: Instr) -> None:
+    """cvt from f32 (two) or f16x2 to a pair of fp8, and from such a pair to f16x2."""
+    parts = ins.parts
+    dst, src = parts[-2:]
+    relu = "relu" in parts
+    d, a = ins.operands[:2]
+    if dst == "f16x2" and src in _EIGHTS:
+        e.assign(d, Value(f"A.unpack_f8({e.array(a, 'u2')}, {src[:-2]!r}, {relu})", "u4", False))
+    elif src == "f32" and "satfinite" in parts:
+        high, low = e.array(a, "f4"), e.array(ins.operands[2], "f4")
+        e.assign(d, Value(f"A.pack_f8({high}, {low}, {dst[:-2]!r}, {relu})", "u2", False))
+    elif src == "f16x2" and "satfinite" in parts:
+        word = e.temp(f"{e.array(a, 'u4')}.view('f2')")
+        e.assign(d, Value(f"A.pack_f8({word}[1::2], {word}[::2], {dst[:-2]!r}, {relu})", "u2", False))
+    else:
+        raise e.fail()
+
+
 def _with_float(parts: tuple[str, ...]) -> bool:
     return not (parts[-1] in INTEGERS and _between_integers(parts))
 
@@ -61,6 +82,9 @@ def convert(e: Emitter, ins: Instr) -> None:
     dst, src = parts[-2:]
     mode = next((p for p in parts if p in _ROUNDING), "rn" if dst[0] in "fb" else "rzi")
     d, a = ins.operands[:2]
+    if _EIGHTS & {dst, src}:
+        _convert_eights(e, ins)
+        return
     if dst in ("f16x2", "bf16x2"):
         if src != "f32" or len(ins.operands) != 3:
             raise e.fail()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from cudal2gen.emulator.arithmetic.operands import ELEMENT_BITS
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
 from cudal2gen.emulator.frontend.instructions.memory import space_of
 from cudal2gen.emulator.frontend.mutations import shift
 from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
-from cudal2gen.emulator.machine.matrices import WmmaForm, WmmaTile
+from cudal2gen.emulator.machine.matrices import DenseForm, WmmaForm, WmmaTile
 from cudal2gen.emulator.machine.tensor import Shape
 
 _shapes: dict[str, Shape | None] = {}
@@ -71,7 +73,7 @@ def _shape(ins: Instr) -> Shape | None:
 def _make_shape(ins: Instr) -> Shape | None:
     parts = ins.parts
     size = next((p for p in parts if p.startswith("m16n8k")), "")
-    if not size or "row" not in parts or "col" not in parts or "sp" in parts or "satfinite" in parts:
+    if not size or "row" not in parts or "col" not in parts or {"sp", "satfinite"} & set(parts):
         return None
     types = parts[parts.index("col") + 1 :]
     if len(types) != 4:
@@ -91,12 +93,57 @@ def _destination(ins: Instr) -> Iterator[Operand]:
     yield ins.operands[0]
 
 
+# Types of A and B and of the accumulators of products that are evaluated at once.
+_DENSE = {
+    "f64": ("f64",), "e4m3": ("f16", "f32"), "e5m2": ("f16", "f32"), "s8": ("s32",), "u8": ("s32",), "s4": ("s32",),
+    "u4": ("s32",), "b1": ("s32",),
+}  # fmt: skip
+_DENSE_SIZES = re.compile(r"m(8|16)n8k(\d+)$")
+
+
+def _dense_form(e: Emitter, ins: Instr) -> DenseForm:
+    """The kind of mma.sync for what the tensor unit does not collect."""
+    parts = ins.parts
+    size = next((match for part in parts if (match := _DENSE_SIZES.match(part))), None)
+    types = [part for part in parts if part in ELEMENT_BITS]
+    if size is None or len(types) != 4 or {"sp", "block_scale"} & set(parts) or "col" not in parts:
+        raise e.fail()
+    acc, kind_a, kind_b, kind_c = types
+    form = DenseForm(
+        int(size[1]), int(size[2]), kind_a, kind_b, acc, "satfinite" in parts, "xor" in parts and "popc" in parts
+    )
+    same = ELEMENT_BITS[kind_a] == ELEMENT_BITS.get(kind_b) and acc == kind_c
+    if not same or acc not in _DENSE.get(kind_a, ()) or form.k % (4 * form.per):
+        raise e.fail()
+    return form
+
+
+def _multiply(e: Emitter, ins: Instr) -> None:
+    form = _dense_form(e, ins)
+    d, *operands = ins.operands
+    steps, halves = form.k // (4 * form.per), form.rows // 8
+    expected = [steps * halves, steps, halves * (1 if form.acc == "f16" else 2)]
+    if [len(v.items) for v in operands if isinstance(v, Vec)] != expected:
+        raise e.fail("wrong number of registers")
+    word = _word(form.acc)
+    texts = ", ".join(e.arrays(v.items, word) for v in operands if isinstance(v, Vec))
+    _assign_all(e, d, f"T.dense({e.bind('dense', form)}, {texts}, {e.lanes()})", word)
+
+
+def _word(kind: str) -> str:
+    """The type of a register that holds elements of this type."""
+    return "u8" if kind == "f64" else "u4"
+
+
 @instruction("mma", accumulates=_destination)
 def mma(e: Emitter, ins: Instr) -> None:
-    """mma.sync on f16, bf16, tf32 and 8-bit integers."""
+    """mma.sync of dense f16, bf16, tf32, f64, e4m3, e5m2, s8, u8, s4, u4 and b1."""
     shape = _shape(ins)
+    if shape is None:
+        _multiply(e, ins)
+        return
     d, a, b, c = ins.operands
-    if not (isinstance(d, Vec) and isinstance(a, Vec) and isinstance(b, Vec) and isinstance(c, Vec)) or shape is None:
+    if not (isinstance(d, Vec) and isinstance(a, Vec) and isinstance(b, Vec) and isinstance(c, Vec)):
         raise e.fail()
     steps = shape.k // (4 * shape.per)
     if len(a.items) != 2 * steps or len(b.items) != steps or len(c.items) != (2 if shape.acc == "f16" else 4):
@@ -116,48 +163,62 @@ def mma(e: Emitter, ins: Instr) -> None:
         e.assign(target, Value(f"FORCE({out}[{i}])", "u4", False))
 
 
+# Sizes of wmma, and the types of A and B that each has.
+_WMMA = {
+    **dict.fromkeys(("m16n16k16", "m32n8k16", "m8n32k16"), ("f16", "bf16", "s8", "u8")),
+    "m16n16k8": ("tf32",),
+    "m8n8k4": ("f64",),
+    "m8n8k32": ("s4", "u4"),
+    "m8n8k128": ("b1",),
+}
+
+
 def _wmma_size(e: Emitter, ins: Instr) -> str:
-    size = next((p for p in ins.parts if p in ("m16n16k16", "m32n8k16", "m8n32k16")), None)
+    size = next((p for p in ins.parts if p in _WMMA), None)
     if size is None:
         raise e.fail()
     return size
 
 
 def _half(ins: Instr, space: str) -> int:  # noqa: ARG001
-    return 2
+    return min(2, max(8, ELEMENT_BITS.get(ins.parts[-1], 8)) // 8)
 
 
 @instruction("wmma.mma", access=_half)
 def wmma(e: Emitter, ins: Instr) -> None:
-    """wmma.mma for f16 (the fragment layout is the machine's own)."""
+    """wmma.mma of f16, bf16, tf32, f64, s8, u8, s4, u4 and b1 (the fragment layout is the machine's own)."""
     parts, size = ins.parts, _wmma_size(e, ins)
     i = parts.index(size)
-    types = parts[i + 1 :]
-    if not set(types) <= {"f16", "f32"}:
+    types = [part for part in parts[i + 1 :] if part in ELEMENT_BITS]
+    acc, *kinds, add = types
+    kind_a, kind_b = kinds or ("f16", "f16")
+    if not {kind_a, kind_b} <= set(_WMMA[size]):
         raise e.fail()
-    form = e.bind("wmma", WmmaForm(size, parts[i - 2], parts[i - 1], types[0], types[-1]))
+    form = WmmaForm(size, parts[i - 2], parts[i - 1], acc, kind_a, kind_b, add, "satfinite" in parts, "xor" in parts)
+    word = _word(acc)
     d, *operands = ins.operands
-    texts = ", ".join(e.arrays(v.items, "u4") for v in operands if isinstance(v, Vec))
-    _assign_all(e, d, f"T.wmma({form}, {texts}, {e.lanes()})")
+    texts = ", ".join(e.arrays(v.items, word) for v in operands if isinstance(v, Vec))
+    _assign_all(e, d, f"T.wmma({e.bind('wmma', form)}, {texts}, {e.lanes()})", word)
 
 
-def _assign_all(e: Emitter, d: Operand, call: str) -> None:
+def _assign_all(e: Emitter, d: Operand, call: str, word: str = "u4") -> None:
     assert isinstance(d, Vec)
     out = e.temp(call)
     for i, target in enumerate(d.items):
-        e.assign(target, Value(f"{out}[{i}]", "u4", False))
+        e.assign(target, Value(f"{out}[{i}]", word, False))
 
 
 def _wmma_tile(e: Emitter, ins: Instr, at: Operand) -> tuple[str, str, str]:
     """(tile, address, stride) of wmma.load and wmma.store."""
     parts = ins.parts
     kind, space = parts[-1], space_of(ins)
-    if kind not in ("f16", "f32"):
+    size = _wmma_size(e, ins)
+    if kind not in (*_WMMA[size], "f16", "f32", "s32", "f64"):
         raise e.fail()
     if isinstance(at, Mem) and space == "generic" and isinstance(at.base, Sym):
         space = e.symbols[at.base.name][0]
     layout = next(p for p in parts if p in ("row", "col"))
-    tile = e.bind("tile", WmmaTile(parts[2], layout, _wmma_size(e, ins), space, kind))
+    tile = e.bind("tile", WmmaTile(parts[2], layout, size, space, kind))
     stride = e.array(ins.operands[2], "u4") if len(ins.operands) > 2 else "None"
     return tile, e.shared(at) if space == "shared" else e.address(at, space), stride
 
@@ -168,7 +229,8 @@ def wmma_load(e: Emitter, ins: Instr) -> None:
     d, at = ins.operands[:2]
     assert isinstance(d, Vec)
     tile, where, stride = _wmma_tile(e, ins, at)
-    _assign_all(e, d, f"T.wmma_load({tile}, {where}, {stride}, {len(d.items)}, {e.lanes()})")
+    call = f"T.wmma_load({tile}, {where}, {stride}, {len(d.items)}, {e.lanes()})"
+    _assign_all(e, d, call, _word(ins.parts[-1]))
 
 
 @instruction("wmma.store", writes=Writes.MEMORY, access=_half)
@@ -177,4 +239,5 @@ def wmma_store(e: Emitter, ins: Instr) -> None:
     at, s = ins.operands[:2]
     assert isinstance(s, Vec)
     tile, where, stride = _wmma_tile(e, ins, at)
-    e.line(f"T.wmma_store({tile}, {where}, {stride}, {e.arrays(s.items, 'u4')}, {e.lanes()})")
+    values = e.arrays(s.items, _word(ins.parts[-1]))
+    e.line(f"T.wmma_store({tile}, {where}, {stride}, {values}, {e.lanes()})")

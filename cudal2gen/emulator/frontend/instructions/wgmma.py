@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from cudal2gen.emulator.arithmetic.operands import ELEMENT_BITS
 from cudal2gen.emulator.frontend.emitter import Emitter
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
 from cudal2gen.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, swap, weaken
@@ -46,22 +48,34 @@ def _registers_in_use(ins: Instr) -> Iterator[Operand]:
         yield ins.operands[1]
 
 
+_SIZE = re.compile(r"m64n(\d+)k(\d+)$")
+# Types of A and B, and of accumulators.
+_ACCUMULATORS = {
+    "f16": ("f16", "f32"), "bf16": ("f32",), "tf32": ("f32",), "e4m3": ("f16", "f32"), "e5m2": ("f16", "f32"),
+    "s8": ("s32",), "u8": ("s32",),
+}  # fmt: skip
+
+
 def _form(e: Emitter, ins: Instr) -> Form:
     """The kind of product. After the predicate come the signs of A and B and, for operands in shared memory, whether
     they are M- or N-major; all may be missing."""
     parts = ins.parts
-    size = next((p for p in parts if p.startswith("m64n")), "")
-    acc, kind, other = parts[-3:]
-    columns = int(size[4:-3]) if size.endswith("k16") else 0
-    halves = kind == other and kind in ("f16", "bf16") and (acc == "f32" or acc == kind == "f16")
-    if columns % 8 or not 8 <= columns <= 256 or "sp" in parts or not halves or e.guard is not None:
+    size = next((match for part in parts if (match := _SIZE.match(part))), None)
+    types = [part for part in parts if part in ELEMENT_BITS]
+    if size is None or len(types) != 3 or {"sp", "popc"} & set(parts) or e.guard is not None:
+        raise e.fail()
+    acc, kind_a, kind_b = types
+    columns, bits = int(size[1]), ELEMENT_BITS[kind_a]
+    fits = bits == ELEMENT_BITS[kind_b] and acc in _ACCUMULATORS.get(kind_a, ()) and int(size[2]) == 256 // bits
+    if not fits or (bits == 16 and kind_a != kind_b) or columns % 8 or not 8 <= columns <= 256:
         raise e.fail()
     _, a, _, *rest = ins.operands
     numbers = [e.literal(op) for op in rest[1:]]
     registers = isinstance(a, Vec)
     sign_a, sign_b, *along = [*numbers, 0, 0, 0, 0] if numbers else [1, 1, 0, 0]
     along_a, along_b = (False, bool(along[0])) if registers else (bool(along[0]), bool(along[1]))
-    return Form(columns, kind, acc, registers, along_a, along_b, float(sign_a * sign_b))
+    sign = float(sign_a * sign_b)
+    return Form(columns, kind_a, kind_b, acc, registers, along_a, along_b, sign, "satfinite" in parts)
 
 
 @instruction(
@@ -74,10 +88,10 @@ def _form(e: Emitter, ins: Instr) -> Form:
     mutations=(_descriptor("step", "add.u64", "2"), _descriptor("swizzle", "xor.b64", "0xC000000000000000")),
 )
 def mma(e: Emitter, ins: Instr) -> None:
-    """wgmma.mma_async on f16 and bf16."""
+    """wgmma.mma_async of dense f16, bf16, tf32, e4m3, e5m2, s8 and u8."""
     form = _form(e, ins)
     d, a, b, *rest = ins.operands
-    if not isinstance(d, Vec) or len(d.items) != form.n // (2 if form.acc == "f32" else 4):
+    if not isinstance(d, Vec) or len(d.items) != form.n // (4 if form.acc == "f16" else 2):
         raise e.fail("wrong number of registers")
     keep = e.predicate(rest[0]).text
     name = e.bind("form", form)
