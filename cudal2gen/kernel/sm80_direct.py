@@ -71,4 +71,5 @@ class Sm80Direct(MmaSyncKernel):
     def work(self) -> Work:
         """No shared memory: every warp asks the L2 for its own fragments."""
         warps_m, warps_n = self.warps
-        return Work("mma.sync", (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes)
+        fragments = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
+        return Work("mma.sync", fragments, lines=fragments // (VECTOR * self.element.bytes))

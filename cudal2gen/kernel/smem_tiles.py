@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from cudal2gen.kernel.mma_sync import MMA_K, MMA_M, MMA_N, MmaTiles
-from cudal2gen.kernel.problem import VECTOR
-from cudal2gen.kernel.work import Work
+from cudal2gen.kernel.problem import VECTOR, ceil_div
+from cudal2gen.kernel.work import LINE, Work
 
 Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
 
@@ -75,7 +75,11 @@ class SmemTiles(MmaTiles):
         """A warp reads the rows and columns that it multiplies: A once per column of warps, B once per row of them."""
         warps_m, warps_n = self.warps
         read = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
-        return Work("mma.sync", self.step_bytes, shared_bytes=read + self.step_bytes)
+        along_k = ceil_div(self.k_step * self.element.bytes, LINE)
+        of_b = self.bn * along_k if self.layout == "tn" else self.k_step * ceil_div(self.bn * self.element.bytes, LINE)
+        return Work(
+            "mma.sync", self.step_bytes, shared_bytes=read + self.step_bytes, lines=self.bm * along_k + of_b,
+        )
 
 
 def power_of_two(extent: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+LINE = 128  # bytes of a line of the caches
+
 Instruction = Literal["mma.sync", "wgmma"]
 
 
@@ -11,7 +13,8 @@ class Work(NamedTuple):
     """What one CTA of a record does.
 
     ``instruction``: what multiplies; the GPU has a rate for each. ``issuers``: warpgroups that keep the tensor cores
-    busy with it, where it is issued by warpgroups. ``shared_bytes``: bytes that one k-step reads from and writes to
+    busy with it, where it is issued by warpgroups. ``lines``: pieces of rows, of 128 bytes at most, that threads ask for in
+    one k-step; an SM looks up one of them a clock. ``shared_bytes``: bytes that one k-step reads from and writes to
     shared memory. ``l2_bytes``: bytes that one k-step asks of the L2; what a cluster shares counts once for all its
     CTAs. ``raster_band``: rows of tiles that are under way side by side. ``store``: how D leaves, by TMA or by stores
     of the threads. ``epilogue_hidden``: whether the next tile's main loop runs meanwhile. ``tensor_maps``: whether the
@@ -24,6 +27,7 @@ class Work(NamedTuple):
     l2_bytes: float
     issuers: int = 1
     shared_bytes: int = 0
+    lines: int = 0
     raster_band: int = 8
     store: Literal["tma", "direct"] = "direct"
     epilogue_hidden: bool = False

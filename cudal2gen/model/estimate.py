@@ -1,28 +1,84 @@
-"""An analytic model of a kernel's time. Its figures are estimates from a dozen constants, never measurements.
+"""The cheap form of the model: a kernel's time from its parameters alone, tens of microseconds an estimate.
 
-A CTA's k-tile takes as long as the slowest of: MMAs, reading operands from shared memory, bringing them from the L2,
-the latency of a load shared out over the ring, and a warp's own instructions between MMAs where the family counts them.
-An SM works off its share of CTAs; device memory bounds the whole. Around that stand launch, first load, epilogue and
-the reduction of a split k. Not modelled: bank conflicts, power, and what one warp does while others wait. Times are in
-microseconds.
+A CTA works off k-steps. What a step asks of each part of the chip is a bound: tensor cores, shared memory, the L2, device
+memory, issue, a CTA's chain of waits, and the latency of a load shared out over the ring. CTAs come in waves; of the last
+one, with fewer CTAs, an SM hides less. The bounds of a wave combine by a norm, ``OVERLAP``. Around the main loop stand
+launch, first load, epilogue and the sums of a split k. Not modelled: bank conflicts, the order of instructions, a clock
+that falls under load. Times are in microseconds. Constants and their sources: docs/timing-model.md.
 """
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from cudal2gen.chips import Rates
-from cudal2gen.kernel import Record, Work, ceil_div
+from cudal2gen.chips import REGISTERS_THREAD, Chip
+from cudal2gen.kernel import Problem, Record, Work, ceil_div
 from cudal2gen.model import memory
 
-STORE_BYTES = {"tma": 32, "direct": 20}  # per clock and SM
+# Bounds delay one another: while a warp waits for one resource, it leaves another idle, so that two equal ones take
+# 2^(1/4) = 1.19 of either; far apart the larger alone counts. Where the TMA copies, no warp that multiplies waits for
+# copies of its own, and the largest bound is nearly all.
+OVERLAP = {"threads": 4, "tma": 16}
+STORE_BYTES = {"tma": 64, "direct": 20}  # per clock and SM; the TMA's pass through shared memory, in and out
 ISSUE = {"one": 0.80, "many": 0.93}  # share of the MMA rate that one, or several, warpgroups sustain
 MMA_SYNC_ISSUE = 0.85
+MMA_K = 16
+# Of the loops of 150 of the catalog's sm_80 kernels (ptxas 13.0): a k-block at least, and from a k-step's last MMAs to the
+# next one's first, through a barrier, address arithmetic and ldmatrix.
+BLOCK_CLOCKS, TURN_CLOCKS = 38, 100
+TMA_CLOCKS = 170  # of a load by TMA above a plain one
+L2_PORT = 64  # bytes per clock that one SM takes from the L2 at most
+PROLOGUE_US = 0.3  # from a CTA's start to its first load
+EPILOGUE_US = 0.3  # from the last MMA to the first store, and from the last store to the end
+SUB_CORES = 4
+
+
+class Kernel(NamedTuple):
+    """What the model reads of a kernel; extents in elements.
+
+    ``k_step``: the k of one step of the main loop. ``threads``: of a CTA, ``warps`` of them multiply. ``flight``: k-steps
+    on their way while one is multiplied; 0 where a load is waited for as soon as it is asked for. ``resident``: CTAs of
+    an SM. ``persistent``: whether a CTA takes tile after tile. ``shares_last_wave``: whether all share the last tiles.
+    """
+
+    problem: Problem
+    target: Chip
+    work: Work
+    bm: int
+    bn: int
+    k_step: int
+    threads: int
+    warps: int
+    flight: int
+    resident: int
+    split_k: int = 1
+    cluster_ctas: int = 1
+    persistent: bool = False
+    shares_last_wave: bool = False
+
+    @property
+    def tiles_m(self) -> int:
+        return ceil_div(self.problem.m, self.bm)
+
+    @property
+    def tiles_n(self) -> int:
+        return ceil_div(self.problem.n, self.bn)
+
+    @property
+    def ctas(self) -> int:
+        """CTA tiles, slices of k included."""
+        return self.tiles_m * self.tiles_n * self.split_k
+
+    @property
+    def tile_steps(self) -> int:
+        """k-steps of one CTA tile."""
+        return ceil_div(ceil_div(self.problem.k, self.k_step), self.split_k)
 
 
 class Estimate(NamedTuple):
-    """A modelled time and what it is made of; the parts of the main loop are bounds of which the largest counts."""
+    """A modelled time and what it is made of. ``bounds_us``: what the main loop would take if it needed one part of the
+    chip alone; ``main_us`` combines them, wave by wave. ``around_us``: all that is not hidden behind the main loop."""
 
     us: float
     main_us: float
@@ -30,30 +86,60 @@ class Estimate(NamedTuple):
     around_us: float
 
 
+class Wave(NamedTuple):
+    """CTAs that run side by side: ``ctas`` of them, ``together`` on the busiest SM, one wave after another ``times``."""
+
+    times: float
+    ctas: int
+    together: int
+
+
 def estimate(record: Record) -> Estimate:
     """The modelled time of a record on its own problem and GPU."""
-    rates, sms, work = record.target.rates, memory.usable_sms(record), record.work
-    resident = max(1, record.ctas_per_sm(record.estimated_registers))
-    per_sm: float = ceil_div(record.ctas, sms)
-    together = min(ceil_div(record.ctas, sms), resident)
-    tile_steps = ceil_div(ceil_div(record.k, record.k_step), record.split_k)
-    clock = rates.mhz
-    if record.shares_last_wave:
-        per_sm, together = record.ctas / sms, resident
+    return estimate_kernel(kernel_of(record))
 
-    steps = ceil(per_sm * tile_steps)
-    flight = record.steps_in_flight * together
-    bounds = {
-        "mma": steps * _mma_clocks(record, work) / clock,
-        "shared memory": steps * (work.shared_bytes / rates.smem_bytes) / clock,
-        "L2": steps * work.l2_bytes / rates.l2_bytes / clock,
-        "latency": steps * rates.latency_us / flight if tile_steps > record.steps_in_flight else 0.0,
-        "issue": steps / together * work.issue_clocks / clock,
-        "device memory": memory.dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us,
-    }
-    main = max(bounds.values())
-    around = memory.LAUNCH_US + rates.latency_us + _epilogue_us(record, work, rates, per_sm)
-    around += memory.sums_us(record, work, rates, sms, together)
+
+def kernel_of(record: Record) -> Kernel:
+    """A record as the model reads it."""
+    work, wgmma = record.work, record.work.instruction == "wgmma"
+    return Kernel(
+        record.problem,
+        record.target,
+        work,
+        record.bm,
+        record.bn,
+        record.k_step,
+        record.threads,
+        4 * work.issuers if wgmma else record.threads // 32,
+        record.steps_in_flight,
+        max(1, record.ctas_per_sm(min(REGISTERS_THREAD, record.estimated_registers))),
+        record.split_k,
+        record.cluster_ctas,
+        wgmma,
+        record.shares_last_wave,
+    )
+
+
+def estimate_kernel(kernel: Kernel) -> Estimate:
+    """The modelled time of any kernel."""
+    rates, sms, work = kernel.target.rates, memory.usable_sms(kernel), kernel.work
+    waves = list(_waves(kernel, sms))
+    at_once = min(kernel.ctas, sms * kernel.resident)
+    dram_us = memory.dram_bytes(kernel, work, rates, at_once) / rates.dram_bytes_us
+    latency = rates.latency_us * rates.mhz + (TMA_CLOCKS if work.tensor_maps else 0)
+    step = _Step(kernel, latency)
+    overlap = OVERLAP["tma" if work.tensor_maps else "threads"]
+    bounds: dict[str, float] = {}
+    main = 0.0
+    for wave in waves:
+        turns = wave.times * kernel.tile_steps / rates.mhz
+        parts = {name: turns * clocks for name, clocks in step.clocks(wave, sms).items()}
+        parts["device memory"] = dram_us * wave.times * wave.ctas / kernel.ctas
+        main += sum(part**overlap for part in parts.values()) ** (1 / overlap)
+        for name, part in parts.items():
+            bounds[name] = bounds.get(name, 0.0) + part
+    around = memory.LAUNCH_US + _ends_us(kernel, waves, latency / rates.mhz)
+    around += memory.sums_us(kernel, work, rates, sms, min(kernel.resident, ceil_div(kernel.ctas, sms)))
     if work.tensor_maps:
         around += memory.DESCRIPTOR_US
     return Estimate(main + around, main, bounds, around)
@@ -61,20 +147,74 @@ def estimate(record: Record) -> Estimate:
 
 def hides_issue(record: Record) -> bool:
     """Whether a k-step's MMAs take at least as long as the instructions between them that a warp issues by itself."""
-    return record.work.issue_clocks <= _mma_clocks(record, record.work)
+    return record.work.issue_clocks <= _mma_clocks(kernel_of(record))
 
 
-def _mma_clocks(record: Record, work: Work) -> float:
-    """Clocks of the tensor cores for one k-step of one CTA."""
-    flops, chip, fp32_sums = 2 * record.bm * record.bn * record.k_step, record.target, record.acc == "f32"
-    if work.instruction == "wgmma":
-        return flops / chip.tensor_flops(fp32_sums) / ISSUE["many" if work.issuers > 1 else "one"]
+def _waves(kernel: Kernel, sms: int) -> Iterator[Wave]:
+    """Full waves, then what is left; a shared last wave is the part of a full one that its work is."""
+    slots = sms * kernel.resident
+    full, rest = divmod(kernel.ctas, slots)
+    if kernel.shares_last_wave:
+        yield Wave(kernel.ctas / slots, slots, kernel.resident)
+        return
+    if full:
+        yield Wave(full, slots, kernel.resident)
+    if rest:
+        yield Wave(1, rest, ceil_div(rest, sms))
+
+
+class _Step:
+    """What one k-step of a CTA asks of the parts of the chip, in clocks."""
+
+    def __init__(self, kernel: Kernel, latency: float) -> None:
+        self._kernel = kernel
+        self._latency = latency
+        self._mma = _mma_clocks(kernel)
+        work = kernel.work
+        self._shared = work.shared_bytes / kernel.target.rates.smem_bytes + work.lines
+        # A ring's loads are in the chain of waits only where a CTA waits for them at once.
+        waits = latency if kernel.flight == 0 else 0.0
+        self._chain = max(work.issue_clocks, self._alone()) + waits
+
+    def _alone(self) -> float:
+        """A CTA's k-step of mma.sync where it has the SM to itself, as the machine code of such loops has it (T1): one
+        k-block's fragments are loaded while the MMAs of the block before run, and so far as these hide it the turn."""
+        kernel = self._kernel
+        if kernel.work.instruction == "wgmma":
+            return 0.0
+        blocks = max(1, kernel.k_step // MMA_K)
+        issued = self._mma * max(1.0, SUB_CORES / kernel.warps)
+        return max(issued + max(0.0, TURN_CLOCKS - issued / blocks), blocks * BLOCK_CLOCKS)
+
+    def clocks(self, wave: Wave, sms: int) -> dict[str, float]:
+        """By part of the chip, what it takes for one step of all CTAs of a wave."""
+        kernel, together = self._kernel, wave.together
+        waited = kernel.flight == 0
+        # All SMs share what the L2 gives; where few ask, each takes what its port does.
+        port = min(L2_PORT, kernel.target.rates.l2_bytes * sms / min(sms, wave.ctas))
+        return {
+            "mma": max(together * self._mma, self._chain),
+            "shared memory": together * self._shared,
+            "L2": together * kernel.work.l2_bytes / port,
+            "latency": 0.0 if waited or kernel.tile_steps <= kernel.flight else self._latency / kernel.flight,
+        }
+
+
+def _mma_clocks(kernel: Kernel) -> float:
+    """Clocks of an SM's tensor cores for one k-step of one CTA."""
+    flops = 2 * kernel.bm * kernel.bn * kernel.k_step
+    chip, fp32_sums = kernel.target, kernel.problem.acc == "f32"
+    if kernel.work.instruction == "wgmma":
+        return flops / chip.tensor_flops(fp32_sums) / ISSUE["many" if kernel.work.issuers > 1 else "one"]
     return flops / chip.mma_sync_flops(fp32_sums) / MMA_SYNC_ISSUE
 
 
-def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: float) -> float:
-    """From the last MMA to the last store; between tiles only where nothing else runs meanwhile."""
-    tile_us = record.bm * record.bn * record.element.bytes / STORE_BYTES[work.store] / rates.mhz
-    if record.split_k > 1:
-        tile_us /= record.split_k
-    return 0.3 + tile_us * (1 if work.epilogue_hidden else per_sm)
+def _ends_us(kernel: Kernel, waves: list[Wave], latency_us: float) -> float:
+    """Before a CTA's first MMA and behind its last: whole for the first wave; of later ones what the SM's other CTAs, or
+    the next tile's main loop, do not hide."""
+    tile_bytes = kernel.bm * kernel.bn * kernel.problem.element.bytes / kernel.split_k
+    behind = EPILOGUE_US + tile_bytes / STORE_BYTES[kernel.work.store] / kernel.target.rates.mhz
+    ahead = PROLOGUE_US + latency_us
+    later = sum(wave.times for wave in waves) - 1
+    between = 0.0 if kernel.work.epilogue_hidden else behind if kernel.persistent else ahead + behind
+    return ahead + behind + max(0.0, later) * between / kernel.resident

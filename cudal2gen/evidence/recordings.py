@@ -1,0 +1,113 @@
+"""Recorded timings of Triton's matrix products, as PyTorch's AutoHeuristic writes them.
+
+A file is a line of JSON about the device, a line of column names, and a row per timing: m, k, n, types, strides, a
+``choice`` such as ``type=triton_BLOCK-M=64_BLOCK-K=32_BLOCK-N=128_numstages=3_numwarps=4`` or ``extern_mm`` (cuBLAS),
+and ``feedback``, milliseconds of a product whose operands the L2 has forgotten. Public sets of the A100 and the H100:
+github.com/AlnisM/autoheuristic-datasets.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from cudal2gen.errors import WrongInput
+from cudal2gen.kernel.problem import VECTOR
+
+CHOICE = re.compile(r"type=triton_BLOCK-M=(\d+)_BLOCK-K=(\d+)_BLOCK-N=(\d+)_numstages=(\d+)_numwarps=(\d+)")
+GPUS = {(8, 0): "a100", (9, 0): "h100"}
+LEAST_TILES = 10  # of a problem, so that a choice among them says something
+
+
+class Tile(NamedTuple):
+    """A configuration of Triton's kernel, in Triton's terms: ``stages`` is its ``num_stages``."""
+
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+    warps: int
+
+
+class Sizes(NamedTuple):
+    """D (m, n) = A (m, k) B (k, n)."""
+
+    m: int
+    n: int
+    k: int
+
+
+class Recording(NamedTuple):
+    """A problem's median times in microseconds, by tile; ``vendor_us``: cuBLAS's, None where it was not timed."""
+
+    sizes: Sizes
+    tiles: dict[Tile, float]
+    vendor_us: float | None
+
+
+def load(folder: Path) -> dict[str, list[Recording]]:
+    """By GPU, the fp16 problems of all files in a folder and its subfolders whose rows are whole 16-byte vectors.
+
+    Problems with fewer than ``LEAST_TILES`` tiles are left out. Raises WrongInput where no file is one of recordings.
+    """
+    rows: dict[tuple[str, Sizes], dict[Tile | None, list[float]]] = {}
+    for path in sorted(folder.rglob("*.txt")):
+        for gpu, sizes, tile, us in _timings(path):
+            rows.setdefault((gpu, sizes), {}).setdefault(tile, []).append(us)
+    recordings: dict[str, list[Recording]] = {}
+    for (gpu, sizes), times in sorted(rows.items()):
+        tiles = {tile: median(us) for tile, us in times.items() if tile is not None}
+        if len(tiles) >= LEAST_TILES:
+            vendor = median(times[None]) if None in times else None
+            recordings.setdefault(gpu, []).append(Recording(sizes, tiles, vendor))
+    if not recordings:
+        raise WrongInput(
+            f"{folder}: no recorded timings of an A100 or H100 in *.txt here: name the folder into which the "
+            "archives of github.com/AlnisM/autoheuristic-datasets are unpacked"
+        )
+    return recordings
+
+
+def _timings(path: Path) -> Iterator[tuple[str, Sizes, Tile | None, float]]:
+    """Rows of one file; none where it is no such file, or of another GPU."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        gpu = _gpu(next(lines, ""))
+        if gpu is None:
+            return
+        for row in csv.DictReader(_without_headers(lines)):
+            if row["mat1_dtype"] != "torch.float16" or row["mat2_dtype"] != "torch.float16":
+                continue
+            sizes = Sizes(int(row["m"]), int(row["n"]), int(row["k"]))
+            strides = [int(row[f"mat{which}_stride_{axis}"]) for which in (1, 2) for axis in (0, 1)]
+            if sizes.n % VECTOR or any(stride % VECTOR for stride in strides if stride != 1):
+                continue
+            match = CHOICE.fullmatch(row["choice"])
+            if match:
+                bm, bk, bn, stages, warps = map(int, match.groups())
+                yield gpu, sizes, Tile(bm, bn, bk, stages, warps), float(row["feedback"]) * 1e3
+            elif row["choice"] == "extern_mm":
+                yield gpu, sizes, None, float(row["feedback"]) * 1e3
+
+
+def _gpu(header: str) -> str | None:
+    """The GPU of a file by its first line."""
+    try:
+        major, minor = json.loads(header)["device_capa"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return GPUS.get((major, minor))
+
+
+def _without_headers(lines: Iterable[str]) -> Iterator[str]:
+    """The lines but for blank ones; a file that was joined of several repeats its first two."""
+    names = ""
+    for line in lines:
+        if not line.strip() or line.startswith("{") or line == names:
+            continue
+        names = names or line
+        yield line
