@@ -1,0 +1,19 @@
+"""How well the timing model predicts what real GPUs measured: data that others published, beside plain baselines.
+
+Half of the problems, by a digest of (n, k), are for development; the other half is opened once, when the model is
+final. Nothing of the data is in this repository but facts about published kernels (``configs/published``).
+"""
+
+from cudal2gen.evidence.choices import published_choices, published_tiles
+from cudal2gen.evidence.findings import Finding, development
+from cudal2gen.evidence.regret import recorded_choices
+from cudal2gen.evidence.speedups import published_speedups
+
+__all__ = [
+    "Finding",
+    "development",
+    "published_choices",
+    "published_speedups",
+    "published_tiles",
+    "recorded_choices",
+]

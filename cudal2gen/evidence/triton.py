@@ -1,10 +1,10 @@
 """A configuration of Triton's matrix product as the timing model reads it: Triton 3.0, of August 2024.
 
 There a tile is multiplied by wgmma on the H100 where it has 64 rows and whole warpgroups, else by mma.sync; loads are
-cp.async on both, without TMA. ``num_stages`` counts steps of the software pipeline, not buffers. With mma.sync there are
-``num_stages - 1`` buffers; a load is asked for behind the MMAs that free its buffer, so that ``num_stages - 2`` loads are
-on their way while a tile is multiplied, and with 2 a load is waited for at once. wgmma runs on while the loop goes on,
-for which there is one buffer more. With 1, registers take the place of the ring.
+cp.async on both, without TMA. ``num_stages`` counts steps of the software pipeline, not buffers. With mma.sync there
+are ``num_stages - 1`` buffers; a load is asked for behind the MMAs that free its buffer, so that ``num_stages - 2``
+loads are on their way while a tile is multiplied, and with 2 a load is waited for at once. wgmma runs on while the
+loop goes on, for which there is one buffer more. With 1, registers take the place of the ring.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def kernel_of(problem: Problem, tile: Tile) -> Kernel:
         issue_clocks=issue,
     )
     resident = max(1, chip.capability.residency(32 * tile.warps, registers, smem).ctas)
-    return Kernel(
-        problem, chip, work, tile.bm, tile.bn, tile.bk, 32 * tile.warps, tile.warps, flight, resident
-    )
+    return Kernel(problem, chip, work, tile.bm, tile.bn, tile.bk, 32 * tile.warps, tile.warps, flight, resident)
 
 
 def uses_wgmma(gpu: str, tile: Tile) -> bool:

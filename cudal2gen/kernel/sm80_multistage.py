@@ -15,6 +15,7 @@ from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields, Record
 from cudal2gen.kernel.schema import Schema
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle, power_of_two, swizzle_violations
+from cudal2gen.kernel.work import Work
 
 # What the tuner tries: bm and bn, warps along them, stages, orders of loads, columns of a zsplit raster's slice.
 TILES = (
@@ -300,6 +301,12 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         return [self.bn, self.bn * 3 // 2] if self.swizzle_stride is not None and n > self.bn else []
 
     # What the tuner and the cost model ask of a family.
+
+    @property
+    def work(self) -> Work:
+        """CTAs advance along n first, within a slice of columns where there are slices."""
+        band = ceil_div(self.swizzle_stride, self.bn) if self.swizzle_stride else self.tiles_n
+        return super().work._replace(raster_band=band, raster_along="n")
 
     FREE_FIELDS: ClassVar[frozenset[str]] = frozenset({"raster", "swizzle_stride"})
     FOLLOWING: ClassVar[frozenset[str]] = MmaSyncKernel.FOLLOWING | {

@@ -78,7 +78,10 @@ class SmemTiles(MmaTiles):
         along_k = ceil_div(self.k_step * self.element.bytes, LINE)
         of_b = self.bn * along_k if self.layout == "tn" else self.k_step * ceil_div(self.bn * self.element.bytes, LINE)
         return Work(
-            "mma.sync", self.step_bytes, shared_bytes=read + self.step_bytes, lines=self.bm * along_k + of_b,
+            "mma.sync",
+            self.step_bytes,
+            shared_bytes=read + self.step_bytes,
+            lines=self.bm * along_k + of_b,
         )
 
 

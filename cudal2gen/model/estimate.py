@@ -1,10 +1,11 @@
 """The cheap form of the model: a kernel's time from its parameters alone, tens of microseconds an estimate.
 
-A CTA works off k-steps. What a step asks of each part of the chip is a bound: tensor cores, shared memory, the L2, device
-memory, issue, a CTA's chain of waits, and the latency of a load shared out over the ring. CTAs come in waves; of the last
-one, with fewer CTAs, an SM hides less. The bounds of a wave combine by a norm, ``OVERLAP``. Around the main loop stand
-launch, first load, epilogue and the sums of a split k. Not modelled: bank conflicts, the order of instructions, a clock
-that falls under load. Times are in microseconds. Constants and their sources: docs/timing-model.md.
+A CTA works off k-steps. What a step asks of each part of the chip is a bound: tensor cores, shared memory, the L2,
+device memory, issue, a CTA's chain of waits, and the latency of a load shared out over the ring. CTAs come in waves;
+of the last one, with fewer CTAs, an SM hides less. The bounds of a wave combine by a norm, ``OVERLAP``. Around the
+main loop stand launch, first load, epilogue and the sums of a split k. Not modelled: bank conflicts, the order of
+instructions, a clock that falls under load. Times are in microseconds. Constants and their sources:
+docs/timing-model.md.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ STORE_BYTES = {"tma": 64, "direct": 20}  # per clock and SM; the TMA's pass thro
 ISSUE = {"one": 0.80, "many": 0.93}  # share of the MMA rate that one, or several, warpgroups sustain
 MMA_SYNC_ISSUE = 0.85
 MMA_K = 16
-# Of the loops of 150 of the catalog's sm_80 kernels (ptxas 13.0): a k-block at least, and from a k-step's last MMAs to the
-# next one's first, through a barrier, address arithmetic and ldmatrix.
+# Of the loops of 150 of the catalog's sm_80 kernels (ptxas 13.0): a k-block at least, and from a k-step's last MMAs to
+# the next one's first, through a barrier, address arithmetic and ldmatrix.
 BLOCK_CLOCKS, TURN_CLOCKS = 38, 100
 TMA_CLOCKS = 170  # of a load by TMA above a plain one
 L2_PORT = 64  # bytes per clock that one SM takes from the L2 at most
@@ -37,9 +38,10 @@ SUB_CORES = 4
 class Kernel(NamedTuple):
     """What the model reads of a kernel; extents in elements.
 
-    ``k_step``: the k of one step of the main loop. ``threads``: of a CTA, ``warps`` of them multiply. ``flight``: k-steps
-    on their way while one is multiplied; 0 where a load is waited for as soon as it is asked for. ``resident``: CTAs of
-    an SM. ``persistent``: whether a CTA takes tile after tile. ``shares_last_wave``: whether all share the last tiles.
+    ``k_step``: the k of one step of the main loop. ``threads``: of a CTA, ``warps`` of them multiply. ``flight``:
+    k-steps on their way while one is multiplied; 0 where a load is waited for as soon as it is asked for.
+    ``resident``: CTAs of an SM. ``persistent``: whether a CTA takes tile after tile. ``shares_last_wave``: whether all
+    share the last tiles.
     """
 
     problem: Problem
@@ -87,7 +89,8 @@ class Estimate(NamedTuple):
 
 
 class Wave(NamedTuple):
-    """CTAs that run side by side: ``ctas`` of them, ``together`` on the busiest SM, one wave after another ``times``."""
+    """CTAs that run side by side: ``ctas`` of them, ``together`` on the busiest SM, one wave after another
+    ``times``."""
 
     times: float
     ctas: int
@@ -172,6 +175,9 @@ class _Step:
         self._mma = _mma_clocks(kernel)
         work = kernel.work
         self._shared = work.shared_bytes / kernel.target.rates.smem_bytes + work.lines
+        if work.epilogue_hidden:
+            # It takes no time of its own, but its passes through shared memory delay the main loop's.
+            self._shared += _store_clocks(kernel) / kernel.tile_steps
         # A ring's loads are in the chain of waits only where a CTA waits for them at once.
         waits = latency if kernel.flight == 0 else 0.0
         self._chain = max(work.issue_clocks, self._alone()) + waits
@@ -210,11 +216,16 @@ def _mma_clocks(kernel: Kernel) -> float:
 
 
 def _ends_us(kernel: Kernel, waves: list[Wave], latency_us: float) -> float:
-    """Before a CTA's first MMA and behind its last: whole for the first wave; of later ones what the SM's other CTAs, or
-    the next tile's main loop, do not hide."""
-    tile_bytes = kernel.bm * kernel.bn * kernel.problem.element.bytes / kernel.split_k
-    behind = EPILOGUE_US + tile_bytes / STORE_BYTES[kernel.work.store] / kernel.target.rates.mhz
+    """Before a CTA's first MMA and behind its last: whole for the first wave; of later ones what the SM's other CTAs,
+    or the next tile's main loop, do not hide."""
+    behind = EPILOGUE_US + _store_clocks(kernel) / kernel.target.rates.mhz
     ahead = PROLOGUE_US + latency_us
     later = sum(wave.times for wave in waves) - 1
     between = 0.0 if kernel.work.epilogue_hidden else behind if kernel.persistent else ahead + behind
     return ahead + behind + max(0.0, later) * between / kernel.resident
+
+
+def _store_clocks(kernel: Kernel) -> float:
+    """Clocks in which a CTA stores its share of a tile."""
+    tile_bytes = kernel.bm * kernel.bn * kernel.problem.element.bytes / kernel.split_k
+    return tile_bytes / STORE_BYTES[kernel.work.store]

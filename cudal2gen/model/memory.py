@@ -58,11 +58,15 @@ def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:
     operands = column_bytes * (problem.m + problem.n)
     if operands <= rates.l2_size * 2 // 3:
         return once
-    band = min(work.raster_band, tiled.tiles_m)
-    tiles = tiled.tiles_m * tiled.tiles_n
+    rows, cols, tiles = tiled.tiles_m, tiled.tiles_n, tiled.tiles_m * tiled.tiles_n
     wave = min(tiles, max(1, at_once // tiled.split_k))
-    rows, cols = min(band, wave), ceil_div(wave, band)
-    per_wave = column_bytes * (rows * tiled.bm + min(cols, tiled.tiles_n) * tiled.bn)
+    if work.raster_along == "m":
+        rows = min(work.raster_band, rows, wave)
+        cols = min(cols, ceil_div(wave, rows))
+    else:
+        cols = min(work.raster_band, cols, wave)
+        rows = min(rows, ceil_div(wave, cols))
+    per_wave = column_bytes * (rows * tiled.bm + cols * tiled.bn)
     return max(once, tiles / wave * per_wave + problem.element.bytes * problem.m * problem.n)
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from cudal2gen.chips import GPUS
-from cudal2gen.element import F16
 from cudal2gen.kernel import Fields, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import reward, space
+from cudal2gen.tuner.heuristics import MatmulHeuristics
 from cudal2gen.tuner.policy import Action, Group, Policy, Ranked, View
 from cudal2gen.tuner.proposal import FixedStrategy, MissingLibrary, Proposal, Proposer, Question, legal_proposal
 from cudal2gen.tuner.space import Candidates
@@ -191,15 +190,7 @@ class Heuristics(FixedStrategy):
     name = "heuristics"
 
     def __init__(self) -> None:
-        try:
-            import nvMatmulHeuristics as heuristics
-        except ImportError:
-            raise MissingLibrary(
-                "proposer heuristics needs nvidia-matmul-heuristics, under NVIDIA's licence: "
-                "pip install nvidia-matmul-heuristics"
-            ) from None
-        self._library = heuristics
-        self._interfaces: dict[str, Any] = {}
+        self._heuristics = MatmulHeuristics()
         self._finished: dict[Problem, int] = {}
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
@@ -209,29 +200,12 @@ class Heuristics(FixedStrategy):
             return []
         self._finished[question.problem] = 16
         keys, proposals = set(question.proposed_keys), []
-        for config in self._configs(question.problem, 16):
-            candidate = _most_similar(question.candidates, config, self.name)
+        for answer in self._heuristics.answers(question.problem, 16):
+            candidate = _most_similar(question.candidates, answer.configuration, self.name)
             if candidate.kernel_key not in keys:
                 keys.add(candidate.kernel_key)
                 proposals.append(legal_proposal(self.name, candidate))
         return proposals[:count]
-
-    def _configs(self, problem: Problem, count: int) -> list[Any]:
-        library = self._library
-        if problem.gpu not in self._interfaces:
-            chip = GPUS[problem.gpu]
-            self._interfaces[problem.gpu] = library.NvMatmulHeuristicsInterfaceEx(
-                backend=library.NvMatmulHeuristicsTarget["CUTLASS3" if chip.capability.has_wgmma else "CUTLASS"],
-                gpu=library.NvMatmulHeuristicsNvidiaGpu[chip.heuristics],
-            )
-        interface = self._interfaces[problem.gpu]
-        letter = problem.element.heuristics
-        precision = f"{letter}{'S' if problem.acc == 'f32' else F16.heuristics}{letter}"
-        # Row-major A as it is; B is transposed where it is stored (n, k).
-        layout = library.NvMatmulHeuristicsMatmulLayout["NT_ROW_MAJOR" if problem.layout == "tn" else "NN_ROW_MAJOR"]
-        interface.loadInternalDiscoverySet(layout, precision=precision)
-        description = interface.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout)
-        return [result["kernel"] for result in interface.get(description, count, precision)]
 
 
 def _most_similar(candidates: Candidates, config: Any, source: str) -> Record:

@@ -1,0 +1,89 @@
+"""The verb on the timing model: how well it predicts what GPUs measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cudal2gen.cli.groups import verb
+from cudal2gen.cli.messages import note, refuse
+from cudal2gen.cli.options import Json
+from cudal2gen.cli.program import app
+from cudal2gen.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from cudal2gen.evidence import Finding
+
+PARTS = {
+    "a": "Published speedups of CUDA-L2: rank correlation with [vendor's modelled time / ours]",
+    "b": "Published choices: share of legal candidates that the model takes for faster",
+    "c": "Recorded timings of Triton: how much slower than the best tile the model's choice is",
+    "d": "Published H100 configurations: how often the model's choice has the tile",
+}
+
+
+@verb(app, "model")
+def model(
+    validate: Annotated[bool, typer.Option("--validate", help="Compare with published measurements.")] = False,
+    recordings: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="AutoHeuristic's files: github.com/AlnisM/autoheuristic-datasets, unpacked."),
+    ] = None,
+    speedups: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="CUDA-L2's speedup tables: eval_results of github.com/deepreinforce-ai/CUDA-L2."
+        ),
+    ] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Of each set, for the rank of published choices.")] = 60,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="The half of the problems that development of the model left alone.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Validate the timing model against measurements that others published. No GPU.
+
+    Files of measurements are the user's: without them, only what facts about published kernels tell is compared.
+    """
+    if not validate:
+        refuse("nothing to do: add --validate, and --recordings DIR and --speedups DIR for all of its parts")
+    from cudal2gen import evidence
+
+    findings: list[Finding] = []
+    for option, folder, compare in (
+        ("--speedups", speedups, evidence.published_speedups),
+        ("--recordings", recordings, evidence.recorded_choices),
+    ):
+        if folder is None:
+            note(f"left out, without {option} DIR: {compare.__name__.replace('_', ' ')}")
+        else:
+            findings += compare(folder, held_out)
+    findings += evidence.published_choices(problems, held_out)
+    findings += evidence.published_tiles(held_out)
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in findings], indent=1))
+    else:
+        _print(sorted(findings), held_out)
+
+
+def _print(findings: list[Finding], held_out: bool) -> None:
+    """A table for each part."""
+    from rich.table import Table
+
+    print("problems that were held out" if held_out else "problems of development")
+    for part, title in PARTS.items():
+        rows = [finding for finding in findings if finding.part == part]
+        if not rows:
+            continue
+        table = Table(title=title, title_justify="left", box=None)
+        for column in ("data", "figure", "problems", "value", "95 %", "target", "baselines"):
+            table.add_column(column)
+        for row in rows:
+            beside = ", ".join(f"{name} {value:.3f}" for name, value in row.baselines.items())
+            span = f"{row.low:.3f}..{row.high:.3f}"
+            figures = (row.subject, row.figure, str(row.problems), f"{row.value:.3f}", span, row.target or "", beside)
+            table.add_row(*figures)
+        print_table(table)

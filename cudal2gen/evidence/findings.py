@@ -1,0 +1,67 @@
+"""What a comparison with measurements says: a figure with its interval, its target and baselines; and the split."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+RESAMPLES = 1000
+INTERVAL = (2.5, 97.5)  # percentiles of the resamples
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Finding(NamedTuple):
+    """``figure``: the name of a number, such as ``top-1 regret``; ``subject``: of which data. ``value``, and its
+    bootstrap 95 % interval over problems. ``target``: what it should reach, None for none. ``baselines``: the same
+    number of simpler predictors."""
+
+    part: str
+    subject: str
+    figure: str
+    problems: int
+    value: float
+    low: float
+    high: float
+    target: str | None
+    baselines: dict[str, float]
+
+
+def development(n: int, k: int) -> bool:
+    """Whether problems of these extents are for development; the others are the part that is held out."""
+    return int(hashlib.sha256(f"{n}_{k}".encode()).hexdigest(), 16) % 2 == 0
+
+
+def spearman(x: Array, y: Array) -> float:
+    """The rank correlation; ties have their mean rank."""
+    return float(np.corrcoef(_ranks(x), _ranks(y))[0, 1])
+
+
+def _ranks(values: Array) -> Array:
+    """From 0, the mean of their places for equal values."""
+    order = np.argsort(values, kind="stable")
+    places = np.empty(len(values))
+    places[order] = np.arange(len(values))
+    _, groups, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Array = (np.bincount(groups, places) / counts)[groups]
+    return ranks
+
+
+def interval(count: int, statistic: Callable[[np.ndarray[Any, np.dtype[np.int64]]], float]) -> tuple[float, float]:
+    """The bootstrap interval of a statistic of problems, which is handed the places of each resample."""
+    generator = np.random.default_rng(0)
+    values = [statistic(generator.integers(0, count, count)) for _ in range(RESAMPLES)]
+    low, high = np.percentile(values, INTERVAL)
+    return float(low), float(high)
+
+
+def mean_finding(
+    part: str, subject: str, figure: str, values: Sequence[float], target: str | None, baselines: dict[str, float]
+) -> Finding:
+    """A mean over problems."""
+    array = np.array(values)
+    low, high = interval(len(array), lambda places: float(array[places].mean()))
+    return Finding(part, subject, figure, len(array), float(array.mean()), low, high, target, baselines)

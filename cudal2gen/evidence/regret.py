@@ -1,0 +1,77 @@
+"""Recorded timings against the model's choice among the tiles that were timed: how much slower than the best one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+
+from cudal2gen import model
+from cudal2gen.evidence import recordings, triton
+from cudal2gen.evidence.findings import Finding, development, mean_finding
+from cudal2gen.evidence.recordings import Recording, Tile
+
+TARGETS = {("a100", 1): 0.06, ("h100", 1): 0.04, ("a100", 3): 0.03, ("h100", 3): 0.03}
+
+Score = Callable[[Recording, Tile], float]  # less is better
+
+
+def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
+    """Top-1 and top-3 regret by GPU. Raises WrongInput where the folder has no recordings."""
+    findings = []
+    for gpu, every in recordings.load(folder).items():
+        mine = [recording for recording in every if development(recording.sizes.n, recording.sizes.k) != held_out]
+        others = [recording for recording in every if development(recording.sizes.n, recording.sizes.k)]
+        scores: dict[str, Score] = {
+            "largest tile": lambda recording, tile: -tile.bm * tile.bn,  # noqa: ARG005
+            "one order": partial(_ordered, one_order(others)),
+        }
+        orders = {name: [_ranked(recording, score) for recording in mine] for name, score in scores.items()}
+        modelled = [_ranked(recording, partial(modelled_us, gpu)) for recording in mine]
+        for first in (1, 3):
+            baselines = {
+                name: fmean(map(partial(regret, first=first), mine, ranked)) for name, ranked in orders.items()
+            }
+            if first == 1:
+                baselines["random"] = fmean(map(random_regret, mine))
+            values = list(map(partial(regret, first=first), mine, modelled))
+            target = f"<= {TARGETS[gpu, first]:.2f}"
+            findings.append(mean_finding("c", f"Triton on {gpu}", f"top-{first} regret", values, target, baselines))
+    return findings
+
+
+def modelled_us(gpu: str, recording: Recording, tile: Tile) -> float:
+    """The model's time of Triton's kernel of a tile."""
+    return model.estimate_kernel(triton.kernel_of(triton.problem_of(gpu, recording.sizes), tile)).us
+
+
+def regret(recording: Recording, ranked: Sequence[Tile], first: int = 1) -> float:
+    """How much longer the fastest of the ``first`` tiles takes than the best of all, as a fraction of the latter."""
+    return min(recording.tiles[tile] for tile in ranked[:first]) / min(recording.tiles.values()) - 1
+
+
+def random_regret(recording: Recording) -> float:
+    """What a tile drawn at random is expected to have."""
+    return fmean(recording.tiles.values()) / min(recording.tiles.values()) - 1
+
+
+def one_order(others: Sequence[Recording]) -> Mapping[Tile, float]:
+    """By tile, the median of its time over the best of its problem: an order learned from the development half."""
+    ratios: defaultdict[Tile, list[float]] = defaultdict(list)
+    for recording in others:
+        best = min(recording.tiles.values())
+        for tile, us in recording.tiles.items():
+            ratios[tile].append(us / best)
+    return {tile: median(values) for tile, values in ratios.items()}
+
+
+def _ordered(order: Mapping[Tile, float], recording: Recording, tile: Tile) -> float:  # noqa: ARG001
+    return order.get(tile, float("inf"))
+
+
+def _ranked(recording: Recording, score: Score) -> list[Tile]:
+    """The tiles of a problem, best score first."""
+    scores = {tile: score(recording, tile) for tile in recording.tiles}
+    return sorted(scores, key=scores.__getitem__)

@@ -1,0 +1,102 @@
+"""Published speedups of CUDA-L2's kernels against the model's.
+
+The tables have no times. A stand-in for the speedup is the least time that nvidia-matmul-heuristics models for the
+problem over the modelled time of the record that regenerates the kernel; what is compared is the order of problems.
+The A100 multiplies with fp16 and fp32 sums alike, so the vendor's time with fp16 sums is at most its time with fp32
+ones: of small problems the library says otherwise (64 cubed: 84 us against 15).
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from cudal2gen import model
+from cudal2gen.errors import WrongInput
+from cudal2gen.evidence.findings import Array, Finding, interval, spearman
+from cudal2gen.evidence.published import SETS, regenerated
+from cudal2gen.kernel import Record
+from cudal2gen.tuner.heuristics import MatmulHeuristics
+
+NAMES = {
+    ("a100", "f16"): "a100_F16F16F16F16",
+    ("a100", "f32"): "a100_F32F16F16F32",
+    ("rtx3090", "f32"): "3090_F32F16F16F32",
+}
+BASELINES = {
+    "cuBLASLt-AutoTuning": "cuBLASLt-auto-tuning-max",
+    "torch.matmul": "torch.matmul",
+    "cuBLAS": "cuBLAS-max",
+}
+LARGE_FLOPS = 5e10
+TARGETS = {
+    ("f16", "cuBLASLt-AutoTuning", False): 0.80,
+    ("f16", "torch.matmul", False): 0.82,
+    ("f16", "cuBLASLt-AutoTuning", True): 0.72,
+    ("f32", "cuBLASLt-AutoTuning", False): 0.85,
+    ("f32", "cuBLASLt-AutoTuning", True): 0.45,
+}
+
+
+def published_speedups(folder: Path, held_out: bool = False) -> list[Finding]:
+    """Rank correlations by set and baseline, of all problems and of those above ``LARGE_FLOPS``.
+
+    Raises WrongInput where the folder has no table, MissingLibrary without nvidia-matmul-heuristics.
+    """
+    heuristics = MatmulHeuristics()
+    findings = []
+    for gpu, acc in SETS:
+        table = _table(folder / f"cuda_l2_{NAMES[gpu, acc]}_speedup_offline.csv")
+        records = [record for record in regenerated(gpu, acc, held_out) if record.mnk in table]
+        if len(records) < 3:
+            continue
+        modelled = np.array([model.estimate(record).us for record in records])
+        vendor = np.array([vendor_us(heuristics, record) for record in records])
+        flops = np.array([float(record.problem.flops) for record in records])
+        for baseline, column in BASELINES.items():
+            speedups = np.array([float(table[record.mnk][column]) for record in records])
+            for large in (False, True):
+                chosen = flops > LARGE_FLOPS if large else flops > 0
+                if chosen.sum() < 3:
+                    continue
+                target = TARGETS.get((acc, baseline, large)) if gpu == "a100" else None
+                subject = f"{gpu} {acc}" + (f" above {LARGE_FLOPS:.0e} FLOP" if large else "")
+                findings.append(
+                    _finding(
+                        subject, baseline, speedups[chosen], vendor[chosen], modelled[chosen], flops[chosen], target
+                    )
+                )
+    if not findings:
+        raise WrongInput(
+            f"{folder}: no cuda_l2_*_speedup_offline.csv here: name the folder eval_results of "
+            "github.com/deepreinforce-ai/CUDA-L2"
+        )
+    return findings
+
+
+def vendor_us(heuristics: MatmulHeuristics, record: Record) -> float:
+    """The vendor's modelled time of a record's problem."""
+    alike = not record.target.title.startswith("GeForce")
+    accs = {record.acc, "f32"} if alike else {record.acc}
+    return min(heuristics.least_us(record.problem.revised(acc=acc)) for acc in accs)
+
+
+def _finding(
+    subject: str, baseline: str, speedups: Array, vendor: Array, modelled: Array, flops: Array, target: float | None
+) -> Finding:
+    proxy = vendor / modelled
+    low, high = interval(len(proxy), lambda places: spearman(proxy[places], speedups[places]))
+    baselines = {"size": spearman(-flops, speedups), "nvidia-matmul-heuristics": spearman(-vendor, speedups)}
+    goal = None if target is None else f">= {target:.2f}"
+    value = spearman(proxy, speedups)
+    return Finding("a", f"{subject}, over {baseline}", "Spearman", len(proxy), value, low, high, goal, baselines)
+
+
+def _table(path: Path) -> dict[str, dict[str, str]]:
+    """A table of speedups by problem; empty where there is none."""
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8", newline="") as lines:
+        return {row["mnk"]: row for row in csv.DictReader(lines)}
