@@ -75,9 +75,12 @@ from cudal2gen.emulator.host.session import Session, session
 from cudal2gen.emulator.host.standin import runtime_path
 from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.state.counters import Counters
+from cudal2gen.emulator.state.findings_json import FindingsDocument, findings_document
 from cudal2gen.emulator.state.launch import HOPPER, Device, LaunchResult, Options
-from cudal2gen.emulator.state.reports import EmulatorError, Report
+from cudal2gen.emulator.state.participants import Participant, Place
+from cudal2gen.emulator.state.reports import EmulatorError, Report, by_cause
 from cudal2gen.emulator.state.rules import RULES, Severity
+from cudal2gen.emulator.state.sites import Frame, Site
 
 __all__ = [
     "HOPPER",
@@ -86,17 +89,24 @@ __all__ = [
     "Counters",
     "Device",
     "EmulatorError",
+    "FindingsDocument",
+    "Frame",
     "LaunchRefused",
     "LaunchResult",
     "Memory",
     "Mutant",
     "Options",
+    "Participant",
+    "Place",
     "Program",
     "PtxError",
     "Report",
     "Session",
     "Severity",
+    "Site",
     "UnknownInstruction",
+    "by_cause",
+    "findings_document",
     "load",
     "mutants",
     "runtime_path",

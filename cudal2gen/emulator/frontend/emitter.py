@@ -15,7 +15,8 @@ import numpy as np
 
 from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym
 from cudal2gen.emulator.frontend.registers import CLOCKS, LAUNCH_CONSTANTS, SPECIALS
-from cudal2gen.emulator.state.reports import EmulatorError, Site
+from cudal2gen.emulator.state.reports import EmulatorError
+from cudal2gen.emulator.state.sites import Site
 
 # How a kernel's text names the units of its batch; those of sm_90 only where they exist.
 UNITS = {
@@ -43,7 +44,7 @@ class Value(NamedTuple):
 
 def unsupported(ins: Instr, why: str = "unknown instruction") -> UnknownInstruction:
     """The error for an instruction."""
-    where = f" [{ins.loc}]" if ins.loc is not None else ""
+    where = f" [{Site(frames=ins.frames).source}]" if ins.frames else ""
     return UnknownInstruction(f"PTX line {ins.line}: {why}: {ins.op} in `{ins.text}`{where}")
 
 
@@ -127,7 +128,7 @@ class Emitter:
         number = self._site_of.get(id(ins))
         if number is None:
             number = self._site_of[id(ins)] = len(self.sites)
-            self.sites.append(Site(ins.line, " ".join(ins.text.split()), str(ins.loc) if ins.loc is not None else ""))
+            self.sites.append(Site(ins.line, " ".join(ins.text.split()), ins.frames))
         return number
 
     def mask(self) -> str:

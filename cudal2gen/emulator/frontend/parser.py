@@ -7,13 +7,13 @@ import struct
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
+from cudal2gen.emulator.frontend.locations import Locations
 from cudal2gen.emulator.frontend.operands import literal, operands
 from cudal2gen.emulator.frontend.ptx import (
     TYPE_BYTES,
     Function,
     Instr,
     Label,
-    Loc,
     Module,
     Operand,
     PtxError,
@@ -21,6 +21,7 @@ from cudal2gen.emulator.frontend.ptx import (
     Sym,
     Variable,
 )
+from cudal2gen.emulator.state.sites import Frame
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.S)
 _BRACE = re.compile(r"[{}]")
@@ -64,6 +65,7 @@ class _Parser:
         self.files: dict[int, str] = {
             int(m[1]): m[2] for m in re.finditer(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M)
         }
+        self.locations = Locations(text, self.files)
         self.scopes = 0
         # Operands by their text, outside of scopes.
         self.operands_of: dict[str, tuple[Operand, ...]] = {}
@@ -221,7 +223,8 @@ class _Parser:
         """The statements of a function, between its braces."""
         text = self.text
         scopes = _Scopes(fn)
-        loc: Loc | None = None
+        frames: tuple[Frame, ...] = ()
+        self.locations.enter(fn.name)
         line, counted = self.line(at), at
         while (at := min(self.skip(at), end)) < end:
             line += text.count("\n", counted, at)
@@ -237,7 +240,7 @@ class _Parser:
             elif ch == ".":
                 directive = _LINE_DIRECTIVE.match(text, at)
                 if directive is not None:
-                    loc = self.location(directive[2]) if directive[1] == "loc" else loc
+                    frames = self.locations.frames(directive[2]) if directive[1] == "loc" else frames
                     at = directive.end()
                 else:
                     stop = self.statement_end(at)
@@ -247,7 +250,7 @@ class _Parser:
                 at = self.label(scopes, label, line)
             else:
                 stop = self.statement_end(at)
-                fn.body.append(self.instruction(text[at:stop], line, loc, scopes.renames))
+                fn.body.append(self.instruction(text[at:stop], line, frames, scopes.renames))
                 at = stop + 1
 
     def label(self, scopes: _Scopes, label: re.Match[str], line: int) -> int:
@@ -259,13 +262,6 @@ class _Parser:
             return stop + 1
         scopes.label(label[1], line)
         return label.end()
-
-    def location(self, text: str) -> Loc | None:
-        m = re.match(r"(\d+)\s+(\d+)\s+\d+(?:.*?inlined_at\s+(\d+)\s+(\d+))?", text)
-        if m is None or m[2] == "0":
-            return None
-        inlined = (self.files.get(int(m[3]), "?"), int(m[4])) if m[3] else None
-        return Loc(self.files.get(int(m[1]), "?"), int(m[2]), inlined)
 
     def local_declaration(self, scopes: _Scopes, statement: str, at: int) -> None:
         if _DECL.match(statement) is None:
@@ -279,7 +275,7 @@ class _Parser:
             else:
                 scopes.variable(variable)
 
-    def instruction(self, text: str, line: int, loc: Loc | None, renames: dict[str, str]) -> Instr:
+    def instruction(self, text: str, line: int, frames: tuple[Frame, ...], renames: dict[str, str]) -> Instr:
         guard, at = None, 0
         if text[0] == "@":
             m = _GUARD.match(text)
@@ -295,7 +291,7 @@ class _Parser:
             parsed = operands(rest, line, renames)
             if not renames:
                 self.operands_of[rest] = parsed
-        return Instr(op[0], tuple(op[0].replace("::", ":").split(".")), parsed, guard, line, loc, text)
+        return Instr(op[0], tuple(op[0].replace("::", ":").split(".")), parsed, guard, line, frames, text)
 
 
 @dataclass

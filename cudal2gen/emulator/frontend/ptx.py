@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cudal2gen.emulator.state.sites import Frame
+
 
 class PtxError(Exception):
     """The text is not PTX that this machine understands. The message starts with ``line N:``."""
@@ -70,30 +72,17 @@ class Pair(NamedTuple):
 Operand = Reg | Imm | Sym | Mem | Tensor | Vec | Pair
 
 
-class Loc(NamedTuple):
-    """A position in the CUDA source; ``inlined_at`` is the call site that the code was inlined into."""
-
-    file: str
-    line: int
-    inlined_at: tuple[str, int] | None = None
-
-    def __str__(self) -> str:
-        where = f"{self.file}:{self.line}"
-        if self.inlined_at is not None and self.inlined_at != (self.file, self.line):
-            where += f" (inlined at {self.inlined_at[0]}:{self.inlined_at[1]})"
-        return where
-
-
 @dataclass(slots=True)
 class Instr:
-    """One instruction. ``parts`` is the opcode split at the dots; ``guard`` is ``@p`` or ``@!p``."""
+    """One instruction. ``parts`` is the opcode split at the dots; ``guard`` is ``@p`` or ``@!p``; ``frames`` are the
+    CUDA lines, the innermost first (none without ``-lineinfo``)."""
 
     op: str
     parts: tuple[str, ...]
     operands: tuple[Operand, ...]
     guard: Reg | None
     line: int
-    loc: Loc | None
+    frames: tuple[Frame, ...]
     text: str
 
     @property

@@ -19,6 +19,7 @@ from cudal2gen.emulator.frontend.flow.dataflow import checked_loads
 from cudal2gen.emulator.frontend.flow.graph import Graph, build
 from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses, symbols
 from cudal2gen.emulator.frontend.instructions import facts
+from cudal2gen.emulator.frontend.mangled import plain_name
 from cudal2gen.emulator.frontend.ptx import Function, Instr, Module, Reg, Variable
 from cudal2gen.emulator.frontend.registers import registers
 from cudal2gen.emulator.machine.batch import KernelFunction
@@ -26,7 +27,7 @@ from cudal2gen.emulator.machine.scheduler import BLOCKED, DONE
 from cudal2gen.emulator.machine.tensor import Accumulator, force
 from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import MOVER, Array
-from cudal2gen.emulator.state.launch import KernelFacts
+from cudal2gen.emulator.state.launch import KernelFacts, SharedVariable
 from cudal2gen.emulator.state.reports import EmulatorError
 
 
@@ -52,6 +53,10 @@ class _Layout:
         shared = [v for v in variables if v.space == "shared" and v.name in mentioned]
         # What has no size begins where the static memory ends.
         self.shared_static = self._place(sorted(shared, key=lambda v: v.size == 0), "shared", WINDOW_START, 1)
+        self.shared_variables = tuple(
+            SharedVariable(plain_name(v.name.split("@@")[0]), self.symbols[v.name][1] - WINDOW_START, v.size)
+            for v in shared
+        )
         local = self._place([v for v in graph.variables if v.space == "local"], "local", 0, 16)
         self.local_bytes = -(-local // 16) * 16
         for variable in variables:
@@ -127,6 +132,7 @@ class _Translator:
             name=graph.function.name,
             sites=e.sites,
             shared_static=self.layout.shared_static,
+            shared_variables=self.layout.shared_variables,
             shared_granule=_granule(graph, "shared"),
             global_granule=_granule(graph, "global"),
             local_bytes=self.layout.local_bytes,

@@ -19,6 +19,7 @@ from cudal2gen.emulator.memory.shared import (
 )
 from cudal2gen.emulator.state.arrays import SHIFT, Array, Mask, distinct
 from cudal2gen.emulator.state.batch import BatchState
+from cudal2gen.emulator.state.participants import Participant
 
 # Actors: rank << 10 | thread, SEVERAL + (rank << 5 | warp), PSEUDO + column of a clock.
 RANK_THREADS = 10
@@ -118,23 +119,25 @@ class ClusterMemory(SharedMemory):
         batch, clocks = self.batch, self.cluster_clocks
         return np.asarray(clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column + clocks.ended])
 
-    def _who(self, tag: int, row: int) -> str:
+    def participant(self, tag: int, row: int) -> Participant:
         actor, clocks = tag & ACTOR, self.cluster_clocks
+        threads: tuple[int, ...] = ()
+        agent = ""
         if actor < SEVERAL:
-            rank, what = actor >> RANK_THREADS, f"thread {actor & 1023}"
+            rank, threads = actor >> RANK_THREADS, (actor & 1023,)
         elif actor < PSEUDO:
-            rank, what = (actor - SEVERAL) >> 5, f"a lane of warp {(actor - SEVERAL) & 31}"
+            rank, agent = (actor - SEVERAL) >> 5, f"a lane of warp {(actor - SEVERAL) & 31}"
         else:
             column = actor - PSEUDO
             if column >= clocks.barriers:
-                return "a bulk copy"
+                return Participant(agent="a bulk copy")
             if column < clocks.bulk:
                 rank, group = divmod(column - clocks.wgmma, clocks.groups)
-                what = f"a wgmma of warpgroup {group}"
+                agent = f"a wgmma of warpgroup {group}"
             else:
                 rank, warp = divmod(column - clocks.bulk, clocks.warps)
-                what = f"a bulk store of warp {warp}"
-        return what if rank == self.batch.rank[row] else f"{what} of the cluster's CTA {rank}"
+                agent = f"a bulk store of warp {warp}"
+        return Participant(cta=self.batch.cta_index(self.peers.row_of_rank(row, rank)), threads=threads, agent=agent)
 
     # --- elements of 16 bytes ---
 
@@ -151,9 +154,17 @@ class ClusterMemory(SharedMemory):
         self.batch.report_lane("shared-out-of-bounds", text, site, lane, low)
         return False
 
-    def _complain(self, kind: str, text: str, site: int, lane: int, at: int, doubtful: bool = False) -> None:
-        offset = at * 16 % self.stride
-        self.batch.report_lane(kind, f"{text}, shared offset {offset}", site, lane, offset, doubtful)
+    def _complain(
+        self,
+        kind: str,
+        text: str,
+        site: int,
+        lane: int,
+        at: int,
+        doubtful: bool = False,
+        other: Participant | None = None,
+    ) -> None:
+        self.batch.report_lane(kind, text, site, lane, at * 16 % self.stride, doubtful, other)
 
     # --- asynchronous reads ---
 
@@ -256,8 +267,9 @@ class ClusterMemory(SharedMemory):
                 bad &= ticks >= horizon[column]
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
-            text = f"{what} what thread {int(actor[i]) & 1023} wrote without a fence.proxy.async between"
-            self._complain("proxy-fence", text, site, lane, int(at[i]))
+            text = f"{what} what a thread wrote without a fence.proxy.async between"
+            other = self.participant(int(tags[i]), row)
+            self._complain("proxy-fence", text, site, lane, int(at[i]), other=other)
 
     # --- asynchronous writes ---
 
@@ -314,8 +326,8 @@ class ClusterMemory(SharedMemory):
         clocks = self.cluster_clocks
         narrow = bool(clocks.ended) and int(ticks[0]) < int(clocks.of(lane)[columns[0] + clocks.ended])
         kind, why = ("memory-scope", f": {NARROW}") if narrow else ("shared-race", " without synchronisation between")
-        text = f"{event}: {what}{why} (the other side: {self._who(int(tags[i]), row)})"
-        self._complain(kind, text, site, lane, int(at[i]))
+        other = self.participant(int(tags[i]), row)
+        self._complain(kind, f"{event}: {what}{why}", site, lane, int(at[i]), other=other)
 
     def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
         """A copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""

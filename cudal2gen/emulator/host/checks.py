@@ -14,7 +14,8 @@ from cudal2gen.emulator.host.cuda import (
     PORTABLE_CLUSTER,
     LaunchRefused,
 )
-from cudal2gen.emulator.state.launch import Device, Dim3, Geometry
+from cudal2gen.emulator.state.launch import Device, Geometry
+from cudal2gen.emulator.state.participants import Dim3
 
 
 def check_launch(

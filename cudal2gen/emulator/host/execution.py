@@ -13,12 +13,14 @@ from cudal2gen.emulator.frontend.ptx import Module, Variable
 from cudal2gen.emulator.frontend.translate import Compiled, translate
 from cudal2gen.emulator.hopper.batch import HopperBatch
 from cudal2gen.emulator.host.checks import check_launch, fixed_cluster
+from cudal2gen.emulator.host.naming import Naming
 from cudal2gen.emulator.machine.batch import Batch, in_clusters, run
 from cudal2gen.emulator.machine.scheduler import Overtaken, Runaway
 from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.memory.device_state import DeviceState
 from cudal2gen.emulator.state.arrays import POISON, Array
 from cudal2gen.emulator.state.launch import Device, Geometry, LaunchResult, LaunchState, Options
+from cudal2gen.emulator.state.participants import Place, Space
 from cudal2gen.emulator.state.reports import EmulatorError, Report
 from cudal2gen.emulator.state.suspects import Trial
 
@@ -82,6 +84,9 @@ class Launch:
         check_launch(function, geometry, compiled.shared_static, self.dynamic_limit, self.device, self.large_clusters)
         run = _Run(self, geometry, load_globals(self.module, self.memory), self._chosen(geometry))
         state = run.with_undefined_values(compiled)
+        naming = Naming(self.memory, function, self.parameters, compiled)
+        for report in state.reports.by_key.values():
+            naming.name(report)
         return LaunchResult(
             self.kernel,
             geometry.grid,
@@ -231,7 +236,14 @@ def output_reports(memory: Memory, kernel: str = "") -> list[Report]:
                     f"{len(elements)} of {int(np.prod(buffer.shape))} elements of {buffer.name or 'an output'} "
                     f"were never written, first {index}, last {last}",
                     kernel,
-                    address=buffer.address + int(missing[0]),
+                    place=Place(
+                        Space.GLOBAL,
+                        buffer.address + int(missing[0]),
+                        buffer.name or "an output",
+                        int(missing[0]),
+                        str(buffer.dtype),
+                        index,
+                    ),
                     count=len(elements),
                 )
             )

@@ -32,7 +32,8 @@ from cudal2gen.emulator.host.execution import Launch
 from cudal2gen.emulator.host.program import Program, from_file, load, owners
 from cudal2gen.emulator.host.runtime_state import Call, RuntimeState, put
 from cudal2gen.emulator.host.standin import Words, standin
-from cudal2gen.emulator.state.launch import Dim3, Geometry
+from cudal2gen.emulator.state.launch import Geometry
+from cudal2gen.emulator.state.participants import Dim3
 
 
 @dataclass(frozen=True)

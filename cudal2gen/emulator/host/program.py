@@ -18,7 +18,8 @@ from cudal2gen.emulator.host.execution import Launch, output_reports
 from cudal2gen.emulator.host.standin import active, standin
 from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.state.arrays import Array
-from cudal2gen.emulator.state.launch import Device, Dim3, Geometry, LaunchResult, Options
+from cudal2gen.emulator.state.launch import Device, Geometry, LaunchResult, Options
+from cudal2gen.emulator.state.participants import Dim3
 from cudal2gen.emulator.state.reports import EmulatorError
 
 Dim = int | Sequence[int]

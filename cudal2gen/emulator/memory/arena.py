@@ -54,6 +54,11 @@ class Buffer:
         """Arena offset behind the last byte."""
         return self.start + self.nbytes
 
+    @property
+    def is_typed(self) -> bool:
+        """Is there an array behind it, with a type of its own?"""
+        return self.dtype != np.uint8 or self.shape != (self.nbytes,)
+
     def bytes(self) -> Array:
         """A view (not a copy) of the buffer's bytes, shape (nbytes,), uint8."""
         return self.memory.data[self.start : self.end]
@@ -157,20 +162,27 @@ class Memory:
             return self.buffers[i]
         return None
 
-    def describe(self, address: int) -> str:
-        """Where a device address lies, in words."""
-        offset = address - self.base
+    def nearest(self, offset: int) -> tuple[Buffer, str] | None:
+        """The buffer that contains an arena offset, or the one next to it and how far it is; None if it is nowhere."""
         inside = self.find(offset)
         if inside is not None:
-            return f"byte {offset - inside.start} of {self._label(inside)}"
+            return inside, ""
         i = bisect_right(self.starts, offset) - 1
-        if 0 <= offset < self.capacity and i >= 0:
-            before = self.buffers[i]
-            after = self.buffers[i + 1] if i + 1 < len(self.buffers) else None
-            if after is not None and after.start - offset < offset - before.end:
-                return f"{after.start - offset} bytes before {self._label(after)}"
-            return f"{offset - before.end} bytes past the end of {self._label(before)}"
-        return "outside any allocation"
+        if not 0 <= offset < self.capacity or i < 0:
+            return None
+        before = self.buffers[i]
+        after = self.buffers[i + 1] if i + 1 < len(self.buffers) else None
+        if after is not None and after.start - offset < offset - before.end:
+            return after, f"{after.start - offset} bytes before its start"
+        return before, f"{offset - before.end} bytes past its end"
+
+    def describe(self, address: int) -> str:
+        """Where a device address lies, in words."""
+        near = self.nearest(address - self.base)
+        if near is None:
+            return "outside any allocation"
+        buffer, beside = near
+        return f"{beside or f'byte {address - self.base - buffer.start}'} of {self._label(buffer)}"
 
     def _label(self, buffer: Buffer) -> str:
         number = self.buffers.index(buffer)

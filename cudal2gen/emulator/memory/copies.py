@@ -93,8 +93,7 @@ class AsyncCopies:
         crooked = mask & ((source & np.uint64(width - 1)) != 0)
         if crooked.any():
             at = int(source[np.flatnonzero(crooked)[0]])
-            text = f"{width}-byte copy from {hex(at)}, {self.device.arena.describe(at)}"
-            self.batch.report_lanes("global-misaligned", text, site, np.flatnonzero(crooked), at)
+            self.batch.report_lanes("global-misaligned", f"{width}-byte copy", site, np.flatnonzero(crooked), at)
         step = nbytes & -nbytes
         for k in range(0, nbytes, step):
             data = self.device.load(source + np.uint64(k), step, mask & ~crooked, site)

@@ -103,7 +103,7 @@ class DeviceMemory:
             for wrong, kind in ((outside & ~crooked, "global-out-of-bounds"), (crooked, "global-misaligned")):
                 if wrong.any():
                     at = int(offset[np.flatnonzero(wrong)[0]]) + arena.base
-                    text = f"{width}-byte access at {hex(at & (1 << 64) - 1)}, {arena.describe(at)}"
+                    text = f"{width}-byte access"
                     self.batch.report_lanes(kind, text, site, lanes[wrong], at)
             lanes, offset, which = lanes[~bad], offset[~bad], which[~bad]
             if lanes.size == 0:
@@ -116,7 +116,7 @@ class DeviceMemory:
         crooked = (address[lanes] & np.uint64(width - 1)) != 0
         if crooked.any():
             at = int(address[lanes[crooked][0]])
-            text = f"{width}-byte access at {at:#x}, {self.arena.describe(at)}"
+            text = f"{width}-byte access"
             self.batch.report_lanes("global-misaligned", text, site, lanes[crooked], at)
 
     # --- accesses ---

@@ -12,6 +12,7 @@ from cudal2gen.emulator.memory.device_state import SCOPE, SCOPE_SHIFT, THREAD, T
 from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
+from cudal2gen.emulator.state.participants import Participant
 from cudal2gen.emulator.state.scopes import CHECKED, Scope, scope_of
 
 
@@ -104,9 +105,7 @@ class DeviceHazards:
         arena = self.state.arena
         mine = np.flatnonzero(bad) if lanes is None else lanes[bad]
         at = int(offset[np.flatnonzero(bad)[0]]) + arena.base
-        self.batch.report_lanes(
-            "uninitialised-global", f"{text}: {arena.describe(at)}", site, mine, at, doubtful=doubtful
-        )
+        self.batch.report_lanes("uninitialised-global", text, site, mine, at, doubtful=doubtful)
 
     def before_write(
         self,
@@ -146,15 +145,20 @@ class DeviceHazards:
         if buffer.role == "input":
             at = int(offset[0]) + arena.base
             everyone = batch.everyone if lanes is None else lanes
-            batch.report_lanes("input-modified", f"writes to an input: {arena.describe(at)}", site, everyone, at)
+            batch.report_lanes("input-modified", "writes to an input", site, everyone, at)
         if buffer.allowed is not None:
             relative = offset - buffer.start
             allowed = buffer.allowed[relative] & buffer.allowed[relative + (width - 1)]
             if not allowed.all():
                 bad = np.flatnonzero(allowed == 0)
                 at = int(offset[bad[0]]) + arena.base
-                text = f"writes outside the declared region: {arena.describe(at)}"
-                batch.report_lanes("outside-region", text, site, bad if lanes is None else lanes[bad], at)
+                batch.report_lanes(
+                    "outside-region",
+                    "writes outside the declared region",
+                    site,
+                    bad if lanes is None else lanes[bad],
+                    at,
+                )
 
     def _unordered(self, lanes: Array, tags: Array, strong: int, reads: bool) -> Array:
         """Which of these tagged accesses (``reads``: they read) race with what the lanes do now?
@@ -227,11 +231,11 @@ class DeviceHazards:
         relation = "in the same CTA" if where == batch.cta_index(int(batch.row_of[lanes[first]])) else "in another CTA"
         batch.report_lanes(
             kind,
-            f"{what} by a thread {relation}, with no barrier or release and acquire between: {arena.describe(at)} "
-            f"(the other side: CTA {where}, thread {thread})",
+            f"{what} by a thread {relation}, with no barrier or release and acquire between",
             site,
             lanes[bad],
             at,
+            other=Participant(cta=where, threads=(thread,)),
         )
 
     def _bytes_differ(self, offset: Array, value: Array, width: int) -> Array:
@@ -251,8 +255,7 @@ class DeviceHazards:
                 address = int(at) + arena.base
                 self.batch.report_lanes(
                     "global-race",
-                    "several threads write different values to one place in one instruction: "
-                    + arena.describe(address),
+                    "several threads write different values to one place in one instruction",
                     site,
                     lanes[offset == at],
                     address,

@@ -11,6 +11,7 @@ from cudal2gen.emulator.memory.flags import Flags, Side, up_to
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
+from cudal2gen.emulator.state.participants import Participant
 from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
 from cudal2gen.emulator.state.suspects import Suspect
 
@@ -133,10 +134,13 @@ class SharedMemory:
         own: Array = (actor == batch.thread[lanes]) & ~several
         return own | (ticks < self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], warp_of))
 
-    def _who(self, tag: int, row: int) -> str:  # noqa: ARG002
-        """The other side of a race, in words."""
+    def participant(self, tag: int, row: int) -> Participant:
+        """The other side of a race in shared memory of a row."""
         actor = tag & ((1 << self.BITS) - 1)
-        return f"a lane of warp {actor - SEVERAL}" if actor >= SEVERAL else f"thread {actor}"
+        cta = self.batch.cta_index(row)
+        if actor >= SEVERAL:
+            return Participant(cta=cta, agent=f"a lane of warp {actor - SEVERAL}")
+        return Participant(cta=cta, threads=(actor,))
 
     # --- checks ---
 
@@ -277,11 +281,9 @@ class SharedMemory:
         first = int(np.flatnonzero(bad)[0])
         cta = int(self.batch.row_of[lanes[0]])
         threads = self.batch.thread[lanes[self.batch.row_of[lanes] == cta]]
-        if tags is not None:
-            message += f" (the other side: {self._who(int(tags[first]), cta)})"
+        other = None if tags is None else self.participant(int(tags[first]), cta)
         address = int(offset[rows[first]]) % self.stride
-        text = f"{message}, shared offset {address}"
-        self.batch.report(kind, text, site, cta, threads, address, len(lanes), doubtful)
+        self.batch.report(kind, message, site, cta, threads, address, len(lanes), doubtful, other)
 
     # --- places ---
 
@@ -323,7 +325,7 @@ class SharedMemory:
         for bad, kind, text in ((outside, "shared-out-of-bounds", beyond), (crooked, "shared-misaligned", uneven)):
             if bad.any():
                 at = int(wide[np.flatnonzero(bad)[0]]) - WINDOW_START
-                self.batch.report_lanes(kind, f"{text}, shared offset {at}", site, lanes[bad], at)
+                self.batch.report_lanes(kind, text, site, lanes[bad], at)
         good = ~(outside | crooked)
         return lanes[good], address[good]
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from cudal2gen.emulator.state.arrays import MOVER, Array, Mask, Scalar
-from cudal2gen.emulator.state.launch import Dim3, LaunchState
+from cudal2gen.emulator.state.launch import LaunchState
+from cudal2gen.emulator.state.participants import Dim3, Participant
 
 
 class BatchState:
@@ -97,10 +98,11 @@ class BatchState:
         address: int | None = None,
         count: int = 1,
         doubtful: bool = False,
+        other: Participant | None = None,
     ) -> None:
-        """Report a finding of threads of one CTA."""
+        """Report a finding of threads of one CTA; ``other``: the other side of a race."""
         listed = sorted({int(t) for t in threads})
-        self.launch.reports.add(kind, message, site, self.cta_index(row), listed, address, count, doubtful)
+        self.launch.reports.add(kind, message, site, self.cta_index(row), listed, address, count, doubtful, other)
 
     def report_lanes(
         self,
@@ -110,18 +112,26 @@ class BatchState:
         lanes: Array,
         address: int | None = None,
         doubtful: bool = False,
+        other: Participant | None = None,
     ) -> None:
         """Report a finding of some lanes; those of the first lane's CTA are listed."""
         row = int(self.row_of[lanes[0]])
         threads = self.thread[lanes[self.row_of[lanes] == row]]
-        self.report(kind, message, site, row, threads, address, len(lanes), doubtful)
+        self.report(kind, message, site, row, threads, address, len(lanes), doubtful, other)
 
     def report_lane(
-        self, kind: str, message: str, site: int, lane: int, address: int | None = None, doubtful: bool = False
+        self,
+        kind: str,
+        message: str,
+        site: int,
+        lane: int,
+        address: int | None = None,
+        doubtful: bool = False,
+        other: Participant | None = None,
     ) -> None:
         """Report a finding of one lane."""
         row = int(self.row_of[lane])
-        self.report(kind, message, site, row, (int(self.thread[lane]),), address, 1, doubtful)
+        self.report(kind, message, site, row, (int(self.thread[lane]),), address, 1, doubtful, other)
 
     def require_whole_warps(self, m: Mask, site: int) -> None:
         """mma, ldmatrix and their like need all 32 lanes; reports warps of which some are missing."""

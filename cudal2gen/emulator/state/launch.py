@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
 from cudal2gen.emulator.state.arrays import POISON, Array
 from cudal2gen.emulator.state.counters import Counters
-from cudal2gen.emulator.state.reports import Report, Reports, Site
+from cudal2gen.emulator.state.participants import Dim3
+from cudal2gen.emulator.state.reports import Report, Reports
+from cudal2gen.emulator.state.sites import Site
 from cudal2gen.emulator.state.suspects import Suspects, Trial
 
-Dim3 = tuple[int, int, int]
 _A100 = GPUS["a100"]
 
 
@@ -66,6 +68,14 @@ class LaunchResult:
     ctas: Array | None = None
 
 
+class SharedVariable(NamedTuple):
+    """A variable in shared memory: its name in the source, where it begins, and its bytes (0: the launch says)."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
 @dataclass(eq=False)
 class KernelFacts:
     """What the machine has to know of a translated kernel. ``shared_granule`` and ``global_granule``: bytes of the
@@ -76,6 +86,7 @@ class KernelFacts:
     name: str
     sites: list[Site]
     shared_static: int
+    shared_variables: tuple[SharedVariable, ...]
     shared_granule: int
     global_granule: int
     local_bytes: int

@@ -15,47 +15,157 @@ class Severity(StrEnum):
     LINT = "lint"
 
 
+# The worst first.
+SEVERITIES = tuple(Severity)
+
+
 class Rule(NamedTuple):
-    """What is wrong, and how severe that is. Errors about a value that reaches no memory are benign."""
+    """What is wrong, how severe that is, and what to do. Errors about a value that reaches no memory are benign."""
 
     severity: Severity
     meaning: str
+    hint: str
 
 
 _ERRORS = {
-    "global-out-of-bounds": "an access outside of all buffers, or of the kernel's parameters",
-    "global-misaligned": "an address of global memory that is no multiple of the access",
-    "shared-out-of-bounds": "an access outside of the CTA's shared memory, or an operand of another space or CTA",
-    "shared-misaligned": "an address of shared memory that is no multiple of what the access needs",
-    "local-out-of-bounds": "an access outside of local memory, or misaligned",
-    "uninitialised-shared": "a read of shared memory that nobody has written",
-    "uninitialised-global": "a read of global memory that nobody has written",
-    "in-flight": "data of an asynchronous copy touched before its wait, or a CTA that exits under one",
-    "shared-race": "accesses to shared memory without order",
-    "global-race": "accesses to global memory without order",
-    "memory-scope": "accesses of several CTAs that only synchronisation of CTA scope orders",
-    "unwritten-output": "elements of an output that nobody has written",
-    "outside-region": "a write outside of the region that an output declares",
-    "input-modified": "a write to an input",
-    "barrier-divergence": "a barrier at which threads arrive that may not",
-    "deadlock": "threads that wait for each other for ever",
-    "warp-divergence": "an instruction of whole warps or warpgroups, executed by a part",
-    "trap": "a trap or a failed assertion",
-    "runaway": "a loop beyond the limit of turns",
-    "launch-error": "a launch that the machine cannot execute",
-    "mbarrier": "an mbarrier that is misused, or not visibly initialised",
-    "proxy-fence": "an asynchronous access without fence.proxy.async behind writes of threads",
-    "wgmma-registers": "accumulators touched under way, or wgmma.fence missing",
-    "wgmma-descriptor": "descriptors that differ in a warpgroup",
-    "cluster": "shared memory of another CTA before its start or after its end, or of a CTA that does not exist",
-    "tensor-map": "a tensor map that is none",
-    "registers": "setmaxnreg against the pool of registers",
-    "grid-dependency": "global memory touched before griddepcontrol.wait",
+    "global-out-of-bounds": (
+        "an access outside of all buffers, or of the kernel's parameters",
+        "compare the index with the number of elements before the access; check grid, strides and the size "
+        "that was allocated",
+    ),
+    "global-misaligned": (
+        "an address of global memory that is no multiple of the access",
+        "use a narrower access, or make base pointer and row stride multiples of the vector's bytes",
+    ),
+    "shared-out-of-bounds": (
+        "an access outside of the CTA's shared memory, or an operand of another space or CTA",
+        "compare the offset with the shared memory of the launch (static and dynamic bytes); for an operand "
+        "in the wrong space, pass __cvta_generic_to_shared of a __shared__ address",
+    ),
+    "shared-misaligned": (
+        "an address of shared memory that is no multiple of what the access needs",
+        "align the buffer (alignas) and every offset into it to what the instruction needs: 16 bytes for "
+        "cp.async, ldmatrix and TMA, 128 and more for swizzled boxes",
+    ),
+    "local-out-of-bounds": (
+        "an access outside of local memory, or misaligned",
+        "an index beyond a per-thread array: bound the index, or size the array for it",
+    ),
+    "uninitialised-shared": (
+        "a read of shared memory that nobody has written",
+        "write the words before they are read, zero fill at the edges, and let a barrier stand between",
+    ),
+    "uninitialised-global": (
+        "a read of global memory that nobody has written",
+        "initialise the buffer (cudaMemset, or the kernel that comes before), or do not read outside of what "
+        "was written",
+    ),
+    "in-flight": (
+        "data of an asynchronous copy touched before its wait, or a CTA that exits under one",
+        "wait for the copy first: cp.async.wait_group and a barrier, the mbarrier's phase, or "
+        "cp.async.bulk.wait_group before the exit",
+    ),
+    "shared-race": (
+        "accesses to shared memory without order",
+        "put __syncthreads() (or the barrier that both warps pass) between the two accesses; a stage is "
+        "refilled only behind a barrier that follows its last read",
+    ),
+    "global-race": (
+        "accesses to global memory without order",
+        "order the two accesses: __syncthreads() in a CTA, a fence and a flag (or cuda::atomic_ref) between "
+        "CTAs, or make both atomic",
+    ),
+    "memory-scope": (
+        "accesses of several CTAs that only synchronisation of CTA scope orders",
+        "widen the scope: .cluster or .gpu instead of .cta on the fence, the atomic or the mbarrier arrival",
+    ),
+    "unwritten-output": (
+        "elements of an output that nobody has written",
+        "check that grid and guards cover every element, the edges most of all",
+    ),
+    "outside-region": (
+        "a write outside of the region that an output declares",
+        "guard the store by the rows and columns of the problem: it reaches padding or a neighbour's data",
+    ),
+    "input-modified": (
+        "a write to an input",
+        "write to the output; an in-place kernel declares the buffer as inout",
+    ),
+    "barrier-divergence": (
+        "a barrier at which threads arrive that may not",
+        "move the barrier out of the branch, or name the threads that arrive (bar.sync id, count)",
+    ),
+    "deadlock": (
+        "threads that wait for each other for ever",
+        "look at what the listed phase or barrier lacks: an arrival, expected bytes, or a wait with the other parity",
+    ),
+    "warp-divergence": (
+        "an instruction of whole warps or warpgroups, executed by a part",
+        "execute the instruction with all lanes: move it out of the branch, or reconverge with __syncwarp()",
+    ),
+    "trap": (
+        "a trap or a failed assertion",
+        "the program stops itself: look at the condition of the assertion",
+    ),
+    "runaway": (
+        "a loop beyond the limit of turns",
+        "a loop that does not end: check its bound and step, and whether the value it polls is written by anybody",
+    ),
+    "launch-error": (
+        "a launch that the machine cannot execute",
+        "mend what the message names; an unknown instruction is one that the emulator does not model",
+    ),
+    "mbarrier": (
+        "an mbarrier that is misused, or not visibly initialised",
+        "initialise once with the number of arrivals, fence (fence.mbarrier_init, or a barrier) before others "
+        "use it, and arrive no more often than the count",
+    ),
+    "proxy-fence": (
+        "an asynchronous access without fence.proxy.async behind writes of threads",
+        "put fence.proxy.async behind the threads' writes (or reads) and before the asynchronous access, by "
+        "the writers, with the barrier after it",
+    ),
+    "wgmma-registers": (
+        "accumulators touched under way, or wgmma.fence missing",
+        "put wgmma.fence before the first wgmma that uses the registers, and wgmma.wait_group before they are touched",
+    ),
+    "wgmma-descriptor": (
+        "descriptors that differ in a warpgroup",
+        "compute the descriptor from values that are the same in the whole warpgroup (__shfl_sync of warp 0's)",
+    ),
+    "cluster": (
+        "shared memory of another CTA before its start or after its end, or of a CTA that does not exist",
+        "pass the cluster barrier (arrive and wait) before the first access to another CTA's memory, and "
+        "again before any CTA exits",
+    ),
+    "tensor-map": (
+        "a tensor map that is none",
+        "pass the CUtensorMap that cuTensorMapEncodeTiled filled as a __grid_constant__ parameter, and its "
+        "address to the instruction",
+    ),
+    "registers": (
+        "setmaxnreg against the pool of registers",
+        "raise no more registers than the other warpgroups have given back; all four warps execute setmaxnreg "
+        "with one count",
+    ),
+    "grid-dependency": (
+        "global memory touched before griddepcontrol.wait",
+        "execute griddepcontrol.wait (cudaGridDependencySynchronize) before the first access to what the "
+        "launch before writes",
+    ),
 }
 # Whether the value of a racing read matters is seen by giving it others.
 RACES = frozenset(("shared-race", "memory-scope"))
 RULES = {
-    **{rule: Rule(Severity.ERROR, meaning) for rule, meaning in _ERRORS.items()},
-    "plain-first-load": Rule(Severity.BENIGN, "a weak load of what the compare-and-swap behind it checks"),
-    "phase-at-exit": Rule(Severity.LINT, "a CTA that exits in the middle of an mbarrier's phase"),
+    **{rule: Rule(Severity.ERROR, *texts) for rule, texts in _ERRORS.items()},
+    "plain-first-load": Rule(
+        Severity.BENIGN,
+        "a weak load of what the compare-and-swap behind it checks",
+        "nothing has to be done; a relaxed load (cuda::atomic_ref, ld.relaxed) says what is meant",
+    ),
+    "phase-at-exit": Rule(
+        Severity.LINT,
+        "a CTA that exits in the middle of an mbarrier's phase",
+        "legal: check that the missing arrivals are missing on purpose, or wait for the phase before the exit",
+    ),
 }

@@ -24,6 +24,7 @@ from cudal2gen.emulator.frontend.ptx import (
     Vec,
 )
 from cudal2gen.emulator.frontend.registers import SPECIALS
+from cudal2gen.emulator.state.sites import Frame as SourceFrame
 
 Rename = Callable[[str], str]
 
@@ -57,13 +58,14 @@ def _overlap(parts: set[tuple[int, int]]) -> bool:
 @dataclass
 class _Frame:
     """A function that is being inlined: the prefix of its names, what its symbols are called in the kernel, the label
-    that a return goes to (None in the kernel), and who has called."""
+    that a return goes to (None in the kernel), who has called, and the CUDA lines of the call."""
 
     function: Function
     prefix: str
     symbols: dict[str, str]
     after: str | None
     callers: tuple[str, ...]
+    called_at: tuple[SourceFrame, ...]
 
 
 class Inliner:
@@ -123,12 +125,18 @@ class Inliner:
         return [(mem.base.name, at + i * width, width, item.base == "st") for i in range(count)]
 
     def _expand(
-        self, fn: Function, prefix: str, symbols: dict[str, str], callers: tuple[str, ...], after: str | None
+        self,
+        fn: Function,
+        prefix: str,
+        symbols: dict[str, str],
+        callers: tuple[str, ...],
+        after: str | None,
+        called_at: tuple[SourceFrame, ...] = (),
     ) -> Iterator[Instr | Label]:
         if fn.name in callers:
             raise PtxError(fn.line, f"recursive call of {fn.name} is not modelled")
         self.passed.update(symbols.values())
-        frame = _Frame(fn, prefix, {**symbols, **self._declare(fn, prefix)}, after, (*callers, fn.name))
+        frame = _Frame(fn, prefix, {**symbols, **self._declare(fn, prefix)}, after, (*callers, fn.name), called_at)
         labels = {item.name for item in fn.body if isinstance(item, Label)} | set(fn.branch_targets)
 
         def reg(name: str) -> str:
@@ -148,7 +156,7 @@ class Inliner:
             if isinstance(item, Label):
                 yield Label(prefix + item.name, item.line)
             elif item.base == "call":
-                yield from self._call(item, reg, sym, frame.callers)
+                yield from self._call(item, reg, sym, frame)
             else:
                 yield self._instruction(item, frame, reg, sym)
 
@@ -167,10 +175,12 @@ class Inliner:
 
     def _instruction(self, item: Instr, frame: _Frame, reg: Rename, sym: Rename) -> Instr:
         guard = Reg(reg(item.guard.name), item.guard.negated) if item.guard is not None else None
+        frames = item.frames + frame.called_at
         if frame.after is not None and item.base == "ret":
-            return replace(item, op="bra", parts=("bra",), operands=(Sym(frame.after),), guard=guard)
+            return replace(item, op="bra", parts=("bra",), operands=(Sym(frame.after),), guard=guard, frames=frames)
         if item.base != "brx":
-            return replace(item, operands=tuple(_renamed(op, reg, sym) for op in item.operands), guard=guard)
+            operands = tuple(_renamed(op, reg, sym) for op in item.operands)
+            return replace(item, operands=operands, guard=guard, frames=frames)
         targets = item.operands[1]
         names = None
         if isinstance(targets, Sym):
@@ -180,7 +190,7 @@ class Inliner:
         if names is None:
             raise PtxError(item.line, "brx.idx without .branchtargets")
         labels = Vec(tuple(Sym(frame.prefix + name) for name in names))
-        return replace(item, operands=(_renamed(item.operands[0], reg, sym), labels), guard=guard)
+        return replace(item, operands=(_renamed(item.operands[0], reg, sym), labels), guard=guard, frames=frames)
 
     def _move(self, item: Instr, mem: Mem, value: Operand, guard: Reg | None) -> Iterator[Instr]:
         """A ld.param or st.param of a call as moves from or to registers that stand for the parameter's bytes."""
@@ -204,7 +214,7 @@ class Inliner:
                 operands = (element, Reg(slot))
             yield replace(item, op=op, parts=tuple(op.split(".")), operands=operands, guard=guard)
 
-    def _call(self, item: Instr, reg: Rename, sym: Rename, callers: tuple[str, ...]) -> Iterator[Instr | Label]:
+    def _call(self, item: Instr, reg: Rename, sym: Rename, caller: _Frame) -> Iterator[Instr | Label]:
         groups = list(item.operands)
         first = groups[0] if groups else None
         results: tuple[Operand, ...] = ()
@@ -231,7 +241,7 @@ class Inliner:
         if guard is not None:
             skip = Reg(guard.name, not guard.negated)
             yield replace(item, op="bra", parts=("bra",), operands=(Sym(after),), guard=skip)
-        yield from self._expand(target, inner, symbols, callers, after)
+        yield from self._expand(target, inner, symbols, caller.callers, after, item.frames + caller.called_at)
         yield Label(after, item.line)
 
     def _system_call(

@@ -1,0 +1,132 @@
+"""What a CUDA source declares: the parameters of a kernel and its shared variables. It reads names for reports, and is
+no parser of C++: what it does not recognise it leaves out."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+# Bytes of the types of elements.
+ELEMENT_BYTES = {
+    "char": 1, "signed char": 1, "unsigned char": 1, "int8_t": 1, "uint8_t": 1, "bool": 1, "uchar": 1,
+    "__nv_fp8_e4m3": 1, "__nv_fp8_e5m2": 1,
+    "short": 2, "unsigned short": 2, "int16_t": 2, "uint16_t": 2, "half": 2, "__half": 2, "__nv_bfloat16": 2,
+    "nv_bfloat16": 2, "bfloat16": 2,
+    "int": 4, "unsigned": 4, "unsigned int": 4, "uint": 4, "int32_t": 4, "uint32_t": 4, "float": 4, "half2": 4,
+    "__half2": 4, "__nv_bfloat162": 4, "nv_bfloat162": 4,
+    "long long": 8, "unsigned long long": 8, "long": 8, "unsigned long": 8, "int64_t": 8, "uint64_t": 8, "size_t": 8,
+    "double": 8, "float2": 8, "int2": 8, "uint2": 8, "float4": 16, "int4": 16, "uint4": 16, "double2": 16,
+}  # fmt: skip
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_QUALIFIERS = re.compile(
+    r"\b(?:const|volatile|static|extern|__shared__|__restrict__|__restrict|restrict|__grid_constant__|typename"
+    r"|alignas\s*\([^)]*\)|__align__\s*\([^)]*\)|std::|cuda::)"
+)
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv}
+
+
+class Declared(NamedTuple):
+    """A name, the type of its elements ("" if not understood), and its extents (None: not a number)."""
+
+    name: str
+    element: str
+    extents: tuple[int | None, ...] = ()
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element, 0 if the type is not known."""
+        return ELEMENT_BYTES.get(self.element, 0)
+
+
+def source_text(path: str) -> str:
+    """A source file without its comments, "" if it is not there."""
+    try:
+        return _version(path, Path(path).stat().st_mtime_ns)
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=32)
+def _version(path: str, modified_ns: int) -> str:
+    del modified_ns
+    return _COMMENT.sub(" ", Path(path).read_text(errors="replace"))
+
+
+def parameters(text: str, kernel: str, count: int) -> list[Declared]:
+    """The parameters of a kernel, none if no definition with ``count`` of them is recognised."""
+    for m in re.finditer(rf"__global__[^;{{}}]*?\b{re.escape(kernel)}\s*\(", text):
+        items = [_parameter(item) for item in _split(text, m.end())]
+        if len(items) == count:
+            return items
+    return []
+
+
+def shared_variable(text: str, name: str, nbytes: int) -> Declared | None:
+    """A shared variable of ``nbytes`` (0: of the launch's size), None if no declaration is recognised."""
+    m = re.search(rf"__shared__\s+([^;(){{}}]*?)\b{re.escape(name)}\b\s*((?:\[[^\]]*\]\s*)*)", text)
+    if m is None:
+        return None
+    element = _element(m[1].split(",")[0].split("[")[0] if "[" in m[1] else m[1])
+    if "[" in m[1]:
+        # Not the first of its declaration: the first one's name stands behind the type.
+        element = _element(" ".join(m[1].split("[")[0].split()[:-1]))
+    extents = [_number(text, extent) for extent in re.findall(r"\[([^\]]*)\]", m[2])]
+    unit = ELEMENT_BYTES.get(element, 0)
+    if nbytes and unit and extents.count(None) == 1:
+        product = 1
+        for extent in extents:
+            product *= extent or 1
+        extents[extents.index(None)] = nbytes // unit // product or None
+    return Declared(name, element, tuple(extents))
+
+
+def _split(text: str, at: int) -> list[str]:
+    """The items of a parenthesis that is open at ``at``, between its commas."""
+    depth, start = 0, at
+    items: list[str] = []
+    for i in range(at, len(text)):
+        ch = text[i]
+        if ch == ")" and depth == 0:
+            return [*items, text[start:i]] if text[start:i].strip() else items
+        depth += (ch in "(<[{") - (ch in ")>]}")
+        if ch == "," and depth == 0:
+            items.append(text[start:i])
+            start = i + 1
+    return items
+
+
+def _parameter(item: str) -> Declared:
+    item = item.split("=", maxsplit=1)[0]
+    m = re.search(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$", item)
+    if m is None:
+        return Declared("", "")
+    return Declared(m[1], _element(item[: m.start()]))
+
+
+def _element(declaration: str) -> str:
+    """The type of what a pointer or an array holds."""
+    return " ".join(_QUALIFIERS.sub(" ", declaration).replace("*", " ").replace("&", " ").split())
+
+
+def _number(text: str, expression: str) -> int | None:
+    """The value of an extent: numbers, and constants that the text defines by numbers."""
+    try:
+        return _value(text, ast.parse(expression.strip(), mode="eval").body, 8)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _value(text: str, node: ast.expr, depth: int) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return int(_OPERATIONS[type(node.op)](_value(text, node.left, depth), _value(text, node.right, depth)))
+    if isinstance(node, ast.Name) and depth:
+        m = re.search(rf"#define\s+{node.id}\s+(.+)|\bconst(?:expr)?\s[^;=()]*\b{node.id}\s*=\s*([^;,]+)", text)
+        if m is not None:
+            return _value(text, ast.parse((m[1] or m[2]).strip(), mode="eval").body, depth - 1)
+    raise ValueError(ast.dump(node))

@@ -1,0 +1,69 @@
+"""Where an instruction comes from: its PTX line, and the chain of CUDA lines that it was inlined through."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+# Headers of the toolkit, of CUTLASS and of the system: a user does not mend these.
+_LIBRARY = re.compile(
+    r"""(?:^|/)include/(?:.*/)?(?:cute|cutlass|cub|thrust|cuda|cooperative_groups|crt|nv)/
+      | (?:^|/)(?:cute|cutlass|cub|thrust)/.*\.(?:h|hpp|cuh|inl)$
+      | (?:^|/)(?:cuda[-.\d]*|cu\d+)/(?:bin/\.\./+)*(?:targets/[^/]+/)?include/
+      | ^/usr/(?:include|lib)/""",
+    re.X,
+)
+
+
+class Frame(NamedTuple):
+    """A line of CUDA source, and the function that it stands in ("" if the PTX does not say)."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    @property
+    def is_library(self) -> bool:
+        """Is the file a header of the toolkit or of CUTLASS?"""
+        return _LIBRARY.search(self.file) is not None
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An instruction: its PTX line and text, and the CUDA lines of ``-lineinfo``, the innermost first, each inlined at
+    the next one."""
+
+    line: int = 0
+    text: str = ""
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def home(self) -> Frame | None:
+        """The innermost line that is the user's own, else the outermost; None without ``-lineinfo``."""
+        own = (frame for frame in self.frames if not frame.is_library)
+        return next(own, self.frames[-1] if self.frames else None)
+
+    @property
+    def source(self) -> str:
+        """The user's line, and the lines that lead from it to the instruction."""
+        home = self.home
+        if home is None:
+            return ""
+        inner = [frame for frame in reversed(self.frames[: self.frames.index(home)]) if frame != home]
+        way = " > ".join(f"{PurePosixPath(frame.file).name}:{frame.line}" for frame in inner)
+        return f"{home} > {way}" if way else str(home)
+
+    @property
+    def calls(self) -> tuple[Frame, ...]:
+        """The lines at which the function of the user's line was inlined, the innermost first."""
+        home = self.home
+        return () if home is None else self.frames[self.frames.index(home) + 1 :]
+
+
+# The site of what no instruction is to blame for.
+NOWHERE = Site()
