@@ -48,11 +48,13 @@ def survivors(
 ) -> Iterator[Mutant]:
     """Which of a kernel's mutants survive all problems that stress the record.
 
-    Of kernels with mbarriers only the largest problems are executed, in both orders of warpgroups.
+    Of kernels with mbarriers only the problems with the most work, with the longest sums, which go round the ring, and
+    with other launch options are executed, in both orders of warpgroups.
     """
     shapes = sorted(validator.stress_shapes(record), key=lambda shape: -(shape.m * shape.n * shape.k))
     if isinstance(record, HOPPER):
-        shapes = shapes[:1] + [shape for shape in shapes if shape.options][:1]
+        longest = max(shapes, key=lambda shape: shape.k)
+        shapes = list(dict.fromkeys([shapes[0], longest, next(shape for shape in shapes if shape.options)]))
     with TemporaryDirectory() as scratch:
         directory = Path(scratch) / artifact.digest
         shutil.copytree(artifact.directory, directory)

@@ -259,6 +259,23 @@ def test_try_wait_gives_up_where_nothing_else_can_run() -> None:
     assert (got == 1).all()
 
 
+@pytest.mark.parametrize(("between", "failures"), [("", [1, 0]), ("bar.sync 0;", [0, 0])])
+@pytest.mark.parametrize("adverse", [False, True])
+def test_a_wait_may_come_before_an_arrival_that_nothing_orders(
+    between: str, failures: list[int], adverse: bool
+) -> None:
+    # Thread 32 completes the phase. Its own warp sees that, another one only behind a barrier between.
+    body = f"""
+      mov.u32 %bar, s; setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared::cta.b64 [%bar], 1; bar.sync 0;
+      mov.u32 %x0, 0; setp.eq.u32 %P, %t, 32; @%P mbarrier.arrive.shared::cta.b64 _, [%bar]; {between}
+    again: mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P add.u32 %x0, %x0, 1; @!%P bra again;
+      mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %x0;"""
+    options = Options(adverse=adverse)
+    got, result = run(body, np.zeros(1, np.uint32), np.empty(64, np.uint32), block=64, options=options)
+    assert result.reports == []
+    assert got.reshape(2, 32).min(axis=1).tolist() == got.reshape(2, 32).max(axis=1).tolist() == failures
+
+
 def test_deadlock_names_barrier_phase_and_threads() -> None:
     body = """
       mov.u32 %bar, s; setp.ne.u32 %P, %t, 0; @%P bra wait;

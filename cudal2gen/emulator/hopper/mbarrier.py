@@ -37,8 +37,8 @@ class MBarrier:
     """
 
     __slots__ = (
-        "bytes", "clocks", "column", "count", "done_clocks", "done_tick", "fenced", "flights", "init_lane", "init_tick",
-        "landing", "offset", "pending", "phase", "row", "trusted",
+        "bytes", "clocks", "column", "count", "done_clocks", "done_copies", "done_tick", "fenced", "flights",
+        "init_lane", "init_tick", "landing", "offset", "pending", "phase", "row", "trusted",
     )  # fmt: skip
 
     def __init__(self, row: int, offset: int, count: int, column: int, lane: int, tick: int) -> None:
@@ -50,6 +50,8 @@ class MBarrier:
         self.clocks: dict[Scope, Array] = {}
         self.done_clocks: dict[Scope, Array] = {}
         self.done_tick = 0
+        # Whether copies were part of the last completed phase.
+        self.done_copies = False
         self.flights: list[Landing] = []
         self.landing: list[Landing] = []
         # Warps that are known to see the initialisation; -1: the asynchronous proxy.
@@ -328,6 +330,7 @@ class MBarriers:
         self.clocks.set(clock, bar.column, bar.done_tick)
         bar.done_clocks, bar.clocks = bar.clocks | {Scope.CTA: clock}, {}
         # Copies of an earlier phase that nobody waited for stay in front: they land first, with this tick.
+        bar.done_copies = bool(bar.flights)
         bar.landing += bar.flights
         bar.flights = []
         bar.phase += 1
@@ -366,8 +369,9 @@ class MBarriers:
                 self.shared.learn(lanes, scope, clock)
 
     def try_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, resume: int, site: int) -> Step:
-        """mbarrier.try_wait: lanes whose phase is not complete sleep; only when they try again if they have never
-        waited here, or in an adverse order. ``order``: its scope, and whether it acquires."""
+        """mbarrier.try_wait: lanes whose phase is not complete sleep. Lanes that have never waited here, or wait in an
+        adverse order, are told first that it is not complete, which may be so even where it is by now: nothing that
+        they know orders it before. ``order``: the scope, and whether it acquires."""
         batch = self.batch
         self.orders[batch.lanes(m)] = order
         if self.launch.counters is not None:
@@ -376,15 +380,16 @@ class MBarriers:
         asleep = None
         for row, offset, phase, lanes in self._groups(address, m, site, token & 1 if parity else token):
             bar = self.find(row, offset, lanes, site)
-            if bar is None or bar.passed(phase, parity):
+            complete = bar is None or bar.passed(phase, parity)
+            if bar is not None:
+                lanes = self._expire_early(bar, complete, lanes, site)
+                if lanes.size == 0:
+                    continue
+            if bar is None or complete:
                 self.results[lanes] = True
                 self.timed_out[lanes] = False
                 if bar is not None and bar.phase:
                     self._acquire(bar, lanes, order)
-                continue
-            if self._reaches_limit(lanes, site):
-                self.results[lanes] = False
-                self.timed_out[lanes] = True
                 continue
             if asleep is None:
                 asleep = np.zeros(batch.size, bool)
@@ -400,12 +405,35 @@ class MBarriers:
             return self.scheduler.next(resume, awake)
         return self.scheduler.pick()
 
-    def _reaches_limit(self, lanes: Array, site: int) -> bool:
-        """Whether the time limit ends a wait of lanes: never twice in a row."""
+    def _expire_early(self, bar: MBarrier, complete: bool, lanes: Array, site: int) -> Array:
+        """Ends a wait of lanes by its time limit, never twice in a row, but of those that know the phase complete; the
+        lanes that are left."""
         limited = self.limited.setdefault(site, np.zeros(self.batch.size, bool))
         due = self.launch.options.adverse or not limited[lanes].all()
-        limited[lanes] = True
-        return due and not bool(self.timed_out[lanes].all())
+        if not due or self.timed_out[lanes].all():
+            return lanes
+        informed = self._know_complete(bar, lanes) if complete else np.zeros(len(lanes), bool)
+        ended = lanes[~informed]
+        self.results[ended] = False
+        self.timed_out[ended] = limited[ended] = True
+        return lanes[informed]
+
+    def _know_complete(self, bar: MBarrier, lanes: Array) -> Array:
+        """Which lanes cannot have come before the last phase was complete: none had to be, or they know all arrivals,
+        and no copy was part of it."""
+        if not self.hazards or bar.phase == 0:
+            return np.ones(len(lanes), bool)
+        batch, clocks = self.batch, self.clocks
+        arrived = bar.done_clocks[Scope.CTA][clocks.ended :][: clocks.wgmma]
+        out = np.zeros(len(lanes), bool)
+        for warp in distinct(lanes >> 5):
+            lane = int(lanes[lanes >> 5 == warp][0])
+            horizon = clocks.of(lane)
+            unknown = arrived > horizon[clocks.ended :][: clocks.wgmma]
+            unknown[int(clocks.first[batch.row_of[lane]] + batch.warp[lane])] = False
+            knows = horizon[bar.column] >= bar.done_tick or not (bar.done_copies or unknown.any())
+            out[lanes >> 5 == warp] = knows
+        return out
 
     def test_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, site: int) -> Array:
         """mbarrier.test_wait: is the phase complete now? (bool per lane)"""
