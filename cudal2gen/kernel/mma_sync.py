@@ -144,14 +144,8 @@ class MmaSyncKernel(MmaTiles):
     def predicated(self) -> bool:
         return self.padding == "predicate"
 
-    @property
-    def caller_pads(self) -> bool:
-        return self.padding == "pad"
-
-    def padded(self, sizes: Sizes) -> Sizes:
-        """Whole tiles, where the caller pads."""
-        if not self.caller_pads:
-            return sizes
+    def wider(self, sizes: Sizes) -> Sizes:
+        """Whole tiles."""
         return Sizes(aligned(sizes.m, self.bm), aligned(sizes.n, self.bn), aligned(sizes.k, self.k_step))
 
     def code(self) -> dict[str, Any]:
@@ -164,7 +158,7 @@ class MmaSyncKernel(MmaTiles):
     @property
     def baked_k(self) -> int:
         """The k that is compiled in, as the kernel is handed it: padded where the caller pads; 0 for none."""
-        k = aligned(self.k, self.k_step) if self.padding == "pad" else self.k
+        k = aligned(self.k, self.k_step) if self.caller_pads else self.k
         return k if self.bake else 0
 
     def tiles_launch(self, raster: Raster) -> Tiles:

@@ -350,11 +350,15 @@ class Record(Schema):
 
     @property
     def caller_pads(self) -> bool:
-        """Whether the caller hands over wider matrices, filled up with zeros."""
-        return False
+        """Whether the caller hands over wider matrices, filled up with zeros; False without a field ``padding``."""
+        return getattr(self, "padding", "none") == "pad"
 
     def padded(self, sizes: Sizes) -> Sizes:
         """The extents that the kernel is launched with for these: the same, or what the caller pads them to."""
+        return self.wider(sizes) if self.caller_pads else sizes
+
+    def wider(self, sizes: Sizes) -> Sizes:
+        """The least extents that a kernel takes whose caller pads these."""
         return sizes
 
     @classmethod

@@ -49,14 +49,8 @@ class Sm90Kernel(Record):
         if not self.caller_pads:
             yield from self.vector_violations(*self.vector_rows)
 
-    @property
-    def caller_pads(self) -> bool:
-        return self.padding == "pad"
-
-    def padded(self, sizes: Sizes) -> Sizes:
-        """Extents of which rows are whole vectors, where the caller pads."""
-        if not self.caller_pads:
-            return sizes
+    def wider(self, sizes: Sizes) -> Sizes:
+        """Rows of whole vectors."""
         return sizes._replace(**{name: aligned(getattr(sizes, name)) for name in self.vector_rows})
 
     def sum_violations(self, field: str, place: str, place_bytes: int) -> Iterator[str]:
