@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,45 @@ def test_errors_inside_the_machine_are_not_swallowed(tmp_path: Path) -> None:
     assert report.kind == "launch-error"
     assert "tcgen05.fence::before_thread_sync" in report.message
     assert len(s.errors) == 1
+
+
+class Dim3(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint)]  # fmt: skip
+
+
+class Attribute(ctypes.Structure):
+    """A cudaLaunchAttribute."""
+
+    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint * 16)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("block", "shared", "cluster", "most"),
+    [
+        (32, 0, 1, 7 * 32),  # CTAs of an SM
+        (512, 0, 1, 7 * 4),  # threads
+        (32, 40000, 1, 7 * 5),  # shared memory, of which each CTA takes 1 KiB more
+        (512, 0, 4, 7 * 4),
+        (512, 0, 8, 3 * 8),  # whole clusters
+    ],
+)
+def test_a_cooperative_grid_must_be_resident(block: int, shared: int, cluster: int, most: int, tmp_path: Path) -> None:
+    text = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() {\n ret;\n}\n"
+    (tmp_path / "kernel.ptx").write_text(text)
+    attributes = (Attribute * 2)((2, 0, (1,)), (4, 0, (cluster, 1, 1)))
+    with emulator.session(device=replace(emulator.HOPPER, sm_count=7)) as s:
+        runtime = Runtime()
+        _, kernel = runtime.kernel(tmp_path / "kernel.cubin", "k")
+        for ctas, code in ((most, 0), (most + cluster, 720)):
+            config = Config((ctas, 1, 1), (block, 1, 1), shared, None, ctypes.addressof(attributes), 2)
+            assert runtime.c.cudaLaunchKernelExC(ctypes.byref(config), kernel, None) == code
+            # Others wait for a place.
+            config = Config((ctas, 1, 1), (block, 1, 1), shared, None, ctypes.addressof(attributes[1]), 1)
+            assert runtime.c.cudaLaunchKernelExC(ctypes.byref(config), kernel, None) == 0
+            if cluster == 1:
+                sizes, size = (Dim3(ctas, 1, 1), Dim3(block, 1, 1)), ctypes.c_size_t(shared)
+                assert runtime.c.cudaLaunchCooperativeKernel(kernel, *sizes, None, size, None) == code
+    assert f"a cooperative grid of {most + cluster} CTAs, the device holds {most} at a time" in s.refusals[0]
 
 
 @pytest.mark.slow

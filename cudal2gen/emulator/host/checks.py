@@ -6,12 +6,14 @@ import math
 
 from cudal2gen.emulator.frontend.ptx import Function
 from cudal2gen.emulator.host.cuda import (
+    COOPERATIVE_TOO_LARGE,
     INVALID_CLUSTER,
     INVALID_CONFIGURATION,
     INVALID_VALUE,
     NON_PORTABLE_CLUSTER,
     NOT_SUPPORTED,
     PORTABLE_CLUSTER,
+    RESERVED_SHARED,
     LaunchRefused,
 )
 from cudal2gen.emulator.state.launch import Device, Geometry
@@ -40,6 +42,27 @@ def check_launch(
     if required and tuple(block) != (*required, 1, 1, 1)[:3]:
         raise LaunchRefused(INVALID_CONFIGURATION, f"block {block}, the kernel requires {required}")
     _check_shared(geometry.shared_bytes, shared_static, dynamic_limit, device)
+    if geometry.cooperative:
+        _check_resident(geometry, shared_static + geometry.shared_bytes, device)
+
+
+def resident(device: Device, threads: int, shared_bytes: int) -> int:
+    """CTAs that an SM holds at once, as far as threads and shared memory decide it: registers are ptxas's to give."""
+    if shared_bytes > device.smem_optin_bytes:
+        return 0
+    by_threads = device.threads_per_sm // (32 * -(-threads // 32))
+    by_shared = device.smem_per_sm_bytes // (128 * -(-shared_bytes // 128) + RESERVED_SHARED)
+    return min(device.blocks_per_sm, by_threads, by_shared)
+
+
+def _check_resident(geometry: Geometry, shared_bytes: int, device: Device) -> None:
+    """Refuse a cooperative grid of which the device does not hold all CTAs, in whole clusters, at a time."""
+    size = geometry.cluster_size
+    most = resident(device, geometry.threads, shared_bytes) * device.sm_count // size * size
+    if geometry.ctas > most:
+        raise LaunchRefused(
+            COOPERATIVE_TOO_LARGE, f"a cooperative grid of {geometry.ctas} CTAs, the device holds {most} at a time"
+        )
 
 
 def _check_shared(dynamic: int, static: int, limit: int, device: Device) -> None:

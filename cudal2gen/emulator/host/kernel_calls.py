@@ -7,12 +7,14 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cudal2gen.emulator.frontend.ptx import Function
 from cudal2gen.emulator.hopper.tensor_map import MAP_BYTES, TensorMap, refuse
-from cudal2gen.emulator.host.checks import check_cluster
+from cudal2gen.emulator.host.checks import check_cluster, resident
 from cudal2gen.emulator.host.cuda import (
     CLUSTER_DIMENSION,
+    COOPERATIVE,
     FILE_NOT_FOUND,
     INVALID_FUNCTION,
     INVALID_HANDLE,
@@ -21,7 +23,6 @@ from cudal2gen.emulator.host.cuda import (
     MAX_DYNAMIC_SHARED,
     NON_PORTABLE_CLUSTER_ALLOWED,
     OTHER_FUNCTION_ATTRIBUTES,
-    RESERVED_SHARED,
     STATIC_SHARED_LIMIT,
     STREAM_SERIALIZATION,
     SUCCESS,
@@ -83,14 +84,14 @@ class KernelCalls:
         """cudaLaunchKernel and its relatives: kernel, grid, block, shared bytes, arguments, stream, attributes."""
         state, kernel = self.state, self._kernel(a[0])
         grid, block = _dims(a, 1), _dims(a, 4)
-        cluster, overlapping = launch_attributes(a[10], a[11])
+        attributes = launch_attributes(a[10], a[11])
         ctas = None
         if state.cta_filter is not None and min(*grid) > 0:
             ctas = state.cta_filter(grid)
         result = Launch(
             kernel.program.module,
             kernel.name,
-            Geometry(grid, block, a[7], cluster, overlapping),
+            Geometry(grid, block, a[7], *attributes),
             _parameters(kernel.function, a[8]),
             state.memory,
             state.device,
@@ -170,7 +171,7 @@ class KernelCalls:
     def occupancy_of_clusters(self, a: Words) -> int:
         """Clusters on the device: out, kernel, grid, threads, dynamic shared bytes, launch attributes."""
         state, kernel = self.state, self._kernel(a[1])
-        cluster, _ = launch_attributes(a[7], a[8])
+        cluster = launch_attributes(a[7], a[8]).cluster
         large = kernel.key in self.large_clusters
         check_cluster(kernel.function, (a[2], a[3], a[4]), state.device, cluster, large)
         # As if the SMs of a cluster could be anywhere: real devices have groups of SMs, and hold fewer.
@@ -180,12 +181,7 @@ class KernelCalls:
 
     def _resident(self, kernel: KernelHandle, threads: int, shared: int) -> int:
         """CTAs that an SM holds at once."""
-        device = self.state.device
-        bytes_each = self._static(kernel) + shared
-        if bytes_each > device.smem_optin_bytes:
-            return 0
-        by_threads = device.threads_per_sm // (32 * -(-threads // 32))
-        return min(32, by_threads, device.smem_per_sm_bytes // (bytes_each + RESERVED_SHARED))
+        return resident(self.state.device, threads, self._static(kernel) + shared)
 
     # --- libraries ---
 
@@ -268,16 +264,20 @@ def _parameters(function: Function, pointer: int) -> bytes:
     return bytes(block)
 
 
-def launch_attributes(pointer: int, count: int) -> tuple[Dim3, bool]:
-    """(cluster dimensions, programmatic stream serialization) of an array of cudaLaunchAttribute."""
-    cluster: Dim3 = (1, 1, 1)
-    overlapping = False
+class LaunchAttributes(NamedTuple):
+    """What an array of cudaLaunchAttribute says: ``Geometry`` has the same fields."""
+
+    cluster: Dim3
+    overlapping: bool
+    cooperative: bool
+
+
+def launch_attributes(pointer: int, count: int) -> LaunchAttributes:
+    """Reads an array of cudaLaunchAttribute: 72 bytes each, the id, and the value at byte 8."""
+    values = {}
     for i in range(count):
-        # A cudaLaunchAttribute has 72 bytes: the id, and the value at byte 8.
-        at = pointer + 72 * i
-        identity = int.from_bytes(ctypes.string_at(at, 4), "little")
-        if identity == CLUSTER_DIMENSION:
-            cluster = struct.unpack("<3I", ctypes.string_at(at + 8, 12))
-        elif identity == STREAM_SERIALIZATION:
-            overlapping = int.from_bytes(ctypes.string_at(at + 8, 4), "little") != 0
-    return cluster, overlapping
+        identity, value = struct.unpack("<I4x12s", ctypes.string_at(pointer + 72 * i, 20))
+        values[identity] = struct.unpack("<3I", value)
+    cluster: Dim3 = values.get(CLUSTER_DIMENSION, (1, 1, 1))
+    overlapping, cooperative = (values.get(flag, (0,))[0] != 0 for flag in (STREAM_SERIALIZATION, COOPERATIVE))
+    return LaunchAttributes(cluster, overlapping, cooperative)

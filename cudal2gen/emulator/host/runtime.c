@@ -107,7 +107,11 @@ EXPORT int cudaLaunchKernel(const void *f, dim3_t grid, dim3_t block, void **arg
 EXPORT int cudaLaunchKernel_ptsz(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { return launch(f, g, b, a, s, st, 0, 0); }
 EXPORT int __cudaLaunchKernel(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { return launch(f, g, b, a, s, st, 0, 0); }
 EXPORT int __cudaLaunchKernel_ptsz(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { return launch(f, g, b, a, s, st, 0, 0); }
-EXPORT int cudaLaunchCooperativeKernel(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { return launch(f, g, b, a, s, st, 0, 0); }
+EXPORT int cudaLaunchCooperativeKernel(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) {
+  /* A cudaLaunchAttribute: cudaLaunchAttributeCooperative, 1. */
+  unsigned attribute[18] = {2, 0, 1};
+  return launch(f, g, b, a, s, st, attribute, 1);
+}
 EXPORT int cudaLaunchKernelExC(const config_t *c, const void *f, void **args) {
   return launch(f, c->grid, c->block, args, c->shared, c->stream, c->attrs, c->count);
 }
@@ -132,6 +136,7 @@ static const struct { int code; const char *name, *text; } kErrors[] = {
     {400, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {500, "cudaErrorSymbolNotFound", "named symbol not found"},
     {701, "cudaErrorLaunchOutOfResources", "too many resources requested for launch"},
+    {720, "cudaErrorCooperativeLaunchTooLarge", "too many blocks in cooperative launch"},
     {912, "cudaErrorInvalidClusterSize", "cluster configuration is invalid"},
     {719, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {801, "cudaErrorNotSupported", "operation not supported"},

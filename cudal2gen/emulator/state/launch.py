@@ -27,6 +27,7 @@ class Device:
     smem_per_sm_bytes: int = _A100.capability.smem_sm_bytes
     registers_per_sm: int = REGISTERS_SM
     threads_per_sm: int = _A100.capability.threads_sm
+    blocks_per_sm: int = _A100.capability.blocks_sm
     l2_bytes: int = _A100.rates.l2_size
 
     @classmethod
@@ -34,7 +35,7 @@ class Device:
         kind = chip.capability
         return cls(
             chip.sms, kind.smem_block_bytes, kind.number, chip.title, kind.smem_sm_bytes,
-            threads_per_sm=kind.threads_sm, l2_bytes=chip.rates.l2_size,
+            threads_per_sm=kind.threads_sm, blocks_per_sm=kind.blocks_sm, l2_bytes=chip.rates.l2_size,
         )  # fmt: skip
 
 
@@ -99,14 +100,15 @@ class KernelFacts:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a launch: grid, block and cluster (x, y, z), bytes of dynamic shared memory, and whether it may
-    overlap the launch before it (programmatic stream serialization)."""
+    """The shape of a launch: grid, block and cluster (x, y, z), bytes of dynamic shared memory, whether it may overlap
+    the launch before it (programmatic stream serialization), and whether all its CTAs must be resident at a time."""
 
     grid: Dim3
     block: Dim3
     shared_bytes: int = 0
     cluster: Dim3 = (1, 1, 1)
     overlapping: bool = False
+    cooperative: bool = False
 
     @property
     def threads(self) -> int:
