@@ -23,7 +23,7 @@ from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, revise
 from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, stress_shapes
 from tests.draws import THOROUGH
-from tests.paths import PATHS, small
+from tests.paths import PATHS, once, small
 from tests.strategies import direct, prefetch, records
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -237,6 +237,8 @@ def test_shapes_stress_a_record() -> None:
     assert strides == {4096, 32, 48}
     assert {shape.k for shape in stress_shapes(small(bake=["k"], k=192))} == {192}
     assert min(shape.k for shape in stress_shapes(small(split_k=3))) == 3 * 64
+    # Where all k of a CTA lies in shared memory at a time, every chunk of every slice is used.
+    assert max(shape.k for shape in stress_shapes(once(k_chunks=3, split_k=4, k=1 << 9))) == 3 * 4 * 64
 
 
 @pytest.mark.parametrize(

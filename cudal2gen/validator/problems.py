@@ -98,8 +98,8 @@ def strides(record: Record, n: int, k: int, packed: bool = False) -> Strides:
 def stress_shapes(record: Record) -> list[Shape]:
     """Problems that exercise a record.
 
-    One and several CTAs in each direction; k below, at and above the ring; ragged edges where they are predicated;
-    slices of several widths; the record's own problem where it is small.
+    One and several CTAs in each direction; k below, at and above the ring, and the most that the kernel takes; ragged
+    edges where they are predicated; slices of several widths; the record's own problem where it is small.
     """
     bm, bn, bk = record.bm, record.bn, record.k_step
     sizes = [(m, n, record.baked_k or k) for m, n, k in _stress_sizes(record)]
@@ -130,6 +130,8 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
     sizes = [(bm, bn, bk * least), (2 * bm, bn, below), (bm, 2 * bn, at), (2 * bm, 3 * bn, above)]
     if record.split_k > 1:
         sizes += [(bm, bn, bk * (least + 1)), (bm, bn, bk * least * (stages + 1))]
+    if record.most_k:
+        sizes.append((bm, bn, record.most_k))
     if record.shares_last_wave:
         sizes += [(bm, 7 * bn, above), (7 * bm, bn, above)]
     if record.predicated:
