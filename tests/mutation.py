@@ -13,10 +13,10 @@ from typing import Any
 from cudal2gen import catalog, validator
 from cudal2gen.compiler import Artifact
 from cudal2gen.emulator import Mutant, mutants
-from cudal2gen.kernel import Sm80Multistage, Sm90Small, Sm90Wgmma, ceil_div
+from cudal2gen.kernel import Sm80Multistage, Sm90Wgmma, ceil_div
 from cudal2gen.kernel.smem_tiles import VECTOR
 
-HOPPER = (Sm90Wgmma, Sm90Small)
+HOPPER = (Sm90Wgmma,)
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
 ZERO_FILL = "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"
 ASYNCHRONOUS = re.compile(r"narrow|relax|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
@@ -27,19 +27,20 @@ ZERO_FILLED = re.compile(r"\], 16, %r\d+;")
 
 
 ALWAYS_TRUE = ("the predicate is the constant 1", "the launcher refuses k < 1, so the first k-tile is always copied")
+NO_MEMORY = "what changed places with the barrier or fence touches no memory"
 
 
 def candidates(record: catalog.Record, ptx: str) -> list[Mutant]:
     """The mutants of a kernel that are worth executing: of kernels with mbarriers, of what is asynchronous only.
 
-    A copy without a predicate that is always true is no fault.
+    A copy without a predicate that is always true is no fault, nor is a barrier behind the arithmetic that followed it.
     """
     hopper = isinstance(record, HOPPER)
     return [
         mutant
         for mutant in mutants(ptx)
         if not hopper or ASYNCHRONOUS.search(mutant.name)
-        if mutant.kind != "unguard" or equivalence(record, mutant, ptx) not in ALWAYS_TRUE
+        if mutant.kind not in ("unguard", "swap") or equivalence(record, mutant, ptx) not in (*ALWAYS_TRUE, NO_MEMORY)
     ]
 
 
@@ -59,6 +60,7 @@ def survivors(
         directory = Path(scratch) / artifact.digest
         shutil.copytree(artifact.directory, directory)
         mutated = Artifact(directory, artifact.ptxas)
+        assert all(_passes(record, mutated, library, shape) for shape in shapes), "the kernel itself passes"
         for mutant in executed:
             mutated.ptx.write_text(mutant.text)
             if all(_passes(record, mutated, library, shape) for shape in shapes):
@@ -80,7 +82,7 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
     at = mutant.line - 1
     following = [line for line in lines[at + 1 :] if line and not line.startswith((".loc", "//", "$"))]
     if mutant.kind == "swap" and not MEMORY.match(following[0]):
-        return "what changed places with the barrier or fence touches no memory"
+        return NO_MEMORY
     if mutant.kind == "swap" and lines[at].startswith("membar") and following[0].startswith("bar.sync"):
         return "the barrier brings all writes before the arriving thread's own fence, which still precedes its atomic"
     if mutant.kind == "swap" and "fence.mbarrier_init" in lines[at] and following[0].startswith("bar.sync"):
@@ -94,12 +96,15 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
     if mutant.kind == "drop" and lines[at].startswith("bar.sync") and _only_the_vote_since_a_barrier(lines, at):
         return "since the reduction's last barrier, shared memory was touched to read the vote only"
     if mutant.kind not in ("compare", "never", "unguard"):
-        return None
+        return _ending(record, mutant, lines, at) if isinstance(record, Sm90Wgmma) else None
     if mutant.kind == "unguard" and (active := ACTIVE.match(lines[at - 1])):
         return _unguarded_copy(record, lines, at, active.group(1))
     compared = _comparison(lines, at)
     if re.match(r"setp\.(lt|gt|ge)\.s32\s+%p\d+, %r\d+, [01];", compared) and _derives_from_k(lines, compared):
         return "the launcher refuses k < 1, so the branch for no k-tiles is never taken"
+    last = re.match(r"setp\.gt\.s32\s+%p\d+, %r\d+, (\d+);", compared)
+    if last and int(last.group(1)) >= record.cluster_ctas - 1 and _operand_is(lines, compared, "%cluster_ctarank"):
+        return "no rank in the cluster is higher, so the branch is never taken"
     if compared.startswith("setp.ge.s32") and _operand_is(lines, compared, "%ctaid.x"):
         return "the launcher starts no more CTAs than there is work, so the first item always exists"
     if re.match(r"setp\.lt\.s32\s+%p\d+, %r\d+, 1;", compared) and mutant.kind == "never" and "atom.global" in ptx:
@@ -114,6 +119,51 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
     if _leads_to_elements(lines, at):
         return "the path element by element stores what the vector path stores"
     return None
+
+
+def _ending(record: Sm90Wgmma, mutant: Mutant, lines: list[str], at: int) -> str | None:
+    """Why a mutant of what follows the last wgmma, or ends a warp of the producer, behaves as the kernel does."""
+    before = [line for line in lines[:at] if line and not line.startswith((".loc", "//"))]
+    rest = _path(lines, at + 1)
+    if lines[at].startswith("bar.warp.sync") and before[-1].endswith(":") and rest[0].startswith("barrier.cluster"):
+        return "lanes meet where their paths join, and the cluster's barrier passes on what each of them has done"
+    if mutant.kind != "drop":
+        return None
+    if lines[at].startswith("barrier.cluster.arrive") and _only_barriers(rest):
+        label = max(i for i, line in enumerate(before) if line.endswith(":"))
+        if any(line.startswith("barrier.cluster.arrive") for line in [*before[label:], *rest[1:]]):
+            return "warps that leave count as arrived at all later barriers of the cluster, and these only arrive"
+    if lines[at].startswith("barrier.cluster.wait") and rest[:1] == ["ret;"]:
+        ends = [i for i, line in enumerate(lines) if line.startswith("barrier.cluster.wait")]
+        if any(i != at and _path(lines, i + 1)[0] == "ret;" for i in ends):
+            return "other warps of the CTA wait, so that its shared memory outlives its readers"
+    last_wait = next((i for i in range(at, -1, -1) if lines[i].startswith("wgmma.wait_group")), at)
+    ended = lines[last_wait].endswith(" 0;") and not any("wgmma.mma" in line for line in lines[last_wait:])
+    if lines[at].startswith("mbarrier.arrive") and ended and not getattr(record.launch, "persistent", 1):
+        return "the grid has a CTA for every item, so that no copy waits for the last stage"
+    between = [line for line in lines[last_wait + 1 : at] if ASYNCHRONOUS.search(line)]
+    if lines[at] == "bar.sync 1, 128;" and ended and all(line.startswith("mbarrier.arrive") for line in between):
+        return "a wait for wgmma covers what all warps of the only warpgroup read, and nothing else touches the stages"
+    return None
+
+
+def _path(lines: list[str], at: int) -> list[str]:
+    """The statements from a line on that follow without a choice; branches that are always taken are left out."""
+    path: list[str] = []
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if target := re.match(r"bra(?:\.uni)?\s+(\S+);", line):
+            at = lines.index(target.group(1) + ":")
+        elif line and not line.startswith((".loc", "//", "$")):
+            path.append(line)
+            if re.match(r"ret;|exit;|@", line):
+                break
+    return path
+
+
+def _only_barriers(path: list[str]) -> bool:
+    return path[-1] == "ret;" and all(line.startswith("barrier.cluster") for line in path[:-1])
 
 
 def _more_waits_follow(following: list[str]) -> bool:

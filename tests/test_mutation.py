@@ -40,8 +40,18 @@ MUTATED = [
     "wgmma 2x2",
     "wgmma workspace",
     "wgmma stream",
+    "wgmma n80",
+    "wgmma rests of two instructions",
+    "wgmma rests, pingpong",
+    "wgmma padded",
+    "wgmma cluster split 8 swapped",
+    "once padded",
+    "once split 2",
 ]
 
+# Of how many mutants one may be equivalent. A cluster that sums one tile ends
+# twice over: the producer's warps only keep the barriers' count, the CTA's others wait for the same readers.
+MOST_EQUIVALENT = dict.fromkeys(MUTATED, 8) | {"wgmma cluster split 8 swapped": 7}
 
 BUILT_AHEAD = [PATHS[name] for name in MUTATED]
 
@@ -67,4 +77,4 @@ def test_every_mutant_is_noticed_or_equivalent(name: str, library: Path) -> None
             unexplained.append(f"{mutant.name}: {ptx.splitlines()[mutant.line - 1].strip()}")
     print(f"\n{name}: {len(executed)} of {len(mutants)} mutants, {dict(reasons)}")
     assert unexplained == []
-    assert reasons.total() < len(executed) / 8, "most mutants must be real faults"
+    assert reasons.total() < len(executed) / MOST_EQUIVALENT[name], "most mutants must be real faults"
