@@ -17,13 +17,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from subprocess import Popen
 
 NOT_STARTED = 127  # exit code, as a shell's
 
 
 @contextmanager
-def started(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Popen[str]]:
+def started(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Iterator[Popen[str]]:
     """Runs a program for the length of the block; its output and errors are one text stream, ``stdout``.
 
     Its exit code is 128 plus the signal's number where a signal ended it, and ``NOT_STARTED`` where it does not run.
@@ -35,7 +38,7 @@ def started(command: Sequence[str], environment: Mapping[str, str] | None = None
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, *command],
             stdin=lifeline, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", env=environment, start_new_session=True,
+            text=True, errors="replace", env=environment, cwd=folder, start_new_session=True,
         )  # fmt: skip
         try:
             yield process
@@ -51,10 +54,13 @@ def started(command: Sequence[str], environment: Mapping[str, str] | None = None
 
 
 def output(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, timeout_s: float | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    folder: Path | None = None,
 ) -> tuple[int, str]:
     """A program's exit code and output. Raises subprocess.TimeoutExpired after ``timeout_s`` seconds."""
-    with started(command, environment) as process:
+    with started(command, environment, folder) as process:
         text, _ = process.communicate(timeout=timeout_s)
     return process.returncode, text
 

@@ -51,6 +51,17 @@ class Worker:
         self._process.start()
         other_end.close()
 
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Of a process whose pipe is closed; minus the signal that ended it, None where it does not end."""
+        self._process.join(JOIN_S)
+        return self._process.exitcode
+
     def end(self) -> None:
         """Ends the process, at once."""
         self._process.kill()

@@ -42,6 +42,7 @@ FLOORS = {
     "triton_matmul": 3,
     "results": 2,
     "rounding": 3,
+    "checking": 4,
     "validator": 4,
     "baselines": 4,
     "bench": 5,

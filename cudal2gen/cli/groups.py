@@ -23,6 +23,7 @@ from functools import cache, wraps
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
 Parameter = inspect.Parameter
@@ -61,11 +62,11 @@ class Offer:
     helps: Mapping[str, str] = field(default_factory=dict)
 
 
-def verb(app: typer.Typer, name: str) -> Callable[[Verb], Verb]:
+def verb(app: typer.Typer, name: str, kind: type[TyperCommand] = TyperCommand) -> Callable[[Verb], Verb]:
     """Registers a function as a command of the program."""
 
     def register(function: Verb) -> Verb:
-        app.command(name)(expanded(function))
+        app.command(name, cls=kind)(expanded(function))
         return function
 
     return register
@@ -78,6 +79,9 @@ def expanded(function: Verb) -> Verb:
     parameters: list[Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
         kind, marks = _split(hints[name])
+        if kind is typer.Context:
+            parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind))
+            continue
         if not (isinstance(kind, type) and is_dataclass(kind)):
             parameters.append(_option(name, hints[name], parameter.default, Offer()))
             continue

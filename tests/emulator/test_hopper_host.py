@@ -83,7 +83,7 @@ def test_tensor_maps_are_checked_and_kept() -> None:
 
 CLUSTERS = [
     ({"grid": 6, "cluster": 4}, "no multiple"), ({"grid": (2, 3), "cluster": (1, 2)}, "no multiple"),
-    ({"grid": 32, "cluster": 32}, "allowed are 16"), ({"grid": 4, "cluster": 2, "device": Device()}, "9.0"),
+    ({"grid": 32, "cluster": 32}, "allowed are 16"), ({"grid": 1, "device": Device()}, "for sm_90a alone"),
     ({"grid": 1, "shared_bytes": 232449}, "232448"),
 ]  # fmt: skip
 
@@ -94,6 +94,12 @@ def test_launches_that_are_refused(case: int) -> None:
     settings = {"block": 32, "device": HOPPER, **settings}
     with pytest.raises(LaunchRefused, match=words):
         emulator.load(EMPTY.format(body="")).launch("k", args=[], memory=Memory(), **settings)
+
+
+def test_clusters_need_compute_capability_9() -> None:
+    text = EMPTY.format(body="").replace("sm_90a", "sm_80")
+    with pytest.raises(LaunchRefused, match="capability 9"):
+        emulator.load(text).launch("k", grid=4, cluster=2, block=32, args=[], memory=Memory())
 
 
 def test_largest_shared_memory_and_clusters() -> None:

@@ -21,7 +21,7 @@ from cudal2gen.emulator.state.sites import Site
 # How a kernel's text names the units of its batch; those of sm_90 only where they exist.
 UNITS = {
     "K": "constant", "R": "scheduler", "J": "barriers", "Y": "meetings", "S": "shared", "G": "memory", "Z": "copies",
-    "L": "local", "P": "parameters", "N": "generic", "Q": "atomics", "W": "warps", "T": "matrices",
+    "U": "output", "L": "local", "P": "parameters", "N": "generic", "Q": "atomics", "W": "warps", "T": "matrices",
     "H": "matrix_memory", "I": "special",
 }  # fmt: skip
 HOPPER_UNITS = {

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 
+from cudal2gen.chips import GPUS
 from cudal2gen.emulator.frontend.ptx import Function
 from cudal2gen.emulator.host.cuda import (
     COOPERATIVE_TOO_LARGE,
     INVALID_CLUSTER,
     INVALID_CONFIGURATION,
     INVALID_VALUE,
+    NO_IMAGE,
     NON_PORTABLE_CLUSTER,
     NOT_SUPPORTED,
     PORTABLE_CLUSTER,
     RESERVED_SHARED,
     LaunchRefused,
 )
-from cudal2gen.emulator.state.launch import Device, Geometry
+from cudal2gen.emulator.state.launch import HOPPER, Device, Geometry
 from cudal2gen.emulator.state.participants import Dim3
 
 
@@ -74,6 +77,36 @@ def _check_shared(dynamic: int, static: int, limit: int, device: Device) -> None
     total = static + dynamic
     if total > device.smem_optin_bytes:
         raise LaunchRefused(INVALID_VALUE, f"{total} bytes of shared memory, the device has {device.smem_optin_bytes}")
+
+
+def check_target(target: str, device: Device) -> None:
+    """Refuse PTX that the device does not run. Raises LaunchRefused."""
+    if not runs(target, device):
+        major, minor = device.capability
+        hint = " alone" if target[-1:] == "a" else " and later"
+        text = f"the PTX is for {target}{hint}, the device is sm_{major}{minor}"
+        raise LaunchRefused(NO_IMAGE, text)
+
+
+def runs(target: str, device: Device) -> bool:
+    """Does a device run PTX of a target such as sm_80? One with a suffix a is for that capability alone, with f for
+    its family."""
+    major, minor = device.capability
+    number = re.match(r"sm_(\d+)", target)
+    if number is None:
+        return True
+    least = int(number[1])
+    if target.endswith("a"):
+        return least == 10 * major + minor
+    if target.endswith("f"):
+        return least // 10 == major and least <= 10 * major + minor
+    return least <= 10 * major + minor
+
+
+def device_for(target: str) -> Device:
+    """A device that runs PTX of a target: an A100 if it does, else the first that does."""
+    devices = [Device(), HOPPER, *map(Device.of, GPUS.values())]
+    return next((device for device in devices if runs(target, device)), devices[0])
 
 
 def check_cluster(function: Function, grid: Dim3, device: Device, cluster: Dim3, large: bool) -> None:

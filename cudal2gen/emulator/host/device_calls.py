@@ -58,7 +58,7 @@ class DeviceCalls:
             "device_count": self.device_count,
             "device_attribute": self.device_attribute,
             "device_properties": self.device_properties,
-            "synchronize": self.synchronize,
+            "device_name": self.device_name,
         }
 
     def get_device(self, a: Words) -> int:
@@ -71,8 +71,10 @@ class DeviceCalls:
         put(a[0], "i", 1)
         return SUCCESS
 
-    def synchronize(self, _: Words) -> int:
-        """Launches execute at once."""
+    def device_name(self, a: Words) -> int:
+        """cuDeviceGetName: out, its size."""
+        name = self.state.device.name.encode()[: max(0, a[1] - 1)] + b"\0"
+        ctypes.memmove(a[0], name, len(name))
         return SUCCESS
 
     def device_attribute(self, a: Words) -> int:

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from cudal2gen.emulator.frontend.ptx import Module, Variable
 from cudal2gen.emulator.frontend.translate import Compiled, translate
 from cudal2gen.emulator.hopper.batch import HopperBatch
-from cudal2gen.emulator.host.checks import check_launch, fixed_cluster
+from cudal2gen.emulator.host.checks import check_launch, check_target, fixed_cluster
 from cudal2gen.emulator.host.naming import Naming
 from cudal2gen.emulator.machine.batch import Batch, in_clusters, run
 from cudal2gen.emulator.machine.scheduler import Overtaken, Runaway
 from cudal2gen.emulator.memory.arena import Buffer, Memory
-from cudal2gen.emulator.memory.device_state import DeviceState
+from cudal2gen.emulator.memory.device_state import DeviceState, Touched
 from cudal2gen.emulator.state.arrays import POISON, Array
 from cudal2gen.emulator.state.launch import Device, Geometry, LaunchResult, LaunchState, Options
 from cudal2gen.emulator.state.participants import Place, Space
@@ -61,7 +61,8 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
 class Launch:
     """A launch to be executed. ``parameters``: the kernel's parameter block; ``ctas``: linear numbers (x + gx * (y + gy
     * z)) of those to run, all if None; ``dynamic_limit``: bytes of dynamic shared memory allowed; ``large_clusters``:
-    more than 8 CTAs in a cluster are allowed."""
+    more than 8 CTAs in a cluster are allowed. ``touched``: what the launch did to buffers, once executed, where its
+    options have ``hazards``."""
 
     module: Module
     kernel: str
@@ -73,10 +74,12 @@ class Launch:
     ctas: Iterable[int] | None
     dynamic_limit: int
     large_clusters: bool = False
+    touched: list[Touched] = field(default_factory=list)
 
     def execute(self) -> LaunchResult:
         """Check and run. Raises LaunchRefused or EmulatorError."""
         function = self.module.kernels[self.kernel]
+        check_target(self.module.target, self.device)
         compiled = translate(self.module, self.kernel, self.options.counters)
         geometry = self.geometry
         if geometry.cluster == (1, 1, 1):
@@ -95,6 +98,8 @@ class Launch:
             state.reports.list(),
             state.counters,
             run.ctas,
+            "".join(state.printed),
+            state.failed_asserts,
         )
 
     def _chosen(self, geometry: Geometry) -> Array:
@@ -138,9 +143,11 @@ class _Run:
             raise
         except Exception as error:
             raise EmulatorError(f"{launch.kernel}: internal error, {type(error).__name__}: {error}") from error
+        if trial is None and poison == POISON and options.hazards:
+            launch.touched = device.touched()
         return state
 
-    def in_order(self, compiled: Compiled, before: _Snapshot | None) -> tuple[LaunchState, Compiled]:
+    def in_order(self, compiled: Compiled, before: Snapshot | None) -> tuple[LaunchState, Compiled]:
         """Execute; from the start and conservatively if lanes leave lockstep where the translation relied on it."""
         launch = self.launch
         try:
@@ -157,12 +164,12 @@ class _Run:
     def with_undefined_values(self, compiled: Compiled) -> LaunchState:
         """Execute; whether undefined values matter is seen by executing again with other ones: if nothing differs, they
         never reached an output. Likewise, if nothing else is wrong, whether the values of racing reads matter."""
-        before = _Snapshot.of(self.launch.memory)
+        before = Snapshot.of(self.launch.memory)
         state, compiled = self.in_order(compiled, before)
         reports = state.reports
         if before is None or not (reports.doubtful or reports.races):
             return state
-        after = _Snapshot.of(self.launch.memory)
+        after = Snapshot.of(self.launch.memory)
         assert after is not None
         if reports.doubtful and self._same(before, after, compiled):
             reports.acquit(reports.doubtful)
@@ -173,7 +180,7 @@ class _Run:
         after.restore()
         return state
 
-    def _same(self, before: _Snapshot, after: _Snapshot, compiled: Compiled, trial: Trial | None = None) -> bool:
+    def _same(self, before: Snapshot, after: Snapshot, compiled: Compiled, trial: Trial | None = None) -> bool:
         """Execute again with other undefined values, and other ones for the racing reads of a trial: is the outcome the
         same?"""
         before.restore()
@@ -182,14 +189,14 @@ class _Run:
         return after.matches()
 
 
-class _Snapshot:
+class Snapshot:
     """The contents of all writable buffers, to run a launch again."""
 
     def __init__(self, buffers: list[Buffer]) -> None:
         self.saved = [(b, b.bytes().copy(), None if b.written is None else b.written.copy()) for b in buffers]
 
     @classmethod
-    def of(cls, memory: Memory) -> _Snapshot | None:
+    def of(cls, memory: Memory) -> Snapshot | None:
         """None if there is too much to keep."""
         writable = [b for b in memory.buffers if b.role != "input"]
         return cls(writable) if sum(b.nbytes for b in writable) <= SNAPSHOT_LIMIT else None

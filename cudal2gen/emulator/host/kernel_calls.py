@@ -15,6 +15,7 @@ from cudal2gen.emulator.host.checks import check_cluster, resident
 from cudal2gen.emulator.host.cuda import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
+    FAILED_ASSERT,
     FILE_NOT_FOUND,
     INVALID_FUNCTION,
     INVALID_HANDLE,
@@ -29,10 +30,12 @@ from cudal2gen.emulator.host.cuda import (
     SYMBOL_NOT_FOUND,
     LaunchRefused,
 )
-from cudal2gen.emulator.host.execution import Launch
+from cudal2gen.emulator.host.execution import Launch, load_globals
+from cudal2gen.emulator.host.images import is_fat_binary, program_of, registered
 from cudal2gen.emulator.host.program import Program, from_file, load, owners
 from cudal2gen.emulator.host.runtime_state import Call, RuntimeState, put
 from cudal2gen.emulator.host.standin import Words, standin
+from cudal2gen.emulator.host.streams import Streams
 from cudal2gen.emulator.state.launch import Geometry
 from cudal2gen.emulator.state.participants import Dim3
 
@@ -58,8 +61,8 @@ class KernelHandle:
 class KernelCalls:
     """Kernels by handle or host symbol, and what has been set on them."""
 
-    def __init__(self, state: RuntimeState) -> None:
-        self.state = state
+    def __init__(self, state: RuntimeState, streams: Streams) -> None:
+        self.state, self.streams = state, streams
         self.dynamic_limits: dict[tuple[str, str], int] = {}
         self.large_clusters: set[tuple[str, str]] = set()
         self.libraries: dict[int, Program] = {}
@@ -75,6 +78,8 @@ class KernelCalls:
             "library_load_data": self.load_data,
             "library_unload": self.unload,
             "library_get_kernel": self.get_kernel,
+            "library_get_global": self.get_global,
+            "func_get_attribute": self.get_attribute,
             "tensor_map": self.encode_tensor_map,
         }
 
@@ -88,20 +93,30 @@ class KernelCalls:
         ctas = None
         if state.cta_filter is not None and min(*grid) > 0:
             ctas = state.cta_filter(grid)
-        result = Launch(
+        function = kernel.function
+        parameters = ctypes.string_at(a[12], function.param_bytes) if a[12] else _parameters(function, a[8])
+        launch = Launch(
             kernel.program.module,
             kernel.name,
             Geometry(grid, block, a[7], *attributes),
-            _parameters(kernel.function, a[8]),
+            parameters,
             state.memory,
             state.device,
             state.options,
             ctas,
             self._limit(kernel),
             kernel.key in self.large_clusters,
-        ).execute()
-        state.launches.append(result)
-        state.reports += result.reports
+        )
+        return self.streams.give(a[9], lambda stream: self._execute(launch, stream))
+
+    def _execute(self, launch: Launch, stream: int) -> int:
+        result = self.state.execute(launch)
+        self.streams.touch(stream, launch.kernel, launch.touched)
+        launch.touched = []
+        if result.failed_asserts:
+            self.state.device_failure = FAILED_ASSERT
+        self.state.launches.append(result)
+        self.state.reports += result.reports
         return SUCCESS
 
     def _kernel(self, pointer: int) -> KernelHandle:
@@ -109,8 +124,8 @@ class KernelCalls:
         handle = self.kernels.get(pointer)
         if handle is not None:
             return handle
-        owner = ctypes.c_int(0)
-        raw = standin().emulator_function(pointer, ctypes.byref(owner))
+        owner, image = ctypes.c_int(0), ctypes.c_int(0)
+        raw = standin().emulator_function(pointer, ctypes.byref(owner), ctypes.byref(image))
         if raw is None:
             raise LaunchRefused(INVALID_FUNCTION, f"{hex(pointer)} is no registered kernel")
         name = raw.decode()
@@ -118,6 +133,8 @@ class KernelCalls:
         for program in [*([bound] if bound is not None else []), *self.state.programs]:
             if name in program.module.kernels:
                 return KernelHandle(program, name)
+        if bound is None and name in (program := registered(image.value, self.state.device)).module.kernels:
+            return KernelHandle(program, name)
         raise LaunchRefused(INVALID_FUNCTION, f"kernel {name} is in no loaded PTX")
 
     # --- attributes ---
@@ -156,6 +173,16 @@ class KernelCalls:
             a[0], "3Q7i", compiled.shared_static, 0, compiled.local_bytes, most, 64, version, version, 0,
             self._limit(kernel), -1,
         )  # fmt: skip
+        return SUCCESS
+
+    def get_attribute(self, a: Words) -> int:
+        """cuFuncGetAttribute: out, attribute, kernel. The first ones of CUfunction_attribute are those that
+        cudaFuncGetAttributes has."""
+        kernel = self._kernel(a[2])
+        compiled = kernel.program.compiled(kernel.name, self.state.options.counters)
+        limit = kernel.function.attributes.get("maxntid")
+        values = {0: math.prod(limit) if limit else 1024, 1: compiled.shared_static, 3: compiled.local_bytes}
+        put(a[0], "i", values.get(a[1], self._limit(kernel) if a[1] == MAX_DYNAMIC_SHARED else 0))
         return SUCCESS
 
     # --- occupancy ---
@@ -204,7 +231,10 @@ class KernelCalls:
         return SUCCESS
 
     def load_data(self, a: Words) -> int:
-        """cudaLibraryLoadData: out, PTX text."""
+        """cudaLibraryLoadData: out, PTX text or a fat binary of it."""
+        if is_fat_binary(a[1]):
+            self.libraries[self._new_handle(a[0])] = program_of(a[1], self.state.device)
+            return SUCCESS
         head = ctypes.string_at(a[1], 4)
         if head == b"\x7fELF" or not head.strip(b"\t\n /.").isascii():
             raise LaunchRefused(INVALID_IMAGE, "a cubin in memory: the emulator executes PTX, so give it PTX text")
@@ -225,6 +255,21 @@ class KernelCalls:
             text = f"no kernel {name!r}; the library has {', '.join(program.kernels) or 'none'}"
             raise LaunchRefused(SYMBOL_NOT_FOUND, text)
         self.kernels[self._new_handle(a[0])] = KernelHandle(program, name)
+        return SUCCESS
+
+    def get_global(self, a: Words) -> int:
+        """cuModuleGetGlobal: out address, out bytes, module, name."""
+        program = self.libraries.get(a[2])
+        if program is None:
+            return INVALID_HANDLE
+        name = ctypes.string_at(a[3]).decode()
+        address = load_globals(program.module, self.state.memory).get(name)
+        if address is None:
+            raise LaunchRefused(SYMBOL_NOT_FOUND, f"no variable {name!r} in the module")
+        if a[0]:
+            put(a[0], "Q", address)
+        if a[1]:
+            put(a[1], "Q", program.module.variables[name].size)
         return SUCCESS
 
     # --- tensor maps ---

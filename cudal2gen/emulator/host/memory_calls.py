@@ -1,25 +1,44 @@
-"""Runtime calls on memory: allocations, copies, module variables."""
+"""Runtime calls on memory: allocations, copies, fills, module variables."""
 
 from __future__ import annotations
 
 import ctypes
 
-from cudal2gen.emulator.host.cuda import INVALID_SYMBOL, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, LaunchRefused
+import numpy as np
+
+from cudal2gen.emulator.host.cuda import (
+    INVALID_SYMBOL,
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    LaunchRefused,
+)
 from cudal2gen.emulator.host.execution import load_globals
+from cudal2gen.emulator.host.images import registered
 from cudal2gen.emulator.host.program import owners
 from cudal2gen.emulator.host.runtime_state import Call, RuntimeState, put
 from cudal2gen.emulator.host.standin import Words, standin
+from cudal2gen.emulator.host.streams import Streams
 from cudal2gen.emulator.memory.arena import Buffer
+from cudal2gen.emulator.memory.device_state import Touched
+from cudal2gen.emulator.state.arrays import Array
 from cudal2gen.emulator.state.reports import EmulatorError
+
+# cudaMemcpyKind.
+TO_DEVICE, FROM_DEVICE, DEVICE_TO_DEVICE = 1, 2, 3
+# What buffers of host and device are called.
+PINNED, MANAGED = "pinned memory", "cudaMallocManaged"
 
 
 class MemoryCalls:
     """Device ranges are checked against the arena's buffers; what the host writes counts as written."""
 
-    def __init__(self, state: RuntimeState) -> None:
-        self.memory = state.memory
+    def __init__(self, state: RuntimeState, streams: Streams) -> None:
+        self.state, self.memory, self.streams = state, state.memory, streams
         self.calls: dict[str, Call] = {
             "malloc": self.malloc,
+            "malloc_host": self.malloc_host,
             "free": self.free,
             "memcpy": self.memcpy,
             "memset": self.memset,
@@ -27,6 +46,9 @@ class MemoryCalls:
             "memcpy_from_symbol": self.memcpy_from_symbol,
             "symbol_address": self.symbol_address,
             "mem_info": self.mem_info,
+            "host_pointer": self.host_pointer,
+            "pointer_attributes": self.pointer_attributes,
+            "init_module": self.init_module,
         }
 
     def _region(self, address: int, count: int) -> Buffer | None:
@@ -48,14 +70,22 @@ class MemoryCalls:
             buffer.written[start : start + count] = 1
         return buffer
 
-    def malloc(self, a: Words) -> int:
-        """cudaMalloc: out, bytes."""
+    def _allocate(self, out: int, nbytes: int, role: str, name: str) -> int:
         try:
-            buffer = self.memory.allocate(max(1, a[1]), "scratch", name="cudaMalloc")
+            buffer = self.memory.allocate(max(1, nbytes), role, name=name)
         except EmulatorError:
             return OUT_OF_MEMORY
-        put(a[0], "Q", buffer.address)
+        put(out, "Q", buffer.address)
         return SUCCESS
+
+    def malloc(self, a: Words) -> int:
+        """cudaMalloc: out, bytes."""
+        return self._allocate(a[0], a[1], "scratch", "cudaMalloc")
+
+    def malloc_host(self, a: Words) -> int:
+        """cudaMallocHost and cudaMallocManaged: out, bytes, managed. Host and device have the same address; what the
+        host writes is not seen, so all of it counts as written."""
+        return self._allocate(a[0], a[1], "inout", MANAGED if a[2] else PINNED)
 
     def free(self, a: Words) -> int:
         """cudaFree."""
@@ -64,36 +94,106 @@ class MemoryCalls:
         buffer = self.memory.find(a[0] - self.memory.base)
         if buffer is None or buffer.address != a[0]:
             return INVALID_VALUE
+        self.streams.forget(buffer)
         self.memory.free(buffer)
         return SUCCESS
 
     def memcpy(self, a: Words) -> int:
-        """cudaMemcpy: destination, source, bytes."""
-        if a[2]:
-            self._region(a[1], a[2])
-            self._touch(a[0], a[2])
-            ctypes.memmove(a[0], a[1], a[2])
+        """cudaMemcpy: destination, source, bytes, kind, stream, whether it is asynchronous."""
+        to, source, count, kind, stream, asynchronous = (a[i] for i in range(6))
+        for address, on_device, what in (
+            (to, kind in (TO_DEVICE, DEVICE_TO_DEVICE), "destination"),
+            (source, kind in (FROM_DEVICE, DEVICE_TO_DEVICE), "source"),
+        ):
+            if count and on_device and not self._inside(address):
+                raise LaunchRefused(INVALID_VALUE, f"the {what} {hex(address)} of a copy is not device memory")
+        self._region(to, count)
+        self._region(source, count)
+        return self.streams.give(stream, lambda on: self._copy(to, source, count, on, bool(asynchronous)))
+
+    def _copy(self, to: int, source: int, count: int, stream: int, asynchronous: bool) -> int:
+        if count:
+            read, written = self._region(source, count), self._region(to, count)
+            self._account(stream, "a copy", (read, source), (written, to), count, asynchronous)
+            if written is not None and written.written is not None:
+                start = to - written.address
+                what: Array | int = 1
+                if read is not None and read.written is not None:
+                    what = read.written[source - read.address :][:count].copy()
+                written.written[start : start + count] = what
+                self._note_change(written, start, ctypes.string_at(source, count))
+            ctypes.memmove(to, source, count)
         return SUCCESS
 
+    def _note_change(self, buffer: Buffer, start: int, data: bytes | Array) -> None:
+        """Count a write that changes what is there."""
+        new = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+        if not np.array_equal(buffer.bytes()[start : start + len(new)], new):
+            self.memory.writes += 1
+
+    def _inside(self, address: int) -> bool:
+        return 0 <= address - self.memory.base < self.memory.capacity
+
+    def _account(
+        self,
+        stream: int,
+        name: str,
+        read: tuple[Buffer | None, int],
+        written: tuple[Buffer | None, int],
+        count: int,
+        asynchronous: bool,
+    ) -> None:
+        """Tell the streams of a copy or fill."""
+        touched = []
+        for (buffer, address), writes in ((read, False), (written, True)):
+            if buffer is not None and self.streams.several:
+                mask = np.zeros(buffer.nbytes, bool)
+                mask[address - buffer.address :][:count] = True
+                touched.append(Touched(buffer, 1, None if writes else mask, mask if writes else None))
+        self.streams.touch(stream, name, touched, wait=not asynchronous)
+
     def memset(self, a: Words) -> int:
-        """cudaMemset: destination, byte, bytes."""
-        if a[2]:
-            if self._touch(a[0], a[2]) is None:
-                raise LaunchRefused(INVALID_VALUE, f"memset of {hex(a[0])}, which is not device memory")
-            ctypes.memset(a[0], a[1] & 255, a[2])
+        """cudaMemset: destination, value, bytes, bytes of the value, stream, whether it is asynchronous."""
+        to, value, count, size, stream, asynchronous = (a[i] for i in range(6))
+        if count and self._region(to, count) is None:
+            raise LaunchRefused(INVALID_VALUE, f"memset of {hex(to)}, which is not device memory")
+        return self.streams.give(stream, lambda on: self._fill(to, value, count, size, on, bool(asynchronous)))
+
+    def _fill(self, to: int, value: int, count: int, size: int, stream: int, asynchronous: bool) -> int:
+        buffer = self._touch(to, count)
+        if buffer is not None:
+            self._account(stream, "a memset", (None, 0), (buffer, to), count, asynchronous)
+            pattern = np.frombuffer((value & (1 << 8 * size) - 1).to_bytes(size, "little"), np.uint8)
+            start = to - buffer.address
+            new = np.tile(pattern, count // size) if size > 1 else np.broadcast_to(pattern, count)
+            self._note_change(buffer, start, new)
+            buffer.bytes()[start : start + count] = new
         return SUCCESS
 
     def _symbol(self, host: int) -> int:
         """The device address of a variable, by its host symbol."""
-        owner = ctypes.c_int(0)
-        raw = standin().emulator_variable(host, ctypes.byref(owner))
+        owner, image = ctypes.c_int(0), ctypes.c_int(0)
+        raw = standin().emulator_variable(host, ctypes.byref(owner), ctypes.byref(image))
         if raw is None:
             raise LaunchRefused(INVALID_SYMBOL, f"{hex(host)} is no registered variable")
-        program = owners.get(owner.value)
-        address = load_globals(program.module, self.memory).get(raw.decode()) if program is not None else None
+        return self._placed(owner.value, image.value, raw.decode())
+
+    def _placed(self, owner: int, image: int, name: str) -> int:
+        """The address of a variable of a registered module. Raises LaunchRefused."""
+        program = owners.get(owner) or registered(image, self.state.device)
+        address = load_globals(program.module, self.memory).get(name)
         if address is None:
-            raise LaunchRefused(INVALID_SYMBOL, f"variable {raw.decode()} is in no loaded PTX")
+            raise LaunchRefused(INVALID_SYMBOL, f"variable {name} is in no loaded PTX")
         return address
+
+    def init_module(self, _: Words) -> int:
+        """Before the host reads a __managed__ variable: the pointers that it reads them through are set."""
+        pointer, owner, image, number = ctypes.c_void_p(), ctypes.c_int(0), ctypes.c_int(0), 0
+        while raw := standin().emulator_managed(number, *map(ctypes.byref, (pointer, owner, image))):
+            assert pointer.value is not None
+            put(pointer.value, "Q", self._placed(owner.value, image.value, raw.decode()))
+            number += 1
+        return SUCCESS
 
     def symbol_address(self, a: Words) -> int:
         """cudaGetSymbolAddress: out, symbol."""
@@ -101,17 +201,33 @@ class MemoryCalls:
         return SUCCESS
 
     def memcpy_to_symbol(self, a: Words) -> int:
-        """cudaMemcpyToSymbol: symbol, source, bytes, offset."""
-        address = self._symbol(a[0]) + a[3]
-        self._touch(address, a[2])
-        ctypes.memmove(address, a[1], a[2])
-        return SUCCESS
+        """cudaMemcpyToSymbol: symbol, source, bytes, offset, stream, whether it is asynchronous."""
+        to, source, count = self._symbol(a[0]) + a[3], a[1], a[2]
+        self._region(to, count)
+        asynchronous = bool(a[5])
+        return self.streams.give(a[4], lambda on: self._copy(to, source, count, on, asynchronous))
 
     def memcpy_from_symbol(self, a: Words) -> int:
-        """cudaMemcpyFromSymbol: destination, symbol, bytes, offset."""
-        address = self._symbol(a[1]) + a[3]
-        self._region(address, a[2])
-        ctypes.memmove(a[0], address, a[2])
+        """cudaMemcpyFromSymbol: destination, symbol, bytes, offset, stream, whether it is asynchronous."""
+        to, source, count = a[0], self._symbol(a[1]) + a[3], a[2]
+        self._region(source, count)
+        asynchronous = bool(a[5])
+        return self.streams.give(a[4], lambda on: self._copy(to, source, count, on, asynchronous))
+
+    def host_pointer(self, a: Words) -> int:
+        """cudaHostGetDevicePointer: out, pinned memory."""
+        if not self._inside(a[1]):
+            raise LaunchRefused(NOT_SUPPORTED, "device access to memory of cudaHostRegister: use cudaHostAlloc")
+        put(a[0], "Q", a[1])
+        return SUCCESS
+
+    def pointer_attributes(self, a: Words) -> int:
+        """cudaPointerGetAttributes: out, pointer."""
+        buffer = self.memory.find(a[1] - self.memory.base) if self._inside(a[1]) else None
+        kind = 0 if buffer is None else {PINNED: 1, MANAGED: 3}.get(buffer.name, 2)
+        on_host = a[1] if kind in (0, 1, 3) else 0
+        ctypes.memset(a[0], 0, 24 + 64)
+        put(a[0], "2i2Q", kind, 0 if kind else -2, a[1] if kind else 0, on_host)
         return SUCCESS
 
     def mem_info(self, a: Words) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from cudal2gen.emulator.frontend.parser import parse
 from cudal2gen.emulator.frontend.ptx import Function
 from cudal2gen.emulator.frontend.translate import Compiled, translate
+from cudal2gen.emulator.host.checks import device_for
 from cudal2gen.emulator.host.cuda import SYMBOL_NOT_FOUND, LaunchRefused
 from cudal2gen.emulator.host.execution import Launch, output_reports
 from cudal2gen.emulator.host.standin import active, standin
@@ -84,7 +85,7 @@ class Program:
                 SYMBOL_NOT_FOUND, f"no kernel {kernel!r}; the file has {', '.join(self.kernels) or 'none'}"
             )
         geometry = Geometry(as_dim(grid), as_dim(block), shared_bytes, as_dim(cluster), overlapping)
-        device = device or Device()
+        device = device or device_for(self.module.target)
         result = Launch(
             self.module,
             kernel,
@@ -112,10 +113,15 @@ class Program:
         if not active:
             raise EmulatorError("call launchers inside `with emulator.session(...)`")
         owners[self.owner] = self
-        target = getattr(self.library, function, None)
-        if target is None:
-            raise EmulatorError(f"the launcher has no function {function!r}")
-        return int(target(*(_c_argument(a) for a in args)))
+        return call(self.library, function, *args)
+
+
+def call(library: ctypes.CDLL, function: str, *args: object) -> int:
+    """Call a function of a library; arguments as of ``Program.call``. Raises EmulatorError where there is none."""
+    target = getattr(library, function, None)
+    if target is None:
+        raise EmulatorError(f"the launcher has no function {function!r}")
+    return int(target(*(_c_argument(a) for a in args)))
 
 
 _C_TYPES: dict[str, type[ctypes._SimpleCData[int]] | type[ctypes._SimpleCData[float]]] = {

@@ -1,13 +1,19 @@
 /* A stand-in for the CUDA runtime: keeps what nvcc's generated code registers, hands every call to one callback.
-   Arguments travel as 64-bit words; pointers stay pointers. Compiled by the package with the system's C compiler. */
+   Arguments travel as 64-bit words; pointers stay pointers. driver.c has the driver's face of the same calls; both are
+   compiled as one text with the system's C compiler, behind it a function for every other name in symbols.txt, which
+   answers "not supported". */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef int (*callback_t)(const char *name, int64_t *args);
 typedef struct { unsigned x, y, z; } dim3_t;
 typedef struct { dim3_t grid, block; size_t shared; void *stream; void *attrs; unsigned count; } config_t;
-typedef struct { const void *host; const char *name; int owner; size_t size; } entry_t;
+typedef struct { const void *host; const char *name; int owner, image; size_t size; } entry_t;
+typedef struct { const void *wrapper; int owner; } image_t;
 
 #define EXPORT __attribute__((visibility("default")))
 enum { kErrorNoDevice = 100, kErrorInvalidConfiguration = 9, kErrorNotSupported = 801 };
@@ -15,8 +21,9 @@ enum { kErrorNoDevice = 100, kErrorInvalidConfiguration = 9, kErrorNotSupported 
 static callback_t g_callback;
 static int g_owner;
 static int g_last_error;
-static entry_t *g_functions, *g_variables;
-static int g_function_count, g_variable_count;
+static entry_t *g_functions, *g_variables, *g_managed;
+static int g_function_count, g_variable_count, g_managed_count, g_image_count;
+static image_t *g_images;
 static __thread struct { dim3_t grid, block; size_t shared; void *stream; } g_config[16];
 static __thread int g_depth;
 
@@ -29,22 +36,30 @@ static const entry_t *find(const entry_t *table, int count, const void *host) {
   return 0;
 }
 /* The device name behind a host symbol, and who registered it (the owner set when its library was opened). */
-EXPORT const char *emulator_function(const void *host, int *owner) {
-  const entry_t *e = find(g_functions, g_function_count, host);
+static const char *described(const entry_t *e, int *owner, int *image) {
   if (!e) return 0;
   *owner = e->owner;
+  *image = e->image;
   return e->name;
 }
-EXPORT const char *emulator_variable(const void *host, int *owner) {
-  const entry_t *e = find(g_variables, g_variable_count, host);
-  if (!e) return 0;
-  *owner = e->owner;
-  return e->name;
+EXPORT const char *emulator_function(const void *host, int *owner, int *image) {
+  return described(find(g_functions, g_function_count, host), owner, image);
 }
-static void add(entry_t **table, int *count, const void *host, const char *name, size_t size) {
-  if (!(*count & (*count - 1)) || !*count)
-    *table = realloc(*table, sizeof(entry_t) * (size_t)(*count ? 2 * *count : 1));
-  entry_t e = {host, strdup(name), g_owner, size};
+EXPORT const char *emulator_variable(const void *host, int *owner, int *image) {
+  return described(find(g_variables, g_variable_count, host), owner, image);
+}
+/* The wrapper of a registered fat binary (numbers count from 0), and who registered it; 0 behind the last. */
+EXPORT const void *emulator_image(int image, int *owner) {
+  if (image < 0 || image >= g_image_count) return 0;
+  *owner = g_images[image].owner;
+  return g_images[image].wrapper;
+}
+static void *grown(void *table, int count, size_t size) {
+  return count & (count - 1) ? table : realloc(table, size * (size_t)(count ? 2 * count : 1));
+}
+static void add(entry_t **table, int *count, const void *host, const char *name, int image, size_t size) {
+  *table = grown(*table, *count, sizeof(entry_t));
+  entry_t e = {host, strdup(name), g_owner, image, size};
   (*table)[(*count)++] = e;
 }
 
@@ -52,6 +67,11 @@ static int call(const char *name, int64_t *args) {
   int rc = g_callback ? g_callback(name, args) : kErrorNoDevice;
   if (rc) g_last_error = rc;
   return rc;
+}
+/* Functions of the real libraries that nothing here stands for. */
+static int unsupported(const char *name) {
+  int64_t words[] = {(int64_t)name, 0};
+  return call("unsupported", words);
 }
 #define W(x) ((int64_t)(x))
 #define CALL(name, ...)                    \
@@ -61,22 +81,41 @@ static int call(const char *name, int64_t *args) {
   } while (0)
 
 /* --- what nvcc's generated code calls --- */
-EXPORT void **__cudaRegisterFatBinary(void *image) {
+EXPORT void **__cudaRegisterFatBinary(void *wrapper) {
   void **handle = malloc(2 * sizeof(void *));
-  handle[0] = image;
+  g_images = grown(g_images, g_image_count, sizeof(image_t));
+  image_t image = {wrapper, g_owner};
+  handle[0] = wrapper;
+  handle[1] = (void *)(intptr_t)g_image_count;
+  g_images[g_image_count++] = image;
   return handle;
 }
+static int image_of(void **handle) { return (int)(intptr_t)handle[1]; }
 EXPORT void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
 EXPORT void __cudaUnregisterFatBinary(void **handle) { free(handle); }
-EXPORT char __cudaInitModule(void **handle) { (void)handle; return 1; }
+EXPORT char __cudaInitModule(void **handle) {
+  int64_t words[] = {image_of(handle), 0};
+  call("init_module", words);
+  return 1;
+}
 EXPORT void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *tid,
                                    void *bid, void *block, void *grid, int *size) {
-  (void)handle; (void)device; (void)limit; (void)tid; (void)bid; (void)block; (void)grid; (void)size;
-  add(&g_functions, &g_function_count, host, name, 0);
+  (void)device; (void)limit; (void)tid; (void)bid; (void)block; (void)grid; (void)size;
+  add(&g_functions, &g_function_count, host, name, image_of(handle), 0);
 }
 EXPORT void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int ext, size_t size, int constant, int global) {
-  (void)handle; (void)device; (void)ext; (void)constant; (void)global;
-  add(&g_variables, &g_variable_count, host, name, size);
+  (void)device; (void)ext; (void)constant; (void)global;
+  add(&g_variables, &g_variable_count, host, name, image_of(handle), size);
+}
+/* A __managed__ variable: the host reads it through a pointer, which is set when the module is placed. */
+EXPORT void __cudaRegisterManagedVar(void **handle, void **pointer, char *device, const char *name, int ext, size_t size, int constant, int global) {
+  (void)device; (void)ext; (void)constant; (void)global;
+  add(&g_managed, &g_managed_count, pointer, name, image_of(handle), size);
+}
+EXPORT const char *emulator_managed(int number, void **pointer, int *owner, int *image) {
+  if (number < 0 || number >= g_managed_count) return 0;
+  *pointer = (void *)g_managed[number].host;
+  return described(&g_managed[number], owner, image);
 }
 EXPORT unsigned __cudaPushCallConfiguration(dim3_t grid, dim3_t block, size_t shared, void *stream) {
   if (g_depth >= 16) return kErrorInvalidConfiguration;
@@ -98,8 +137,12 @@ EXPORT int __cudaPopCallConfiguration(dim3_t *grid, dim3_t *block, size_t *share
 }
 EXPORT int __cudaGetKernel(void **kernel, const void *host) { *kernel = (void *)host; return 0; }
 
+/* "packed": the parameters as one block, in place of "args". */
+static int launch_packed(const void *kernel, dim3_t grid, dim3_t block, void **args, size_t shared, void *stream, void *attrs, unsigned count, void *packed) {
+  CALL("launch", W(kernel), grid.x, grid.y, grid.z, block.x, block.y, block.z, W(shared), W(args), W(stream), W(attrs), count, W(packed));
+}
 static int launch(const void *kernel, dim3_t grid, dim3_t block, void **args, size_t shared, void *stream, void *attrs, unsigned count) {
-  CALL("launch", W(kernel), grid.x, grid.y, grid.z, block.x, block.y, block.z, W(shared), W(args), W(stream), W(attrs), count);
+  return launch_packed(kernel, grid, block, args, shared, stream, attrs, count, 0);
 }
 EXPORT int cudaLaunchKernel(const void *f, dim3_t grid, dim3_t block, void **args, size_t shared, void *stream) {
   return launch(f, grid, block, args, shared, stream, 0, 0);
@@ -135,6 +178,8 @@ static const struct { int code; const char *name, *text; } kErrors[] = {
     {301, "cudaErrorFileNotFound", "file not found"},
     {400, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {500, "cudaErrorSymbolNotFound", "named symbol not found"},
+    {209, "cudaErrorNoKernelImageForDevice", "no kernel image is available for execution on the device"},
+    {710, "cudaErrorAssert", "device-side assert triggered"},
     {701, "cudaErrorLaunchOutOfResources", "too many resources requested for launch"},
     {720, "cudaErrorCooperativeLaunchTooLarge", "too many blocks in cooperative launch"},
     {912, "cudaErrorInvalidClusterSize", "cluster configuration is invalid"},
@@ -180,48 +225,64 @@ EXPORT int cudaLibraryUnload(void *library) { CALL("library_unload", W(library))
 EXPORT int cudaLibraryGetKernel(void **kernel, void *library, const char *name) { CALL("library_get_kernel", W(kernel), W(library), W(name)); }
 
 /* --- memory --- */
+/* Copies and fills end with their stream, and whether the call may return before it is done. */
+#define BOTH(name, params, args) EXPORT int name params; EXPORT int name##_ptds params { return name args; } EXPORT int name params
+#define BOTH_ASYNC(name, params, args) EXPORT int name params; EXPORT int name##_ptsz params { return name args; } EXPORT int name params
 EXPORT int cudaMalloc(void **p, size_t n) { CALL("malloc", W(p), W(n)); }
-EXPORT int cudaMallocAsync(void **p, size_t n, void *stream) { (void)stream; CALL("malloc", W(p), W(n)); }
-EXPORT int cudaMallocManaged(void **p, size_t n, unsigned flags) { (void)flags; CALL("malloc", W(p), W(n)); }
-EXPORT int cudaFree(void *p) { CALL("free", W(p)); }
-EXPORT int cudaFreeAsync(void *p, void *stream) { (void)stream; CALL("free", W(p)); }
-EXPORT int cudaMemcpy(void *d, const void *s, size_t n, int kind) { CALL("memcpy", W(d), W(s), W(n), kind); }
-EXPORT int cudaMemcpyAsync(void *d, const void *s, size_t n, int kind, void *stream) { (void)stream; CALL("memcpy", W(d), W(s), W(n), kind); }
-EXPORT int cudaMemset(void *d, int value, size_t n) { CALL("memset", W(d), value, W(n)); }
-EXPORT int cudaMemsetAsync(void *d, int value, size_t n, void *stream) { (void)stream; CALL("memset", W(d), value, W(n)); }
-EXPORT int cudaMemset2DAsync(void *d, size_t pitch, int value, size_t w, size_t h, void *stream) {
-  (void)stream;
-  for (size_t i = 0; i < h; ++i) {
-    int rc = cudaMemset((char *)d + i * pitch, value, w);
-    if (rc) return rc;
-  }
-  return 0;
+BOTH_ASYNC(cudaMallocAsync, (void **p, size_t n, void *stream), (p, n, stream)) { (void)stream; CALL("malloc", W(p), W(n)); }
+EXPORT int cudaMallocManaged(void **p, size_t n, unsigned flags) { (void)flags; CALL("malloc_host", W(p), W(n), 1); }
+EXPORT int cudaMallocPitch(void **p, size_t *pitch, size_t width, size_t height) {
+  *pitch = (width + 511) / 512 * 512;
+  CALL("malloc", W(p), W(*pitch * height));
 }
-EXPORT int cudaMemset2D(void *d, size_t pitch, int value, size_t w, size_t h) { return cudaMemset2DAsync(d, pitch, value, w, h, 0); }
-EXPORT int cudaMemcpy2D(void *d, size_t dp, const void *s, size_t sp, size_t w, size_t h, int kind) {
-  for (size_t i = 0; i < h; ++i) {
-    int rc = cudaMemcpy((char *)d + i * dp, (const char *)s + i * sp, w, kind);
-    if (rc) return rc;
-  }
-  return 0;
-}
-EXPORT int cudaMemcpy2DAsync(void *d, size_t dp, const void *s, size_t sp, size_t w, size_t h, int kind, void *stream) {
-  (void)stream;
-  return cudaMemcpy2D(d, dp, s, sp, w, h, kind);
-}
-EXPORT int cudaMemcpyToSymbol(const void *symbol, const void *s, size_t n, size_t offset, int kind) { CALL("memcpy_to_symbol", W(symbol), W(s), W(n), W(offset), kind); }
-EXPORT int cudaMemcpyToSymbolAsync(const void *symbol, const void *s, size_t n, size_t offset, int kind, void *stream) {
-  (void)stream;
-  return cudaMemcpyToSymbol(symbol, s, n, offset, kind);
-}
-EXPORT int cudaMemcpyFromSymbol(void *d, const void *symbol, size_t n, size_t offset, int kind) { CALL("memcpy_from_symbol", W(d), W(symbol), W(n), W(offset), kind); }
-EXPORT int cudaGetSymbolAddress(void **p, const void *symbol) { CALL("symbol_address", W(p), W(symbol)); }
-EXPORT int cudaMallocHost(void **p, size_t n) { *p = malloc(n); return *p || !n ? 0 : 2; }
+EXPORT int cudaMallocHost(void **p, size_t n) { CALL("malloc_host", W(p), W(n), 0); }
 EXPORT int cudaHostAlloc(void **p, size_t n, unsigned flags) { (void)flags; return cudaMallocHost(p, n); }
-EXPORT int cudaFreeHost(void *p) { free(p); return 0; }
+EXPORT int cudaFree(void *p) { CALL("free", W(p)); }
+EXPORT int cudaFreeHost(void *p) { return cudaFree(p); }
+BOTH_ASYNC(cudaFreeAsync, (void *p, void *stream), (p, stream)) { (void)stream; CALL("free", W(p)); }
+static int copy(void *d, const void *s, size_t n, int kind, void *stream, int async) { CALL("memcpy", W(d), W(s), W(n), kind, W(stream), async); }
+static int fill(void *d, int value, size_t n, int size, void *stream, int async) { CALL("memset", W(d), value, W(n), size, W(stream), async); }
+static int fill2d(void *d, size_t pitch, int value, size_t w, size_t h, int size, void *stream, int async) {
+  int rc = 0;
+  for (size_t i = 0; i < h && !rc; ++i) rc = fill((char *)d + i * pitch, value, w, size, stream, async);
+  return rc;
+}
+static int copy2d(void *d, size_t dp, const void *s, size_t sp, size_t w, size_t h, int kind, void *stream, int async) {
+  int rc = 0;
+  for (size_t i = 0; i < h && !rc; ++i) rc = copy((char *)d + i * dp, (const char *)s + i * sp, w, kind, stream, async);
+  return rc;
+}
+BOTH(cudaMemcpy, (void *d, const void *s, size_t n, int kind), (d, s, n, kind)) { return copy(d, s, n, kind, 0, 0); }
+BOTH_ASYNC(cudaMemcpyAsync, (void *d, const void *s, size_t n, int kind, void *stream), (d, s, n, kind, stream)) { return copy(d, s, n, kind, stream, 1); }
+EXPORT int cudaMemcpyPeer(void *d, int dd, const void *s, int sd, size_t n) { (void)dd; (void)sd; return copy(d, s, n, 3, 0, 0); }
+EXPORT int cudaMemcpyPeerAsync(void *d, int dd, const void *s, int sd, size_t n, void *stream) { (void)dd; (void)sd; return copy(d, s, n, 3, stream, 1); }
+BOTH(cudaMemset, (void *d, int value, size_t n), (d, value, n)) { return fill(d, value, n, 1, 0, 0); }
+BOTH_ASYNC(cudaMemsetAsync, (void *d, int value, size_t n, void *stream), (d, value, n, stream)) { return fill(d, value, n, 1, stream, 1); }
+EXPORT int cudaMemset2DAsync(void *d, size_t pitch, int value, size_t w, size_t h, void *stream) { return fill2d(d, pitch, value, w, h, 1, stream, 1); }
+EXPORT int cudaMemset2D(void *d, size_t pitch, int value, size_t w, size_t h) { return fill2d(d, pitch, value, w, h, 1, 0, 0); }
+BOTH(cudaMemcpy2D, (void *d, size_t dp, const void *s, size_t sp, size_t w, size_t h, int kind), (d, dp, s, sp, w, h, kind)) { return copy2d(d, dp, s, sp, w, h, kind, 0, 0); }
+EXPORT int cudaMemcpy2DAsync(void *d, size_t dp, const void *s, size_t sp, size_t w, size_t h, int kind, void *stream) { return copy2d(d, dp, s, sp, w, h, kind, stream, 1); }
+static int to_symbol(const void *symbol, const void *s, size_t n, size_t offset, void *stream, int async) { CALL("memcpy_to_symbol", W(symbol), W(s), W(n), W(offset), W(stream), async); }
+static int from_symbol(void *d, const void *symbol, size_t n, size_t offset, void *stream, int async) { CALL("memcpy_from_symbol", W(d), W(symbol), W(n), W(offset), W(stream), async); }
+EXPORT int cudaMemcpyToSymbol(const void *symbol, const void *s, size_t n, size_t offset, int kind) { (void)kind; return to_symbol(symbol, s, n, offset, 0, 0); }
+EXPORT int cudaMemcpyToSymbolAsync(const void *symbol, const void *s, size_t n, size_t offset, int kind, void *stream) { (void)kind; return to_symbol(symbol, s, n, offset, stream, 1); }
+EXPORT int cudaMemcpyFromSymbol(void *d, const void *symbol, size_t n, size_t offset, int kind) { (void)kind; return from_symbol(d, symbol, n, offset, 0, 0); }
+EXPORT int cudaMemcpyFromSymbolAsync(void *d, const void *symbol, size_t n, size_t offset, int kind, void *stream) { (void)kind; return from_symbol(d, symbol, n, offset, stream, 1); }
+EXPORT int cudaGetSymbolAddress(void **p, const void *symbol) { CALL("symbol_address", W(p), W(symbol)); }
+EXPORT int cudaGetSymbolSize(size_t *n, const void *symbol) {
+  const entry_t *e = find(g_variables, g_variable_count, symbol);
+  if (!e) return g_last_error = 13;
+  *n = e->size;
+  return 0;
+}
 EXPORT int cudaMemGetInfo(size_t *available, size_t *total) { CALL("mem_info", W(available), W(total)); }
 EXPORT int cudaHostRegister(void *p, size_t n, unsigned flags) { (void)p; (void)n; (void)flags; return 0; }
 EXPORT int cudaHostUnregister(void *p) { (void)p; return 0; }
+EXPORT int cudaHostGetDevicePointer(void **d, void *h, unsigned flags) { (void)flags; CALL("host_pointer", W(d), W(h)); }
+EXPORT int cudaHostGetFlags(unsigned *flags, void *h) { (void)h; *flags = 0; return 0; }
+EXPORT int cudaPointerGetAttributes(void *out, const void *p) { CALL("pointer_attributes", W(out), W(p)); }
+EXPORT int cudaMemPrefetchAsync(const void *p, size_t n, int device, int id, unsigned flags, void *stream) { (void)p; (void)n; (void)device; (void)id; (void)flags; (void)stream; return 0; }
+EXPORT int cudaMemAdvise(const void *p, size_t n, int advice, int device, int id) { (void)p; (void)n; (void)advice; (void)device; (void)id; return 0; }
 
 /* --- device --- */
 EXPORT int cudaGetDevice(int *device) { CALL("get_device", W(device)); }
@@ -232,6 +293,21 @@ EXPORT int cudaGetDeviceProperties(void *out, int device) { CALL("device_propert
 EXPORT int cudaGetDeviceProperties_v2(void *out, int device) { CALL("device_properties", W(out), device); }
 EXPORT int cudaDeviceSynchronize(void) { CALL("synchronize", 0); }
 EXPORT int cudaDeviceReset(void) { return 0; }
+EXPORT int cudaInitDevice(int device, unsigned flags, unsigned more) { (void)flags; (void)more; return cudaSetDevice(device); }
+EXPORT int cudaSetDeviceFlags(unsigned flags) { (void)flags; return 0; }
+EXPORT int cudaGetDeviceFlags(unsigned *flags) { *flags = 0; return 0; }
+EXPORT int cudaChooseDevice(int *device, const void *properties) { (void)properties; *device = 0; return 0; }
+EXPORT int cudaSetValidDevices(int *devices, int n) { (void)devices; (void)n; return 0; }
+EXPORT int cudaDeviceGetByPCIBusId(int *device, const char *id) { (void)id; *device = 0; return 0; }
+EXPORT int cudaDeviceGetPCIBusId(char *id, int n, int device) { (void)device; snprintf(id, (size_t)n, "0000:00:00.0"); return 0; }
+EXPORT int cudaDeviceCanAccessPeer(int *can, int device, int peer) { (void)device; (void)peer; *can = 0; return 0; }
+EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { if (least) *least = 0; if (greatest) *greatest = -5; return 0; }
+EXPORT int cudaDeviceGetCacheConfig(int *config) { *config = 0; return 0; }
+EXPORT int cudaDeviceGetSharedMemConfig(int *config) { *config = 1; return 0; }
+EXPORT int cudaDeviceSetSharedMemConfig(int config) { (void)config; return 0; }
+EXPORT int cudaCtxResetPersistingL2Cache(void) { return 0; }
+EXPORT int cudaProfilerStart(void) { return 0; }
+EXPORT int cudaProfilerStop(void) { return 0; }
 EXPORT int cudaDeviceSetLimit(int limit, size_t value) { (void)limit; (void)value; return 0; }
 EXPORT int cudaDeviceGetLimit(size_t *value, int limit) { (void)limit; *value = 0; return 0; }
 EXPORT int cudaDeviceSetCacheConfig(int config) { (void)config; return 0; }
@@ -243,9 +319,24 @@ static int tensor_map_encode(void *map, int type, unsigned rank, void *address, 
   int64_t words[] = {W(map), type, rank, W(address), W(dims), W(strides), W(box), W(steps), interleave, swizzle, promotion, fill};
   return g_callback ? g_callback("tensor_map", words) : kErrorNoDevice;
 }
+/* A driver function by name, in its newest version. */
+static void *driver_function(const char *symbol) {
+  Dl_info info;
+  if (!strcmp(symbol, "cuTensorMapEncodeTiled")) return (void *)tensor_map_encode;
+  if (!dladdr((void *)driver_function, &info)) return 0;
+  void *self = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD), *f = 0;
+  static const char *const versions[] = {"_v4", "_v3", "_v2", ""};
+  for (size_t i = 0; i < 4 && self && !f; ++i) {
+    char name[160];
+    snprintf(name, sizeof name, "%s%s", symbol, versions[i]);
+    f = dlsym(self, name);
+  }
+  if (self) dlclose(self);
+  return f;
+}
 EXPORT int cudaGetDriverEntryPointByVersion(const char *symbol, void **f, unsigned version, unsigned long long flags, int *status) {
   (void)version; (void)flags;
-  *f = strcmp(symbol, "cuTensorMapEncodeTiled") ? 0 : (void *)tensor_map_encode;
+  *f = driver_function(symbol);
   if (status) *status = *f ? 0 : 1; /* cudaDriverEntryPointSymbolNotFound */
   return *f ? 0 : (g_last_error = 500);
 }
@@ -253,28 +344,46 @@ EXPORT int cudaGetDriverEntryPoint(const char *symbol, void **f, unsigned long l
   return cudaGetDriverEntryPointByVersion(symbol, f, 0, flags, status);
 }
 
-/* --- streams and events: everything is synchronous --- */
-static char g_stream;
-EXPORT int cudaStreamCreate(void **s) { *s = &g_stream; return 0; }
-EXPORT int cudaStreamCreateWithFlags(void **s, unsigned flags) { (void)flags; *s = &g_stream; return 0; }
-EXPORT int cudaStreamCreateWithPriority(void **s, unsigned flags, int priority) { (void)flags; (void)priority; *s = &g_stream; return 0; }
-EXPORT int cudaStreamDestroy(void *s) { (void)s; return 0; }
-EXPORT int cudaStreamSynchronize(void *s) { (void)s; CALL("synchronize", 0); }
-EXPORT int cudaStreamQuery(void *s) { (void)s; return 0; }
-EXPORT int cudaStreamWaitEvent(void *s, void *e, unsigned flags) { (void)s; (void)e; (void)flags; return 0; }
-EXPORT int cudaStreamIsCapturing(void *s, int *status) { (void)s; *status = 0; return 0; }
-EXPORT int cudaStreamGetCaptureInfo(void *s, int *status, void *id, void *graph, void *nodes, void *edges, size_t *count) {
-  (void)s; (void)id; (void)graph; (void)nodes; (void)edges;
-  *status = 0;
-  if (count) *count = 0;
+/* --- streams and events: work is done when it is given, in an order that the session checks --- */
+EXPORT int cudaStreamCreateWithPriority(void **s, unsigned flags, int priority) { (void)priority; CALL("stream_create", W(s), flags); }
+EXPORT int cudaStreamCreateWithFlags(void **s, unsigned flags) { return cudaStreamCreateWithPriority(s, flags, 0); }
+EXPORT int cudaStreamCreate(void **s) { return cudaStreamCreateWithPriority(s, 0, 0); }
+EXPORT int cudaStreamDestroy(void *s) { CALL("stream_destroy", W(s)); }
+BOTH_ASYNC(cudaStreamSynchronize, (void *s), (s)) { CALL("stream_synchronize", W(s)); }
+BOTH_ASYNC(cudaStreamQuery, (void *s), (s)) { CALL("stream_synchronize", W(s)); }
+BOTH_ASYNC(cudaStreamWaitEvent, (void *s, void *e, unsigned flags), (s, e, flags)) { (void)flags; CALL("stream_wait_event", W(s), W(e)); }
+EXPORT int cudaStreamGetFlags(void *s, unsigned *flags) { (void)s; *flags = 0; return 0; }
+EXPORT int cudaStreamGetPriority(void *s, int *priority) { (void)s; *priority = 0; return 0; }
+EXPORT int cudaStreamGetDevice(void *s, int *device) { (void)s; *device = 0; return 0; }
+EXPORT int cudaStreamAttachMemAsync(void *s, void *p, size_t n, unsigned flags) { (void)s; (void)p; (void)n; (void)flags; return 0; }
+EXPORT int cudaStreamSetAttribute(void *s, int id, const void *value) { (void)s; (void)id; (void)value; return 0; }
+EXPORT int cudaLaunchHostFunc(void *s, void (*f)(void *), void *data) { CALL("host_function", W(s), W(f), W(data)); }
+EXPORT int cudaStreamAddCallback(void *s, void (*f)(void *, int, void *), void *data, unsigned flags) {
+  (void)flags;
+  f(s, 0, data);
   return 0;
 }
+EXPORT int cudaStreamIsCapturing(void *s, int *status) { CALL("capture_status", W(s), W(status)); }
+EXPORT int cudaStreamGetCaptureInfo(void *s, int *status, void *id, void *graph, void *nodes, void *edges, size_t *count) {
+  (void)id; (void)graph; (void)nodes; (void)edges;
+  if (count) *count = 0;
+  return cudaStreamIsCapturing(s, status);
+}
+BOTH_ASYNC(cudaStreamBeginCapture, (void *s, int mode), (s, mode)) { (void)mode; CALL("capture_begin", W(s)); }
+BOTH_ASYNC(cudaStreamEndCapture, (void *s, void **graph), (s, graph)) { CALL("capture_end", W(s), W(graph)); }
+EXPORT int cudaGraphInstantiate(void **executable, void *graph, unsigned long long flags) { (void)flags; CALL("graph_instantiate", W(executable), W(graph)); }
+EXPORT int cudaGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) { return cudaGraphInstantiate(executable, graph, flags); }
+BOTH_ASYNC(cudaGraphLaunch, (void *executable, void *s), (executable, s)) { CALL("graph_launch", W(executable), W(s)); }
+EXPORT int cudaGraphUpload(void *executable, void *s) { (void)executable; (void)s; return 0; }
+EXPORT int cudaGraphDestroy(void *graph) { (void)graph; return 0; }
+EXPORT int cudaGraphExecDestroy(void *executable) { (void)executable; return 0; }
 EXPORT int cudaGraphNodeGetType(void *node, int *type) { (void)node; (void)type; return g_last_error = 1; }
-EXPORT int cudaEventCreate(void **e) { *e = &g_stream; return 0; }
-EXPORT int cudaEventCreateWithFlags(void **e, unsigned flags) { (void)flags; *e = &g_stream; return 0; }
-EXPORT int cudaEventDestroy(void *e) { (void)e; return 0; }
-EXPORT int cudaEventRecord(void *e, void *s) { (void)e; (void)s; return 0; }
-EXPORT int cudaEventRecordWithFlags(void *e, void *s, unsigned flags) { (void)e; (void)s; (void)flags; return 0; }
-EXPORT int cudaEventSynchronize(void *e) { (void)e; return 0; }
-EXPORT int cudaEventQuery(void *e) { (void)e; return 0; }
-EXPORT int cudaEventElapsedTime(float *ms, void *a, void *b) { (void)a; (void)b; *ms = 0; return 0; }
+EXPORT int cudaEventCreateWithFlags(void **e, unsigned flags) { (void)flags; CALL("event_create", W(e)); }
+EXPORT int cudaEventCreate(void **e) { return cudaEventCreateWithFlags(e, 0); }
+EXPORT int cudaEventDestroy(void *e) { CALL("event_destroy", W(e)); }
+BOTH_ASYNC(cudaEventRecord, (void *e, void *s), (e, s)) { CALL("event_record", W(e), W(s)); }
+EXPORT int cudaEventRecordWithFlags(void *e, void *s, unsigned flags) { (void)flags; return cudaEventRecord(e, s); }
+EXPORT int cudaEventSynchronize(void *e) { CALL("event_synchronize", W(e)); }
+EXPORT int cudaEventQuery(void *e) { return cudaEventSynchronize(e); }
+EXPORT int cudaEventElapsedTime(float *ms, void *a, void *b) { CALL("event_elapsed", W(ms), W(a), W(b)); }
+EXPORT int cudaEventElapsedTime_v2(float *ms, void *a, void *b) { return cudaEventElapsedTime(ms, a, b); }

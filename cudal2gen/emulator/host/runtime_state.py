@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from cudal2gen.emulator.host.execution import Launch
 from cudal2gen.emulator.host.program import Program
 from cudal2gen.emulator.host.standin import Words
 from cudal2gen.emulator.memory.arena import Memory
@@ -21,7 +23,8 @@ Call = Callable[[Words], int]
 @dataclass
 class RuntimeState:
     """``launches``: results in order; ``reports``: all findings; ``errors``: exceptions behind failed calls;
-    ``refusals``: why the runtime refused a call."""
+    ``refusals``: why the runtime refused a call; ``unsupported``: functions called that nothing here stands for, each
+    with a count; ``device_failure``: what calls that wait for the device answer once a kernel has failed."""
 
     memory: Memory
     device: Device
@@ -32,6 +35,12 @@ class RuntimeState:
     reports: list[Report] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    unsupported: Counter[str] = field(default_factory=Counter)
+    device_failure: int = 0
+
+    def execute(self, launch: Launch) -> LaunchResult:
+        """Execute a launch; for subclasses that do more about it."""
+        return launch.execute()
 
 
 def put(address: int, form: str, *values: int) -> None:

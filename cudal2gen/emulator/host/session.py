@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Self
 
 from cudal2gen.emulator.host.cuda import LAUNCH_FAILURE, NOT_SUPPORTED, LaunchRefused
 from cudal2gen.emulator.host.device_calls import DeviceCalls
@@ -13,9 +16,12 @@ from cudal2gen.emulator.host.memory_calls import MemoryCalls
 from cudal2gen.emulator.host.program import Program
 from cudal2gen.emulator.host.runtime_state import CtaFilter, RuntimeState
 from cudal2gen.emulator.host.standin import Words, active, standin
+from cudal2gen.emulator.host.streams import Streams
 from cudal2gen.emulator.memory.arena import Memory
 from cudal2gen.emulator.state.launch import Device, Options
 from cudal2gen.emulator.state.reports import Report
+
+WAITING_CALLS = frozenset(("synchronize", "stream_synchronize", "event_synchronize", "memcpy", "launch"))
 
 
 class Session(RuntimeState):
@@ -35,10 +41,19 @@ class Session(RuntimeState):
     ) -> None:
         super().__init__(memory or Memory(), device or Device(), options or Options(), cta_filter, list(programs))
         self.interruption: BaseException | None = None
-        self.kernels = KernelCalls(self)
-        self.calls = {**self.kernels.calls, **MemoryCalls(self).calls, **DeviceCalls(self).calls, "launch": self.launch}
+        self.streams = Streams(self)
+        self.kernels = KernelCalls(self, self.streams)
+        self.lock = threading.RLock()
+        self.calls = {
+            **self.kernels.calls,
+            **MemoryCalls(self, self.streams).calls,
+            **DeviceCalls(self).calls,
+            **self.streams.calls,
+            "launch": self.launch,
+            "unsupported": self.answer_unsupported,
+        }
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         # A fresh device: no error of an earlier session is pending.
         standin().cudaGetLastError()
         active.append(self.handle)
@@ -60,9 +75,10 @@ class Session(RuntimeState):
         if call is None:
             return NOT_SUPPORTED
         try:
-            return call(words)
+            with self.lock:  # host threads launch too
+                return call(words) or (self.device_failure if name in WAITING_CALLS else 0)
         except LaunchRefused as refused:
-            self.refusals.append(str(refused))
+            self.refuse(name, refused)
             return refused.code
         except (KeyboardInterrupt, SystemExit) as interruption:
             self.interruption = interruption  # is raised where the session ends
@@ -71,6 +87,25 @@ class Session(RuntimeState):
             self.errors.append(error)
             self.reports.append(Report("launch-error", f"{type(error).__name__}: {error}"))
             return LAUNCH_FAILURE
+
+    def refuse(self, call: str, refused: LaunchRefused) -> None:  # noqa: ARG002 - for subclasses
+        """The runtime refuses a call; for subclasses that say so at once."""
+        self.refusals.append(str(refused))
+
+    @staticmethod
+    def refusal(call: str, refused: LaunchRefused) -> Report | None:
+        """A refused call as a finding: a launch that never ran, a copy that was not made; None for other calls, which
+        programs may make to see what there is."""
+        if call == "launch":
+            return Report("launch-refused", str(refused))
+        if call in ("memcpy", "memset", "memcpy_to_symbol", "memcpy_from_symbol"):
+            return Report("copy-out-of-bounds", str(refused))
+        return None
+
+    def answer_unsupported(self, words: Words) -> int:
+        """A function of the real libraries that nothing here stands for: its name."""
+        self.unsupported[ctypes.string_at(words[0]).decode()] += 1
+        return NOT_SUPPORTED
 
     def launch(self, words: Words) -> int:
         """A launch, its stream in ``words[9]``; for subclasses that order streams."""

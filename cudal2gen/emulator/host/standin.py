@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -43,41 +44,72 @@ def runtime_path() -> Path:
 
     Raises EmulatorError when there is no C compiler or it fails.
     """
-    source = Path(__file__).with_name("runtime.c")
-    text = source.read_bytes()
-    flags = ["-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-    compiler = next((c for c in (os.environ.get("CC"), "gcc", "cc", "clang") if c and shutil.which(c)), None)
-    digest = hashlib.sha256(text + " ".join(flags).encode()).hexdigest()[:20]
+    return _compiled("runtime", _text())
+
+
+def _compiled(name: str, text: str, *options: str) -> Path:
+    """C text as a shared library, kept in the cache."""
+    flags = ["-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-w", *options]
+    digest = hashlib.sha256(text.encode() + " ".join(flags).encode()).hexdigest()[:20]
     folder = cache_dir() / "emulator"
-    target = folder / f"runtime-{digest}.so"
+    target = folder / f"{name}-{digest}.so"
     if target.exists():
         return target
+    compiler = next((c for c in (os.environ.get("CC"), "gcc", "cc", "clang") if c and shutil.which(c)), None)
     if compiler is None:
         raise EmulatorError("no C compiler (gcc, cc or clang) on PATH: the stand-in CUDA runtime cannot be built")
     folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+    handle, scratch = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
         done = subprocess.run(
-            [compiler, *flags, "-x", "c", str(source), "-o", name], capture_output=True, text=True, check=False
-        )
+            [compiler, *flags, "-x", "c", "-", "-o", scratch, "-ldl"],
+            input=text, capture_output=True, text=True, check=False,
+        )  # fmt: skip
         if done.returncode:
-            raise EmulatorError(f"{compiler} failed on {source.name}:\n{done.stderr}")
+            raise EmulatorError(f"{compiler} failed on the stand-in {name}:\n{done.stderr}")
         # A reader sees either nothing or the whole file.
-        Path(name).replace(target)
+        Path(scratch).replace(target)
     finally:
-        Path(name).unlink(missing_ok=True)
+        Path(scratch).unlink(missing_ok=True)
     return target
+
+
+def stand_for(*libraries: str) -> None:
+    """Let programs that name these libraries (such as libcuda.so.1) load without them: their functions are the stand-in
+    runtime's. For processes that load no real one."""
+    standin()
+    for library in libraries:
+        ctypes.CDLL(str(_compiled(library, "", f"-Wl,-soname,{library}")), mode=ctypes.RTLD_GLOBAL)
+
+
+def _text() -> str:
+    """The C text: runtime, driver, and a function that answers "not supported" for every other name."""
+    folder = Path(__file__).parent
+    text = (folder / "runtime.c").read_text() + (folder / "driver.c").read_text()
+    defined = set(re.findall(r"\b(_*cu\w+) ?\(", text))
+    copies = {f"{name}{version}" for name in re.findall(r"^COPY\((\w+)", text, re.M) for version in _COPY_VERSIONS}
+    both = set(re.findall(r"^BOTH\((\w+)", text, re.M))
+    streams = set(re.findall(r"^(?:BOTH_ASYNC|WITH_STREAM)\((\w+)", text, re.M))
+    defined |= copies | both | streams | {f"{name}_ptds" for name in both} | {f"{name}_ptsz" for name in streams}
+    names = [name for name in (folder / "symbols.txt").read_text().split() if name not in defined]
+    return text + "".join(f'EXPORT int {name}() {{ return unsupported("{name}"); }}\n' for name in names)
+
+
+# What driver.c makes of one COPY.
+_COPY_VERSIONS = ("_v2", "_v2_ptds", "Async_v2", "Async_v2_ptsz")
 
 
 @cache
 def standin() -> ctypes.CDLL:
     """The stand-in runtime, loaded so that launchers opened later resolve against it."""
     library = ctypes.CDLL(str(runtime_path()), mode=ctypes.RTLD_GLOBAL)
-    library.emulator_function.restype = ctypes.c_char_p
-    library.emulator_function.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
-    library.emulator_variable.restype = ctypes.c_char_p
-    library.emulator_variable.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
+    number = ctypes.POINTER(ctypes.c_int)
+    for lookup in (library.emulator_function, library.emulator_variable):
+        lookup.restype, lookup.argtypes = ctypes.c_char_p, [ctypes.c_void_p, number, number]
+    library.emulator_image.restype, library.emulator_image.argtypes = ctypes.c_void_p, [ctypes.c_int, number]
+    library.emulator_managed.restype = ctypes.c_char_p
+    library.emulator_managed.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), number, number]
     library.emulator_install(_callback)
     return library
 

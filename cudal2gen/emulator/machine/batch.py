@@ -10,6 +10,7 @@ from cudal2gen.emulator.machine.barriers import Barriers, Meetings
 from cudal2gen.emulator.machine.collectives import Warps
 from cudal2gen.emulator.machine.matrices import MatrixInstructions
 from cudal2gen.emulator.machine.matrix_memory import MatrixMemory
+from cudal2gen.emulator.machine.output import Output
 from cudal2gen.emulator.machine.scheduler import Scheduler
 from cudal2gen.emulator.machine.special_registers import SpecialRegisters
 from cudal2gen.emulator.memory.atomics import Atomics
@@ -50,6 +51,7 @@ class Batch(BatchState):
         self.warps = Warps(self, clocks)
         self.matrices = MatrixInstructions(self, shared, self.memory, self.generic)
         self.matrix_memory = MatrixMemory(self, shared)
+        self.output = Output(self, self.memory, self.generic)
         self.special = SpecialRegisters(self)
         launch.tick += 1
         clocks.start()

@@ -105,6 +105,8 @@ class Memory:
         self.starts: list[int] = []
         self.buffers: list[Buffer] = []
         self.next = guard
+        # Counts what changes memory or what is allocated, apart from kernels and what the host writes without a call.
+        self.writes = 0
         self.globals: dict[tuple[str, str], Buffer] = {}
 
     def allocate(self, nbytes: int, role: str = "scratch", guard: int | None = None, name: str = "") -> Buffer:
@@ -152,6 +154,7 @@ class Memory:
 
     def free(self, buffer: Buffer) -> None:
         """Give a buffer back: later accesses to it are out of bounds (addresses are not used again)."""
+        self.writes += 1
         i = self.buffers.index(buffer)
         del self.buffers[i], self.starts[i]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from cudal2gen.emulator.memory.arena import Buffer, Memory
@@ -22,6 +24,15 @@ class Tags:
     def __init__(self, granules: int) -> None:
         self.written: Array = np.zeros(granules, np.int64)
         self.read: Array = np.zeros(granules, np.int64)
+
+
+class Touched(NamedTuple):
+    """What work did to a buffer: which granules of ``size`` bytes it read and wrote (None: none)."""
+
+    buffer: Buffer
+    size: int
+    read: Array | None
+    written: Array | None
 
 
 class DeviceState:
@@ -51,3 +62,12 @@ class DeviceState:
         if tags is None:
             tags = self._tags[id(buffer)] = Tags(-(-buffer.nbytes // self.granule) + 16 // self.granule)
         return tags
+
+    def touched(self) -> list[Touched]:
+        """What the launch did to each buffer, as far as accesses are tagged."""
+        parts = []
+        for buffer in self.arena.buffers:
+            tags = self._tags.get(id(buffer))
+            if tags is not None:
+                parts.append(Touched(buffer, self.granule, tags.read != 0, tags.written != 0))
+        return parts

@@ -58,7 +58,8 @@ class Options:
 
 @dataclass
 class LaunchResult:
-    """What one launch did: reports, counters (None if off), grid and block, CTAs executed (linear numbers)."""
+    """What one launch did: reports, counters (None if off), grid and block, CTAs executed (linear numbers), what
+    printf wrote, and whether an assert failed."""
 
     kernel: str
     grid: Dim3
@@ -67,6 +68,8 @@ class LaunchResult:
     reports: list[Report] = field(default_factory=list)
     counters: Counters | None = None
     ctas: Array | None = None
+    output: str = ""
+    failed_asserts: bool = False
 
 
 class SharedVariable(NamedTuple):
@@ -150,6 +153,10 @@ class LaunchState:
         self.suspects, self.trial = Suspects(), trial
         self.reports = Reports(kernel.name, kernel.sites)
         self.counters = Counters(kernel.block_opcodes) if options.counters else None
+        # What printf has written, and whether an assert has failed.
+        self.printed: list[str] = []
+        self.printed_characters = 0
+        self.failed_asserts = False
         self.tick = 1
         self.version = 0
 

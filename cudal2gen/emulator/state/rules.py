@@ -153,6 +153,19 @@ _ERRORS = {
         "execute griddepcontrol.wait (cudaGridDependencySynchronize) before the first access to what the "
         "launch before writes",
     ),
+    "stream-race": (
+        "work on two streams that touches the same memory without an order",
+        "record an event behind the first work and let the other stream wait for it (cudaStreamWaitEvent), or "
+        "synchronise the host in between",
+    ),
+    "launch-refused": (
+        "a launch that the CUDA runtime refuses",
+        "the kernel never ran: mend what the message names, and check the error that the launch returns",
+    ),
+    "copy-out-of-bounds": (
+        "a copy or fill outside of its buffer, or of memory that is none of the device",
+        "compare the number of bytes with what was allocated, and the direction of the copy with its pointers",
+    ),
 }
 # Whether the value of a racing read matters is seen by giving it others.
 RACES = frozenset(("shared-race", "memory-scope"))

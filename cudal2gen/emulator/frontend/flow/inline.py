@@ -26,6 +26,8 @@ from cudal2gen.emulator.frontend.ptx import (
 from cudal2gen.emulator.frontend.registers import SPECIALS
 from cudal2gen.emulator.state.sites import Frame as SourceFrame
 
+# What functions without a body take: bytes of each argument.
+_SYSTEM_ARGUMENTS = {"vprintf": (8, 8), "__assertfail": (8, 8, 4, 8, 8)}
 Rename = Callable[[str], str]
 
 
@@ -248,11 +250,16 @@ class Inliner:
         self, item: Instr, name: str, arguments: tuple[Operand, ...], results: tuple[Operand, ...], sym: Rename
     ) -> Iterator[Instr]:
         """vprintf and asserts, which have no body."""
-        if name not in ("vprintf", "__assertfail"):
+        if name not in _SYSTEM_ARGUMENTS:
             raise PtxError(item.line, f"call of {name}: no body in this file")
         op = "emu_" + name.strip("_")
-        zeros = tuple(Imm(0) for a in arguments if isinstance(a, Sym))
-        yield replace(item, op=op, parts=(op,), operands=zeros)
+        passed: list[Operand] = []
+        for argument, width in zip(arguments, _SYSTEM_ARGUMENTS[name], strict=False):
+            if isinstance(argument, Sym):
+                slot = f"{sym(argument.name)}+0:{width}"
+                self.kinds.setdefault(slot, f"b{8 * width}")
+                passed.append(Reg(slot))
+        yield replace(item, op=op, parts=(op,), operands=tuple(passed))
         for result in results:
             if isinstance(result, Sym):
                 slot = f"{sym(result.name)}+0:4"

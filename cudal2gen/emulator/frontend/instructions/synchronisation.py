@@ -106,15 +106,26 @@ def trap(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     e.line(f"M.trap({e.site()}, 'trap executed', {e.mask()})")
 
 
+ASSERT_KINDS = ("u8", "u8", "u4", "u8")
+
+
 @instruction("emu_assertfail", writes=Writes.NOTHING)
-def assert_fail(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
-    """A failing assert."""
-    e.line(f"M.trap({e.site()}, 'a device assert failed', {e.mask()})")
+def assert_fail(e: Emitter, ins: Instr) -> None:
+    """A failing assert: its text, file, line and function, and the size of a character."""
+    text, file, line, function = (e.array(op, kind) for op, kind in zip(ins.operands, ASSERT_KINDS, strict=False))
+    e.line(f"U.assert_failed({text}, {file}, {line}, {function}, {e.mask()}, {e.site()})")
+
+
+@instruction("emu_vprintf", writes=Writes.NOTHING)
+def print_formatted(e: Emitter, ins: Instr) -> None:
+    """printf: the format, and where its arguments lie."""
+    form, values = (e.array(op, "u8") for op in ins.operands)
+    e.line(f"U.print({form}, {values}, {e.mask()}, {e.site()})")
 
 
 @instruction(
     "prefetch", "prefetchu", "nanosleep", "pmevent", "discard", "applypriority", "brkpt", "griddepcontrol",
-    "emu_vprintf", writes=Writes.NOTHING,
+    writes=Writes.NOTHING,
 )  # fmt: skip
 def nothing(e: Emitter, ins: Instr) -> None:
     """Hints without an effect on values."""

@@ -1,0 +1,135 @@
+"""From CUDA sources to a library that holds host code and PTX: compiled once per content.
+
+Each source is one nvcc call (the PTX is embedded beside the host code, no machine code is made), and the objects are
+linked into a library, so that a program's own ``main`` can be called. The cache in the user's cache folder is asked by
+the compiler's version, the flags, the source and every header that it included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from cudal2gen import files, places, process_tree
+from cudal2gen.errors import Failure, WrongInput, reading
+from cudal2gen.toolchain import Toolchain, environment
+
+SOURCES = frozenset((".cu", ".cpp", ".cc", ".cxx", ".c"))
+# Options that this module sets itself, each with the number of words that follow it.
+_OWN = {
+    "-arch": 1, "--gpu-architecture": 1, "-gencode": 1, "--generate-code": 1, "-code": 1, "--gpu-code": 1, "-o": 1,
+    "-cudart": 1, "--cudart": 1, "-c": 0, "-shared": 0, "-ptx": 0, "-cubin": 0, "-lcuda": 0, "-lcudart": 0,
+    "-lcudadevrt": 0, "-lcudart_static": 0, "-lineinfo": 0, "--generate-line-info": 0,
+}  # fmt: skip
+_RELOCATABLE = frozenset(("-dc", "--device-c", "-rdc=true", "--relocatable-device-code=true", "-dlto"))
+
+
+def split_arguments(text: str) -> tuple[list[str], str | None]:
+    """nvcc's arguments without those that choose architecture, output and runtime; and the architecture that they
+    name, such as ``sm_90a``. Raises WrongInput."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise WrongInput(f"--nvcc-args {text!r}: {error}") from None
+    kept, sm, at = [], None, 0
+    while at < len(words):
+        word = words[at]
+        name, _, value = word.partition("=")
+        at += 1
+        if word in _RELOCATABLE or (word == "-rdc" and words[at : at + 1] == ["true"]):
+            raise WrongInput(f"--nvcc-args {word}: separate compilation is not supported; include the device code")
+        if name not in _OWN:
+            kept.append(word)
+            continue
+        if not value and _OWN[name]:
+            value, at = " ".join(words[at : at + 1]), at + 1
+        if (number := re.search(r"(?:sm|compute)_(\d+[af]?)", value)) is not None:
+            sm = max(sm or "", f"sm_{number[1]}", key=lambda text: (int(re.sub(r"\D", "", text) or 0), text))
+    return kept, sm
+
+
+def library(sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain) -> Path:
+    """The library of some sources. Raises Failure with the compiler's errors."""
+    objects = [_object(source, arguments, sm, tools) for source in sources]
+    link = [str(tools.nvcc), "-shared", "-cudart", "none", "-Xlinker", "-Bsymbolic", *arguments]
+    key = _digest(tools.nvcc_version, *link[1:], *(path.name for path in objects))
+    target = _folder() / f"{key}.so"
+    if not target.exists():
+        _compile([*link, *map(str, objects)], target, sources[0].parent)
+    return target
+
+
+def _folder() -> Path:
+    return places.user_cache() / "check"
+
+
+def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain) -> Path:
+    """A compiled source."""
+    number = sm.removeprefix("sm_")
+    command = [
+        str(tools.nvcc), "-c", "-lineinfo", "--no-compress", "-Xcompiler", "-fPIC", f"-I{tools.cutlass_include}",
+        "-gencode", f"arch=compute_{number},code=compute_{number}", *arguments,
+    ]  # fmt: skip
+    with reading(source):
+        content = source.read_bytes()
+    where = source.resolve()
+    key = _digest(tools.nvcc_version, *command[1:], str(where), str(Path.cwd()), content)
+    manifest = _folder() / f"{key}.json"
+    if (kept := _current(manifest)) is not None:
+        return kept
+    scratch = _folder() / f"{key}.{os.getpid()}.d"
+    try:
+        target = _folder() / f"{key}.{os.getpid()}.o"
+        _compile([*command, "-MD", "-MF", str(scratch), str(where)], target, Path.cwd())
+        headers = _headers(scratch.read_text() if scratch.exists() else "", tools)
+    finally:
+        scratch.unlink(missing_ok=True)
+    digests = {str(path): _digest(path.read_bytes()) for path in headers}
+    final = _folder() / f"{_digest(key, json.dumps(digests))}.o"
+    target.replace(final)
+    files.write(manifest, json.dumps({"object": final.name, "headers": digests}))
+    return final
+
+
+def _current(manifest: Path) -> Path | None:
+    """The object that a manifest names, if it exists and no header has changed since."""
+    try:
+        record = json.loads(manifest.read_text())
+        target = _folder() / str(record["object"])
+        same = all(_digest(Path(path).read_bytes()) == digest for path, digest in record["headers"].items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return target if same and target.exists() else None
+
+
+def _headers(rule: str, tools: Toolchain) -> list[Path]:
+    """The files of a dependency rule, without those whose version enters the key already."""
+    text = rule.partition(":")[2].replace("\\\n", " ")
+    paths = [Path(word.replace("\\ ", " ")).resolve() for word in re.findall(r"(?:\\ |\S)+", text)]
+    toolkit = (tools.cuda_include.resolve(), tools.cutlass_include.resolve(), Path("/usr/include"), Path("/usr/lib"))
+    return sorted({path for path in paths if not any(path.is_relative_to(root) for root in toolkit)})
+
+
+def _compile(command: Sequence[str], target: Path, folder: Path) -> None:
+    """Run nvcc; ``target`` appears whole or not at all. Raises Failure with its first errors."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    code, output = process_tree.output([*command, "-o", str(scratch)], environment(), folder=folder)
+    if code:
+        scratch.unlink(missing_ok=True)
+        lines = [line for line in output.splitlines() if line.strip()]
+        faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined", line)] or lines
+        raise Failure("nvcc failed:\n" + "\n".join(faults[:12]))
+    scratch.replace(target)
+
+
+def _digest(*parts: str | bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update((part.encode() if isinstance(part, str) else part) + b"\0")
+    return total.hexdigest()[:24]

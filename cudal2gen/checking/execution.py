@@ -1,0 +1,281 @@
+"""The process of a check: it opens the program, runs it on the emulated device, and reports while it runs.
+
+It ends by the program's own exit, so every report is on its way before: findings go to standard output beside what the
+program prints, and as messages to the process that waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from cudal2gen.checking import devices, text
+from cudal2gen.checking.findings import CANNOT, Finding, Run, of_report, run_of
+from cudal2gen.checking.names import resolved, short_names
+from cudal2gen.checking.plan import Argument, BufferSpec, LaunchSpec, Plan
+from cudal2gen.checking.repetition import Repetitions
+from cudal2gen.emulator import (
+    Buffer,
+    EmulatorError,
+    LaunchRefused,
+    LaunchResult,
+    Memory,
+    Options,
+    Program,
+    PtxError,
+    Session,
+    load,
+)
+from cudal2gen.emulator.host.execution import Launch, output_reports
+from cudal2gen.emulator.host.images import registered
+from cudal2gen.emulator.host.program import KernelArgument, as_dim, call, pack_arguments
+from cudal2gen.emulator.host.standin import Words, stand_for, standin
+from cudal2gen.emulator.state.launch import Geometry
+from cudal2gen.errors import UserError, WrongInput
+
+# Libraries whose functions the stand-in runtime has.
+STOOD_FOR = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
+
+
+class Message(NamedTuple):
+    """From the process of a check: ``kind`` is begin, launch, repeated, finding, refused, unsupported, wrong, or
+    ended."""
+
+    kind: str
+    kernel: str = ""
+    text: str = ""
+    finding: Finding | None = None
+    run: Run | None = None
+
+
+class Reporter:
+    """Sends messages, and prints what people want to see at once."""
+
+    def __init__(self, pipe: Connection, quiet: bool) -> None:
+        self.pipe, self.quiet = pipe, quiet
+        self.printed: set[tuple[str, str, int, str]] = set()
+        self.libc = ctypes.CDLL(None)
+
+    def send(self, message: Message) -> None:
+        """Send; whoever waited may be gone."""
+        try:
+            self.pipe.send(message)
+        except OSError:
+            os._exit(1)
+
+    def write(self, words: str) -> None:
+        """Print behind what the program has printed so far."""
+        self.libc.fflush(None)
+        data = words.encode(errors="replace")
+        while data:
+            data = data[os.write(1, data) :]
+
+    def finding(self, finding: Finding) -> None:
+        """A finding: printed the first time, counted always."""
+        if finding.key not in self.printed:
+            self.printed.add(finding.key)
+            if not self.quiet:
+                self.write(text.finding(finding))
+        self.send(Message("finding", finding.kernel, finding=finding))
+
+
+class CheckSession(Session):
+    """The emulated device of a check: what it finds is reported at once."""
+
+    def __init__(self, plan: Plan, reporter: Reporter) -> None:
+        options = Options(counters=plan.counters, adverse=plan.adverse)
+        chosen = _sampler(plan.sample, plan.seed) if plan.sample else None
+        super().__init__(Memory(), devices.device(plan.device), options, chosen)
+        self.reporter = reporter
+        self.repetitions = Repetitions(self.memory)
+        self.flushed = 0
+
+    def handle(self, name: str, words: Words) -> int:
+        """One runtime call; its findings are reported before it returns."""
+        before = self.unsupported.total()
+        code = super().handle(name, words)
+        if self.unsupported.total() > before:
+            called = ctypes.string_at(words[0]).decode()
+            if self.unsupported[called] == 1:
+                self.reporter.send(Message("unsupported", text=called))
+        self.flush()
+        return code
+
+    def flush(self) -> None:
+        """Report what the machine has found since the last time."""
+        for report in self.reports[self.flushed :]:
+            if report.kind == CANNOT:
+                self.reporter.send(Message("refused", report.kernel, report.message))
+                self.reporter.write(f"not checked: {report.message}\n")
+            else:
+                self.reporter.finding(of_report(report))
+        self.reports.clear()
+        self.launches.clear()
+        self.flushed = 0
+
+    def refuse(self, call: str, refused: LaunchRefused) -> None:
+        """A call that the runtime refuses is a finding where the program relies on it."""
+        super().refuse(call, refused)
+        report = self.refusal(call, refused)
+        if report is not None:
+            self.reports.append(report)
+
+    def execute(self, launch: Launch) -> LaunchResult:
+        """Execute a launch, unless it is known to change nothing."""
+        if self.cta_filter is None and self.repetitions.changes_nothing(launch):
+            self.reporter.send(Message("repeated", launch.kernel))
+            geometry = launch.geometry
+            return LaunchResult(launch.kernel, geometry.grid, geometry.block, geometry.shared_bytes)
+        self.reporter.send(Message("begin", launch.kernel, f"grid {launch.geometry.grid}"))
+        start = time.perf_counter()
+        with self.repetitions.observed(launch):
+            result = launch.execute()
+        if result.output:
+            self.reporter.write(result.output)
+        if result.output or result.failed_asserts:
+            self.repetitions.forget(launch)
+        self.reporter.send(Message("launch", launch.kernel, run=run_of(result, time.perf_counter() - start)))
+        return result
+
+    def explicit(self, program: Program, kernel: str, spec: LaunchSpec, values: Sequence[KernelArgument]) -> None:
+        """A launch that the user describes. Raises EmulatorError."""
+        grid, block, cluster = (as_dim(extents) for extents in (spec.grid, spec.block, spec.cluster))
+        function = program.module.kernels[kernel]
+        ctas = self.cta_filter(grid) if self.cta_filter else None
+        geometry = Geometry(grid, block, spec.smem, cluster)
+        limit = self.device.smem_optin_bytes
+        launch = Launch(
+            program.module, kernel, geometry, pack_arguments(function, values), self.memory, self.device, self.options,
+            ctas, limit, large_clusters=True,
+        )  # fmt: skip
+        self.reports += self.execute(launch).reports
+        self.flush()
+
+    def finish(self) -> None:
+        """Report what outputs lack, where all CTAs ran."""
+        if self.cta_filter is None:
+            self.reports += output_reports(self.memory)
+            self.flush()
+
+
+def _sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]]:
+    """grid -> CTAs to run: the corners, and drawn ones up to ``count``."""
+
+    def chosen(grid: tuple[int, int, int]) -> list[int]:
+        gx, gy, gz = grid
+        total = gx * gy * gz
+        if total <= count:
+            return list(range(total))
+        corners = {x + gx * (y + gy * z) for x in (0, gx - 1) for y in (0, gy - 1) for z in (0, gz - 1)}
+        drawn = np.random.default_rng(seed).choice(total, min(total, count), replace=False)
+        return sorted({*corners, *map(int, drawn)})
+
+    return chosen
+
+
+def serve(pipe: Connection, plan: Plan) -> None:
+    """Run a plan; never returns where the program's own main runs."""
+    os.setsid()
+    reporter = Reporter(pipe, plan.quiet)
+    if plan.output_to_stderr:
+        os.dup2(2, 1)
+    try:
+        with CheckSession(plan, reporter) as session:
+            library = _open(plan.library) if plan.library is not None else None
+            session.programs = [load(path) for path in plan.ptx]
+            if plan.main is not None:
+                kernels = () if hasattr(library, "main") else tuple(_kernels(session))
+                _run_main(library, plan, reporter, kernels)
+            elif plan.call is not None:
+                _call(library, plan, session, reporter)
+            else:
+                _launch_all(plan, session)
+    except (UserError, EmulatorError, PtxError) as error:
+        reporter.send(Message("wrong", text=str(error)))
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """The program's library, bound to the stand-in runtime. Raises WrongInput."""
+    stand_for(*STOOD_FOR)
+    try:
+        return ctypes.CDLL(str(path.resolve()))
+    except OSError as error:
+        words = str(error).removeprefix(f"{path.resolve()}: ")
+        raise WrongInput(
+            f"{path.name} cannot be loaded: {words}; of CUDA's libraries the runtime and the driver are "
+            "emulated; name missing sources on the command line"
+        ) from None
+
+
+def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kernels: Iterable[str]) -> NoReturn:
+    """Call main, and leave as a program does: destructors, handlers of exit, flushed streams."""
+    libc = reporter.libc
+    if library is None or (main := getattr(library, "main", None)) is None:
+        names = ", ".join(short_names(kernels).values()) or "none"
+        raise WrongInput(f"no main to run; name a kernel with --entry or --launch (kernels: {names}), or use --call")
+    assert plan.main is not None
+    words = [os.fsencode(word) for word in plan.main]
+    argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+    stdout = ctypes.c_void_p.in_dll(libc, "stdout")
+    libc.setvbuf(stdout, None, 1, 0)  # lines, so that findings stand between them
+    main.restype = ctypes.c_int
+    code = main(len(words), argv)
+    libc.exit(code)
+    os._exit(code)
+
+
+def _programs(session: CheckSession) -> list[Program]:
+    """All PTX that there is: texts of their own, and what a library registered."""
+    programs, number = list(session.programs), 0
+    while standin().emulator_image(number, ctypes.byref(ctypes.c_int(0))) is not None:
+        programs.append(registered(number, session.device))
+        number += 1
+    return programs
+
+
+def _kernels(session: CheckSession) -> dict[str, Program]:
+    return {name: program for program in _programs(session) for name in program.kernels}
+
+
+def _call(library: ctypes.CDLL | None, plan: Plan, session: CheckSession, reporter: Reporter) -> None:
+    """Call a function of the library."""
+    assert plan.call is not None
+    name, arguments = plan.call
+    if library is None or getattr(library, name, None) is None:
+        raise WrongInput(f'--call {name}: no such function; it must be extern "C"')
+    values = [_value(argument, session, plan, {}) for argument in arguments]
+    code = call(library, name, *values)
+    reporter.send(Message("ended", text=f"{name} returned {code}"))
+    session.finish()
+
+
+def _launch_all(plan: Plan, session: CheckSession) -> None:
+    """Launches that the user describes."""
+    owners = _kernels(session)
+    shared: dict[str, Buffer] = {}
+    for spec in plan.launches:
+        name = resolved(spec.entry, owners)
+        values = [_value(argument, session, plan, shared) for argument in spec.arguments]
+        session.explicit(owners[name], name, spec, values)
+    session.finish()
+
+
+def _value(argument: Argument, session: CheckSession, plan: Plan, shared: dict[str, Buffer]) -> KernelArgument:
+    if isinstance(argument, str):
+        if argument not in shared:
+            shared[argument] = _upload(plan.buffers[argument], session, plan.seed + len(shared), argument)
+        return shared[argument]
+    if isinstance(argument, BufferSpec):
+        return _upload(argument, session, plan.seed + len(session.memory.buffers), "")
+    return argument
+
+
+def _upload(spec: BufferSpec, session: CheckSession, seed: int, name: str) -> Buffer:
+    return session.memory.upload(spec.array(seed), spec.role, name=name)

@@ -1,0 +1,121 @@
+"""The outcome of a check: what ran, what it found, how the program ended, and what could not be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cudal2gen.checking import text
+from cudal2gen.checking.findings import Finding, Kernel
+from cudal2gen.checking.names import demangled, short_names
+
+SCHEMA = 1
+CLEAN, ERRORS, NOT_CHECKED = 0, 1, 2
+
+
+@dataclass
+class Result:
+    """``expected`` are findings that a list of expectations names; ``refusals``: kernel or "", and why it cannot be
+    executed; ``unsupported``: functions of CUDA that were called and answered "not supported"; ``ending``: how the
+    program ended if not by itself with exit code 0."""
+
+    target: str
+    device: str
+    findings: dict[tuple[str, str, int, str], Finding] = field(default_factory=dict)
+    expected: list[Finding] = field(default_factory=list)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    refusals: dict[tuple[str, str], int] = field(default_factory=dict)
+    unsupported: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    exit_code: int | None = None
+    ending: str = ""
+    seconds: float = 0.0
+
+    def add(self, finding: Finding) -> None:
+        """Count a finding."""
+        earlier = self.findings.get(finding.key)
+        if earlier is None:
+            self.findings[finding.key] = finding
+        else:
+            earlier.count += finding.count
+            earlier.launches += 1
+
+    @property
+    def ordered(self) -> list[Finding]:
+        """Errors first."""
+        order = ("error", "benign", "lint")
+        return sorted(self.findings.values(), key=lambda item: (order.index(item.severity), item.kernel, item.ptx_line))
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [item for item in self.findings.values() if item.is_error]
+
+    @property
+    def code(self) -> int:
+        """The exit code: 1 for errors or a program that fails, 2 for what cannot be checked."""
+        if self.errors:
+            return ERRORS
+        if self.refusals or (self.ending and self.unsupported):
+            return NOT_CHECKED
+        return ERRORS if self.ending else CLEAN
+
+    def document(self) -> dict[str, Any]:
+        """The result as JSON; docs/check.md describes the keys."""
+        names = short_names(self.kernels)
+        return {
+            "schema": SCHEMA,
+            "target": self.target,
+            "device": self.device,
+            "outcome": ("clean", "errors", "not checked")[self.code],
+            "exit_code": self.exit_code,
+            "ending": self.ending,
+            "seconds": round(self.seconds, 3),
+            "kernels": [
+                {**asdict(kernel), "name": names[name], "full_name": demangled(name), "symbol": name,
+                 "seconds": round(kernel.seconds, 4)}
+                for name, kernel in self.kernels.items()
+            ],
+            "findings": [item.record() for item in self.ordered],
+            "expected": [item.record() for item in self.expected],
+            "not_checked": [
+                {"kernel": kernel, "reason": reason, "count": count}
+                for (kernel, reason), count in self.refusals.items()
+            ],
+            "unsupported": self.unsupported,
+            "notes": self.notes,
+        }  # fmt: skip
+
+    def summary(self) -> str:
+        """The end of the text output."""
+        names = short_names(self.kernels)
+        lines = []
+        for symbol, kernel in self.kernels.items():
+            own = [item for item in self.ordered if item.kernel == symbol]
+            lines += text.kernel_lines(names[symbol], kernel, own)
+        lines += [
+            f"not checked: {reason}" + (f" (x{count})" if count > 1 else "")
+            for (_, reason), count in self.refusals.items()
+        ]
+        if self.unsupported:
+            lines.append(f"answered 'not supported': {', '.join(self.unsupported)}")
+        lines += [f"note: {note}" for note in self.notes]
+        if self.ending:
+            lines.append(f"the program {self.ending}")
+        return "\n".join([*lines, self._verdict()])
+
+    def _verdict(self) -> str:
+        launches = sum(kernel.launches for kernel in self.kernels.values())
+        ran = f"{text.counted(launches, 'launch')} of {text.counted(len(self.kernels), 'kernel')} on {self.device}"
+        counts = [
+            text.counted(number, noun)
+            for noun in ("error", "benign", "lint")
+            if (number := _count(self.findings.values(), noun))
+        ]
+        if self.expected:
+            counts.append(f"{len(self.expected)} expected")
+        return f"{ran}, {self.seconds:.1f} s: {', '.join(counts) or 'no findings'}"
+
+
+def _count(findings: Iterable[Finding], severity: str) -> int:
+    return sum(item.severity == severity for item in findings)

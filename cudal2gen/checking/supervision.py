@@ -1,0 +1,104 @@
+"""Runs a plan in a process of its own, with limits of time and memory, and collects what it reports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from cudal2gen import process_tree
+from cudal2gen.checking import devices
+from cudal2gen.checking.execution import Message, serve
+from cudal2gen.checking.findings import Kernel
+from cudal2gen.checking.plan import Plan
+from cudal2gen.checking.result import Result
+from cudal2gen.errors import WrongInput
+from cudal2gen.workers import Worker
+
+STEP_S = 0.2
+GIB = 1 << 30
+
+# Is called while a kernel runs: its name, and seconds since it began.
+Progress = Callable[[str, float], None]
+
+
+def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress | None = None) -> Result:
+    """The result of a plan. Raises WrongInput for what the process refuses: a missing kernel, a wrong argument."""
+    result = Result(target, devices.device(plan.device).name)
+    start = time.perf_counter()
+    worker = Worker("fork", serve, plan)
+    watch = _Watch(worker, start + seconds, gib * GIB)
+    try:
+        running: tuple[str, float] | None = None
+        while True:
+            if worker.pipe.poll(STEP_S):
+                message: Message = worker.pipe.recv()
+                running = (message.kernel, time.perf_counter()) if message.kind == "begin" else None
+                _take(result, message)
+            if progress and running:
+                progress(running[0], time.perf_counter() - running[1])
+            if excess := watch.excess():
+                result.ending = excess
+                break
+    except (EOFError, ConnectionResetError):
+        _ending(result, worker.exit_code(), ended_early=plan.main is not None)
+    finally:
+        with suppress(ProcessLookupError):
+            process_tree.kill_session(worker.pid)
+        worker.end()
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+class _Watch:
+    """The limits of a process."""
+
+    def __init__(self, worker: Worker, deadline: float, nbytes: float) -> None:
+        self.worker, self.deadline, self.nbytes = worker, deadline, nbytes
+        self.started = time.perf_counter()
+
+    def excess(self) -> str:
+        """Which limit is passed: the rest of a sentence about the program."""
+        if time.perf_counter() > self.deadline:
+            return f"did not end within {self.deadline - self.started:.0f} s; --timeout gives it longer"
+        with suppress(OSError, ValueError, IndexError):
+            pages = int(Path(f"/proc/{self.worker.pid}/statm").read_text().split()[1])
+            if pages * os.sysconf("SC_PAGESIZE") > self.nbytes:
+                return f"needs more than {self.nbytes / GIB:g} GiB of memory; --memory gives it more"
+        return ""
+
+
+def _take(result: Result, message: Message) -> None:
+    """Enter a message into the result."""
+    kernel = message.kernel
+    match message.kind:
+        case "finding":
+            assert message.finding is not None
+            result.add(message.finding)
+        case "launch":
+            assert message.run is not None
+            result.kernels.setdefault(kernel, Kernel(kernel)).add(message.run)
+        case "repeated":
+            result.kernels.setdefault(kernel, Kernel(kernel)).repetitions += 1
+        case "refused":
+            key = (kernel, message.text)
+            result.refusals[key] = result.refusals.get(key, 0) + 1
+        case "unsupported":
+            result.unsupported.append(message.text)
+        case "ended":
+            result.notes.append(message.text)
+        case "wrong":
+            raise WrongInput(message.text)
+
+
+def _ending(result: Result, code: int | None, ended_early: bool) -> None:
+    result.exit_code = code
+    if code is None or not ended_early or code == 0:
+        return
+    if code > 0:
+        result.ending = f"ended with exit code {code}"
+        return
+    result.ending = f"was ended by {signal.Signals(-code).name}"

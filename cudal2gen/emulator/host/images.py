@@ -1,0 +1,97 @@
+"""Fat binaries: the PTX that nvcc embeds in a program, as the program registers it or loads it from memory.
+
+The layout is that of CUDA 13's ``fatbinary``: a wrapper points to a header, behind which entries follow each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cudal2gen.emulator.host.checks import runs
+from cudal2gen.emulator.host.cuda import INVALID_IMAGE, NO_IMAGE, LaunchRefused
+from cudal2gen.emulator.host.program import Program
+from cudal2gen.emulator.host.standin import standin
+from cudal2gen.emulator.state.launch import Device
+
+_WRAPPER, _HEADER = 0x466243B1, 0xBA55ED50
+_PTX = 1
+_LZ4, _ZSTD = 0x2000, 0x8000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a fat binary: PTX or machine code for ``sm``. ``text`` is empty for what is not plain PTX."""
+
+    ptx: bool
+    sm: int
+    compressed: bool
+    text: str
+
+
+def entries(address: int) -> list[Entry]:
+    """The entries of a fat binary in memory, or of the wrapper that points to one. Raises LaunchRefused."""
+    magic = int.from_bytes(ctypes.string_at(address, 4), "little")
+    if magic == _WRAPPER:
+        address = int.from_bytes(ctypes.string_at(address + 8, 8), "little")
+        magic = int.from_bytes(ctypes.string_at(address, 4), "little")
+    if magic != _HEADER:
+        raise LaunchRefused(INVALID_IMAGE, "a registered image is no fat binary")
+    header, size = struct.unpack("<HQ", ctypes.string_at(address + 6, 10))
+    at, end = address + header, address + header + size
+    parts = []
+    while at < end:
+        kind, _, head, payload = struct.unpack("<HHIQ", ctypes.string_at(at, 16))
+        sm = int.from_bytes(ctypes.string_at(at + 28, 4), "little")
+        flags = int.from_bytes(ctypes.string_at(at + 40, 8), "little")
+        compressed = bool(flags & (_LZ4 | _ZSTD))
+        text = ctypes.string_at(at + head, payload).rstrip(b"\0").decode() if kind == _PTX and not compressed else ""
+        parts.append(Entry(kind == _PTX, sm, compressed, text))
+        at += head + payload
+    return parts
+
+
+def is_fat_binary(address: int) -> bool:
+    """Is this a fat binary, or a wrapper of one?"""
+    return int.from_bytes(ctypes.string_at(address, 4), "little") in (_WRAPPER, _HEADER)
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> Program:
+    return Program(text + "\n")
+
+
+def program_of(address: int, device: Device) -> Program:
+    """The PTX of a fat binary that a device would take: of the newest target that it has. Raises LaunchRefused."""
+    parts = entries(address)
+    texts = [part.text for part in parts if part.text]
+    programs = [_parsed(text) for text in texts]
+    usable = [program for program in programs if runs(program.module.target, device)]
+    if usable:
+        return max(usable, key=lambda program: program.module.target)
+    if programs:
+        targets = ", ".join(program.module.target for program in programs)
+        raise LaunchRefused(NO_IMAGE, f"the program has PTX of {targets}, and the device is {sm_name(device)}")
+    if any(part.ptx for part in parts):
+        raise LaunchRefused(NO_IMAGE, "the PTX in this program is compressed; compile it with nvcc --no-compress")
+    present = ", ".join(f"sm_{part.sm}" for part in parts) or "nothing"
+    raise LaunchRefused(
+        NO_IMAGE,
+        f"the program has no PTX, only machine code ({present}); compile it with -gencode "
+        "arch=compute_80,code=compute_80",
+    )
+
+
+def sm_name(device: Device) -> str:
+    """The architecture of a device, such as sm_80."""
+    return f"sm_{device.capability[0]}{device.capability[1]}"
+
+
+def registered(image: int, device: Device) -> Program:
+    """The program of the image that was registered under a number. Raises LaunchRefused."""
+    wrapper = standin().emulator_image(image, ctypes.byref(ctypes.c_int(0)))
+    if wrapper is None:
+        raise LaunchRefused(INVALID_IMAGE, f"image {image} was never registered")
+    return program_of(wrapper, device)

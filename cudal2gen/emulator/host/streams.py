@@ -1,0 +1,319 @@
+"""Streams and events: work is executed when it is given, and clocks say what CUDA would have ordered.
+
+Every stream and the host have a clock. Work of a stream passes on what the host knew when it gave the work; the default
+stream waits for all streams that block on it, and they for it; events and synchronisation join clocks. Two pieces of
+work on the same bytes, one of them writing, that no clock orders are a finding. Streams under capture record their work
+into a graph, which gives it again at every launch of the graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudal2gen.emulator.host.cuda import INVALID_HANDLE, INVALID_VALUE, SUCCESS
+from cudal2gen.emulator.host.runtime_state import Call, RuntimeState, put
+from cudal2gen.emulator.host.standin import Words
+from cudal2gen.emulator.memory.arena import Buffer
+from cudal2gen.emulator.memory.device_state import Touched
+from cudal2gen.emulator.state.arrays import Array
+from cudal2gen.emulator.state.reports import Report
+
+HOST, DEFAULT = -1, 0
+LEGACY, PER_THREAD = 1, 2  # cudaStreamLegacy, cudaStreamPerThread
+NON_BLOCKING = 1
+FIRST_HANDLE = 0x10000
+LONGEST_HISTORY = 32  # pieces of work that a buffer remembers
+
+Clock = dict[int, int]
+Work = Callable[[int], int]  # of a stream
+
+
+@dataclass
+class _Graph:
+    """Recorded work, in the order in which it was given."""
+
+    work: list[Work] = field(default_factory=list)
+
+
+@dataclass
+class _Event:
+    """What an event passes on: a clock, seconds, and the graph under capture that it was recorded in."""
+
+    clock: Clock = field(default_factory=dict)
+    seconds: float = 0.0
+    graph: _Graph | None = None
+
+
+@dataclass
+class _Access:
+    """Work that touched a buffer: whose, when, and which bytes (as granules of ``size`` bytes, None: none)."""
+
+    stream: int
+    tick: int
+    name: str
+    size: int
+    read: Array | None
+    written: Array | None
+
+
+class Streams:
+    """The streams, events and graphs of a session."""
+
+    def __init__(self, state: RuntimeState) -> None:
+        self.state = state
+        self.clocks: dict[int, Clock] = {HOST: {}, DEFAULT: {}}
+        self.blocking: set[int] = set()
+        self.events: dict[int, _Event] = {}
+        self.graphs: dict[int, _Graph] = {}
+        self.capturing: dict[int, _Graph] = {}
+        self.last_handle = FIRST_HANDLE
+        self.history: dict[int, list[_Access]] = {}
+        self.calls: dict[str, Call] = {
+            "stream_create": self.create,
+            "stream_destroy": self.destroy,
+            "stream_synchronize": self.synchronize,
+            "stream_wait_event": self.wait_event,
+            "synchronize": self.synchronize_device,
+            "event_create": self.create_event,
+            "event_destroy": self.destroy_event,
+            "event_record": self.record,
+            "event_synchronize": self.synchronize_event,
+            "event_elapsed": self.elapsed,
+            "host_function": self.host_function,
+            "capture_status": self.capture_status,
+            "capture_begin": self.begin_capture,
+            "capture_end": self.end_capture,
+            "graph_instantiate": self.instantiate,
+            "graph_launch": self.launch_graph,
+        }
+
+    @property
+    def several(self) -> bool:
+        """Has the program made streams of its own?"""
+        return len(self.clocks) > 2
+
+    def forget(self, buffer: Buffer) -> None:
+        """A buffer is about to be freed, for which the host waits."""
+        self.history.pop(buffer.start, None)
+
+    # --- work ---
+
+    def give(self, stream: int, work: Work) -> int:
+        """Do work on a stream now, or record it while the stream is under capture."""
+        graph = self.capturing.get(stream)
+        if graph is None:
+            return work(stream)
+        graph.work.append(work)
+        return SUCCESS
+
+    def touch(self, stream: int, name: str, touched: Iterable[Touched], wait: bool = False) -> None:
+        """Account for work on a stream: a finding for each buffer that unordered work has touched. ``wait``: the host
+        waits for its end."""
+        stream = self._number(stream)
+        clock = self._issue(stream)
+        if self.several:
+            for buffer, size, read, written in touched:
+                self._compare(buffer, _Access(stream, clock[stream], name, size, read, written), clock)
+        if wait:
+            _join(self.clocks[HOST], clock)
+
+    def _number(self, stream: int) -> int:
+        """A stream whose clock exists: the default one for handles of no stream of this session."""
+        return stream if stream in self.clocks else DEFAULT
+
+    def _issue(self, stream: int) -> Clock:
+        """The clock of a stream as new work begins."""
+        clock = self.clocks[stream]
+        _join(clock, self.clocks[HOST])
+        if stream == DEFAULT:
+            for other in self.blocking:
+                _join(clock, self.clocks[other])
+        elif stream in self.blocking:
+            _join(clock, self.clocks[DEFAULT])
+        clock[stream] = clock.get(stream, 0) + 1
+        return clock
+
+    def _compare(self, buffer: Buffer, access: _Access, clock: Clock) -> None:
+        earlier = self.history.setdefault(buffer.start, [])
+        for other in earlier:
+            ordered = other.tick <= clock.get(other.stream, 0)
+            if not ordered and (place := _conflict(access, other)) is not None:
+                address = buffer.address + place
+                text = (
+                    f"{access.name} on {_spelled(access.stream)} and {other.name} on {_spelled(other.stream)} touch "
+                    f"{self.state.memory.describe(address)}, and nothing orders them"
+                )
+                self.state.reports.append(Report("stream-race", text, access.name, address=address))
+                break
+        earlier[:] = [other for other in earlier if other.tick > self.clocks[HOST].get(other.stream, 0)]
+        earlier.append(access)
+        del earlier[:-LONGEST_HISTORY]
+
+    # --- streams ---
+
+    def _handle(self, out: int) -> int:
+        self.last_handle += 16
+        put(out, "Q", self.last_handle)
+        return self.last_handle
+
+    def create(self, a: Words) -> int:
+        """cudaStreamCreateWithFlags: out, flags."""
+        stream = self._handle(a[0])
+        self.clocks[stream] = {}
+        if not a[1] & NON_BLOCKING:
+            self.blocking.add(stream)
+        return SUCCESS
+
+    def destroy(self, a: Words) -> int:
+        """cudaStreamDestroy: what the stream has done stays, in the clock of the default stream only if it blocks."""
+        if a[0] in self.blocking:
+            _join(self.clocks[DEFAULT], self.clocks[a[0]])
+        self.blocking.discard(a[0])
+        return SUCCESS
+
+    def synchronize(self, a: Words) -> int:
+        """cudaStreamSynchronize: the host knows what the stream has done."""
+        stream = self._number(a[0])
+        if stream == DEFAULT:
+            self._issue(DEFAULT)
+        _join(self.clocks[HOST], self.clocks[stream])
+        return SUCCESS
+
+    def synchronize_device(self, _: Words) -> int:
+        """cudaDeviceSynchronize: the host knows everything."""
+        for stream, clock in self.clocks.items():
+            if stream != HOST:
+                _join(self.clocks[HOST], clock)
+        self.history.clear()
+        return SUCCESS
+
+    def host_function(self, a: Words) -> int:
+        """cudaLaunchHostFunc: stream, function, its argument. It runs now, as part of the stream."""
+        function, data = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(a[1]), a[2]
+
+        def work(_: int) -> int:
+            function(data)
+            return SUCCESS
+
+        return self.give(a[0], work)
+
+    # --- events ---
+
+    def create_event(self, a: Words) -> int:
+        """cudaEventCreate."""
+        self.events[self._handle(a[0])] = _Event()
+        return SUCCESS
+
+    def destroy_event(self, a: Words) -> int:
+        """cudaEventDestroy."""
+        return SUCCESS if self.events.pop(a[0], None) is not None else INVALID_HANDLE
+
+    def record(self, a: Words) -> int:
+        """cudaEventRecord: event, stream."""
+        event = self.events.get(a[0])
+        if event is None:
+            return INVALID_HANDLE
+        event.graph = self.capturing.get(a[1])
+        if event.graph is None:
+            event.clock = dict(self._issue(self._number(a[1])))
+            event.seconds = time.perf_counter()
+        return SUCCESS
+
+    def wait_event(self, a: Words) -> int:
+        """cudaStreamWaitEvent: stream, event. A stream that waits for one under capture is captured too."""
+        event = self.events.get(a[1])
+        if event is None:
+            return INVALID_HANDLE
+        if event.graph is not None:
+            self.capturing[a[0]] = event.graph
+        else:
+            _join(self.clocks[self._number(a[0])], event.clock)
+        return SUCCESS
+
+    def synchronize_event(self, a: Words) -> int:
+        """cudaEventSynchronize and cudaEventQuery: the host knows what was done before the event."""
+        event = self.events.get(a[0])
+        if event is None:
+            return INVALID_HANDLE
+        _join(self.clocks[HOST], event.clock)
+        return SUCCESS
+
+    def elapsed(self, a: Words) -> int:
+        """cudaEventElapsedTime: out milliseconds, start, end. The emulator's own time, and never none."""
+        start, end = self.events.get(a[1]), self.events.get(a[2])
+        if start is None or end is None:
+            return INVALID_HANDLE
+        number = np.float32(max(1e-3, 1e3 * (end.seconds - start.seconds)))
+        ctypes.memmove(a[0], number.tobytes(), 4)
+        return SUCCESS
+
+    # --- graphs ---
+
+    def capture_status(self, a: Words) -> int:
+        """cudaStreamIsCapturing: stream, out."""
+        put(a[1], "i", int(a[0] in self.capturing))
+        return SUCCESS
+
+    def begin_capture(self, a: Words) -> int:
+        """cudaStreamBeginCapture."""
+        if a[0] in self.capturing:
+            return INVALID_VALUE
+        self.capturing[a[0]] = _Graph()
+        return SUCCESS
+
+    def end_capture(self, a: Words) -> int:
+        """cudaStreamEndCapture: stream, out graph."""
+        graph = self.capturing.get(a[0])
+        if graph is None:
+            return INVALID_VALUE
+        self.capturing = {stream: other for stream, other in self.capturing.items() if other is not graph}
+        self.graphs[self._handle(a[1])] = graph
+        return SUCCESS
+
+    def instantiate(self, a: Words) -> int:
+        """cudaGraphInstantiate: out, graph."""
+        graph = self.graphs.get(a[1])
+        if graph is None:
+            return INVALID_HANDLE
+        self.graphs[self._handle(a[0])] = _Graph(list(graph.work))
+        return SUCCESS
+
+    def launch_graph(self, a: Words) -> int:
+        """cudaGraphLaunch: executable graph, stream."""
+        graph = self.graphs.get(a[0])
+        if graph is None:
+            return INVALID_HANDLE
+        for work in list(graph.work):
+            if code := self.give(a[1], work):
+                return code
+        return SUCCESS
+
+
+def _join(clock: Clock, other: Clock) -> None:
+    for stream, tick in other.items():
+        if clock.get(stream, 0) < tick:
+            clock[stream] = tick
+
+
+def _conflict(a: _Access, b: _Access) -> int | None:
+    """The first byte that both touch and one writes."""
+    first = None
+    for x, y in ((a.written, b.written), (a.written, b.read), (a.read, b.written)):
+        if x is None or y is None:
+            continue
+        size = min(a.size, b.size)
+        fine = [np.repeat(m, s // size) for m, s in ((x, a.size), (y, b.size))]
+        length = min(map(len, fine))
+        both = np.flatnonzero(fine[0][:length] & fine[1][:length])
+        if len(both) and (first is None or both[0] * size < first):
+            first = int(both[0]) * size
+    return first
+
+
+def _spelled(stream: int) -> str:
+    return "the default stream" if stream == DEFAULT else f"stream {(stream - FIRST_HANDLE) // 16}"
