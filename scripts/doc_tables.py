@@ -1,5 +1,5 @@
 """A hook of mkdocs. ``<!-- record fields -->`` becomes tables of the record classes' fields, ``<!-- commands -->`` all
-commands with their options and defaults."""
+commands with their options and defaults, ``<!-- rules -->`` the rules of the emulator."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 from pydantic import BaseModel
 
 from cudal2gen import cli
+from cudal2gen.emulator import RULES
 from cudal2gen.kernel import FAMILIES, Problem
 
 KINDS = {int: "integer", float: "number", Path: "path"}  # of options without choices or a name for their value
@@ -22,10 +23,20 @@ KINDS = {int: "integer", float: "number", Path: "path"}  # of options without ch
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """The page with its tables. mkdocs calls this for every page."""
-    for marker, content in (("<!-- record fields -->", tables), ("<!-- commands -->", commands)):
+    for marker, content in (
+        ("<!-- record fields -->", tables),
+        ("<!-- commands -->", commands),
+        ("<!-- rules -->", rules),
+    ):
         if marker in markdown:
             markdown = markdown.replace(marker, content())
     return markdown
+
+
+def rules() -> str:
+    """Markdown: every rule whose violation is a finding."""
+    rows = [f"| `{name}` | {rule.severity.value} | {rule.meaning} |" for name, rule in RULES.items()]
+    return "\n".join(["| rule | severity | what is wrong |", "|---|---|---|", *rows])
 
 
 def tables() -> str:

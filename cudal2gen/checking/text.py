@@ -38,9 +38,9 @@ def kernel_lines(name: str, kernel: Kernel, findings: list[Finding]) -> list[str
     """A kernel in the summary."""
     grids = [f"{spelled}{f' x{count}' if count > 1 else ''}" for spelled, count in kernel.grids.items()]
     more = f", {len(grids) - LONGEST_LIST} more" if len(grids) > LONGEST_LIST else ""
-    found = ", ".join(f"{item.severity} {item.rule} x{item.count}" for item in findings) or "no findings"
+    outcome = ", ".join(f"{item.severity} {item.rule} x{item.count}" for item in findings) or "no findings"
     again = f", {kernel.repetitions} repetitions change nothing" if kernel.repetitions else ""
-    head = f"{name}: {counted(kernel.launches, 'launch')} in {kernel.seconds:.2f} s{again}; {found}"
+    head = f"{name}: {counted(kernel.launches, 'launch')} in {kernel.seconds:.2f} s{again}; {outcome}"
     lines = [head, f"    grid {', '.join(grids[:LONGEST_LIST])}{more}"]
     if kernel.counters:
         lines.append("    " + ", ".join(f"{name} {value}" for name, value in kernel.counters.items()))

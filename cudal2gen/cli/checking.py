@@ -120,11 +120,11 @@ def check(
     """
     from cudal2gen.checking import expectations, supervision, writing
 
-    known = expectations.read(output.expect) if output.expect else ()
+    expected = expectations.read(output.expect) if output.expect else ()
     plan = _plan([Path(file) for file in files], what, how, output, nvcc, context.meta[PROGRAM_ARGUMENTS])
     sys.stdout.flush()
     result = supervision.run(plan, " ".join(files), how.timeout, how.memory, _progress())
-    expectations.apply(result, known)
+    expectations.apply(result, expected)
     if output.sarif:
         writing.sarif(result, output.sarif)
     if output.html:
