@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from cudal2gen.checking import devices, text
-from cudal2gen.checking.findings import CANNOT, Finding, Run, of_report, run_of
+from cudal2gen.checking.findings import CANNOT, Cause, Run, run_of
 from cudal2gen.checking.names import resolved, short_names
 from cudal2gen.checking.plan import Argument, BufferSpec, LaunchSpec, Plan
 from cudal2gen.checking.repetition import Repetitions
@@ -30,6 +30,7 @@ from cudal2gen.emulator import (
     Options,
     Program,
     PtxError,
+    Report,
     Session,
     load,
 )
@@ -51,7 +52,7 @@ class Message(NamedTuple):
     kind: str
     kernel: str = ""
     text: str = ""
-    finding: Finding | None = None
+    finding: Report | None = None
     run: Run | None = None
 
 
@@ -60,7 +61,7 @@ class Reporter:
 
     def __init__(self, pipe: Connection, quiet: bool) -> None:
         self.pipe, self.quiet = pipe, quiet
-        self.printed: set[tuple[str, str, int, str]] = set()
+        self.printed: set[Cause] = set()
         self.libc = ctypes.CDLL(None)
 
     def send(self, message: Message) -> None:
@@ -77,10 +78,10 @@ class Reporter:
         while data:
             data = data[os.write(1, data) :]
 
-    def finding(self, finding: Finding) -> None:
+    def finding(self, finding: Report) -> None:
         """A finding: printed the first time, counted always."""
-        if finding.key not in self.printed:
-            self.printed.add(finding.key)
+        if finding.cause not in self.printed:
+            self.printed.add(finding.cause)
             if not self.quiet:
                 self.write(text.finding(finding))
         self.send(Message("finding", finding.kernel, finding=finding))
@@ -115,7 +116,7 @@ class CheckSession(Session):
                 self.reporter.send(Message("refused", report.kernel, report.message))
                 self.reporter.write(f"not checked: {report.message}\n")
             else:
-                self.reporter.finding(of_report(report))
+                self.reporter.finding(report)
         self.reports.clear()
         self.launches.clear()
         self.flushed = 0

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cudal2gen.checking.findings import Finding
+from cudal2gen.checking.findings import frames
 from cudal2gen.checking.names import demangled, plain, qualified
 from cudal2gen.checking.result import Result
-from cudal2gen.emulator import RULES
+from cudal2gen.emulator import RULES, Report
 from cudal2gen.errors import WrongInput, reading
 
 
@@ -26,13 +26,13 @@ class Expectation(NamedTuple):
     line: int
     text: str
 
-    def matches(self, finding: Finding) -> bool:
+    def matches(self, finding: Report) -> bool:
         """Is this the finding?"""
         names = (finding.kernel, plain(finding.kernel), qualified(finding.kernel), demangled(finding.kernel))
         return (
-            finding.rule == self.rule
+            finding.kind == self.rule
             and self.kernel in ("", "*", *names)
-            and (not self.file or any(self._at(place.file, place.line) for place in finding.places))
+            and (not self.file or any(self._at(place.file, place.line) for place in frames(finding)))
         )
 
     def _at(self, file: str, line: int) -> bool:

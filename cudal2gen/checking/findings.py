@@ -1,81 +1,27 @@
-"""Findings of a check: where, what, how often; and the kernels that ran."""
+"""The kernels that a check ran, and what its findings are known by."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from cudal2gen.checking.names import demangled
-from cudal2gen.emulator import RULES, LaunchResult, Report
+from cudal2gen.emulator import LaunchResult, Report
+from cudal2gen.emulator.state.sites import Frame
 
 # The machine cannot execute a launch: no finding about the program, but what it asks for is not checked.
 CANNOT = "launch-error"
-_PLACE = re.compile(r"(.+?):(\d+)(?: \(inlined at (.+):(\d+)\))?$")
+
+# What tells findings apart.
+Cause = tuple[object, ...]
 
 
-@dataclass(frozen=True)
-class Place:
-    """A line of CUDA source."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
-@dataclass
-class Finding:
-    """A finding, one per rule and instruction of a kernel. ``places``: the source line and the call sites that it is
-    inlined at, innermost first. ``cta`` and ``threads`` are of the first occurrence, ``count`` sums over launches."""
-
-    rule: str
-    severity: str
-    message: str
-    kernel: str
-    places: tuple[Place, ...] = ()
-    ptx_line: int = 0
-    ptx: str = ""
-    cta: tuple[int, int, int] | None = None
-    threads: tuple[int, ...] = ()
-    count: int = 1
-    launches: int = 1
-
-    @property
-    def key(self) -> tuple[str, str, int, str]:
-        """What the same finding of another launch shares."""
-        return self.rule, self.kernel, self.ptx_line, "" if self.ptx_line else self.message
-
-    @property
-    def is_error(self) -> bool:
-        """Can a result be wrong?"""
-        return self.severity == "error"
-
-    @property
-    def place(self) -> Place | None:
-        """The line to show first: the innermost one."""
-        return self.places[0] if self.places else None
-
-    def record(self) -> dict[str, Any]:
-        """The finding as JSON."""
-        fields = asdict(self)
-        fields["kernel_full"] = demangled(self.kernel)
-        fields["meaning"] = RULES[self.rule].meaning
-        return fields
-
-
-def of_report(report: Report) -> Finding:
-    """The finding of an emulator's report."""
-    places: tuple[Place, ...] = ()
-    if match := _PLACE.match(report.source):
-        places = (Place(match[1], int(match[2])),)
-        if match[3]:
-            places += (Place(match[3], int(match[4])),)
-    return Finding(
-        report.kind, report.severity.value, report.message, report.kernel, places, report.line,
-        " ".join(report.text.split()), report.cta, report.threads, report.count,
-    )  # fmt: skip
+def frames(report: Report) -> tuple[Frame, ...]:
+    """The lines to show: the user's own first, then those that lead from it to the instruction, then its callers."""
+    site = report.access.site
+    if site.home is None:
+        return ()
+    inner = [frame for frame in site.frames[: site.frames.index(site.home)] if frame != site.home]
+    return (site.home, *reversed(inner), *site.calls)
 
 
 @dataclass

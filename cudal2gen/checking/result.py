@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cudal2gen.checking import text
-from cudal2gen.checking.findings import Finding, Kernel
+from cudal2gen.checking.findings import Cause, Kernel
 from cudal2gen.checking.names import demangled, short_names
+from cudal2gen.emulator import Report
+from cudal2gen.emulator.state.findings_json import finding_fields
 
 SCHEMA = 1
 CLEAN, ERRORS, NOT_CHECKED = 0, 1, 2
@@ -22,8 +24,8 @@ class Result:
 
     target: str
     device: str
-    findings: dict[tuple[str, str, int, str], Finding] = field(default_factory=dict)
-    expected: list[Finding] = field(default_factory=list)
+    findings: dict[Cause, Report] = field(default_factory=dict)
+    expected: list[Report] = field(default_factory=list)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     refusals: dict[tuple[str, str], int] = field(default_factory=dict)
     unsupported: list[str] = field(default_factory=list)
@@ -32,23 +34,21 @@ class Result:
     ending: str = ""
     seconds: float = 0.0
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: Report) -> None:
         """Count a finding."""
-        earlier = self.findings.get(finding.key)
+        earlier = self.findings.get(finding.cause)
         if earlier is None:
-            self.findings[finding.key] = finding
+            self.findings[finding.cause] = finding
         else:
             earlier.count += finding.count
-            earlier.launches += 1
 
     @property
-    def ordered(self) -> list[Finding]:
+    def ordered(self) -> list[Report]:
         """Errors first."""
-        order = ("error", "benign", "lint")
-        return sorted(self.findings.values(), key=lambda item: (order.index(item.severity), item.kernel, item.ptx_line))
+        return sorted(self.findings.values(), key=lambda item: item.order)
 
     @property
-    def errors(self) -> list[Finding]:
+    def errors(self) -> list[Report]:
         return [item for item in self.findings.values() if item.is_error]
 
     @property
@@ -76,8 +76,8 @@ class Result:
                  "seconds": round(kernel.seconds, 4)}
                 for name, kernel in self.kernels.items()
             ],
-            "findings": [item.record() for item in self.ordered],
-            "expected": [item.record() for item in self.expected],
+            "findings": [finding_fields(item) for item in self.ordered],
+            "expected": [finding_fields(item) for item in self.expected],
             "not_checked": [
                 {"kernel": kernel, "reason": reason, "count": count}
                 for (kernel, reason), count in self.refusals.items()
@@ -117,5 +117,5 @@ class Result:
         return f"{ran}, {self.seconds:.1f} s: {', '.join(counts) or 'no findings'}"
 
 
-def _count(findings: Iterable[Finding], severity: str) -> int:
+def _count(findings: Iterable[Report], severity: str) -> int:
     return sum(item.severity == severity for item in findings)

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from cudal2gen.checking.findings import Finding, Kernel
+from cudal2gen.checking.findings import Kernel, frames
 from cudal2gen.checking.names import plain
+from cudal2gen.emulator import Report
 
-LONGEST_LIST = 8  # threads, grids
+LONGEST_LIST = 8  # grids
 
 
-def finding(item: Finding) -> str:
-    """A finding when it is first seen: what, where, who."""
-    lines = [f"{item.severity}: {item.rule}{_where(item)}: {item.message}"]
-    lines += [f"    inlined at {place}" for place in item.places[1:]]
-    if item.cta is not None:
-        threads = ", ".join(map(str, item.threads[:LONGEST_LIST])) + (
-            ", ..." if len(item.threads) > LONGEST_LIST else ""
+def finding(item: Report) -> str:
+    """A finding when it is first seen: what, where, who, the other side, and what to do."""
+    lines = frames(item)
+    at = [f" in {plain(item.kernel)}"] if item.kernel else []
+    at += [f" at {lines[0].file}:{lines[0].line}"] if lines else []
+    place = f": {item.place}" if item.place is not None else ""
+    out = [f"{item.severity}: {item.kind}{''.join(at)}: {item.message}{place}"]
+    out += [f"    by way of {frame}" for frame in lines[1:]]
+    if item.access.cta is not None:
+        out.append(f"    {item.access.who}")
+    if item.line:
+        out.append(f"    PTX line {item.line}: {' '.join(item.text.split())}")
+    if item.other is not None:
+        site = item.other.site
+        where = (
+            f" at {site.home.file}:{site.home.line}" if site.home else f" at PTX line {site.line}" if site.line else ""
         )
-        lines.append(f"    CTA {item.cta}" + (f", threads {threads}" if threads else ""))
-    if item.ptx_line:
-        lines.append(f"    PTX line {item.ptx_line}: {item.ptx}")
-    return "\n".join(lines) + "\n"
-
-
-def _where(item: Finding) -> str:
-    parts = [f" in {plain(item.kernel)}"] if item.kernel else []
-    if item.place:
-        parts.append(f" at {item.place}")
-    return "".join(parts)
+        out.append(f"    the other side: {item.other.who}{where}")
+    out.append(f"    hint: {item.rule.hint}")
+    return "\n".join(out) + "\n"
 
 
 def counted(number: int, noun: str) -> str:
@@ -34,11 +36,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
-def kernel_lines(name: str, kernel: Kernel, findings: list[Finding]) -> list[str]:
+def kernel_lines(name: str, kernel: Kernel, findings: list[Report]) -> list[str]:
     """A kernel in the summary."""
     grids = [f"{spelled}{f' x{count}' if count > 1 else ''}" for spelled, count in kernel.grids.items()]
     more = f", {len(grids) - LONGEST_LIST} more" if len(grids) > LONGEST_LIST else ""
-    outcome = ", ".join(f"{item.severity} {item.rule} x{item.count}" for item in findings) or "no findings"
+    outcome = ", ".join(f"{item.severity} {item.kind} x{item.count}" for item in findings) or "no findings"
     again = f", {kernel.repetitions} repetitions change nothing" if kernel.repetitions else ""
     head = f"{name}: {counted(kernel.launches, 'launch')} in {kernel.seconds:.2f} s{again}; {outcome}"
     lines = [head, f"    grid {', '.join(grids[:LONGEST_LIST])}{more}"]

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from cudal2gen import files
-from cudal2gen.checking.findings import Finding, Place
+from cudal2gen.checking.findings import frames
 from cudal2gen.checking.names import plain
 from cudal2gen.checking.result import Result
-from cudal2gen.emulator import RULES
+from cudal2gen.emulator import RULES, Report
+from cudal2gen.emulator.state.sites import Frame
 from cudal2gen.version import __version__
 
 LEVELS = {"error": "error", "benign": "note", "lint": "note"}
@@ -21,14 +22,14 @@ CONTEXT = 4  # lines around a finding
 
 def sarif(result: Result, path: Path) -> None:
     """Write SARIF 2.1.0. Raises Failure."""
-    rules = sorted({item.rule for item in result.findings.values()})
+    rules = sorted({item.kind for item in result.findings.values()})
     run: dict[str, Any] = {
         "tool": {
             "driver": {
                 "name": "cudal2gen check",
                 "version": __version__,
                 "rules": [
-                    {"id": rule, "shortDescription": {"text": RULES[rule].meaning},
+                    {"id": rule, "shortDescription": {"text": RULES[rule].meaning}, "help": {"text": RULES[rule].hint},
                      "defaultConfiguration": {"level": LEVELS[RULES[rule].severity.value]}}
                     for rule in rules
                 ],
@@ -40,15 +41,15 @@ def sarif(result: Result, path: Path) -> None:
     files.write(path, json.dumps(document, indent=1) + "\n")
 
 
-def _sarif_result(item: Finding, rules: list[str]) -> dict[str, Any]:
+def _sarif_result(item: Report, rules: list[str]) -> dict[str, Any]:
     places = [
         {"physicalLocation": {"artifactLocation": {"uri": place.file}, "region": {"startLine": place.line}}}
-        for place in item.places
+        for place in frames(item)
     ]
     record: dict[str, Any] = {
-        "ruleId": item.rule,
-        "ruleIndex": rules.index(item.rule),
-        "level": LEVELS[item.severity],
+        "ruleId": item.kind,
+        "ruleIndex": rules.index(item.kind),
+        "level": LEVELS[str(item.severity)],
         "message": {"text": f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message},
         "locations": places[:1],
         "occurrenceCount": item.count,
@@ -62,17 +63,18 @@ def github(result: Result) -> Iterator[str]:
     """Workflow commands that GitHub shows beside the lines."""
     for item in result.ordered:
         kind = "error" if item.is_error else "notice"
-        where = f"file={item.place.file},line={item.place.line}," if item.place else ""
+        home = item.access.site.home
+        where = f"file={home.file},line={home.line}," if home else ""
         message = f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message
         escaped = message.replace("%", "%25").replace("\n", "%0A")
-        yield f"::{kind} {where}title={item.rule}::{escaped}"
+        yield f"::{kind} {where}title={item.kind}::{escaped}"
 
 
 def page(result: Result, path: Path) -> None:
     """Write a page: the summary, and every source line that has findings, with its neighbours. Raises Failure."""
-    by_place: dict[Place | None, list[Finding]] = {}
+    by_place: dict[Frame | None, list[Report]] = {}
     for item in result.ordered:
-        by_place.setdefault(item.place, []).append(item)
+        by_place.setdefault(item.access.site.home, []).append(item)
     body = [f"<h1>{html.escape(result.target)}</h1><pre>{html.escape(result.summary())}</pre>"]
     for place, items in sorted(
         by_place.items(), key=lambda pair: (str(pair[0].file), pair[0].line) if pair[0] else ("", 0)
@@ -84,15 +86,14 @@ def page(result: Result, path: Path) -> None:
     files.write(path, _PAGE.format(title=html.escape(result.target), body="\n".join(body)))
 
 
-def _item(item: Finding) -> str:
+def _item(item: Report) -> str:
     times = f" &times;{item.count}" if item.count > 1 else ""
-    text = html.escape(f"{item.rule} in {plain(item.kernel)}: {item.message}")
-    return (
-        f'<p class="{item.severity}"><b>{item.severity}</b> {text}{times}<br><small>{html.escape(item.ptx)}</small></p>'
-    )
+    text = html.escape(f"{item.kind} in {plain(item.kernel)}: {item.message}")
+    ptx = html.escape(item.text)
+    return f'<p class="{item.severity}"><b>{item.severity}</b> {text}{times}<br><small>{ptx}</small></p>'
 
 
-def _source(place: Place) -> str:
+def _source(place: Frame) -> str:
     try:
         lines = Path(place.file).read_text(errors="replace").splitlines()
     except OSError:

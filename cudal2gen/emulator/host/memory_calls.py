@@ -27,8 +27,8 @@ from cudal2gen.emulator.state.reports import EmulatorError
 
 # cudaMemcpyKind.
 TO_DEVICE, FROM_DEVICE, DEVICE_TO_DEVICE = 1, 2, 3
-# What buffers of host and device are called.
-PINNED, MANAGED = "pinned memory", "cudaMallocManaged"
+# cudaMemoryType.
+PINNED, DEVICE, MANAGED = 1, 2, 3
 
 
 class MemoryCalls:
@@ -36,6 +36,7 @@ class MemoryCalls:
 
     def __init__(self, state: RuntimeState, streams: Streams) -> None:
         self.state, self.memory, self.streams = state, state.memory, streams
+        self.kinds: dict[int, int] = {}  # of allocations, by address
         self.calls: dict[str, Call] = {
             "malloc": self.malloc,
             "malloc_host": self.malloc_host,
@@ -70,17 +71,18 @@ class MemoryCalls:
             buffer.written[start : start + count] = 1
         return buffer
 
-    def _allocate(self, out: int, nbytes: int, role: str, name: str) -> int:
+    def _allocate(self, out: int, nbytes: int, role: str, kind: int) -> int:
         try:
-            buffer = self.memory.allocate(max(1, nbytes), role, name=name)
+            buffer = self.memory.allocate(max(1, nbytes), role)
         except EmulatorError:
             return OUT_OF_MEMORY
+        self.kinds[buffer.address] = kind
         put(out, "Q", buffer.address)
         return SUCCESS
 
     def malloc(self, a: Words) -> int:
         """cudaMalloc: out, bytes."""
-        return self._allocate(a[0], a[1], "scratch", "cudaMalloc")
+        return self._allocate(a[0], a[1], "scratch", DEVICE)
 
     def malloc_host(self, a: Words) -> int:
         """cudaMallocHost and cudaMallocManaged: out, bytes, managed. Host and device have the same address; what the
@@ -224,8 +226,8 @@ class MemoryCalls:
     def pointer_attributes(self, a: Words) -> int:
         """cudaPointerGetAttributes: out, pointer."""
         buffer = self.memory.find(a[1] - self.memory.base) if self._inside(a[1]) else None
-        kind = 0 if buffer is None else {PINNED: 1, MANAGED: 3}.get(buffer.name, 2)
-        on_host = a[1] if kind in (0, 1, 3) else 0
+        kind = 0 if buffer is None else self.kinds.get(buffer.address, DEVICE)
+        on_host = a[1] if kind != DEVICE else 0
         ctypes.memset(a[0], 0, 24 + 64)
         put(a[0], "2i2Q", kind, 0 if kind else -2, a[1] if kind else 0, on_host)
         return SUCCESS

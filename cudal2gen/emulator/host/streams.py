@@ -21,6 +21,7 @@ from cudal2gen.emulator.host.standin import Words
 from cudal2gen.emulator.memory.arena import Buffer
 from cudal2gen.emulator.memory.device_state import Touched
 from cudal2gen.emulator.state.arrays import Array
+from cudal2gen.emulator.state.participants import placed
 from cudal2gen.emulator.state.reports import Report
 
 HOST, DEFAULT = -1, 0
@@ -148,7 +149,7 @@ class Streams:
                     f"{access.name} on {_spelled(access.stream)} and {other.name} on {_spelled(other.stream)} touch "
                     f"{self.state.memory.describe(address)}, and nothing orders them"
                 )
-                self.state.reports.append(Report("stream-race", text, access.name, address=address))
+                self.state.reports.append(Report("stream-race", text, access.name, place=placed("global", address)))
                 break
         earlier[:] = [other for other in earlier if other.tick > self.clocks[HOST].get(other.stream, 0)]
         earlier.append(access)
