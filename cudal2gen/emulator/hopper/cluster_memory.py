@@ -9,6 +9,7 @@ import numpy as np
 
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.peers import WITHIN, Peers
+from cudal2gen.emulator.memory.recorded import RecordedSites
 from cudal2gen.emulator.memory.shared import (
     READ_AFTER_WRITE,
     WINDOW_START,
@@ -20,6 +21,7 @@ from cudal2gen.emulator.memory.shared import (
 from cudal2gen.emulator.state.arrays import SHIFT, Array, Mask, distinct
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.participants import Participant
+from cudal2gen.emulator.state.sites import Site
 
 # Actors: rank << 10 | thread, SEVERAL + (rank << 5 | warp), PSEUDO + column of a clock.
 RANK_THREADS = 10
@@ -119,8 +121,9 @@ class ClusterMemory(SharedMemory):
         batch, clocks = self.batch, self.cluster_clocks
         return np.asarray(clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column + clocks.ended])
 
-    def participant(self, tag: int, row: int) -> Participant:
+    def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
         actor, clocks = tag & ACTOR, self.cluster_clocks
+        site = self._recorded_site(granule, int(self.column_of[actor]) if reader else None)
         threads: tuple[int, ...] = ()
         agent = ""
         if actor < SEVERAL:
@@ -130,14 +133,28 @@ class ClusterMemory(SharedMemory):
         else:
             column = actor - PSEUDO
             if column >= clocks.barriers:
-                return Participant(agent="a bulk copy")
+                return Participant(site, agent="a bulk copy")
             if column < clocks.bulk:
                 rank, group = divmod(column - clocks.wgmma, clocks.groups)
                 agent = f"a wgmma of warpgroup {group}"
             else:
                 rank, warp = divmod(column - clocks.bulk, clocks.warps)
                 agent = f"a bulk store of warp {warp}"
-        return Participant(cta=self.batch.cta_index(self.peers.row_of_rank(row, rank)), threads=threads, agent=agent)
+        return Participant(site, self.batch.cta_index(self.peers.row_of_rank(row, rank)), threads, agent)
+
+    def _recorded_site(self, granule: int, column: int | None) -> Site:
+        if column is not None and column >= self.cluster_clocks.barriers:
+            # A bulk copy to another CTA reads on behalf of an mbarrier; it is recorded under its warp.
+            chunk = granule * self.granule >> 4
+            actors = (self.async_readers[:, chunk] & self.TAG(ACTOR)).astype(np.int64)
+            readers = np.flatnonzero(actors == PSEUDO | column)
+            row = granule * self.granule // self.stride
+            column = self._reader_column(row, int(readers[0])) if len(readers) else None
+        return super()._recorded_site(granule, column)
+
+    def _make_recorded(self, granules: int) -> RecordedSites:
+        # Asynchronous readers have their columns behind those of the warps, up to that of the last bulk store.
+        return RecordedSites(granules, self.cluster_clocks.barriers)
 
     # --- elements of 16 bytes ---
 
@@ -178,8 +195,11 @@ class ClusterMemory(SharedMemory):
         tags = self.rows[16][0][at]
         if not self._is_of_known_copy(tags, lane):
             self._check_async_read(tags, at, lane, row, site, what)
-        ender = self._reader_column(row, reader) if column is None else column
+        own = self._reader_column(row, reader)
+        ender = own if column is None else column
         self.async_readers[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
+        if self.recorded is not None:
+            self.recorded.read(at, 16 // self.granule, own, site)
 
     def _is_of_known_copy(self, tags: Array, lane: int) -> bool:
         """Whether one bulk copy wrote all elements and the lane knows it, the usual case."""
@@ -210,10 +230,19 @@ class ClusterMemory(SharedMemory):
             tags = tags.reshape(-1)
         if int(tags.max()) >= self.IN_FLIGHT:
             for kind, text, bad, doubtful in self.undefined(tags, reading=True):
-                self._complain(kind, f"{what} {text}", site, lane, int(at_of[bad][0]), doubtful)
+                other = self._copy_under(tags, at_of, bad, kind)
+                self._complain(kind, f"{what} {text}", site, lane, int(at_of[bad][0]), doubtful, other)
             good = tags < self.IN_FLIGHT
             tags, at_of = tags[good], at_of[good]
         return tags, at_of
+
+    def _copy_under(self, tags: Array, at: Array, bad: Array, kind: str) -> Participant | None:
+        """The copy under way to the first of the ``bad`` elements."""
+        if kind != "in-flight":
+            return None
+        element = int(at[bad][0])
+        granule = element * 16 // self.granule
+        return self.participant(int(tags[bad][0]), element * 16 // self.stride, granule, reader=False)
 
     def _reader_column(self, row: int, reader: int) -> int:
         """The clocks' column of an asynchronous reader of a row."""
@@ -268,7 +297,7 @@ class ClusterMemory(SharedMemory):
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
             text = f"{what} what a thread wrote without a fence.proxy.async between"
-            other = self.participant(int(tags[i]), row)
+            other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, reader=False)
             self._complain("proxy-fence", text, site, lane, int(at[i]), other=other)
 
     # --- asynchronous writes ---
@@ -291,12 +320,15 @@ class ClusterMemory(SharedMemory):
             for reader in np.flatnonzero(async_reads.any(axis=1)):
                 self._check_reads(async_reads[reader], chunks, lane, row, site)
             writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
+            if self.recorded is not None:
+                self.recorded.wrote(at, width // self.granule, site)
         self.views[width][at] = self.poison[width]
 
     def _check_overwrite(self, tags: Array, where: Array, lane: int, row: int, site: int, width: int) -> None:
         """A bulk copy overwrites what was written under these tags."""
         for kind, text, bad, doubtful in self.undefined(tags, reading=False):
-            self._complain(kind, text, site, lane, int(where[bad][0]), doubtful)
+            other = self._copy_under(tags, where, bad, kind)
+            self._complain(kind, text, site, lane, int(where[bad][0]), doubtful, other)
         plain = np.flatnonzero((tags < self.IN_FLIGHT) & (tags > self.LONG_PAST))
         if plain.size:
             tags, where = tags[plain], where[plain]
@@ -326,7 +358,7 @@ class ClusterMemory(SharedMemory):
         clocks = self.cluster_clocks
         narrow = bool(clocks.ended) and int(ticks[0]) < int(clocks.of(lane)[columns[0] + clocks.ended])
         kind, why = ("memory-scope", f": {NARROW}") if narrow else ("shared-race", " without synchronisation between")
-        other = self.participant(int(tags[i]), row)
+        other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, what == WRITE_AFTER_READ)
         self._complain(kind, f"{event}: {what}{why}", site, lane, int(at[i]), other=other)
 
     def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:

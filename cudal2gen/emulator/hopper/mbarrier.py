@@ -37,13 +37,15 @@ class MBarrier:
     """
 
     __slots__ = (
-        "bytes", "clocks", "column", "count", "done_clocks", "done_copies", "done_tick", "fenced", "flights",
-        "init_lane", "init_tick", "landing", "offset", "pending", "phase", "row", "trusted",
+        "bytes", "clocks", "column", "copy_site", "count", "done_clocks", "done_copies", "done_tick", "fenced",
+        "flights", "init_lane", "init_site", "init_tick", "landing", "offset", "pending", "phase", "row", "trusted",
     )  # fmt: skip
 
-    def __init__(self, row: int, offset: int, count: int, column: int, lane: int, tick: int) -> None:
+    def __init__(self, row: int, offset: int, count: int, column: int, lane: int, tick: int, site: int) -> None:
         self.row, self.offset, self.count, self.column = row, offset, count, column
-        self.init_lane, self.init_tick = lane, tick
+        self.init_lane, self.init_tick, self.init_site = lane, tick, site
+        # The last copy that completes on it.
+        self.copy_site: int | None = None
         # The tick of a fence that makes the initialisation visible to the cluster and the asynchronous proxy.
         self.fenced = 0
         self.pending, self.bytes, self.phase = count, 0, 0
@@ -193,7 +195,7 @@ class MBarriers:
                 text = f"the mbarrier at shared offset {offset} is initialised again without mbarrier.inval"
                 batch.report_lanes("mbarrier", text, site, lanes, offset)
             column = old.column if old is not None else self.clocks.barrier_column(row)
-            self.bars[(row, offset)] = MBarrier(row, offset, number, column, int(lanes[-1]), self.launch.tick)
+            self.bars[(row, offset)] = MBarrier(row, offset, number, column, int(lanes[-1]), self.launch.tick, site)
 
     def invalidate(self, address: Array, m: Mask, site: int) -> None:
         """mbarrier.inval."""
@@ -280,6 +282,7 @@ class MBarriers:
         for bar, lanes in self._each(address, m, site):
             for copy in self.copies.take(lanes):
                 bar.flights.append(self.landing(copy.at, copy.data, copy.width, bar))
+                bar.copy_site = site
             if not noinc:
                 bar.pending += len(lanes)
             mask = np.zeros(self.batch.size, bool)
@@ -313,6 +316,7 @@ class MBarriers:
         It lands when the first thread has waited for the phase."""
         self.shared.async_write(at, lane, row, bar.column, site, width)
         bar.flights.append(self.landing(at, data, width, bar))
+        bar.copy_site = site
         bar.bytes -= data.size * width
         self._settle(bar)
 
@@ -473,7 +477,7 @@ class MBarriers:
                 continue
             if bar.flights or bar.landing:
                 text = f"the CTA exits while bulk copies to it are under way ({bar.describe(row)})"
-                self.batch.report("in-flight", text, None, row, (0,))
+                self.batch.report("in-flight", text, bar.copy_site, row, (), bar.offset)
             if 0 < bar.pending < bar.count:
                 text = f"the CTA exits in the middle of a phase: too many arrivals, or too few, at {bar.describe(row)}"
-                self.batch.report("phase-at-exit", text, None, row, ())
+                self.batch.report("phase-at-exit", text, bar.init_site, row, (), bar.offset)

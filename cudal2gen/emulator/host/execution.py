@@ -123,10 +123,17 @@ class _Run:
     symbols: dict[str, int]
     ctas: Array
 
-    def once(self, code: Compiled, options: Options, poison: int = POISON, trial: Trial | None = None) -> LaunchState:
+    def once(
+        self,
+        code: Compiled,
+        options: Options,
+        poison: int = POISON,
+        trial: Trial | None = None,
+        recording: bool = False,
+    ) -> LaunchState:
         """Execute. Raises Overtaken where the translation relied on lockstep that does not hold."""
         launch, geometry = self.launch, self.geometry
-        state = LaunchState(code, geometry, options, launch.device, poison, trial)
+        state = LaunchState(code, geometry, options, launch.device, poison, trial, recording)
         device = DeviceState(
             launch.memory,
             code.global_granule,
@@ -162,10 +169,14 @@ class _Run:
         return self.once(compiled, launch.options), compiled
 
     def with_undefined_values(self, compiled: Compiled) -> LaunchState:
-        """Execute; whether undefined values matter is seen by executing again with other ones: if nothing differs, they
+        """Execute, and again where a race has to be named on both sides: recording costs time that a right kernel does
+        not pay. Whether undefined values matter is seen by executing again with other ones: if nothing differs, they
         never reached an output. Likewise, if nothing else is wrong, whether the values of racing reads matter."""
         before = Snapshot.of(self.launch.memory)
         state, compiled = self.in_order(compiled, before)
+        if state.reports.one_sided and before is not None:
+            before.restore()
+            state = self.once(compiled, self.launch.options, recording=True)
         reports = state.reports
         if before is None or not (reports.doubtful or reports.races):
             return state

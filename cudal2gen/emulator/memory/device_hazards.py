@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,17 @@ from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.participants import Participant
 from cudal2gen.emulator.state.scopes import CHECKED, Scope, scope_of
+
+
+class Origin(NamedTuple):
+    """The instructions that left the tags of an access's granules, if they are recorded."""
+
+    sites: Array | None
+    granules: Array
+
+    def site(self, element: int) -> int:
+        """Of one element, -1 if it is not recorded."""
+        return -1 if self.sites is None else int(self.sites[self.granules[element]]) - 1
 
 
 class DeviceHazards:
@@ -34,14 +46,17 @@ class DeviceHazards:
             return
         if lanes is None:
             lanes = self.batch.everyone
-        tags = self.state.tags(buffer)
+        tags = self.state.tags(buffer, self.launch.recording)
         stamp = self._stamp(lanes, strong)
         kind = "plain-first-load" if strong & CHECKED else "global-race"
         for touched in self._granules(buffer, offset, width):
             tagged = tags.written[touched]
-            if self._check_order("read after write", tagged, lanes, offset, site, strong, kind=kind):
+            origin = Origin(tags.written_at, touched)
+            if self._check_order("read after write", tagged, lanes, offset, site, strong, origin, kind=kind):
                 break
             tags.read[touched] = stamp
+            if tags.read_at is not None:
+                tags.read_at[touched] = site + 1
 
     def _granules(self, buffer: Buffer, offset: Array, width: int) -> Iterator[Array]:
         """Per granule of an access, its number in the buffer for every lane."""
@@ -57,6 +72,7 @@ class DeviceHazards:
         offset: Array,
         site: int,
         strong: int,
+        origin: Origin,
         differs: Callable[[], Array] | None = None,
         kind: str = "global-race",
     ) -> bool:
@@ -69,7 +85,7 @@ class DeviceHazards:
         if bad.any() and differs is not None:
             bad &= differs()
         if bad.any():
-            self._race(kind, what, site, lanes, offset, tags, bad)
+            self._race(kind, what, site, lanes, offset, tags, bad, origin)
         return bool(bad.any())
 
     def _check_written(self, buffer: Buffer, lanes: Array | None, relative: Array, width: int, site: int) -> None:
@@ -95,9 +111,9 @@ class DeviceHazards:
         if self.hazards and scope_of(strong) < Scope.GPU:
             # Lanes of several CTAs may have changed one place in this very instruction.
             for touched in self._granules(buffer, offset, width):
-                self._check_order(
-                    "write after write", self.state.tags(buffer).written[touched], lanes, offset, site, strong
-                )
+                tags = self.state.tags(buffer, self.launch.recording)
+                origin = Origin(tags.written_at, touched)
+                self._check_order("write after write", tags.written[touched], lanes, offset, site, strong, origin)
 
     def _report_unwritten(
         self, text: str, lanes: Array | None, offset: Array, bad: Array, site: int, doubtful: bool
@@ -121,17 +137,23 @@ class DeviceHazards:
         self._check_allowed(buffer, lanes, offset, width, site)
         if not self.hazards:
             return
-        tags = self.state.tags(buffer)
+        tags = self.state.tags(buffer, self.launch.recording)
         if lanes is None:
             lanes = self.batch.everyone
         stamp = self._stamp(lanes, strong)
         shared_places = False
         differs = None if value is None else partial(self._bytes_differ, offset, value, width)
         for touched in self._granules(buffer, offset, width):
-            for old, what in ((tags.written, "write after write"), (tags.read, "write after read")):
-                if self._check_order(what, old[touched], lanes, offset, site, strong, differs):
+            for old, sites, what in (
+                (tags.written, tags.written_at, "write after write"),
+                (tags.read, tags.read_at, "write after read"),
+            ):
+                origin = Origin(sites, touched)
+                if self._check_order(what, old[touched], lanes, offset, site, strong, origin, differs):
                     break
             tags.written[touched] = stamp
+            if tags.written_at is not None:
+                tags.written_at[touched] = site + 1
             shared_places = shared_places or (value is not None and bool((tags.written[touched] != stamp).any()))
         if shared_places and value is not None:
             self._check_duplicates(lanes, offset, value, width, site)
@@ -222,7 +244,9 @@ class DeviceHazards:
             warp = int(batch.warp[mine[some[0]]])
             ordered[some] = order.ordered(int(own[some[0]]), warp, cta[some], local[some], tick[some], strong > 0)
 
-    def _race(self, kind: str, what: str, site: int, lanes: Array, offset: Array, tags: Array, bad: Array) -> None:
+    def _race(
+        self, kind: str, what: str, site: int, lanes: Array, offset: Array, tags: Array, bad: Array, origin: Origin
+    ) -> None:
         batch, arena = self.batch, self.state.arena
         first = int(np.flatnonzero(bad)[0])
         cta, thread = divmod(int(tags[first]) & THREAD, batch.width)
@@ -235,7 +259,7 @@ class DeviceHazards:
             site,
             lanes[bad],
             at,
-            other=Participant(cta=where, threads=(thread,)),
+            other=Participant(self.launch.site(origin.site(first)), where, (thread,)),
         )
 
     def _bytes_differ(self, offset: Array, value: Array, width: int) -> Array:

@@ -17,13 +17,16 @@ TICK_SHIFT = 34
 
 
 class Tags:
-    """Last writer and reader of every granule of a buffer in this launch."""
+    """Last writer and reader of every granule of a buffer in this launch; where it is recorded, by what instruction
+    (one more than its number)."""
 
-    __slots__ = ("read", "written")
+    __slots__ = ("read", "read_at", "written", "written_at")
 
-    def __init__(self, granules: int) -> None:
+    def __init__(self, granules: int, recording: bool) -> None:
         self.written: Array = np.zeros(granules, np.int64)
         self.read: Array = np.zeros(granules, np.int64)
+        self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
+        self.read_at: Array | None = np.zeros(granules, np.int32) if recording else None
 
 
 class Touched(NamedTuple):
@@ -56,11 +59,12 @@ class DeviceState:
         self.order = GlobalOrder(-(-threads // 32) * 32)
         self._tags: dict[int, Tags] = {}
 
-    def tags(self, buffer: Buffer) -> Tags:
+    def tags(self, buffer: Buffer, recording: bool) -> Tags:
         """The tags of a buffer; the widest access at its end has room."""
         tags = self._tags.get(id(buffer))
         if tags is None:
-            tags = self._tags[id(buffer)] = Tags(-(-buffer.nbytes // self.granule) + 16 // self.granule)
+            granules = -(-buffer.nbytes // self.granule) + 16 // self.granule
+            tags = self._tags[id(buffer)] = Tags(granules, recording)
         return tags
 
     def touched(self) -> list[Touched]:

@@ -8,11 +8,13 @@ from functools import partial
 import numpy as np
 
 from cudal2gen.emulator.memory.flags import Flags, Side, up_to
+from cudal2gen.emulator.memory.recorded import RecordedSites
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.participants import Participant
 from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
+from cudal2gen.emulator.state.sites import NOWHERE, Site
 from cudal2gen.emulator.state.suspects import Suspect
 
 # Shared addresses start here, as the first kilobyte of the window belongs to the system on recent devices.
@@ -87,6 +89,10 @@ class SharedMemory:
                     self.readers.reshape(-1, per, self.columns),
                 )
         self.actor, self.collective, self.reader_column = self._actors()
+        self.recorded = self._make_recorded(n) if self.launch.recording else None
+
+    def _make_recorded(self, granules: int) -> RecordedSites:
+        return RecordedSites(granules, self.columns)
 
     # --- tags ---
 
@@ -134,13 +140,19 @@ class SharedMemory:
         own: Array = (actor == batch.thread[lanes]) & ~several
         return own | (ticks < self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], warp_of))
 
-    def participant(self, tag: int, row: int) -> Participant:
-        """The other side of a race in shared memory of a row."""
+    def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
+        """The other side of a race in shared memory of a row: who left a tag, as ``reader`` or as writer."""
         actor = tag & ((1 << self.BITS) - 1)
         cta = self.batch.cta_index(row)
+        warp = actor - SEVERAL if actor >= SEVERAL else actor >> 5
+        site = self._recorded_site(granule, warp if reader else None)
         if actor >= SEVERAL:
-            return Participant(cta=cta, agent=f"a lane of warp {actor - SEVERAL}")
-        return Participant(cta=cta, threads=(actor,))
+            return Participant(site, cta, agent=f"a lane of warp {warp}")
+        return Participant(site, cta, (actor,))
+
+    def _recorded_site(self, granule: int, column: int | None) -> Site:
+        """The instruction of the last read by a column of readers, or of the last write (None)."""
+        return NOWHERE if self.recorded is None else self.launch.site(self.recorded.last(granule, column))
 
     # --- checks ---
 
@@ -262,7 +274,7 @@ class SharedMemory:
         self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array, doubtful: bool
     ) -> None:
         text = f"{what} without a barrier between"
-        self._report("shared-race", text, site, lane, rows, offset, bad, tags, doubtful)
+        self._report("shared-race", text, site, lane, rows, offset, bad, tags, doubtful, what == WRITE_AFTER_READ)
 
     def _report(
         self,
@@ -275,14 +287,19 @@ class SharedMemory:
         bad: Array,
         tags: Array | None = None,
         doubtful: bool = False,
+        reader: bool = False,
     ) -> None:
-        """``rows``: element of each tag; ``offset``: bytes in ``data`` of each element."""
+        """``rows``: element of each tag; ``offset``: bytes in ``data`` of each element; ``reader``: the tags are of
+        reads."""
         lanes = np.unique(lane[bad])
         first = int(np.flatnonzero(bad)[0])
         cta = int(self.batch.row_of[lanes[0]])
         threads = self.batch.thread[lanes[self.batch.row_of[lanes] == cta]]
-        other = None if tags is None else self.participant(int(tags[first]), cta)
-        address = int(offset[rows[first]]) % self.stride
+        at = int(offset[rows[first]])
+        # A row per granule of an element, in their order.
+        granule = at // self.granule + int(np.count_nonzero(rows[:first] == rows[first]))
+        other = None if tags is None else self.participant(int(tags[first]), cta, granule, reader)
+        address = at % self.stride
         self.batch.report(kind, message, site, cta, threads, address, len(lanes), doubtful, other)
 
     # --- places ---
@@ -383,6 +400,8 @@ class SharedMemory:
         if back.any():
             collective_tag = self.collective_tag if lanes is None else self.collective_tag[lanes]
             readers[at[back], :, column[back]] = collective_tag[back][:, None]
+        if self.recorded is not None:
+            self.recorded.read(at, width // self.granule, column, site)
 
     def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """A read of whole warps, such as ldmatrix: tagged as one of several lanes."""
@@ -393,6 +412,8 @@ class SharedMemory:
         latest[at] = self.stamp
         column = self.reader_column if lanes is None else self.reader_column[lanes]
         readers[at, :, column] = (self.collective_tag if lanes is None else self.collective_tag[lanes])[:, None]
+        if self.recorded is not None:
+            self.recorded.read(at, width // self.granule, column, site)
 
     def store(
         self,
@@ -421,7 +442,7 @@ class SharedMemory:
             return
         self._check_write(lanes, width, at, site, offset, lambda: equal_bits(view[at], value))
         mine = self.lane_tag if lanes is None else self.lane_tag[lanes]
-        self.tag_written(width, at, mine)
+        self.tag_written(width, at, mine, site)
         view[at] = value
         if strong:
             self._remember_strong(at, width)
@@ -435,10 +456,13 @@ class SharedMemory:
                 lane = self.batch.everyone if lanes is None else lanes
                 self._report("shared-race", text, site, lane, np.arange(len(at)), offset, differ)
 
-    def tag_written(self, width: int, at: Array, tag: Array) -> None:
-        """All granules of elements ``at`` were last written under these tags."""
+    def tag_written(self, width: int, at: Array, tag: Array, site: int | None = None) -> None:
+        """All granules of elements ``at`` were last written under these tags, by an instruction (None: the last one of
+        before, whose data lands now)."""
         writer = self.rows[width][0]
         writer[at] = tag if writer.ndim == 1 else tag[:, None]
+        if self.recorded is not None and site is not None:
+            self.recorded.wrote(at, width // self.granule, site)
 
     def last_writers(self, width: int, at: Array) -> Array:
         """The tag of the last write to the first granule of each element."""
@@ -450,7 +474,8 @@ class SharedMemory:
         if self.hazards:
             if self._is_hot(at, width):
                 self._check_write(lanes, width, at, site, offset)
-            self.tag_written(width, at, (self.actor if lanes is None else self.actor[lanes]) | self.TAG(self.IN_FLIGHT))
+            actor = self.actor if lanes is None else self.actor[lanes]
+            self.tag_written(width, at, actor | self.TAG(self.IN_FLIGHT), site)
         self.views[width][at] = self.poison[width]
 
     def _is_hot(self, at: Array, width: int) -> bool:
@@ -488,7 +513,7 @@ class SharedMemory:
             if plain.any():
                 self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
             self._check_write(lanes, width, at, site, offset, lambda: ~plain)
-            self.tag_written(width, at, self.lane_tag[lanes])
+            self.tag_written(width, at, self.lane_tag[lanes], site)
             self._remember_strong(at, width)
             if self.fenced or self.flags or (read | write) & ORDERS:
                 # Lane by lane: a later lane may see the earlier one's release.

@@ -10,7 +10,7 @@ from cudal2gen.emulator.state.arrays import POISON, Array
 from cudal2gen.emulator.state.counters import Counters
 from cudal2gen.emulator.state.participants import Dim3
 from cudal2gen.emulator.state.reports import Report, Reports
-from cudal2gen.emulator.state.sites import Site
+from cudal2gen.emulator.state.sites import NOWHERE, Site
 from cudal2gen.emulator.state.suspects import Suspects, Trial
 
 _A100 = GPUS["a100"]
@@ -144,6 +144,7 @@ class LaunchState:
         device: Device,
         poison: int = POISON,
         trial: Trial | None = None,
+        recording: bool = False,
     ) -> None:
         self.kernel, self.geometry, self.options, self.device = kernel, geometry, options, device
         self.threads = geometry.threads
@@ -151,6 +152,8 @@ class LaunchState:
         self.poison = poison
         # Racing reads, and those of an earlier execution that now read other values.
         self.suspects, self.trial = Suspects(), trial
+        # Accesses leave their instruction behind, so that a race is named on both sides.
+        self.recording = recording and options.hazards
         self.reports = Reports(kernel.name, kernel.sites)
         self.counters = Counters(kernel.block_opcodes) if options.counters else None
         # What printf has written, and whether an assert has failed.
@@ -159,6 +162,10 @@ class LaunchState:
         self.failed_asserts = False
         self.tick = 1
         self.version = 0
+
+    def site(self, number: int) -> Site:
+        """An instruction by its number; negative: none."""
+        return self.kernel.sites[number] if number >= 0 else NOWHERE
 
     def cta_index(self, cta: int) -> Dim3:
         """(x, y, z) of a CTA's linear number."""
