@@ -58,7 +58,7 @@ HOPPER = [
     {"consumers": 1},
     {"consumers": 3},
     {"bk": 128},
-    {"stages": 8},
+    *({"stages": stages} for stages in (8, 10, 12, 16)),
     {"schedule": "pingpong"},
     {"reduce": "cluster"},
     {"bm": 48, "bn": 192},

@@ -25,7 +25,8 @@ from cudal2gen.kernel.record import Fields, Origin, Record
 from cudal2gen.kernel.schema import IllegalRecord, IllegalValue
 from cudal2gen.kernel.spelling import FAMILIES, QUESTION, parse
 
-# Records whose rules are asked: by the search from the start, of candidates, and from the best of these. About 0.3 s.
+# Records whose rules are asked: by the search from the start, of the cheapest candidates, and from the best of these.
+# About 0.3 s.
 SEARCH_PROBES, CANDIDATE_PROBES, SEED_PROBES = 2500, 500, 1500
 SEEDS = 8
 FIRST_PROBES = 3  # values of a field that show whether it touches what is broken
@@ -36,7 +37,7 @@ TILE_WEIGHT, FOLLOWING_WEIGHT = 2.0, 0.3
 SPILL_COST = 2.0
 TILE = ("bm", "bn")
 FAR = 3.0  # a fit of this cost is compared with the candidates
-MOST_CANDIDATES = 2000  # that are sorted by cost
+MOST_CANDIDATES = 2000  # that are sorted by cost; all of them are asked where nothing else is legal
 
 
 class Difference(NamedTuple):
@@ -67,7 +68,7 @@ def fit(record: Record, named: Mapping[str, Any], problem: Problem | None = None
     """The legal record nearest to ``record`` in which the ``named`` fields have these JSON values, for ``problem``.
 
     A name may be that of a part, ``prefetch.kind``. Without ``problem`` it is the record's own. A fit takes at most
-    5000 looks at the rules, half a second. Raises IllegalValue for a value that its field never takes, IllegalRecord
+    6500 looks at the rules, half a second. Raises IllegalValue for a value that its field never takes, IllegalRecord
     where the rules leave no legal record near.
     """
     fields: Fields = record.model_dump(mode="json") | (problem or record.problem).model_dump(mode="json")
@@ -167,7 +168,9 @@ class _Search:
         moves = self._best_first([{}], SEARCH_PROBES)
         legal = [] if moves is None else [self._needed(moves)]
         if not legal or self.legal_cost(legal[0]) > FAR:
-            moves = self._of_candidates() or self._best_first(self._seeds, SEED_PROBES)
+            near, far = self._by_candidates[:CANDIDATE_PROBES], self._by_candidates[CANDIDATE_PROBES:]
+            moves = self._first_legal(near) or self._best_first(self._seeds, SEED_PROBES)
+            moves = moves or (None if legal else self._first_legal(far))
             legal += [] if moves is None else [self._needed(moves)]
         return min(legal, key=self.legal_cost, default=None)
 
@@ -252,16 +255,16 @@ class _Search:
             {name: value for name, value in (flat | kept).items() if value != self.start[name]}
             for flat in flats[:: 1 + len(flats) // MOST_CANDIDATES]
         )
-        return sorted(several, key=self.cost)[:CANDIDATE_PROBES]
+        return sorted(several, key=self.cost)
 
-    def _of_candidates(self) -> Fields | None:
-        """The cheapest legal set of moves to a candidate."""
-        return next((moves for moves in self._by_candidates if not self.broken(moves)), None)
+    def _first_legal(self, several: list[Fields]) -> Fields | None:
+        """The first of several sets of moves that breaks no rule."""
+        return next((moves for moves in several if not self.broken(moves)), None)
 
     @property
     def _seeds(self) -> list[Fields]:
         """The sets of moves to candidates that break the fewest rules, the cheapest of them first."""
-        return sorted(self._by_candidates, key=lambda moves: len(self.broken(moves)))[:SEEDS]
+        return sorted(self._by_candidates[:CANDIDATE_PROBES], key=lambda moves: len(self.broken(moves)))[:SEEDS]
 
     def _needed(self, moves: Fields) -> Fields:
         """A legal set of moves without those, alone or in pairs, that it can do without; the others are as near as
