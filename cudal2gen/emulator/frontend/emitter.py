@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym
-from cudal2gen.emulator.frontend.registers import CLOCKS, LAUNCH_CONSTANTS, SPECIALS
+from cudal2gen.emulator.frontend.ptx import GRID_WORKSPACE, TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym
+from cudal2gen.emulator.frontend.registers import CLOCKS, LAUNCH_CONSTANTS, SPECIALS, WORKSPACE_HALVES
 from cudal2gen.emulator.state.reports import EmulatorError
 from cudal2gen.emulator.state.sites import Site
 
@@ -42,8 +42,14 @@ class Value(NamedTuple):
     uniform: bool
 
 
+# Of textures and surfaces.
+_TEXTURES = frozenset(("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"))
+
+
 def unsupported(ins: Instr, why: str = "unknown instruction") -> UnknownInstruction:
     """The error for an instruction."""
+    if ins.base in _TEXTURES:
+        why = "textures and surfaces are not modelled"
     where = f" [{Site(frames=ins.frames).source}]" if ins.frames else ""
     return UnknownInstruction(f"PTX line {ins.line}: {why}: {ins.op} in `{ins.text}`{where}")
 
@@ -184,6 +190,9 @@ class Emitter:
 
     def _special(self, name: str, bits: int) -> Value:
         kind = f"u{bits // 8}"
+        if name in WORKSPACE_HALVES:
+            text = f"(M.address_of({GRID_WORKSPACE!r}) >> {WORKSPACE_HALVES[name]} & 0xFFFFFFFF)"
+            return Value(text, kind, True)
         if name in LAUNCH_CONSTANTS:
             return Value(f"I.constant({name!r})", kind, True)
         if name in CLOCKS:

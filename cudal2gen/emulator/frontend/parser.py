@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from cudal2gen.emulator.frontend.locations import Locations
 from cudal2gen.emulator.frontend.operands import literal, operands
 from cudal2gen.emulator.frontend.ptx import (
+    GRID_WORKSPACE,
     TYPE_BYTES,
     Function,
     Instr,
@@ -111,6 +112,8 @@ class _Parser:
                 at = stop + 1
                 continue
             raise PtxError(self.line(at), f"not PTX: {text[at : at + 40].splitlines()[0]!r}")
+        if "%envreg" in text:
+            out.variables[GRID_WORKSPACE] = Variable(GRID_WORKSPACE, "global", 8, 8, b"\x08" + bytes(7))
         if not out.target:
             raise PtxError(1, "no .target directive: this is not a PTX file")
         return out

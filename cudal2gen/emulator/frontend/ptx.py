@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
-from cudal2gen.emulator.state.sites import Frame
+from cudal2gen.emulator.state.sites import Frame, Site
 
 
 class PtxError(Exception):
@@ -91,6 +92,12 @@ class Instr:
         return self.parts[0]
 
 
+def refused(ins: Instr, why: str) -> PtxError:
+    """The error for an instruction that the machine refuses, with PTX line, opcode and CUDA line."""
+    where = f" [{Site(frames=ins.frames).source}]" if ins.frames else ""
+    return PtxError(ins.line, f"{why}: {ins.op} in `{' '.join(ins.text.split())}`{where}")
+
+
 @dataclass(slots=True)
 class Label:
     """A branch target. ``line`` is its PTX line."""
@@ -159,7 +166,13 @@ class Function:
         return self.offsets[-1] + self.params[-1].size if self.params else 0
 
 
-@dataclass(slots=True)
+# The variable that stands for the workspace of a cooperative grid: 8 bytes, the second word counts arrivals.
+GRID_WORKSPACE = "%grid_workspace"
+# No buffer lies there.
+CODE_START = 0xFC << 56
+
+
+@dataclass
 class Module:
     """A PTX file. ``kernels`` and ``functions`` by name, ``variables`` of module scope, ``target`` such as
     ``sm_80``."""
@@ -174,6 +187,21 @@ class Module:
     text: str
     # Translations, kept here so that they live as long as the text they belong to.
     translated: dict[tuple[str, bool, bool], object] = field(default_factory=dict)
+
+    @cached_property
+    def function_addresses(self) -> dict[str, int]:
+        """What stands for the addresses of functions, by name: no address of data."""
+        return {name: CODE_START + 16 * i for i, name in enumerate(self.functions)}
+
+    @cached_property
+    def addressed(self) -> set[str]:
+        """Functions whose address an instruction or an initialiser takes."""
+        names = {symbol for variable in self.variables.values() for _, symbol, _ in variable.pointers}
+        for function in (*self.kernels.values(), *self.functions.values()):
+            for item in function.body:
+                if isinstance(item, Instr) and item.base == "mov":
+                    names |= {op.name for op in item.operands if isinstance(op, Sym)}
+        return names & self.functions.keys()
 
 
 TYPE_BYTES = {

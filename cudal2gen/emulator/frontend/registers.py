@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from cudal2gen.emulator.frontend.ptx import Mem, Operand, Pair, Reg, Tensor, Vec
 
 _THREE, _FOUR = (".x", ".y", ".z"), (".x", ".y", ".z", ".w")
+# The upper and lower half of the address of the grid's workspace, in which cooperative groups count arrivals.
+WORKSPACE_HALVES = {"%envreg1": 32, "%envreg2": 0}
 # Special registers with one value per launch.
 LAUNCH_CONSTANTS = frozenset(
     f"%{base}{axis}" for base in ("ntid", "nctaid", "nclusterid", "cluster_nctaid") for axis in _THREE
 ) | {
-    "WARP_SZ", "%nsmid", "%nwarpid", "%gridid", "%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size",
-    "%is_explicit_cluster", "%cluster_nctarank",
+    "%nsmid", "%nwarpid", "%gridid", "%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size",
+    "%is_explicit_cluster", "%cluster_nctarank", *WORKSPACE_HALVES,
 }  # fmt: skip
 CLOCKS = frozenset(("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"))
 SPECIALS = (

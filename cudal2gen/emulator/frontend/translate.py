@@ -62,6 +62,8 @@ class _Layout:
         for variable in variables:
             if variable.space in ("global", "const"):
                 self.symbols[variable.name] = (variable.space, 0)
+        for function, address in module.function_addresses.items():
+            self.symbols.setdefault(function, ("code", address))
         for param, offset in zip(graph.function.params, graph.function.offsets, strict=True):
             self.symbols[param.name] = ("param", offset)
 

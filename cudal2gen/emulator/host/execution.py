@@ -52,7 +52,7 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
         addresses[variable.name] = buffer.address
     for variable, buffer in fresh:
         for offset, symbol, addend in variable.pointers:
-            address = addresses.get(symbol, 0) + addend
+            address = addresses.get(symbol, module.function_addresses.get(symbol, 0)) + addend
             buffer.bytes()[offset : offset + 8] = np.frombuffer(struct.pack("<Q", address), np.uint8)
     return addresses
 

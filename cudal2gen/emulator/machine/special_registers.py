@@ -81,7 +81,6 @@ class SpecialRegisters:
             "%cluster_nctarank": geometry.cluster_size,
             "%is_explicit_cluster": int(geometry.cluster_size > 1),
             "%gridid": 0,
-            "WARP_SZ": 32,
             "%nsmid": launch.device.sm_count,
             "%nwarpid": launch.device.threads_per_sm // 32,
             "%dynamic_smem_size": geometry.shared_bytes,

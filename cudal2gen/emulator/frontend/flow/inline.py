@@ -22,6 +22,7 @@ from cudal2gen.emulator.frontend.ptx import (
     Tensor,
     Variable,
     Vec,
+    refused,
 )
 from cudal2gen.emulator.frontend.registers import SPECIALS
 from cudal2gen.emulator.state.sites import Frame as SourceFrame
@@ -29,6 +30,15 @@ from cudal2gen.emulator.state.sites import Frame as SourceFrame
 # What functions without a body take: bytes of each argument.
 _SYSTEM_ARGUMENTS = {"vprintf": (8, 8), "__assertfail": (8, 8, 4, 8, 8)}
 Rename = Callable[[str], str]
+# Beyond this a kernel is refused: its calls are as good as recursive.
+MOST_CLONES = 4000
+# Functions of the system that are not modelled, by a part of their name.
+_REFUSED = {
+    "malloc": "device malloc is not modelled",
+    "free": "device malloc is not modelled",
+    "cudaGraph": "conditional nodes of graphs and launches of graphs by a kernel are not modelled",
+    "cuda": "dynamic parallelism is not modelled",
+}
 
 
 def _renamed(op: Operand, reg: Rename, sym: Rename) -> Operand:
@@ -137,6 +147,9 @@ class Inliner:
     ) -> Iterator[Instr | Label]:
         if fn.name in callers:
             raise PtxError(fn.line, f"recursive call of {fn.name} is not modelled")
+        self.clones += 1
+        if self.clones > MOST_CLONES:
+            raise PtxError(fn.line, f"more than {MOST_CLONES} inlined calls: calls as deep as these are not modelled")
         self.passed.update(symbols.values())
         frame = _Frame(fn, prefix, {**symbols, **self._declare(fn, prefix)}, after, (*callers, fn.name), called_at)
         labels = {item.name for item in fn.body if isinstance(item, Label)} | set(fn.branch_targets)
@@ -145,7 +158,7 @@ class Inliner:
             if name == "_" or (name[0] == "%" and name in SPECIALS) or name.startswith("%envreg"):
                 return name
             unique = prefix + name
-            if unique not in self.kinds and name != "WARP_SZ":
+            if unique not in self.kinds:
                 self.kinds[unique] = fn.register_type(name, line)
             return unique
 
@@ -226,32 +239,64 @@ class Inliner:
         callee = groups.pop(0) if groups else None
         arguments = groups[0].items if groups and isinstance(groups[0], Vec) else ()
         guard = Reg(reg(item.guard.name), item.guard.negated) if item.guard is not None else None
-        if not isinstance(callee, Sym):
-            raise PtxError(item.line, "indirect call is not modelled")
-        target = self.module.functions.get(callee.name)
-        if target is None:
+        target = self.module.functions.get(callee.name) if isinstance(callee, Sym) else None
+        if target is None and isinstance(callee, Sym):
             yield from self._system_call(replace(item, guard=guard), callee.name, arguments, results, sym)
             return
+        if not all(isinstance(actual, Sym) for actual in arguments + results):
+            raise refused(item, "register arguments of a call are not modelled")
+        passed = [sym(actual.name) for actual in arguments + results if isinstance(actual, Sym)]
         self.clones += 1
-        inner = f"{target.name}#{self.clones}:"
-        symbols = {}
-        for formal, actual in zip(target.params + target.results, arguments + results, strict=False):
-            if not isinstance(actual, Sym):
-                raise PtxError(item.line, "register arguments of a call are not modelled")
-            symbols[formal.name] = sym(actual.name)
-        after = f"{inner}return"
+        call = f"call#{self.clones}:"
+        after = f"{call}return"
         if guard is not None:
             skip = Reg(guard.name, not guard.negated)
             yield replace(item, op="bra", parts=("bra",), operands=(Sym(after),), guard=skip)
-        yield from self._expand(target, inner, symbols, caller.callers, after, item.frames + caller.called_at)
+        if target is not None:
+            yield from self._body(item, target, passed, caller, after)
+        elif isinstance(callee, Reg):
+            address = Reg(reg(callee.name))
+            for function in self._callable(len(arguments), len(results), caller.callers):
+                different, other = f"{call}{function.name}:different", f"{call}{function.name}:other"
+                self.kinds[different] = "pred"
+                number = Imm(self.module.function_addresses[function.name])
+                test = "setp.ne.u64"
+                operands = (Reg(different), address, number)
+                yield replace(item, op=test, parts=tuple(test.split(".")), operands=operands, guard=None)
+                yield replace(item, op="bra", parts=("bra",), operands=(Sym(other),), guard=Reg(different))
+                yield from self._body(item, function, passed, caller, after)
+                yield replace(item, op="bra", parts=("bra",), operands=(Sym(after),), guard=None)
+                yield Label(other, item.line)
+            yield replace(item, op="emu_nofunction", parts=("emu_nofunction",), operands=(), guard=None)
+        else:
+            raise refused(item, "this form of a call is not modelled")
         yield Label(after, item.line)
+
+    def _body(
+        self, item: Instr, function: Function, passed: list[str], caller: _Frame, after: str
+    ) -> Iterator[Instr | Label]:
+        """An inlined call; ``passed``: the caller's names of arguments and results."""
+        formals = [formal.name for formal in function.params + function.results]
+        inner = f"{function.name}#{self.clones + 1}:"
+        symbols = dict(zip(formals, passed, strict=False))
+        return self._expand(function, inner, symbols, caller.callers, after, item.frames + caller.called_at)
+
+    def _callable(self, arguments: int, results: int, callers: tuple[str, ...]) -> list[Function]:
+        """Functions that an indirect call may reach: those whose address something takes, with as many parameters.
+        Those that are being executed are left out: reaching one would be a recursion."""
+        return [
+            function
+            for function in self.module.functions.values()
+            if function.name in self.module.addressed and function.name not in callers
+            and (len(function.params), len(function.results)) == (arguments, results)
+        ]  # fmt: skip
 
     def _system_call(
         self, item: Instr, name: str, arguments: tuple[Operand, ...], results: tuple[Operand, ...], sym: Rename
     ) -> Iterator[Instr]:
         """vprintf and asserts, which have no body."""
         if name not in _SYSTEM_ARGUMENTS:
-            raise PtxError(item.line, f"call of {name}: no body in this file")
+            raise refused(item, next((why for part, why in _REFUSED.items() if part in name), "no body in this file"))
         op = "emu_" + name.strip("_")
         passed: list[Operand] = []
         for argument, width in zip(arguments, _SYSTEM_ARGUMENTS[name], strict=False):

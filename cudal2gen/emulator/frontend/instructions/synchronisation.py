@@ -106,6 +106,13 @@ def trap(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     e.line(f"M.trap({e.site()}, 'trap executed', {e.mask()})")
 
 
+@instruction("emu_nofunction", writes=Writes.NOTHING)
+def no_function(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """An indirect call of what is no function."""
+    text = "an indirect call of an address that is no function of this file with such parameters, or a recursive one"
+    e.line(f"M.trap({e.site()}, {text!r}, {e.mask()})")
+
+
 ASSERT_KINDS = ("u8", "u8", "u4", "u8")
 
 

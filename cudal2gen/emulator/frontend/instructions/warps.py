@@ -25,9 +25,7 @@ def _assign_pair(e: Emitter, d: Operand, call: str) -> None:
 @instruction("shfl.sync")
 def shfl(e: Emitter, ins: Instr) -> None:
     """shfl.sync."""
-    mode = ins.parts[2]
-    if mode not in ("up", "down", "bfly", "idx"):
-        raise e.fail()
+    mode = next(part for part in ins.parts if part in ("up", "down", "bfly", "idx"))
     d, a, b, c, members = ins.operands
     scalars = ", ".join(e.scalar(op) for op in (b, c, members))
     _assign_pair(e, d, f"W.shfl({mode!r}, {e.array(a, 'u4')}, {scalars}, {e.lanes()})")
@@ -35,9 +33,9 @@ def shfl(e: Emitter, ins: Instr) -> None:
 
 @instruction("vote.sync")
 def vote(e: Emitter, ins: Instr) -> None:
-    """vote.sync."""
+    """vote.sync, its modifiers in any order."""
     d, a, members = ins.operands
-    mode = ins.parts[2]
+    mode = next(part for part in ins.parts if part in ("any", "all", "uni", "ballot"))
     text = f"W.vote({mode!r}, {e.predicate_array(a)}, {e.scalar(members)}, {e.lanes()})"
     e.assign(d, Value(text, "u4" if mode == "ballot" else "p", False))
 
