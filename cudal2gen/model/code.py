@@ -8,7 +8,7 @@ take what the last of them took. Times are in microseconds, and estimates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cudal2gen.kernel import Record, ceil_div
@@ -108,7 +108,8 @@ def estimate_code(record: Record, function: Function, resident: int | None = Non
     timeline, cycles, turn = _busiest_sm(load, per_sm, together)
     sm_us, main_us = cycles / rates.mhz, per_sm / together * turn * load.turns / rates.mhz
     dram_us = memory.dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us
-    stores_us = _stores_us(record) * min(1.0, main_us / sm_us)
+    in_waves = not load.ways.consumer.again
+    stores_us = _stores_us(record) * min(1.0, main_us / sm_us) if in_waves else 0.0
     around = memory.LAUNCH_US + memory.sums_us(record, work, rates, sms, together)
     if work.tensor_maps:
         around += memory.DESCRIPTOR_US
@@ -164,7 +165,9 @@ def _sub_core(load: Load, ctas: int, tiles: int) -> tuple[Timeline, float, float
     issues = len(load.ways.consumer.turn) * len(streams(load, ctas, 1, first))
     turns = min(load.turns, max(ISSUES // issues, load.record.ring_steps + LEAST_TURNS))
     fewer = max(1, min(turns - 2, (turns + load.record.ring_steps) // 2))
-    timeline = simulate(streams(load, ctas, turns, first), load.machine)
+    # The last turns of a ring by cp.async commit groups without copies.
+    ending = replace(load.machine, copy_groups=load.tile_steps if turns == load.turns and tiles == 1 else None)
+    timeline = simulate(streams(load, ctas, turns, first), ending)
     before = simulate(streams(load, ctas, fewer, first), load.machine) if fewer < turns else timeline
     turn = (timeline.cycles - before.cycles) / (turns - fewer) if fewer < turns else timeline.cycles / turns
     cycles = timeline.cycles + (load.turns - turns) * turn
