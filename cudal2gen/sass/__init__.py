@@ -1,7 +1,7 @@
 """The machine code of a cubin: decoded instructions, loops, the units that execute them, and warps simulated.
 
-Imports go down: ``summary``, ``ways`` > ``simulation``, ``trips`` > ``flow``, ``latencies`` > ``pipes`` >
-``decoding``. No GPU is used, and nothing is measured.
+Imports go down: ``summary``, ``ways`` > ``simulation``, ``trips`` > ``timeline`` > ``operations`` > ``flow``,
+``latencies`` > ``pipes`` > ``decoding``. No GPU is used, and nothing is measured.
 """
 
 from cudal2gen.sass.decoding import Control, DisassemblyError, Function, Instruction, disassemble

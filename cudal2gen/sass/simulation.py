@@ -14,62 +14,22 @@ run the same, and one of them sees shared memory and the way to the L2 at its sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
-from cudal2gen.chips import Chip
 from cudal2gen.sass.decoding import Instruction
-from cudal2gen.sass.latencies import scoreboard
-from cudal2gen.sass.pipes import LANES, SUB_CORES, WARPGROUP, Pipe, access_bytes, pipe_use
+from cudal2gen.sass.operations import Kind, Machine, Operation, Stall
+from cudal2gen.sass.pipes import SUB_CORES, Pipe
+from cudal2gen.sass.timeline import Issue, Timeline
+
+__all__ = ["Issue", "Machine", "Stall", "Stream", "Timeline", "simulate", "steady_cycles"]
 
 QUEUE = 5  # memory instructions that a sub-core holds beside the one in the address unit: arXiv 2503.20481
 # Cycles from the last arrival at a barrier of the CTA to the next issue: Zhang et al., arXiv 2004.05371, of a V100.
 BARRIER_CYCLES = 22
 WAKE_CYCLES = 30  # from the completion of an mbarrier to the waiting warp: Meta's Triton fork, LatencyModel, of a B200
 TMA_CYCLES = 170  # of a load by TMA beyond a plain load: arXiv 2501.12084, of an H800
-BRANCH_CYCLES = 5  # a taken jump: what ptxas gives as stall count at least
-
-
-class Stall(StrEnum):
-    """Why a warp does not issue, by the names of Nsight Compute's warp states."""
-
-    SELECTED = "selected"
-    NOT_SELECTED = "not_selected"
-    WAIT = "wait"
-    MATH_PIPE_THROTTLE = "math_pipe_throttle"
-    MIO_THROTTLE = "mio_throttle"
-    LG_THROTTLE = "lg_throttle"
-    SHORT_SCOREBOARD = "short_scoreboard"
-    LONG_SCOREBOARD = "long_scoreboard"
-    BARRIER = "barrier"
-    GMMA = "gmma"
-    DISPATCH_STALL = "dispatch_stall"
-    BRANCH_RESOLVING = "branch_resolving"
-    NO_INSTRUCTION = "no_instruction"
-    MEMBAR = "membar"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a sub-core's warps run on.
-
-    ``sub_cores``: of the SM, that run the same and share its memory unit. ``l2_bytes``: a clock and SM; ``l2_cycles``:
-    latency of a load that finds the queue empty. ``fill_bytes``: of one fill of a ring of mbarriers by TMA;
-    ``stages``: fills that it holds. ``copy_groups``: groups of cp.async that copy anything, all by default: a main
-    loop's last turns commit empty ones.
-    """
-
-    sm: str
-    chip: Chip | None = None
-    sub_cores: int = 1
-    l2_bytes: float = inf
-    l2_cycles: float = 262
-    fill_bytes: float = 0
-    stages: int = 1
-    copy_groups: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,174 +51,6 @@ class Stream:
         return [instruction for part, times in self.parts for _ in range(times) for instruction in part]
 
 
-@dataclass(frozen=True)
-class Issue:
-    """One warp's instruction, the cycle it issued in, and the cycles since the warp's issue before, by reason."""
-
-    warp: int
-    instruction: Instruction
-    cycle: float
-    stalls: Mapping[Stall, float]
-
-
-@dataclass
-class Timeline:
-    """What a simulation saw. ``ends``: of each warp, the cycles in which its parts' repetitions had issued.
-
-    ``cycles``: until the last warp's last instruction and what it stored left the SM. ``busy``: cycles that each pipe
-    was taken.
-    """
-
-    cycles: float = 0.0
-    ends: list[list[float]] = field(default_factory=list)
-    busy: dict[Pipe, float] = field(default_factory=dict)
-    rows: list[tuple[int, Instruction, float, float, float, float, Stall, float, Stall]] = field(default_factory=list)
-    cycles_per_turn: float = 0.0
-
-    @cached_property
-    def issues(self) -> list[Issue]:
-        return [_issue(*row) for row in self.rows]
-
-    @property
-    def busy_shares(self) -> dict[Pipe, float]:
-        """The share of all cycles that each pipe was taken."""
-        return {pipe: cycles / self.cycles for pipe, cycles in self.busy.items()} if self.cycles else {}
-
-    @property
-    def stalls(self) -> dict[Stall, float]:
-        """All warps' cycles by reason."""
-        total: dict[Stall, float] = {}
-        for issue in self.issues:
-            for stall, cycles in issue.stalls.items():
-                total[stall] = total.get(stall, 0.0) + cycles
-        return total
-
-
-def _issue(
-    warp: int,
-    instruction: Instruction,
-    cycle: float,
-    before: float,
-    fixed: float,
-    ready: float,
-    reason: Stall,
-    accepted: float,
-    pipe: Stall,
-) -> Issue:
-    """Splits the cycles since the issue ``before``: the stall count until ``fixed``, a dependency until ``ready``, the
-    pipe until ``accepted``, other warps until ``cycle``."""
-    spans = (
-        (Stall.WAIT, fixed - before - 1),
-        (reason, ready - fixed),
-        (pipe, accepted - ready),
-        (Stall.NOT_SELECTED, cycle - accepted),
-    )
-    stalls = {Stall.SELECTED: 1.0}
-    for stall, cycles in spans:
-        if cycles > 0:
-            stalls[stall] = stalls.get(stall, 0.0) + cycles
-    return Issue(warp, instruction, cycle, stalls)
-
-
-class Kind(StrEnum):
-    """How an instruction meets what warps share."""
-
-    PLAIN = "plain"
-    LOCAL = "local"  # memory instruction that stays on the SM
-    COPY = "copy"  # cp.async
-    LOAD = "load"
-    STORE = "store"
-    COMMIT = "commit"  # of a group of cp.async
-    BARRIER = "barrier"
-    WARPGROUP_MMA = "warpgroup mma"
-    FILL = "fill"  # TMA load
-    WAIT = "wait for an mbarrier"
-    RELEASE = "arrival at an mbarrier"
-
-
-KINDS = {
-    "LDGSTS": Kind.COPY, "LDG": Kind.LOAD, "LD": Kind.LOAD, "STG": Kind.STORE, "ST": Kind.STORE, "RED": Kind.STORE,
-    "REDG": Kind.STORE, "LDGDEPBAR": Kind.COMMIT, "UTMALDG": Kind.FILL, "UBLKCP": Kind.FILL,
-} | dict.fromkeys(WARPGROUP, Kind.WARPGROUP_MMA)  # fmt: skip
-LONG = frozenset((Kind.LOAD, Kind.COPY, Kind.COMMIT, Kind.FILL, Kind.WAIT))
-
-
-class _Operation:
-    """An instruction with everything looked up that its issues need; one for all warps and turns."""
-
-    __slots__ = (
-        "address",
-        "busy",
-        "bytes",
-        "data",
-        "depbar",
-        "groups",
-        "instruction",
-        "kind",
-        "members",
-        "pipe",
-        "read",
-        "read_barrier",
-        "reason",
-        "result",
-        "stall",
-        "throttle",
-        "waits",
-        "warpgroups",
-        "write_barrier",
-        "yields",
-    )  # fmt: skip
-
-    def __init__(self, instruction: Instruction, machine: Machine) -> None:
-        name, control = instruction.name, instruction.control
-        use = pipe_use(instruction, machine.sm, machine.chip)
-        self.instruction = instruction
-        self.stall, self.yields, self.waits = max(1, control.stall), control.yields, control.waits
-        self.write_barrier, self.read_barrier = control.write_barrier, control.read_barrier
-        self.kind = _kind(instruction, use.address_cycles)
-        self.pipe, self.busy, self.data, self.address = use.pipe, use.busy_cycles, use.data_cycles, use.address_cycles
-        release = scoreboard(machine.sm, instruction)
-        self.result, self.read = release.result, release.read
-        self.reason = Stall.LONG_SCOREBOARD if self.kind in LONG else Stall.SHORT_SCOREBOARD
-        self.bytes = LANES * access_bytes(instruction) if self.kind in (Kind.COPY, Kind.LOAD, Kind.STORE) else 0
-        self.throttle = Stall.MATH_PIPE_THROTTLE
-        if self.address:
-            self.throttle = Stall.LG_THROTTLE if self.bytes else Stall.MIO_THROTTLE
-        if instruction.guard == "!PT":  # ptxas spaces by such; nothing is executed
-            self.kind, self.pipe, self.address = Kind.PLAIN, Pipe.NONE, 0
-            self.write_barrier = self.read_barrier = None
-        self.depbar = _depbar(instruction)
-        self.groups = self.warpgroups = None
-        if name == "WARPGROUP" and "DEPBAR" in instruction.modifiers:
-            self.warpgroups = int(instruction.operands[-1], 16)
-        if self.kind is Kind.WARPGROUP_MMA:
-            self.groups = any(operand.startswith("gsb") for operand in instruction.operands)
-        self.members = 0
-        if self.kind is Kind.BARRIER and len(instruction.operands) > 1 and instruction.operands[-1].startswith("0x"):
-            self.members = int(instruction.operands[-1], 16) // LANES
-
-
-def _kind(instruction: Instruction, address_cycles: int) -> Kind:
-    name, modifiers = instruction.name, instruction.modifiers
-    if name == "SYNCS":
-        if "TRYWAIT" in modifiers:
-            return Kind.WAIT
-        return Kind.RELEASE if "ARRIVE" in modifiers else Kind.PLAIN
-    if name == "BAR" and ("SYNC" in modifiers or "RED" in modifiers):
-        return Kind.BARRIER
-    return KINDS.get(name, Kind.LOCAL if address_cycles else Kind.PLAIN)
-
-
-def _depbar(instruction: Instruction) -> tuple[int, int] | None:
-    """The scoreboard of ``DEPBAR.LE SB0, 0x1``, and how many instructions may still hold it."""
-    if instruction.name != "DEPBAR" or not instruction.operands:
-        return None
-    barrier, *most = instruction.operands
-    if not barrier.startswith("SB"):
-        return None
-    return int(barrier.removeprefix("SB")), int(most[0], 16) if most else 0
-
-
 class _Warp:
     """A warp's place in its stream and what it waits for. ``ready`` is infinite while others must act first."""
 
@@ -268,12 +60,12 @@ class _Warp:
         "turn", "waited",
     )  # fmt: skip
 
-    def __init__(self, index: int, stream: Stream, parts: list[tuple[list[_Operation], int]]) -> None:
+    def __init__(self, index: int, stream: Stream, parts: list[tuple[list[Operation], int]]) -> None:
         self.index, self.cta, self.produces = index, stream.cta, stream.produces
         self.fills = list(stream.fills)
         self.parts, self.part, self.turn, self.at = parts, 0, 0, 0
         self.operations = parts[0][0]
-        self.operation: _Operation | None = self.operations[0]
+        self.operation: Operation | None = self.operations[0]
         self.before = stream.start - 1
         self.fixed = self.ready = stream.start
         self.reason = Stall.WAIT
@@ -397,7 +189,7 @@ class _SubCore:
             return ready
         return max(ready, self.pipes[operation.pipe])
 
-    def _issue(self, warp: _Warp, operation: _Operation, cycle: float, accepted: float) -> None:
+    def _issue(self, warp: _Warp, operation: Operation, cycle: float, accepted: float) -> None:
         if self.detail:
             self.timeline.rows.append(
                 (warp.index, operation.instruction, cycle, warp.before, warp.fixed, warp.ready, warp.reason, accepted,
@@ -434,7 +226,7 @@ class _SubCore:
     def _busy(self, pipe: Pipe, cycles: float) -> None:
         self.timeline.busy[pipe] = self.timeline.busy.get(pipe, 0.0) + cycles
 
-    def _memory(self, warp: _Warp, operation: _Operation, cycle: float) -> tuple[float, float]:
+    def _memory(self, warp: _Warp, operation: Operation, cycle: float) -> tuple[float, float]:
         """Through the address unit and shared memory's, from there perhaps to the L2: cycles in which the result is
         there and the operands are read."""
         machine = self.machine
@@ -462,7 +254,7 @@ class _SubCore:
                 warp.copies_landed = max(warp.copies_landed, result)
         return result, start + operation.read
 
-    def _warpgroup_mma(self, warp: _Warp, operation: _Operation, cycle: float) -> None:
+    def _warpgroup_mma(self, warp: _Warp, operation: Operation, cycle: float) -> None:
         self.mma = max(cycle, self.mma) + operation.busy
         self._busy(Pipe.TENSOR, operation.busy)
         if operation.groups:
@@ -478,7 +270,7 @@ class _SubCore:
         if ring.loaded[fill] == ring.loads:
             self._wake(warp.cta)
 
-    def _wait(self, warp: _Warp, operation: _Operation, cycle: float) -> None:
+    def _wait(self, warp: _Warp, operation: Operation, cycle: float) -> None:
         """A producer for the place of its next fill, a consumer for the next fill."""
         fill = warp.fills[warp.waited] if warp.waited < len(warp.fills) else -1
         warp.waited += 1
@@ -521,7 +313,7 @@ class _SubCore:
                 continue
             warp.settle(done + WAKE_CYCLES)
 
-    def _arrive(self, warp: _Warp, operation: _Operation, cycle: float) -> None:
+    def _arrive(self, warp: _Warp, operation: Operation, cycle: float) -> None:
         name = operation.instruction.operands[0] if operation.instruction.operands else "0x0"
         arrived = self.arrived.setdefault((warp.cta, name), [])
         arrived.append((warp, cycle))
@@ -558,7 +350,7 @@ class _SubCore:
             warp.ready = max(warp.ready, now)
 
 
-def _in_ring(code: Sequence[_Operation]) -> bool:
+def _in_ring(code: Sequence[Operation]) -> bool:
     """Whether a part's waits are for fills: it fills, or multiplies what was filled."""
     kinds = {operation.kind for operation in code}
     return Kind.WAIT in kinds and bool(kinds & {Kind.FILL, Kind.WARPGROUP_MMA})
@@ -574,13 +366,13 @@ def _loads_per_fill(warps: Sequence[_Warp], cta: int) -> int:
 
 def simulate(streams: Sequence[Stream], machine: Machine, *, detail: bool = False) -> Timeline:
     """Runs the streams of a sub-core's warps to their ends. ``detail``: keeps every issue with its stalls."""
-    timeline, operations = Timeline(), dict[int, list[_Operation]]()
+    timeline, operations = Timeline(), dict[int, list[Operation]]()
     warps = []
     for index, stream in enumerate(streams):
         parts = []
         for code, times in stream.parts:
             if id(code) not in operations:
-                operations[id(code)] = [_Operation(instruction, machine) for instruction in code]
+                operations[id(code)] = [Operation(instruction, machine) for instruction in code]
             if code and times:
                 parts.append((operations[id(code)], times))
         if parts:
