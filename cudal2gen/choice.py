@@ -280,21 +280,42 @@ class _Table(BaseModel):
     rows: tuple[Row, ...]
 
 
-def answer(problem: Problem, measured: Measurements) -> catalog.Match:
-    """The record of the catalog that serves a problem: what every command takes, and ``cudal2gen.matmul`` from a pack.
+class Answers:
+    """The records of the catalog that serve problems: what every command takes, and ``cudal2gen.matmul`` from a pack.
 
-    It is the problem's own; else the one that measurements of its neighbours choose; else the nearest one. Raises
-    CatalogError where no record of the accumulator becomes legal.
+    The table of an accumulator and a layout is made when it is first needed, and serves all their problems.
     """
-    if record := catalog.own(problem):
-        return catalog.Match(record)
-    table = tabulate(problem.gpu, measured_records(problem, measured), measured)
-    choice = table.choose(problem, Operands.packed(problem.layout, problem.n, problem.k))
-    if choice.kernel is not None:
-        resized = serving.resized(table.kernels[choice.kernel].record, problem, same_binary=True)
-        if resized is not None:
-            return catalog.Match(resized[0], f"no record for {problem.mnk}; {choice.reason}")
-    return catalog.nearest(problem, catalog.load())
+
+    def __init__(self, measured: Measurements) -> None:
+        self.measured = measured
+        self._tables: dict[tuple[str, Acc, Layout], Table] = {}
+
+    def __call__(self, problem: Problem) -> catalog.Match:
+        """The problem's own record; else the one that measurements of its neighbours choose; else the nearest one.
+
+        Raises CatalogError where no record of the accumulator becomes legal.
+        """
+        if record := catalog.own(problem):
+            return catalog.Match(record)
+        table = self._table(problem)
+        choice = table.choose(problem, Operands.packed(problem.layout, problem.n, problem.k))
+        if choice.kernel is not None:
+            resized = serving.resized(table.kernels[choice.kernel].record, problem, same_binary=True)
+            if resized is not None:
+                return catalog.Match(resized[0], f"no record for {problem.mnk}; {choice.reason}")
+        return catalog.nearest(problem, catalog.load())
+
+    def _table(self, problem: Problem) -> Table:
+        kind = (problem.gpu, problem.acc, problem.layout)
+        if kind not in self._tables:
+            records = measured_records(problem, self.measured)
+            self._tables[kind] = tabulate(problem.gpu, records, self.measured)
+        return self._tables[kind]
+
+
+def answer(problem: Problem, measured: Measurements) -> catalog.Match:
+    """The record of the catalog that serves one problem, see ``Answers``."""
+    return Answers(measured)(problem)
 
 
 def measured_records(kind: Problem, measured: Measurements) -> list[Record]:

@@ -333,6 +333,22 @@ def test_a_record_is_fitted_to_a_problem(sizes: tuple[int, int, int], padding: s
     assert own == catalog.Match(small())
 
 
+def test_a_table_serves_all_problems_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus: list[str] = []
+
+    def counted(gpu: str, records: list[Record], measured: results.Measurements) -> Table:
+        gpus.append(gpu)
+        return tabulate(gpu, records, measured)
+
+    monkeypatch.setattr(choice, "tabulate", counted)
+    answers = choice.Answers(NOTHING)
+    problems = [problem(m, 4096, 4096, acc=acc) for acc in ("f16", "f32") for m in (4000, 4001, 4096)]
+    matches = [answers(each) for each in problems]
+    assert gpus == ["a100", "a100"], "one of fp16 sums, one of fp32 sums"
+    assert matches == [choice.answer(each, NOTHING) for each in problems]
+    assert [bool(match.note) for match in matches] == [True, True, False] * 2
+
+
 def test_a_problem_that_no_record_fits() -> None:
     with pytest.raises(CatalogError, match="no record becomes legal for a100 f32 tn 64_64_64"):
         catalog.nearest(problem(64, 64, 64), [small()])

@@ -234,7 +234,7 @@ class Selection:
         from cudal2gen import choice, results
 
         if source is None:
-            match = partial(choice.answer, measured=results.measurements())
+            match: Callable[[Problem], catalog.Match] = choice.Answers(results.measurements())
         else:
             match = partial(catalog.nearest, records=[record for record in catalog.load() if record.gpu == source])
 
