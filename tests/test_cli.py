@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from cudal2gen import catalog, cli, places
 from cudal2gen.cli.selection import Selection
+from cudal2gen.cli.tables import print_table
 from cudal2gen.kernel import FAMILIES, Problem, parse
 from cudal2gen.renderer import render
 from tests.cpu_times import cpu_seconds
@@ -209,7 +211,17 @@ def test_list_filters(own_catalog: dict[str, str]) -> None:
     advice = "l40s has none of its own; those of rtx3090 stand in, see 'cudal2gen list --gpu rtx3090'"
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", f"note: no record matches: {advice}\n")
     nothing = run("list", "--gpu", "h200", "--family", "sm80_direct", env=own_catalog)
-    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "note: no record matches\n")
+    have = "h200 has 2057, f16 tn, f32 tn, of sm90_small, sm90_wgmma, sm80_multistage"
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", f"note: no record matches: {have}\n")
+
+
+def test_tables_in_a_pipe_have_whole_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("name", "reason", box=None)
+    table.add_row("x" * 90, "y " * 100 + "end")
+    print_table(table)
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "reason"]
+    assert row.split() == ["x" * 90, *["y"] * 100, "end"]
 
 
 def test_edit_writes_a_checked_change(own_catalog: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,15 +48,20 @@ def list_records(
     for record in records:
         print(catalog.dump(record) if as_json else _line(record))
     if not records:
-        note(f"no record matches{_stand_in(selection.gpu, {record.gpu for record in stored})}")
+        note(f"no record matches{_others(selection.gpu, stored)}")
 
 
-def _stand_in(gpu: str, lenders: set[str]) -> str:
-    """For a GPU that has no records, the rest of a sentence about those that stand in."""
-    if gpu == ANY or gpu in lenders or not lenders:
-        return ""
-    nearest = min(lenders, key=lambda other: (distance(gpu, other), other))
-    return f": {gpu} has none of its own; those of {nearest} stand in, see 'cudal2gen list --gpu {nearest}'"
+def _others(gpu: str, stored: Sequence[Record]) -> str:
+    """The rest of a sentence: which records a GPU has, or those of which GPU stand in; empty without any records."""
+    lenders = {record.gpu for record in stored}
+    if gpu != ANY and gpu not in lenders and lenders:
+        nearest = min(lenders, key=lambda other: (distance(gpu, other), other))
+        return f": {gpu} has none of its own; those of {nearest} stand in, see 'cudal2gen list --gpu {nearest}'"
+    own = [record for record in stored if gpu in (ANY, record.gpu)]
+    kinds = dict.fromkeys(f"{record.acc} {record.layout}" for record in own)
+    families = dict.fromkeys(record.family for record in own)
+    owner = "the catalog" if gpu == ANY else gpu
+    return f": {owner} has {len(own)}, {', '.join(kinds)}, of {', '.join(families)}" if own else ""
 
 
 def _line(record: Record) -> str:
