@@ -57,8 +57,9 @@ def test_two_warps_share_a_tensor_core_and_the_one_that_issued_last_goes_on() ->
 
 
 def test_a_yielding_warp_lets_another_issue() -> None:
-    mov = code("MOV", yields=True)
-    assert cycles(run([mov] * 2, [mov] * 2), 1) == [0, 2]
+    nop = code("NOP", yields=True)
+    assert cycles(run([nop] * 2, [nop] * 2), 1) == [0, 2]
+    assert cycles(run([code("NOP")] * 2, [code("NOP")] * 2), 1) == [0, 1]
 
 
 def test_a_scoreboard_is_free_when_its_result_is_there() -> None:
@@ -90,7 +91,7 @@ def test_warps_of_a_cta_wait_at_a_barrier_and_those_of_another_do_not() -> None:
     apart = run([barrier, after], [late] * 4 + [barrier, after], ctas=(0, 1))
     assert cycles(apart, 0)[-1] <= 2 + BARRIER_CYCLES
     # A warp that has left is not awaited; a barrier of a quarter of the warps is a sub-core's one.
-    assert cycles(run([barrier, after], [late] * 4), 0)[-1] <= 61 + BARRIER_CYCLES
+    assert cycles(run([barrier, after], [late] * 4, [late] * 20, ctas=(0, 0, 1)), 0)[-1] <= 61 + BARRIER_CYCLES
     named = code("BAR.SYNC.DEFER_BLOCKING", "0x1", "0x80")
     assert cycles(run([named, after], [late] * 4 + [named, after]), 0)[-1] <= 2 + BARRIER_CYCLES
 

@@ -97,14 +97,14 @@ class Operation:
         "waits",
         "warpgroups",
         "write_barrier",
-        "yields",
     )  # fmt: skip
 
     def __init__(self, instruction: Instruction, machine: Machine) -> None:
         name, control = instruction.name, instruction.control
         use = pipe_use(instruction, machine.sm, machine.chip)
         self.instruction = instruction
-        self.stall, self.yields, self.waits = max(1, control.stall), control.yields, control.waits
+        # A warp that yields does not issue in the next cycle: arXiv 2503.20481.
+        self.stall, self.waits = max(2 if control.yields else 1, control.stall), control.waits
         self.write_barrier, self.read_barrier = control.write_barrier, control.read_barrier
         self.kind = _kind(instruction, use.address_cycles)
         self.pipe, self.busy, self.data, self.address = use.pipe, use.busy_cycles, use.data_cycles, use.address_cycles

@@ -163,7 +163,7 @@ class _SubCore:
                     continue
                 start = self._accepted(warp)
                 at = start if start > cycle else cycle
-                # Ties: the warp that issued last, unless it yields, then the youngest, the last of the list.
+                # Ties: the warp that issued last, then the youngest, the last of the list.
                 if at < earliest or (at == earliest and chosen is not last):
                     chosen, earliest, accepted = warp, at, start
             if chosen is None:
@@ -172,7 +172,7 @@ class _SubCore:
             operation = chosen.operation
             assert operation is not None
             self._issue(chosen, operation, earliest, accepted)
-            last = None if operation.yields else chosen
+            last = chosen
             cycle = earliest + 1
             if chosen.operation is None:
                 active.remove(chosen)
