@@ -7,6 +7,7 @@ program prints, and as messages to the process that waits.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -184,6 +185,7 @@ def _sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int
 def serve(pipe: Connection, plan: Plan) -> None:
     """Run a plan; never returns where the program's own main runs."""
     os.setsid()
+    faulthandler.disable()  # a crash is the program's
     reporter = Reporter(pipe, plan.quiet)
     if plan.output_to_stderr:
         os.dup2(2, 1)

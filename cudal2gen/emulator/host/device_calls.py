@@ -26,26 +26,45 @@ def attributes(d: Device) -> dict[int, int]:
         8: STATIC_SHARED_LIMIT,
         9: 65536,
         10: 32,
+        11: 2**31 - 1,
         12: d.registers_per_sm,
+        14: 512,
+        15: 1,
         13: 1_410_000,
         16: d.sm_count,
+        19: 1,
         31: 1,
         36: 1_215_000,
         37: 5120,
         38: d.l2_bytes,
         39: d.threads_per_sm,
+        40: 3,
         41: 1,
+        51: 32,
         75: d.capability[0],
         76: d.capability[1],
         81: d.smem_per_sm_bytes,
+        78: 1,
+        79: 1,
+        80: 1,
         82: d.registers_per_sm,
+        83: 1,
+        89: 1,
+        90: 1,
         95: 1,
         97: d.smem_optin_bytes,
-        106: 32,
+        106: d.blocks_per_sm,
+        108: persisting_l2(d),
+        109: persisting_l2(d),
         111: RESERVED_SHARED,
         115: 1,
         120: int(d.capability[0] >= 9),
     }
+
+
+def persisting_l2(d: Device) -> int:
+    """Bytes of the L2 that accesses may keep to themselves: three quarters."""
+    return d.l2_bytes * 3 // 4
 
 
 class DeviceCalls:
@@ -95,21 +114,28 @@ class DeviceCalls:
             (296, "Q", (STATIC_SHARED_LIMIT,)),
             (304, "i", (d.registers_per_sm,)),
             (308, "i", (32,)),
+            (312, "Q", (2**31 - 1,)),
             (320, "i", (1024,)),
             (324, "3i", (1024, 1024, 64)),
             (336, "3i", (2**31 - 1, 65535, 65535)),
             (352, "Q", (65536,)),
             (360, "2i", d.capability),
+            (368, "2Q", (512, 32)),
             (384, "i", (d.sm_count,)),
+            (392, "i", (1,)),  # canMapHostMemory
             (560, "i", (1,)),
-            (588, "i", (1,)),
-            (596, "i", (d.l2_bytes,)),
-            (604, "i", (d.threads_per_sm,)),
+            (584, "2i", (3, 1)),  # asyncEngineCount, unifiedAddressing
+            (592, "7i", (5120, d.l2_bytes, persisting_l2(d), d.threads_per_sm, 1, 1, 1)),
             (624, "Q", (d.smem_per_sm_bytes,)),
             (632, "i", (d.registers_per_sm,)),
-            (668, "i", (1,)),
+            (636, "i", (1,)),  # managedMemory
+            (656, "2i", (1, 1)),  # concurrentManagedAccess, computePreemptionSupported
+            (668, "i", (1,)),  # cooperativeLaunch
             (672, "Q", (d.smem_optin_bytes,)),
-            (688, "i", (32,)),
+            (688, "2i", (d.blocks_per_sm, persisting_l2(d))),
+            (696, "Q", (RESERVED_SHARED,)),
+            (720, "i", (1,)),  # memoryPoolsSupported
+            (748, "i", (int(d.capability[0] >= 9),)),  # clusterLaunch
         ]
         out = bytearray(PROPERTIES_BYTES)
         name = d.name.encode()[:255]

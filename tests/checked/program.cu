@@ -1,0 +1,175 @@
+// One program, many cases: argv[1] chooses. Each is right or breaks one rule.
+#include <cassert>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+__constant__ int factor;
+__managed__ int total;
+
+__global__ void scale(const int *x, int *y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = factor * x[i];
+}
+__global__ void beyond(const int *x, int *y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i <= n) y[i] = x[i];
+}
+__global__ void reversed(const int *x, int *y, bool synchronised) {
+  __shared__ int tile[64];
+  tile[threadIdx.x] = x[threadIdx.x];
+  if (synchronised) __syncthreads();
+  y[threadIdx.x] = tile[63 - threadIdx.x];
+}
+__global__ void increment(int *y) { atomicAdd(y, 1); }
+__global__ void add_total() { atomicAdd(&total, threadIdx.x); }
+__global__ void speak(int n) {
+  if (threadIdx.x % 32 == 0) printf("warp %d of %s: %5.2f %x %lld%%\n", threadIdx.x / 32, "block", 0.5 * n, n, -5ll);
+}
+__global__ void doubt(int n) { assert(threadIdx.x < n); }
+__global__ void texture(cudaTextureObject_t) {}
+
+static const int n = 1000;
+static int *x, *y, host[n];
+
+static void check(const char *what, int got, int expected) {
+  if (got != expected) printf("%s: %d, not %d\n", what, got, expected), exit(9);
+}
+static void prepare() {
+  int three = 3;
+  for (int i = 0; i < n; ++i) host[i] = i;
+  cudaMemcpyToSymbol(factor, &three, 4);
+  cudaMalloc(&x, sizeof host);
+  cudaMalloc(&y, sizeof host);
+  cudaMemcpy(x, host, sizeof host, cudaMemcpyHostToDevice);
+}
+static void verify(int times) {
+  check("copy", cudaMemcpy(host, y, sizeof host, cudaMemcpyDeviceToHost), 0);
+  for (int i = 0; i < n; ++i) check("value", host[i], times * i);
+}
+static void add_ten(void *p) { *(int *)p += 10; }
+
+static int streams(bool ordered) {
+  cudaStream_t a, b;
+  cudaEvent_t event;
+  cudaStreamCreate(&a);
+  cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking);
+  cudaEventCreate(&event);
+  scale<<<4, 256, 0, a>>>(x, y, n);
+  cudaEventRecord(event, a);
+  if (ordered) cudaStreamWaitEvent(b, event, 0);
+  cudaMemsetAsync(y, 0, 400, b);
+  return cudaDeviceSynchronize();
+}
+static int graph() {
+  cudaStream_t s;
+  cudaGraph_t captured;
+  cudaGraphExec_t executable;
+  cudaStreamCreate(&s);
+  cudaMemset(y, 0, sizeof host);
+  cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
+  increment<<<1, 32, 0, s>>>(y);
+  cudaStreamEndCapture(s, &captured);
+  cudaGraphInstantiate(&executable, captured, 0);
+  for (int i = 0; i < 3; ++i) cudaGraphLaunch(executable, s);
+  cudaMemcpy(host, y, 4, cudaMemcpyDeviceToHost);
+  check("graph", host[0], 96);
+  return 0;
+}
+static int driver() {
+  CUdeviceptr p;
+  size_t available, bytes;
+  int major;
+  CUmodule module;
+  CUfunction f;
+  check("init", cuInit(0), 0);
+  check("capability", cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0), 0);
+  check("major", major, 8);
+  check("memory", cuMemGetInfo(&available, &bytes), 0);
+  check("malloc", cuMemAlloc(&p, 256), 0);
+  const char *text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry five(.param .u64 p) {\n"
+                     ".reg .b64 %d; ld.param.u64 %d, [p]; st.global.u32 [%d], 5; ret; }\n";
+  check("load", cuModuleLoadData(&module, text), 0);
+  check("function", cuModuleGetFunction(&f, module, "five"), 0);
+  void *params[] = {&p};
+  check("launch", cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, params, 0), 0);
+  void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &p, CU_LAUNCH_PARAM_BUFFER_SIZE, &(bytes = 8), CU_LAUNCH_PARAM_END};
+  check("packed", cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, 0, extra), 0);
+  check("copy", cuMemcpyDtoH(host, p, 4), 0);
+  check("five", host[0], 5);
+  check("missing", cuModuleGetFunction(&f, module, "six"), CUDA_ERROR_NOT_FOUND);
+  CUtensorMap map;
+  cuuint64_t dims[] = {64, 4}, strides[] = {128};
+  cuuint32_t box[] = {64, 4}, steps[] = {1, 1};
+  check("map", cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, (void *)p, dims, strides, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE), 0);
+  return 0;
+}
+static int memory() {
+  int *managed, *pinned, *alias;
+  cudaPointerAttributes attributes;
+  cudaMallocManaged(&managed, sizeof host);
+  cudaHostAlloc(&pinned, sizeof host, cudaHostAllocMapped);
+  for (int i = 0; i < n; ++i) pinned[i] = i;
+  cudaHostGetDevicePointer(&alias, pinned, 0);
+  scale<<<4, 256>>>(alias, managed, n);
+  cudaDeviceSynchronize();
+  check("managed", managed[999], 2997);
+  cudaPointerGetAttributes(&attributes, managed);
+  check("type", attributes.type, cudaMemoryTypeManaged);
+  add_total<<<1, 10>>>();
+  cudaDeviceSynchronize();
+  check("total", total, 45);
+  cudaFree(managed);
+  cudaFreeHost(pinned);
+  return 0;
+}
+static int timed() {
+  cudaEvent_t start, end;
+  cudaEventCreate(&start);
+  cudaEventCreate(&end);
+  float ms = 0;
+  cudaEventRecord(start);
+  for (int i = 0; i < 50; ++i) cudaMemset(x + n - 1, 0, 4), scale<<<4, 256>>>(x, y, n);
+  cudaEventRecord(end);
+  cudaEventSynchronize(end);
+  cudaEventElapsedTime(&ms, start, end);
+  return ms > 0 ? 0 : 1;
+}
+
+int main(int argc, char **argv) {
+  const char *name = argc > 1 ? argv[1] : "right";
+  auto is = [&](const char *other) { return !strcmp(name, other); };
+  printf("case %s\n", name);
+  prepare();
+  if (is("right")) scale<<<4, 256>>>(x, y, n), verify(3);
+  if (is("bounds")) beyond<<<4, 256>>>(x, y, n), exit(0);
+  if (is("race")) reversed<<<1, 64>>>(x, y, false);
+  if (is("barrier")) reversed<<<1, 64>>>(x, y, true);
+  if (is("unordered")) return streams(false);
+  if (is("ordered")) return streams(true);
+  if (is("threads")) scale<<<1, 2048>>>(x, y, n);
+  if (is("long copy")) cudaMemcpy(host, y, sizeof host + 4, cudaMemcpyDeviceToHost);
+  if (is("printf")) speak<<<1, 64>>>(5);
+  if (is("assert")) doubt<<<1, 64>>>(40), check("failure", cudaDeviceSynchronize(), cudaErrorAssert);
+  if (is("graph")) return graph();
+  if (is("driver")) return driver();
+  if (is("memory")) return memory();
+  if (is("timed")) return timed();
+  if (is("exit code")) exit(3);
+  if (is("abort")) beyond<<<4, 256>>>(x, y, n), abort();
+  if (is("endless")) for (volatile int i = 0;; ++i) {}
+  if (is("greedy")) for (size_t i = 0;; ++i) memset(malloc(1 << 26), 1, 1 << 26);
+  if (is("callback")) {
+    cudaLaunchHostFunc(0, add_ten, host);
+    check("callback", host[0], 10);
+  }
+  if (is("unsupported")) {
+    cudaTextureObject_t object = 0;
+    check("texture", cudaCreateTextureObject(&object, 0, 0, 0), cudaErrorNotSupported);
+  }
+  return 0;
+}

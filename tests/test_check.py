@@ -1,0 +1,198 @@
+"""Programs of this folder's ``checked`` run by their own main on the emulated device, and are reported on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cudal2gen import toolchain
+from cudal2gen.checking import compilation, devices, expectations, names, plan, supervision, writing
+from cudal2gen.checking.result import Result
+from cudal2gen.errors import Failure, WrongInput
+
+SOURCE = Path(__file__).parent / "checked" / "program.cu"
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compilation.library([SOURCE], [], "sm_80", toolchain.discover())
+
+
+def run(library: Path, *arguments: str, seconds: float = 60, gib: float = 4, **settings: object) -> Result:
+    settings = {"main": ("program", *arguments), **settings}
+    return supervision.run(plan.Plan("sm_80", library, **settings), "program.cu", seconds, gib)  # type: ignore[arg-type]
+
+
+def rules(result: Result) -> dict[str, int]:
+    return dict(Counter({item.kind: item.count for item in result.findings.values()}))
+
+
+RIGHT = ["right", "barrier", "ordered", "graph", "driver", "memory", "timed", "callback"]
+WRONG = [
+    ("bounds", {"global-out-of-bounds": 2}, 0), ("race", {"shared-race": 64}, 0), ("threads", {"launch-refused": 1}, 0),
+    ("unordered", {"stream-race": 1}, 0), ("long copy", {"copy-out-of-bounds": 1}, 0), ("assert", {"trap": 24}, 0),
+    ("abort", {"global-out-of-bounds": 2}, -6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_right_programs_have_no_findings(library: Path, case: str) -> None:
+    result = run(library, case)
+    assert (rules(result), result.ending, result.refusals, result.unsupported) == ({}, "", {}, [])
+    assert (result.code, result.exit_code) == (0, 0)
+
+
+@pytest.mark.parametrize(("case", "expected", "exit_code"), WRONG)
+def test_wrong_programs_have_one_finding_of_their_rule(
+    library: Path, case: str, expected: dict[str, int], exit_code: int
+) -> None:
+    result = run(library, case)
+    assert rules(result).keys() == expected.keys()
+    if case != "race":
+        assert sum(rules(result).values()) <= sum(expected.values())
+    assert (result.code, result.exit_code) == (1, exit_code)
+
+
+def test_findings_have_the_programs_lines_and_names(library: Path) -> None:
+    result = run(library, "bounds")
+    number = 1 + SOURCE.read_text().splitlines().index("  if (i <= n) y[i] = x[i];")
+    document = json.loads(json.dumps(result.document()))
+    sides = [
+        (access["home"]["line"], place["buffer"], place["index"], access["threads"])
+        for access, place in ((item["access"], item["place"]) for item in document["findings"])
+    ]
+    assert sorted(sides) == [(number, "x", [1000], [232]), (number, "y", [1000], [232])]
+    assert [(k["name"], k["launches"], k["grids"], k["ctas"]) for k in document["kernels"]] == [
+        ("beyond", 1, {"4 of 256": 1}, 4)
+    ]
+    assert (document["schema"], document["outcome"], document["exit_code"]) == (1, "errors", 0)
+
+
+def test_repeated_launches_on_unchanged_data_run_twice(library: Path) -> None:
+    kernel = run(library, "timed").kernels["_Z5scalePKiPii"]
+    # The first memset changes x: the launch behind it is the first of 50 alike.
+    assert (kernel.launches, kernel.repetitions) == (2, 48)
+
+
+def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> None:
+    failed = run(library, "exit code")
+    assert (failed.code, failed.ending) == (1, "ended with exit code 3")
+    late = run(library, "endless", seconds=2)
+    assert late.code == 1
+    assert late.ending.startswith("did not end within 2 s")
+    greedy = run(library, "greedy", gib=1.5)
+    assert greedy.code == 1
+    assert greedy.ending.startswith("needs more than 1.5 GiB")
+    assert 1.0 < late.seconds < 20
+
+
+def test_what_cannot_be_checked_is_named(library: Path) -> None:
+    result = run(library, "unsupported")
+    assert (result.unsupported, result.code) == (["cudaCreateTextureObject"], 0)
+
+
+def test_launches_are_described_in_a_file(library: Path, tmp_path: Path) -> None:
+    file = tmp_path / "launches.json"
+    launch = {"entry": "beyond", "grid": 4, "block": 256, "args": ["in:i32[1000]", "y", 999]}
+    file.write_text(json.dumps({"buffers": {"y": "out:i32[1000]"}, "launches": [launch]}))
+    launches, buffers = plan.launch_file(file)
+    right = run(library, main=None, launches=launches, buffers=buffers)
+    assert (rules(right), right.code) == ({}, 0)
+    launch["args"] = ["in:i32[1000]", "y", 900]
+    file.write_text(json.dumps({"buffers": {"y": "out:i32[1000]"}, "launches": [launch]}))
+    launches, buffers = plan.launch_file(file)
+    assert rules(run(library, main=None, launches=launches, buffers=buffers)) == {"unwritten-output": 99}
+    for wrong in ({"entry": "nothing"}, {"args": ["in:i32[1000]"]}, {"args": ["what", 1, 2]}):
+        file.write_text(json.dumps({"launches": [{**launch, **wrong}]}))
+        with pytest.raises(WrongInput):
+            run(library, main=None, launches=plan.launch_file(file)[0])
+
+
+def test_a_sample_runs_the_corners(library: Path) -> None:
+    spec = plan.LaunchSpec(
+        "scale", (40, 10), (32,), 0, (1,), (plan.argument("in:i32[99]", {}), plan.argument("scratch:i32[99]", {}), 99)
+    )
+    result = run(library, main=None, launches=(spec,), sample=8)
+    assert 8 <= result.kernels["_Z5scalePKiPii"].ctas <= 12
+
+
+def test_expected_findings_do_not_count(library: Path, tmp_path: Path) -> None:
+    file = tmp_path / "expected"
+    file.write_text("# a list\nglobal-out-of-bounds beyond program.cu\nshared-race *\n")
+    result = run(library, "bounds")
+    expectations.apply(result, expectations.read(file))
+    assert (result.code, len(result.expected), result.notes) == (0, 2, ["expected and not seen: shared-race *"])
+    file.write_text("no-such-rule\n")
+    with pytest.raises(WrongInput, match="expected:1"):
+        expectations.read(file)
+
+
+def test_other_programs_read_findings(library: Path, tmp_path: Path) -> None:
+    result = run(library, "bounds")
+    writing.sarif(result, tmp_path / "s.json")
+    (sarif,) = json.loads((tmp_path / "s.json").read_text())["runs"]
+    assert [item["ruleId"] for item in sarif["results"]] == ["global-out-of-bounds"] * 2
+    uri = sarif["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert uri == str(SOURCE)
+    writing.page(result, tmp_path / "p.html")
+    assert "if (i &lt;= n) y[i] = x[i];" in (tmp_path / "p.html").read_text()
+    assert all(line.startswith(f"::error file={SOURCE},line=") for line in writing.github(result))
+
+
+def test_names_are_short_where_they_are_unambiguous() -> None:
+    mangled = ["_Z5scalePKiPii", "_Z3addIfEvPT_", "_Z3addIiEvPT_", "plain"]
+    assert list(names.short_names(mangled).values()) == ["scale", "add<float>", "add<int>", "plain"]
+    assert names.resolved("add<int>", mangled) == "_Z3addIiEvPT_"
+    with pytest.raises(WrongInput, match="ambiguous"):
+        names.resolved("add", mangled)
+
+
+def test_architecture_comes_from_the_compilers_arguments() -> None:
+    assert compilation.split_arguments("-O2 -arch=sm_90a -lcuda -Ix") == (["-O2", "-Ix"], "sm_90a")
+    assert compilation.split_arguments("-gencode arch=compute_86,code=sm_86") == ([], "sm_86")
+    assert (devices.nearest("sm_90a"), devices.nearest("sm_75"), devices.target("h200")) == ("sm_90", "sm_80", "sm_90a")
+    with pytest.raises(WrongInput, match="separate compilation"):
+        compilation.split_arguments("-rdc=true")
+
+
+def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
+    source = tmp_path / "x.cu"
+    source.write_text("int main() { return nothing; }")
+    with pytest.raises(Failure, match="nothing"):
+        compilation.library([source], [], "sm_80", toolchain.discover())
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cudal2gen", "check", *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_prints_in_order_and_exits_by_outcome() -> None:
+    done = command(str(SOURCE), "--", "printf")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *lines, _, _, last = done.stdout.splitlines()
+    assert first == "case printf"
+    assert lines == ["warp 0 of block:  2.50 5 -5%", "warp 1 of block:  2.50 5 -5%"]
+    assert last.startswith("1 launch of 1 kernel on A100")
+    wrong = command(str(SOURCE), "--json", "--", "race")
+    assert wrong.returncode == 1
+    assert [item["rule"] for item in json.loads(wrong.stdout)["findings"]] == ["shared-race"]
+    assert "case race" in wrong.stderr
+    refused = command(str(SOURCE), "missing.cu")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "missing.cu: no such file" in refused.stderr
+
+
+def test_ptx_for_a_newer_device_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.ptx"
+    file.write_text(".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() { ret; }\n")
+    refused = command(str(file), "--entry", "k", "--device", "sm_80")
+    assert refused.returncode == 2
+    assert "the PTX is for sm_90a alone, the device is sm_80" in refused.stderr
+    assert command(str(file), "--entry", "k").returncode == 0
