@@ -36,9 +36,9 @@ from cudal2gen.emulator import (
     load,
 )
 from cudal2gen.emulator.host.execution import Launch, output_reports
-from cudal2gen.emulator.host.images import registered
+from cudal2gen.emulator.host.images import image_count, registered
 from cudal2gen.emulator.host.program import KernelArgument, as_dim, call, pack_arguments
-from cudal2gen.emulator.host.standin import Words, stand_for, standin
+from cudal2gen.emulator.host.standin import Words, stand_for
 from cudal2gen.emulator.state.launch import Geometry
 from cudal2gen.errors import UserError, WrongInput
 
@@ -98,6 +98,7 @@ class CheckSession(Session):
         self.reporter = reporter
         self.repetitions = Repetitions(self.memory)
         self.flushed = 0
+        self.first_image = image_count()
 
     def handle(self, name: str, words: Words) -> int:
         """One runtime call; its findings are reported before it returns."""
@@ -235,12 +236,9 @@ def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kerne
 
 
 def _programs(session: CheckSession) -> list[Program]:
-    """All PTX that there is: texts of their own, and what a library registered."""
-    programs, number = list(session.programs), 0
-    while standin().emulator_image(number, ctypes.byref(ctypes.c_int(0))) is not None:
-        programs.append(registered(number, session.device))
-        number += 1
-    return programs
+    """All PTX that there is: texts of their own, and what the program's library registered."""
+    images = range(session.first_image, image_count())
+    return [*session.programs, *(registered(number, session.device) for number in images)]
 
 
 def _kernels(session: CheckSession) -> dict[str, Program]:

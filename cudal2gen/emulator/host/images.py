@@ -95,3 +95,11 @@ def registered(image: int, device: Device) -> Program:
     if wrapper is None:
         raise LaunchRefused(INVALID_IMAGE, f"image {image} was never registered")
     return program_of(wrapper, device)
+
+
+def image_count() -> int:
+    """How many images have been registered in this process."""
+    number = 0
+    while standin().emulator_image(number, ctypes.byref(ctypes.c_int(0))) is not None:
+        number += 1
+    return number
