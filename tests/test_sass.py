@@ -99,6 +99,38 @@ def test_a_function_is_chosen_by_name(tmp_path: Path) -> None:
         sass.disassemble(tmp_path / "none.cubin")
 
 
+INLINED = """__device__ __forceinline__ float inner(float x) { return x * x; }
+__device__ __forceinline__ float outer(float x) { return inner(x) + 2.0f; }
+__global__ void __launch_bounds__(96) kernel(float* p) {
+  __shared__ float s[500];
+  s[threadIdx.x] = outer(p[threadIdx.x]);
+  __syncthreads();
+  p[threadIdx.x] = s[95 - threadIdx.x];
+}
+"""
+
+
+def test_an_instruction_has_its_line_where_that_is_inlined_and_its_window(tmp_path: Path) -> None:
+    """The load, whose window nvdisasm does not print for sm_80, reads the pair that was loaded for it."""
+    source, cubin = tmp_path / "inlined.cu", tmp_path / "inlined.cubin"
+    source.write_text(INLINED)
+    command = [toolchain.discover().nvcc, "-lineinfo", "-fmad=false", "-arch=sm_80", "-cubin", "-o", cubin, source]
+    subprocess.run(command, check=True)
+    analysis = sass.analyse(cubin, "kernel")
+    codes = {item.name: item for item in analysis.function.instructions}
+    assert [line for _, line in codes["FMUL"].source] == [1, 2, 5]
+    assert [line for _, line in codes["FADD"].source] == [2, 5]
+    assert {Path(file).name for file, _ in codes["FMUL"].source} == {"inlined.cu"}
+    window = sass.register_names(sass.access(codes["ULDC"]).writes)
+    assert len(window) == 2
+    assert set(window) < set(sass.register_names(sass.access(codes["LDG"]).reads))
+    assert set(window) < set(sass.register_names(sass.access(codes["STG"]).reads))
+    assert analysis.unread == []
+    resources = analysis.function.resources
+    assert (resources.threads, resources.shared_bytes, resources.stack_bytes) == (96, 2000, 0)
+    assert resources.registers == analysis.function.registers > 0
+
+
 def code(
     opcode: str, *operands: str, guard: str | None = None, target: int | None = None, **control: Any
 ) -> Instruction:

@@ -1,35 +1,53 @@
-"""The machine code of a cubin: decoded instructions, loops, the units that execute them, and warps simulated.
+"""The machine code of a cubin: decoded instructions, loops, registers, the units that execute them, warps simulated.
 
-Imports go down: ``summary``, ``ways`` > ``simulation``, ``trips`` > ``timeline`` > ``operations`` > ``flow``,
-``latencies`` > ``pipes`` > ``decoding``. No GPU is used, and nothing is measured.
+Imports go down: ``summary``, ``ways`` > ``analysis``, ``simulation`` > ``loops``, ``banks``, ``timeline`` >
+``operations`` > ``latencies`` > ``registers``, ``trips`` > ``flow``, ``pipes`` > ``decoding`` > ``elf``. No GPU is
+used, and nothing is measured.
 """
 
-from cudal2gen.sass.decoding import Control, DisassemblyError, Function, Instruction, disassemble
+from cudal2gen.sass.analysis import Analysis, PipeLoad, analyse, spill_bytes
+from cudal2gen.sass.decoding import Control, DisassemblyError, Function, Instruction, SourceLine, disassemble
+from cudal2gen.sass.elf import Resources
 from cudal2gen.sass.flow import Block, Graph, Loop
-from cudal2gen.sass.latencies import Release, scoreboard
+from cudal2gen.sass.latencies import Release, fixed, scoreboard
+from cudal2gen.sass.loops import CodeLoop, Loops, Role
 from cudal2gen.sass.pipes import Pipe, PipeUse, pipe_use
+from cudal2gen.sass.registers import Liveness, access, register_names
 from cudal2gen.sass.simulation import Machine, Stall, Stream, Timeline, simulate
 from cudal2gen.sass.summary import Summary, summarise
 
 __all__ = [
+    "Analysis",
     "Block",
+    "CodeLoop",
     "Control",
     "DisassemblyError",
     "Function",
     "Graph",
     "Instruction",
+    "Liveness",
     "Loop",
+    "Loops",
     "Machine",
     "Pipe",
+    "PipeLoad",
     "PipeUse",
     "Release",
+    "Resources",
+    "Role",
+    "SourceLine",
     "Stall",
     "Stream",
     "Summary",
     "Timeline",
+    "access",
+    "analyse",
     "disassemble",
+    "fixed",
     "pipe_use",
+    "register_names",
     "scoreboard",
     "simulate",
+    "spill_bytes",
     "summarise",
 ]

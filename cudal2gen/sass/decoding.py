@@ -32,7 +32,7 @@ CODE = re.compile(
 )
 UPPER = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 JUMP = re.compile(r"`\((\.L\w+)\)")
-SOURCE = re.compile(r'//## File "([^"]*)", line (\d+)(?: inlined at "([^"]*)", line (\d+))?')
+SOURCE = re.compile(r'//## File "([^"]*)", line (\d+)')
 # Addresses of 64 bits whose window of memory (a pair of uniform registers) nvdisasm leaves out for sm_8x.
 WIDE_ADDRESS = re.compile(r"\[U?R\w+\.64\b")
 
@@ -93,9 +93,9 @@ class Instruction:
     source: tuple[SourceLine, ...] = ()
 
     @classmethod
-    def bare(cls, opcode: str) -> Instruction:
-        """An opcode alone, to ask about what modifiers tell."""
-        return cls(0, None, opcode, (), FREE)
+    def bare(cls, opcode: str, guard: str | None = None) -> Instruction:
+        """An opcode without operands, to ask about what its modifiers or its guard tell."""
+        return cls(0, guard, opcode, (), FREE)
 
     @cached_property
     def name(self) -> str:
@@ -187,15 +187,9 @@ def _instructions(lines: list[str], sm: str) -> tuple[Instruction, ...]:
 
 
 def _source(lines: list[str]) -> tuple[SourceLine, ...]:
-    """Lines of a chain of inlined functions, of which each names the next; the last one names the outermost too."""
-    frames: list[SourceLine] = []
-    outer: SourceLine | None = None
-    for line in lines:
-        if match := SOURCE.search(line):
-            file, number, outer_file, outer_number = match.groups()
-            frames.append(SourceLine(file, int(number)))
-            outer = SourceLine(outer_file, int(outer_number)) if outer_file else None
-    return (*frames, outer) if outer else tuple(frames)
+    """The lines of a chain of inlined functions; nvdisasm prints one for each, the innermost first."""
+    matches = (SOURCE.search(line) for line in lines)
+    return tuple(SourceLine(match.group(1), int(match.group(2))) for match in matches if match)
 
 
 def _instruction(row: _Row, labels: dict[str, int], sm: str) -> Instruction:

@@ -1,16 +1,24 @@
 """Cycles from an instruction to the use of its result.
 
 Two kinds. An instruction of fixed latency has no scoreboard: ptxas writes the wait into stall counts, so ptxas is the
-source (``fixed``). The others set a scoreboard when they are done; what they take was measured on devices
-(``scoreboard``), unloaded: queues and bank conflicts come on top.
+source (``fixed``; scripts/latencies.py generates the table). The others set a scoreboard when they are done; what they
+take was measured on devices (``scoreboard``), unloaded: queues and bank conflicts come on top.
 """
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from cudal2gen.sass.decoding import Instruction
-from cudal2gen.sass.pipes import access_bytes
+from cudal2gen.sass.flow import ENDS, JUMPS
+from cudal2gen.sass.pipes import MMA, Pipe, access_bytes, pipe_use
+from cudal2gen.sass.registers import access, address_reads
+
+TABLE = Path(__file__).with_name("latencies.json")  # written by scripts/latencies.py
+ROLES = ("address", "data", "branch", "guard", "mbarrier")
 
 
 class Release(NamedTuple):
@@ -43,6 +51,57 @@ GLOBAL_LATENCY = {
 # ldmatrix of 1, 2 and 4 matrices, A100: Sun et al., arXiv 2206.02874.
 MATRIX_LOADS = {4: Release(23, 9), 8: Release(25, 9), 16: Release(29, 9)}
 UNKNOWN = Release(14, 11)  # conversions, special functions, uniform moves: what nobody published, an estimate
+
+
+def producer_key(instruction: Instruction) -> str:
+    """What the table of fixed latencies calls an instruction: its opcode, with what its latency depends on."""
+    name = instruction.name
+    if name in MMA:
+        shape = next((part for part in instruction.modifiers if part[:1].isdigit()), "")
+        return f"{name}.{shape}" if shape else name
+    apart = {"IMAD": "WIDE", "UIMAD": "WIDE", "HFMA2": "MMA"}.get(name)  # HFMA2.MMA is another pipe's, on sm_80 and 90
+    return f"{name}.{apart}" if apart in instruction.modifiers else name
+
+
+@cache
+def _fixed_table() -> dict[str, dict[str, dict[str, int]]]:
+    """By sm, producer and role of the reader, of the newest toolkit in the file."""
+    toolkits: dict[str, dict[str, dict[str, dict[str, int]]]] = json.loads(TABLE.read_text())
+    return toolkits[max(toolkits, key=lambda version: [int(part) for part in version.split(".")])]
+
+
+def fixed(sm: str, producer: str, reader: str) -> int | None:
+    """Cycles from an opcode of fixed latency to another's issue that needs its result, as ptxas schedules them.
+
+    ``reader``: an opcode, or ``address``, ``data``, ``branch`` and ``guard``; a memory instruction's latency is the
+    longer of address and data. A reader that the table lacks has the producer's longest latency. None for a producer
+    that the table lacks: most of those have variable latency.
+    """
+    rows = next((rows for name, rows in _fixed_table().items() if name.rstrip("af") == sm.rstrip("af")), {})
+    readers = rows.get(producer_key(Instruction.bare(producer)))
+    if not readers:
+        return None
+    use = pipe_use(Instruction.bare(reader), sm)
+    roles = [reader] if reader in ROLES else ["address", "data"] if use.address_cycles else [str(use.pipe)]
+    if reader in JUMPS | ENDS:
+        roles = ["branch"]
+    elif reader.startswith("SYNCS"):
+        roles = ["mbarrier"]
+    return max((readers[name] for name in roles if name in readers), default=max(readers.values()))
+
+
+def role(reader: Instruction, used: int, sm: str) -> str:
+    """How an instruction uses registers (a mask): as a guard, in an address, as a store's data, or in which pipe."""
+    if reader.name in JUMPS | ENDS:
+        return "branch"
+    if reader.guard is not None and used & access(Instruction.bare("NOP", reader.guard)).reads:
+        return "guard"
+    use = pipe_use(reader, sm)
+    if reader.name == "SYNCS":
+        return "mbarrier"
+    if use.address_cycles or use.pipe is Pipe.TMA:
+        return "address" if used & address_reads(reader) else "data"
+    return str(use.pipe)
 
 
 def scoreboard(sm: str, instruction: Instruction, *, l2: bool = True) -> Release:

@@ -4,8 +4,8 @@ An SM has four sub-cores, each with one dispatch port that issues one warp's ins
 own. Loads, stores, shuffles, special registers and barriers leave the sub-core through its address unit to the unit
 that the four share. What an instruction does is in NVIDIA's Nsight Compute Profiling Guide (section "Pipelines"); how
 wide a pipe is, in its CUDA C++ Programming Guide (table "Throughput of Native Arithmetic Instructions"): results a
-clock and SM, here divided by four sub-cores and 32 lanes. ptxas itself spaces neighbours of one pipe by these intervals
-(2 cycles for ALU, 8 for m16n8k16 on sm_80), see ``latencies``.
+clock and SM, here divided by four sub-cores and 32 lanes. ptxas spaces neighbours of one pipe by the same intervals,
+which says of what neither names where it runs: VIADD beside IMAD takes two cycles, beside IADD3 one.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> Pip
     if name in MEMORY:
         return _memory(instruction)
     pipe = PIPES.get(name) or (Pipe.UNIFORM if name.startswith("U") and name[1:] in PIPES else Pipe.ALU)
+    if name == "CS2R" and not sm.startswith(("sm_9", "sm_10")):
+        return PipeUse(Pipe.NONE)
+    if name in LITE and sm.startswith("sm_12"):
+        return PipeUse(Pipe.FMA)
     if pipe is Pipe.FP16 and sm != "sm_80":
         pipe = Pipe.FMA  # only GA100 has FP16 lanes apart; from GA10x on FMA computes paired halves
         return PipeUse(pipe, busy_cycles=HALF_CYCLES.get(sm, 2))
@@ -84,6 +88,8 @@ HALF_CYCLES = {"sm_80": 1, "sm_90": 1, "sm_90a": 1, "sm_100": 1, "sm_100a": 1}
 SINGLE_CYCLES = {"sm_80": 2}
 # 32 FP64 results a clock and SM on 8.0, 64 on 9.0 and 10.0, 2 on the others.
 DOUBLE_CYCLES = {"sm_80": 4, "sm_90": 2, "sm_90a": 2, "sm_100": 2, "sm_100a": 2}
+# What sm_120 computes on its second set of FP32 lanes: ptxas puts it a cycle from ALU and IMAD alike.
+LITE = frozenset(("IADD", "ISETP", "SEL", "MOV", "FMNMX", "FSETP", "VIMNMX"))
 OF_THE_SM = frozenset((Pipe.CONSTANT, Pipe.TMA))
 
 
@@ -96,9 +102,9 @@ def _cycles(instruction: Instruction, pipe: Pipe, sm: str) -> float:
         return DOUBLE_CYCLES.get(sm, 64)
     if pipe is Pipe.XU:
         return 8  # 16 results a clock and SM
-    if pipe in (Pipe.ALU, Pipe.UNIFORM):
-        return 1 if instruction.name in ("UMOV", "CS2R") else 2
-    return 1.0
+    if pipe is Pipe.UNIFORM:
+        return 1 if sm.startswith("sm_12") or (instruction.name == "UMOV" and not sm.startswith("sm_8")) else 2
+    return 2 if pipe is Pipe.ALU else 1
 
 
 MMA = frozenset(
@@ -196,12 +202,11 @@ def access_bytes(instruction: Instruction) -> int:
 
 def _table() -> dict[str, Pipe]:
     names = {
-        # Bit manipulation, logic and integers but for products; from Ampere on FP32 to FP16 too (F2FP). CS2R reads
-        # registers of the sub-core itself.
+        # Bit manipulation, logic and integers but for products; from Ampere on FP32 to FP16 too (F2FP).
         Pipe.ALU: "IADD3 IADD IADD32I IABS LOP3 LOP LEA SHF SHL SHR SEL FSEL PRMT ISETP FSETP ICMP PLOP3 P2R R2P IMNMX "
-        "IMNMX3 VIMNMX VIMNMX3 VIADD VIADDMNMX VHMNMX FMNMX FMNMX3 FCHK F2FP F2IP I2IP I2FP LOP32I MOV MOV32I CS2R "
-        "SGXT BMSK VOTE VOTEU R2UR ELECT VABSDIFF VABSDIFF4 SCATTER GATHER PSETP MOVM",
-        Pipe.FMA: "FFMA FADD FMUL FFMA32I FADD32I FMUL32I FSWZADD IMAD IMUL IDP IDP4A FFMA2 FADD2 FMUL2 IMAD32I",
+        "IMNMX3 VIMNMX VIMNMX3 VIADDMNMX VHMNMX FMNMX FMNMX3 FCHK F2FP F2IP I2IP I2FP LOP32I MOV MOV32I CS2R "
+        "SGXT BMSK VOTE R2UR ELECT VABSDIFF VABSDIFF4 SCATTER GATHER PSETP MOVM",
+        Pipe.FMA: "FFMA FADD FMUL FFMA32I FADD32I FMUL32I FSWZADD IMAD VIADD IMUL IDP IDP4A FFMA2 FADD2 FMUL2 IMAD32I",
         Pipe.FP16: "HADD2 HMUL2 HFMA2 HADD2_32I HFMA2_32I HMUL2_32I HSET2 HSETP2 HMNMX2 HFMA2_MMA",
         Pipe.FP64: "DADD DMUL DFMA DSETP DMNMX",
         # Special functions, conversions between numbers of other widths, bit counts.
@@ -217,7 +222,7 @@ def _table() -> dict[str, Pipe]:
     uniform = (
         "UIADD3 UIMAD ULEA ULOP3 USHF USEL UMOV UISETP UPLOP3 UPRMT UFLO UPOPC UBREV UBMSK USGXT UP2UR UR2UP UF2FP "
         "UIABS UVIADD UVIMNMX UVIADDMNMX UFADD UFFMA UFMUL UFSETP UFSEL UFMNMX UI2F UF2I UMEMSETS USETSHMSZ UPSETP "
-        "UI2FP UF2F UFRND UREDUX ULOP32I ULOP UCLEA UVOTE UGETNEXTWORKID"
+        "UI2FP UF2F UFRND UREDUX ULOP32I ULOP UCLEA VOTEU UGETNEXTWORKID"
     )
     return table | dict.fromkeys(uniform.split(), Pipe.UNIFORM)
 

@@ -1,8 +1,8 @@
 """Registers that instructions read and write, those that are live, and the bank ports that reads take.
 
 A set of registers is a bit mask, so that a whole function's data flow takes milliseconds: R0 .. R254, then uniform
-registers, predicates and uniform predicates; zero registers and true predicates have no bit. ``registers`` makes names
-of a mask. What an opcode does with its operands was held against nvdisasm's own live ranges (``-plr``).
+registers, predicates and uniform predicates; zero registers and true predicates have no bit. ``register_names`` makes
+names of a mask. What an opcode does with its operands was held against nvdisasm's own live ranges (``-plr``).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Widths(NamedTuple):
         return self.sources[min(at, len(self.sources) - 1)]
 
 
-def registers(mask: int) -> list[str]:
+def register_names(mask: int) -> list[str]:
     """The names in a mask, in order."""
     names = []
     for kind, start in STARTS.items():
@@ -78,6 +78,16 @@ def registers(mask: int) -> list[str]:
 def access(instruction: Instruction) -> Access:
     """What an instruction reads, its guard included, and what it writes."""
     return _access(instruction.opcode, instruction.operands, instruction.guard)
+
+
+def address_reads(instruction: Instruction) -> int:
+    """The registers in an instruction's addresses and descriptors."""
+    name, *modifiers = instruction.opcode.split(".")
+    return reduce(
+        or_,
+        (_address(name, modifiers, item, at) for at, item in enumerate(instruction.operands) if "[" in item),
+        0,
+    )
 
 
 @lru_cache(maxsize=1 << 16)
@@ -106,8 +116,7 @@ def _results(name: str, operands: tuple[str, ...]) -> int:
     count = 1
     if _is_predicate(operands[0]):
         return 2 if name in SECOND_RESULT and len(operands) > 2 else 1
-    most = 1 if name in ("VOTE", "VOTEU") else 2
-    while count <= most and count < len(operands) - 1 and _is_predicate(operands[count]) and operands[count][0] != "!":
+    while count <= 2 and count < len(operands) - 1 and _is_predicate(operands[count]) and operands[count][0] != "!":
         count += 1
     return count if name not in ("SEL", "USEL", "FSEL", "MOV", "UMOV") else 1
 

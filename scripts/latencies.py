@@ -1,0 +1,242 @@
+"""The fixed latencies of instructions as ptxas knows them, to cudal2gen/sass/latencies.json.
+
+    python scripts/latencies.py                    of the installed ptxas, all architectures
+    python scripts/latencies.py --build FOLDER     and from the kernels of a build folder, which have more pairs
+    python scripts/latencies.py --sm sm_90a        of one architecture; prints the table
+
+No scoreboard guards an instruction of fixed latency: ptxas keeps its reader away by stall counts. Each kernel here is a
+producer whose result the next instruction needs, so that nothing can stand between them: the cycles from one to the
+other, summed from stall counts, are the latency. The least distance over all kernels counts, since other waits may be
+longer. No GPU is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cudal2gen import places, toolchain
+from cudal2gen.sass import Function, Graph, Instruction, disassemble
+from cudal2gen.sass.banks import EVEN
+from cudal2gen.sass.latencies import producer_key, role
+from cudal2gen.sass.pipes import MMA, WARPGROUP, Pipe, pipe_use
+from cudal2gen.sass.registers import access
+
+SMS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+WAITS = frozenset(("DEPBAR", "BAR", "WARPGROUP", "WARPSYNC", "MEMBAR", "ERRBAR", "CGAERRBAR"))
+LONGEST = 13  # cycles from any producer but an MMA: of a predicate to a branch
+KERNELS = 300  # of a build folder, first by digest
+TABLE = places.PACKAGE / "sass" / "latencies.json"
+HEAD = """.version 9.0
+.target {sm}
+.address_size 64
+.visible .shared .align 16 .b8 smem[1024];
+"""
+KERNEL = """.visible .entry k{number}(.param .u64 in, .param .u32 a, .param .u32 b, .param .u32 c)
+{{
+.reg .b32 %x<8>; .reg .b32 %y<8>; .reg .b32 %t<8>; .reg .b32 %r<8>; .reg .b64 %d<8>; .reg .pred %p<8>; .reg .b32 %s<8>;
+ld.param.u64 %d0, [in]; cvta.to.global.u64 %d0, %d0;
+ld.param.u32 %s0, [a]; ld.param.u32 %s1, [b]; ld.param.u32 %s2, [c];
+ld.global.v4.b32 {{%x0, %x1, %x2, %x3}}, [%d0]; ld.global.v4.b32 {{%y0, %y1, %y2, %y3}}, [%d0+16];
+ld.global.v4.b32 {{%t0, %t1, %t2, %t3}}, [%d0+32]; setp.ne.s32 %p0, %y3, 7;
+{body}
+}}
+"""
+# A result of %x0, %y1, %y2 in {r}: what the instruction is called in PTX, and often in SASS.
+PRODUCERS: dict[str, str] = {
+    "iadd3": "add.s32 {r}, {x}, %y1; add.s32 {r}, {r}, %y2;",
+    "lop3": "lop3.b32 {r}, {x}, %y1, %y2, 0x1b;",
+    "shf": "shf.l.wrap.b32 {r}, {x}, %y1, %y2;",
+    "lea": "shl.b32 {r}, {x}, 3; add.s32 {r}, {r}, %y1;",
+    "sel": "selp.b32 {r}, {x}, %y1, %p0;",
+    "prmt": "prmt.b32 {r}, {x}, %y1, %y2;",
+    "imad": "mad.lo.s32 {r}, {x}, %y1, %y2;",
+    "imad.hi": "mad.hi.u32 {r}, {x}, %y1, %y2;",
+    "isetp": "setp.lt.s32 %p2, {x}, %y1; selp.b32 {r}, %y2, %y0, %p2;",
+    "fsetp": "setp.lt.f32 %p2, {x}, %y1; selp.b32 {r}, %y2, %y0, %p2;",
+    "plop3": "setp.lt.s32 %p2, {x}, %y1; xor.pred %p2, %p2, %p0; selp.b32 {r}, %y2, %y0, %p2;",
+    "imnmx": "min.s32 {r}, {x}, %y1;",
+    "fmnmx": "min.f32 {r}, {x}, %y1;",
+    "fadd": "add.rn.f32 {r}, {x}, %y1;",
+    "fmul": "mul.rn.f32 {r}, {x}, %y1;",
+    "ffma": "fma.rn.f32 {r}, {x}, %y1, %y2;",
+    "hadd2": "add.rn.f16x2 {r}, {x}, %y1;",
+    "hfma2": "fma.rn.f16x2 {r}, {x}, %y1, %y2;",
+    "f2fp": "cvt.rn.f16x2.f32 {r}, {x}, %y1;",
+    "hmma.16816": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{{r}, %r5, %r6, %r7}}, {{{x}, %x1, %x2, %x3}}, "
+    "{{%y0, %y1}}, {{%y0, %y1, %y2, %y3}};",
+    "hmma.16816.f16": "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {{{r}, %r5}}, {{{x}, %x1, %x2, %x3}}, "
+    "{{%y0, %y1}}, {{%y0, %y1}};",
+    "hmma.1688": "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {{{r}, %r5, %r6, %r7}}, {{{x}, %x1}}, {{%y0}}, "
+    "{{%y0, %y1, %y2, %y3}};",
+    "imma.16832": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {{{r}, %r5, %r6, %r7}}, {{{x}, %x1, %x2, %x3}}, "
+    "{{%y0, %y1}}, {{%y0, %y1, %y2, %y3}};",
+}
+END = "st.global.b32 [%d0+64], {r};"
+# Other readers of %r0.
+READERS: dict[str, str] = {
+    "store": END,
+    "store address": "cvt.u64.u32 %d1, %r0; add.s64 %d1, %d1, %d0; st.global.b32 [%d1], %y0;",
+    "load address": "ld.shared.b32 %r1, [%r0]; st.global.b32 [%d0+64], %r1;",
+    "shared store": "st.shared.b32 [smem+4], %r0;",
+    "shared address": "st.shared.b32 [%r0], %y0;",
+    "matrices": "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%r1, %r2, %r3, %r4}}, [%r0]; add.s32 %r1, %r1, %r2; "
+    "st.global.b32 [%d0+64], %r1;",
+    "copy": "cp.async.cg.shared.global [%r0], [%d0], 16; cp.async.wait_all;",
+    "wide": "mad.wide.s32 %d1, %r0, %y1, %d0; ld.global.b32 %r1, [%d1]; st.global.b32 [%d0+64], %r1;",
+    "branch": "setp.lt.s32 %p1, %r0, %y1; @%p1 bra L{number}; bar.sync 0; L{number}: st.global.b32 [%d0+64], %y0;",
+    "guard": "setp.lt.s32 %p1, %r0, %y1; @%p1 st.global.b32 [%d0+64], %y0;",
+    "shuffle": "shfl.sync.idx.b32 %r1, %r0, %y1, 31, 0xffffffff; st.global.b32 [%d0+64], %r1;",
+    "operand b": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{%r1, %r5, %r6, %r7}}, {{%x0, %x1, %x2, %x3}}, "
+    "{{%r0, %y1}}, {{%y0, %y1, %y2, %y3}}; st.global.b32 [%d0+64], %r1;",
+    "sums": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{%r1, %r5, %r6, %r7}}, {{%x0, %x1, %x2, %x3}}, "
+    "{{%y0, %y1}}, {{%r0, %y1, %y2, %y3}}; st.global.b32 [%d0+64], %r1;",
+}
+# Of parameters, which ptxas computes in uniform registers where all that follows allows it.
+UNIFORM = (
+    "add.s32 %s3, %s0, %s1; xor.b32 %s4, %s3, %s2; shl.b32 %s5, %s4, 4; add.s32 %s6, %s5, %s0; "
+    "ld.shared.b32 %r1, [%s6]; st.global.b32 [%d0+64], %r1;",
+    "mad.lo.s32 %s3, %s0, %s1, %s2; setp.lt.s32 %p1, %s3, %s0; selp.b32 %s4, %s1, %s2, %p1; add.s32 %r0, %y0, %s4; "
+    "st.global.b32 [%d0+64], %r0;",
+    "shr.s32 %s3, %s0, 31; add.s32 %s4, %s3, %s1; setp.ge.s32 %p1, %s4, %s2; @%p1 bra L{number}; bar.sync 0; "
+    "L{number}: st.global.b32 [%d0+64], %y0;",
+    "shl.b32 %s3, %s0, 4; add.s32 %s4, %s3, %s1; mov.u32 %t4, smem; add.s32 %s5, %s4, %t4; add.s32 %t5, %s5, %y1; "
+    "ld.shared.b32 %r1, [%t5]; add.s32 %r2, %r1, %s3; st.global.b32 [%d0+64], %r2;",
+)
+# All results of an MMA as the sums, or as A, of the next: one result alone would be moved to its place before.
+PRODUCT = "mma.sync.aligned.{kind} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};"
+SHAPES = (
+    ("m16n8k16.row.col.f32.f16.f16.f32", 4, 2, 4),
+    ("m16n8k16.row.col.f16.f16.f16.f16", 4, 2, 2),
+    ("m16n8k8.row.col.f32.f16.f16.f32", 2, 1, 4),
+    ("m16n8k32.row.col.s32.s8.s8.s32", 4, 2, 4),
+)
+WIDE = "mad.wide.s32 %d1, %y0, 4, %d0; "
+
+
+def chains() -> Iterator[str]:
+    for kind, a, b, c in SHAPES:
+
+        def group(kind: str, count: int) -> str:
+            return ", ".join(f"%{kind}{number}" for number in range(count))
+
+        parts = {"kind": kind, "a": group("x", a), "b": group("y", b), "c": group("y", c), "d": group("r", c)}
+        last = END.format(r="%t0")
+        yield PRODUCT.format(**parts) + PRODUCT.format(**parts | {"c": group("r", c), "d": group("t", c)}) + last
+        if c >= a:
+            yield PRODUCT.format(**parts) + PRODUCT.format(**parts | {"a": group("r", a), "d": group("t", c)}) + last
+    yield WIDE + "st.global.b32 [%d1], %y3;"
+    yield WIDE + "ld.global.b32 %r1, [%d1]; " + END.format(r="%r1")
+
+
+def sources() -> Iterator[str]:
+    """The bodies of all kernels: each producer with each reader, and with each producer as its reader."""
+    for producer in PRODUCERS.values():
+        first = producer.format(x="%x0", r="%r0")
+        for reader in READERS.values():
+            yield f"{first} {reader}".replace("{r}", "%r0")
+        for reader in PRODUCERS.values():
+            yield f"{first} {reader.format(x='%r0', r='%r1')} {END.format(r='%r1')}"
+    yield from UNIFORM
+    yield from chains()
+
+
+def compiled(sm: str, ptxas: Path, folder: Path) -> list[Function]:
+    """The kernels, assembled for an architecture."""
+    text = HEAD.format(sm=sm) + "".join(
+        KERNEL.format(number=number, body=body.replace("{number}", str(number)).replace("{{", "{").replace("}}", "}"))
+        for number, body in enumerate(sources())
+    )
+    source, cubin = folder / f"{sm}.ptx", folder / f"{sm}.cubin"
+    source.write_text(text)
+    subprocess.run([str(ptxas), f"-arch={sm}", "-o", str(cubin), str(source)], check=True)
+    return disassemble(cubin)
+
+
+def distances(function: Function) -> Iterator[tuple[str, str, int]]:
+    """Producers of fixed latency, how the first reader of a result uses it, and the cycles between them."""
+    for block in Graph(function).blocks:
+        codes = block.instructions
+        for at, producer in enumerate(codes):
+            pending = access(producer).writes
+            if not pending or producer.control.write_barrier is not None or not _fixed(producer, function.sm):
+                continue
+            cycles = 0
+            for before, reader in zip(codes[at:], codes[at + 1 :], strict=False):
+                if reader.control.waits or reader.name in WAITS:
+                    break  # what a wait takes beside the stall counts is unknown
+                cycles += before.control.stall
+                accessed = access(reader)
+                if (used := accessed.reads & pending) and not _half(producer, reader, used):
+                    yield producer_key(producer), role(reader, used, function.sm), cycles
+                pending &= ~(accessed.reads | accessed.writes)
+                if not pending:
+                    break
+
+
+def _fixed(producer: Instruction, sm: str) -> bool:
+    """Whether an instruction's latency is fixed; those of warpgroups and of tcgen05 are waited for otherwise."""
+    pipe = pipe_use(producer, sm).pipe
+    tensor = producer.name in MMA and producer.name not in WARPGROUP and not producer.name.startswith("UTC")
+    return pipe in (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM) or tensor
+
+
+def _half(producer: Instruction, reader: Instruction, used: int) -> bool:
+    """Whether only half of a pair is used: the low half of a wide product comes earlier, the high half of a wide
+    addend may come later."""
+    if "WIDE" in producer.modifiers and used.bit_length() != access(producer).writes.bit_length():
+        return True
+    wide = "WIDE" in reader.modifiers or "HI" in reader.modifiers
+    return reader.name == "IMAD" and wide and not used & EVEN
+
+
+def table(functions: Iterable[Function]) -> dict[str, dict[str, int]]:
+    least: dict[str, dict[str, int]] = {}
+    for function in functions:
+        for producer, reader, cycles in distances(function):
+            if cycles > LONGEST and producer.split(".")[0] not in MMA:
+                continue  # others stand between these
+            readers = least.setdefault(producer, {})
+            readers[reader] = min(cycles, readers.get(reader, cycles))
+    return {producer: dict(sorted(readers.items())) for producer, readers in sorted(least.items())}
+
+
+def generated(sms: Sequence[str], build: Path | None = None) -> dict[str, dict[str, dict[str, int]]]:
+    tools = toolchain.discover()
+    cubins = sorted(build.glob("*/kernel.cubin"))[:KERNELS] if build else []
+    built = [function for cubin in cubins for function in disassemble(cubin)]
+    with TemporaryDirectory() as folder:
+        return {
+            sm: table(
+                [*compiled(sm, tools.ptxas, Path(folder)), *(function for function in built if function.sm == sm)]
+            )
+            for sm in sms
+        }
+
+
+def written(toolkits: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]) -> str:
+    """JSON with a line for each producer."""
+    text = json.dumps(toolkits, indent=1)
+    return re.sub(r"\{([^{}]*)\}", lambda match: "{" + " ".join(match.group(1).split()) + "}", text) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
+    parser.add_argument("--sm", choices=SMS, help="print the table of one architecture")
+    parser.add_argument("--build", type=Path, help="a build folder, whose kernels the same ptxas assembled")
+    options = parser.parse_args()
+    if options.sm:
+        print(json.dumps(generated([options.sm], options.build), indent=1))
+        return
+    toolkits = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
+    toolkits[toolchain.discover().nvcc_version] = generated(SMS, options.build)
+    TABLE.write_text(written(toolkits))
+
+
+if __name__ == "__main__":
+    main()
