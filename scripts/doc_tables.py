@@ -35,7 +35,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def rules() -> str:
     """Markdown: every rule whose violation is a finding."""
-    rows = [f"| `{name}` | {rule.severity.value} | {rule.meaning} |" for name, rule in RULES.items()]
+    rows = [f"| [`{name}`]({name}.md) | {rule.severity.value} | {rule.meaning} |" for name, rule in RULES.items()]
     return "\n".join(["| rule | severity | what is wrong |", "|---|---|---|", *rows])
 
 

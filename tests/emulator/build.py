@@ -54,3 +54,22 @@ def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
         assert done.returncode == 0, done.stderr
         Path(temporary).replace(target)
     return target
+
+
+def compiled_text(code: str, arch: str) -> str:
+    """PTX with line information of a program of one file, ``example.cu``."""
+    command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{arch[3:]},code=compute_{arch[3:]}"]
+    command += ["-lineinfo", "-ptx", "example.cu"]
+    key = hashlib.sha256("\0".join([code, _version(), *command]).encode()).hexdigest()[:20]
+    # The source stays beside its PTX: findings read the names of variables in it.
+    folder = cache_dir() / "test-kernels" / f"example-{key}"
+    target = folder / "example.ptx"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "example.cu").write_text(code)
+        handle, temporary = tempfile.mkstemp(suffix=".ptx", dir=folder)
+        os.close(handle)
+        done = subprocess.run([*command, "-o", temporary], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        Path(temporary).replace(target)
+    return target.read_text()

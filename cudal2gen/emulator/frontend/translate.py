@@ -165,7 +165,9 @@ class _Translator:
             bits = e.bits(name)
             value = "0" if name in graph.uniform else f"K(0, {0 if bits == 1 else bits // 8})"
             out.append(f" {e.variable(name)} = {value}")
-        others = [e.variable(n) for n in sorted(graph.shared_across) if n in e.kinds and n not in set(zero)]
+        # What wgmma may hold is looked at before it is first written.
+        unset = graph.shared_across | e.lazy if e.hopper else graph.shared_across
+        others = [e.variable(n) for n in sorted(unset) if n in e.kinds and n not in set(zero)]
         for i in range(0, len(others), 50):
             out.append(" " + " = ".join(others[i : i + 50]) + " = None")
         return out

@@ -22,9 +22,10 @@ ELEMENT_BYTES = {
     "double": 8, "float2": 8, "int2": 8, "uint2": 8, "float4": 16, "int4": 16, "uint4": 16, "double2": 16,
 }  # fmt: skip
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_ALIGNMENT = re.compile(r"\b(?:alignas|__align__)\s*\([^()]*\)")
 _QUALIFIERS = re.compile(
     r"\b(?:const|volatile|static|extern|__shared__|__restrict__|__restrict|restrict|__grid_constant__|typename"
-    r"|alignas\s*\([^)]*\)|__align__\s*\([^)]*\)|std::|cuda::)"
+    r"|std::|cuda::)"
 )
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv}
 
@@ -43,7 +44,7 @@ class Declared(NamedTuple):
 
 
 def source_text(path: str) -> str:
-    """A source file without its comments, "" if it is not there."""
+    """A source file without its comments and alignments, "" if it is not there."""
     try:
         return _version(path, Path(path).stat().st_mtime_ns)
     except OSError:
@@ -53,7 +54,7 @@ def source_text(path: str) -> str:
 @lru_cache(maxsize=32)
 def _version(path: str, modified_ns: int) -> str:
     del modified_ns
-    return _COMMENT.sub(" ", Path(path).read_text(errors="replace"))
+    return _ALIGNMENT.sub(" ", _COMMENT.sub(" ", Path(path).read_text(errors="replace")))
 
 
 def parameters(text: str, kernel: str, count: int) -> list[Declared]:
