@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,9 @@ def model(
         ),
     ] = None,
     problems: Annotated[int, typer.Option(min=1, help="Of each set, for the rank of published choices.")] = 60,
+    code: Annotated[
+        bool, typer.Option("--code", help="Speedups by the machine code of kernels that are built, half a second each.")
+    ] = False,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="The half of the problems that development of the model left alone.")
     ] = False,
@@ -53,12 +57,12 @@ def model(
     from cudal2gen import evidence
 
     findings: list[Finding] = []
-    for option, folder, compare in (
-        ("--speedups", speedups, evidence.published_speedups),
-        ("--recordings", recordings, evidence.recorded_choices),
+    for option, folder, what, compare in (
+        ("--speedups", speedups, "published speedups", partial(evidence.published_speedups, code=code)),
+        ("--recordings", recordings, "recorded timings", evidence.recorded_choices),
     ):
         if folder is None:
-            note(f"left out, without {option} DIR: {compare.__name__.replace('_', ' ')}")
+            note(f"left out, without {option} DIR: {what}")
         else:
             findings += compare(folder, held_out)
     findings += evidence.published_choices(problems, held_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,6 +13,8 @@ from cudal2gen import model
 from cudal2gen.evidence import recordings, triton
 from cudal2gen.evidence.findings import Finding, development, mean_finding
 from cudal2gen.evidence.recordings import Recording, Tile
+from cudal2gen.tuner.heuristics import MatmulHeuristics
+from cudal2gen.tuner.proposal import MissingLibrary
 
 TARGETS = {("a100", 1): 0.06, ("h100", 1): 0.04, ("a100", 3): 0.03, ("h100", 3): 0.03}
 
@@ -28,6 +31,8 @@ def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
             "largest tile": lambda recording, tile: -tile.bm * tile.bn,  # noqa: ARG005
             "one order": partial(_ordered, one_order(others)),
         }
+        if (heuristics := _heuristics()) is not None:
+            scores["nvidia-matmul-heuristics"] = partial(_unlike, heuristics, gpu)
         orders = {name: [_ranked(recording, score) for recording in mine] for name, score in scores.items()}
         modelled = [_ranked(recording, partial(modelled_us, gpu)) for recording in mine]
         for first in (1, 3):
@@ -69,6 +74,31 @@ def one_order(others: Sequence[Recording]) -> Mapping[Tile, float]:
 
 def _ordered(order: Mapping[Tile, float], recording: Recording, tile: Tile) -> float:  # noqa: ARG001
     return order.get(tile, float("inf"))
+
+
+def _heuristics() -> MatmulHeuristics | None:
+    """The library, where it is installed."""
+    try:
+        return MatmulHeuristics()
+    except MissingLibrary:
+        return None
+
+
+def _unlike(heuristics: MatmulHeuristics, gpu: str, recording: Recording, tile: Tile) -> float:
+    """How far a tile is from the nearest of the library's choices: octaves of its extents, and its place among them."""
+    choices = heuristics.answers(triton.problem_of(gpu, recording.sizes), 16)
+    return min(
+        place / 16
+        + sum(
+            abs(math.log2(own / other))
+            for own, other in (
+                (tile.bm, choice.configuration.cta_tile_m),
+                (tile.bn, choice.configuration.cta_tile_n),
+                (tile.bk, choice.configuration.cta_tile_k),
+            )
+        )
+        for place, choice in enumerate(choices)
+    )
 
 
 def _ranked(recording: Recording, score: Score) -> list[Tile]:

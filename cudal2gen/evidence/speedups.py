@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from cudal2gen import model
+from cudal2gen import compiler, model
 from cudal2gen.errors import WrongInput
 from cudal2gen.evidence.findings import Array, Finding, interval, spearman
 from cudal2gen.evidence.published import SETS, regenerated
 from cudal2gen.kernel import Record
+from cudal2gen.model.code import estimate_code
+from cudal2gen.sass.decoding import disassemble
 from cudal2gen.tuner.heuristics import MatmulHeuristics
 
 NAMES = {
@@ -40,19 +42,22 @@ TARGETS = {
 }
 
 
-def published_speedups(folder: Path, held_out: bool = False) -> list[Finding]:
+def published_speedups(folder: Path, held_out: bool = False, code: bool = False) -> list[Finding]:
     """Rank correlations by set and baseline, of all problems and of those above ``LARGE_FLOPS``.
 
-    Raises WrongInput where the folder has no table, MissingLibrary without nvidia-matmul-heuristics.
+    ``code``: of kernels in the build folder, with their times from machine code, half a second each. Raises WrongInput
+    where the folder has no table or no kernel is built, MissingLibrary without nvidia-matmul-heuristics.
     """
     heuristics = MatmulHeuristics()
     findings = []
     for gpu, acc in SETS:
         table = _table(folder / f"cuda_l2_{NAMES[gpu, acc]}_speedup_offline.csv")
         records = [record for record in regenerated(gpu, acc, held_out) if record.mnk in table]
+        times = {record: _code_us(record) if code else model.estimate(record).us for record in records}
+        records = [record for record in records if times[record] is not None]
         if len(records) < 3:
             continue
-        modelled = np.array([model.estimate(record).us for record in records])
+        modelled = np.array([times[record] for record in records], np.float64)
         vendor = np.array([vendor_us(heuristics, record) for record in records])
         flops = np.array([float(record.problem.flops) for record in records])
         for baseline, column in BASELINES.items():
@@ -70,10 +75,19 @@ def published_speedups(folder: Path, held_out: bool = False) -> list[Finding]:
                 )
     if not findings:
         raise WrongInput(
-            f"{folder}: no cuda_l2_*_speedup_offline.csv here: name the folder eval_results of "
-            "github.com/deepreinforce-ai/CUDA-L2"
+            f"{folder}: no cuda_l2_*_speedup_offline.csv here{', or no kernel is built' if code else ''}: name the "
+            "folder eval_results of github.com/deepreinforce-ai/CUDA-L2"
         )
     return findings
+
+
+def _code_us(record: Record) -> float | None:
+    """The modelled time of a record's machine code; None where it is not built."""
+    artifact = compiler.find(record)
+    if artifact is None:
+        return None
+    functions = disassemble(artifact.cubin)
+    return estimate_code(record, max(functions, key=lambda function: len(function.instructions))).us
 
 
 def vendor_us(heuristics: MatmulHeuristics, record: Record) -> float:
