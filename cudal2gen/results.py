@@ -32,6 +32,7 @@ Effort = Literal["short", "medium", "long"]
 Source = Literal["gpu", "replay", "model"]  # of a trial: measured, measured before, or modelled
 
 KERNEL, INCUMBENT = "cudal2gen", "incumbent"
+LEAST_US = 0.5  # a kernel that does nothing takes a microsecond in a CUDA graph
 # A vendor interface is measured with B stored both ways; "-max" is the faster of the two, problem by problem.
 DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")

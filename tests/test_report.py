@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cudal2gen import catalog, report, results
+from cudal2gen import catalog, model, report, results
 from cudal2gen.kernel import Sm80Multistage
 from cudal2gen.pages import Section, Table
 from cudal2gen.ratios import Ratio
@@ -146,6 +146,33 @@ def test_classes_and_worst_cases() -> None:
     worst = table(document, "measured-1", "The 20 lowest speedups, over torch.matmul")
     assert [row[0] for row in worst.rows] == ["_".join(map(str, mnk)) for mnk in shapes(30)[:20]]
     assert worst.rows[0][2] == "1.000 [1.000, 1.000]"
+
+
+def test_times_beside_the_floor_and_the_model() -> None:
+    """A square product at the card's peak, one bound by the bytes of A, B and D, an empty kernel; one too fast."""
+    record = next(record for record in catalog.load() if (record.gpu, record.acc, record.mnk) == (
+        "h200", "f16", "4096_4096_4096"))  # fmt: skip
+    ours = timing(KERNEL, [250.0] * 9, record=record.name)
+    measurements = [
+        measurement((4096, 4096, 4096), [ours]),
+        measurement((16384, 64, 64), [timing(KERNEL, [0.25] * 9, record="r")]),
+        measurement((64, 64, 64), [timing(KERNEL, [2.0] * 9, record="r")]),
+    ]
+    document = report.report(store_of(*measurements), [record])
+    beside = table(document, "measured-1", "Beside the card's floor")
+    columns = rows(beside)
+    assert [row[0] for row in beside.rows] == ["16384_64_64", "4096_4096_4096", "64_64_64"]
+    peak = 2 * 4096**3 / (4096 * 132 * 1980)
+    assert float(columns["4096_4096_4096"]["floor, µs"]) == pytest.approx(peak, rel=0.01)
+    moved = 2 * (16384 * 64 + 64 * 64 + 16384 * 64) / (2 * 3201e6 * 6144 / 8) * 1e6
+    assert float(columns["16384_64_64"]["floor, µs"]) == pytest.approx(moved, rel=0.01)
+    assert float(columns["64_64_64"]["floor, µs"]) == 0.5
+    assert "faster than the card can be" in columns["16384_64_64"]["ours / floor"]
+    assert "faster" not in columns["4096_4096_4096"]["ours / floor"]
+    modelled = model.estimate(record).us
+    assert float(columns["4096_4096_4096"]["modelled, µs"]) == pytest.approx(modelled, rel=0.01)
+    assert columns["64_64_64"]["modelled, µs"] == "—"
+    assert "of their modelled time (median of 1)" in " ".join(section(document, "measured-1").paragraphs)
 
 
 def test_the_dispatcher_and_nothing() -> None:

@@ -29,13 +29,13 @@ from cudal2gen.errors import Failure
 from cudal2gen.gpu import Absent, Call, Contender, Device, Kernel, Operands, Reading
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import LaunchError
-from cudal2gen.results import L2, Conditions, Environment, Measurement, ProtocolName, Timing
+from cudal2gen.results import L2, LEAST_US, Conditions, Environment, Measurement, ProtocolName, Timing
 
 SAMPLE_US = 200.0  # device time of one sample, where the problem allows it
 MOST_CALLS = 64
 LEAST_ROUNDS, MOST_ROUNDS = 3, 15  # of two samples: with fewer than six pairs, noise of one sign is no rarity
 MOST_HOST_ROUNDS = 500
-LEAST_US = 0.5  # a kernel that does nothing takes a microsecond in a CUDA graph
+
 EXCEEDED = 3  # times the L2's size
 READING_SECONDS = 0.05  # between two readings of the card: NVML may take milliseconds, and the device idles meanwhile
 

@@ -29,6 +29,10 @@ PARTS = {
 @verb(app, "model")
 def model(
     validate: Annotated[bool, typer.Option("--validate", help="Compare with published measurements.")] = False,
+    parts: Annotated[
+        list[str] | None,
+        typer.Option("--part", metavar="[a|b|c|d]", help="Only this: speedups, choices, recordings, H100 tiles."),
+    ] = None,
     recordings: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="AutoHeuristic's files: github.com/AlnisM/autoheuristic-datasets, unpacked."),
@@ -56,17 +60,22 @@ def model(
         refuse("nothing to do: add --validate, and --recordings DIR and --speedups DIR for all of its parts")
     from cudal2gen import evidence
 
+    chosen = parts or list(PARTS)
+    if unknown := set(chosen) - set(PARTS):
+        refuse(f"--part {min(unknown)}: must be one of {', '.join(PARTS)}")
     findings: list[Finding] = []
-    for option, folder, what, compare in (
-        ("--speedups", speedups, "published speedups", partial(evidence.published_speedups, code=code)),
-        ("--recordings", recordings, "recorded timings", evidence.recorded_choices),
+    for part, option, folder, compare in (
+        ("a", "--speedups", speedups, partial(evidence.published_speedups, code=code)),
+        ("c", "--recordings", recordings, evidence.recorded_choices),
     ):
-        if folder is None:
-            note(f"left out, without {option} DIR: {what}")
-        else:
+        if part in chosen and folder is None:
+            note(f"left out, without {option} DIR: {PARTS[part]}")
+        elif part in chosen and folder is not None:
             findings += compare(folder, held_out)
-    findings += evidence.published_choices(problems, held_out)
-    findings += evidence.published_tiles(held_out)
+    if "b" in chosen:
+        findings += evidence.published_choices(problems, held_out)
+    if "d" in chosen:
+        findings += evidence.published_tiles(held_out)
     if as_json:
         print(json.dumps([finding._asdict() for finding in findings], indent=1))
     else:

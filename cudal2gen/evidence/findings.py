@@ -35,21 +35,6 @@ def development(n: int, k: int) -> bool:
     return int(hashlib.sha256(f"{n}_{k}".encode()).hexdigest(), 16) % 2 == 0
 
 
-def spearman(x: Array, y: Array) -> float:
-    """The rank correlation; ties have their mean rank."""
-    return float(np.corrcoef(_ranks(x), _ranks(y))[0, 1])
-
-
-def _ranks(values: Array) -> Array:
-    """From 0, the mean of their places for equal values."""
-    order = np.argsort(values, kind="stable")
-    places = np.empty(len(values))
-    places[order] = np.arange(len(values))
-    _, groups, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Array = (np.bincount(groups, places) / counts)[groups]
-    return ranks
-
-
 def interval(count: int, statistic: Callable[[np.ndarray[Any, np.dtype[np.int64]]], float]) -> tuple[float, float]:
     """The bootstrap interval of a statistic of problems, which is handed the places of each resample."""
     generator = np.random.default_rng(0)

@@ -15,10 +15,11 @@ import numpy as np
 
 from cudal2gen import compiler, model
 from cudal2gen.errors import WrongInput
-from cudal2gen.evidence.findings import Array, Finding, interval, spearman
+from cudal2gen.evidence.findings import Array, Finding, interval
 from cudal2gen.evidence.published import SETS, regenerated
 from cudal2gen.kernel import Record
 from cudal2gen.model.code import estimate_code
+from cudal2gen.report.statistics import spearman
 from cudal2gen.sass.decoding import disassemble
 from cudal2gen.tuner.heuristics import MatmulHeuristics
 
@@ -101,11 +102,15 @@ def _finding(
     subject: str, baseline: str, speedups: Array, vendor: Array, modelled: Array, flops: Array, target: float | None
 ) -> Finding:
     proxy = vendor / modelled
-    low, high = interval(len(proxy), lambda places: spearman(proxy[places], speedups[places]))
-    baselines = {"size": spearman(-flops, speedups), "nvidia-matmul-heuristics": spearman(-vendor, speedups)}
+    low, high = interval(len(proxy), lambda places: _correlation(proxy[places], speedups[places]))
+    baselines = {"size": _correlation(-flops, speedups), "nvidia-matmul-heuristics": _correlation(-vendor, speedups)}
     goal = None if target is None else f">= {target:.2f}"
-    value = spearman(proxy, speedups)
+    value = _correlation(proxy, speedups)
     return Finding("a", f"{subject}, over {baseline}", "Spearman", len(proxy), value, low, high, goal, baselines)
+
+
+def _correlation(x: Array, y: Array) -> float:
+    return spearman(x.tolist(), y.tolist())
 
 
 def _table(path: Path) -> dict[str, dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cudal2gen import pages
 from cudal2gen.kernel import Record
 from cudal2gen.pages import Section
-from cudal2gen.report import choices, page, published, sections
+from cudal2gen.report import choices, floors, page, published, sections
 from cudal2gen.report.comparison import compare
 from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.stock import Stock as Stock
@@ -44,7 +44,7 @@ def report(
 ) -> Report:
     """Sections on the measurements that satisfy ``predicate``, on ``stock`` and the catalog, on published figures."""
     groups_by_anchor = {f"measured-{i}": group for i, group in enumerate(by_conditions(measurements, predicate), 1)}
-    figures = published.load()
+    figures, kernels = published.load(), floors.records_by_kernel(records)
     empty_text = (
         sections.FILTERED.format(len(measurements.measurements))
         if measurements.measurements
@@ -52,7 +52,7 @@ def report(
     )
     parts = (
         sections.overview(list(groups_by_anchor.values()), empty_text),
-        *(sections.section(group, anchor, figures) for anchor, group in groups_by_anchor.items()),
+        *(sections.section(group, anchor, figures, kernels) for anchor, group in groups_by_anchor.items()),
         *((in_stock(records, stock, predicate),) if stock else ()),
         choices.section(records),
         published.section(figures),

@@ -14,7 +14,7 @@ from typing import NamedTuple, get_args
 from cudal2gen.kernel import Acc, SizeClass
 from cudal2gen.ratios import Ratio
 from cudal2gen.report.statistics import Summary, best_of, summarise
-from cudal2gen.results import KERNEL, Environment, Measurement, Measurements, speedups
+from cudal2gen.results import KERNEL, LEAST_US, Environment, Measurement, Measurements, speedups
 
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 # No dense fp16 GEMM of NVIDIA's libraries sustains more on these architectures: a higher rate needs a check by hand.
@@ -137,6 +137,11 @@ class Group:
     @cached_property
     def _classes(self) -> list[SizeClass]:
         return [measurement.problem.size_class for measurement in self.measurements]
+
+    def floor_us(self, measurement: Measurement) -> float:
+        """What no kernel can be faster than: FLOP, bytes, and a kernel that does nothing."""
+        rate = self.roof.tflops(measurement)
+        return max(measurement.problem.flops / rate / 1e6, LEAST_US)
 
     def worst(self, baseline: str) -> list[tuple[Measurement, Ratio]]:
         """The lowest speedups over a baseline, lowest first."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from cudal2gen.kernel import GPUS
+from cudal2gen.kernel import GPUS, Record
 from cudal2gen.pages import Chart, Section, Table, interval, microseconds, percent, spread, times
+from cudal2gen.report import floors
 from cudal2gen.report.groups import SUSPICIOUS_TFLOPS, WORST, Group, tflops
 from cudal2gen.report.published import Published
 from cudal2gen.report.statistics import Summary
@@ -78,8 +79,8 @@ def overview(groups: Sequence[Group], empty_text: str) -> Section:
     return Section("overview", "In short", first, (alert,) if doubtful else (), (table,), notes=(HOW_TO_READ,))
 
 
-def section(group: Group, anchor: str, published: Published) -> Section:
-    """Everything about one group: environment, conditions, tables, charts."""
+def section(group: Group, anchor: str, published: Published, records: Mapping[tuple[str, str], Record]) -> Section:
+    """Everything about one group: environment, conditions, tables, charts. ``records``: by kernel and problem."""
     words = [PROTOCOLS[group.protocol], L2_STATES[group.l2]]
     if group.target_qps is not None:
         words.append(f"Target: {group.target_qps:g} calls a second.")
@@ -90,9 +91,15 @@ def section(group: Group, anchor: str, published: Published) -> Section:
         beside = _beside(group, published)
         tables += [beside] if beside else []
     if group.measurements:
+        tables.append(floors.each(group, records))
         charts = _charts(group, anchor)
     return Section(
-        anchor, group.title, (" ".join(words), _samples(group)), tuple(_alerts(group)), tuple(tables), charts
+        anchor,
+        group.title,
+        (" ".join(words), _samples(group) + floors.apart(group, records)),
+        tuple(_alerts(group)),
+        tuple(tables),
+        charts,
     )
 
 

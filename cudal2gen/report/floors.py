@@ -1,0 +1,57 @@
+"""Our times beside the least that the card could take, and beside the timing model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median, quantiles
+
+from cudal2gen import model
+from cudal2gen.kernel import Record
+from cudal2gen.pages import Table, microseconds, times
+from cudal2gen.report.groups import Group
+from cudal2gen.results import KERNEL
+
+COLUMNS = (
+    "M_N_K", "ours, µs", "floor, µs", "ours / floor", "modelled, µs", "ours / modelled",
+)  # fmt: skip
+
+
+def records_by_kernel(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
+    """By kernel and problem, which a measurement names."""
+    return {(record.name, record.mnk): record for record in records}
+
+
+def each(group: Group, records: Mapping[tuple[str, str], Record]) -> Table:
+    """Every problem, the nearest to its floor first; a time below it is named."""
+    rows = []
+    for measurement in group.measurements:
+        timing = measurement.timing(KERNEL)
+        if timing is None:
+            continue
+        us, floor = timing.median_us, group.floor_us(measurement)
+        record = records.get((timing.record or "", measurement.mnk))
+        modelled = model.estimate(record).us if record else None
+        over = f"{times(us / floor)}{': faster than the card can be' if us < floor else ''}"
+        beside = (microseconds(modelled), times(us / modelled)) if modelled else ("—", "—")
+        rows.append((us / floor, (measurement.mnk, microseconds(us), microseconds(floor), over, *beside)))
+    return Table(
+        "Beside the card's floor (FLOP at peak, bytes at full bandwidth, an empty kernel) and the timing model",
+        COLUMNS,
+        tuple(row for _, row in sorted(rows)),
+    )
+
+
+def apart(group: Group, records: Mapping[tuple[str, str], Record]) -> str:
+    """How far measured and modelled times are apart; empty where no kernel has both."""
+    ratios = []
+    for measurement in group.measurements:
+        timing = measurement.timing(KERNEL)
+        if timing and (record := records.get((timing.record or "", measurement.mnk))):
+            ratios.append(timing.median_us / model.estimate(record).us)
+    if not ratios:
+        return ""
+    text = f" Ours take {times(median(ratios))} of their modelled time (median of {len(ratios)}"
+    if len(ratios) >= 10:
+        deciles = quantiles(ratios, n=10)
+        text += f"; eight of ten between {times(deciles[0])} and {times(deciles[-1])}"
+    return f"{text})."
