@@ -122,9 +122,9 @@ def test_published_speedups_that_follow_the_model(tmp_path: Path) -> None:
         header = "mnk,torch.matmul,cuBLAS-max,cuBLASLt-auto-tuning-max"
         path = tmp_path / "cuda_l2_a100_F32F16F16F32_speedup_offline.csv"
         path.write_text("\n".join([header, *rows]) + "\n")
-        found = evidence.published_speedups(tmp_path)
-        assert [finding.value for finding in found] == pytest.approx([sign] * len(found))
-        assert {finding.problems for finding in found if "above" not in finding.subject} == {len(records)}
+        correlations = evidence.published_speedups(tmp_path)
+        assert [finding.value for finding in correlations] == pytest.approx([sign] * len(correlations))
+        assert {finding.problems for finding in correlations if "above" not in finding.subject} == {len(records)}
     with pytest.raises(WrongInput, match="eval_results"):
         evidence.published_speedups(tmp_path / "nothing")
 

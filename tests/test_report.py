@@ -152,9 +152,9 @@ def test_times_beside_the_floor_and_the_model() -> None:
     """A square product at the card's peak, one bound by the bytes of A, B and D, an empty kernel; one too fast."""
     record = next(record for record in catalog.load() if (record.gpu, record.acc, record.mnk) == (
         "h200", "f16", "4096_4096_4096"))  # fmt: skip
-    ours = timing(KERNEL, [250.0] * 9, record=record.name)
+    square = timing(KERNEL, [250.0] * 9, record=record.name)
     measurements = [
-        measurement((4096, 4096, 4096), [ours]),
+        measurement((4096, 4096, 4096), [square]),
         measurement((16384, 64, 64), [timing(KERNEL, [0.25] * 9, record="r")]),
         measurement((64, 64, 64), [timing(KERNEL, [2.0] * 9, record="r")]),
     ]
