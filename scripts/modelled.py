@@ -42,6 +42,7 @@ PRESENT = 2.0  # how many problems a kernel that is there already counts for one
 # Products of decoding, f32: rows, then (n, k) of mixture-of-experts routers and of linear layers of models of 7B to
 # 70B: q, k and v in one, output, gate and up in one, down.
 DECODE_ROWS = (1, 8, 16, 32, 64)
+FEW_ROWS = DECODE_ROWS[:3]
 ROUTERS = ((256, 7168), (384, 7168), (896, 7168))
 LINEARS = (
     *((6144, 4096), (12288, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
@@ -142,6 +143,19 @@ def is_published(record: Record) -> bool:
     )
 
 
+def alike(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
+    """Of products of decoding that differ in rows, all within a wgmma's 16 columns, only offers of kernels that all of
+    them have, or else those for most rows: any rows in between take the same kernel."""
+    for n, k in (*ROUTERS, *LINEARS):
+        few = [problem for problem in offers if (problem.n, problem.k) == (n, k) and problem.m in FEW_ROWS]
+        names = [{record.name for record in offers[problem]} for problem in few]
+        common = set.intersection(*names) if few else set()
+        for problem in few:
+            own = [record for record in offers[problem] if record.name in common]
+            offers[problem] = own or [record.at(problem) for record in offers[few[-1]]]
+    return list(offers.values())
+
+
 def cover(offers: list[list[Record]], present: set[str]) -> list[Record]:
     """For each problem one of its offers, such that they are of few kernels: the one that serves most problems
     first."""
@@ -197,7 +211,8 @@ def main() -> None:
     own = {record.key: record for record in catalog.load() if record.gpu == "h200"}
     tuned = {key for key, record in own.items() if record.origin.structure == "tuned"}
     untuned = [problem for problem in list(problems())[:: arguments.every] if problem.key not in tuned]
-    records = cover([even(problem) for problem in untuned], {record.name for record in own.values()})
+    offers = alike({problem: even(problem) for problem in untuned})
+    records = cover(offers, {record.name for record in own.values()})
     if arguments.report:
         report(records)
         cross_check(records)
