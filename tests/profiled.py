@@ -39,6 +39,7 @@ LOOP = Loop(
     bank_conflicts=0,
     unread=0,
     stalls={"short_scoreboard": 0.575, "selected": 0.15, "mio_throttle": 0.1, "wait": 0.05},
+    idle={"short_scoreboard": 0.8, "selected": 0.2},
 )
 TIME = Time(
     us=12.5,

@@ -9,6 +9,7 @@ from cudal2gen.cli import building as building
 from cudal2gen.cli import validating as validating
 from cudal2gen.cli import trying as trying
 from cudal2gen.cli import measuring as measuring
+from cudal2gen.cli import profiling as profiling
 from cudal2gen.cli import tuning as tuning
 from cudal2gen.cli import choosing as choosing
 from cudal2gen.cli import modelling as modelling

@@ -1,11 +1,14 @@
 """Profiles of kernels from their machine code: what a profiler would show, predicted without a GPU.
 
-``load`` reads one back, ``sections`` and ``html`` print it.
+``of_record`` and ``of_cubin`` make one, ``load`` reads one back. ``sections`` and ``html`` print it.
 """
 
 from cudal2gen.pages import Section as Section
 from cudal2gen.profile.comparison import compare as compare
+from cudal2gen.profile.cubins import LaunchFacts as LaunchFacts
+from cudal2gen.profile.cubins import of_cubin as of_cubin
 from cudal2gen.profile.figures import Profile as Profile
 from cudal2gen.profile.figures import load as load
 from cudal2gen.profile.page import html as html
+from cudal2gen.profile.records import of_record as of_record
 from cudal2gen.profile.sections import sections as sections

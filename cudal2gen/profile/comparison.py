@@ -60,7 +60,7 @@ def _loop(profile: Profile) -> dict[str, float]:
     figures = {
         f"cycles a {loop.unit}": loop.cycles,
         "tensor bound, cycles": loop.tensor_cycles,
-        "instructions of a warp": loop.issue_slots,
+        "issue slots used": loop.issue_slots,
         "warps a scheduler": loop.warps,
         "registers": profile.registers,
         "registers in use": loop.live_registers,
@@ -73,7 +73,8 @@ def _shares(a: Profile, b: Profile) -> list[Table]:
     return [
         _table("Busy share of each pipe", a.loop.pipes, b.loop.pipes, percent),
         _table("What warps wait for, as a share of their cycles", a.loop.stalls, b.loop.stalls, percent),
-        _table("Instructions of a warp in a turn", a.loop.opcodes, b.loop.opcodes, "{:g}".format),
+        _table("What warps that multiply do while the tensor core idles", a.loop.idle, b.loop.idle, percent),
+        _table("Instructions of all warps of a scheduler", a.loop.opcodes, b.loop.opcodes, "{:g}".format),
     ]
 
 

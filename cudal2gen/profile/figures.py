@@ -54,14 +54,17 @@ class Loop(Schema):
     warps: Annotated[Count, Field(description="that share the scheduler")]
     cycles: Annotated[Cycles, Field(description="from one unit to the next, of all these warps")]
     tensor_cycles: Annotated[Cycles, Field(description="of them with a busy tensor core: the bound")]
-    bound: Annotated[str, Field(description="the pipe that is busy 85 % of the time or more, else the longest wait")]
-    issue_slots: Annotated[float, Field(ge=0, description="instructions of a warp")]
+    bound: Annotated[str, Field(description="a pipe that is busy 85 % of the time or more, else the largest of idle")]
+    issue_slots: Annotated[float, Field(ge=0, description="instructions of all these warps")]
     opcodes: Annotated[dict[str, float], Field(description="the same by opcode")]
     pipes: Annotated[dict[str, Share], Field(description="share of the time that each is busy")]
     live_registers: Annotated[Count, Field(description="of a thread, in use at most")]
-    bank_conflicts: Annotated[Cycles, Field(description="of a warp, in register banks")]
-    unread: Annotated[float, Field(ge=0, description="instructions of a warp that only write what nobody reads")]
+    bank_conflicts: Annotated[Cycles, Field(description="that instructions wait for register banks")]
+    unread: Annotated[float, Field(ge=0, description="instructions that only write what nobody reads")]
     stalls: Annotated[dict[str, Share], Field(description="share of all warps' cycles by Nsight Compute's reasons")]
+    idle: Annotated[
+        dict[str, Share], Field(description="the same, of warps that multiply, while the tensor core idles")
+    ]
 
 
 class Occupancy(Schema):

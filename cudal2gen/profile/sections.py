@@ -33,7 +33,7 @@ def _overview(profile: Profile) -> Table:
     if time:
         rows += [
             ("time", f"{microseconds(time.us)} µs, {time.us / time.floor_us:.2f} times the floor of "
-             f"{microseconds(time.floor_us)} µs (FLOP, bytes, launch)"),
+             f"{microseconds(time.floor_us)} µs"),
         ]  # fmt: skip
     rows += [("main loop", loop_words(loop)), ("bound by", time.bound if time else loop.bound)]
     if profile.occupancy:
@@ -48,7 +48,7 @@ def _overview(profile: Profile) -> Table:
 
 def loop_words(loop: Loop) -> str:
     """Cycles of a turn beside the tensor bound."""
-    text = f"{loop.cycles:.0f} cycles a {loop.unit} of {loop.warps} warps a scheduler"
+    text = f"{loop.cycles:.0f} cycles a {loop.unit} of {counted(loop.warps, 'warp')} a scheduler"
     if not loop.tensor_cycles:
         return text
     return f"{text}, tensor bound {loop.tensor_cycles:.0f} ({percent(loop.tensor_cycles / loop.cycles)})"
@@ -56,10 +56,13 @@ def loop_words(loop: Loop) -> str:
 
 def occupancy_words(occupancy: Occupancy) -> str:
     """Resident CTAs and warps, and what limits them."""
-    return (
-        f"{occupancy.ctas} CTAs an SM, {occupancy.warps:g} warps a scheduler, limited by "
-        f"{' and '.join(occupancy.limits)}"
-    )
+    resident = f"{counted(occupancy.ctas, 'CTA')} an SM, {occupancy.warps:g} warps a scheduler"
+    return f"{resident}, limited by {' and '.join(occupancy.limits)}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things in words."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _time(time: Time) -> Section:
@@ -80,12 +83,9 @@ def _time(time: Time) -> Section:
 
 
 def _loop(loop: Loop) -> Section:
-    words = (
-        f"A turn is a {loop.unit}: {loop.issue_slots:.0f} instructions of each of {loop.warps} warps, "
-        f"{loop_words(loop)}."
-    )
+    words = f"{loop_words(loop).capitalize()}; {loop.issue_slots:.0f} issue slots used, one instruction each."
     wasted = (
-        (f"{loop.bank_conflicts:g} cycles of a warp wait for register banks." if loop.bank_conflicts else ""),
+        (f"{loop.bank_conflicts:g} cycles of issue wait for register banks." if loop.bank_conflicts else ""),
         (f"{loop.unread:g} instructions write registers that nobody reads." if loop.unread else ""),
         ("" if loop.rolled else "The main loop is straight code: its first and last turns are in the figures."),
     )
@@ -96,10 +96,11 @@ def _loop(loop: Loop) -> Section:
         tables=(
             Table("Busy share of each pipe", ("pipe", "busy"), shares(loop.pipes)),
             Table("What warps wait for, as a share of their cycles", ("stall", "share"), shares(loop.stalls)),
+            Table("What warps that multiply do while the tensor core idles", ("stall", "share"), shares(loop.idle)),
             Table(
-                "Instructions of a warp in a turn",
+                f"Instructions of all warps of a scheduler in a {loop.unit}",
                 ("opcode", "count"),
-                tuple((name, f"{count:g}") for name, count in by_size(loop.opcodes)),
+                tuple((name, f"{count:.4g}") for name, count in by_size(loop.opcodes)),
             ),
         ),
     )
@@ -135,7 +136,7 @@ def _occupancy(occupancy: Occupancy) -> Section:
         "Occupancy",
         tables=(
             Table(
-                f"CTAs that an SM has room for; {occupancy.ctas} are resident",
+                f"CTAs that an SM has room for, by limit; the least counts: {occupancy.ctas}",
                 ("limit", "a CTA uses", "room for CTAs", "at most, for one CTA more"),
                 rows,
             ),

@@ -1,0 +1,217 @@
+"""The steady main loop of a simulated scheduler: what a turn takes, line by line and pipe by pipe."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from math import ceil
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from cudal2gen.chips import Chip
+from cudal2gen.profile import figures
+from cudal2gen.sass import Function, Graph, Instruction, Pipe, pipe_use
+from cudal2gen.sass.banks import conflict_cycles
+from cudal2gen.sass.pipes import MMA, SUB_CORES
+from cudal2gen.sass.registers import Liveness, unread
+from cudal2gen.sass.simulation import Issue, Stall
+
+SHOWN_CYCLES, MOST_TURNS = 600, 4  # of the picture: as many turns as fit, at least one
+BUSY = 0.85  # share from which on a pipe counts as the bound
+ISSUE_PORT = "issue port"
+SourceText = Callable[[str], Sequence[str]]  # the lines of a source file, none where it is not there
+
+
+class Window(NamedTuple):
+    """Issues of whole turns from cycle ``start`` to ``end``; ``warps``: how many share the scheduler."""
+
+    issues: Sequence[Issue]
+    start: float
+    end: float
+    turns: int
+    warps: int
+
+    @property
+    def cycles(self) -> float:
+        return self.end - self.start
+
+
+def steady(issues: Sequence[Issue], turn: Sequence[Instruction]) -> Window:
+    """Turns from the middle of a run: one starts where a warp issues the first instruction of ``turn``.
+
+    Where no warp comes to it again, one turn goes from its first instruction to its last, and where there is no loop,
+    from the first MMA to the last.
+    """
+    warps = len({issue.warp for issue in issues})
+    header = turn[0].address if turn else None
+    at_header = [issue for issue in issues if issue.instruction.address == header]
+    starts = [issue.cycle for issue in at_header if issue.warp == at_header[0].warp]
+    if len(starts) < 2:
+        inside = {code.address for code in turn}
+        own = [issue.cycle for issue in issues if _counts(issue.instruction, inside)]
+        start, end, turns = min(own, default=0.0), max(own, default=0.0) + 1, 1
+    else:
+        middle = (len(starts) - 1) // 2
+        cycles = starts[middle + 1] - starts[middle]
+        turns = min(max(1, min(MOST_TURNS, int(SHOWN_CYCLES // cycles))), len(starts) - 1 - middle)
+        start, end = starts[middle], starts[middle + turns]
+    return Window([issue for issue in issues if start <= issue.cycle < end], start, end, turns, warps)
+
+
+def _counts(instruction: Instruction, inside: Collection[int]) -> bool:
+    return instruction.address in inside if inside else instruction.name in MMA
+
+
+def source_text(own: Path | None) -> SourceText:
+    """The lines of source files: of ``own`` for every file of its name, else of the file that a line names."""
+
+    @cache
+    def lines(file: str) -> Sequence[str]:
+        path = own if own is not None and Path(file).name.endswith(".cu") else Path(file)
+        try:
+            return path.read_text(errors="replace").splitlines()
+        except OSError:
+            return ()
+
+    return lines
+
+
+class Listing:
+    """The instructions of a window as lines, in the order of addresses; ``function``: what they are of."""
+
+    def __init__(self, window: Window, function: Function, chip: Chip) -> None:
+        self.window = window
+        sm, code = function.sm, function.instructions
+        liveness = Liveness(Graph(function))
+        self.live = {item.address: count for item, count in zip(code, liveness.pressure, strict=True)}
+        self.unread = {item.address for item in unread(code, liveness, sm)}
+        instructions = {issue.instruction.address: issue.instruction for issue in window.issues}
+        self.instructions = [instructions[address] for address in sorted(instructions)]
+        self.uses = {instruction.address: pipe_use(instruction, sm, chip) for instruction in self.instructions}
+        self.conflicts = dict(zip(self.uses, conflict_cycles(self.instructions, sm), strict=True))
+        self.index = {instruction.address: at for at, instruction in enumerate(self.instructions)}
+
+    def lines(self, source: SourceText) -> tuple[figures.Line, ...]:
+        """The lines with their stalls, in the mean over the issues of each."""
+        stalls: dict[int, Counter[str]] = defaultdict(Counter)
+        times: Counter[int] = Counter()
+        for issue in self.window.issues:
+            times[issue.instruction.address] += 1
+            stalls[issue.instruction.address].update(waited(issue))
+        return tuple(
+            self._line(instruction, stalls[instruction.address], times[instruction.address], source)
+            for instruction in self.instructions
+        )
+
+    def _line(
+        self, instruction: Instruction, stalls: Mapping[str, float], times: int, source: SourceText
+    ) -> figures.Line:
+        use = self.uses[instruction.address]
+        guard = f"@{instruction.guard} " if instruction.guard else ""
+        innermost = instruction.source[0] if instruction.source else None
+        text = source(innermost.file) if innermost else ()
+        return figures.Line(
+            address=instruction.address,
+            sass=f"{guard}{instruction.opcode} {', '.join(instruction.operands)}".rstrip(),
+            pipe=use.pipe.value,
+            busy=use.busy_cycles,
+            stalls={name: cycles / times for name, cycles in stalls.items()},
+            live=self.live[instruction.address],
+            conflicts=self.conflicts[instruction.address],
+            unread=instruction.address in self.unread,
+            file=innermost.file if innermost else None,
+            line=innermost.line if innermost else None,
+            cuda=text[innermost.line - 1].strip() if innermost and innermost.line <= len(text) else None,
+        )
+
+    def issues(self) -> tuple[figures.Issue, ...]:
+        """Every issue of the window; cycles count from its start."""
+        return tuple(
+            figures.Issue(
+                warp=issue.warp,
+                line=self.index[issue.instruction.address],
+                cycle=issue.cycle - self.window.start,
+                stalls=waited(issue),
+            )
+            for issue in self.window.issues
+        )
+
+    def _idle(self) -> dict[str, float]:
+        """Cycles that warps with MMAs spend while the tensor core idles, by reason; ``selected``: they issue others."""
+        window, busy = self.window, set[int]()
+        free = window.start
+        for issue in window.issues:
+            use = self.uses[issue.instruction.address]
+            if use.pipe is Pipe.TENSOR:
+                begin = max(free, issue.cycle)
+                free = begin + use.busy_cycles
+                busy.update(range(int(begin), ceil(free)))
+        multiplying = {
+            issue.warp for issue in window.issues if self.uses[issue.instruction.address].pipe is Pipe.TENSOR
+        }
+        total: defaultdict[str, float] = defaultdict(float)
+        for issue in window.issues:
+            if issue.warp in multiplying:
+                for name, begin, end in spans(issue):
+                    total[name] += sum(
+                        cycle not in busy for cycle in range(max(int(begin), int(window.start)), int(end))
+                    )
+        return {name: cycles for name, cycles in total.items() if cycles}
+
+    def loop(self, unit: Literal["k-tile", "turn"], tiles: float, rolled: bool) -> figures.Loop:
+        """Figures of a unit; ``tiles``: how many of them a turn is."""
+        window = self.window
+        units = window.turns * tiles
+        busy: defaultdict[str, float] = defaultdict(float)
+        stalls: defaultdict[str, float] = defaultdict(float)
+        for issue in window.issues:
+            use = self.uses[issue.instruction.address]
+            if use.pipe is not Pipe.NONE:
+                busy[use.pipe.value] += use.busy_cycles * (SUB_CORES if use.shared_by_sm else 1)
+            for stall, cycles in issue.stalls.items():
+                stalls[stall] += cycles
+        pipes = {pipe: cycles / window.cycles for pipe, cycles in busy.items()}
+        pipes[ISSUE_PORT] = len(window.issues) / window.cycles
+        waits = {str(stall): cycles / max(1.0, sum(stalls.values())) for stall, cycles in stalls.items()}
+        idle = self._idle()
+        addresses = [issue.instruction.address for issue in window.issues]
+        own = Counter(issue.instruction.name for issue in window.issues)
+        return figures.Loop(
+            unit=unit,
+            rolled=rolled,
+            warps=window.warps,
+            cycles=window.cycles / units,
+            tensor_cycles=busy[Pipe.TENSOR] / units,
+            bound=bound(pipes, idle),
+            issue_slots=len(window.issues) / units,
+            opcodes={name: count / units for name, count in own.most_common()},
+            pipes=pipes,
+            live_registers=max((self.live[address] for address in addresses), default=0),
+            bank_conflicts=sum(self.conflicts[address] for address in addresses) / units,
+            unread=sum(address in self.unread for address in addresses) / units,
+            stalls=waits,
+            idle={name: cycles / max(1.0, sum(idle.values())) for name, cycles in idle.items()},
+        )
+
+
+def waited(issue: Issue) -> dict[str, float]:
+    """The cycles before an issue by reason, without its own slot."""
+    return {str(stall): cycles for stall, cycles in issue.stalls.items() if stall is not Stall.SELECTED and cycles > 0}
+
+
+def spans(issue: Issue) -> Iterator[tuple[str, float, float]]:
+    """The reasons before an issue in the order of time, and its own slot: reason, first cycle, end."""
+    at = issue.cycle - sum(waited(issue).values())
+    for name, cycles in waited(issue).items():
+        yield name, at, at + cycles
+        at += cycles
+    yield Stall.SELECTED.value, issue.cycle, issue.cycle + 1
+
+
+def bound(pipes: Mapping[str, float], idle: Mapping[str, float]) -> str:
+    """A pipe that is busy nearly all the time, else what warps wait for the most while the tensor core idles."""
+    pipe = max(pipes, key=lambda name: pipes[name])
+    if pipes[pipe] >= BUSY:
+        return f"{pipe} pipe" if pipe != ISSUE_PORT else pipe
+    return f"latency: {max(idle, key=lambda name: idle[name])}" if idle else "latency"

@@ -1,0 +1,169 @@
+"""The profile of a built record: its machine code, its launch, and the time that the model gives both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cudal2gen import sass
+from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.model import estimate, memory
+from cudal2gen.model.code import CodeEstimate, Load, estimate_code, machine_of, streams
+from cudal2gen.pages import percent
+from cudal2gen.profile import advice, figures
+from cudal2gen.profile.loop import Listing, Window, source_text, steady
+from cudal2gen.profile.occupancy import occupancy
+from cudal2gen.sass.simulation import Stream, Timeline, simulate
+from cudal2gen.sass.ways import Ways
+
+DETAILED_TURNS = 8  # of the main loop, beyond those that fill the ring
+
+
+def of_record(record: Record, cubin: Path, source: Path) -> figures.Profile:
+    """The profile of a record's kernel; ``source``: its CUDA text. Raises DisassemblyError and ToolchainError."""
+    functions = sass.disassemble(cubin)
+    function = next((function for function in functions if function.name == record.name), functions[0])
+    return _Kernel(record, function, source).profile
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    record: Record
+    function: sass.Function
+    source: Path
+
+    @cached_property
+    def estimate(self) -> CodeEstimate:
+        return estimate_code(self.record, self.function)
+
+    @cached_property
+    def load(self) -> Load:
+        sms = memory.usable_sms(self.record)
+        return Load(self.record, Ways(self.function), machine_of(self.record, sms, self.estimate.resident))
+
+    @property
+    def turns(self) -> int:
+        """Turns of the main loop that are simulated."""
+        return min(self.load.turns, self.record.ring_steps + DETAILED_TURNS)
+
+    def _streams(self, turns: int) -> list[Stream]:
+        """The warps of one scheduler, which make so many turns."""
+        return streams(self.load, self.estimate.resident, turns)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return simulate(self._streams(self.turns), self.load.machine, detail=True)
+
+    @cached_property
+    def window(self) -> Window:
+        return steady(self.timeline.issues, self.load.ways.consumer.turn)
+
+    @cached_property
+    def listing(self) -> Listing:
+        return Listing(self.window, self.function, self.record.target)
+
+    @cached_property
+    def loop(self) -> figures.Loop:
+        tiles = self.load.tile_steps / max(1, self.load.turns)
+        return self.listing.loop("k-tile", tiles, bool(self.load.ways.consumer.turn))
+
+    @cached_property
+    def occupancy(self) -> figures.Occupancy:
+        record = self.record
+        smem = record.smem_bytes + record.smem_static_bytes
+        return occupancy(record.target.capability, record.threads, self.function.registers, smem)
+
+    @cached_property
+    def per_sm(self) -> int:
+        """CTAs of the busiest SM."""
+        return ceil_div(self.record.ctas, memory.usable_sms(self.record))
+
+    @cached_property
+    def time(self) -> figures.Time:
+        record, modelled = self.record, self.estimate
+        rates, sms = record.target.rates, memory.usable_sms(record)
+        launch = memory.LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
+        first = [ends[0] for ends in self.timeline.ends if ends]
+        generations = self.per_sm / modelled.resident
+        outside = max(0.0, modelled.sm_us - modelled.main_us)
+        prologue = min(outside, generations * min(first, default=0.0) / rates.mhz)
+        parts = {
+            "launch": launch,
+            "prologue": prologue,
+            "main loop": modelled.main_us,
+            "epilogue": outside - prologue,
+            "sums of split k": modelled.around_us - launch,
+            "stores that the L2 cannot keep": modelled.stores_us,
+            "device memory beyond that": modelled.us - modelled.around_us - modelled.sm_us - modelled.stores_us,
+        }
+        cheap = estimate(record).bounds_us
+        bounds = {
+            "tensor cores": self._tensor_us,
+            "machine code": modelled.main_us,
+            "L2": cheap["L2"],
+            "device memory": modelled.dram_us,
+        }
+        memory_bound = modelled.dram_us - modelled.stores_us > modelled.sm_us
+        return figures.Time(
+            us=modelled.us,
+            parts={name: us for name, us in parts.items() if us > 1e-6},
+            bounds=bounds,
+            bound="device memory" if memory_bound else self.loop.bound,
+            ctas=record.ctas,
+            waves=record.waves(self.function.registers),
+            tail_share=0.0 if record.shares_last_wave else 1 - record.ctas / (self.per_sm * sms),
+            floor_us=memory.LAUNCH_US + max(self._compute_us, record.problem.traffic_bytes / rates.dram_bytes_us),
+        )
+
+    @property
+    def _tensor_us(self) -> float:
+        """The tiles of the busiest SM at the rate of its tensor cores."""
+        record, chip = self.record, self.record.target
+        rate = chip.tensor_flops if record.work.instruction == "wgmma" else chip.mma_sync_flops
+        flops = 2 * self.per_sm * record.bm * record.bn * record.k_step * self.load.tile_steps
+        return flops / rate(record.acc == "f32") / chip.rates.mhz
+
+    @property
+    def _compute_us(self) -> float:
+        """The FLOP of the problem at the peak of all SMs."""
+        chip = self.record.target
+        return self.record.problem.flops / (chip.tensor_flops(self.record.acc == "f32") * chip.sms * chip.rates.mhz)
+
+    def _advice(self) -> Iterator[figures.Advice]:
+        more = advice.more_residents(self.occupancy, self.record.accumulator_registers)
+        if more and self.per_sm > self.occupancy.ctas:
+            after = estimate_code(self.record, self.function, self.occupancy.ctas + 1).us
+            yield figures.Advice(change=more, figure="time", form="machine code", before=self.estimate.us, after=after)
+        if self.load.ways.consumer.turn and self.load.turns > 1:
+            yield from advice.free_parts(self._streams, self.load.machine, self.turns)
+        if not self.record.shares_last_wave and self.time.tail_share:
+            even = self.estimate.us - self.time.tail_share * self.estimate.sm_us
+            yield figures.Advice(
+                change=f"the {percent(self.time.tail_share)} of the SMs' time that is idle in the last wave at work",
+                figure="time", form="machine code", before=self.estimate.us, after=even,
+            )  # fmt: skip
+        yield from advice.edits(self.record)
+
+    @property
+    def profile(self) -> figures.Profile:
+        record, function = self.record, self.function
+        return figures.Profile(
+            kind="profile",
+            version=figures.VERSION,
+            modelled=True,
+            kernel=function.name,
+            arch=record.arch,
+            gpu=record.gpu,
+            problem=f"{record.mnk} {record.acc} {record.layout}",
+            registers=function.registers,
+            spill_bytes=sass.spill_bytes(function),
+            instructions=len(function.instructions),
+            loop=self.loop,
+            occupancy=self.occupancy,
+            time=self.time,
+            advice=advice.worthwhile(list(self._advice())),
+            lines=self.listing.lines(source_text(self.source)),
+            issues=self.listing.issues(),
+        )
