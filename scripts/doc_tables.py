@@ -1,5 +1,6 @@
 """A hook of mkdocs. ``<!-- record fields -->`` becomes tables of the record classes' fields, ``<!-- commands -->`` all
-commands with their options and defaults, ``<!-- rules -->`` the rules of the emulator."""
+commands with their options and defaults, ``<!-- rules -->`` the rules of the emulator,
+``<!-- profile fields -->`` and ``<!-- launch fields -->`` what ``profile --json`` prints and ``--launch`` reads."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 from cudal2gen import cli
 from cudal2gen.emulator import RULES
 from cudal2gen.kernel import FAMILIES, Problem
+from cudal2gen.profile import LaunchFacts, figures
 
 KINDS = {int: "integer", float: "number", Path: "path"}  # of options without choices or a name for their value
 
@@ -27,6 +29,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         ("<!-- record fields -->", tables),
         ("<!-- commands -->", commands),
         ("<!-- rules -->", rules),
+        ("<!-- profile fields -->", profile),
+        ("<!-- launch fields -->", launch),
     ):
         if marker in markdown:
             markdown = markdown.replace(marker, content())
@@ -45,6 +49,31 @@ def tables() -> str:
     for name, family in FAMILIES.items():
         blocks += [f"## {name}", cleandoc(family.__doc__ or ""), table(family, {"problem", "family", "origin"})]
     return "\n\n".join(blocks)
+
+
+def profile() -> str:
+    """Markdown: the fields of a profile and of its parts."""
+    parts = (
+        figures.Profile,
+        figures.Loop,
+        figures.Occupancy,
+        figures.Time,
+        figures.Advice,
+        figures.Line,
+        figures.Issue,
+    )
+    return "\n\n".join(f"### {part.__name__}\n\n{cleandoc(part.__doc__ or '')}\n\n{meanings(part)}" for part in parts)
+
+
+def launch() -> str:
+    """Markdown: the fields of a launch."""
+    return table(LaunchFacts, set())
+
+
+def meanings(model: type[BaseModel]) -> str:
+    """Markdown: name and description of each field of a model."""
+    rows = [f"| `{name}` | {plain(field.description or '')} |" for name, field in model.model_fields.items()]
+    return "\n".join(["| field | meaning |", "|---|---|", *rows])
 
 
 def table(model: type[BaseModel], hidden: set[str]) -> str:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from cudal2gen import profile
+from cudal2gen import compiler, profile
 from cudal2gen.chips import CAPABILITIES
 from cudal2gen.errors import WrongInput
+from cudal2gen.model import estimate
 from cudal2gen.pages import Table
 from cudal2gen.profile.occupancy import occupancy
 from cudal2gen.profile.picture import LANE, LEFT, busy, picture, waits
 from tests.profiled import HOSTILE, ISSUES, LINES, PROFILE
+from tests.strategies import multistage
 
 
 def table(sections: tuple[profile.Section, ...], caption: str) -> Table:
@@ -57,7 +62,7 @@ def test_a_saved_profile_is_read_back(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(WrongInput, match=r"kernel\.json|JSON|line"):
             profile.load(path)
-    with pytest.raises(WrongInput, match="No such file"):
+    with pytest.raises(WrongInput, match="cannot read"):
         profile.load(tmp_path / "absent.json")
 
 
@@ -137,3 +142,131 @@ def test_a_comparison_has_ratios() -> None:
     assert rows["barrier"] == ("0.0 %", "10.0 %", "—")
     loops = [item.model_copy(update={"time": None, "occupancy": None}) for item in (faster, PROFILE)]
     assert profile.compare(*loops)[0].paragraphs[1] == "By the model A takes 10.0 % less time for a k-tile than B."
+
+
+RECORD = multistage(bk=64)
+
+
+@pytest.fixture(scope="module")
+def built() -> compiler.Artifact:
+    return compiler.build([RECORD])[0]
+
+
+@pytest.fixture(scope="module")
+def modelled(built: compiler.Artifact) -> profile.Profile:
+    return profile.of_record(RECORD, built.cubin, built.source)
+
+
+def test_a_record_has_the_bounds_that_follow_by_hand(modelled: profile.Profile, built: compiler.Artifact) -> None:
+    """An MMA of 16x8x16 takes a tensor core of an A100 8 cycles; a scheduler has a quarter of a CTA's warps."""
+    loop, time = modelled.loop, modelled.time
+    mmas = RECORD.warp_m * RECORD.warp_n * RECORD.k_blocks
+    assert loop.opcodes["HMMA"] == pytest.approx(mmas * loop.warps)
+    assert loop.tensor_cycles == pytest.approx(8 * mmas * loop.warps)
+    assert loop.cycles >= loop.tensor_cycles
+    assert loop.pipes["tensor"] == pytest.approx(loop.tensor_cycles / loop.cycles)
+    assert sum(loop.stalls.values()) == pytest.approx(1)
+    assert loop.live_registers <= modelled.registers == built.ptxas.registers
+    assert modelled.occupancy is not None
+    assert modelled.occupancy.ctas == RECORD.ctas_per_sm(built.ptxas.registers)
+    assert time is not None
+    assert time.us == pytest.approx(sum(time.parts.values()))
+    assert time.waves == RECORD.waves(built.ptxas.registers)
+    per_sm = -(-RECORD.ctas // 108)
+    assert time.tail_share == pytest.approx(1 - RECORD.ctas / 108 / per_sm)
+    flops = 2 * RECORD.m * RECORD.n * RECORD.k
+    least = max(flops / (2048 * 108 * 1380), RECORD.problem.traffic_bytes / 1.7e6)
+    assert time.floor_us == pytest.approx(1.6 + least)
+
+
+def test_lines_have_their_cuda_and_issues_their_place(modelled: profile.Profile) -> None:
+    mmas = [line for line in modelled.lines if line.sass.startswith("HMMA")]
+    assert all(line.pipe == "tensor" and line.busy == 8 for line in mmas)
+    assert any("Mma::fma" in (line.cuda or "") for line in mmas)
+    assert all(line.file and line.file.endswith(".cu") for line in mmas)
+    assert [line.address for line in modelled.lines] == sorted(line.address for line in modelled.lines)
+    for warp in {issue.warp for issue in modelled.issues}:
+        own = [issue for issue in modelled.issues if issue.warp == warp]
+        for before, after in pairwise(own):
+            assert after.cycle - before.cycle == pytest.approx(sum(after.stalls.values()) + 1)
+
+
+def test_advice_is_what_the_model_says_of_the_change(modelled: profile.Profile) -> None:
+    assert all(advice.gain >= 0.01 for advice in modelled.advice)
+    gains = [advice.gain for advice in modelled.advice]
+    assert gains == sorted(gains, reverse=True)
+    for advice in modelled.advice:
+        if advice.change.startswith("--set"):
+            field, value = advice.change.removeprefix("--set ").split("=")
+            edited = RECORD.at(RECORD.problem, **{field: json.loads(value)})
+            assert advice.after == estimate(edited).us
+            assert advice.before == estimate(RECORD).us
+        elif advice.figure == "main loop":
+            assert modelled.loop.tensor_cycles * 0.98 <= advice.after < advice.before
+
+
+def test_without_a_launch_a_cubin_has_its_main_loop(built: compiler.Artifact, modelled: profile.Profile) -> None:
+    """One CTA by itself; with a launch what the record's own launch gives."""
+    alone = profile.of_cubin(built.cubin, "a100")
+    assert (alone.time, alone.occupancy, alone.problem) == (None, None, None)
+    assert alone.loop.unit == "turn"
+    assert alone.loop.warps == RECORD.threads // 128
+    assert alone.loop.tensor_cycles * modelled.loop.warps == pytest.approx(
+        modelled.loop.tensor_cycles * alone.loop.warps
+    )
+    facts = {"ctas": 108 * 7, "threads": RECORD.threads, "smem_bytes": RECORD.smem_bytes, "turns": 100}
+    launched = profile.of_cubin(built.cubin, "a100", None, profile.LaunchFacts(**facts))
+    assert launched.time is not None
+    assert launched.occupancy == modelled.occupancy
+    assert launched.time.tail_share == 0
+    tensor_us = 7 * 100 * 8 * RECORD.warp_m * RECORD.warp_n * RECORD.k_blocks * (RECORD.threads // 128) / 1380
+    assert launched.time.bounds["tensor cores"] == pytest.approx(tensor_us)
+    with pytest.raises(WrongInput, match="no function whose name has other"):
+        profile.of_cubin(built.cubin, "a100", "other")
+    with pytest.raises(WrongInput, match=r"is for sm_80, which h100 does not run; --gpu names"):
+        profile.of_cubin(built.cubin, "h100")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"ctas": 1}', "threads"),
+        ('{"ctas": 1, "threads": 33, "smem_bytes": 0, "turns": 1}', "threads"),
+        ("[]", "is no object"),
+        ("{", r"launch\.json: not JSON"),
+    ],
+)
+def test_a_launch_that_makes_no_sense_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(content)
+    with pytest.raises(WrongInput, match=message):
+        profile.LaunchFacts.load(path)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cudal2gen", "profile", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_verb_prints_text_json_and_a_page(tmp_path: Path, built: compiler.Artifact) -> None:
+    page, saved = tmp_path / "p.html", tmp_path / "p.json"
+    done = run(str(built.cubin), "--lines", "3", "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "<svg" in page.read_text()
+    text = run(str(built.cubin), "--lines", "3")
+    assert "All figures are modelled" in text.stdout
+    assert "WHAT WOULD HELP" in text.stdout
+    content = run(str(built.cubin), "--json").stdout
+    saved.write_text(content)
+    assert json.loads(content)["kernel"] == RECORD.name
+    compared = run("--compare", str(saved), str(built.cubin))
+    assert "By the model both take the same time for a turn." in compared.stdout, compared.stderr
+    for arguments, message in (
+        ((), "give one of --mnk M_N_K, FILE and --compare A B"),
+        (("--mnk", "64_64_64", str(built.cubin)), "give one of"),
+        (("nowhere.cubin",), "no file at nowhere.cubin"),
+        (("--compare", str(saved), "64_64"), "expected three sizes"),
+    ):
+        refused = run(*arguments)
+        assert refused.returncode == 2
+        assert message in refused.stderr

@@ -64,7 +64,7 @@ def profile_kernel(
             print_section(section)
         return
     if (cubin is None) == (not selection.mnk):
-        refuse("give one of --mnk M_N_K, FILE.cubin and --compare A B")
+        refuse("give one of --mnk M_N_K, FILE and --compare A B")
     content = _of_file(cubin, selection, kernel, facts) if cubin else _of_record(selection, compilation)
     if html is not None:
         write(html, profile.html(content))
@@ -88,7 +88,7 @@ def _of_record(selection: Selection, compilation: Compilation) -> Profile:
 
 
 def _of_file(path: Path, selection: Selection, kernel: str | None, launch: LaunchFacts | None) -> Profile:
-    """Of a cubin, at the rates of --gpu where that can run it, else of the first GPU that can; or of saved JSON."""
+    """Of a cubin, at the rates of --gpu; or of saved JSON."""
     from cudal2gen import profile
 
     if path.suffix == ".json":

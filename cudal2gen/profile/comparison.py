@@ -45,7 +45,7 @@ def _verdict(a: Profile, b: Profile, timed: bool) -> str:
         if a.loop.unit != b.loop.unit or a.loop.tensor_cycles != b.loop.tensor_cycles:
             return "Turns of the two main loops do different work: compare their shares, and cycles over tensor bound."
     if before == after:
-        return f"The model gives both the same {figure}."
+        return f"By the model both take the same {figure}."
     more, less = ("B", "A") if after > before else ("A", "B")
     share = percent(abs(after - before) / max(after, before))
     return f"By the model {less} takes {share} less {figure} than {more}."

@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from cudal2gen import sass
-from cudal2gen.chips import GPUS, Chip
-from cudal2gen.errors import WrongInput, parse_json
-from cudal2gen.kernel import ceil_div, explain
+from cudal2gen.chips import GPUS, Capability, Chip
+from cudal2gen.errors import WrongInput
+from cudal2gen.kernel import ceil_div
 from cudal2gen.kernel.schema import Schema
 from cudal2gen.model import memory
 from cudal2gen.profile import advice, figures
@@ -32,31 +32,17 @@ WARPGROUP_THREADS = 128
 
 
 class LaunchFacts(Schema):
-    """A launch as ``--launch`` spells it: CTAs of the grid, threads of a CTA, its shared memory in bytes, static and
-    dynamic together, and turns of the main loop that each CTA makes."""
+    """A launch as ``--launch`` spells it."""
 
-    ctas: Annotated[int, Field(ge=1)]
-    threads: Annotated[int, Field(ge=32, le=1024, multiple_of=32)]
-    smem_bytes: Annotated[int, Field(ge=0)]
-    turns: Annotated[int, Field(ge=1)]
+    ctas: Annotated[int, Field(ge=1, le=2**31, description="of the grid")]
+    threads: Annotated[int, Field(ge=32, le=1024, multiple_of=32, description="of a CTA")]
+    smem_bytes: Annotated[int, Field(ge=0, le=1 << 20, description="of a CTA, static and dynamic together")]
+    turns: Annotated[int, Field(ge=1, le=2**31, description="of the main loop that each CTA makes")]
 
     @classmethod
     def load(cls, path: Path) -> LaunchFacts:
         """The launch that a file spells as JSON. Raises WrongInput."""
-        try:
-            text = path.read_bytes()
-        except OSError as error:
-            raise WrongInput(f"{path}: {error.strerror}; --launch names a file of JSON with {_names()}") from None
-        if not isinstance(parse_json(text), dict):
-            raise WrongInput(f"{path}: is no object; a launch has {_names()}")
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise WrongInput(f"{path}: {explain(error)}; a launch has {_names()}") from None
-
-
-def _names() -> str:
-    return ", ".join(LaunchFacts.model_fields)
+        return figures.validated(cls, path, figures.read_object(path, f"a launch has {', '.join(cls.model_fields)}"))
 
 
 def of_cubin(cubin: Path, gpu: str, kernel: str | None = None, launch: LaunchFacts | None = None) -> figures.Profile:
@@ -72,7 +58,20 @@ def of_cubin(cubin: Path, gpu: str, kernel: str | None = None, launch: LaunchFac
     if not functions:
         named = f" whose name has {kernel}" if kernel else ""
         raise WrongInput(f"{cubin}: has no function{named} with an MMA; name a kernel that multiplies matrices")
-    return _Kernel(max(functions, key=lambda function: len(function.instructions)), gpu, launch).profile
+    function = max(functions, key=lambda function: len(function.instructions))
+    if not _runs(GPUS[gpu].capability, function.sm):
+        able = (
+            ", ".join(name for name, chip in GPUS.items() if _runs(chip.capability, function.sm)) or "none that is here"
+        )
+        raise WrongInput(f"{cubin}: is for {function.sm}, which {gpu} does not run; --gpu names one that does: {able}")
+    return _Kernel(function, gpu, launch).profile
+
+
+def _runs(capability: Capability, sm: str) -> bool:
+    """Whether a GPU runs machine code: of its major number and at most its minor, or of its very features (90a)."""
+    major, minor = divmod(int(sm.removeprefix("sm_").rstrip("af")), 10)
+    own_major, own_minor = capability.number
+    return major == own_major and (minor == own_minor if sm.endswith("a") else minor <= own_minor)
 
 
 @dataclass(frozen=True)

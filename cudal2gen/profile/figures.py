@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from cudal2gen.errors import WrongInput, parse_json
+from cudal2gen.errors import WrongInput, parse_json, reading
 from cudal2gen.kernel import explain
 from cudal2gen.kernel.schema import Schema
 
 VERSION: Literal[1] = 1
+Kind = TypeVar("Kind", bound=Schema)
 Cycles = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0)]  # of 1
 Count = Annotated[int, Field(ge=0)]
@@ -140,16 +142,30 @@ class Profile(Schema):
 
 def load(path: Path) -> Profile:
     """A profile that ``--json`` wrote. Raises WrongInput."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise WrongInput(f"{path}: {error.strerror}; 'cudal2gen profile --json' writes a profile") from None
-    content = parse_json(text)
-    if not isinstance(content, dict) or content.get("kind") != "profile":
+    content = read_object(path, "'cudal2gen profile --json' writes a profile")
+    if content.get("kind") != "profile":
         raise WrongInput(f"{path}: is no profile; 'cudal2gen profile --json' writes one")
     if content.get("version") != VERSION:
         raise WrongInput(f"{path}: is a profile of version {content.get('version')}, this program reads {VERSION}")
+    return validated(Profile, path, content)
+
+
+def read_object(path: Path, hint: str) -> dict[str, object]:
+    """The JSON object in a file; ``hint``: what makes such a file. Raises WrongInput."""
+    with reading(path):
+        text = path.read_bytes()
     try:
-        return Profile.model_validate_json(text)
+        content = parse_json(text)
+    except WrongInput as error:
+        raise WrongInput(f"{path}: {error}; {hint}") from None
+    if not isinstance(content, dict):
+        raise WrongInput(f"{path}: is no object; {hint}")
+    return content
+
+
+def validated(schema: type[Kind], path: Path, content: dict[str, object]) -> Kind:
+    """What a file's object spells. Raises WrongInput that names the file and the field."""
+    try:
+        return schema.model_validate_json(json.dumps(content))
     except ValidationError as error:
         raise WrongInput(f"{path}: {explain(error)}") from None

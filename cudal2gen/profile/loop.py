@@ -24,12 +24,13 @@ SourceText = Callable[[str], Sequence[str]]  # the lines of a source file, none 
 
 
 class Window(NamedTuple):
-    """Issues of whole turns from cycle ``start`` to ``end``; ``warps``: how many share the scheduler."""
+    """Issues from cycle ``start`` to ``end``, in which each warp that multiplies makes ``turns`` turns of the main
+    loop in the mean; ``warps``: how many share the scheduler."""
 
     issues: Sequence[Issue]
     start: float
     end: float
-    turns: int
+    turns: float
     warps: int
 
     @property
@@ -38,25 +39,26 @@ class Window(NamedTuple):
 
 
 def steady(issues: Sequence[Issue], turn: Sequence[Instruction]) -> Window:
-    """Turns from the middle of a run: one starts where a warp issues the first instruction of ``turn``.
+    """From the middle of a run to where the first warp begins its last turn: where all are in the main loop.
 
-    Where no warp comes to it again, one turn goes from its first instruction to its last, and where there is no loop,
-    from the first MMA to the last.
+    Where a warp makes one turn, that turn from its first instruction to its last; where there is no loop, from the
+    first MMA to the last.
     """
     warps = len({issue.warp for issue in issues})
-    header = turn[0].address if turn else None
-    at_header = [issue for issue in issues if issue.instruction.address == header]
-    starts = [issue.cycle for issue in at_header if issue.warp == at_header[0].warp]
-    if len(starts) < 2:
+    starts: dict[int, list[float]] = defaultdict(list)
+    for issue in issues:
+        if turn and issue.instruction.address == turn[0].address:
+            starts[issue.warp].append(issue.cycle)
+    middles = [cycles[(len(cycles) - 1) // 2] for cycles in starts.values()]
+    start, end = max(middles, default=0.0), min((cycles[-1] for cycles in starts.values()), default=0.0)
+    if end <= start:
         inside = {code.address for code in turn}
         own = [issue.cycle for issue in issues if _counts(issue.instruction, inside)]
-        start, end, turns = min(own, default=0.0), max(own, default=0.0) + 1, 1
-    else:
-        middle = (len(starts) - 1) // 2
-        cycles = starts[middle + 1] - starts[middle]
-        turns = min(max(1, min(MOST_TURNS, int(SHOWN_CYCLES // cycles))), len(starts) - 1 - middle)
-        start, end = starts[middle], starts[middle + turns]
-    return Window([issue for issue in issues if start <= issue.cycle < end], start, end, turns, warps)
+        start, end = min(own, default=0.0), max(own, default=0.0) + 1
+    within = [issue for issue in issues if start <= issue.cycle < end]
+    mmas = sum(code.name in MMA for code in turn) * len(starts)
+    turns = sum(issue.instruction.name in MMA for issue in within) / mmas if mmas else 1.0
+    return Window(within, start, end, turns, warps)
 
 
 def _counts(instruction: Instruction, inside: Collection[int]) -> bool:
@@ -126,7 +128,9 @@ class Listing:
         )
 
     def issues(self) -> tuple[figures.Issue, ...]:
-        """Every issue of the window; cycles count from its start."""
+        """The issues of some turns; cycles count from the start of the window."""
+        turn = self.window.cycles / self.window.turns
+        span = turn * max(1, min(MOST_TURNS, int(SHOWN_CYCLES // turn)))
         return tuple(
             figures.Issue(
                 warp=issue.warp,
@@ -135,6 +139,7 @@ class Listing:
                 stalls=waited(issue),
             )
             for issue in self.window.issues
+            if issue.cycle - self.window.start < span
         )
 
     def _idle(self) -> dict[str, float]:

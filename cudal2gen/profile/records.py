@@ -18,6 +18,7 @@ from cudal2gen.profile.occupancy import occupancy
 from cudal2gen.sass.simulation import Stream, Timeline, simulate
 from cudal2gen.sass.ways import Ways
 
+NEARLY = 0.9  # share of the main loop from which on what takes so long bounds it
 DETAILED_TURNS = 8  # of the main loop, beyond those that fill the ring
 
 
@@ -87,30 +88,33 @@ class _Kernel:
         launch = memory.LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
         first = [ends[0] for ends in self.timeline.ends if ends]
         generations = self.per_sm / modelled.resident
-        outside = max(0.0, modelled.sm_us - modelled.main_us)
+        sm_us = modelled.sm_us + modelled.stores_us
+        main_us = min(modelled.main_us, modelled.sm_us)
+        outside = modelled.sm_us - main_us
         prologue = min(outside, generations * min(first, default=0.0) / rates.mhz)
         parts = {
             "launch": launch,
             "prologue": prologue,
-            "main loop": modelled.main_us,
+            "main loop": main_us,
             "epilogue": outside - prologue,
             "sums of split k": modelled.around_us - launch,
             "stores that the L2 cannot keep": modelled.stores_us,
-            "device memory beyond that": modelled.us - modelled.around_us - modelled.sm_us - modelled.stores_us,
+            "device memory, beyond the SMs' time": modelled.us - modelled.around_us - sm_us,
         }
         cheap = estimate(record).bounds_us
         bounds = {
             "tensor cores": self._tensor_us,
-            "machine code": modelled.main_us,
+            "machine code": main_us,
             "L2": cheap["L2"],
             "device memory": modelled.dram_us,
         }
         memory_bound = modelled.dram_us - modelled.stores_us > modelled.sm_us
+        l2_bound = bounds["L2"] >= NEARLY * main_us and self.loop.pipes.get("tensor", 0.0) < NEARLY
         return figures.Time(
             us=modelled.us,
             parts={name: us for name, us in parts.items() if us > 1e-6},
             bounds=bounds,
-            bound="device memory" if memory_bound else self.loop.bound,
+            bound="device memory" if memory_bound else "L2" if l2_bound else self.loop.bound,
             ctas=record.ctas,
             waves=record.waves(self.function.registers),
             tail_share=0.0 if record.shares_last_wave else 1 - record.ctas / (self.per_sm * sms),
