@@ -12,10 +12,10 @@ from itertools import chain
 
 from cudal2gen.sass.decoding import Function, Instruction
 from cudal2gen.sass.flow import Block, Graph, Loop
+from cudal2gen.sass.loops import Loops
 from cudal2gen.sass.pipes import MMA
 from cudal2gen.sass.trips import trips
 
-LOADS = frozenset(("UTMALDG", "UBLKCP"))
 MOST_TURNS = 64  # of a loop beside the main loop that are walked
 
 
@@ -38,29 +38,16 @@ class Way:
 
 
 class Ways:
-    """The ways of a function's warps: ``consumer`` multiplies, ``producer`` copies by TMA, None where no warp does so
+    """The ways of a function's warps: ``consumer`` multiplies, ``producer`` copies, None where no warp does so
     by itself."""
 
     def __init__(self, function: Function) -> None:
         self.graph = Graph(function)
         self._counted: dict[int, int] = {}  # iterations of loops by header
-        self._spins = {block for loop in self.graph.loops if self._spins_only(loop) for block in loop.blocks}
-        main = self._innermost(MMA)
-        self.consumer = self._way(main) if main else self._straight()
-        loading = self._innermost(LOADS)
-        self.producer = self._way(loading) if loading is not None and main is not None and loading != main else None
-
-    def _spins_only(self, loop: Loop) -> bool:
-        code = self._code(loop.blocks)
-        return len(code) <= 4 and any(instruction.name in ("SYNCS", "USETMAXREG") for instruction in code)
-
-    def _innermost(self, names: frozenset[str]) -> Loop | None:
-        def count(loop: Loop) -> int:
-            return sum(instruction.name in names for instruction in self._code(loop.blocks))
-
-        loops = [loop for loop in self.graph.loops if count(loop)]
-        innermost = [loop for loop in loops if not any(other.blocks < loop.blocks for other in loops)]
-        return max(innermost, key=count, default=None)
+        loops = Loops(self.graph)
+        self._spins = loops.waits
+        self.consumer = self._way(loops.main.loop) if loops.main else self._straight()
+        self.producer = self._way(loops.producer.loop) if loops.main and loops.producer else None
 
     def _way(self, loop: Loop) -> Way:
         graph, inside = self.graph, loop.blocks
