@@ -26,6 +26,8 @@ _OWN = {
     "-cudart": 1, "--cudart": 1, "-c": 0, "-shared": 0, "-ptx": 0, "-cubin": 0, "-lcuda": 0, "-lcudart": 0,
     "-lcudadevrt": 0, "-lcudart_static": 0, "-lineinfo": 0, "--generate-line-info": 0,
 }  # fmt: skip
+# Headers of libraries that are not emulated, with what programs need to compile.
+_STAND_INS = Path(__file__).parent / "include"
 _RELOCATABLE = frozenset(("-dc", "--device-c", "-rdc=true", "--relocatable-device-code=true", "-dlto"))
 
 
@@ -73,6 +75,7 @@ def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain) -
     number = sm.removeprefix("sm_")
     command = [
         str(tools.nvcc), "-c", "-lineinfo", "--no-compress", "-Xcompiler", "-fPIC", f"-I{tools.cutlass_include}",
+        "-isystem", str(_STAND_INS),
         "-gencode", f"arch=compute_{number},code=compute_{number}", *arguments,
     ]  # fmt: skip
     with reading(source):

@@ -97,7 +97,6 @@ class CheckSession(Session):
         super().__init__(Memory(), devices.device(plan.device), options, chosen)
         self.reporter = reporter
         self.repetitions = Repetitions(self.memory)
-        self.flushed = 0
         self.first_image = image_count()
 
     def handle(self, name: str, words: Words) -> int:
@@ -113,7 +112,7 @@ class CheckSession(Session):
 
     def flush(self) -> None:
         """Report what the machine has found since the last time."""
-        for report in self.reports[self.flushed :]:
+        for report in self.reports:
             if report.kind == CANNOT:
                 self.reporter.send(Message("refused", report.kernel, report.message))
                 self.reporter.write(f"not checked: {report.message}\n")
@@ -121,7 +120,6 @@ class CheckSession(Session):
                 self.reporter.finding(report)
         self.reports.clear()
         self.launches.clear()
-        self.flushed = 0
 
     def refuse(self, call: str, refused: LaunchRefused) -> None:
         """A call that the runtime refuses is a finding where the program relies on it."""

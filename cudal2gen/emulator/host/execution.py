@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,8 +61,7 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
 class Launch:
     """A launch to be executed. ``parameters``: the kernel's parameter block; ``ctas``: linear numbers (x + gx * (y + gy
     * z)) of those to run, all if None; ``dynamic_limit``: bytes of dynamic shared memory allowed; ``large_clusters``:
-    more than 8 CTAs in a cluster are allowed. ``touched``: what the launch did to buffers, once executed, where its
-    options have ``hazards``."""
+    more than 8 CTAs in a cluster are allowed. ``memory_state``: who touched memory last, once executed."""
 
     module: Module
     kernel: str
@@ -74,7 +73,11 @@ class Launch:
     ctas: Iterable[int] | None
     dynamic_limit: int
     large_clusters: bool = False
-    touched: list[Touched] = field(default_factory=list)
+    memory_state: DeviceState | None = None
+
+    def touched(self) -> list[Touched]:
+        """What the launch did to buffers, where its options have ``hazards``."""
+        return self.memory_state.touched() if self.memory_state is not None else []
 
     def execute(self) -> LaunchResult:
         """Check and run. Raises LaunchRefused or EmulatorError."""
@@ -150,8 +153,8 @@ class _Run:
             raise
         except Exception as error:
             raise EmulatorError(f"{launch.kernel}: internal error, {type(error).__name__}: {error}") from error
-        if trial is None and poison == POISON and options.hazards:
-            launch.touched = device.touched()
+        if trial is None and poison == POISON:
+            launch.memory_state = device
         return state
 
     def in_order(self, compiled: Compiled, before: Snapshot | None) -> tuple[LaunchState, Compiled]:

@@ -111,8 +111,8 @@ class KernelCalls:
 
     def _execute(self, launch: Launch, stream: int) -> int:
         result = self.state.execute(launch)
-        self.streams.touch(stream, launch.kernel, launch.touched)
-        launch.touched = []
+        self.streams.touch(stream, launch.kernel, launch.touched() if self.streams.several else ())
+        launch.memory_state = None
         if result.failed_asserts:
             self.state.device_failure = FAILED_ASSERT
         self.state.launches.append(result)

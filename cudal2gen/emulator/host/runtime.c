@@ -73,6 +73,7 @@ static int unsupported(const char *name) {
   int64_t words[] = {(int64_t)name, 0};
   return call("unsupported", words);
 }
+EXPORT int cudal2gen_unsupported(const char *name) { return unsupported(name); }
 #define W(x) ((int64_t)(x))
 #define CALL(name, ...)                    \
   do {                                     \

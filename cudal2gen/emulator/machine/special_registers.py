@@ -10,6 +10,8 @@ from cudal2gen.emulator.state.arrays import MOVER, Array
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.reports import EmulatorError
 
+TICK = 2048  # by which a clock advances: kernels that wait for milliseconds do so in some thousand reads
+
 
 class SpecialRegisters:
     """The special registers of a batch, by their PTX names."""
@@ -94,4 +96,4 @@ class SpecialRegisters:
     def clock(self, bits: int) -> Array:
         """A counter that advances with every call: no model of time."""
         self._clock += 1
-        return np.full(self.batch.size, self._clock * 32 & ((1 << bits) - 1), MOVER[bits // 8])
+        return np.full(self.batch.size, self._clock * TICK & ((1 << bits) - 1), MOVER[bits // 8])
