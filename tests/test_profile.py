@@ -270,3 +270,55 @@ def test_the_verb_prints_text_json_and_a_page(tmp_path: Path, built: compiler.Ar
         refused = run(*arguments)
         assert refused.returncode == 2
         assert message in refused.stderr
+
+
+TRITON = """
+import sys
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+@triton.jit
+def matmul(a, b, c, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    along = tl.arange(0, BK)
+    at_a = a + rows[:, None] * k + along[None, :]
+    at_b = b + along[:, None] * n + cols[None, :]
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for _ in range(0, k, BK):
+        total += tl.dot(tl.load(at_a), tl.load(at_b))
+        at_a += BK
+        at_b += BK * n
+    tl.store(c + rows[:, None] * n + cols[None, :], total.to(tl.float16))
+
+tile = {"BM": 128, "BN": 128, "BK": 32}
+types = {"a": "*fp16", "b": "*fp16", "c": "*fp16", "n": "i32", "k": "i32"} | dict.fromkeys(tile, "constexpr")
+aligned = {(index,): [["tt.divisibility", 16]] for index in range(5)}
+source = ASTSource(fn=matmul, signature=types, constexprs=tile, attrs=aligned)
+compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": 4, "num_stages": 4})
+open(sys.argv[1], "wb").write(compiled.asm["cubin"])
+"""
+
+
+@pytest.mark.slow
+def test_a_kernel_of_triton_has_its_tile_in_its_main_loop(tmp_path: Path) -> None:
+    """Four warps share 128x128x32: 128*128*32 / (4 * 16*8*16) = 64 MMAs of each, of 8 cycles."""
+    program, cubin = tmp_path / "matmul.py", tmp_path / "matmul.cubin"
+    program.write_text(TRITON)
+    subprocess.run([sys.executable, str(program), str(cubin)], check=True, capture_output=True)
+    modelled = profile.of_cubin(cubin, "a100")
+    assert (modelled.kernel, modelled.arch, modelled.loop.warps) == ("matmul", "sm_80", 1)
+    assert modelled.loop.opcodes["HMMA"] == 64
+    assert modelled.loop.tensor_cycles == 512
+    assert 512 <= modelled.loop.cycles < 1024
+    assert any("tl.dot" in (line.cuda or "") for line in modelled.lines), "the lines are Python's"
+
+
+def test_show_has_a_short_summary_of_a_built_kernel(built: compiler.Artifact, modelled: profile.Profile) -> None:
+    brief = profile.brief(RECORD, built.cubin)
+    assert modelled.time is not None
+    assert brief["modelled_time"] == f"{modelled.time.us:.4g} µs"
+    assert brief["modelled_bound"] == modelled.time.bound
+    assert f"{modelled.loop.cycles:.0f} cycles a k-tile" in brief["modelled_main_loop"]

@@ -125,8 +125,19 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
         verdict = results.latest().get((artifact.digest, "emulator"))
         facts["verdict"] = None if verdict is None else "right" if verdict.passed else "wrong"
         facts |= verdict.counters if verdict else {}
+        facts |= _modelled(record, artifact)
         facts |= {"directory": str(artifact.directory), "findings": artifact.ptxas.findings}
     return facts
+
+
+def _modelled(record: Record, artifact: Artifact) -> dict[str, str]:
+    """What the model says of a built kernel's machine code; nothing where no disassembler reads it."""
+    from cudal2gen import profile, sass, toolchain
+
+    try:
+        return profile.brief(record, artifact.cubin)
+    except (toolchain.ToolchainError, sass.DisassemblyError):
+        return {}
 
 
 @verb(app, "render")

@@ -10,5 +10,6 @@ from cudal2gen.profile.cubins import of_cubin as of_cubin
 from cudal2gen.profile.figures import Profile as Profile
 from cudal2gen.profile.figures import load as load
 from cudal2gen.profile.page import html as html
+from cudal2gen.profile.records import brief as brief
 from cudal2gen.profile.records import of_record as of_record
 from cudal2gen.profile.sections import sections as sections

@@ -11,10 +11,11 @@ from cudal2gen import sass
 from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.model import estimate, memory
 from cudal2gen.model.code import CodeEstimate, Load, estimate_code, machine_of, streams
-from cudal2gen.pages import percent
+from cudal2gen.pages import microseconds, percent
 from cudal2gen.profile import advice, figures
 from cudal2gen.profile.loop import Listing, Window, source_text, steady
 from cudal2gen.profile.occupancy import occupancy
+from cudal2gen.profile.sections import loop_words
 from cudal2gen.sass.simulation import Stream, Timeline, simulate
 from cudal2gen.sass.ways import Ways
 
@@ -24,9 +25,22 @@ DETAILED_TURNS = 8  # of the main loop, beyond those that fill the ring
 
 def of_record(record: Record, cubin: Path, source: Path) -> figures.Profile:
     """The profile of a record's kernel; ``source``: its CUDA text. Raises DisassemblyError and ToolchainError."""
+    return _Kernel(record, _function(record, cubin), source).profile
+
+
+def brief(record: Record, cubin: Path) -> dict[str, str]:
+    """The modelled time, the main loop beside its tensor bound, and what bounds it, in words. Raises as above."""
+    kernel = _Kernel(record, _function(record, cubin), cubin)
+    return {
+        "modelled_time": f"{microseconds(kernel.time.us)} µs",
+        "modelled_main_loop": loop_words(kernel.loop),
+        "modelled_bound": kernel.time.bound,
+    }
+
+
+def _function(record: Record, cubin: Path) -> sass.Function:
     functions = sass.disassemble(cubin)
-    function = next((function for function in functions if function.name == record.name), functions[0])
-    return _Kernel(record, function, source).profile
+    return next((function for function in functions if function.name == record.name), functions[0])
 
 
 @dataclass(frozen=True)
