@@ -36,7 +36,7 @@ LOOP = """
 .target sm_80
 .address_size 64
 .visible .entry k(.param .u64 y) {
-  .reg .b32 %v, %n, %o; .reg .b64 %q; .reg .pred %P;
+  .reg .b32 %v, %n, %o; .reg .b64 %q, %p; .reg .pred %P;
   ld.param.u64 %q, [y];
   LOAD
 again:
@@ -55,6 +55,9 @@ again:
     [
         ("ld.global.u32 %v, [%q];", {"plain-first-load"}),
         ("ld.relaxed.gpu.global.u32 %v, [%q];", set()),
+        # The same address, by another register.
+        ("cvta.to.global.u64 %p, %q; ld.global.u32 %v, [%p];", {"plain-first-load"}),
+        ("add.s64 %p, %q, 0; ld.global.u32 %v, [%p];", {"global-race"}),
         # Not checked by the swap: it is another value that races.
         ("ld.global.u32 %v, [%q]; add.u32 %v, %v, 0;", {"global-race"}),
     ],

@@ -161,7 +161,8 @@ class _Run:
         """Execute; from the start and conservatively if lanes leave lockstep where the translation relied on it."""
         launch = self.launch
         try:
-            return self.once(compiled, launch.options), compiled
+            # What cannot be repeated is recorded from the start.
+            return self.once(compiled, launch.options, recording=before is None), compiled
         except Overtaken:
             if before is None:
                 raise EmulatorError(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cudal2gen.emulator.frontend.flow.blocks import Block
 from cudal2gen.emulator.frontend.flow.loops import bits, immediate_postdominators
 from cudal2gen.emulator.frontend.instruction import defs_uses, facts, holds, is_uniform, symbols
-from cudal2gen.emulator.frontend.ptx import Instr, Reg
+from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg
 from cudal2gen.emulator.frontend.registers import LAUNCH_CONSTANTS, SPECIALS
 
 
@@ -227,8 +227,23 @@ def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
         for ins in writers.get(operand.name, ()):
             if ins.base == "mov":
                 todo.append(ins.operands[1])
-            elif ins.base == "ld" and ins.operands[1] == swap.operands[1]:
+            elif ins.base == "ld" and _place(ins.operands[1], writers) == _place(swap.operands[1], writers):
                 out.add(id(ins))
             elif ins is not swap:
                 return set()
     return out
+
+
+def _place(operand: Operand, writers: dict[str, list[Instr]], depth: int = 8) -> object:
+    """An address as an expression that is the same for the same address: through moves, cvta and additions of registers
+    that are written once."""
+    if isinstance(operand, Mem):
+        return _place(operand.base, writers), operand.offset
+    if not isinstance(operand, Reg) or depth == 0 or len(writers.get(operand.name, ())) != 1:
+        return operand
+    (ins,) = writers[operand.name]
+    if ins.base in ("mov", "cvta") and ins.guard is None:
+        return _place(ins.operands[1], writers, depth - 1)
+    if ins.base == "add" and ins.guard is None:
+        return frozenset(_place(term, writers, depth - 1) for term in ins.operands[1:3])
+    return operand
