@@ -180,13 +180,13 @@ def test_another_family_starts_from_a_plain_record() -> None:
     assert facts["record"]["family"] == "sm90_wgmma"
     assert facts["record"]["origin"]["structure"] == "modelled"
     assert (facts["derived"]["arch"], facts["derived"]["entry_registers"]) == ("sm_90a", 168)
-    assert facts["derived"]["cluster_ctas"] == 1
+    assert facts["derived"]["cluster_ctas"] == 2, "large products share operands in pairs"
     changed = run(
-        *("show", "--mnk", "4096_4096_4096", "--gpu", "h200", "--json", "--set", "cluster=2,1"),
+        *("show", "--mnk", "4096_4096_4096", "--gpu", "h200", "--json", "--set", "cluster=1,1"),
         *("--set", "family=sm90_wgmma", "--set", "registers=null", "--set", "stages=3"),
     )
     record = json.loads(changed.stdout)["record"]
-    assert (record["cluster"], record["registers"], record["stages"]) == ([2, 1], None, 3)
+    assert (record["cluster"], record["registers"], record["stages"]) == ([1, 1], None, 3)
     message = error("show", "--mnk", "4096_4096_4096", "--set", "family=sm90_wgmma")
     assert message == "gpu=a100: sm90_wgmma needs one of h100, h200, h20"
 

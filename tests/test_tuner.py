@@ -651,8 +651,8 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
 
 
 ORDER = [
-    "space", "environment", "on_gpu", "reward", "features", "network", "policy", "checkpoint", "proposal", "proposers",
-    "executor", "ray_executor", "race",
+    "space", "environment", "on_gpu", "reward", "features", "network", "policy", "checkpoint", "proposal",
+    "heuristics", "proposers", "executor", "ray_executor", "race",
     "memory", "chat", "llm", "campaign", "progress", "curve", "benchmark",
 ]  # fmt: skip
 
