@@ -15,8 +15,9 @@ from cudal2gen.chips import CAPABILITIES
 from cudal2gen.errors import WrongInput
 from cudal2gen.model import estimate
 from cudal2gen.pages import Table
+from cudal2gen.profile.figures import spans
 from cudal2gen.profile.occupancy import occupancy
-from cudal2gen.profile.picture import LANE, LEFT, busy, picture, waits
+from cudal2gen.profile.picture import LANE, LEFT, busy, picture
 from tests.profiled import HOSTILE, ISSUES, LINES, PROFILE
 from tests.strategies import multistage
 
@@ -103,7 +104,11 @@ def test_the_listing_is_in_order_and_can_be_the_worst_lines() -> None:
 
 def test_the_picture_has_spans_where_the_cycles_are() -> None:
     """From cycle 0 to 20: what came before the first issue is left out."""
-    assert list(waits(ISSUES[2])) == [("wait", 1, 2), ("short_scoreboard", 2, 10), ("selected", 10, 11)]
+    assert list(spans(ISSUES[2].cycle, ISSUES[2].stalls)) == [
+        ("wait", 1, 2),
+        ("short_scoreboard", 2, 10),
+        ("selected", 10, 11),
+    ]
     assert list(busy(PROFILE, "tensor")) == [(10, 18), (18, 26)]
     assert list(busy(PROFILE, "shared")) == [(0, 4), (4, 8)]
     drawn = picture(PROFILE)
@@ -217,10 +222,14 @@ def test_without_a_launch_a_cubin_has_its_main_loop(built: compiler.Artifact, mo
     facts = {"ctas": 108 * 7, "threads": RECORD.threads, "smem_bytes": RECORD.smem_bytes, "turns": 100}
     launched = profile.of_cubin(built.cubin, "a100", None, profile.LaunchFacts(**facts))
     assert launched.time is not None
+    assert launched.occupancy is not None
     assert launched.occupancy == modelled.occupancy
     assert launched.time.tail_share == 0
     tensor_us = 7 * 100 * 8 * RECORD.warp_m * RECORD.warp_n * RECORD.k_blocks * (RECORD.threads // 128) / 1380
     assert launched.time.bounds["tensor cores"] == pytest.approx(tensor_us)
+    turns = 100 * 7 / launched.occupancy.ctas
+    assert launched.time.parts["main loop"] == pytest.approx(turns * launched.loop.cycles / 1380)
+    assert profile.of_cubin(built.cubin, "rtx3090").gpu == "rtx3090", "8.6 runs code for 8.0"
     with pytest.raises(WrongInput, match="no function whose name has other"):
         profile.of_cubin(built.cubin, "a100", "other")
     with pytest.raises(WrongInput, match=r"is for sm_80, which h100 does not run; --gpu names"):

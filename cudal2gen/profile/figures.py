@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -13,6 +14,7 @@ from cudal2gen.kernel import explain
 from cudal2gen.kernel.schema import Schema
 
 VERSION: Literal[1] = 1
+ISSUED = "selected"  # the reason of an issue slot
 Kind = TypeVar("Kind", bound=Schema)
 Cycles = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0)]  # of 1
@@ -46,6 +48,15 @@ class Issue(Schema):
     line: Annotated[Count, Field(description="index in lines")]
     cycle: Annotated[Cycles, Field(description="from the first of the turns")]
     stalls: Annotated[dict[str, Cycles], Field(description="cycles that the warp waits before, in the order of time")]
+
+
+def spans(cycle: float, stalls: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
+    """What a warp waits for before it issues in ``cycle``, in the order of time, and its slot: reason, first, end."""
+    at = cycle - sum(stalls.values())
+    for reason, cycles in stalls.items():
+        yield reason, at, at + cycles
+        at += cycles
+    yield ISSUED, cycle, cycle + 1
 
 
 class Loop(Schema):

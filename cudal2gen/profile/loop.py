@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -158,7 +158,7 @@ class Listing:
         total: defaultdict[str, float] = defaultdict(float)
         for issue in window.issues:
             if issue.warp in multiplying:
-                for name, begin, end in spans(issue):
+                for name, begin, end in figures.spans(issue.cycle, waited(issue)):
                     total[name] += sum(
                         cycle not in busy for cycle in range(max(int(begin), int(window.start)), int(end))
                     )
@@ -203,15 +203,6 @@ class Listing:
 def waited(issue: Issue) -> dict[str, float]:
     """The cycles before an issue by reason, without its own slot."""
     return {str(stall): cycles for stall, cycles in issue.stalls.items() if stall is not Stall.SELECTED and cycles > 0}
-
-
-def spans(issue: Issue) -> Iterator[tuple[str, float, float]]:
-    """The reasons before an issue in the order of time, and its own slot: reason, first cycle, end."""
-    at = issue.cycle - sum(waited(issue).values())
-    for name, cycles in waited(issue).items():
-        yield name, at, at + cycles
-        at += cycles
-    yield Stall.SELECTED.value, issue.cycle, issue.cycle + 1
 
 
 def bound(pipes: Mapping[str, float], idle: Mapping[str, float]) -> str:

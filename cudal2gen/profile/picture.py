@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cudal2gen.profile.figures import Issue, Profile
+from cudal2gen.profile import figures
+from cudal2gen.profile.figures import Profile
 
 LANE, GAP, TOP, LEFT = 22, 6, 26, 92  # pixels: a lane's height, between lanes, above them, for their names
 WIDTH, LEAST, MOST = 1080, 1.0, 8.0  # the width to fill, at least and at most so many pixels a cycle
-ISSUED = "selected"
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 PIPES = ("tensor", "shared", "global", "tma")  # that have a lane, where they are used
 
@@ -53,7 +53,7 @@ def picture(profile: Profile) -> Picture:
     tops = {name: TOP + at * (LANE + GAP) for at, name in enumerate(names)}
     spans: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for issue in issues:
-        for kind, left, right in waits(issue):
+        for kind, left, right in figures.spans(issue.cycle, issue.stalls):
             if right > start:
                 spans[kind].append((tops[f"warp {issue.warp}"], max(left, start), right))
     for pipe in pipes:
@@ -68,16 +68,6 @@ def picture(profile: Profile) -> Picture:
     lanes = tuple(Lane(name, top + LANE / 2) for name, top in tops.items())
     kinds = tuple(kind for kind in sorted(spans) if not kind.startswith("pipe-"))
     return Picture(LEFT + (end - start) * scale + 8, height, scale, lanes, ticks, tuple(marks), kinds)
-
-
-def waits(issue: Issue) -> Iterable[tuple[str, float, float]]:
-    """The reasons before an issue in the order of time, and its own slot: kind, first cycle, end."""
-    at = issue.cycle - sum(cycles for kind, cycles in issue.stalls.items() if kind != ISSUED)
-    for kind, cycles in issue.stalls.items():
-        if kind != ISSUED:
-            yield kind, at, at + cycles
-            at += cycles
-    yield ISSUED, issue.cycle, issue.cycle + 1
 
 
 def busy(profile: Profile, pipe: str) -> Iterable[tuple[float, float]]:
