@@ -23,7 +23,7 @@ def test_grid_barrier(rounds: int) -> None:
     x, y = memory.upload(start, "inout"), memory.upload(np.zeros(blocks, np.int32), "inout")
     for _ in range(2):
         x.bytes()[:] = start.view(np.uint8)
-        result = program().launch("ring", blocks, 64, [x, y, np.int32(rounds)], memory=memory)
+        result = program().launch("ring", blocks, 64, [x, y, np.int32(rounds)], memory=memory, cooperative=True)
         assert result.reports == []
         got = (y if rounds % 2 else x).download()
         assert got.tolist() == [int(start[(i - rounds) % blocks]) + rounds for i in range(blocks)]

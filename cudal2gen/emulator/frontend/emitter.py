@@ -15,6 +15,7 @@ import numpy as np
 
 from cudal2gen.emulator.frontend.ptx import GRID_WORKSPACE, TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym
 from cudal2gen.emulator.frontend.registers import CLOCKS, LAUNCH_CONSTANTS, SPECIALS, WORKSPACE_HALVES
+from cudal2gen.emulator.state.launch import Origin
 from cudal2gen.emulator.state.reports import EmulatorError
 from cudal2gen.emulator.state.sites import Site
 
@@ -59,7 +60,8 @@ class Names:
     """What the emitter must know of a kernel's names: ``kinds``: declared types of registers; ``uniform``: those with
     one value for all lanes; ``lazy``: those that may hold an accumulator under way; ``checked``: loads (by
     identity) whose value a compare-and-swap checks; ``symbols``: variable -> (space, offset); ``hopper``: the kernel
-    runs on the units of sm_90; ``polls``: it has loops that wait for memory."""
+    runs on the units of sm_90; ``polls``: it has loops that wait for memory; ``origins``: 64-bit registers -> the
+    pointers that they may be computed from."""
 
     kinds: dict[str, str]
     uniform: set[str]
@@ -68,6 +70,7 @@ class Names:
     symbols: dict[str, tuple[str, int]]
     hopper: bool
     polls: bool
+    origins: dict[str, frozenset[Origin]]
 
 
 class Emitter:
@@ -76,6 +79,11 @@ class Emitter:
     def __init__(self, names: Names, scope: dict[str, object]) -> None:
         self.kinds, self.uniform, self.lazy, self.symbols = names.kinds, names.uniform, names.lazy, names.symbols
         self.checked, self.hopper, self.polls = names.checked, names.hopper, names.polls
+        self.origins = names.origins
+        # Of an instruction, by its number: what its address may be computed from. Of a register that a path reads
+        # before it writes it: the first instruction that does.
+        self.address_origins: dict[int, frozenset[Origin]] = {}
+        self.first_uses: dict[str, int] = {}
         self.scope = scope
         self.lines: list[str] = []
         self.indent = ""
@@ -143,6 +151,17 @@ class Emitter:
             return "m"
         return self.temp(f"({self.guard}) if m is None else ({self.guard}) & m")
 
+    def trace(self, op: Operand) -> None:
+        """Remember which pointers the address of the current instruction is computed from."""
+        if isinstance(op, Mem):
+            pointers: frozenset[Origin] | None = None
+            if isinstance(op.base, Reg):
+                pointers = self.origins.get(op.base.name)
+            elif isinstance(op.base, Sym) and self.symbols.get(op.base.name, ("",))[0] in ("global", "const"):
+                pointers = frozenset((op.base.name,))
+            if pointers:
+                self.address_origins[self.site()] = pointers
+
     def lanes(self) -> str:
         """The last arguments of most units' methods: mask and site."""
         return f"{self.mask()}, {self.site()}"
@@ -191,7 +210,8 @@ class Emitter:
     def _special(self, name: str, bits: int) -> Value:
         kind = f"u{bits // 8}"
         if name in WORKSPACE_HALVES:
-            text = f"(M.address_of({GRID_WORKSPACE!r}) >> {WORKSPACE_HALVES[name]} & 0xFFFFFFFF)"
+            address = f"M.grid_workspace({GRID_WORKSPACE!r}, {self.site()})"
+            text = f"({address} >> {WORKSPACE_HALVES[name]} & 0xFFFFFFFF)"
             return Value(text, kind, True)
         if name in LAUNCH_CONSTANTS:
             return Value(f"I.constant({name!r})", kind, True)

@@ -17,6 +17,7 @@ from cudal2gen.emulator.frontend.emitter import HOPPER_UNITS, UNITS, Emitter, Na
 from cudal2gen.emulator.frontend.flow.blocks import Block
 from cudal2gen.emulator.frontend.flow.dataflow import checked_loads
 from cudal2gen.emulator.frontend.flow.graph import Graph, build
+from cudal2gen.emulator.frontend.flow.provenance import origins
 from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses, symbols
 from cudal2gen.emulator.frontend.instructions import facts
 from cudal2gen.emulator.frontend.mangled import plain_name
@@ -110,7 +111,12 @@ class _Translator:
         names = Names(
             graph.kinds, graph.uniform, lazy, checked_loads(graph.instructions()), self.layout.symbols, graph.hopper,
             polls=bool(graph.spin_heads),
+            origins=origins(graph.instructions(), graph.kinds, self.layout.symbols),
         )  # fmt: skip
+        # Registers that some path reads before it writes them, and those of them whose value may count.
+        self.unset = self._unset_registers()
+        accumulators = self._set_anew()
+        self.uncertain = [name for name in self.unset if name not in accumulators]
         self.scope: dict[str, object] = dict(_NAMESPACE)
         self.emitter = Emitter(names, self.scope)
 
@@ -143,16 +149,17 @@ class _Translator:
             block_lines=[b.line for b in graph.blocks],
             block_opcodes=[_opcodes(block) for block in graph.blocks],
             attributes=graph.function.attributes,
+            origins=e.address_origins,
+            uncertain=[(name, site) for name, site in e.first_uses.items() if site >= 0],
             function=defined["kernel"],
             source=source,
             conservative=graph.conservative,
             hopper=graph.hopper,
         )
 
-    def _initial_registers(self) -> list[str]:
-        """Registers that may be read before they are written: zero where no lane ever writes them first, else None."""
-        graph, e = self.graph, self.emitter
-        out = []
+    def _unset_registers(self) -> list[str]:
+        """Registers that some path reads before it writes them."""
+        graph = self.graph
         written: set[str] = set()
         read: set[str] = set()
         for ins in graph.instructions():
@@ -160,14 +167,28 @@ class _Translator:
             written.update(defs)
             read.update(uses)
         read |= {b.cond.name for b in graph.blocks if b.cond is not None}
-        zero = sorted(name for name in graph.live_in[0] | (read - written) if name in e.kinds)
-        for name in zero:
+        return sorted(name for name in graph.live_in[0] | (read - written) if name in graph.kinds)
+
+    def _set_anew(self) -> set[str]:
+        """Accumulators of wgmma, whose first product may set them: a predicate says whether their value counts."""
+        parts = [ins.operands[0] for ins in self.graph.instructions() if ins.parts[:2] == ("wgmma", "mma_async")]
+        return {name for operand in parts for name in registers(operand)}
+
+    def _initial_registers(self) -> list[str]:
+        """Registers that may be read before they are written hold what the launch has for such, the others None."""
+        graph, e = self.graph, self.emitter
+        out = []
+        for name in self.unset:
             bits = e.bits(name)
-            value = "0" if name in graph.uniform else f"K(0, {0 if bits == 1 else bits // 8})"
-            out.append(f" {e.variable(name)} = {value}")
+            ones = sum(1 << i for i in range(0, bits, 8)) if bits > 1 else 1
+            value = f"M.launch.unspecified * {ones}" if bits > 1 else "M.launch.unspecified & 1"
+            if name not in self.uncertain:
+                value = "0"
+            text = value if name in graph.uniform else f"K({value}, {0 if bits == 1 else bits // 8})"
+            out.append(f" {e.variable(name)} = {text}")
         # What wgmma may hold is looked at before it is first written.
-        unset = graph.shared_across | e.lazy if e.hopper else graph.shared_across
-        others = [e.variable(n) for n in sorted(unset) if n in e.kinds and n not in set(zero)]
+        empty = graph.shared_across | e.lazy if e.hopper else graph.shared_across
+        others = [e.variable(n) for n in sorted(empty) if n in e.kinds and n not in set(self.unset)]
         for i in range(0, len(others), 50):
             out.append(" " + " = ".join(others[i : i + 50]) + " = None")
         return out
@@ -231,6 +252,9 @@ class _Translator:
         """One instruction, guard included."""
         e = self.emitter
         e.current, e.guard, e.indent = ins, None, ""
+        for name in self.uncertain:
+            if name not in e.first_uses and name in defs_uses(ins)[1]:
+                e.first_uses[name] = e.site()
         form = facts(ins)
         if form is None:
             raise unsupported(ins)

@@ -44,7 +44,9 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
         key = (module.text, variable.name)
         buffer = memory.globals.get(key)
         if buffer is None:
-            buffer = memory.globals[key] = memory.allocate(max(variable.size, 1), "inout", name=variable.name)
+            buffer = memory.globals[key] = memory.allocate(
+                max(variable.size, 1), "input" if variable.space == "const" else "inout", name=variable.name
+            )
             buffer.bytes()[:] = 0
             if variable.init is not None:
                 buffer.bytes()[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
@@ -133,10 +135,14 @@ class _Run:
         poison: int = POISON,
         trial: Trial | None = None,
         recording: bool = False,
+        unspecified: int = POISON,
     ) -> LaunchState:
         """Execute. Raises Overtaken where the translation relied on lockstep that does not hold."""
         launch, geometry = self.launch, self.geometry
-        state = LaunchState(code, geometry, options, launch.device, poison, trial, recording)
+        state = LaunchState(code, geometry, options, launch.device, poison, trial, recording, unspecified)
+        for name, site in code.uncertain:
+            text = f"register {name} is read on a path that has not written it"
+            state.reports.add("uninitialised-register", text, site, doubtful=True)
         device = DeviceState(
             launch.memory,
             code.global_granule,
@@ -144,6 +150,7 @@ class _Run:
             launch.parameters,
             self.symbols,
             geometry.overlapping,
+            code.origins,
         )
         try:
             run(state, device, code.function, self.ctas, HopperBatch if code.hopper else Batch)
@@ -182,12 +189,16 @@ class _Run:
             before.restore()
             state = self.once(compiled, self.launch.options, recording=True)
         reports = state.reports
-        if before is None or not (reports.doubtful or reports.races):
+        if before is None:
+            reports.forget(reports.unspecified)
+        if before is None or not (reports.doubtful or reports.races or reports.unspecified):
             return state
         after = Snapshot.of(self.launch.memory)
         assert after is not None
         if reports.doubtful and self._same(before, after, compiled):
             reports.acquit(reports.doubtful)
+        if reports.unspecified and self._same(before, after, compiled, unspecified=OTHER_POISON):
+            reports.forget(reports.unspecified)
         if reports.races and reports.errors() <= reports.races:
             trials = (Trial(state.suspects, pattern) for pattern in TRIED)
             if all(self._same(before, after, compiled, trial) for trial in trials):
@@ -195,12 +206,23 @@ class _Run:
         after.restore()
         return state
 
-    def _same(self, before: Snapshot, after: Snapshot, compiled: Compiled, trial: Trial | None = None) -> bool:
-        """Execute again with other undefined values, and other ones for the racing reads of a trial: is the outcome the
-        same?"""
+    def _same(
+        self,
+        before: Snapshot,
+        after: Snapshot,
+        compiled: Compiled,
+        trial: Trial | None = None,
+        unspecified: int | None = None,
+    ) -> bool:
+        """Execute again with other undefined values, and other ones for the racing reads of a trial; or, where a byte
+        is named, with that in ``unspecified`` values alone: is the outcome the same?"""
         before.restore()
+        options = replace(self.launch.options, hazards=trial is not None)
+        if unspecified is not None:
+            self.once(compiled, options, unspecified=unspecified)
+            return after.matches()
         before.poison(OTHER_POISON)
-        self.once(compiled, replace(self.launch.options, hazards=trial is not None), OTHER_POISON, trial)
+        self.once(compiled, options, OTHER_POISON, trial)
         return after.matches()
 
 

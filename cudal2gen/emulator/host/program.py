@@ -69,10 +69,12 @@ class Program:
         check_outputs: bool = True,
         cluster: Dim = 1,
         overlapping: bool = False,
+        cooperative: bool = False,
     ) -> LaunchResult:
         """Run one kernel with explicit grid, block, arguments and dynamic shared memory (bytes).
 
         ``cluster``: CTAs per cluster. ``overlapping``: launched with programmatic stream serialization.
+        ``cooperative``: all CTAs are resident at a time, so that they may wait for each other.
 
         ``args``: one per parameter: a Buffer or int (pointers, integers), a float, a NumPy scalar, or bytes (structs).
         ``ctas``: linear numbers (x + gx * (y + gy * z)) of those to run; all if None. ``check_outputs`` reports what an
@@ -84,7 +86,7 @@ class Program:
             raise LaunchRefused(
                 SYMBOL_NOT_FOUND, f"no kernel {kernel!r}; the file has {', '.join(self.kernels) or 'none'}"
             )
-        geometry = Geometry(as_dim(grid), as_dim(block), shared_bytes, as_dim(cluster), overlapping)
+        geometry = Geometry(as_dim(grid), as_dim(block), shared_bytes, as_dim(cluster), overlapping, cooperative)
         device = device or device_for(self.module.target)
         result = Launch(
             self.module,

@@ -13,6 +13,9 @@ from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.reports import EmulatorError
 
+# Per CTA.
+BARRIERS = 16
+
 
 class Barriers:
     """The numbered barriers of every CTA, and those of its warps. ``arrived``: number -> lanes that have arrived in the
@@ -22,6 +25,8 @@ class Barriers:
         self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
         self.clocks, self.order = clocks, order
         self.arrived: dict[int, Array] = {}
+        # Of a phase under way: threads expected per row, and per lane the instruction of its arrival.
+        self.phases: dict[int, tuple[Array, Array]] = {}
 
     # --- barriers of a CTA ---
 
@@ -32,6 +37,7 @@ class Barriers:
             isinstance(number, int)
             and isinstance(expected, int)
             and expected in (0, self.batch.threads)
+            and number < BARRIERS
             and number not in self.arrived
             and self.scheduler.alone
             and (m is None or self.batch.is_everyone(m))
@@ -40,6 +46,7 @@ class Barriers:
             self._sync_all()
             return resume, m, False
         for barrier, count, group in self._groups(number, expected, m):
+            self._check(barrier, count, group, site)
             self._arrive(barrier, count, group, resume, site)
         return self.scheduler.pick()
 
@@ -47,6 +54,7 @@ class Barriers:
         """bar.arrive: counts, does not wait."""
         self._count(m)
         for barrier, count, group in self._groups(number, expected, m):
+            self._check(barrier, count, group, site)
             self._arrive(barrier, count, group, None, site)
 
     def _count(self, m: Mask) -> None:
@@ -71,6 +79,39 @@ class Barriers:
         pairs = {(int(a), int(b)) for a, b in zip(numbers[mask], counts[mask], strict=True)}
         return [(a, b or batch.threads, mask & (numbers == a) & (counts == b)) for a, b in sorted(pairs)]
 
+    def _check(self, number: int, expected: int, mask: Array, site: int) -> None:
+        """The number exists, the count is of whole warps and that of those who have arrived, and the lanes of a warp
+        arrive by the same instruction."""
+        batch = self.batch
+        text = ""
+        if number >= BARRIERS:
+            text = f"barrier {number}, of {BARRIERS} per CTA"
+        elif expected % 32 and expected != batch.threads:
+            text = f"barrier {number} for {expected} threads, which are no whole warps"
+        here = self.arrived.get(number)
+        counts, sites = self.phases.get(number) or (np.zeros(batch.count, np.int64), np.zeros(batch.size, np.int64))
+        rows = mask.reshape(batch.count, batch.width).any(axis=1)
+        if here is not None:
+            before = here.reshape(batch.count, batch.width).any(axis=1) & rows
+            if (counts[before] != expected).any():
+                first = int(counts[before][counts[before] != expected][0])
+                text = f"arrives at barrier {number} for {expected} threads, at which others arrive for {first}"
+            if self._is_aligned(site):
+                elsewhere = (here & (sites != site)).reshape(-1, 32).any(axis=1)
+                split = np.repeat(elsewhere, 32) & mask
+                if split.any():
+                    apart = f"lanes of one warp arrive at barrier {number} by different instructions"
+                    batch.report_lanes("barrier-divergence", apart, site, np.flatnonzero(split))
+        counts[rows], sites[mask] = expected, site
+        self.phases[number] = counts, sites
+        if text:
+            batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask))
+
+    def _is_aligned(self, site: int) -> bool:
+        """Do all lanes of a warp have to execute this very instruction?"""
+        opcode = next(part for part in self.launch.kernel.sites[site].text.split() if part[0] != "@")
+        return opcode.startswith("bar.") or ".aligned" in opcode
+
     def _arrive(self, number: int, expected: int, mask: Array, resume: int | None, site: int) -> None:
         """Lanes arrive, and sleep until ``resume`` (None: do not wait); a CTA whose count is reached goes on."""
         batch = self.batch
@@ -83,6 +124,10 @@ class Barriers:
             self.scheduler.sleep(number, mask, resume, site)
         counts = here.reshape(batch.count, batch.width).sum(axis=1)
         done = counts >= expected
+        if (counts > expected).any():
+            most = int(counts.max())
+            text = f"{most} threads arrive at barrier {number}, which waits for {expected}"
+            batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask & (counts > expected)[batch.row_of]))
         if done.any():
             finished = done[batch.row_of]
             self._sync_some(here & finished, done)
@@ -132,6 +177,14 @@ class Barriers:
 
     # --- barriers of a warp ---
 
+    def _require_own_lane(self, members: Scalar, mask: Array, site: int) -> None:
+        """The lanes that execute bar.warp.sync are among its members."""
+        batch = self.batch
+        absent = (batch.words(members).reshape(-1) >> batch.lane & 1 == 0) & mask
+        if absent.any():
+            text = "the member mask omits the lane that executes it"
+            batch.report_lanes("warp-divergence", text, site, np.flatnonzero(absent))
+
     def sync_warp(self, members: Scalar, m: Mask, resume: int, site: int) -> Step:
         """bar.warp.sync: the named lanes of a warp that are still alive wait for each other, wherever they are.
 
@@ -139,9 +192,12 @@ class Barriers:
         """
         batch, scheduler = self.batch, self.scheduler
         if scheduler.alone:
+            if not isinstance(members, int) or members != 0xFFFFFFFF:
+                self._require_own_lane(members, batch.running(m), site)
             self.clocks.warp_sync(m)
             return resume, m, False
         mask = batch.running(m).copy()
+        self._require_own_lane(members, mask, site)
         here = self.arrived.get(WARP_BARRIER)
         here = mask if here is None else here | mask
         words = batch.words(members)

@@ -65,6 +65,13 @@ class Batch(BatchState):
         """The device address of a module's variable."""
         return self.memory.state.symbols[symbol]
 
+    def grid_workspace(self, symbol: str, site: int) -> int:
+        """The address of the workspace in which the CTAs of a cooperative grid meet."""
+        if not self.launch.geometry.cooperative:
+            text = "uses the workspace of a cooperative grid, which this launch is not"
+            self.report_lanes("grid-sync", text, site, np.flatnonzero(self.alive))
+        return self.address_of(symbol)
+
     def trap(self, site: int, message: str, m: Mask) -> None:
         """Report a trap of the lanes."""
         lanes = np.flatnonzero(self.running(m))

@@ -59,7 +59,7 @@ class Warps:
         self, mode: str, value: Array, lane: Scalar, clamp: Scalar, members: Scalar, m: Mask, site: int
     ) -> tuple[Array, Array]:
         """shfl.sync -> (values, predicate: the source lane was in range)."""
-        self._meet(members, m, site)
+        active = self._meet(members, m, site)
         own = self.batch.lane.astype(np.int64).reshape(-1, 32)
         b, c = self.batch.words(lane).astype(np.int64) & 31, self.batch.words(clamp).astype(np.int64)
         # Lanes are cut into segments; ``low`` and ``top`` are the first lane of the own one and its limit.
@@ -69,7 +69,13 @@ class Warps:
         source = {"up": own - b, "down": own + b, "bfly": own ^ b, "idx": low | (b & ~segment & 31)}[mode]
         inside = source >= top if mode == "up" else source <= top
         source = np.where(inside, source, own)
-        return np.take_along_axis(value.reshape(-1, 32), source, axis=1).reshape(-1), inside.reshape(-1)
+        out = np.take_along_axis(value.reshape(-1, 32), source, axis=1).reshape(-1)
+        bad = inside & active & ~np.take_along_axis(active, source, axis=1)
+        if bad.any():
+            text = "shfl.sync takes the value of a lane that does not execute it"
+            self.batch.report_lanes("shuffle-source", text, site, np.flatnonzero(bad), doubtful=True)
+            out = np.where(bad.reshape(-1), self.batch.unspecified(value.dtype.itemsize), out)
+        return out, inside.reshape(-1)
 
     def vote(self, mode: str, value: Array, members: Scalar, m: Mask, site: int) -> Array:
         """vote.sync: ballot gives uint32, the others predicates."""

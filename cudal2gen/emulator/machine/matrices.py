@@ -127,11 +127,22 @@ class MatrixInstructions:
             out.append((base + offset * item).astype(address.dtype))
         return out, chunk * item
 
+    def _require_alignment(self, tile: WmmaTile, address: Array, stride: Array | None, m: Mask, site: int) -> None:
+        """The first element on 32 bytes, rows 16 bytes apart or multiples of it."""
+        lanes = self.batch.lanes(m)
+        bad = (address[lanes] & address.dtype.type(31)) != 0
+        if stride is not None:
+            bad |= (stride[lanes].astype(np.int64) * ELEMENT_BITS[tile.kind] & 127) != 0
+        if bad.any():
+            text = "a wmma tile needs an address of a multiple of 32 bytes and a stride of a multiple of 16 bytes"
+            self.batch.report_lanes("matrix-alignment", text, site, lanes[bad])
+
     def wmma_load(
         self, tile: WmmaTile, address: Array, stride: Array | None, registers: int, m: Mask, site: int
     ) -> list[Array]:
         """wmma.load: fragment registers (the layout of a fragment is the machine's own)."""
         self.batch.require_whole_warps(m, site)
+        self._require_alignment(tile, address, stride, m, site)
         places, width = self._places(tile, address, stride)
         space = self.spaces[tile.space]
         chunks = [np.ascontiguousarray(space.load(place, width, m, site)) for place in places]
@@ -145,6 +156,7 @@ class MatrixInstructions:
     ) -> None:
         """wmma.store of an accumulator."""
         self.batch.require_whole_warps(m, site)
+        self._require_alignment(tile, address, stride, m, site)
         places, width = self._places(tile, address, stride)
         raw = np.ascontiguousarray(np.stack(values, axis=1)).view(np.uint8)
         for i, place in enumerate(places):

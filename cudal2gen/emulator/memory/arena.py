@@ -185,8 +185,9 @@ class Memory:
         if near is None:
             return "outside any allocation"
         buffer, beside = near
-        return f"{beside or f'byte {address - self.base - buffer.start}'} of {self._label(buffer)}"
+        return f"{beside or f'byte {address - self.base - buffer.start}'} of {self.label(buffer)}"
 
-    def _label(self, buffer: Buffer) -> str:
+    def label(self, buffer: Buffer) -> str:
+        """A buffer in words."""
         number = self.buffers.index(buffer)
         return f"{buffer.name or 'buffer ' + str(number)} ({buffer.role}, {buffer.nbytes} bytes)"

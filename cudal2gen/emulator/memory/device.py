@@ -15,7 +15,7 @@ from cudal2gen.emulator.memory.shared import SharedMemory
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
-from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, Scope, scope_of
+from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_of
 
 _ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
 # A buffer, and which elements of an access lie in it (None: all).
@@ -31,6 +31,7 @@ class DeviceMemory:
         self.hazards = DeviceHazards(batch, clocks, state)
         # Launched to overlap its predecessor: global data may not be touched before griddepcontrol.wait.
         self.guarded = state.overlapping and batch.launch.options.hazards
+        self.targets = state.targets if batch.launch.options.hazards else {}
         # Per row and warp: the tick of its griddepcontrol.wait, 0 before.
         self.waited: Array = np.zeros((batch.count, batch.warps_per_cta), np.int64)
 
@@ -81,8 +82,21 @@ class DeviceMemory:
         low, high = int(offset.min()), int(offset.max())
         buffer = arena.find(low) if low >= 0 else None
         if buffer is not None and high + width <= buffer.end and not int(np.bitwise_or.reduce(offset)) & (width - 1):
+            targets = self.targets.get(site)
+            if targets is not None and buffer not in targets:
+                self._report_stray(targets, lanes, offset, width, site)
             return lanes, offset, [(buffer, None)]
         return self._locate_each(lanes, offset, width, site)
+
+    def _report_stray(
+        self, targets: tuple[Buffer, ...], lanes: Array | None, offset: Array, width: int, site: int
+    ) -> None:
+        """An access in another buffer than those that its address is computed from."""
+        at = int(offset[0]) + self.arena.base
+        meant = " or ".join(self.arena.label(target) for target in targets[:3])
+        text = f"{width}-byte access through a pointer into {meant}, which lands in another buffer"
+        everyone = self.batch.everyone if lanes is None else lanes
+        self.batch.report_lanes("another-buffer", text, site, everyone, at)
 
     def _locate_each(
         self, lanes: Array | None, offset: Array, width: int, site: int
@@ -108,7 +122,13 @@ class DeviceMemory:
             lanes, offset, which = lanes[~bad], offset[~bad], which[~bad]
             if lanes.size == 0:
                 return None
-        return lanes, offset, [(arena.buffers[int(i)], np.flatnonzero(which == i)) for i in np.unique(which)]
+        places: list[Place] = [(arena.buffers[int(i)], np.flatnonzero(which == i)) for i in np.unique(which)]
+        targets = self.targets.get(site)
+        for buffer, part in places if targets is not None else ():
+            if targets is not None and buffer not in targets:
+                mine = part if lanes is None else lanes[part]
+                self._report_stray(targets, mine, offset[part], width, site)
+        return lanes, offset, places
 
     def require_aligned(self, address: Array, width: int, m: Mask, site: int) -> None:
         """Report addresses that are no multiple of ``width``."""
@@ -119,10 +139,25 @@ class DeviceMemory:
             text = f"{width}-byte access"
             self.batch.report_lanes("global-misaligned", text, site, lanes[crooked], at)
 
+    def discard(self, address: Array, m: Mask, site: int) -> None:
+        """discard.L2: 128 bytes per lane are undefined until they are written again."""
+        access = self.locate(address, 128, m, site)
+        for buffer, part in access[2] if access is not None else ():
+            some, at = self._part(access[0], access[1], part) if access is not None else (None, np.zeros(0, np.int64))
+            self.hazards.check_allowed(buffer, some, at, 128, site)
+            if buffer.written is None:
+                buffer.written = np.ones(buffer.nbytes, np.uint8)
+            for start in (at - buffer.start).tolist():
+                buffer.written[start : start + 128] = 0
+                buffer.bytes()[start : start + 128] = self.launch.poison
+
     # --- accesses ---
 
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
         """Global load, ``width`` bytes per lane. ``strong``: scope and acquire, as ``state.scopes`` counts; 0: weak."""
+        read_only = strong == READ_ONLY
+        if read_only:
+            strong = 0
         access = self.locate(address, width, m, site)
         if access is None:
             return self.batch.poison(width)
@@ -135,6 +170,8 @@ class DeviceMemory:
             if buffer.written is not None or buffer.role != "input":
                 some, at = self._part(lanes, offset, part)
                 self.hazards.before_read(buffer, some, at, width, site, strong)
+                if read_only:
+                    self.hazards.before_constant_read(buffer, some, at, width, site)
         if strong and not strong & CHECKED and self.state.order.active:
             self._flags(lanes, offset, strong, read=True)
         values: Array = self.arena.views[width][offset >> SHIFT[width]]

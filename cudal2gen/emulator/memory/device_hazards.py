@@ -58,6 +58,26 @@ class DeviceHazards:
             if tags.read_at is not None:
                 tags.read_at[touched] = site + 1
 
+    def before_constant_read(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
+        """A read through the read-only path (``ld.global.nc``): nobody writes these bytes during the launch."""
+        if not self.hazards:
+            return
+        tags = self.state.tags(buffer, self.launch.recording)
+        if tags.read_only is None:
+            tags.read_only = np.zeros(len(tags.read), bool)
+        for touched in self._granules(buffer, offset, width):
+            tags.read_only[touched] = True
+            bad = tags.written[touched] != 0
+            if bad.any():
+                text = "reads by ld.global.nc what this launch has written"
+                self._report_read_only(text, lanes, offset, bad, site)
+                return
+
+    def _report_read_only(self, text: str, lanes: Array | None, offset: Array, bad: Array, site: int) -> None:
+        mine = np.flatnonzero(bad) if lanes is None else lanes[bad]
+        at = int(offset[np.flatnonzero(bad)[0]]) + self.state.arena.base
+        self.batch.report_lanes("read-only-path", text, site, mine, at)
+
     def _granules(self, buffer: Buffer, offset: Array, width: int) -> Iterator[Array]:
         """Per granule of an access, its number in the buffer for every lane."""
         first = (offset - buffer.start) // self.state.granule
@@ -134,7 +154,7 @@ class DeviceHazards:
         strong: int,
     ) -> None:
         """A write of ``value`` (None: not known yet). Writing what is already there races with nobody."""
-        self._check_allowed(buffer, lanes, offset, width, site)
+        self.check_allowed(buffer, lanes, offset, width, site)
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
@@ -144,6 +164,10 @@ class DeviceHazards:
         shared_places = False
         differs = None if value is None else partial(self._bytes_differ, offset, value, width)
         for touched in self._granules(buffer, offset, width):
+            if tags.read_only is not None and tags.read_only[touched].any():
+                bad = tags.read_only[touched] & (True if differs is None else differs())
+                if bad.any():
+                    self._report_read_only("writes what this launch reads by ld.global.nc", lanes, offset, bad, site)
             for old, sites, what in (
                 (tags.written, tags.written_at, "write after write"),
                 (tags.read, tags.read_at, "write after read"),
@@ -162,7 +186,8 @@ class DeviceHazards:
         scope = scope_of(strong) if strong else 0
         return np.asarray(self.batch.gthread[lanes] | self.launch.tick << TICK_SHIFT | scope << SCOPE_SHIFT)
 
-    def _check_allowed(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
+    def check_allowed(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
+        """A write may go to this buffer, and within its region."""
         batch, arena = self.batch, self.state.arena
         if buffer.role == "input":
             at = int(offset[0]) + arena.base

@@ -9,6 +9,7 @@ import numpy as np
 from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.memory.order import GlobalOrder
 from cudal2gen.emulator.state.arrays import Array
+from cudal2gen.emulator.state.launch import Origin
 
 # A tag is tick << 34 | scope of a strong access (0: weak) << 32 | thread of the launch; 0: untouched in this launch.
 THREAD = (1 << 32) - 1
@@ -20,11 +21,13 @@ class Tags:
     """Last writer and reader of every granule of a buffer in this launch; where it is recorded, by what instruction
     (one more than its number)."""
 
-    __slots__ = ("read", "read_at", "written", "written_at")
+    __slots__ = ("read", "read_at", "read_only", "written", "written_at")
 
     def __init__(self, granules: int, recording: bool) -> None:
         self.written: Array = np.zeros(granules, np.int64)
         self.read: Array = np.zeros(granules, np.int64)
+        # Granules read through the read-only path, once there are any.
+        self.read_only: Array | None = None
         self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
         self.read_at: Array | None = np.zeros(granules, np.int32) if recording else None
 
@@ -53,11 +56,31 @@ class DeviceState:
         parameters: bytes = b"",
         symbols: dict[str, int] | None = None,
         overlapping: bool = False,
+        origins: dict[int, frozenset[Origin]] | None = None,
     ) -> None:
         self.arena, self.granule, self.parameters, self.overlapping = arena, granule, parameters, overlapping
         self.symbols = symbols or {}
         self.order = GlobalOrder(-(-threads // 32) * 32)
         self._tags: dict[int, Tags] = {}
+        # Of an instruction: the buffers that its address may be computed from.
+        self.targets = {site: buffers for site, names in (origins or {}).items() if (buffers := self._buffers(names))}
+
+    def _buffers(self, origins: frozenset[Origin]) -> tuple[Buffer, ...]:
+        """The buffers into which these parameters and variables point; none where that is uncertain, because a pointer
+        points to no buffer."""
+        buffers = []
+        for origin in origins:
+            if isinstance(origin, str):
+                address = self.symbols.get(origin, 0)
+            else:
+                address = int.from_bytes(self.parameters[origin : origin + 8], "little")
+            offset = address - self.arena.base
+            if 0 <= offset < self.arena.capacity:
+                buffer = self.arena.find(offset)
+                if buffer is None:
+                    return ()
+                buffers.append(buffer)
+        return tuple(buffers)
 
     def tags(self, buffer: Buffer, recording: bool) -> Tags:
         """The tags of a buffer; the widest access at its end has room."""

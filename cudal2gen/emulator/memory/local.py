@@ -21,7 +21,9 @@ class LocalMemory:
 
     def __init__(self, batch: BatchState, nbytes: int) -> None:
         self.batch = batch
-        self.data: Array = np.full((batch.size, nbytes) if nbytes else (0, 0), 0xFF, np.uint8)
+        self.data: Array = np.full((batch.size, nbytes) if nbytes else (0, 0), batch.launch.poison, np.uint8)
+        # What has been written; None: nobody asks.
+        self.written = np.zeros(self.data.shape, bool) if batch.launch.options.hazards else None
 
     def _locate(self, address: Array, width: int, m: Mask, site: int) -> tuple[Array, Array]:
         lanes = self.batch.lanes(m)
@@ -36,14 +38,22 @@ class LocalMemory:
     def load(self, address: Array, width: int, m: Mask, site: int) -> Array:
         """``width`` bytes per lane."""
         lanes, offset = self._locate(address, width, m, site)
-        raw = self.data[lanes[:, None], offset[:, None] + np.arange(width)]
+        places = lanes[:, None], offset[:, None] + np.arange(width)
+        if self.written is not None and not self.written[places].all():
+            bad = ~self.written[places].all(axis=1)
+            text = f"reads local memory that the thread has not written, local offset {int(offset[bad][0])}"
+            self.batch.report_lanes("uninitialised-local", text, site, lanes[bad], doubtful=True)
+        raw = self.data[places]
         return self.batch.spread(np.ascontiguousarray(raw).reshape(-1).view(MOVER[width]), lanes, width)
 
     def store(self, address: Array, value: Array, width: int, m: Mask, site: int) -> None:
         """Write MOVER[width] values, one per lane."""
         lanes, offset = self._locate(address, width, m, site)
         raw = np.ascontiguousarray(value[lanes]).view(np.uint8).reshape(-1, width)
-        self.data[lanes[:, None], offset[:, None] + np.arange(width)] = raw
+        places = lanes[:, None], offset[:, None] + np.arange(width)
+        self.data[places] = raw
+        if self.written is not None:
+            self.written[places] = True
 
 
 class Parameters:
@@ -89,6 +99,18 @@ class GenericMemory:
             mask = active & (top >= space if space is Window.PARAM else top == space)
             if mask.any():
                 yield space, mask
+
+    def convert(self, address: Array, space: Window, m: Mask, site: int) -> Array:
+        """cvta.to of a space: the addresses within it; those of addresses in other spaces are unspecified."""
+        outside = (address >> _TO_WINDOW) != space
+        low: Array = address & _LOW
+        if not outside.any():
+            return low
+        lanes = np.flatnonzero(outside & self.batch.running(m))
+        if len(lanes):
+            text = f"cvta.to.{space.name.lower()} of {int(address[lanes[0]]):#x}, an address of another space"
+            self.batch.report_lanes("address-space", text, site, lanes, doubtful=True)
+        return np.where(outside, self.batch.unspecified(8) & _LOW, low)
 
     def in_shared(self, address: Array, m: Mask, site: int) -> Array:
         """A generic operand that must lie in the shared memory of the lane's CTA."""

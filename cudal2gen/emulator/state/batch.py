@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from cudal2gen.emulator.state.arrays import MOVER, Array, Mask, Scalar
+from cudal2gen.emulator.state.arrays import MOVER, POISON, Array, Mask, Scalar
 from cudal2gen.emulator.state.launch import LaunchState
 from cudal2gen.emulator.state.participants import Dim3, Participant
 
@@ -61,6 +61,23 @@ class BatchState:
     def poison(self, width: int) -> Array:
         """A register of ``width`` bytes of undefined content."""
         return np.full(self.size * width, 0xFF, np.uint8).view(MOVER[width])
+
+    def unspecified(self, width: int) -> Array:
+        """A register of ``width`` bytes of a value that no rule defines."""
+        return np.full(self.size * width, self.launch.unspecified, np.uint8).view(MOVER[width])
+
+    def quotient(self, out: Array, divisor: Array, m: Mask, site: int) -> Array:
+        """Quotients or remainders; those by zero are reported, and what today's hardware gives unless the launch has
+        another byte for unspecified values."""
+        zero = divisor == 0
+        if not zero.any():
+            return out
+        lanes = np.flatnonzero(zero & self.running(m))
+        if len(lanes):
+            self.report_lanes("division-by-zero", "divides an integer by zero", site, lanes, doubtful=True)
+        if self.launch.unspecified == POISON:
+            return out
+        return np.where(zero, self.unspecified(out.dtype.itemsize).view(out.dtype), out)
 
     def spread(self, values: Array, lanes: Array, width: int) -> Array:
         """Values of some lanes -> a register of all, zero elsewhere."""

@@ -80,12 +80,17 @@ class SharedVariable(NamedTuple):
     nbytes: int
 
 
+# A possible pointer: the offset of a parameter, or the name of a variable.
+Origin = int | str
+
+
 @dataclass(eq=False)
 class KernelFacts:
     """What the machine has to know of a translated kernel. ``shared_granule`` and ``global_granule``: bytes of the
     smallest access, so of a tag. Blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i
     writes and others read, ``live_in[i]`` those that are read in or behind it. ``attributes``: directives of the entry
-    (maxntid, minnctapersm, ...)."""
+    (maxntid, minnctapersm, ...). ``origins``: of an instruction's address, what it may be computed from; ``uncertain``:
+    registers that a path reads before it writes them, and the instructions that do."""
 
     name: str
     sites: list[Site]
@@ -99,6 +104,8 @@ class KernelFacts:
     block_lines: list[int]
     block_opcodes: list[dict[str, int]]
     attributes: dict[str, tuple[int, ...]]
+    origins: dict[int, frozenset[Origin]]
+    uncertain: list[tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -145,11 +152,14 @@ class LaunchState:
         poison: int = POISON,
         trial: Trial | None = None,
         recording: bool = False,
+        unspecified: int = POISON,
     ) -> None:
         self.kernel, self.geometry, self.options, self.device = kernel, geometry, options, device
         self.threads = geometry.threads
         # The byte that undefined shared memory holds.
         self.poison = poison
+        # The byte that values have which no rule defines: of registers, shuffles, divisions by zero.
+        self.unspecified = unspecified
         # Racing reads, and those of an earlier execution that now read other values.
         self.suspects, self.trial = Suspects(), trial
         # Accesses leave their instruction behind, so that a race is named on both sides.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cudal2gen.emulator.state.participants import Participant, Place, placed
-from cudal2gen.emulator.state.rules import RACES, RULES, SEVERITIES, Rule, Severity
+from cudal2gen.emulator.state.rules import RACES, RULES, SEVERITIES, UNSPECIFIED, Rule, Severity
 from cudal2gen.emulator.state.sites import NOWHERE, Frame, Site
 
 
@@ -141,6 +141,8 @@ class Reports:
         # Findings that are benign unless the value read reaches memory: undefined values, and races.
         self.doubtful: set[Key] = set()
         self.races: set[Key] = set()
+        # Values that no rule defines: no findings at all unless they reach memory.
+        self.unspecified: set[Key] = set()
         self.room: Counter[Severity] = Counter(dict.fromkeys(Severity, self.LIMIT))
 
     def add(
@@ -158,7 +160,7 @@ class Reports:
         """Record a finding at instruction ``site``; ``doubtful``: benign if the value turns out not to matter;
         ``other``: the other side of a race."""
         key = (kind, site, None if other is None else other.site.line, None if site is not None else message)
-        doubts = self.races if kind in RACES else self.doubtful
+        doubts = self.races if kind in RACES else self.unspecified if kind in UNSPECIFIED else self.doubtful
         if not doubtful:
             doubts.discard(key)
         elif key not in self.by_key:
@@ -185,6 +187,11 @@ class Reports:
             report = self.by_key[key]
             report.severity = Severity.BENIGN
             report.message += "; the value reaches no memory"
+
+    def forget(self, doubts: set[Key]) -> None:
+        """Findings of values that no rule defines have turned out to be none."""
+        for key in doubts & self.by_key.keys():
+            self.room[self.by_key.pop(key).severity] += 1
 
     def errors(self) -> set[Key]:
         """The errors."""

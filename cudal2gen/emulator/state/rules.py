@@ -55,10 +55,39 @@ _ERRORS = {
         "a read of shared memory that nobody has written",
         "write the words before they are read, zero fill at the edges, and let a barrier stand between",
     ),
+    "uninitialised-local": (
+        "a read of a per-thread array that the thread has not written, whose value reaches a result",
+        "initialise the array where it is declared (= {}), or write every element before the loop that reads them",
+    ),
+    "uninitialised-register": (
+        "a variable that a path uses without a value, which reaches a result",
+        "initialise the variable where it is declared, and let every branch assign it",
+    ),
+    "shuffle-source": (
+        "a shuffle that takes the value of a lane that does not execute it, which reaches a result",
+        "let all lanes of the member mask execute the shuffle, and keep the source lane among them",
+    ),
+    "division-by-zero": (
+        "an integer division by zero whose quotient or remainder reaches a result",
+        "test the divisor before the division; hardware raises nothing and gives any number",
+    ),
+    "address-space": (
+        "a generic address converted to a space in which it does not lie, used for a result",
+        "pass a pointer to __shared__ memory to __cvta_generic_to_shared, and to no other space's conversion",
+    ),
     "uninitialised-global": (
         "a read of global memory that nobody has written",
         "initialise the buffer (cudaMemset, or the kernel that comes before), or do not read outside of what "
         "was written",
+    ),
+    "another-buffer": (
+        "an access through a pointer into one buffer that lands in another one",
+        "the index leaves the buffer by more than the gap behind it: compare it with the buffer's own size, and "
+        "its sign",
+    ),
+    "read-only-path": (
+        "ld.global.nc (const __restrict__, __ldg) of memory that the same launch writes",
+        "read it by a plain load: drop __restrict__ or __ldg where the kernel writes the buffer, or split the launch",
     ),
     "in-flight": (
         "data of an asynchronous copy touched before its wait, or a CTA that exits under one",
@@ -94,6 +123,18 @@ _ERRORS = {
     "barrier-divergence": (
         "a barrier at which threads arrive that may not",
         "move the barrier out of the branch, or name the threads that arrive (bar.sync id, count)",
+    ),
+    "barrier-count": (
+        "a numbered barrier with a number, a count or more threads than it may have",
+        "give every group a number of its own (0 to 15) and as its count all of its threads, whole warps",
+    ),
+    "matrix-alignment": (
+        "a wmma tile whose address is no multiple of 32 bytes or whose stride is no multiple of 16",
+        "align the tile's first element to 32 bytes, and pad rows to multiples of 8 halves or 4 floats",
+    ),
+    "grid-sync": (
+        "a barrier of the whole grid in a launch that is not cooperative",
+        "launch by cudaLaunchCooperativeKernel: without it no CTA may wait for CTAs that have not started",
     ),
     "deadlock": (
         "threads that wait for each other for ever",
@@ -167,6 +208,8 @@ _ERRORS = {
         "compare the number of bytes with what was allocated, and the direction of the copy with its pointers",
     ),
 }
+# Values that no rule defines, and that programs compute and drop: findings only if a result depends on them.
+UNSPECIFIED = frozenset(("uninitialised-register", "shuffle-source", "division-by-zero", "address-space"))
 # Whether the value of a racing read matters is seen by giving it others.
 RACES = frozenset(("shared-race", "memory-scope"))
 RULES = {

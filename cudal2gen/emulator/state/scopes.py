@@ -19,6 +19,8 @@ SCOPES = tuple(Scope)
 _BY_NAME = {"cta": Scope.CTA, "cluster": Scope.CLUSTER, "gpu": Scope.GPU, "gl": Scope.GPU, "sys": Scope.GPU}
 # A strong access is a number: its scope, with this bit if it acquires or releases; a weak one is 0.
 ORDERS = 4
+# A load through the read-only path, which is weak.
+READ_ONLY = 16
 # A weak load whose value a compare-and-swap checks: it takes part as a relaxed one.
 CHECKED = 8
 

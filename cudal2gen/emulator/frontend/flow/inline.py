@@ -268,6 +268,7 @@ class Inliner:
                 yield replace(item, op="bra", parts=("bra",), operands=(Sym(after),), guard=None)
                 yield Label(other, item.line)
             yield replace(item, op="emu_nofunction", parts=("emu_nofunction",), operands=(), guard=None)
+            yield replace(item, op="exit", parts=("exit",), operands=(), guard=None)
         else:
             raise refused(item, "this form of a call is not modelled")
         yield Label(after, item.line)

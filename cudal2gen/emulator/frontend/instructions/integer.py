@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import INTEGERS, instruction
-from cudal2gen.emulator.frontend.ptx import Instr, Operand
+from cudal2gen.emulator.frontend.ptx import Imm, Instr, Operand
 
 
 def width_of(kind: str) -> int:
@@ -156,7 +156,22 @@ def _high_product(e: Emitter, kind: str, d: Operand, a: Operand, b: Operand, c: 
 def div(e: Emitter, ins: Instr) -> None:
     """div and rem."""
     function = "divide" if ins.base == "div" else "remainder"
-    _by_sign(e, ins, f"A.{function}_int", f"A.{function}")
+    d, a, b = ins.operands
+    bits, t, u = _typed(ins.parts[-1])
+    get = e.signed if t[0] == "i" else e.raw
+    x, y = get(a, bits), get(b, bits)
+    if isinstance(b, Imm) and b.value:
+        _by_sign(e, ins, f"A.{function}_int", f"A.{function}")
+    elif x.uniform and y.uniform:
+        # By zero, one quotient for all lanes is that of a lane.
+        divisor, mask = e.temp(y.text), (1 << bits) - 1
+        quotient = f"A.{function}_int({x.text}, {divisor}) & {mask}"
+        zero = f"int(M.quotient(K({quotient}, {bits // 8}), K(0, {bits // 8}), {e.lanes()})[0])"
+        e.assign(d, Value(f"({quotient} if {divisor} else {zero})", u, True))
+    else:
+        divisor = e.temp(e.array(b, t))
+        text = f"M.quotient(A.{function}({e.array(a, t)}, {divisor}), {divisor}, {e.lanes()})"
+        e.assign(d, Value(text, t, False))
 
 
 @instruction("min", "max", types=INTEGERS, uniform=True)

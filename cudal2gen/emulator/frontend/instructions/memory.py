@@ -20,7 +20,7 @@ from cudal2gen.emulator.frontend.mutations import (
 )
 from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym, Vec
 from cudal2gen.emulator.memory.atomics import AtomicKind
-from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, Scope, scope_in
+from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_in
 
 _SPACES = ("global", "shared", "local", "param", "const")
 # Cache operators are hints: .cg and .cv leave a load weak, whatever it may be used to poll.
@@ -144,6 +144,9 @@ def load(e: Emitter, ins: Instr) -> None:
         _load_parameter(e, at.base.name, at.offset, targets, k)
         return
     strong = _strength(ins, _READ_STRONG, ("acquire",)) or (Scope.GPU | CHECKED) * (id(ins) in e.checked)
+    if ins.base == "ldu" or "nc" in ins.parts:
+        strong = READ_ONLY
+    e.trace(at)
     mask = e.mask()
     _require_aligned(e, _named_space(e, space, at), at, n * width, mask)
     for start, size in _pieces(n * width):
@@ -186,6 +189,7 @@ def store(e: Emitter, ins: Instr) -> None:
     assert isinstance(at, Mem)
     sources = s.items if isinstance(s, Vec) else (s,)
     strong = _strength(ins, _WRITE_STRONG, ("release",))
+    e.trace(at)
     mask = e.mask()
     _require_aligned(e, _named_space(e, space_of(ins), at), at, n * width, mask)
     for start, size in _pieces(n * width):
@@ -245,6 +249,7 @@ def atomic(e: Emitter, ins: Instr) -> None:
         raise e.fail(f"atomic on state space {space}")
     scope = scope_in(parts, Scope.GPU)
     read, write = (scope | ORDERS * bool({"acq_rel", order} & set(parts)) for order in ("acquire", "release"))
+    e.trace(at)
     form = e.bind("atomic", AtomicKind(op, kind, space, read, write))
     mask = e.mask()
     values: tuple[Operand, ...] = operands[0].items if isinstance(operands[0], Vec) else (operands[0],)
@@ -295,6 +300,7 @@ def copy(e: Emitter, ins: Instr) -> None:
     dst, src, size = ins.operands[:3]
     if not isinstance(size, Imm) or size.value not in (4, 8, 16) or ins.parts[1] != "async":
         raise e.fail()
+    e.trace(src)
     count = "None"
     for extra in ins.operands[3:]:
         if isinstance(extra, Reg) and e.operand_bits(extra) == 64:

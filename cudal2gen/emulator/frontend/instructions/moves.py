@@ -105,7 +105,12 @@ def cvta(e: Emitter, ins: Instr) -> None:
     if not window:
         e.assign(d, v)
     elif to:
-        e.assign(d, Value(f"{v.text} & 0xFFFFFFFF", "u8", v.uniform))
+        if isinstance(a, Sym):
+            e.assign(d, Value(f"{v.text} & 0xFFFFFFFF", "u8", v.uniform))
+            return
+        address = f"K({v.text}, 8)" if v.uniform else v.text
+        text = f"N.convert({address}, {e.bind('window', window_of(space))}, {e.lanes()})"
+        e.assign(d, Value(f"int({text}[0])" if v.uniform else text, "u8", v.uniform))
     else:
         e.assign(d, Value(f"{v.text} | {window}", "u8", v.uniform))
 

@@ -131,11 +131,19 @@ def print_formatted(e: Emitter, ins: Instr) -> None:
 
 
 @instruction(
-    "prefetch", "prefetchu", "nanosleep", "pmevent", "discard", "applypriority", "brkpt", "griddepcontrol",
+    "prefetch", "prefetchu", "nanosleep", "pmevent", "applypriority", "brkpt", "griddepcontrol",
     writes=Writes.NOTHING,
 )  # fmt: skip
 def nothing(e: Emitter, ins: Instr) -> None:
     """Hints without an effect on values."""
+
+
+@instruction("discard", writes=Writes.MEMORY)
+def discard(e: Emitter, ins: Instr) -> None:
+    """discard.L2 of 128 bytes: they are undefined until they are written again."""
+    at = ins.operands[0]
+    e.trace(at)
+    e.line(f"G.discard({e.address(at, 'global')}, {e.lanes()})")
 
 
 @instruction("createpolicy")
