@@ -15,7 +15,7 @@ from tests.emulator.build import compiled_text
 
 PAGES = Path(__file__).parents[2] / "docs" / "rules"
 # Broken by host code, not by a kernel.
-OF_THE_HOST = {"launch-error", "launch-refused", "copy-out-of-bounds", "stream-race"}
+OF_THE_HOST = {"launch-error", "launch-refused", "copy-out-of-bounds", "stream-race", "grid-sync"}
 WITH_EXAMPLES = sorted(RULES.keys() - OF_THE_HOST)
 TYPES = {"float": np.dtype("f4"), "float4": np.dtype("(4,)f4"), "int": np.dtype("i4")}
 HEAD = re.compile(r"// <<<(\d+), (\d+)>>>(?: cluster (\d+):)?( overlapping:)? (.*?)(?: \((sm_\w+)\))?$")
