@@ -175,6 +175,24 @@ def test_times_beside_the_floor_and_the_model() -> None:
     assert "of their modelled time (median of 1)" in " ".join(section(document, "measured-1").paragraphs)
 
 
+def test_a_validation_of_the_timing_model_is_a_section(tmp_path: Path) -> None:
+    row = {
+        "part": "c", "subject": "Triton on a100", "figure": "top-1 regret", "problems": 7, "value": 0.04,
+        "low": 0.03, "high": 0.05, "target": "<= 0.06", "baselines": {"random": 1.25},
+    }  # fmt: skip
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps([row, row | {"part": "b", "target": None}]))
+    document = report.report(EMPTY, [], validated=report.validation.load(path))
+    by_part = section(document, "validation").tables
+    assert [part.caption.split(":")[0] for part in by_part] == ["Published choices", "Recorded timings of Triton"]
+    assert by_part[1].rows == (
+        ("Triton on a100", "top-1 regret", "7", "0.040", "0.030 to 0.050", "<= 0.06", "random 1.250"),
+    )
+    assert not [part for part in report.report(EMPTY, []).sections if part.anchor == "validation"]
+    path.write_text("[{}]")
+    assert "model --validate --json" in error("report", "--validation", str(path))
+
+
 def test_the_dispatcher_and_nothing() -> None:
     assert best_of([Ratio(0.5, 0.4, 1.2)]) == [Ratio(1.0, 1.0, 1.2)]
     assert summarise([]) is None

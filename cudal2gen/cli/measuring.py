@@ -158,6 +158,10 @@ def write_report(
         tuple[Path, Path] | None,
         typer.Option("--compare", metavar="A B", help="Two result files: what is faster or slower in B, beyond noise."),
     ] = None,
+    validated: Annotated[
+        Path | None,
+        typer.Option("--validation", metavar="FILE", help="What model --validate --json printed, as a section."),
+    ] = None,
 ) -> None:
     """Report what was measured, in tables and pictures, beside the catalog's choices and published figures."""
     from cudal2gen import report
@@ -166,7 +170,10 @@ def write_report(
         before, after = (measurements([path]) for path in compare)
         content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.admits)
     else:
-        content = report.report(measurements(result_files), catalog.load(), selection.admits, _stock(result_files))
+        rows = report.validation.load(validated) if validated else ()
+        content = report.report(
+            measurements(result_files), catalog.load(), selection.admits, _stock(result_files), rows
+        )
     forms = ((out, content.html), (markdown, content.markdown))
     texts = {path: text() for path, text in forms if path is not None}
     for path, text in texts.items():

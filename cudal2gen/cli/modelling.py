@@ -18,13 +18,6 @@ from cudal2gen.cli.tables import print_table
 if TYPE_CHECKING:
     from cudal2gen.evidence import Finding
 
-PARTS = {
-    "a": "Published speedups of CUDA-L2: rank correlation with [vendor's modelled time / ours]",
-    "b": "Published choices: share of legal candidates that the model takes for faster",
-    "c": "Recorded timings of Triton: how much slower than the best tile the model's choice is",
-    "d": "Published H100 configurations: how often the model's choice has the tile",
-}
-
 
 @verb(app, "model")
 def model(
@@ -59,6 +52,7 @@ def model(
     if not validate:
         refuse("nothing to do: add --validate, and --recordings DIR and --speedups DIR for all of its parts")
     from cudal2gen import evidence
+    from cudal2gen.report.validation import PARTS
 
     chosen = parts or list(PARTS)
     if unknown := set(chosen) - set(PARTS):
@@ -86,17 +80,11 @@ def _print(findings: list[Finding], held_out: bool) -> None:
     """A table for each part."""
     from rich.table import Table
 
+    from cudal2gen.report import validation
+
     print("problems that were held out" if held_out else "problems of development")
-    for part, title in PARTS.items():
-        rows = [finding for finding in findings if finding.part == part]
-        if not rows:
-            continue
-        table = Table(title=title, title_justify="left", box=None)
-        for column in ("data", "figure", "problems", "value", "95 %", "target", "baselines"):
-            table.add_column(column)
-        for row in rows:
-            beside = ", ".join(f"{name} {value:.3f}" for name, value in row.baselines.items())
-            span = f"{row.low:.3f}..{row.high:.3f}"
-            figures = (row.subject, row.figure, str(row.problems), f"{row.value:.3f}", span, row.target or "", beside)
-            table.add_row(*figures)
+    for part in validation.tables([validation.Row(**finding._asdict()) for finding in findings]):
+        table = Table(*part.columns, title=part.caption, title_justify="left", box=None)
+        for row in part.rows:
+            table.add_row(*row)
         print_table(table)

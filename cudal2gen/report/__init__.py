@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cudal2gen import pages
 from cudal2gen.kernel import Record
 from cudal2gen.pages import Section
-from cudal2gen.report import choices, floors, page, published, sections
+from cudal2gen.report import choices, floors, page, published, sections, validation
 from cudal2gen.report.comparison import compare
 from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.stock import Stock as Stock
@@ -41,8 +41,10 @@ def report(
     records: Sequence[Record],
     predicate: Callable[[Measurement | Record], bool] = lambda _: True,
     stock: Stock | None = None,
+    validated: Sequence[validation.Row] = (),
 ) -> Report:
-    """Sections on the measurements that satisfy ``predicate``, on ``stock`` and the catalog, on published figures."""
+    """Sections on the measurements that satisfy ``predicate``, on ``stock`` and the catalog, on published figures, on
+    how the timing model was ``validated``."""
     groups_by_anchor = {f"measured-{i}": group for i, group in enumerate(by_conditions(measurements, predicate), 1)}
     figures, kernels = published.load(), floors.records_by_kernel(records)
     empty_text = (
@@ -56,6 +58,7 @@ def report(
         *((in_stock(records, stock, predicate),) if stock else ()),
         choices.section(records),
         published.section(figures),
+        *((validation.section(validated),) if validated else ()),
     )
     return Report("cudal2gen: report on HGEMM kernels", parts, groups_by_anchor, records)
 
