@@ -32,7 +32,7 @@ def rules(result: Result) -> dict[str, int]:
     return dict(Counter({item.kind: item.count for item in result.findings.values()}))
 
 
-RIGHT = ["right", "barrier", "ordered", "graph", "driver", "memory", "timed", "callback"]
+RIGHT = ["right", "barrier", "ordered", "graph", "driver", "memory", "timed", "changed", "callback"]
 WRONG = [
     ("bounds", {"global-out-of-bounds": 2}, 0), ("race", {"shared-race": 64}, 0), ("threads", {"launch-refused": 1}, 0),
     ("unordered", {"stream-race": 1}, 0), ("long copy", {"copy-out-of-bounds": 1}, 0), ("assert", {"trap": 24}, 0),
@@ -184,6 +184,10 @@ def test_the_command_prints_in_order_and_exits_by_outcome() -> None:
     assert wrong.returncode == 1
     assert [item["rule"] for item in json.loads(wrong.stdout)["findings"]] == ["shared-race"]
     assert "case race" in wrong.stderr
+    text = command(str(SOURCE), "--", "bounds").stdout.splitlines()
+    assert text[0] == "case bounds"  # the program leaves by exit()
+    assert text[1].startswith(f"error: global-out-of-bounds in beyond at {SOURCE}:")
+    assert text[-1].endswith(": 2 errors")
     refused = command(str(SOURCE), "missing.cu")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "missing.cu: no such file" in refused.stderr

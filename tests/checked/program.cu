@@ -139,6 +139,23 @@ static int timed() {
   cudaEventElapsedTime(&ms, start, end);
   return ms > 0 ? 0 : 1;
 }
+static int changed() {
+  for (int i = 0; i < 3; ++i) scale<<<4, 256>>>(x, y, n);
+  host[5] = 7;
+  cudaMemcpy(x, host, sizeof host, cudaMemcpyHostToDevice);
+  scale<<<4, 256>>>(x, y, n);
+  cudaMemcpy(host, y, sizeof host, cudaMemcpyDeviceToHost);
+  check("behind a copy", host[5], 21);
+  int *managed;
+  cudaMallocManaged(&managed, sizeof host);
+  for (int i = 0; i < 4; ++i) {
+    managed[0] = i / 3;
+    scale<<<1, 1>>>(managed, y, 1);
+  }
+  cudaMemcpy(host, y, 4, cudaMemcpyDeviceToHost);
+  check("behind a write", host[0], 3);
+  return 0;
+}
 
 int main(int argc, char **argv) {
   const char *name = argc > 1 ? argv[1] : "right";
@@ -159,6 +176,7 @@ int main(int argc, char **argv) {
   if (is("driver")) return driver();
   if (is("memory")) return memory();
   if (is("timed")) return timed();
+  if (is("changed")) return changed();
   if (is("exit code")) exit(3);
   if (is("abort")) beyond<<<4, 256>>>(x, y, n), abort();
   if (is("endless")) for (volatile int i = 0;; ++i) {}
