@@ -1,5 +1,5 @@
 """A hook of mkdocs. ``<!-- record fields -->`` becomes tables of the record classes' fields, ``<!-- commands -->`` all
-commands with their options and defaults, ``<!-- rules -->`` the rules of the emulator,
+commands with their options and defaults, ``<!-- rules -->`` and ``<!-- instructions -->`` those of the emulator,
 ``<!-- profile fields -->`` and ``<!-- launch fields -->`` what ``profile --json`` prints and ``--launch`` reads."""
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from pydantic import BaseModel
 
 from cudal2gen import cli
 from cudal2gen.emulator import RULES
+from cudal2gen.emulator.frontend import instruction
+from cudal2gen.emulator.frontend.emitter import TEXTURES
+from cudal2gen.emulator.frontend.flow.inline import REFUSED_CALLS
 from cudal2gen.kernel import FAMILIES, Problem
 from cudal2gen.profile import LaunchFacts, figures
 
@@ -29,6 +32,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         ("<!-- record fields -->", tables),
         ("<!-- commands -->", commands),
         ("<!-- rules -->", rules),
+        ("<!-- instructions -->", instructions),
         ("<!-- profile fields -->", profile),
         ("<!-- launch fields -->", launch),
     ):
@@ -41,6 +45,20 @@ def rules() -> str:
     """Markdown: every rule whose violation is a finding."""
     rows = [f"| [`{name}`]({name}.md) | {rule.severity.value} | {rule.meaning} |" for name, rule in RULES.items()]
     return "\n".join(["| rule | severity | what is wrong |", "|---|---|---|", *rows])
+
+
+def instructions() -> str:
+    """Markdown: every form of an instruction that the emulator executes, and what it refuses by name."""
+    rows = []
+    for form in sorted(instruction.registered(), key=lambda form: form.opcode):
+        if not form.opcode.startswith("emu_"):
+            types = ", ".join(sorted(form.types)) if form.types else "as PTX has them"
+            state = ["sm_90" if form.hopper else "", "lands with its wait" if form.asynchronous else ""]
+            text = plain(cleandoc(form.emit.__doc__ or "").split("\n\n")[0].replace("\n", " "))
+            rows.append(f"| `{form.opcode}` | {types} | {', '.join(filter(None, state))} | {text} |")
+    names = ", ".join(f"`{base}`" for base in sorted(TEXTURES))
+    refused = f"Refused by name: {names}; calls of {', '.join(f'`{name}*`' for name in REFUSED_CALLS)}; recursion."
+    return "\n".join(["| opcode | types | | what |", "|---|---|---|---|", *rows, "", refused])
 
 
 def tables() -> str:

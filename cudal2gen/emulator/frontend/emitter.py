@@ -44,12 +44,12 @@ class Value(NamedTuple):
 
 
 # Of textures and surfaces.
-_TEXTURES = frozenset(("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"))
+TEXTURES = frozenset(("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"))
 
 
 def unsupported(ins: Instr, why: str = "unknown instruction") -> UnknownInstruction:
     """The error for an instruction."""
-    if ins.base in _TEXTURES:
+    if ins.base in TEXTURES:
         why = "textures and surfaces are not modelled"
     where = f" [{Site(frames=ins.frames).source}]" if ins.frames else ""
     return UnknownInstruction(f"PTX line {ins.line}: {why}: {ins.op} in `{ins.text}`{where}")

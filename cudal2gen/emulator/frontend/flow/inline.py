@@ -33,7 +33,7 @@ Rename = Callable[[str], str]
 # Beyond this a kernel is refused: its calls are as good as recursive.
 MOST_CLONES = 4000
 # Functions of the system that are not modelled, by a part of their name.
-_REFUSED = {
+REFUSED_CALLS = {
     "malloc": "device malloc is not modelled",
     "free": "device malloc is not modelled",
     "cudaGraph": "conditional nodes of graphs and launches of graphs by a kernel are not modelled",
@@ -297,7 +297,9 @@ class Inliner:
     ) -> Iterator[Instr]:
         """vprintf and asserts, which have no body."""
         if name not in _SYSTEM_ARGUMENTS:
-            raise refused(item, next((why for part, why in _REFUSED.items() if part in name), "no body in this file"))
+            raise refused(
+                item, next((why for part, why in REFUSED_CALLS.items() if part in name), "no body in this file")
+            )
         op = "emu_" + name.strip("_")
         passed: list[Operand] = []
         for argument, width in zip(arguments, _SYSTEM_ARGUMENTS[name], strict=False):
