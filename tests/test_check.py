@@ -144,6 +144,15 @@ def test_other_programs_read_findings(library: Path, tmp_path: Path) -> None:
     assert all(line.startswith(f"::error file={SOURCE},line=") for line in writing.github(result))
 
 
+def test_a_library_with_the_static_runtime_is_refused(tmp_path: Path) -> None:
+    source, target = tmp_path / "x.cu", tmp_path / "x.so"
+    source.write_text("__global__ void k() {} int main() { k<<<1, 1>>>(); }")
+    tools = toolchain.discover()
+    subprocess.run([tools.nvcc, "-shared", "-Xcompiler", "-fPIC", source, "-o", target], check=True)
+    with pytest.raises(WrongInput, match="static CUDA runtime"):
+        run(target)
+
+
 def test_names_are_short_where_they_are_unambiguous() -> None:
     mangled = ["_Z5scalePKiPii", "_Z3addIfEvPT_", "_Z3addIiEvPT_", "plain"]
     assert list(names.short_names(mangled).values()) == ["scale", "add<float>", "add<int>", "plain"]

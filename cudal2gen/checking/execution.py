@@ -206,14 +206,21 @@ def serve(pipe: Connection, plan: Plan) -> None:
 def _open(path: Path) -> ctypes.CDLL:
     """The program's library, bound to the stand-in runtime. Raises WrongInput."""
     stand_for(*STOOD_FOR)
+    before = image_count()
     try:
-        return ctypes.CDLL(str(path.resolve()))
+        library = ctypes.CDLL(str(path.resolve()))
     except OSError as error:
         words = str(error).removeprefix(f"{path.resolve()}: ")
         raise WrongInput(
             f"{path.name} cannot be loaded: {words}; of CUDA's libraries the runtime and the driver are "
             "emulated; name missing sources on the command line"
         ) from None
+    if image_count() == before and b".nv_fatbin" in path.read_bytes():
+        raise WrongInput(
+            f"{path.name} holds kernels and does not register them: it is linked with the static CUDA runtime; link it "
+            "with -cudart shared or -cudart none"
+        )
+    return library
 
 
 def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kernels: Iterable[str]) -> NoReturn:
