@@ -176,8 +176,10 @@ class Listing:
                 busy[use.pipe.value] += use.busy_cycles * (SUB_CORES if use.shared_by_sm else 1)
             for stall, cycles in issue.stalls.items():
                 stalls[stall] += cycles
-        pipes = {pipe: cycles / window.cycles for pipe, cycles in busy.items()}
-        pipes[ISSUE_PORT] = len(window.issues) / window.cycles
+        # Asynchronous MMAs of the window may keep the tensor core busy beyond it.
+        lasting = max(window.cycles, busy[Pipe.TENSOR])
+        pipes = {pipe: cycles / lasting for pipe, cycles in busy.items()}
+        pipes[ISSUE_PORT] = len(window.issues) / lasting
         waits = {str(stall): cycles / max(1.0, sum(stalls.values())) for stall, cycles in stalls.items()}
         idle = self._idle()
         addresses = [issue.instruction.address for issue in window.issues]
@@ -186,7 +188,7 @@ class Listing:
             unit=unit,
             rolled=rolled,
             warps=window.warps,
-            cycles=window.cycles / units,
+            cycles=lasting / units,
             tensor_cycles=busy[Pipe.TENSOR] / units,
             bound=bound(pipes, idle),
             issue_slots=len(window.issues) / units,
