@@ -179,19 +179,20 @@ def test_what_breaks_a_rule_moves_other_fields_and_keeps_the_models() -> None:
 
 def test_what_breaks_a_rule_is_returned_with_the_rule_and_corrected() -> None:
     with serving(
-        proposes(("incumbent", {"stages": 12}), ("incumbent", {"stages": 3})), proposes(("incumbent", {"stages": 2}))
+        proposes(("incumbent", {"stages": 12, "bn": 256}), ("incumbent", {"stages": 3})),
+        proposes(("incumbent", {"stages": 2})),
     ) as server:
         proposals = llm_proposer(server).propose(question(), 8)
     assert [item.record and item.record.stages for item in proposals] == [3, 2]  # type: ignore[union-attr]
     messages = server.requests[1]["messages"]
     assert [item["role"] for item in messages] == ["system", "user", "assistant", "user"]
     (refusal,) = json.loads(messages[3]["content"].splitlines()[0])["refused"]
-    assert refusal.startswith('incumbent with {"stages": 12}: stages=12: ')
+    assert refusal.startswith('incumbent with {"stages": 12, "bn": 256}: stages=12: ')
     assert "bytes of shared memory exceed the 232448 of h200" in refusal
 
 
 def test_what_stays_illegal_is_asked_for_three_times_and_then_is_a_failure() -> None:
-    with serving(proposes(("incumbent", {"stages": 12})), forever=True) as server:
+    with serving(proposes(("incumbent", {"stages": 12, "bn": 256})), forever=True) as server:
         warnings: list[str] = []
         proposer = llm_proposer(server, warnings)
         (item,) = proposer.propose(question(), 8)
@@ -202,7 +203,7 @@ def test_what_stays_illegal_is_asked_for_three_times_and_then_is_a_failure() -> 
         assert len(server.requests) == 6, "a problem on which nothing came of two answers is left alone"
     assert item.record is None
     assert item.violation.startswith("stages=12: ")
-    assert item.fields == space.decisions(incumbent()) | {"stages": 12}
+    assert item.fields == space.decisions(incumbent()) | {"stages": 12, "bn": 256}
     assert len(warnings) == 1
 
 
@@ -482,7 +483,7 @@ def test_a_transcript_replays_bit_for_bit(tmp_path: Path) -> None:
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     script = (
         fails(400, "no json_schema here"),
-        proposes(("incumbent", {"stages": 12}), ("incumbent", {"stages": 3})),
+        proposes(("incumbent", {"stages": 12, "bn": 256}), ("incumbent", {"stages": 3})),
         proposes(("incumbent", {"stages": 2}), ("incumbent", {"cluster": [2, 1]})),
         fails(503),
         proposes(("best1", {"raster_group": 4}), ("worst1", {"hint_a": "first"})),
