@@ -57,6 +57,11 @@ class Worker:
         assert self._process.pid is not None
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Does the process run? What it started may live on."""
+        return self._process.is_alive()
+
     def exit_code(self) -> int | None:
         """Of a process whose pipe is closed; minus the signal that ended it, None where it does not end."""
         self._process.join(JOIN_S)

@@ -32,11 +32,12 @@ def rules(result: Result) -> dict[str, int]:
     return dict(Counter({item.kind: item.count for item in result.findings.values()}))
 
 
-RIGHT = ["right", "barrier", "ordered", "graph", "driver", "memory", "timed", "changed", "callback"]
+RIGHT = ["right", "barrier", "ordered", "graph", "driver", "memory", "timed", "changed", "callback", "nodes", "pools"]
 WRONG = [
     ("bounds", {"global-out-of-bounds": 2}, 0), ("race", {"shared-race": 64}, 0), ("threads", {"launch-refused": 1}, 0),
     ("unordered", {"stream-race": 1}, 0), ("long copy", {"copy-out-of-bounds": 1}, 0), ("assert", {"trap": 24}, 0),
-    ("abort", {"global-out-of-bounds": 2}, -6),
+    ("abort", {"global-out-of-bounds": 2}, -6), ("no path", {"stream-race": 1}, 0), ("early", {"stream-race": 4}, 0),
+    ("hidden", {"global-out-of-bounds": 2}, 0),
 ]  # fmt: skip
 
 
@@ -94,6 +95,8 @@ def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> Non
 def test_what_cannot_be_checked_is_named(library: Path) -> None:
     result = run(library, "unsupported")
     assert (result.unsupported, result.code) == (["cudaCreateTextureObject"], 0)
+    boxes = run(library, "boxes")
+    assert (boxes.unsupported, rules(boxes), boxes.exit_code) == (["cudaMallocArray"], {}, 0)
 
 
 def test_launches_are_described_in_a_file(library: Path, tmp_path: Path) -> None:

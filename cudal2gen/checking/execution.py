@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -46,6 +48,10 @@ from cudal2gen.errors import UserError, WrongInput
 STOOD_FOR = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 
 
+# Descriptors of the check begin here: programs close low ones, and get their numbers for files of their own.
+FIRST_DESCRIPTOR = 512
+
+
 class Message(NamedTuple):
     """From the process of a check: ``kind`` is begin, launch, repeated, finding, refused, unsupported, wrong, or
     ended."""
@@ -61,7 +67,9 @@ class Reporter:
     """Sends messages, and prints what people want to see at once."""
 
     def __init__(self, pipe: Connection, quiet: bool) -> None:
-        self.pipe, self.quiet = pipe, quiet
+        self.pipe = Connection(_moved(pipe.fileno()))
+        pipe.close()
+        self.quiet, self.output = quiet, _moved(1)
         self.printed: set[Cause] = set()
         self.libc = ctypes.CDLL(None)
 
@@ -76,8 +84,9 @@ class Reporter:
         """Print behind what the program has printed so far."""
         self.libc.fflush(None)
         data = words.encode(errors="replace")
-        while data:
-            data = data[os.write(1, data) :]
+        with suppress(OSError):  # nobody reads any more; the messages go on
+            while data:
+                data = data[os.write(self.output, data) :]
 
     def finding(self, finding: Report) -> None:
         """A finding: printed the first time, counted always."""
@@ -86,6 +95,11 @@ class Reporter:
             if not self.quiet:
                 self.write(text.finding(finding))
         self.send(Message("finding", finding.kernel, finding=finding))
+
+
+def _moved(descriptor: int) -> int:
+    """A copy of a descriptor that the program's own closing does not reach."""
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
 
 
 class CheckSession(Session):
@@ -185,9 +199,9 @@ def serve(pipe: Connection, plan: Plan) -> None:
     """Run a plan; never returns where the program's own main runs."""
     os.setsid()
     faulthandler.disable()  # a crash is the program's
-    reporter = Reporter(pipe, plan.quiet)
     if plan.output_to_stderr:
         os.dup2(2, 1)
+    reporter = Reporter(pipe, plan.quiet)
     try:
         with CheckSession(plan, reporter) as session:
             library = _open(plan.library) if plan.library is not None else None

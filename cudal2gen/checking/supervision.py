@@ -34,10 +34,13 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
     try:
         running: tuple[str, float] | None = None
         while True:
-            if worker.pipe.poll(STEP_S):
+            alive = worker.alive
+            if worker.pipe.poll(STEP_S if alive else 0):
                 message: Message = worker.pipe.recv()
                 running = (message.kernel, time.perf_counter()) if message.kind == "begin" else None
                 _take(result, message)
+            elif not alive:  # its children may hold the pipe
+                raise EOFError
             if progress and running:
                 progress(running[0], time.perf_counter() - running[1])
             if excess := watch.excess():

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <cuda.h>
 #include <cuda_runtime.h>
+#include <unistd.h>
 
 __constant__ int factor;
 __managed__ int total;
@@ -76,6 +77,84 @@ static int graph() {
   for (int i = 0; i < 3; ++i) cudaGraphLaunch(executable, s);
   cudaMemcpy(host, y, 4, cudaMemcpyDeviceToHost);
   check("graph", host[0], 96);
+  return 0;
+}
+// Three kernel nodes behind a memset node; "path" says whether they wait for it.
+static int nodes(bool path) {
+  cudaGraph_t built, clone;
+  cudaGraphExec_t executable;
+  cudaGraphNode_t fill, kernel, copy;
+  size_t count = 0;
+  int into = 0, again = 0;
+  void *arguments[] = {&y};
+  cudaMemsetParams zero = {};
+  zero.dst = y, zero.elementSize = 4, zero.width = 100, zero.height = 1, zero.value = 7;
+  cudaKernelNodeParams run = {};
+  run.func = (void *)increment, run.gridDim = dim3(1), run.blockDim = dim3(32), run.kernelParams = arguments;
+  check("create", cudaGraphCreate(&built, 0), 0);
+  check("memset node", cudaGraphAddMemsetNode(&fill, built, 0, 0, &zero), 0);
+  check("kernel node", cudaGraphAddKernelNode(&kernel, built, &fill, path, &run), 0);
+  check("copy node", cudaGraphAddMemcpyNode1D(&copy, built, &kernel, 1, &into, y, 4, cudaMemcpyDeviceToHost), 0);
+  check("nodes", cudaGraphGetNodes(built, 0, &count), 0);
+  check("count", count, 3);
+  check("clone", cudaGraphClone(&clone, built), 0);
+  check("instantiate", cudaGraphInstantiate(&executable, clone, 0), 0);
+  for (int i = 0; i < 2; ++i) check("launch", cudaGraphLaunch(executable, 0), 0);
+  check("end", cudaDeviceSynchronize(), 0);
+  if (path) check("seven and 32", into, 39);
+  zero.value = 8;
+  check("other value", cudaGraphExecMemsetNodeSetParams(executable, fill, &zero), 0);
+  check("other copy", cudaGraphExecMemcpyNodeSetParams1D(executable, copy, &again, y + 1, 4, cudaMemcpyDeviceToHost), 0);
+  check("launch", cudaGraphLaunch(executable, 0), 0);
+  if (path) check("eight", again, 8);
+  check("cycle", cudaGraphAddDependencies(built, &copy, &copy, 0, 1), 0);
+  return cudaGraphInstantiate(&executable, built, 0) == cudaErrorInvalidValue ? 0 : 1;
+}
+static int pools(bool ordered) {
+  cudaMemPool_t pool;
+  cudaStream_t a, b;
+  int *p, *q;
+  unsigned long long kept = ~0ull;
+  check("pool", cudaDeviceGetDefaultMemPool(&pool, 0), 0);
+  check("threshold", cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), 0);
+  cudaStreamCreate(&a);
+  cudaStreamCreate(&b);
+  check("pool", cudaMallocFromPoolAsync(&p, 400, pool, a), 0);
+  check("async", cudaMallocAsync(&q, 400, a), 0);
+  cudaMemsetAsync(p, 1, 400, a);
+  if (ordered) cudaStreamSynchronize(a);
+  cudaMemcpyAsync(q, p, 400, cudaMemcpyDeviceToDevice, b);
+  if (ordered) cudaStreamSynchronize(b);
+  check("free", cudaFreeAsync(p, a), 0);
+  check("trim", cudaMemPoolTrimTo(pool, 0), 0);
+  return cudaDeviceSynchronize();
+}
+// The box (1..3, 1..2, 0..1) of 6 x 4 x 2 bytes on the host, to a pitched allocation and back.
+static int boxes() {
+  unsigned char there[48], back[12] = {};
+  cudaPitchedPtr device;
+  for (int i = 0; i < 48; ++i) there[i] = i;
+  check("malloc", cudaMalloc3D(&device, make_cudaExtent(3, 2, 2)), 0);
+  check("memset", cudaMemset3D(device, 9, make_cudaExtent(3, 2, 2)), 0);
+  cudaMemcpy3DParms c = {};
+  c.srcPtr = make_cudaPitchedPtr(there, 6, 6, 4), c.srcPos = make_cudaPos(1, 1, 0);
+  c.dstPtr = device, c.extent = make_cudaExtent(3, 2, 2), c.kind = cudaMemcpyHostToDevice;
+  check("there", cudaMemcpy3D(&c), 0);
+  cudaMemcpy3DParms d = {};
+  d.srcPtr = device, d.dstPtr = make_cudaPitchedPtr(back, 3, 3, 2), d.extent = c.extent, d.kind = cudaMemcpyDeviceToHost;
+  check("back", cudaMemcpy3DAsync(&d, 0), 0);
+  cudaDeviceSynchronize();
+  for (int i = 0; i < 12; ++i) check("byte", back[i], i / 6 * 24 + (1 + i / 3 % 2) * 6 + 1 + i % 3);
+  cudaArray_t array;
+  cudaChannelFormatDesc format = {32, 0, 0, 0, cudaChannelFormatKindFloat};
+  check("array", cudaMallocArray(&array, &format, 64, 64), cudaErrorNotSupported);
+  return 0;
+}
+// A program that closes what it can reach and leaves a child: neither loses a report nor keeps the check waiting.
+static int hidden() {
+  if (!fork()) pause();
+  for (int i = 0; i < 256; ++i) close(i);
+  beyond<<<4, 256>>>(x, y, n);
   return 0;
 }
 static int driver() {
@@ -173,6 +252,12 @@ int main(int argc, char **argv) {
   if (is("printf")) speak<<<1, 64>>>(5);
   if (is("assert")) doubt<<<1, 64>>>(40), check("failure", cudaDeviceSynchronize(), cudaErrorAssert);
   if (is("graph")) return graph();
+  if (is("nodes")) return nodes(true);
+  if (is("no path")) return nodes(false);
+  if (is("pools")) return pools(true);
+  if (is("early")) return pools(false);
+  if (is("boxes")) return boxes();
+  if (is("hidden")) return hidden();
   if (is("driver")) return driver();
   if (is("memory")) return memory();
   if (is("timed")) return timed();

@@ -117,14 +117,12 @@ EXPORT int cuMemAllocPitch_v2(address_t *p, size_t *pitch, size_t width, size_t 
   *pitch = (width + 511) / 512 * 512;
   return cuMemAlloc_v2(p, *pitch * height);
 }
-WITH_STREAM(cuMemAllocAsync, (address_t *p, size_t n, void *stream), (p, n, stream)) { (void)stream; return cuMemAlloc_v2(p, n); }
 EXPORT int cuMemAllocManaged(address_t *p, size_t n, unsigned flags) { (void)flags; DRIVER("malloc_host", W(p), W(n), 1); }
 EXPORT int cuMemAllocHost_v2(void **p, size_t n) { DRIVER("malloc_host", W(p), W(n), 0); }
 EXPORT int cuMemHostAlloc(void **p, size_t n, unsigned flags) { (void)flags; return cuMemAllocHost_v2(p, n); }
 EXPORT int cuMemHostGetDevicePointer_v2(address_t *d, void *h, unsigned flags) { (void)flags; DRIVER("host_pointer", W(d), W(h)); }
 EXPORT int cuMemFree_v2(address_t p) { DRIVER("free", W(p)); }
 EXPORT int cuMemFreeHost(void *p) { DRIVER("free", W(p)); }
-WITH_STREAM(cuMemFreeAsync, (address_t p, void *stream), (p, stream)) { (void)stream; return cuMemFree_v2(p); }
 EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total) { DRIVER("mem_info", W(available), W(total)); }
 static int driver_copy(address_t d, address_t s, size_t n, int kind, void *stream, int async) { DRIVER("memcpy", W(d), W(s), W(n), kind, W(stream), async); }
 static int driver_fill(address_t d, unsigned value, size_t n, int size, void *stream, int async) { DRIVER("memset", W(d), value, W(n), size, W(stream), async); }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 
 import numpy as np
 
@@ -40,7 +41,9 @@ class MemoryCalls:
         self.calls: dict[str, Call] = {
             "malloc": self.malloc,
             "malloc_host": self.malloc_host,
+            "malloc_async": self.malloc_async,
             "free": self.free,
+            "free_async": self.free_async,
             "memcpy": self.memcpy,
             "memset": self.memset,
             "memcpy_to_symbol": self.memcpy_to_symbol,
@@ -89,12 +92,41 @@ class MemoryCalls:
         host writes is not seen, so all of it counts as written."""
         return self._allocate(a[0], a[1], "inout", MANAGED if a[2] else PINNED)
 
+    def malloc_async(self, a: Words) -> int:
+        """cudaMallocAsync: out, bytes, stream. Work of another stream has to wait for the allocation."""
+        code = self._allocate(a[0], a[1], "scratch", DEVICE)
+        if code == SUCCESS and a[2] not in self.streams.graphs.capturing:
+            (address,) = struct.unpack("<Q", ctypes.string_at(a[0], 8))
+            self._own(a[2], "an allocation", address)
+        return code
+
+    def free_async(self, a: Words) -> int:
+        """cudaFreeAsync: address, stream; it has to wait for the work of other streams. A captured one frees nothing:
+        the graph may be launched again."""
+        if a[0] and self._begins(a[0]) is None:
+            return INVALID_VALUE
+        if not a[0] or a[1] in self.streams.graphs.capturing:
+            return SUCCESS
+        self._own(a[1], "a free", a[0])
+        return self.free(a)
+
+    def _own(self, stream: int, name: str, address: int) -> None:
+        """An allocation begins or ends on a stream: an access to all of its bytes, for the order of streams."""
+        buffer = self._begins(address)
+        assert buffer is not None
+        self._account(stream, name, (None, 0), (buffer, address), buffer.nbytes, asynchronous=True)
+
+    def _begins(self, address: int) -> Buffer | None:
+        """The buffer that begins at an address."""
+        buffer = self.memory.find(address - self.memory.base)
+        return buffer if buffer is not None and buffer.address == address else None
+
     def free(self, a: Words) -> int:
         """cudaFree."""
         if not a[0]:
             return SUCCESS
-        buffer = self.memory.find(a[0] - self.memory.base)
-        if buffer is None or buffer.address != a[0]:
+        buffer = self._begins(a[0])
+        if buffer is None:
             return INVALID_VALUE
         self.streams.forget(buffer)
         self.memory.free(buffer)

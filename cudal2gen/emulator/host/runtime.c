@@ -1,6 +1,6 @@
 /* A stand-in for the CUDA runtime: keeps what nvcc's generated code registers, hands every call to one callback.
-   Arguments travel as 64-bit words; pointers stay pointers. driver.c has the driver's face of the same calls; both are
-   compiled as one text with the system's C compiler, behind it a function for every other name in symbols.txt, which
+   Arguments travel as 64-bit words; pointers stay pointers. driver.c has the driver's face of the same calls, graphs.c
+   graphs, boxes and pools; all are compiled as one text with the system's C compiler, behind it a function for every other name in symbols.txt, which
    answers "not supported". */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -230,7 +230,6 @@ EXPORT int cudaLibraryGetKernel(void **kernel, void *library, const char *name) 
 #define BOTH(name, params, args) EXPORT int name params; EXPORT int name##_ptds params { return name args; } EXPORT int name params
 #define BOTH_ASYNC(name, params, args) EXPORT int name params; EXPORT int name##_ptsz params { return name args; } EXPORT int name params
 EXPORT int cudaMalloc(void **p, size_t n) { CALL("malloc", W(p), W(n)); }
-BOTH_ASYNC(cudaMallocAsync, (void **p, size_t n, void *stream), (p, n, stream)) { (void)stream; CALL("malloc", W(p), W(n)); }
 EXPORT int cudaMallocManaged(void **p, size_t n, unsigned flags) { (void)flags; CALL("malloc_host", W(p), W(n), 1); }
 EXPORT int cudaMallocPitch(void **p, size_t *pitch, size_t width, size_t height) {
   *pitch = (width + 511) / 512 * 512;
@@ -240,7 +239,6 @@ EXPORT int cudaMallocHost(void **p, size_t n) { CALL("malloc_host", W(p), W(n), 
 EXPORT int cudaHostAlloc(void **p, size_t n, unsigned flags) { (void)flags; return cudaMallocHost(p, n); }
 EXPORT int cudaFree(void *p) { CALL("free", W(p)); }
 EXPORT int cudaFreeHost(void *p) { return cudaFree(p); }
-BOTH_ASYNC(cudaFreeAsync, (void *p, void *stream), (p, stream)) { (void)stream; CALL("free", W(p)); }
 static int copy(void *d, const void *s, size_t n, int kind, void *stream, int async) { CALL("memcpy", W(d), W(s), W(n), kind, W(stream), async); }
 static int fill(void *d, int value, size_t n, int size, void *stream, int async) { CALL("memset", W(d), value, W(n), size, W(stream), async); }
 static int fill2d(void *d, size_t pitch, int value, size_t w, size_t h, int size, void *stream, int async) {

@@ -86,8 +86,12 @@ def stand_for(*libraries: str) -> None:
 def _text() -> str:
     """The C text: runtime, driver, and a function that answers "not supported" for every other name."""
     folder = Path(__file__).parent
-    text = (folder / "runtime.c").read_text() + (folder / "driver.c").read_text()
+    text = "".join((folder / name).read_text() for name in ("runtime.c", "driver.c", "graphs.c"))
     defined = set(re.findall(r"\b(_*cu\w+) ?\(", text))
+    # What graphs.c makes of one POOLS and of one NODES.
+    defined |= {api + name for name in re.findall(r"int api##(\w+)", text) for api in ("cuda", "cu")}
+    kinds = re.findall(r"^NODES\((\w+)", text, re.M)
+    defined |= {form.format(kind) for kind in kinds for form in _NODE_FUNCTIONS}
     copies = {f"{name}{version}" for name in re.findall(r"^COPY\((\w+)", text, re.M) for version in _COPY_VERSIONS}
     both = set(re.findall(r"^BOTH\((\w+)", text, re.M))
     streams = set(re.findall(r"^(?:BOTH_ASYNC|WITH_STREAM)\((\w+)", text, re.M))
@@ -97,6 +101,7 @@ def _text() -> str:
 
 
 # What driver.c makes of one COPY.
+_NODE_FUNCTIONS = ("cudaGraphAdd{}Node", "cudaGraphExec{}NodeSetParams", "cudaGraph{}NodeSetParams")
 _COPY_VERSIONS = ("_v2", "_v2_ptds", "Async_v2", "Async_v2_ptsz")
 
 

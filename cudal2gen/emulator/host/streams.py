@@ -2,20 +2,22 @@
 
 Every stream and the host have a clock. Work of a stream passes on what the host knew when it gave the work; the default
 stream waits for all streams that block on it, and they for it; events and synchronisation join clocks. Two pieces of
-work on the same bytes, one of them writing, that no clock orders are a finding. Streams under capture record their work
-into a graph, which gives it again at every launch of the graph.
+work on the same bytes, one of them writing, that no clock orders are a finding. ``graphs`` records the work of streams
+under capture and of graphs' nodes; each node has a clock too.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cudal2gen.emulator.host.cuda import INVALID_HANDLE, INVALID_VALUE, SUCCESS
+from cudal2gen.emulator.frontend.mangled import plain_name
+from cudal2gen.emulator.host.cuda import INVALID_HANDLE, SUCCESS
+from cudal2gen.emulator.host.graphs import Graph, Graphs
 from cudal2gen.emulator.host.runtime_state import Call, RuntimeState, put
 from cudal2gen.emulator.host.standin import Words
 from cudal2gen.emulator.memory.arena import Buffer
@@ -31,14 +33,6 @@ FIRST_HANDLE = 0x10000
 LONGEST_HISTORY = 32  # pieces of work that a buffer remembers
 
 Clock = dict[int, int]
-Work = Callable[[int], int]  # of a stream
-
-
-@dataclass
-class _Graph:
-    """Recorded work, in the order in which it was given."""
-
-    work: list[Work] = field(default_factory=list)
 
 
 @dataclass
@@ -47,7 +41,7 @@ class _Event:
 
     clock: Clock = field(default_factory=dict)
     seconds: float = 0.0
-    graph: _Graph | None = None
+    graph: Graph | None = None
 
 
 @dataclass
@@ -68,11 +62,12 @@ class Streams:
     def __init__(self, state: RuntimeState) -> None:
         self.state = state
         self.clocks: dict[int, Clock] = {HOST: {}, DEFAULT: {}}
+        self.created: set[int] = set()
         self.blocking: set[int] = set()
         self.events: dict[int, _Event] = {}
-        self.graphs: dict[int, _Graph] = {}
-        self.capturing: dict[int, _Graph] = {}
         self.last_handle = FIRST_HANDLE
+        self.graphs = Graphs(self._handle, self._play)
+        self.give = self.graphs.give
         self.history: dict[int, list[_Access]] = {}
         self.calls: dict[str, Call] = {
             "stream_create": self.create,
@@ -86,11 +81,7 @@ class Streams:
             "event_synchronize": self.synchronize_event,
             "event_elapsed": self.elapsed,
             "host_function": self.host_function,
-            "capture_status": self.capture_status,
-            "capture_begin": self.begin_capture,
-            "capture_end": self.end_capture,
-            "graph_instantiate": self.instantiate,
-            "graph_launch": self.launch_graph,
+            **self.graphs.calls,
         }
 
     @property
@@ -103,14 +94,6 @@ class Streams:
         self.history.pop(buffer.start, None)
 
     # --- work ---
-
-    def give(self, stream: int, work: Work) -> int:
-        """Do work on a stream now, or record it while the stream is under capture."""
-        graph = self.capturing.get(stream)
-        if graph is None:
-            return work(stream)
-        graph.work.append(work)
-        return SUCCESS
 
     def touch(self, stream: int, name: str, touched: Iterable[Touched], wait: bool = False) -> None:
         """Account for work on a stream: a finding for each buffer that unordered work has touched. ``wait``: the host
@@ -145,15 +128,18 @@ class Streams:
             ordered = other.tick <= clock.get(other.stream, 0)
             if not ordered and (place := _conflict(access, other)) is not None:
                 address = buffer.address + place
-                text = (
-                    f"{access.name} on {_spelled(access.stream)} and {other.name} on {_spelled(other.stream)} touch "
-                    f"{self.state.memory.describe(address)}, and nothing orders them"
-                )
+                first, second = (f"{plain_name(item.name)} on {self._spelled(item.stream)}" for item in (access, other))
+                text = f"{first} and {second} touch {self.state.memory.describe(address)}, and nothing orders them"
                 self.state.reports.append(Report("stream-race", text, access.name, place=placed("global", address)))
                 break
         earlier[:] = [other for other in earlier if other.tick > self.clocks[HOST].get(other.stream, 0)]
         earlier.append(access)
         del earlier[:-LONGEST_HISTORY]
+
+    def _spelled(self, stream: int) -> str:
+        if stream == DEFAULT:
+            return "the default stream"
+        return f"{'stream' if stream in self.created else 'graph node'} {(stream - FIRST_HANDLE) // 16}"
 
     # --- streams ---
 
@@ -166,6 +152,7 @@ class Streams:
         """cudaStreamCreateWithFlags: out, flags."""
         stream = self._handle(a[0])
         self.clocks[stream] = {}
+        self.created.add(stream)
         if not a[1] & NON_BLOCKING:
             self.blocking.add(stream)
         return SUCCESS
@@ -219,7 +206,7 @@ class Streams:
         event = self.events.get(a[0])
         if event is None:
             return INVALID_HANDLE
-        event.graph = self.capturing.get(a[1])
+        event.graph = self.graphs.captured.get(a[1])
         if event.graph is None:
             event.clock = dict(self._issue(self._number(a[1])))
             event.seconds = time.perf_counter()
@@ -231,7 +218,7 @@ class Streams:
         if event is None:
             return INVALID_HANDLE
         if event.graph is not None:
-            self.capturing[a[0]] = event.graph
+            self.graphs.join_capture(a[0], event.graph)
         else:
             _join(self.clocks[self._number(a[0])], event.clock)
         return SUCCESS
@@ -255,43 +242,23 @@ class Streams:
 
     # --- graphs ---
 
-    def capture_status(self, a: Words) -> int:
-        """cudaStreamIsCapturing: stream, out."""
-        put(a[1], "i", int(a[0] in self.capturing))
-        return SUCCESS
-
-    def begin_capture(self, a: Words) -> int:
-        """cudaStreamBeginCapture."""
-        if a[0] in self.capturing:
-            return INVALID_VALUE
-        self.capturing[a[0]] = _Graph()
-        return SUCCESS
-
-    def end_capture(self, a: Words) -> int:
-        """cudaStreamEndCapture: stream, out graph."""
-        graph = self.capturing.get(a[0])
-        if graph is None:
-            return INVALID_VALUE
-        self.capturing = {stream: other for stream, other in self.capturing.items() if other is not graph}
-        self.graphs[self._handle(a[1])] = graph
-        return SUCCESS
-
-    def instantiate(self, a: Words) -> int:
-        """cudaGraphInstantiate: out, graph."""
-        graph = self.graphs.get(a[1])
-        if graph is None:
-            return INVALID_HANDLE
-        self.graphs[self._handle(a[0])] = _Graph(list(graph.work))
-        return SUCCESS
-
-    def launch_graph(self, a: Words) -> int:
-        """cudaGraphLaunch: executable graph, stream."""
-        graph = self.graphs.get(a[0])
-        if graph is None:
-            return INVALID_HANDLE
+    def _play(self, graph: Graph, stream: int) -> int:
+        """Do the work of a graph on a stream: of its nodes, each after those that it waits for."""
         for work in list(graph.work):
-            if code := self.give(a[1], work):
+            if code := work(stream):
                 return code
+        begin = dict(self._issue(self._number(stream)))
+        nodes = graph.ordered()
+        for node in nodes:
+            clock = self.clocks.setdefault(node, {})
+            _join(clock, begin)
+            for earlier in graph.before[node]:
+                _join(clock, self.clocks[earlier])
+            for work in list(graph.nodes[node]):
+                if code := work(node):
+                    return code
+        for node in nodes:
+            _join(self.clocks[self._number(stream)], self.clocks[node])
         return SUCCESS
 
 
@@ -314,7 +281,3 @@ def _conflict(a: _Access, b: _Access) -> int | None:
         if len(both) and (first is None or both[0] * size < first):
             first = int(both[0]) * size
     return first
-
-
-def _spelled(stream: int) -> str:
-    return "the default stream" if stream == DEFAULT else f"stream {(stream - FIRST_HANDLE) // 16}"

@@ -196,8 +196,8 @@ _ERRORS = {
     ),
     "stream-race": (
         "work on two streams that touches the same memory without an order",
-        "record an event behind the first work and let the other stream wait for it (cudaStreamWaitEvent), or "
-        "synchronise the host in between",
+        "record an event behind the first work and let the other stream wait for it (cudaStreamWaitEvent), "
+        "synchronise the host in between, or add an edge between the nodes of a graph",
     ),
     "launch-refused": (
         "a launch that the CUDA runtime refuses",

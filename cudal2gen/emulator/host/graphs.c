@@ -1,0 +1,160 @@
+/* Graphs built node by node, copies of boxes, and memory pools: a part of runtime.c's text, whose calls it shares. */
+
+/* --- boxes: layouts of cudaPitchedPtr, cudaExtent, cudaPos, cudaMemcpy3DParms --- */
+typedef struct { char *p; size_t pitch, width, height; } pitched_t;
+typedef struct { size_t width, height, depth; } extent_t;
+typedef struct {
+  void *from_array; extent_t from_at; pitched_t from;
+  void *to_array; extent_t to_at; pitched_t to;
+  extent_t extent; int kind;
+} box_copy_t;
+
+static char *start(const pitched_t *p, const extent_t *at, size_t z) {
+  return p->p + (at->depth + z) * p->pitch * p->height + at->height * p->pitch + at->width;
+}
+static int copy3d(const box_copy_t *c, void *stream, int async) {
+  int rc = 0;
+  if (c->from_array || c->to_array) return unsupported("cudaMemcpy3D of a cudaArray");
+  for (size_t z = 0; z < c->extent.depth && !rc; ++z)
+    rc = copy2d(start(&c->to, &c->to_at, z), c->to.pitch, start(&c->from, &c->from_at, z), c->from.pitch,
+                c->extent.width, c->extent.height, c->kind, stream, async);
+  return rc;
+}
+static int fill3d(pitched_t p, int value, extent_t e, void *stream, int async) {
+  int rc = 0;
+  for (size_t z = 0; z < e.depth && !rc; ++z)
+    rc = fill2d(p.p + z * p.pitch * p.height, p.pitch, value, e.width, e.height, 1, stream, async);
+  return rc;
+}
+BOTH(cudaMemcpy3D, (const box_copy_t *c), (c)) { return copy3d(c, 0, 0); }
+BOTH_ASYNC(cudaMemcpy3DAsync, (const box_copy_t *c, void *stream), (c, stream)) { return copy3d(c, stream, 1); }
+BOTH(cudaMemset3D, (pitched_t p, int value, extent_t e), (p, value, e)) { return fill3d(p, value, e, 0, 0); }
+BOTH_ASYNC(cudaMemset3DAsync, (pitched_t p, int value, extent_t e, void *stream), (p, value, e, stream)) { return fill3d(p, value, e, stream, 1); }
+EXPORT int cudaMalloc3D(pitched_t *p, extent_t e) {
+  p->width = e.width;
+  p->height = e.height;
+  return cudaMallocPitch((void **)&p->p, &p->pitch, e.width, e.height * e.depth);
+}
+
+/* --- memory pools: all of them are the device's memory, whose order of allocations on streams is checked --- */
+static char g_pool;
+static uint64_t g_release_threshold;
+enum { kReleaseThreshold = 4, kAccessReadWrite = 3 };
+
+BOTH_ASYNC(cudaMallocAsync, (void **p, size_t n, void *stream), (p, n, stream)) { CALL("malloc_async", W(p), W(n), W(stream)); }
+BOTH_ASYNC(cudaFreeAsync, (void *p, void *stream), (p, stream)) { CALL("free_async", W(p), W(stream)); }
+BOTH_ASYNC(cudaMallocFromPoolAsync, (void **p, size_t n, void *pool, void *stream), (p, n, pool, stream)) { (void)pool; return cudaMallocAsync(p, n, stream); }
+WITH_STREAM(cuMemAllocAsync, (address_t *p, size_t n, void *stream), (p, n, stream)) { DRIVER("malloc_async", W(p), W(n), W(stream)); }
+WITH_STREAM(cuMemFreeAsync, (address_t p, void *stream), (p, stream)) { DRIVER("free_async", W(p), W(stream)); }
+WITH_STREAM(cuMemAllocFromPoolAsync, (address_t *p, size_t n, void *pool, void *stream), (p, n, pool, stream)) { (void)pool; return cuMemAllocAsync(p, n, stream); }
+static int pool_attribute(int attribute, void *value, int set) {
+  if (attribute < kReleaseThreshold) { if (!set) *(int *)value = 1; }
+  else if (attribute > kReleaseThreshold) { if (!set) *(uint64_t *)value = 0; }
+  else if (set) g_release_threshold = *(uint64_t *)value;
+  else *(uint64_t *)value = g_release_threshold;
+  return 0;
+}
+#define POOLS(api)                                                                                                        \
+  EXPORT int api##DeviceGetDefaultMemPool(void **pool, int device) { *pool = &g_pool; return device ? 101 : 0; }          \
+  EXPORT int api##DeviceGetMemPool(void **pool, int device) { *pool = &g_pool; return device ? 101 : 0; }                 \
+  EXPORT int api##DeviceSetMemPool(int device, void *pool) { (void)pool; return device ? 101 : 0; }                       \
+  EXPORT int api##MemPoolCreate(void **pool, const void *properties) { (void)properties; *pool = &g_pool; return 0; }     \
+  EXPORT int api##MemPoolDestroy(void *pool) { (void)pool; return 0; }                                                    \
+  EXPORT int api##MemPoolTrimTo(void *pool, size_t kept) { (void)pool; (void)kept; return 0; }                            \
+  EXPORT int api##MemPoolSetAccess(void *pool, const void *list, size_t n) { (void)pool; (void)list; (void)n; return 0; } \
+  EXPORT int api##MemPoolGetAccess(int *flags, void *pool, void *place) { (void)pool; (void)place; *flags = kAccessReadWrite; return 0; } \
+  EXPORT int api##MemPoolSetAttribute(void *pool, int a, void *value) { (void)pool; return pool_attribute(a, value, 1); } \
+  EXPORT int api##MemPoolGetAttribute(void *pool, int a, void *value) { (void)pool; return pool_attribute(a, value, 0); } \
+  EXPORT int api##MemGetDefaultMemPool(void **pool, void *place, int type) { (void)place; (void)type; *pool = &g_pool; return 0; }
+POOLS(cuda)
+POOLS(cu)
+
+/* --- nodes: what is given on the stream NODE between "node_begin" and "node_end" is the node's work --- */
+#define NODE ((void *)3)
+typedef struct { void *kernel; dim3_t grid, block; unsigned shared; void **arguments, **extra; } kernel_node_t;
+typedef struct { void *to; size_t pitch; unsigned value, size; size_t width, height; } fill_node_t;
+typedef struct { void (*f)(void *); void *data; } host_node_t;
+typedef struct { int type, reserved[3]; union { kernel_node_t kernel; struct { int flags[4]; box_copy_t box; } copy; fill_node_t fill; host_node_t host; void *graph; }; } any_node_t;
+enum { kKernel, kCopy, kFill, kHost, kChild, kEmpty };
+
+static int begin(void **node, void *graph, void *const *before, size_t n) { CALL("node_begin", W(node), W(graph), W(before), W(n)); }
+/* A node of a graph, or of an executable one, gets other work. */
+static int again(void *executable, void *node) { CALL("node_again", W(executable), W(node)); }
+static int ended(int code) {
+  int64_t words[] = {code, 0};
+  call("node_end", words);
+  return code;
+}
+static int kernel_work(const kernel_node_t *k) {
+  void *packed = 0;
+  for (void **e = k->arguments ? 0 : k->extra; e && *e; e += 2)
+    if ((intptr_t)e[0] == 1) packed = e[1]; /* CU_LAUNCH_PARAM_BUFFER_POINTER */
+  return launch_packed(k->kernel, k->grid, k->block, k->arguments, k->shared, NODE, 0, 0, packed);
+}
+static int fill_work(const fill_node_t *f) {
+  return fill2d(f->to, f->pitch, (int)f->value, f->width * f->size, f->height, (int)f->size, NODE, 1);
+}
+static int child_work(void *graph) { CALL("child_graph", W(graph), W(NODE)); }
+/* AddNAME, SetParams of a node and of an executable graph's node, for one kind of work. */
+#define NODES(name, type, work)                                                                                         \
+  EXPORT int cudaGraphAdd##name##Node(void **node, void *graph, void *const *before, size_t n, type p) {                  \
+    int rc = begin(node, graph, before, n);                                                                             \
+    return rc ? rc : ended(work);                                                                                       \
+  }                                                                                                                     \
+  EXPORT int cudaGraphExec##name##NodeSetParams(void *executable, void *node, type p) {                                  \
+    int rc = again(executable, node);                                                                                   \
+    return rc ? rc : ended(work);                                                                                       \
+  }                                                                                                                     \
+  EXPORT int cudaGraph##name##NodeSetParams(void *node, type p) { return cudaGraphExec##name##NodeSetParams(0, node, p); }
+NODES(Kernel, const kernel_node_t *, kernel_work(p))
+NODES(Memcpy, const box_copy_t *, copy3d(p, NODE, 1))
+NODES(Memset, const fill_node_t *, fill_work(p))
+NODES(Host, const host_node_t *, cudaLaunchHostFunc(NODE, p->f, p->data))
+NODES(ChildGraph, void *, child_work(p))
+EXPORT int cudaGraphAddEmptyNode(void **node, void *graph, void *const *before, size_t n) {
+  int rc = begin(node, graph, before, n);
+  return rc ? rc : ended(0);
+}
+EXPORT int cudaGraphAddMemcpyNode1D(void **node, void *graph, void *const *before, size_t n, void *to, const void *from, size_t bytes, int kind) {
+  int rc = begin(node, graph, before, n);
+  return rc ? rc : ended(copy(to, from, bytes, kind, NODE, 1));
+}
+EXPORT int cudaGraphExecMemcpyNodeSetParams1D(void *executable, void *node, void *to, const void *from, size_t bytes, int kind) {
+  int rc = again(executable, node);
+  return rc ? rc : ended(copy(to, from, bytes, kind, NODE, 1));
+}
+EXPORT int cudaGraphMemcpyNodeSetParams1D(void *node, void *to, const void *from, size_t bytes, int kind) {
+  return cudaGraphExecMemcpyNodeSetParams1D(0, node, to, from, bytes, kind);
+}
+EXPORT int cudaGraphAddMemcpyNodeToSymbol(void **node, void *graph, void *const *before, size_t n, const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
+  int rc = begin(node, graph, before, n);
+  (void)kind;
+  return rc ? rc : ended(to_symbol(symbol, from, bytes, offset, NODE, 1));
+}
+EXPORT int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *const *before, size_t n, void *to, const void *symbol, size_t bytes, size_t offset, int kind) {
+  int rc = begin(node, graph, before, n);
+  (void)kind;
+  return rc ? rc : ended(from_symbol(to, symbol, bytes, offset, NODE, 1));
+}
+EXPORT int cudaGraphAddNode(void **node, void *graph, void *const *before, const void *edges, size_t n, const any_node_t *p) {
+  (void)edges;
+  switch (p->type) {
+    case kKernel: return cudaGraphAddKernelNode(node, graph, before, n, &p->kernel);
+    case kCopy: return cudaGraphAddMemcpyNode(node, graph, before, n, &p->copy.box);
+    case kFill: return cudaGraphAddMemsetNode(node, graph, before, n, &p->fill);
+    case kHost: return cudaGraphAddHostNode(node, graph, before, n, &p->host);
+    case kChild: return cudaGraphAddChildGraphNode(node, graph, before, n, p->graph);
+    case kEmpty: return cudaGraphAddEmptyNode(node, graph, before, n);
+    default: return unsupported("cudaGraphAddNode of this type");
+  }
+}
+EXPORT int cudaGraphCreate(void **graph, unsigned flags) { (void)flags; CALL("graph_create", W(graph)); }
+EXPORT int cudaGraphClone(void **copy, void *graph) { CALL("graph_instantiate", W(copy), W(graph)); }
+EXPORT int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges, size_t n) { (void)edges; CALL("graph_edges", W(graph), W(from), W(to), W(n)); }
+EXPORT int cudaGraphGetNodes(void *graph, void **nodes, size_t *n) { CALL("graph_nodes", W(graph), W(nodes), W(n), 0); }
+EXPORT int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *n) { CALL("graph_nodes", W(graph), W(nodes), W(n), 1); }
+EXPORT int cudaGraphExecUpdate(void *executable, void *graph, void **result) {
+  memset(result, 0, 3 * sizeof *result);
+  CALL("graph_update", W(executable), W(graph));
+}
+EXPORT int cudaGraphInstantiateWithParams(void **executable, void *graph, void *params) { (void)params; return cudaGraphInstantiate(executable, graph, 0); }
