@@ -169,6 +169,26 @@ def test_a_built_kernel_is_simulated_as_its_record_says() -> None:
     assert bound <= modelled.turn_cycles <= 1.4 * bound
 
 
+SHORT = [  # turns of one tile
+    ("a100", "f16", "12288_64_128", 2),
+    ("a100", "f32", "128_8192_64", 1),
+    ("a100", "f16", "512_256_128", 4),
+    ("h200", "f16", "256_12288_64", 1),
+]
+
+
+@pytest.mark.parametrize(("gpu", "acc", "mnk", "turns"), SHORT)
+def test_a_loop_of_few_turns_takes_at_least_what_its_mmas_take(gpu: str, acc: str, mnk: str, turns: int) -> None:
+    record, function = built_kernel(gpu, acc, mnk)
+    modelled = built.estimate_code(record, function)
+    assert built.Load(record, Ways(function), SM80).turns == turns
+    chip = record.target
+    rate = chip.tensor_flops if record.work.instruction == "wgmma" else chip.mma_sync_flops
+    bound = modelled.resident * record.bm * record.bn * record.k_step * 2 / rate(acc == "f32")
+    assert bound <= modelled.turn_cycles <= 3 * bound
+    assert bound * turns / chip.rates.mhz <= modelled.main_us <= modelled.sm_us
+
+
 AGREEING = [
     ("a100", "f16", "256_256_256"),
     ("a100", "f16", "1024_1024_1024"),

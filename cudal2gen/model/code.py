@@ -84,6 +84,12 @@ class Load:
         turn = _products(way.turn)
         return max(1, round((total - _products(way.before) - _products(way.after)) / turn)) if turn else 0
 
+    def copying(self, turns: int) -> Machine:
+        """The machine for a tile of so many turns, whose ring by cp.async has no more copies than they multiply."""
+        record = self.record
+        turn_steps = _products(self.ways.consumer.turn) * self.warps / (record.bm * record.bn * record.k_step)
+        return replace(self.machine, copy_groups=self.tile_steps - round((self.turns - turns) * turn_steps))
+
 
 def _products(code: Sequence[Instruction]) -> float:
     """Multiplications that one warp's MMAs stand for."""
@@ -106,7 +112,8 @@ def estimate_code(record: Record, function: Function, resident: int | None = Non
     together = min(per_sm, resident)
     load = Load(record, Ways(function), machine_of(record, sms, together))
     timeline, cycles, turn = _busiest_sm(load, per_sm, together)
-    sm_us, main_us = cycles / rates.mhz, per_sm / together * turn * load.turns / rates.mhz
+    sm_us = cycles / rates.mhz
+    main_us = min(sm_us, per_sm / together * turn * load.turns / rates.mhz)
     dram_us = memory.dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us
     in_waves = not load.ways.consumer.again
     stores_us = _stores_us(record) * min(1.0, main_us / sm_us) if in_waves else 0.0
@@ -165,16 +172,25 @@ def _sub_core(load: Load, ctas: int, tiles: int) -> tuple[Timeline, float, float
     issues = len(load.ways.consumer.turn) * len(streams(load, ctas, 1, first))
     turns = min(load.turns, max(ISSUES // issues, load.record.ring_steps + LEAST_TURNS))
     fewer = max(1, min(turns - 2, (turns + load.record.ring_steps) // 2))
-    # The last turns of a ring by cp.async commit groups without copies.
-    ending = replace(load.machine, copy_groups=load.tile_steps if turns == load.turns and tiles == 1 else None)
-    timeline = simulate(streams(load, ctas, turns, first), ending)
-    before = simulate(streams(load, ctas, fewer, first), load.machine) if fewer < turns else timeline
-    turn = (timeline.cycles - before.cycles) / (turns - fewer) if fewer < turns else timeline.cycles / turns
+    # Where all turns are simulated, the last ones commit groups without copies, and fewer turns stand for a shorter k.
+    whole = turns == load.turns and tiles == 1
+    timeline = simulate(streams(load, ctas, turns, first), load.copying(turns) if whole else load.machine)
+    if fewer < turns:
+        before = simulate(streams(load, ctas, fewer, first), load.copying(fewer) if whole else load.machine)
+        turn = (timeline.cycles - before.cycles) / (turns - fewer)
+    else:
+        before, turn = timeline, _only_turn(timeline, streams(load, ctas, turns, first))
     cycles = timeline.cycles + (load.turns - turns) * turn
     if tiles > first:
         behind = simulate(streams(load, ctas, fewer, more), load.machine).cycles - before.cycles
         cycles += (tiles - first) / (more - first) * (behind + (more - first) / first * (load.turns - fewer) * turn)
     return timeline, cycles, turn / first
+
+
+def _only_turn(timeline: Timeline, warps: Sequence[Stream]) -> float:
+    """Cycles of a main loop of one turn: from the first warp that multiplies and enters it to the last one to leave."""
+    ends = [ends for ends, stream in zip(timeline.ends, warps, strict=True) if not stream.produces]
+    return max(end[1] for end in ends) - min(end[0] for end in ends)
 
 
 def streams(load: Load, ctas: int, turns: int, tiles: int | None = None) -> list[Stream]:

@@ -103,9 +103,7 @@ class _Kernel:
         first = [ends[0] for ends in self.timeline.ends if ends]
         generations = self.per_sm / modelled.resident
         sm_us = modelled.sm_us + modelled.stores_us
-        # Of one or two turns the model's difference of two runs says nothing: there the turns themselves count.
-        turns_us = generations * self.load.turns * self.window.cycles / self.window.turns / rates.mhz
-        main_us = min(modelled.main_us if modelled.main_us > 0 else turns_us, modelled.sm_us)
+        main_us = modelled.main_us
         outside = modelled.sm_us - main_us
         prologue = min(outside, generations * min(first, default=0.0) / rates.mhz)
         parts = {
