@@ -155,6 +155,23 @@ def test_hopper_configurations_and_the_models_tiles() -> None:
     assert min(times.values()) > 1.6
 
 
+def test_damaged_files_of_measurements_are_named(tmp_path: Path) -> None:
+    (tmp_path / "noise.txt").write_bytes(bytes(range(128, 256)))
+    damaged = tmp_path / "rows.txt"
+    damaged.write_text('{"device_capa": [8, 0]}\nm,n\n1,2\n')
+    with pytest.raises(WrongInput, match=r"rows\.txt: a row has no timing"):
+        recordings.load(tmp_path)
+    require("nvMatmulHeuristics")
+    table = tmp_path / "cuda_l2_a100_F16F16F16F16_speedup_offline.csv"
+    for text, message in (
+        ("mnk,torch.matmul\n64_64_64,1\n", r"offline\.csv: has no column cuBLAS-max"),
+        ("mnk,torch.matmul,cuBLAS-max,cuBLASLt-auto-tuning-max\n64_64_64,1,x,1\n", r"offline\.csv:2: .*'x'"),
+    ):
+        table.write_text(text)
+        with pytest.raises(WrongInput, match=message):
+            evidence.published_speedups(tmp_path)
+
+
 def test_the_command(tmp_path: Path) -> None:
     recording_file(tmp_path / "a100.txt", modelled_us)
     options = ("model", "--validate", "--part", "a", "--part", "c", "--recordings", str(tmp_path))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cudal2gen import compiler, sass, toolchain
+from cudal2gen.errors import UserError
 from cudal2gen.kernel import Sm80Multistage
 from cudal2gen.sass import Control, Function, Graph, Instruction, Summary
 from cudal2gen.sass.trips import trips
@@ -95,8 +96,11 @@ def test_a_function_is_chosen_by_name(tmp_path: Path) -> None:
     assert all(any(code.name == "STG" for code in function.instructions) for function in functions)
     with pytest.raises(sass.DisassemblyError, match="no function has an MMA"):
         sass.summarise(cubin, tile_mmas=1)
-    with pytest.raises(sass.DisassemblyError, match=r"none\.cubin"):
-        sass.disassemble(tmp_path / "none.cubin")
+    text = tmp_path / "text.cubin"
+    text.write_text("no ELF file\n")
+    for wrong in (tmp_path / "none.cubin", text):
+        with pytest.raises(UserError, match=rf"{wrong.stem}\.cubin.*cuobjdump"):
+            sass.disassemble(wrong)
 
 
 INLINED = """__device__ __forceinline__ float inner(float x) { return x * x; }

@@ -57,8 +57,11 @@ def load(folder: Path) -> dict[str, list[Recording]]:
     """
     rows: dict[tuple[str, Sizes], dict[Tile | None, list[float]]] = {}
     for path in sorted(folder.rglob("*.txt")):
-        for gpu, sizes, tile, us in _timings(path):
-            rows.setdefault((gpu, sizes), {}).setdefault(tile, []).append(us)
+        try:
+            for gpu, sizes, tile, us in _timings(path):
+                rows.setdefault((gpu, sizes), {}).setdefault(tile, []).append(us)
+        except (KeyError, TypeError, ValueError) as error:
+            raise WrongInput(f"{path}: a row has no timing ({error!r}); unpack the archive anew, or move it") from None
     recordings: dict[str, list[Recording]] = {}
     for (gpu, sizes), times in sorted(rows.items()):
         tiles = {tile: median(us) for tile, us in times.items() if tile is not None}
@@ -75,7 +78,7 @@ def load(folder: Path) -> dict[str, list[Recording]]:
 
 def _timings(path: Path) -> Iterator[tuple[str, Sizes, Tile | None, float]]:
     """Rows of one file; none where it is no such file, or of another GPU."""
-    with path.open(encoding="utf-8", newline="") as lines:
+    with path.open(encoding="utf-8", errors="replace", newline="") as lines:
         gpu = _gpu(next(lines, ""))
         if gpu is None:
             return

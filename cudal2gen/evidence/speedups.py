@@ -62,7 +62,7 @@ def published_speedups(folder: Path, held_out: bool = False, code: bool = False)
         vendor = np.array([vendor_us(heuristics, record) for record in records])
         flops = np.array([float(record.problem.flops) for record in records])
         for baseline, column in BASELINES.items():
-            speedups = np.array([float(table[record.mnk][column]) for record in records])
+            speedups = np.array([table[record.mnk][column] for record in records])
             for large in (False, True):
                 chosen = flops > LARGE_FLOPS if large else flops > 0
                 if chosen.sum() < 3:
@@ -113,9 +113,15 @@ def _correlation(x: Array, y: Array) -> float:
     return spearman(x.tolist(), y.tolist())
 
 
-def _table(path: Path) -> dict[str, dict[str, str]]:
-    """A table of speedups by problem; empty where there is none."""
+def _table(path: Path) -> dict[str, dict[str, float]]:
+    """Speedups by problem and column; empty where there is no file. Raises WrongInput."""
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", newline="") as lines:
-        return {row["mnk"]: row for row in csv.DictReader(lines)}
+        rows = csv.DictReader(lines)
+        if missing := {"mnk", *BASELINES.values()} - set(rows.fieldnames or ()):
+            raise WrongInput(f"{path}: has no column {min(missing)}; copy the file from CUDA-L2's eval_results anew")
+        try:
+            return {row["mnk"]: {column: float(row[column]) for column in BASELINES.values()} for row in rows}
+        except (TypeError, ValueError) as error:
+            raise WrongInput(f"{path}:{rows.line_num}: {error}; copy the file from CUDA-L2's eval_results anew") from None

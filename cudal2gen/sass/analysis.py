@@ -51,7 +51,7 @@ def analyse(cubin: Path, kernel: str | None = None) -> Analysis:
     candidates = multiplying or (named if kernel is not None else [])
     if not candidates:
         raise DisassemblyError(
-            f"{cubin}: no function {kernel}" if kernel is not None else f"{cubin}: no function has an MMA"
+            f"{cubin}: no function's name has {kernel}; nvdisasm lists them" if kernel is not None else f"{cubin}: no function has an MMA; name a kernel that multiplies matrices"
         )
     return Analysis(max(candidates, key=lambda function: len(function.instructions)))
 

@@ -15,10 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from cudal2gen.errors import WrongInput
 from cudal2gen.sass.elf import Resources, resources
 from cudal2gen.toolchain import find_nvdisasm
 
 BYTES = 16  # of an instruction
+CUBINS = "give a cubin: 'cuobjdump -xelf all FILE' takes those of a program out of it"
 NO_BARRIER = 7
 
 # Any section ends the one before; those of code are named.
@@ -37,8 +39,8 @@ SOURCE = re.compile(r'//## File "([^"]*)", line (\d+)')
 WIDE_ADDRESS = re.compile(r"\[U?R\w+\.64\b")
 
 
-class DisassemblyError(RuntimeError):
-    """nvdisasm refused a file, or wrote what this decoder does not read."""
+class DisassemblyError(WrongInput):
+    """nvdisasm refuses a file, or writes what this decoder does not read."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +132,10 @@ def disassemble(cubin: Path) -> list[Function]:
     command = [str(find_nvdisasm()), "-hex", "-ndf", "-c", "-gi", str(cubin)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
-        raise DisassemblyError(f"{cubin}: {process.stderr.strip() or 'nvdisasm failed'}")
+        raise DisassemblyError(f"{cubin}: {process.stderr.strip() or 'nvdisasm failed'}; {CUBINS}")
     functions = list(_functions(process.stdout, resources(cubin)))
     if not functions:
-        raise DisassemblyError(f"{cubin}: has no code that nvdisasm shows")
+        raise DisassemblyError(f"{cubin}: has no code that nvdisasm shows; {CUBINS}")
     return functions
 
 

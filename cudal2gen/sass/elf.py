@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudal2gen.errors import WrongInput
+
 REGISTERS, STACK, MAX_THREADS, THREADS = 0x2F, 0x11, 0x05, 0x10  # EIATTR_REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID
 SIZED = 4  # EIFMT_SVAL: the attribute's value has a length; others have two bytes
 SYMBOLS = 2  # SHT_SYMTAB
@@ -43,10 +45,10 @@ class _Section:
 
 
 def resources(cubin: Path) -> dict[str, Resources]:
-    """The resources of each function of a cubin, by name. Raises ValueError for a file that is no ELF file."""
+    """The resources of each function of a cubin, by name. Raises WrongInput for a file that is no ELF file."""
     file = cubin.read_bytes()
     if file[:5] != b"\x7fELF\x02":
-        raise ValueError(f"{cubin}: is no 64-bit ELF file")
+        raise WrongInput(f"{cubin}: is no 64-bit ELF file; give a cubin of CUDA 11 or later")
     sections = list(_sections(file))
     by_name = {section.name: section for section in sections}
     names = _symbols(file, sections)
