@@ -124,4 +124,4 @@ def _table(path: Path) -> dict[str, dict[str, float]]:
         try:
             return {row["mnk"]: {column: float(row[column]) for column in BASELINES.values()} for row in rows}
         except (TypeError, ValueError) as error:
-            raise WrongInput(f"{path}:{rows.line_num}: {error}; copy the file from CUDA-L2's eval_results anew") from None
+            raise WrongInput(f"{path}:{rows.line_num}: {error}; copy it from CUDA-L2's eval_results anew") from None

@@ -50,9 +50,9 @@ def analyse(cubin: Path, kernel: str | None = None) -> Analysis:
     # A function that was named need not multiply.
     candidates = multiplying or (named if kernel is not None else [])
     if not candidates:
-        raise DisassemblyError(
-            f"{cubin}: no function's name has {kernel}; nvdisasm lists them" if kernel is not None else f"{cubin}: no function has an MMA; name a kernel that multiplies matrices"
-        )
+        if kernel is not None:
+            raise DisassemblyError(f"{cubin}: no function's name has {kernel}; nvdisasm lists them")
+        raise DisassemblyError(f"{cubin}: no function has an MMA; name a kernel that multiplies matrices")
     return Analysis(max(candidates, key=lambda function: len(function.instructions)))
 
 
