@@ -57,6 +57,8 @@ def profile_kernel(
     from cudal2gen import profile
 
     facts = profile.LaunchFacts.load(launch) if launch else None
+    if (launch and selection.mnk) or (kernel and (selection.mnk or compare)):
+        refuse("--launch and --kernel are of a cubin: leave them out, or give FILE in place of --mnk and --compare")
     if compare is not None:
         if cubin or selection.mnk or html or as_json:
             refuse("--compare names both kernels, and prints tables only: leave out FILE, --mnk, --html and --json")
@@ -102,6 +104,8 @@ def _named(text: str, selection: Selection, compilation: Compilation, launch: La
     """What --compare names: a file, or a size with settings, among them gpu=, acc= and layout=."""
     if Path(text).suffix in (".json", ".cubin"):
         return _of_file(Path(text), selection, None, launch)
+    if not text.strip():
+        refuse("--compare: a name is empty; give a cubin, a file of --json, or 'M_N_K FIELD=VALUE ...'")
     mnk, *settings = text.split()
     pairs = [setting.partition("=") for setting in settings]
     target = {name: value for name, _, value in pairs if name in SELECTED}
