@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 REGISTERS_SM = 65536  # 32-bit registers of an SM; on all capabilities here
 REGISTERS_THREAD = 255  # of them that a thread can address
+SUB_CORES = 4  # of an SM, each with a scheduler and a quarter of the registers
+TMA_CYCLES = 170  # of a load by TMA beyond a plain one: arXiv 2501.12084, of an H800
+L2_PORT = 64  # bytes a clock that one SM takes from the L2 at most: NVIDIA's white paper of GA100
 
 
 class Residency(NamedTuple):
@@ -63,8 +66,8 @@ class Capability(NamedTuple):
 
     def residency(self, threads: int, registers: int, smem_bytes: int) -> Residency:
         """Room on an SM for CTAs of whole warps at ``registers`` per thread, by NVIDIA's occupancy calculator."""
-        # Each of an SM's four partitions has a quarter of the registers, given to whole warps in units of 256.
-        register_warps = REGISTERS_SM // 4 // (-(-registers * 32 // 256) * 256) * 4
+        # A sub-core gives its registers to whole warps in units of 256.
+        register_warps = REGISTERS_SM // SUB_CORES // (-(-registers * 32 // 256) * 256) * SUB_CORES
         return Residency(
             by_registers=register_warps // (threads // 32),
             by_smem=self.ctas_by_smem(smem_bytes),

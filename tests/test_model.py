@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cudal2gen import catalog, model, places
+from cudal2gen.chips import GPUS
 from cudal2gen.kernel import IllegalRecord, Problem, Record, Sm90Wgmma, parse, revise
 from cudal2gen.model import memory
 from tests.strategies import direct, multistage, single_shot, wgmma
@@ -112,6 +113,13 @@ def test_a_load_that_is_waited_for_is_in_the_chain() -> None:
     ring, waiting = (model.estimate_kernel(kernel._replace(flight=flight)).bounds_us for flight in (2, 0))
     assert waiting["latency"] == 0.0
     assert waiting["mma"] - ring["mma"] == pytest.approx(kernel.tile_steps * 0.6)
+
+
+def test_an_sm_takes_its_share_of_the_l2_and_what_its_port_passes() -> None:
+    a100 = GPUS["a100"]
+    assert (a100.rates.l2_bytes, a100.sms) == (40, 108)
+    shares = [memory.l2_share(a100.rates, a100.sms, ctas) for ctas in (1000, 108, 90, 1)]
+    assert shares == pytest.approx([40, 40, 48, 64])
 
 
 def test_what_the_l2_forgets_between_waves_by_hand() -> None:

@@ -220,6 +220,8 @@ def test_without_a_launch_a_cubin_has_its_main_loop(built: compiler.Artifact, mo
         modelled.loop.tensor_cycles * alone.loop.warps
     )
     facts = {"ctas": 108 * 7, "threads": RECORD.threads, "smem_bytes": RECORD.smem_bytes, "turns": 100}
+    with pytest.raises(WrongInput, match=r"no CTA of .* fits an SM of a100 by shared memory"):
+        profile.of_cubin(built.cubin, "a100", None, profile.LaunchFacts(**facts | {"smem_bytes": 167 << 10}))
     launched = profile.of_cubin(built.cubin, "a100", None, profile.LaunchFacts(**facts))
     assert launched.time is not None
     assert launched.occupancy is not None

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from cudal2gen import catalog, compiler, sass
+from cudal2gen.chips import TMA_CYCLES
 from cudal2gen.kernel import Record
 from cudal2gen.model import code as built
 from cudal2gen.model import estimate
 from cudal2gen.sass import Function, Instruction, Machine, Stall, Stream, Timeline, simulate
 from cudal2gen.sass.decoding import FREE
-from cudal2gen.sass.simulation import BARRIER_CYCLES, TMA_CYCLES, WAKE_CYCLES, steady_cycles
+from cudal2gen.sass.simulation import BARRIER_CYCLES, WAKE_CYCLES, steady_cycles
 from cudal2gen.sass.ways import Ways
 
 SM80, SM90 = Machine("sm_80"), Machine("sm_90a")

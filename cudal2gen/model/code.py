@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from cudal2gen.chips import SUB_CORES
 from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.model import memory
 from cudal2gen.sass.decoding import Function, Instruction
-from cudal2gen.sass.pipes import MMA, SUB_CORES, WARPGROUP, mma_shape
+from cudal2gen.sass.pipes import MMA, WARPGROUP, mma_shape
 from cudal2gen.sass.simulation import Machine, Stream, Timeline, simulate
 from cudal2gen.sass.ways import Way, Ways
 
 ISSUES = 8000  # of a simulation, about; more turns than that are extrapolated
 LEAST_TURNS = 6  # beyond the ring's
-L2_PORT = 64  # bytes a clock that one SM takes from the L2 at most: NVIDIA's white paper of GA100
 # Share of the L2 that keeps D: an A100 and an H100 hold a line in each of their two partitions that read it.
 L2_SHARE = 0.5
 
@@ -137,12 +137,12 @@ def _stores_us(record: Record) -> float:
 
 def machine_of(record: Record, sms: int, together: int) -> Machine:
     """An SM with so many CTAs of a record, when as many SMs as there are CTAs for ask the L2."""
-    rates, busy = record.target.rates, min(sms, record.ctas)
+    rates = record.target.rates
     return Machine(
         record.arch,
         record.target,
         sub_cores=min(SUB_CORES, together * record.threads // 32),
-        l2_bytes=min(L2_PORT, rates.l2_bytes * sms / busy),
+        l2_bytes=memory.l2_share(rates, sms, record.ctas),
         l2_cycles=rates.l2_clocks,
         fill_bytes=record.work.l2_bytes,
         stages=record.ring_steps,

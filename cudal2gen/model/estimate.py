@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cudal2gen.chips import REGISTERS_THREAD, Chip
+from cudal2gen.chips import REGISTERS_THREAD, SUB_CORES, TMA_CYCLES, Chip
 from cudal2gen.kernel import Problem, Record, Work, ceil_div
 from cudal2gen.model import memory
 
@@ -28,11 +28,8 @@ MMA_K = 16
 # Of the loops of 150 of the catalog's sm_80 kernels (ptxas 13.0): a k-block at least, and from a k-step's last MMAs to
 # the next one's first, through a barrier, address arithmetic and ldmatrix.
 BLOCK_CLOCKS, TURN_CLOCKS = 38, 100
-TMA_CLOCKS = 170  # of a load by TMA above a plain one
-L2_PORT = 64  # bytes per clock that one SM takes from the L2 at most
 PROLOGUE_US = 0.3  # from a CTA's start to its first load
 EPILOGUE_US = 0.3  # from the last MMA to the first store, and from the last store to the end
-SUB_CORES = 4
 
 
 class Kernel(NamedTuple):
@@ -129,7 +126,7 @@ def estimate_kernel(kernel: Kernel) -> Estimate:
     waves = list(_waves(kernel, sms))
     at_once = min(kernel.ctas, sms * kernel.resident)
     dram_us = memory.dram_bytes(kernel, work, rates, at_once) / rates.dram_bytes_us
-    latency = rates.latency_us * rates.mhz + (TMA_CLOCKS if work.tensor_maps else 0)
+    latency = rates.latency_us * rates.mhz + (TMA_CYCLES if work.tensor_maps else 0)
     step = _Step(kernel, latency)
     overlap = OVERLAP["tma" if work.tensor_maps else "threads"]
     bounds: dict[str, float] = {}
@@ -196,12 +193,10 @@ class _Step:
         """By part of the chip, what it takes for one step of all CTAs of a wave."""
         kernel, together = self._kernel, wave.together
         waited = kernel.flight == 0
-        # All SMs share what the L2 gives; where few ask, each takes what its port does.
-        port = min(L2_PORT, kernel.target.rates.l2_bytes * sms / min(sms, wave.ctas))
         return {
             "mma": max(together * self._mma, self._chain),
             "shared memory": together * self._shared,
-            "L2": together * kernel.work.l2_bytes / port,
+            "L2": together * kernel.work.l2_bytes / memory.l2_share(kernel.target.rates, sms, wave.ctas),
             "latency": 0.0 if waited or kernel.tile_steps <= kernel.flight else self._latency / kernel.flight,
         }
 

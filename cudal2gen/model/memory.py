@@ -7,7 +7,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Protocol
 
-from cudal2gen.chips import Chip, Rates
+from cudal2gen.chips import L2_PORT, Chip, Rates
 from cudal2gen.kernel import Problem, Work, ceil_div
 
 LAUNCH_US = 1.6
@@ -49,6 +49,12 @@ def usable_sms(tiled: Tiled) -> int:
     """SMs that clusters can use: those of four and more strand some, since GPCs have 16 or 18 SMs."""
     ctas = tiled.cluster_ctas
     return tiled.target.sms // ctas * ctas if ctas <= 2 else tiled.target.sms * 15 // 16 // ctas * ctas
+
+
+def l2_share(rates: Rates, sms: int, ctas: int) -> float:
+    """Bytes a clock that an SM takes from the L2 when so many CTAs lie on ``sms``: its share, at most what the port
+    passes."""
+    return min(L2_PORT, rates.l2_bytes * sms / min(sms, ctas))
 
 
 def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:

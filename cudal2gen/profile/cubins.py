@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from cudal2gen import sass
-from cudal2gen.chips import GPUS, Capability, Chip
+from cudal2gen.chips import GPUS, SUB_CORES, Capability, Chip
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import ceil_div
 from cudal2gen.kernel.schema import Schema
@@ -23,7 +23,7 @@ from cudal2gen.model import memory
 from cudal2gen.profile import advice, figures
 from cudal2gen.profile.loop import Listing, Window, source_text, steady
 from cudal2gen.profile.occupancy import occupancy
-from cudal2gen.sass.pipes import MMA, SUB_CORES
+from cudal2gen.sass.pipes import MMA
 from cudal2gen.sass.simulation import Machine, Stream, Timeline, simulate
 from cudal2gen.sass.ways import Ways
 
@@ -64,7 +64,13 @@ def of_cubin(cubin: Path, gpu: str, kernel: str | None = None, launch: LaunchFac
             ", ".join(name for name, chip in GPUS.items() if _runs(chip.capability, function.sm)) or "none that is here"
         )
         raise WrongInput(f"{cubin}: is for {function.sm}, which {gpu} does not run; --gpu names one that does: {able}")
-    return _Kernel(function, gpu, launch).profile
+    content = _Kernel(function, gpu, launch).profile
+    if (occupancy := content.occupancy) and not occupancy.ctas:
+        limits = " and ".join(occupancy.limits)
+        raise WrongInput(
+            f"--launch: no CTA of {cubin} fits an SM of {gpu} by {limits}; mend the launch or name a --gpu"
+        )
+    return content
 
 
 def _runs(capability: Capability, sm: str) -> bool:
@@ -119,12 +125,11 @@ class _Kernel:
     @cached_property
     def machine(self) -> Machine:
         rates = self.chip.rates
-        busy = min(self.chip.sms, self.launch.ctas) if self.launch else self.chip.sms
         return Machine(
             self.function.sm,
             self.chip,
             sub_cores=min(SUB_CORES, self.threads // 32),
-            l2_bytes=rates.l2_bytes * self.chip.sms / busy,
+            l2_bytes=memory.l2_share(rates, self.chip.sms, self.launch.ctas if self.launch else self.chip.sms),
             l2_cycles=rates.l2_clocks,
         )
 

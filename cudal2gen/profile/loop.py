@@ -9,11 +9,11 @@ from math import ceil
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from cudal2gen.chips import Chip
+from cudal2gen.chips import SUB_CORES, Chip
 from cudal2gen.profile import figures
 from cudal2gen.sass import Function, Graph, Instruction, Pipe, pipe_use
 from cudal2gen.sass.banks import conflict_cycles
-from cudal2gen.sass.pipes import MMA, SUB_CORES
+from cudal2gen.sass.pipes import MMA
 from cudal2gen.sass.registers import Liveness, unread
 from cudal2gen.sass.simulation import Issue, Stall
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from cudal2gen.chips import REGISTERS_THREAD, Capability
+from cudal2gen.chips import REGISTERS_THREAD, SUB_CORES, Capability
 from cudal2gen.profile.figures import Occupancy
 
-SCHEDULERS = 4  # of an SM, each with a quarter of its warps
 NAMES = {"by_registers": "registers", "by_smem": "shared memory", "by_threads": "threads", "by_blocks": "blocks"}
 REGISTER_STEP = 8  # registers per thread that ptxas and the hardware count in
 
@@ -22,7 +21,7 @@ def occupancy(capability: Capability, threads: int, registers: int, smem_bytes: 
         ctas=ctas,
         room=room,
         limits=tuple(limit for limit, number in room.items() if number == ctas),
-        warps=ctas * threads / 32 / SCHEDULERS,
+        warps=ctas * threads / 32 / SUB_CORES,
         most_registers=_most_registers(capability, threads, registers, ctas + 1),
         most_smem_bytes=_most_smem(capability, smem_bytes, ctas + 1),
     )

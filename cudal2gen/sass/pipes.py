@@ -14,10 +14,9 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cudal2gen.chips import CAPABILITIES, Chip
+from cudal2gen.chips import CAPABILITIES, SUB_CORES, Chip
 from cudal2gen.sass.decoding import Instruction
 
-SUB_CORES = 4
 LANES = 32
 SHARED_BYTES = 128  # a cycle and SM: 32 banks of 4 bytes; reads and writes alike (QuACK, gpu_pipe_microbench_notes.md)
 ADDRESS_CYCLES = 4  # of a sub-core's address unit, and

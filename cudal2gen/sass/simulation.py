@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from cudal2gen.chips import SUB_CORES, TMA_CYCLES
 from cudal2gen.sass.decoding import Instruction
 from cudal2gen.sass.operations import Kind, Machine, Operation, Stall
-from cudal2gen.sass.pipes import SUB_CORES, Pipe
+from cudal2gen.sass.pipes import Pipe
 from cudal2gen.sass.timeline import Issue, Timeline
 
 __all__ = ["Issue", "Machine", "Stall", "Stream", "Timeline", "simulate", "steady_cycles"]
@@ -29,7 +30,6 @@ QUEUE = 5  # memory instructions that a sub-core holds beside the one in the add
 # Cycles from the last arrival at a barrier of the CTA to the next issue: Zhang et al., arXiv 2004.05371, of a V100.
 BARRIER_CYCLES = 22
 WAKE_CYCLES = 30  # from the completion of an mbarrier to the waiting warp: Meta's Triton fork, LatencyModel, of a B200
-TMA_CYCLES = 170  # of a load by TMA beyond a plain load: arXiv 2501.12084, of an H800
 
 
 @dataclass(frozen=True)
