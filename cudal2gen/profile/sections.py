@@ -56,13 +56,13 @@ def loop_words(loop: Loop) -> str:
 
 def occupancy_words(occupancy: Occupancy) -> str:
     """Resident CTAs and warps, and what limits them."""
-    resident = f"{counted(occupancy.ctas, 'CTA')} an SM, {occupancy.warps:g} warps a scheduler"
+    resident = f"{counted(occupancy.ctas, 'CTA')} an SM, {counted(occupancy.warps, 'warp')} a scheduler"
     return f"{resident}, limited by {' and '.join(occupancy.limits)}"
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: float, noun: str) -> str:
     """A number of things in words."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
 
 
 def _time(time: Time) -> Section:
