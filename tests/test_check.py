@@ -32,7 +32,10 @@ def rules(result: Result) -> dict[str, int]:
     return dict(Counter({item.kind: item.count for item in result.findings.values()}))
 
 
-RIGHT = ["right", "barrier", "ordered", "graph", "driver", "memory", "timed", "changed", "callback", "nodes", "pools"]
+RIGHT = [
+    "right", "barrier", "ordered", "graph", "driver", "memory", "timed", "reset", "changed", "callback", "nodes",
+    "pools",
+]  # fmt: skip
 WRONG = [
     ("bounds", {"global-out-of-bounds": 2}, 0), ("race", {"shared-race": 64}, 0), ("threads", {"launch-refused": 1}, 0),
     ("unordered", {"stream-race": 1}, 0), ("long copy", {"copy-out-of-bounds": 1}, 0), ("assert", {"trap": 24}, 0),
@@ -78,6 +81,23 @@ def test_repeated_launches_on_unchanged_data_run_twice(library: Path) -> None:
     kernel = run(library, "timed").kernels["_Z5scalePKiPii"]
     # The first memset changes x: the launch behind it is the first of 50 alike.
     assert (kernel.launches, kernel.repetitions) == (2, 48)
+
+
+def test_launches_between_resets_run_once_per_content(library: Path) -> None:
+    kernel = run(library, "reset").kernels["_Z5scalePKiPii"]
+    assert (kernel.launches, kernel.repetitions) == (2, 18)
+
+
+def test_sampled_launches_on_unchanged_data_run_twice(library: Path) -> None:
+    kernel = run(library, "timed", sample=2).kernels["_Z5scalePKiPii"]
+    assert (kernel.launches, kernel.repetitions) == (2, 48)
+
+
+def test_a_limit_names_the_launch(library: Path) -> None:
+    result = run(library, "endless kernel", seconds=6)
+    assert result.code == 1
+    assert result.ending.startswith("did not end within 6 s: launch 1 of waiting, grid 2, ran for ")
+    assert result.ending.endswith("s; --timeout gives it longer, --sample N runs only N CTAs of a grid")
 
 
 def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> None:

@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from cudal2gen.checking import devices, text
-from cudal2gen.checking.findings import CANNOT, Cause, Run, run_of
+from cudal2gen.checking.findings import CANNOT, Cause, Run, extents, run_of
 from cudal2gen.checking.names import resolved, short_names
 from cudal2gen.checking.plan import Argument, BufferSpec, LaunchSpec, Plan
 from cudal2gen.checking.repetition import Repetitions
@@ -143,12 +143,12 @@ class CheckSession(Session):
             self.reports.append(report)
 
     def execute(self, launch: Launch) -> LaunchResult:
-        """Execute a launch, unless it is known to change nothing."""
-        if self.cta_filter is None and self.repetitions.changes_nothing(launch):
+        """Execute a launch, unless its effect is known."""
+        if self.repetitions.repeat(launch):
             self.reporter.send(Message("repeated", launch.kernel))
             geometry = launch.geometry
             return LaunchResult(launch.kernel, geometry.grid, geometry.block, geometry.shared_bytes)
-        self.reporter.send(Message("begin", launch.kernel, f"grid {launch.geometry.grid}"))
+        self.reporter.send(Message("begin", launch.kernel, f"grid {extents(launch.geometry.grid)}"))
         start = time.perf_counter()
         with self.repetitions.observed(launch):
             result = launch.execute()

@@ -26,7 +26,7 @@ def frames(report: Report) -> tuple[Frame, ...]:
 
 @dataclass
 class Kernel:
-    """A kernel and its launches: how many ran, how many more were repetitions that change nothing and so were not run
+    """A kernel and its launches: how many ran, how many more were repetitions on the same data and so were not run
     again, the CTAs executed, and counters summed over launches."""
 
     name: str
@@ -59,12 +59,13 @@ class Run:
 
 def run_of(result: LaunchResult, seconds: float) -> Run:
     """What is kept of a launch."""
-    spelled = f"{_extents(result.grid)} of {_extents(result.block)}"
+    spelled = f"{extents(result.grid)} of {extents(result.block)}"
     counters = numbers(result.counters.summary()) if result.counters is not None else {}
     return Run(spelled, 0 if result.ctas is None else len(result.ctas), seconds, counters)
 
 
-def _extents(dims: tuple[int, int, int]) -> str:
+def extents(dims: tuple[int, int, int]) -> str:
+    """A grid or a block as people write it."""
     x, y, z = dims
     return f"{x}x{y}x{z}" if z > 1 else f"{x}x{y}" if y > 1 else str(x)
 

@@ -1,7 +1,8 @@
-"""Launches that change nothing: programs that measure time launch the same kernel on the same data many times.
+"""Launches on the same data: programs that measure time launch the same kernel many times.
 
-The machine is deterministic. If a launch left every byte of device memory as it was, the same launch (kernel, geometry,
-parameters) changes nothing again until something else does.
+The machine is deterministic, so the same launch (kernel, geometry, parameters) on the same contents of memory has the
+same effect. If it left every byte as it was, it changes nothing again until something else does; if it changed some, as
+behind a memset that resets its outputs, they are put there again.
 """
 
 from __future__ import annotations
@@ -9,28 +10,52 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from cudal2gen.emulator.frontend.ptx import Module
 from cudal2gen.emulator.host.execution import Launch, Snapshot
 from cudal2gen.emulator.memory.arena import Memory
 
 _Key = tuple[int, str, object, bytes]
+# Bytes of device memory that the effects of launches keep, in all.
+EFFECTS_LIMIT = 1 << 29
+
+
+class _Effect(NamedTuple):
+    """All of memory before a launch, and what the launch changed."""
+
+    before: Snapshot
+    changed: Snapshot
+
+    @property
+    def nbytes(self) -> int:
+        return self.before.nbytes + self.changed.nbytes
 
 
 class Repetitions:
-    """Which launches are known to change nothing now."""
+    """Which launches have a known effect on the present contents of memory."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self._modules: dict[int, Module] = {}  # kept, so that their identities stay theirs
         # Launches that left memory as it was, and the version of memory that they saw.
         self._fixed: dict[_Key, tuple[int, int]] = {}
+        # The last effect of each launch that changed memory, the latest last.
+        self._effects: dict[_Key, _Effect] = {}
         self._changes = 0
 
-    def changes_nothing(self, launch: Launch) -> bool:
-        """Would the launch change nothing?"""
-        fixed = self._fixed.get(_key(launch))
-        return fixed is not None and fixed == self._version()
+    def repeat(self, launch: Launch) -> bool:
+        """Have the launch's effect without executing it; False if it is not known."""
+        key = _key(launch)
+        fixed = self._fixed.get(key)
+        if fixed is not None and fixed == self._version():
+            return True
+        effect = self._effects.get(key)
+        if effect is None or not effect.before.covers(self.memory) or not effect.before.matches():
+            return False
+        effect.changed.restore()
+        self._changes += 1
+        return True
 
     @contextmanager
     def observed(self, launch: Launch) -> Iterator[None]:
@@ -39,14 +64,28 @@ class Repetitions:
         before = Snapshot.of(self.memory)
         self._modules[key[0]] = launch.module
         yield
-        if before is not None and before.matches():
+        changed = before.changed() if before is not None else None
+        if changed == []:
             self._fixed[key] = self._version()
-        else:
-            self._changes += 1
+            return
+        self._changes += 1
+        self._effects.pop(key, None)
+        if before is not None and changed:
+            self._keep(key, _Effect(before, Snapshot(changed)))
+
+    def _keep(self, key: _Key, effect: _Effect) -> None:
+        """Keep an effect, and forget the oldest ones beyond the limit."""
+        self._effects[key] = effect
+        total = sum(each.nbytes for each in self._effects.values())
+        for old in list(self._effects):
+            if total <= EFFECTS_LIMIT:
+                break
+            total -= self._effects.pop(old).nbytes
 
     def forget(self, launch: Launch) -> None:
         """The launch does more than change memory: it prints."""
         self._fixed.pop(_key(launch), None)
+        self._effects.pop(_key(launch), None)
 
     def _version(self) -> tuple[int, int]:
         """Changes with every execution that changes memory, and with what the host writes."""

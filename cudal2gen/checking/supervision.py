@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from cudal2gen import process_tree
 from cudal2gen.checking import devices
 from cudal2gen.checking.execution import Message, serve
 from cudal2gen.checking.findings import Kernel
+from cudal2gen.checking.names import plain
 from cudal2gen.checking.plan import Plan
 from cudal2gen.checking.result import Result
 from cudal2gen.errors import WrongInput
@@ -32,18 +34,20 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
     worker = Worker("fork", serve, plan)
     watch = _Watch(worker, start + seconds, gib * GIB)
     try:
-        running: tuple[str, float] | None = None
+        running: _Running | None = None
         while True:
             alive = worker.alive
             if worker.pipe.poll(STEP_S if alive else 0):
                 message: Message = worker.pipe.recv()
-                running = (message.kernel, time.perf_counter()) if message.kind == "begin" else None
+                running = (
+                    _Running(message.kernel, message.text, time.perf_counter()) if message.kind == "begin" else None
+                )
                 _take(result, message)
             elif not alive:  # its children may hold the pipe
                 raise EOFError
             if progress and running:
-                progress(running[0], time.perf_counter() - running[1])
-            if excess := watch.excess():
+                progress(running.kernel, time.perf_counter() - running.start)
+            if excess := watch.excess(_launch(result, running) if running else ""):
                 result.ending = excess
                 break
     except (EOFError, ConnectionResetError):
@@ -56,6 +60,22 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
     return result
 
 
+class _Running(NamedTuple):
+    """A launch that has begun: its kernel, its grid in words, when."""
+
+    kernel: str
+    grid: str
+    start: float
+
+
+def _launch(result: Result, running: _Running) -> str:
+    """A launch that has begun: the rest of a sentence."""
+    kernel = result.kernels.get(running.kernel)
+    number = 1 + (kernel.launches + kernel.repetitions if kernel else 0)
+    seconds = time.perf_counter() - running.start
+    return f": launch {number} of {plain(running.kernel)}, {running.grid}, ran for {seconds:.0f} s"
+
+
 class _Watch:
     """The limits of a process."""
 
@@ -63,10 +83,11 @@ class _Watch:
         self.worker, self.deadline, self.nbytes = worker, deadline, nbytes
         self.started = time.perf_counter()
 
-    def excess(self) -> str:
-        """Which limit is passed: the rest of a sentence about the program."""
+    def excess(self, launch: str) -> str:
+        """Which limit is passed, and in which ``launch``: the rest of a sentence about the program."""
         if time.perf_counter() > self.deadline:
-            return f"did not end within {self.deadline - self.started:.0f} s; --timeout gives it longer"
+            fewer = ", --sample N runs only N CTAs of a grid" if launch else ""
+            return f"did not end within {self.deadline - self.started:.0f} s{launch}; --timeout gives it longer{fewer}"
         with suppress(OSError, ValueError, IndexError):
             pages = int(Path(f"/proc/{self.worker.pid}/statm").read_text().split()[1])
             if pages * os.sysconf("SC_PAGESIZE") > self.nbytes:

@@ -25,6 +25,7 @@ __global__ void reversed(const int *x, int *y, bool synchronised) {
   y[threadIdx.x] = tile[63 - threadIdx.x];
 }
 __global__ void increment(int *y) { atomicAdd(y, 1); }
+__global__ void waiting(int *y) { for (long i = 0; i < 1l << 40; ++i) atomicAdd(y, 1); }
 __global__ void add_total() { atomicAdd(&total, threadIdx.x); }
 __global__ void speak(int n) {
   if (threadIdx.x % 32 == 0) printf("warp %d of %s: %5.2f %x %lld%%\n", threadIdx.x / 32, "block", 0.5 * n, n, -5ll);
@@ -218,6 +219,18 @@ static int timed() {
   cudaEventElapsedTime(&ms, start, end);
   return ms > 0 ? 0 : 1;
 }
+static int reset() {
+  for (int i = 0; i < 20; ++i) {
+    host[5] = 7 + i / 10;
+    cudaMemcpy(x, host, sizeof host, cudaMemcpyHostToDevice);
+    cudaMemset(y, 0, sizeof host);
+    scale<<<4, 256>>>(x, y, n);
+    int back[n];
+    cudaMemcpy(back, y, sizeof back, cudaMemcpyDeviceToHost);
+    check("behind a reset", back[5], 3 * host[5]);
+  }
+  return 0;
+}
 static int changed() {
   for (int i = 0; i < 3; ++i) scale<<<4, 256>>>(x, y, n);
   host[5] = 7;
@@ -261,10 +274,12 @@ int main(int argc, char **argv) {
   if (is("driver")) return driver();
   if (is("memory")) return memory();
   if (is("timed")) return timed();
+  if (is("reset")) return reset();
   if (is("changed")) return changed();
   if (is("exit code")) exit(3);
   if (is("abort")) beyond<<<4, 256>>>(x, y, n), abort();
   if (is("endless")) for (volatile int i = 0;; ++i) {}
+  if (is("endless kernel")) cudaMemset(y, 0, 4), waiting<<<2, 32>>>(y), cudaDeviceSynchronize();
   if (is("greedy")) for (size_t i = 0;; ++i) memset(malloc(1 << 26), 1, 1 << 26);
   if (is("callback")) {
     cudaLaunchHostFunc(0, add_ten, host);

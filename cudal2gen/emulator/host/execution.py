@@ -251,18 +251,31 @@ class Snapshot:
             if written is not None:
                 buffer.bytes()[written == 0] = value
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes to keep."""
+        return sum(len(content) * (1 if written is None else 2) for _, content, written in self.saved)
+
+    def covers(self, memory: Memory) -> bool:
+        """Are its buffers the writable ones of now?"""
+        return [b for b, _, _ in self.saved] == [b for b in memory.buffers if b.role != "input"]
+
     def matches(self) -> bool:
         """Is the same written now, and with the same values?"""
-        for buffer, content, written in self.saved:
-            if written is None or buffer.written is None:
-                same = np.array_equal(buffer.bytes(), content)
-            else:
-                same = (
-                    np.array_equal(buffer.written, written) and not ((buffer.bytes() != content) & (written != 0)).any()
-                )
-            if not same:
-                return False
-        return True
+        return all(_unchanged(*saved) for saved in self.saved)
+
+    def changed(self) -> list[Buffer]:
+        """The buffers where something else is written now, or other values."""
+        return [saved[0] for saved in self.saved if not _unchanged(*saved)]
+
+
+def _unchanged(buffer: Buffer, content: Array, written: Array | None) -> bool:
+    """Has a buffer this content, where it is written?"""
+    if written is None or buffer.written is None:
+        return np.array_equal(buffer.bytes(), content)
+    if not np.array_equal(buffer.written, written):
+        return False
+    return np.array_equal(buffer.bytes(), content) or not ((buffer.bytes() != content) & (written != 0)).any()
 
 
 def output_reports(memory: Memory, kernel: str = "") -> list[Report]:
