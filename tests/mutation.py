@@ -89,6 +89,8 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
         return "the barrier orders the initialisation, and every thread executes the fence before it goes on"
     if mutant.kind == "swap" and "fence.proxy.async" in lines[at] and following[0].startswith("bar.warp.sync"):
         return "the thread that copies executes the fence behind the warp's barrier, between all writes and its copy"
+    if mutant.kind in ("swap", "drop") and _first_barrier_behind_single(record, lines, at):
+        return "the loop's last barrier is behind all reads of the last k-tile; later ones are of fragments beyond k"
     if mutant.kind in ("skip", "once") and _more_waits_follow(following):
         return "warps hand stages back in order: when the last one is back, so are those before"
     if mutant.kind == "drop" and "commit_group" in mutant.name and "cp.async.wait_group" not in ptx:
@@ -119,6 +121,13 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
     if _leads_to_elements(lines, at):
         return "the path element by element stores what the vector path stores"
     return None
+
+
+def _first_barrier_behind_single(record: catalog.Record, lines: list[str], at: int) -> bool:
+    """Whether a line is the first barrier behind the main loop, where each k-block's fragments are read one earlier."""
+    last = max((i for i in range(at) if lines[i].startswith("mma.sync")), default=at)
+    single = isinstance(record, Sm80Multistage) and record.prefetch.kind == "single"
+    return single and last < at and [i for i in range(last, at + 1) if lines[i].startswith("bar.sync")] == [at]
 
 
 def _ending(record: Sm90Wgmma, mutant: Mutant, lines: list[str], at: int) -> str | None:

@@ -18,7 +18,8 @@ from tests.paths import PATHS
 
 # Who names the type beside the table: the launcher's own table, and those of NumPy that are the emulator's.
 SPELLED = r"\bfloat16\b|CUDA_R_16F|TYPE_FLOAT16|\bhalf2?( const)?[*&]|__float\w*half|__half|cuda_fp16|\.half\(\)(?!`)"
-SPELLS = {"element.py", "launch.h", "triton_matmul.py", "emulator"}
+# The table, the launcher, what takes programs of any type, and vendors' headers that such programs include.
+SPELLS = {"element.py", "launch.h", "triton_matmul.py", "emulator", "cublas_v2.h"}
 
 
 @pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.models import ArgumentInfo, OptionInfo
@@ -83,7 +84,11 @@ def words(name: str, annotation: Any) -> st.SearchStrategy[list[str]]:
 
 
 OPTIONS = {
-    verb: [words(name, parameter.annotation) for name, parameter in inspect.signature(callback).parameters.items()]
+    verb: [
+        words(name, parameter.annotation)
+        for name, parameter in inspect.signature(callback).parameters.items()
+        if parameter.annotation is not typer.Context
+    ]
     for verb, callback in VERBS.items()
     if verb is not None and callback is not None
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -318,7 +319,8 @@ def test_a_kernel_of_triton_has_its_tile_in_its_main_loop(tmp_path: Path) -> Non
     """Four warps share 128x128x32: 128*128*32 / (4 * 16*8*16) = 64 MMAs of each, of 8 cycles."""
     program, cubin = tmp_path / "matmul.py", tmp_path / "matmul.cubin"
     program.write_text(TRITON)
-    subprocess.run([sys.executable, str(program), str(cubin)], check=True, capture_output=True)
+    own_cache = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}  # a cached cubin has another file's lines
+    subprocess.run([sys.executable, str(program), str(cubin)], check=True, capture_output=True, env=own_cache)
     modelled = profile.of_cubin(cubin, "a100")
     assert (modelled.kernel, modelled.arch, modelled.loop.warps) == ("matmul", "sm_80", 1)
     assert modelled.loop.opcodes["HMMA"] == 64

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from cudal2gen.element import F16
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel.problem import VECTOR
 
@@ -83,7 +84,7 @@ def _timings(path: Path) -> Iterator[tuple[str, Sizes, Tile | None, float]]:
         if gpu is None:
             return
         for row in csv.DictReader(_without_headers(lines)):
-            if row["mat1_dtype"] != "torch.float16" or row["mat2_dtype"] != "torch.float16":
+            if {row["mat1_dtype"], row["mat2_dtype"]} != {f"torch.{F16.dtype}"}:
                 continue
             sizes = Sizes(int(row["m"]), int(row["n"]), int(row["k"]))
             strides = [int(row[f"mat{which}_stride_{axis}"]) for which in (1, 2) for axis in (0, 1)]

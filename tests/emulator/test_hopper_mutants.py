@@ -97,7 +97,8 @@ NOTICED = [
     ("tma_gemm", 7, "nn_f32_pingpong_2x1", r"(mbarrier\.try_wait\S* p, .*;)", r"\1 setp.eq.u32 p, 0, 0;", "mbarrier"),
     ("tma_gemm", 5, "nn_f16_2x2", r"barrier\.cluster\.\w+\.\w+\.aligned;", "", "has started"),
     ("tma_split", 1, "split_4", r"barrier\.cluster\.arrive\.release", "barrier.cluster.arrive.relaxed", "race"),
-    ("tma_gemm", 5, "nn_f16_2x2", r"and\.b32 (\s*%r\d+), (%r\d+), 261\d\d\d;", r"mov.b32 \1, \2;", "wrong|in-flight"),
+    ("tma_gemm", 5, "nn_f16_2x2", r"and\.b32 (\s*%r\d+), (%r\d+), 261\d\d\d;", r"mov.b32 \1, \2;",
+     "wrong|in-flight|shared-race"),
     ("tma_split", 1, "split_4", r"griddepcontrol\.wait;", "", "before griddepcontrol.wait"),
 ]  # fmt: skip
 

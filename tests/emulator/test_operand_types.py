@@ -193,13 +193,18 @@ def test_wmma(case: tuple[str, str, str, str, int, int, int, str, str, str]) -> 
     if acc == "f16":
         a, b = a % 3, b % 3
 
+    def stride(length: int) -> int:
+        """Elements from row to row: a multiple of 16 bytes, with a gap."""
+        unit = 16 * 8 // BITS[kind_a]
+        return (-(-length // unit) + 1) * unit
+
     def image(matrix: np.ndarray, kind: str) -> np.ndarray:
-        """Rows as they lie in memory, 16 bytes apart from their end."""
+        """Rows as they lie in memory, at least 16 bytes apart."""
         bits = BITS[kind]
         rows = []
         for line in matrix.tolist():
             raw = pack([encode(value, kind) for value in line], bits).to_bytes(len(line) * bits // 8, "little")
-            rows.append(np.frombuffer(raw + bytes(16), np.uint8))
+            rows.append(np.frombuffer(raw.ljust(stride(len(line)) * bits // 8, b"\0"), np.uint8))
         return np.concatenate(rows)
 
     parts = [
@@ -212,8 +217,7 @@ def test_wmma(case: tuple[str, str, str, str, int, int, int, str, str, str]) -> 
         starts.append(len(data))
         data = np.concatenate([data, part, np.zeros(-len(part) % 64, np.uint8)])
     word = 64 if acc == "f64" else 32
-    gap = 16 * 8 // BITS[kind_a]
-    stride_a, stride_b = (k if layout_a == "row" else m) + gap, (n if layout_b == "row" else k) + gap
+    stride_a, stride_b = stride(k if layout_a == "row" else m), stride(n if layout_b == "row" else k)
 
     def names(prefix: str, count: int) -> str:
         return "{" + ", ".join(f"%{prefix}{i}" for i in range(count)) + "}"

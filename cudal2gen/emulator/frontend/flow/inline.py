@@ -310,9 +310,8 @@ class Inliner:
         yield replace(item, op=op, parts=(op,), operands=tuple(passed))
         for result in results:
             if isinstance(result, Sym):
-                slot = f"{sym(result.name)}+0:4"
-                self.kinds[slot] = "b32"
-                yield replace(item, op="mov.b32", parts=("mov", "b32"), operands=(Reg(slot), Imm(0)))
+                operands = (Mem(Sym(sym(result.name)), 0), Imm(0))
+                yield replace(item, op="st.param.b32", parts=("st", "param", "b32"), operands=operands)
 
 
 def _widening(kind: str, width: int, bits: int, have: int) -> str:
