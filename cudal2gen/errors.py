@@ -70,8 +70,10 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raises WrongInput in place of an OSError: the user names another file."""
+    """Raises WrongInput in place of an OSError, and for what is no text: the user names another file."""
     try:
         yield
     except OSError as error:
         raise WrongInput(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise WrongInput(f"cannot read {path}: no UTF-8 text") from None

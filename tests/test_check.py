@@ -62,6 +62,25 @@ def test_wrong_programs_have_one_finding_of_their_rule(
     assert (result.code, result.exit_code) == (1, exit_code)
 
 
+def test_streams_see_bulk_copies_of_kernels() -> None:
+    bulk = compilation.library([SOURCE.with_name("bulk.cu")], [], "sm_90a", toolchain.discover())
+    for way in ("store", "load"):
+        for order, expected in (("ordered", {}), ("unordered", {"stream-race": 1})):
+            program = plan.Plan("sm_90a", bulk, main=("bulk", way, order))
+            assert rules(supervision.run(program, "bulk.cu", 60, 4)) == expected
+
+
+def test_progress_counts_ctas(library: Path) -> None:
+    ring: list[tuple[int, int]] = []
+    words = ("in:i32[999999]", "scratch:i32[999999]")
+    arguments = tuple(plan.argument(word, {}) for word in words)
+    spec = plan.LaunchSpec("scale", (4000,), (256,), 0, (1,), (*arguments, 999999))
+    program = plan.Plan("sm_80", library, launches=(spec,))
+    supervision.run(program, "program.cu", 60, 4, lambda kernel, seconds, done, ctas: ring.append((done, ctas)))
+    assert {ctas for _, ctas in ring} - {0} == {4000}
+    assert sorted(ring) == ring
+
+
 def test_findings_have_the_programs_lines_and_names(library: Path) -> None:
     result = run(library, "bounds")
     number = 1 + SOURCE.read_text().splitlines().index("  if (i <= n) y[i] = x[i];")
@@ -130,10 +149,20 @@ def test_launches_are_described_in_a_file(library: Path, tmp_path: Path) -> None
     file.write_text(json.dumps({"buffers": {"y": "out:i32[1000]"}, "launches": [launch]}))
     launches, buffers = plan.launch_file(file)
     assert rules(run(library, main=None, launches=launches, buffers=buffers)) == {"unwritten-output": 99}
-    for wrong in ({"entry": "nothing"}, {"args": ["in:i32[1000]"]}, {"args": ["what", 1, 2]}):
+    for wrong in (
+        {"entry": "nothing"},
+        {"args": ["in:i32[1000]"]},
+        {"args": ["what", 1, 2]},
+        {"args": ["in:i32[1000]", "in:i32[1000]", 2.5]},
+        {"args": ["in:i32[1000]", "in:i32[1000]", 1 << 32]},
+        {"grid": -1},
+    ):
         file.write_text(json.dumps({"launches": [{**launch, **wrong}]}))
         with pytest.raises(WrongInput):
             run(library, main=None, launches=plan.launch_file(file)[0])
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(WrongInput, match="no UTF-8 text"):
+        plan.launch_file(file)
 
 
 def test_a_sample_runs_the_corners(library: Path) -> None:
@@ -167,13 +196,34 @@ def test_other_programs_read_findings(library: Path, tmp_path: Path) -> None:
     assert all(line.startswith(f"::error file={SOURCE},line=") for line in writing.github(result))
 
 
-def test_a_library_with_the_static_runtime_is_refused(tmp_path: Path) -> None:
-    source, target = tmp_path / "x.cu", tmp_path / "x.so"
+def shared(folder: Path, *options: str) -> Path:
+    """A library of a small program, linked by nvcc with some options."""
+    source, target = folder / "x.cu", folder / "x.so"
     source.write_text("__global__ void k() {} int main() { k<<<1, 1>>>(); }")
-    tools = toolchain.discover()
-    subprocess.run([tools.nvcc, "-shared", "-Xcompiler", "-fPIC", source, "-o", target], check=True)
+    command = [toolchain.discover().nvcc, "-shared", "-Xcompiler", "-fPIC", *options, source, "-o", target]
+    subprocess.run(command, check=True)
+    return target
+
+
+def test_a_library_with_the_static_runtime_is_refused(tmp_path: Path) -> None:
+    target = shared(tmp_path, "-cudart", "static")
     with pytest.raises(WrongInput, match="static CUDA runtime"):
         run(target)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--compress-mode=size", "-arch=compute_80"), "the PTX in this program is compressed"),
+        (("--no-compress", "-gencode", "arch=compute_80,code=sm_80"), "no PTX, only machine code"),
+        (("--no-compress", "-arch=compute_90"), "PTX of sm_90, and the device is sm_80"),
+    ],
+)
+def test_a_library_without_usable_ptx_is_no_finding(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
+    result = run(shared(tmp_path, "-cudart", "none", *options))
+    assert (result.code, rules(result)) == (2, {})
+    ((_, text),) = result.refusals
+    assert reason in text
 
 
 def test_names_are_short_where_they_are_unambiguous() -> None:
@@ -188,7 +238,7 @@ def test_architecture_comes_from_the_compilers_arguments() -> None:
     assert compilation.split_arguments("-O2 -arch=sm_90a -lcuda -Ix") == (["-O2", "-Ix"], "sm_90a")
     assert compilation.split_arguments("-gencode arch=compute_86,code=sm_86") == ([], "sm_86")
     assert (devices.nearest("sm_90a"), devices.nearest("sm_75"), devices.target("h200")) == ("sm_90", "sm_80", "sm_90a")
-    with pytest.raises(WrongInput, match="separate compilation"):
+    with pytest.raises(WrongInput, match="#include the files"):
         compilation.split_arguments("-rdc=true")
 
 

@@ -44,7 +44,10 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
         name, _, value = word.partition("=")
         at += 1
         if word in _RELOCATABLE or (word == "-rdc" and words[at : at + 1] == ["true"]):
-            raise WrongInput(f"--nvcc-args {word}: separate compilation is not supported; include the device code")
+            raise WrongInput(
+                f"--nvcc-args {word}: device code is linked as machine code, which is not executed; leave it out "
+                "and #include the files of the device functions in the file that calls them"
+            )
         if name not in _OWN:
             kept.append(word)
             continue

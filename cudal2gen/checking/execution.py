@@ -50,17 +50,19 @@ STOOD_FOR = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libcudart.so
 
 # Descriptors of the check begin here: programs close low ones, and get their numbers for files of their own.
 FIRST_DESCRIPTOR = 512
+PROGRESS_S = 1.0
 
 
 class Message(NamedTuple):
-    """From the process of a check: ``kind`` is begin, launch, repeated, finding, refused, unsupported, wrong, or
-    ended."""
+    """From the process of a check: ``kind`` is begin, progress (``ctas``: ended, and all), launch, repeated, finding,
+    refused, unsupported, wrong, or ended."""
 
     kind: str
     kernel: str = ""
     text: str = ""
     finding: Report | None = None
     run: Run | None = None
+    ctas: tuple[int, int] = (0, 0)
 
 
 class Reporter:
@@ -70,6 +72,7 @@ class Reporter:
         self.pipe = Connection(_moved(pipe.fileno()))
         pipe.close()
         self.quiet, self.output = quiet, _moved(1)
+        self.progress_sent = 0.0
         self.printed: set[Cause] = set()
         self.libc = ctypes.CDLL(None)
 
@@ -87,6 +90,12 @@ class Reporter:
         with suppress(OSError):  # nobody reads any more; the messages go on
             while data:
                 data = data[os.write(self.output, data) :]
+
+    def progress(self, done: int, total: int) -> None:
+        """How many CTAs of a launch have ended: sent at most once a second."""
+        if time.perf_counter() - self.progress_sent > PROGRESS_S:
+            self.progress_sent = time.perf_counter()
+            self.send(Message("progress", ctas=(done, total)))
 
     def finding(self, finding: Report) -> None:
         """A finding: printed the first time, counted always."""
@@ -106,7 +115,7 @@ class CheckSession(Session):
     """The emulated device of a check: what it finds is reported at once."""
 
     def __init__(self, plan: Plan, reporter: Reporter) -> None:
-        options = Options(counters=plan.counters, adverse=plan.adverse)
+        options = Options(counters=plan.counters, adverse=plan.adverse, progress=reporter.progress)
         chosen = _sampler(plan.sample, plan.seed) if plan.sample else None
         super().__init__(Memory(), devices.device(plan.device), options, chosen)
         self.reporter = reporter

@@ -110,13 +110,17 @@ class LaunchSpec:
     arguments: tuple[Argument, ...] = ()
 
 
+_Extent = Annotated[int, Field(ge=1)]
+_Extents = Annotated[list[_Extent], Field(min_length=1, max_length=3)] | _Extent
+
+
 class _Launch(BaseModel):
     model_config = ConfigDict(extra="forbid")
     entry: str
-    grid: Annotated[list[int], Field(min_length=1, max_length=3)] | int = 1
-    block: Annotated[list[int], Field(min_length=1, max_length=3)] | int
-    smem: int = 0
-    cluster: Annotated[list[int], Field(min_length=1, max_length=3)] | int = 1
+    grid: _Extents = 1
+    block: _Extents
+    smem: Annotated[int, Field(ge=0)] = 0
+    cluster: _Extents = 1
     args: list[str | int | float] = []
 
 

@@ -23,8 +23,8 @@ from cudal2gen.workers import Worker
 STEP_S = 0.2
 GIB = 1 << 30
 
-# Is called while a kernel runs: its name, and seconds since it began.
-Progress = Callable[[str, float], None]
+# Is called while a kernel runs: its name, seconds since it began, CTAs that have ended, and all.
+Progress = Callable[[str, float, int, int], None]
 
 
 def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress | None = None) -> Result:
@@ -35,18 +35,21 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
     watch = _Watch(worker, start + seconds, gib * GIB)
     try:
         running: _Running | None = None
+        ctas = 0, 0
         while True:
             alive = worker.alive
             if worker.pipe.poll(STEP_S if alive else 0):
                 message: Message = worker.pipe.recv()
-                running = (
-                    _Running(message.kernel, message.text, time.perf_counter()) if message.kind == "begin" else None
-                )
+                ctas = message.ctas
+                if message.kind == "begin":
+                    running = _Running(message.kernel, message.text, time.perf_counter())
+                elif message.kind != "progress":
+                    running = None
                 _take(result, message)
             elif not alive:  # its children may hold the pipe
                 raise EOFError
             if progress and running:
-                progress(running.kernel, time.perf_counter() - running.start)
+                progress(running.kernel, time.perf_counter() - running.start, *ctas)
             if excess := watch.excess(_launch(result, running) if running else ""):
                 result.ending = excess
                 break

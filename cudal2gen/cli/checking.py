@@ -196,12 +196,13 @@ def _progress() -> Progress:
     terminal = sys.stderr.isatty()
     last = {"seconds": 0.0}
 
-    def show(kernel: str, seconds: float) -> None:
+    def show(kernel: str, seconds: float, done: int, ctas: int) -> None:
         if seconds < last["seconds"]:
             last["seconds"] = 0.0
         if seconds - last["seconds"] > (1.0 if terminal else SECONDS):
             last["seconds"] = seconds
-            line = f"{plain(kernel)}: running for {seconds:.0f} s"
+            part = f"{done} of {ctas} CTAs in" if ctas else "running for"
+            line = f"{plain(kernel)}: {part} {seconds:.0f} s"
             print(f"\r{line}\r" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     return show

@@ -109,7 +109,7 @@ class Label:
 @dataclass(slots=True)
 class Variable:
     """A declared variable. ``size`` is in bytes (0: ``.extern .shared``), ``init`` the bytes of its initialiser, and
-    ``pointers`` the places (byte offset, symbol, addend) in it that hold addresses."""
+    ``pointers`` the places (byte offset, symbol, addend) in it that hold addresses; ``kind`` is its elements' type."""
 
     name: str
     space: str
@@ -118,6 +118,7 @@ class Variable:
     init: bytes | None = None
     pointers: tuple[tuple[int, str, int], ...] = ()
     line: int = 0
+    kind: str = ""
 
 
 @dataclass(slots=True)

@@ -73,7 +73,9 @@ def program_of(address: int, device: Device) -> Program:
         return max(usable, key=lambda program: program.module.target)
     if programs:
         targets = ", ".join(program.module.target for program in programs)
-        raise LaunchRefused(NO_IMAGE, f"the program has PTX of {targets}, and the device is {sm_name(device)}")
+        raise LaunchRefused(
+            NO_IMAGE, f"the program has PTX of {targets}, and the device is {sm_name(device)}; choose another one"
+        )
     if any(part.ptx for part in parts):
         raise LaunchRefused(NO_IMAGE, "the PTX in this program is compressed; compile it with nvcc --no-compress")
     present = ", ".join(f"sm_{part.sm}" for part in parts) or "nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from cudal2gen.emulator.frontend.mangled import plain_name
 from cudal2gen.emulator.frontend.parser import parse
-from cudal2gen.emulator.frontend.ptx import Function
+from cudal2gen.emulator.frontend.ptx import Function, Variable
 from cudal2gen.emulator.frontend.translate import Compiled, translate
 from cudal2gen.emulator.host.checks import device_for
 from cudal2gen.emulator.host.cuda import SYMBOL_NOT_FOUND, LaunchRefused
@@ -155,29 +157,38 @@ def _c_argument(value: object) -> object:
 
 
 def pack_arguments(function: Function, args: Sequence[KernelArgument]) -> bytes:
-    """Arguments -> the kernel's parameter block. Raises EmulatorError when number or size do not fit."""
+    """Arguments -> the kernel's parameter block. Raises EmulatorError when number, size or type do not fit."""
+    name = plain_name(function.name)
     if len(args) != len(function.params):
-        raise EmulatorError(f"{function.name} takes {len(function.params)} arguments, not {len(args)}")
+        raise EmulatorError(f"{name} takes {len(function.params)} arguments, not {len(args)}")
     block = bytearray(function.param_bytes)
     for i, (arg, param, offset) in enumerate(zip(args, function.params, function.offsets, strict=True)):
-        raw = _raw_argument(arg, param.size)
+        raw = _raw_argument(arg, param, f"argument {i} of {name}")
         if len(raw) != param.size:
-            raise EmulatorError(f"argument {i} of {function.name} has {len(raw)} bytes, the parameter {param.size}")
+            raise EmulatorError(f"argument {i} of {name} has {len(raw)} bytes, the parameter {param.size}")
         block[offset : offset + param.size] = raw
     return bytes(block)
 
 
-def _raw_argument(arg: KernelArgument, size: int) -> bytes:
-    """An argument for a parameter of ``size`` bytes."""
+def _raw_argument(arg: KernelArgument, param: Variable, what: str) -> bytes:
+    """An argument for a parameter. ``what`` it is, for errors."""
     if isinstance(arg, Buffer):
         return struct.pack("<Q", arg.address)
-    if isinstance(arg, bool | int):
-        return (arg & ((1 << 8 * size) - 1)).to_bytes(size, "little")
-    if isinstance(arg, float):
-        return struct.pack({2: "<e", 4: "<f", 8: "<d"}.get(size, "<d"), arg)
+    if isinstance(arg, bool | int) and param.kind not in _FLOATS:
+        bits = 8 * param.size
+        if not -(1 << bits - 1) <= arg < 1 << bits:
+            raise EmulatorError(f"{what}: {arg} does not fit into {param.size} bytes")
+        return (arg & ((1 << bits) - 1)).to_bytes(param.size, "little")
+    if isinstance(arg, bool | int | float):
+        if re.fullmatch(r"[us]\d+", param.kind):
+            raise EmulatorError(f"{what} is an integer (.{param.kind}), not {arg}")
+        return struct.pack({2: "<e", 4: "<f", 8: "<d"}.get(param.size, "<d"), arg)
     if isinstance(arg, np.generic | np.ndarray):
         return arg.tobytes()
     return bytes(arg)
+
+
+_FLOATS = ("f16", "f32", "f64")
 
 
 # Launchers that have been opened: path -> number under which the stand-in knows their kernels, number -> library and

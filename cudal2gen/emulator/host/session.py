@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from cudal2gen.emulator.host.cuda import LAUNCH_FAILURE, NOT_SUPPORTED, LaunchRefused
+from cudal2gen.emulator.host.cuda import LAUNCH_FAILURE, NO_IMAGE, NOT_SUPPORTED, LaunchRefused
 from cudal2gen.emulator.host.device_calls import DeviceCalls
 from cudal2gen.emulator.host.execution import output_reports
 from cudal2gen.emulator.host.kernel_calls import KernelCalls
@@ -94,8 +94,10 @@ class Session(RuntimeState):
 
     @staticmethod
     def refusal(call: str, refused: LaunchRefused) -> Report | None:
-        """A refused call as a finding: a launch that never ran, a copy that was not made; None for other calls, which
-        programs may make to see what there is."""
+        """A refused call as a report: a launch that never ran, a copy that was not made; None for other calls, which
+        programs may make to see what there is. A file without PTX for the device says nothing about the program."""
+        if refused.code == NO_IMAGE:
+            return Report("launch-error", str(refused))
         if call == "launch":
             return Report("launch-refused", str(refused))
         if call in ("memcpy", "memset", "memcpy_to_symbol", "memcpy_from_symbol"):

@@ -101,6 +101,9 @@ def run(
                 running.insert(0, (batch, function(batch)))
             before, count = launch.version, len(running)
             running = [(batch, code) for batch, code in running if _continues(code)]
+            if launch.options.progress and len(running) < count:
+                left = sum(map(len, waiting)) + sum(batch.count for batch, _ in running)
+                launch.options.progress(len(ctas) - left, len(ctas))
             moved = launch.version != before or len(running) < count
             idle_rounds = 0 if moved or waiting else idle_rounds + 1
             rounds += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,13 +48,15 @@ class Options:
     """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector;
     ``loop_limit``: taken backward branches per batch before a launch counts as hung. ``adverse``: another order of
     events that hardware may choose: of all warpgroups that can run the last one does, until it waits, and every
-    try_wait that has to wait times out at first; otherwise only a thread's first one at each instruction."""
+    try_wait that has to wait times out at first; otherwise only a thread's first one at each instruction.
+    ``progress`` is called with the CTAs that have ended and all that run; a launch that is tried again begins anew."""
 
     hazards: bool = True
     counters: bool = False
     lanes: int = 2048
     loop_limit: int = 1_000_000
     adverse: bool = False
+    progress: Callable[[int, int], None] | None = None
 
 
 @dataclass
