@@ -173,6 +173,13 @@ def test_a_sample_runs_the_corners(library: Path) -> None:
     assert 8 <= result.kernels["_Z5scalePKiPii"].ctas <= 12
 
 
+def test_what_left_out_ctas_would_write_counts_as_initialised(library: Path) -> None:
+    result = run(library, "chain", sample=2)
+    (kernel,) = result.kernels.values()
+    assert (rules(result), kernel.launches) == ({}, 2)
+    assert kernel.ctas < 12
+
+
 def test_expected_findings_do_not_count(library: Path, tmp_path: Path) -> None:
     file = tmp_path / "expected"
     file.write_text("# a list\nglobal-out-of-bounds beyond program.cu\nshared-race *\n")

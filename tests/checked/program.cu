@@ -262,6 +262,12 @@ int main(int argc, char **argv) {
   if (is("ordered")) return streams(true);
   if (is("threads")) scale<<<1, 2048>>>(x, y, n);
   if (is("long copy")) cudaMemcpy(host, y, sizeof host + 4, cudaMemcpyDeviceToHost);
+  if (is("chain")) {
+    int *z;
+    cudaMalloc(&z, n * sizeof *z);
+    scale<<<8, 128>>>(x, z, n);
+    scale<<<4, 256>>>(z, y, n);
+  }
   if (is("printf")) speak<<<1, 64>>>(5);
   if (is("assert")) doubt<<<1, 64>>>(40), check("failure", cudaDeviceSynchronize(), cudaErrorAssert);
   if (is("graph")) return graph();
