@@ -83,7 +83,7 @@ def _print(findings: list[Finding], held_out: bool) -> None:
     from cudal2gen.report import validation
 
     print("problems that were held out" if held_out else "problems of development")
-    for part in validation.tables([validation.Row(**finding._asdict()) for finding in findings]):
+    for part in validation.tables(findings):
         table = Table(*part.columns, title=part.caption, title_justify="left", box=None)
         for row in part.rows:
             table.add_row(*row)

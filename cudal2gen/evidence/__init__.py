@@ -5,9 +5,10 @@ final. Nothing of the data is in this repository but facts about published kerne
 """
 
 from cudal2gen.evidence.choices import published_choices, published_tiles
-from cudal2gen.evidence.findings import Finding, development
+from cudal2gen.evidence.findings import development
 from cudal2gen.evidence.regret import recorded_choices
 from cudal2gen.evidence.speedups import published_speedups
+from cudal2gen.report.validation import Finding
 
 __all__ = [
     "Finding",

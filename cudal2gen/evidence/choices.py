@@ -9,9 +9,10 @@ from statistics import median
 import numpy as np
 
 from cudal2gen import model
-from cudal2gen.evidence.findings import Finding, development, interval, mean_finding
+from cudal2gen.evidence.findings import development, interval, mean_finding
 from cudal2gen.evidence.published import SETS, hopper_configurations, regenerated
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
+from cudal2gen.report.validation import Finding
 from cudal2gen.tuner import space
 
 CANDIDATES = 400  # of a problem, drawn where there are more

@@ -1,33 +1,19 @@
-"""What a comparison with measurements says: a figure with its interval, its target and baselines; and the split."""
+"""Means with their bootstrap intervals, and the split of problems into development and held-out ones."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from cudal2gen.report.validation import Finding
 
 RESAMPLES = 1000
 INTERVAL = (2.5, 97.5)  # percentiles of the resamples
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-
-
-class Finding(NamedTuple):
-    """``figure``: the name of a number, such as ``top-1 regret``; ``subject``: of which data. ``value``, and its
-    bootstrap 95 % interval over problems. ``target``: what it should reach, None for none. ``baselines``: the same
-    number of simpler predictors."""
-
-    part: str
-    subject: str
-    figure: str
-    problems: int
-    value: float
-    low: float
-    high: float
-    target: str | None
-    baselines: dict[str, float]
 
 
 def development(n: int, k: int) -> bool:

@@ -11,8 +11,9 @@ from statistics import fmean, median
 
 from cudal2gen import model
 from cudal2gen.evidence import recordings, triton
-from cudal2gen.evidence.findings import Finding, development, mean_finding
+from cudal2gen.evidence.findings import development, mean_finding
 from cudal2gen.evidence.recordings import Recording, Tile
+from cudal2gen.report.validation import Finding
 from cudal2gen.tuner.heuristics import MatmulHeuristics
 from cudal2gen.tuner.proposal import MissingLibrary
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from cudal2gen import compiler, model
 from cudal2gen.errors import WrongInput
-from cudal2gen.evidence.findings import Array, Finding, interval
+from cudal2gen.evidence.findings import Array, interval
 from cudal2gen.evidence.published import SETS, regenerated
 from cudal2gen.kernel import Record
 from cudal2gen.model.code import estimate_code
 from cudal2gen.report.statistics import spearman
+from cudal2gen.report.validation import Finding
 from cudal2gen.sass.decoding import disassemble
 from cudal2gen.tuner.heuristics import MatmulHeuristics
 

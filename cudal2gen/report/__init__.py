@@ -41,7 +41,7 @@ def report(
     records: Sequence[Record],
     predicate: Callable[[Measurement | Record], bool] = lambda _: True,
     stock: Stock | None = None,
-    validated: Sequence[validation.Row] = (),
+    validated: Sequence[validation.Finding] = (),
 ) -> Report:
     """Sections on the measurements that satisfy ``predicate``, on ``stock`` and the catalog, on published figures, on
     how the timing model was ``validated``."""

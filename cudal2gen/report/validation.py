@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from cudal2gen.errors import WrongInput
 from cudal2gen.pages import Section, Table
@@ -19,8 +20,10 @@ PARTS = {
 COLUMNS = ("data", "figure", "problems", "value", "95 %", "target", "baselines")
 
 
-class Row(BaseModel):
-    """One figure, its interval, target and baselines; ``part``: of ``PARTS``."""
+class Finding(NamedTuple):
+    """``part``: of ``PARTS``. ``figure``: the name of a number, such as ``top-1 regret``; ``subject``: of which data.
+    ``value``, and its bootstrap 95 % interval over problems. ``target``: what it should reach, None for none.
+    ``baselines``: the same number of simpler predictors."""
 
     part: str
     subject: str
@@ -40,10 +43,10 @@ class Row(BaseModel):
         return (self.subject, self.figure, str(self.problems), f"{self.value:.3f}", span, self.target or "", beside)
 
 
-def load(path: Path) -> list[Row]:
+def load(path: Path) -> list[Finding]:
     """The figures of a file. Raises WrongInput."""
     try:
-        return TypeAdapter(list[Row]).validate_json(path.read_bytes())
+        return TypeAdapter(list[Finding]).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise WrongInput(
             f"{path}: {error.strerror if isinstance(error, OSError) else 'holds no figures of a validation'}: write "
@@ -51,7 +54,7 @@ def load(path: Path) -> list[Row]:
         ) from None
 
 
-def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
+def tables(rows: Sequence[Finding]) -> tuple[Table, ...]:
     """A table for each part that has figures."""
     return tuple(
         Table(title, COLUMNS, tuple(row.cells for row in rows if row.part == part))
@@ -60,7 +63,7 @@ def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     )
 
 
-def section(rows: Sequence[Row]) -> Section:
+def section(rows: Sequence[Finding]) -> Section:
     """What the timing model is worth as a predictor."""
     text = (
         "The timing model of kernels that nobody measured here, compared with what others published: an order of "
