@@ -191,8 +191,9 @@ def test_expected_findings_do_not_count(library: Path, tmp_path: Path) -> None:
         expectations.read(file)
 
 
-def test_other_programs_read_findings(library: Path, tmp_path: Path) -> None:
+def test_other_programs_read_findings(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(library, "bounds")
+    monkeypatch.chdir(tmp_path)
     writing.sarif(result, tmp_path / "s.json")
     (sarif,) = json.loads((tmp_path / "s.json").read_text())["runs"]
     assert [item["ruleId"] for item in sarif["results"]] == ["global-out-of-bounds"] * 2
@@ -201,6 +202,28 @@ def test_other_programs_read_findings(library: Path, tmp_path: Path) -> None:
     writing.page(result, tmp_path / "p.html")
     assert "if (i &lt;= n) y[i] = x[i];" in (tmp_path / "p.html").read_text()
     assert all(line.startswith(f"::error file={SOURCE},line=") for line in writing.github(result))
+    # Where it is run in the repository, paths are the repository's; programs of one upload differ in their category.
+    monkeypatch.chdir(SOURCE.parents[1])
+    writing.sarif(result, tmp_path / "s.json")
+    (sarif,) = json.loads((tmp_path / "s.json").read_text())["runs"]
+    location = sarif["results"][0]["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"]["uri"] == "checked/program.cu"
+    assert sarif["automationDetails"]["id"] == "cudal2gen/program.cu/"
+    assert all(line.startswith("::error file=checked/program.cu,line=") for line in writing.github(result))
+
+
+def test_kernels_compile_without_their_host_code(library: Path, tmp_path: Path) -> None:
+    source = tmp_path / "x.cu"
+    source.write_text("#error\n")
+    with pytest.raises(Failure, match="#error"):
+        compilation.ptx(source, [], "sm_80", toolchain.discover())
+    source.write_text('#include "n.h"\n__global__ void f(int *x) { *x = n; }\nint main() { return missing(); }\n')
+    (tmp_path / "n.h").write_text("const int n = 5;\nint missing();\n")
+    first = compilation.ptx(source, ["-DN"], "sm_80", toolchain.discover())
+    assert ".entry _Z1fPi" in first.read_text()
+    assert compilation.ptx(source, ["-DN"], "sm_80", toolchain.discover()) == first
+    (tmp_path / "n.h").write_text("const int n = 6;\nint missing();\n")
+    assert compilation.ptx(source, ["-DN"], "sm_80", toolchain.discover()) != first
 
 
 def shared(folder: Path, *options: str) -> Path:

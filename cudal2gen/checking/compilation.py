@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from cudal2gen import files, places, process_tree
+from cudal2gen import build_folder, files, places, process_tree
 from cudal2gen.errors import Failure, WrongInput, reading
 from cudal2gen.toolchain import Toolchain, environment
 
@@ -73,32 +73,50 @@ def _folder() -> Path:
     return places.user_cache() / "check"
 
 
+def ptx(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain) -> Path:
+    """The PTX of a source's kernels; nothing of its host code is compiled. Raises Failure with the compiler's
+    errors."""
+    return _translated(source, ["-ptx", "-lineinfo", *_includes(tools), f"-arch={sm}", *arguments], ".ptx", tools)
+
+
 def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain) -> Path:
     """A compiled source."""
     number = sm.removeprefix("sm_")
-    command = [
-        str(tools.nvcc), "-c", "-lineinfo", "--no-compress", "-Xcompiler", "-fPIC", f"-I{tools.cutlass_include}",
-        "-isystem", str(_STAND_INS),
+    options = [
+        "-c", "-lineinfo", "--no-compress", "-Xcompiler", "-fPIC", *_includes(tools),
         "-gencode", f"arch=compute_{number},code=compute_{number}", *arguments,
     ]  # fmt: skip
+    return _translated(source, options, ".o", tools)
+
+
+def _includes(tools: Toolchain) -> list[str]:
+    return [f"-I{tools.cutlass_include}", "-isystem", str(_STAND_INS)]
+
+
+def _translated(source: Path, options: Sequence[str], suffix: str, tools: Toolchain) -> Path:
+    """What nvcc makes of a source, from the cache if neither the source nor a header of it has changed. Processes that
+    need the same at a time compile it once."""
     with reading(source):
         content = source.read_bytes()
     where = source.resolve()
-    key = _digest(tools.nvcc_version, *command[1:], str(where), str(Path.cwd()), content)
+    key = _digest(tools.nvcc_version, *options, str(where), str(Path.cwd()), content)
     manifest = _folder() / f"{key}.json"
-    if (kept := _current(manifest)) is not None:
-        return kept
-    scratch = _folder() / f"{key}.{os.getpid()}.d"
-    try:
-        target = _folder() / f"{key}.{os.getpid()}.o"
-        _compile([*command, "-MD", "-MF", str(scratch), str(where)], target, Path.cwd())
-        headers = _headers(scratch.read_text() if scratch.exists() else "", tools)
-    finally:
-        scratch.unlink(missing_ok=True)
-    digests = {str(path): _digest(path.read_bytes()) for path in headers}
-    final = _folder() / f"{_digest(key, json.dumps(digests))}.o"
-    target.replace(final)
-    files.write(manifest, json.dumps({"object": final.name, "headers": digests}))
+    _folder().mkdir(parents=True, exist_ok=True)
+    with build_folder.Locks(_folder()) as locks, locks.take(key):
+        if (kept := _current(manifest)) is not None:
+            return kept
+        scratch = _folder() / f"{key}.{os.getpid()}.d"
+        try:
+            target = _folder() / f"{key}.{os.getpid()}{suffix}"
+            command = [str(tools.nvcc), *options, "-MD", "-MF", str(scratch), str(where)]
+            _compile(command, target, Path.cwd())
+            headers = _headers(scratch.read_text() if scratch.exists() else "", tools)
+        finally:
+            scratch.unlink(missing_ok=True)
+        digests = {str(path): _digest(path.read_bytes()) for path in headers}
+        final = _folder() / f"{_digest(key, json.dumps(digests))}{suffix}"
+        target.replace(final)
+        files.write(manifest, json.dumps({"object": final.name, "headers": digests}))
     return final
 
 

@@ -71,10 +71,12 @@ def extents(dims: tuple[int, int, int]) -> str:
 
 
 def numbers(counters: dict[str, Any]) -> dict[str, int]:
-    """Counters without opcodes, and bank conflicts and sectors by kind."""
+    """Counters without opcodes, and bank conflicts, sectors and bytes by kind; bytes of bulk copies."""
     out = {name: value for name, value in counters.items() if isinstance(value, int) and value}
+    out |= {f"bulk {name}": value for name, value in counters["bulk"].items() if value}
     for kind, banks in counters["shared"].items():
         out[f"{kind} conflicts"] = banks["wavefronts"] - banks["ideal"]
     for kind, traffic in counters["global"].items():
         out[f"{kind} sectors"], out[f"{kind} ideal sectors"] = traffic["sectors"], traffic["ideal_sectors"]
+        out[f"{kind} bytes"] = traffic["bytes"]
     return out

@@ -36,6 +36,8 @@ def sarif(result: Result, path: Path) -> None:
             }
         },
         "results": [_sarif_result(item, rules) for item in result.ordered],
+        # What tells the runs of several programs apart, where they are shown together.
+        "automationDetails": {"id": f"cudal2gen/{result.target}/"},
     }  # fmt: skip
     document = {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
     files.write(path, json.dumps(document, indent=1) + "\n")
@@ -43,7 +45,7 @@ def sarif(result: Result, path: Path) -> None:
 
 def _sarif_result(item: Report, rules: list[str]) -> dict[str, Any]:
     places = [
-        {"physicalLocation": {"artifactLocation": {"uri": place.file}, "region": {"startLine": place.line}}}
+        {"physicalLocation": {"artifactLocation": {"uri": _path(place)}, "region": {"startLine": place.line}}}
         for place in frames(item)
     ]
     record: dict[str, Any] = {
@@ -64,10 +66,16 @@ def github(result: Result) -> Iterator[str]:
     for item in result.ordered:
         kind = "error" if item.is_error else "notice"
         home = item.access.site.home
-        where = f"file={home.file},line={home.line}," if home else ""
+        where = f"file={_path(home)},line={home.line}," if home else ""
         message = f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message
         escaped = message.replace("%", "%25").replace("\n", "%0A")
         yield f"::{kind} {where}title={item.kind}::{escaped}"
+
+
+def _path(place: Frame) -> str:
+    """The file as seen from the working directory, which is the repository's root where these are shown."""
+    path, folder = Path(place.file), Path.cwd()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else place.file
 
 
 def page(result: Result, path: Path) -> None:
