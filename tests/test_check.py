@@ -268,8 +268,37 @@ def test_architecture_comes_from_the_compilers_arguments() -> None:
     assert compilation.split_arguments("-O2 -arch=sm_90a -lcuda -Ix") == (["-O2", "-Ix"], "sm_90a")
     assert compilation.split_arguments("-gencode arch=compute_86,code=sm_86") == ([], "sm_86")
     assert (devices.nearest("sm_90a"), devices.nearest("sm_75"), devices.target("h200")) == ("sm_90", "sm_80", "sm_90a")
-    with pytest.raises(WrongInput, match="#include the files"):
-        compilation.split_arguments("-rdc=true")
+    for words in ("-dc", "-rdc true", "--relocatable-device-code=true -dlto"):
+        assert compilation.split_arguments(f"{words} -Ix") == (["-rdc=true", "-Ix"], None)
+
+
+def linked(*flags: str) -> Result:
+    sources = [SOURCE.with_name(name) for name in ("linked.cu", "linked_other.cu")]
+    library = compilation.library(sources, ["-rdc=true", *flags], "sm_80", toolchain.discover())
+    return run(library)
+
+
+def test_device_code_of_several_files_is_linked() -> None:
+    """main compares values that functions and variables of both files make; names that each file has of its own stay
+    apart, and a template that both have is one."""
+    result = linked()
+    assert (rules(result), result.refusals, result.exit_code) == ({"global-out-of-bounds": 1}, {}, 0)
+    (finding,) = result.findings.values()
+    assert names.plain(finding.kernel) == "beyond"
+    assert finding.access.site.home is not None
+    assert Path(finding.access.site.home.file).name == "linked_other.cu"
+    assert {names.plain(name): kernel.launches for name, kernel in result.kernels.items()} == {"sum": 1, "beyond": 1}
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason", "kernels"),
+    [("-DNO_VARIABLE", "no file defines the variable factor", 0), ("-DNO_FUNCTION", "no file defines scaled", 1)],
+)
+def test_device_code_that_no_file_defines_is_named(flag: str, reason: str, kernels: int) -> None:
+    result = linked(flag)
+    assert result.refusals
+    assert all(reason in text for _, text in result.refusals)
+    assert (result.code != 0, len(result.kernels)) == (True, kernels)
 
 
 def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:

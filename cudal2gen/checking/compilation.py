@@ -1,8 +1,9 @@
 """From CUDA sources to a library that holds host code and PTX: compiled once per content.
 
 Each source is one nvcc call (the PTX is embedded beside the host code, no machine code is made), and the objects are
-linked into a library, so that a program's own ``main`` can be called. The cache in the user's cache folder is asked by
-the compiler's version, the flags, the source and every header that it included.
+linked into a library, so that a program's own ``main`` can be called. Relocatable device code (``-rdc=true``) stays
+PTX: nvcc's device linker, which makes machine code, is left out, and the stand-in runtime links the modules. The cache
+in the user's cache folder is asked by the compiler's version, the flags, the source and every header that it included.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ SOURCES = frozenset((".cu", ".cpp", ".cc", ".cxx", ".c"))
 _OWN = {
     "-arch": 1, "--gpu-architecture": 1, "-gencode": 1, "--generate-code": 1, "-code": 1, "--gpu-code": 1, "-o": 1,
     "-cudart": 1, "--cudart": 1, "-c": 0, "-shared": 0, "-ptx": 0, "-cubin": 0, "-lcuda": 0, "-lcudart": 0,
-    "-lcudadevrt": 0, "-lcudart_static": 0, "-lineinfo": 0, "--generate-line-info": 0,
+    "-lcudadevrt": 0, "-lcudart_static": 0, "-lineinfo": 0, "--generate-line-info": 0, "-dlto": 0,
+    "--dlink-time-opt": 0,
 }  # fmt: skip
 # Headers of libraries that are not emulated, with what programs need to compile.
 _STAND_INS = Path(__file__).parent / "include"
-_RELOCATABLE = frozenset(("-dc", "--device-c", "-rdc=true", "--relocatable-device-code=true", "-dlto"))
+_RELOCATABLE = frozenset(("-dc", "--device-c", "-rdc=true", "--relocatable-device-code=true"))
+_RDC = "-rdc=true"
+# What nvcc's device linker defines: called by each relocatable object's constructor, to register its device code.
+_REGISTRATION = re.compile(rb"__cudaRegisterLinkedBinary_\w+")
 
 
 def split_arguments(text: str) -> tuple[list[str], str | None]:
@@ -43,11 +48,11 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
         word = words[at]
         name, _, value = word.partition("=")
         at += 1
-        if word in _RELOCATABLE or (word == "-rdc" and words[at : at + 1] == ["true"]):
-            raise WrongInput(
-                f"--nvcc-args {word}: device code is linked as machine code, which is not executed; leave it out "
-                "and #include the files of the device functions in the file that calls them"
-            )
+        if word in ("-rdc", "--relocatable-device-code") and words[at : at + 1]:
+            word, at = f"-rdc={words[at]}", at + 1
+        if word in _RELOCATABLE:
+            kept.append(_RDC)
+            continue
         if name not in _OWN:
             kept.append(word)
             continue
@@ -61,12 +66,34 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
 def library(sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain) -> Path:
     """The library of some sources. Raises Failure with the compiler's errors."""
     objects = [_object(source, arguments, sm, tools) for source in sources]
-    link = [str(tools.nvcc), "-shared", "-cudart", "none", "-Xlinker", "-Bsymbolic", *arguments]
-    key = _digest(tools.nvcc_version, *link[1:], *(path.name for path in objects))
+    own = [argument for argument in arguments if argument != _RDC]
+    link = [str(tools.nvcc), "-shared", "-nodlink", "-cudart", "none", "-Xlinker", "-Bsymbolic", *own]
+    stubs = _registration(objects) if _RDC in arguments else ""
+    key = _digest(tools.nvcc_version, *link[1:], stubs, *(path.name for path in objects))
     target = _folder() / f"{key}.so"
-    if not target.exists():
-        _compile([*link, *map(str, objects)], target, sources[0].parent)
+    if target.exists():
+        return target
+    extra = []
+    if stubs:
+        extra = [target.with_name(f"{key}.{os.getpid()}.c")]
+        files.write(extra[0], stubs)
+    try:
+        _compile([*link, *map(str, [*objects, *extra])], target, sources[0].parent)
+    finally:
+        for path in extra:
+            path.unlink()
     return target
+
+
+def _registration(objects: Sequence[Path]) -> str:
+    """C text that registers the device code of relocatable objects as one group."""
+    names = sorted({name.decode() for path in objects for name in _REGISTRATION.findall(path.read_bytes())})
+    head = "static char group;\nvoid cudal2gen_register_linked(void (*)(void **), void *, const void *);\n"
+    return head + "".join(
+        f"void {name}(void (*callback)(void **), void *image, void *name, void (*unused)(void *))\n"
+        "{ cudal2gen_register_linked(callback, image, &group); }\n"
+        for name in names
+    )
 
 
 def _folder() -> Path:
@@ -147,7 +174,7 @@ def _compile(command: Sequence[str], target: Path, folder: Path) -> None:
     if code:
         scratch.unlink(missing_ok=True)
         lines = [line for line in output.splitlines() if line.strip()]
-        faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined", line)] or lines
+        faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined|multiple definition", line)] or lines
         raise Failure("nvcc failed:\n" + "\n".join(faults[:12]))
     scratch.replace(target)
 

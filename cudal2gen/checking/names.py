@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 
+from cudal2gen.emulator.frontend.mangled import without_file
 from cudal2gen.errors import WrongInput
 
 
@@ -25,7 +26,7 @@ def _demangler() -> ctypes._NamedFuncPointer | None:
 @cache
 def demangled(name: str) -> str:
     """A C++ name with its types, such as ``void add<float>(float*, int)``; other names as they are."""
-    function = _demangler()
+    function, name = _demangler(), without_file(name)
     if function is None or not name.startswith("_Z"):
         return name
     status = ctypes.c_int(0)

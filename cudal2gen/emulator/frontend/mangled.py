@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 
 _LENGTH = re.compile(r"\d+")
-_NUMBER = re.compile(r"_\d+$")
+_STATIC = re.compile(r"__nv_static_(\d+)_")
+
+
+def without_file(name: str) -> str:
+    """The mangled name of what is static in a file of relocatable device code: nvcc puts the length of the file's name
+    and that name before it. Other names as they are."""
+    prefix = _STATIC.match(name)
+    return name[prefix.end() + int(prefix[1]) + 1 :] if prefix is not None else name
 
 
 def plain_name(mangled: str) -> str:
     """The innermost name: of a function without its parameters, of a variable without its function. ``mangled`` itself
     if it is none, or has a form that is not read."""
+    mangled = without_file(mangled)
     if not mangled.startswith("_Z"):
         return mangled
     names, _ = _encoding(mangled, 2)

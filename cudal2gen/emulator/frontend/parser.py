@@ -15,6 +15,7 @@ from cudal2gen.emulator.frontend.ptx import (
     Function,
     Instr,
     Label,
+    Linkage,
     Module,
     Operand,
     PtxError,
@@ -109,11 +110,13 @@ class _Parser:
                         # A repeated declaration (.extern then a definition) keeps the definition.
                         if variable.name not in out.variables or variable.size:
                             out.variables[variable.name] = variable
+                            out.linkage[variable.name] = _linkage(statement, variable)
                 at = stop + 1
                 continue
             raise PtxError(self.line(at), f"not PTX: {text[at : at + 40].splitlines()[0]!r}")
         if "%envreg" in text:
             out.variables[GRID_WORKSPACE] = Variable(GRID_WORKSPACE, "global", 8, 8, b"\x08" + bytes(7))
+            out.linkage[GRID_WORKSPACE] = Linkage.WEAK
         if not out.target:
             raise PtxError(1, "no .target directive: this is not a PTX file")
         return out
@@ -220,6 +223,7 @@ class _Parser:
         stop = self.closing(brace)
         self.body(fn, brace + 1, stop)
         (out.kernels if entry else out.functions)[fn.name] = fn
+        out.linkage[fn.name] = _linkage(m[1])
         return stop + 1
 
     def body(self, fn: Function, at: int, end: int) -> None:
@@ -295,6 +299,17 @@ class _Parser:
             if not renames:
                 self.operands_of[rest] = parsed
         return Instr(op[0], tuple(op[0].replace("::", ":").split(".")), parsed, guard, line, frames, text)
+
+
+def _linkage(directives: str, variable: Variable | None = None) -> Linkage:
+    """The linkage of a variable or a function with a body. ``.extern .shared`` is memory of the launch's size, and a
+    ``.common`` variable may be defined by several modules."""
+    named = re.match(r"\s*\.(visible|weak|extern|common)\b", directives)
+    if named is None:
+        return Linkage.LOCAL
+    if named[1] == "common" or (variable is not None and variable.space == "shared"):
+        return Linkage.WEAK
+    return Linkage(named[1])
 
 
 @dataclass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,6 +20,19 @@ class PtxError(Exception):
     def __init__(self, line: int, message: str) -> None:
         super().__init__(f"line {line}: {message}")
         self.line = line
+
+
+class LinkError(Exception):
+    """Modules that do not make one program; the message names what is missing or defined twice."""
+
+
+class Linkage(Enum):
+    """Who sees a name of module scope. LOCAL: its module alone; EXTERN: a variable that another module defines."""
+
+    LOCAL = ""
+    STRONG = "visible"
+    WEAK = "weak"
+    EXTERN = "extern"
 
 
 class Reg(NamedTuple):
@@ -175,8 +189,8 @@ CODE_START = 0xFC << 56
 
 @dataclass
 class Module:
-    """A PTX file. ``kernels`` and ``functions`` by name, ``variables`` of module scope, ``target`` such as
-    ``sm_80``."""
+    """A PTX file. ``kernels`` and ``functions`` by name, ``variables`` of module scope, ``target`` such as ``sm_80``,
+    ``linkage`` of what has a body or is a variable."""
 
     target: str
     version: str
@@ -186,6 +200,7 @@ class Module:
     variables: dict[str, Variable]
     files: dict[int, str]
     text: str
+    linkage: dict[str, Linkage] = field(default_factory=dict)
     # Translations, kept here so that they live as long as the text they belong to.
     translated: dict[tuple[str, bool, bool], object] = field(default_factory=dict)
 

@@ -10,6 +10,8 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
+from cudal2gen.emulator.frontend.linking import linked
+from cudal2gen.emulator.frontend.ptx import LinkError
 from cudal2gen.emulator.host.checks import runs
 from cudal2gen.emulator.host.cuda import INVALID_IMAGE, NO_IMAGE, LaunchRefused
 from cudal2gen.emulator.host.program import Program
@@ -63,6 +65,15 @@ def _parsed(text: str) -> Program:
     return Program(text + "\n")
 
 
+@lru_cache(maxsize=16)
+def _linked(programs: tuple[Program, ...]) -> Program:
+    """The program that files with relocatable device code make together. Raises LaunchRefused."""
+    try:
+        return Program(linked([program.module for program in programs]))
+    except LinkError as error:
+        raise LaunchRefused(NO_IMAGE, f"device code cannot be linked: {error}") from None
+
+
 def program_of(address: int, device: Device) -> Program:
     """The PTX of a fat binary that a device would take: of the newest target that it has. Raises LaunchRefused."""
     parts = entries(address)
@@ -92,16 +103,26 @@ def sm_name(device: Device) -> str:
 
 
 def registered(image: int, device: Device) -> Program:
-    """The program of the image that was registered under a number. Raises LaunchRefused."""
-    wrapper = standin().emulator_image(image, ctypes.byref(ctypes.c_int(0)))
+    """The program of the image that was registered under a number, with the images that are linked with it. Raises
+    LaunchRefused."""
+    wrapper, group = _image(image)
     if wrapper is None:
         raise LaunchRefused(INVALID_IMAGE, f"image {image} was never registered")
-    return program_of(wrapper, device)
+    if not group:
+        return program_of(wrapper, device)
+    images = (_image(number) for number in range(image_count()))
+    return _linked(tuple(program_of(address, device) for address, other in images if address and other == group))
+
+
+def _image(number: int) -> tuple[int | None, int]:
+    """The wrapper of a registered image, None behind the last, and the group that it is linked in, 0 if alone."""
+    group = ctypes.c_void_p()
+    return standin().emulator_image(number, ctypes.byref(ctypes.c_int(0)), ctypes.byref(group)), group.value or 0
 
 
 def image_count() -> int:
     """How many images have been registered in this process."""
     number = 0
-    while standin().emulator_image(number, ctypes.byref(ctypes.c_int(0))) is not None:
+    while _image(number)[0] is not None:
         number += 1
     return number

@@ -13,7 +13,7 @@ import numpy as np
 
 from cudal2gen.emulator.frontend.mangled import plain_name
 from cudal2gen.emulator.frontend.parser import parse
-from cudal2gen.emulator.frontend.ptx import Function, Variable
+from cudal2gen.emulator.frontend.ptx import Function, Module, Variable
 from cudal2gen.emulator.frontend.translate import Compiled, translate
 from cudal2gen.emulator.host.checks import device_for
 from cudal2gen.emulator.host.cuda import SYMBOL_NOT_FOUND, LaunchRefused
@@ -41,8 +41,8 @@ def as_dim(value: Dim) -> Dim3:
 class Program:
     """A PTX file, ready to launch, with its host launcher if there is one."""
 
-    def __init__(self, text: str, name: str = "") -> None:
-        self.module = parse(text)
+    def __init__(self, text: str | Module, name: str = "") -> None:
+        self.module = parse(text) if isinstance(text, str) else text
         self.name = name
         self.library: ctypes.CDLL | None = None
         self.owner = 0

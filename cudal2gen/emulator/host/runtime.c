@@ -13,7 +13,7 @@ typedef int (*callback_t)(const char *name, int64_t *args);
 typedef struct { unsigned x, y, z; } dim3_t;
 typedef struct { dim3_t grid, block; size_t shared; void *stream; void *attrs; unsigned count; } config_t;
 typedef struct { const void *host; const char *name; int owner, image; size_t size; } entry_t;
-typedef struct { const void *wrapper; int owner; } image_t;
+typedef struct { const void *wrapper, *group; int owner; } image_t;
 
 #define EXPORT __attribute__((visibility("default")))
 enum { kErrorNoDevice = 100, kErrorInvalidConfiguration = 9, kErrorNotSupported = 801 };
@@ -48,10 +48,12 @@ EXPORT const char *emulator_function(const void *host, int *owner, int *image) {
 EXPORT const char *emulator_variable(const void *host, int *owner, int *image) {
   return described(find(g_variables, g_variable_count, host), owner, image);
 }
-/* The wrapper of a registered fat binary (numbers count from 0), and who registered it; 0 behind the last. */
-EXPORT const void *emulator_image(int image, int *owner) {
+/* The wrapper of a registered fat binary (numbers count from 0), who registered it, and the group that it is linked in,
+   0 if alone; 0 behind the last. */
+EXPORT const void *emulator_image(int image, int *owner, const void **group) {
   if (image < 0 || image >= g_image_count) return 0;
   *owner = g_images[image].owner;
+  *group = g_images[image].group;
   return g_images[image].wrapper;
 }
 static void *grown(void *table, int count, size_t size) {
@@ -82,14 +84,19 @@ EXPORT int cudal2gen_unsupported(const char *name) { return unsupported(name); }
   } while (0)
 
 /* --- what nvcc's generated code calls --- */
-EXPORT void **__cudaRegisterFatBinary(void *wrapper) {
+static void **register_image(void *wrapper, const void *group) {
   void **handle = malloc(2 * sizeof(void *));
   g_images = grown(g_images, g_image_count, sizeof(image_t));
-  image_t image = {wrapper, g_owner};
+  image_t image = {wrapper, group, g_owner};
   handle[0] = wrapper;
   handle[1] = (void *)(intptr_t)g_image_count;
   g_images[g_image_count++] = image;
   return handle;
+}
+EXPORT void **__cudaRegisterFatBinary(void *wrapper) { return register_image(wrapper, 0); }
+/* Relocatable device code: the images of a group are linked where one of them is used. "callback" registers symbols. */
+EXPORT void cudal2gen_register_linked(void (*callback)(void **), void *wrapper, const void *group) {
+  callback(register_image(wrapper, group));
 }
 static int image_of(void **handle) { return (int)(intptr_t)handle[1]; }
 EXPORT void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }

@@ -112,7 +112,8 @@ def standin() -> ctypes.CDLL:
     number = ctypes.POINTER(ctypes.c_int)
     for lookup in (library.emulator_function, library.emulator_variable):
         lookup.restype, lookup.argtypes = ctypes.c_char_p, [ctypes.c_void_p, number, number]
-    library.emulator_image.restype, library.emulator_image.argtypes = ctypes.c_void_p, [ctypes.c_int, number]
+    library.emulator_image.restype = ctypes.c_void_p
+    library.emulator_image.argtypes = [ctypes.c_int, number, ctypes.POINTER(ctypes.c_void_p)]
     library.emulator_managed.restype = ctypes.c_char_p
     library.emulator_managed.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), number, number]
     library.emulator_install(_callback)

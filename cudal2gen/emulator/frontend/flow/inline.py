@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from cudal2gen.emulator.frontend.mangled import plain_name
 from cudal2gen.emulator.frontend.ptx import (
     TYPE_BYTES,
     Function,
@@ -297,9 +298,8 @@ class Inliner:
     ) -> Iterator[Instr]:
         """vprintf and asserts, which have no body."""
         if name not in _SYSTEM_ARGUMENTS:
-            raise refused(
-                item, next((why for part, why in REFUSED_CALLS.items() if part in name), "no body in this file")
-            )
+            undefined = f"no file defines {plain_name(name)} (several files: --nvcc-args -rdc=true)"
+            raise refused(item, next((why for part, why in REFUSED_CALLS.items() if part in name), undefined))
         op = "emu_" + name.strip("_")
         passed: list[Operand] = []
         for argument, width in zip(arguments, _SYSTEM_ARGUMENTS[name], strict=False):
