@@ -179,6 +179,10 @@ static int driver() {
   check("packed", cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, 0, extra), 0);
   check("copy", cuMemcpyDtoH(host, p, 4), 0);
   check("five", host[0], 5);
+  int blocks, threads;
+  check("occupancy", cuOccupancyMaxPotentialBlockSize(&blocks, &threads, f, [](int b) { return size_t(b > 512 ? 200000 : 0); }, 0, 0), 0);
+  check("threads", threads, 512);
+  check("blocks", blocks, 4 * 108);
   check("missing", cuModuleGetFunction(&f, module, "six"), CUDA_ERROR_NOT_FOUND);
   CUtensorMap map;
   cuuint64_t dims[] = {64, 4}, strides[] = {128};
@@ -191,6 +195,7 @@ static int driver() {
 static int memory() {
   int *managed, *pinned, *alias;
   cudaPointerAttributes attributes;
+  check("no bytes", cudaMemcpy(x + n, y + n, 0, cudaMemcpyDeviceToDevice), 0);
   cudaMallocManaged(&managed, sizeof host);
   cudaHostAlloc(&pinned, sizeof host, cudaHostAllocMapped);
   for (int i = 0; i < n; ++i) pinned[i] = i;

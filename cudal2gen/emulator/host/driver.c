@@ -89,6 +89,22 @@ EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, void *f,
   (void)flags;
   return cuOccupancyMaxActiveBlocksPerMultiprocessor(n, f, block, shared);
 }
+/* The largest block of those that keep most threads on an SM, and a grid of it that fills the device. */
+EXPORT int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *f, size_t (*shared_of)(int), size_t shared, int limit, unsigned flags) {
+  int sms, most, count, rc = cuDeviceGetAttribute(&sms, 16, 0);
+  (void)flags;
+  if (!rc) rc = cuFuncGetAttribute(&most, 0, f);
+  if (limit > 0 && !rc && limit < most) most = limit;
+  *grid = *block = 0;
+  for (int threads = most, best = 0; !rc && threads > 0; threads = (threads - 1) / 32 * 32) {
+    rc = cuOccupancyMaxActiveBlocksPerMultiprocessor(&count, f, threads, shared_of ? shared_of(threads) : shared);
+    if (!rc && count * threads > best) best = count * threads, *block = threads, *grid = count * sms;
+  }
+  return rc;
+}
+EXPORT int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *f, size_t (*shared_of)(int), size_t shared, int limit) {
+  return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, f, shared_of, shared, limit, 0);
+}
 
 /* --- launches --- */
 static int driver_launch(void *f, const driver_config_t *c, void **params, void **extra) {

@@ -141,8 +141,9 @@ class MemoryCalls:
         ):
             if count and on_device and not self._inside(address):
                 raise LaunchRefused(INVALID_VALUE, f"the {what} {hex(address)} of a copy is not device memory")
-        self._region(to, count)
-        self._region(source, count)
+        if count:  # a copy of no bytes may begin behind a buffer's end
+            self._region(to, count)
+            self._region(source, count)
         return self.streams.give(stream, lambda on: self._copy(to, source, count, on, bool(asynchronous)))
 
     def _copy(self, to: int, source: int, count: int, stream: int, asynchronous: bool) -> int:
