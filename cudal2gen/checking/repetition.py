@@ -61,7 +61,7 @@ class Repetitions:
     def observed(self, launch: Launch) -> Iterator[None]:
         """Around an execution: notes whether it changes memory."""
         key = _key(launch)
-        before = Snapshot.of(self.memory)
+        before = launch.before = Snapshot.of(self.memory)
         self._modules[key[0]] = launch.module
         yield
         changed = before.changed() if before is not None else None

@@ -65,6 +65,17 @@ static int streams(bool ordered) {
   cudaMemsetAsync(y, 0, 400, b);
   return cudaDeviceSynchronize();
 }
+// Two streams, each copies its half and then scales it; "shift" elements of the second reach into the first.
+static int halves(int shift) {
+  cudaStream_t a, b;
+  cudaStreamCreate(&a);
+  cudaStreamCreate(&b);
+  cudaMemcpyAsync(y, x, 2002, cudaMemcpyDeviceToDevice, a);
+  cudaMemcpyAsync((char *)y + 2002 - shift, x, 1998, cudaMemcpyDeviceToDevice, b);
+  scale<<<1, 256, 0, a>>>(x, y + 100, 200);
+  scale<<<1, 256, 0, b>>>(x, y + 600, 200);
+  return cudaDeviceSynchronize();
+}
 static int graph() {
   cudaStream_t s;
   cudaGraph_t captured;
@@ -265,6 +276,8 @@ int main(int argc, char **argv) {
   if (is("barrier")) reversed<<<1, 64>>>(x, y, true);
   if (is("unordered")) return streams(false);
   if (is("ordered")) return streams(true);
+  if (is("halves")) return halves(0);
+  if (is("overlap")) return halves(1);
   if (is("threads")) scale<<<1, 2048>>>(x, y, n);
   if (is("long copy")) cudaMemcpy(host, y, sizeof host + 4, cudaMemcpyDeviceToHost);
   if (is("chain")) {

@@ -63,7 +63,8 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
 class Launch:
     """A launch to be executed. ``parameters``: the kernel's parameter block; ``ctas``: linear numbers (x + gx * (y + gy
     * z)) of those to run, all if None; ``dynamic_limit``: bytes of dynamic shared memory allowed; ``large_clusters``:
-    more than 8 CTAs in a cluster are allowed. ``memory_state``: who touched memory last, once executed."""
+    more than 8 CTAs in a cluster are allowed. ``memory_state``: who touched memory last, once executed. ``before``:
+    memory before the launch, where the caller has a copy of it."""
 
     module: Module
     kernel: str
@@ -76,6 +77,7 @@ class Launch:
     dynamic_limit: int
     large_clusters: bool = False
     memory_state: DeviceState | None = None
+    before: Snapshot | None = None
 
     def touched(self) -> list[Touched]:
         """What the launch did to buffers, where its options have ``hazards``."""
@@ -183,7 +185,9 @@ class _Run:
         """Execute, and again where a race has to be named on both sides: recording costs time that a right kernel does
         not pay. Whether undefined values matter is seen by executing again with other ones: if nothing differs, they
         never reached an output. Likewise, if nothing else is wrong, whether the values of racing reads matter."""
-        before = Snapshot.of(self.launch.memory)
+        before = self.launch.before
+        if before is None or not before.covers(self.launch.memory):
+            before = Snapshot.of(self.launch.memory)
         state, compiled = self.in_order(compiled, before)
         if state.reports.one_sided and before is not None:
             before.restore()

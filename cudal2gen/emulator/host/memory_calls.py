@@ -150,19 +150,20 @@ class MemoryCalls:
         if count:
             read, written = self._region(source, count), self._region(to, count)
             self._account(stream, "a copy", (read, source), (written, to), count, asynchronous)
-            if written is not None and written.written is not None:
+            if written is not None:
                 start = to - written.address
-                what: Array | int = 1
-                if read is not None and read.written is not None:
-                    what = read.written[source - read.address :][:count].copy()
-                written.written[start : start + count] = what
-                self._note_change(written, start, ctypes.string_at(source, count))
+                if written.written is not None:
+                    what: Array | int = 1
+                    if read is not None and read.written is not None:
+                        what = read.written[source - read.address :][:count].copy()
+                    written.written[start : start + count] = what
+                self._note_change(written, start, (ctypes.c_uint8 * count).from_address(source))
             ctypes.memmove(to, source, count)
         return SUCCESS
 
-    def _note_change(self, buffer: Buffer, start: int, data: bytes | Array) -> None:
+    def _note_change(self, buffer: Buffer, start: int, data: ctypes.Array[ctypes.c_uint8]) -> None:
         """Count a write that changes what is there."""
-        new = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+        new = np.ctypeslib.as_array(data)
         if not np.array_equal(buffer.bytes()[start : start + len(new)], new):
             self.memory.writes += 1
 
@@ -182,9 +183,9 @@ class MemoryCalls:
         touched = []
         for (buffer, address), writes in ((read, False), (written, True)):
             if buffer is not None and self.streams.several:
-                mask = np.zeros(buffer.nbytes, bool)
-                mask[address - buffer.address :][:count] = True
-                touched.append(Touched(buffer, 1, None if writes else mask, mask if writes else None))
+                mask = np.broadcast_to(np.True_, count)
+                first = address - buffer.address
+                touched.append(Touched(buffer, 1, None if writes else mask, mask if writes else None, first))
         self.streams.touch(stream, name, touched, wait=not asynchronous)
 
     def memset(self, a: Words) -> int:

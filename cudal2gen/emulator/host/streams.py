@@ -46,7 +46,8 @@ class _Event:
 
 @dataclass
 class _Access:
-    """Work that touched a buffer: whose, when, and which bytes (as granules of ``size`` bytes, None: none)."""
+    """Work that touched a buffer: whose, when, and which bytes (as granules of ``size`` bytes from byte ``first`` on,
+    None: none)."""
 
     stream: int
     tick: int
@@ -54,6 +55,19 @@ class _Access:
     size: int
     read: Array | None
     written: Array | None
+    first: int
+
+    @property
+    def end(self) -> int:
+        """The byte behind the last granule."""
+        return self.first + self.size * max(len(mask) for mask in (self.read, self.written, ()) if mask is not None)
+
+    def window(self, mask: Array, size: int, first: int, end: int) -> Array:
+        """A part of a mask, as finer granules of ``size`` bytes."""
+        skipped = (first - self.first) // self.size
+        coarse = mask[skipped : -((self.first - end) // self.size)]
+        fine = coarse if size == self.size else np.repeat(coarse, self.size // size)
+        return fine[(first - self.first - skipped * self.size) // size :][: (end - first) // size]
 
 
 class Streams:
@@ -101,8 +115,8 @@ class Streams:
         stream = self._number(stream)
         clock = self._issue(stream)
         if self.several:
-            for buffer, size, read, written in touched:
-                self._compare(buffer, _Access(stream, clock[stream], name, size, read, written), clock)
+            for buffer, size, read, written, at in touched:
+                self._compare(buffer, _Access(stream, clock[stream], name, size, read, written, at), clock)
         if wait:
             _join(self.clocks[HOST], clock)
 
@@ -270,14 +284,14 @@ def _join(clock: Clock, other: Clock) -> None:
 
 def _conflict(a: _Access, b: _Access) -> int | None:
     """The first byte that both touch and one writes."""
+    start, end, size = max(a.first, b.first), min(a.end, b.end), min(a.size, b.size)
+    if start >= end:
+        return None
     first = None
     for x, y in ((a.written, b.written), (a.written, b.read), (a.read, b.written)):
         if x is None or y is None:
             continue
-        size = min(a.size, b.size)
-        fine = [np.repeat(m, s // size) for m, s in ((x, a.size), (y, b.size))]
-        length = min(map(len, fine))
-        both = np.flatnonzero(fine[0][:length] & fine[1][:length])
-        if len(both) and (first is None or both[0] * size < first):
-            first = int(both[0]) * size
+        both = np.flatnonzero(a.window(x, size, start, end) & b.window(y, size, start, end))
+        if len(both) and (first is None or start + both[0] * size < first):
+            first = start + int(both[0]) * size
     return first

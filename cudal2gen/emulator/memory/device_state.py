@@ -33,12 +33,14 @@ class Tags:
 
 
 class Touched(NamedTuple):
-    """What work did to a buffer: which granules of ``size`` bytes it read and wrote (None: none)."""
+    """What work did to a buffer: which granules of ``size`` bytes, from byte ``first`` on, it read and wrote (None:
+    none)."""
 
     buffer: Buffer
     size: int
     read: Array | None
     written: Array | None
+    first: int = 0
 
 
 class DeviceState:
