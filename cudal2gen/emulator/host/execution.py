@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -129,6 +129,8 @@ class _Run:
     geometry: Geometry
     symbols: dict[str, int]
     ctas: Array
+    # CTAs of each batch of the last execution.
+    batches: list[int] = field(default_factory=list)
 
     def once(
         self,
@@ -141,7 +143,7 @@ class _Run:
     ) -> LaunchState:
         """Execute. Raises Overtaken where the translation relied on lockstep that does not hold."""
         launch, geometry = self.launch, self.geometry
-        state = LaunchState(code, geometry, options, launch.device, poison, trial, recording, unspecified)
+        state = LaunchState(code, geometry, options, launch.device, poison, trial, recording, unspecified, self.batches)
         for name, site in code.uncertain:
             text = f"register {name} is read on a path that has not written it"
             state.reports.add("uninitialised-register", text, site, doubtful=True)
@@ -178,6 +180,7 @@ class _Run:
                     f"{launch.kernel}: threads leave lockstep, and too much memory is allocated to start over"
                 ) from None
         before.restore()
+        self.batches.clear()
         compiled = translate(launch.module, launch.kernel, launch.options.counters, conservative=True)
         return self.once(compiled, launch.options), compiled
 

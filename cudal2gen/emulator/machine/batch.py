@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 import numpy as np
 
 from cudal2gen.emulator.machine.barriers import Barriers, Meetings
+from cudal2gen.emulator.machine.batch_sizes import BatchSizes
 from cudal2gen.emulator.machine.collectives import Warps
 from cudal2gen.emulator.machine.matrices import MatrixInstructions
 from cudal2gen.emulator.machine.matrix_memory import MatrixMemory
@@ -86,26 +87,29 @@ KernelFunction = Callable[[Batch], Generator[None, None, None]]
 def run(
     launch: LaunchState, device: DeviceState, function: KernelFunction, ctas: Array, batch_type: type[Batch]
 ) -> None:
-    """Execute the CTAs with these linear numbers (whole clusters, rank by rank), as many at once as
-    ``Options.lanes`` allows. Batches that wait for flags of others take turns. Raises Runaway, Overtaken, or
-    EmulatorError for what the machine does not know."""
-    size = launch.geometry.cluster_size
-    per = max(1, launch.options.lanes // max(32, launch.threads) // size) * size
-    waiting = [ctas[i : i + per] for i in range(0, len(ctas), per)][::-1]
+    """Execute the CTAs with these linear numbers (whole clusters, rank by rank) in batches. Batches that wait for flags
+    of others take turns. Raises Runaway, Overtaken, or EmulatorError for what the machine does not know."""
+    sizes, at = BatchSizes(launch, len(ctas)), 0
     running: list[tuple[Batch, Generator[None, None, None]]] = []
     idle_rounds = rounds = 0
     with np.errstate(all="ignore"):
-        while waiting or running:
-            if waiting:
-                batch = batch_type(launch, device, waiting.pop())
+        while at < len(ctas) or running:
+            if at < len(ctas):
+                batch = batch_type(launch, device, ctas[at : at + sizes.next()])
+                at += batch.count
                 running.insert(0, (batch, function(batch)))
             before, count = launch.version, len(running)
-            running = [(batch, code) for batch, code in running if _continues(code)]
+            left = []
+            for batch, code in running:
+                if _continues(code):
+                    left.append((batch, code))
+                else:
+                    sizes.ended(batch.count, batch.scheduler.steps)
+            running = left
             if launch.options.progress and len(running) < count:
-                left = sum(map(len, waiting)) + sum(batch.count for batch, _ in running)
-                launch.options.progress(len(ctas) - left, len(ctas))
+                launch.options.progress(at - sum(batch.count for batch, _ in running), len(ctas))
             moved = launch.version != before or len(running) < count
-            idle_rounds = 0 if moved or waiting else idle_rounds + 1
+            idle_rounds = 0 if moved or at < len(ctas) else idle_rounds + 1
             rounds += 1
             if idle_rounds > MAX_IDLE_ROUNDS or rounds > launch.options.loop_limit:
                 for batch, _ in running:

@@ -70,6 +70,8 @@ class Scheduler:
         self.complete = batch.width == batch.threads
         self.has_clobbers = any(self.kernel.clobbers)
         self.backward_branches = 0
+        # Choices of the next group, and backward branches: a measure of how far CTAs run together.
+        self.steps = 0
         # Told of lanes that exit.
         self.leavers: list[Callable[[Array], None]] = []
         # Asked when nothing can run: may wake sleepers (whose time limit is over), and says whether it did.
@@ -103,6 +105,7 @@ class Scheduler:
 
     def pick(self) -> Step:
         """The next group to run."""
+        self.steps += 1
         if not self.pend:
             return self._idle()
         block, mask = self._last_warpgroup() if self.launch.options.adverse else self._first_block()
@@ -172,6 +175,7 @@ class Scheduler:
     def backward(self, block: int, m: Mask) -> None:
         """A backward branch was taken in ``block``: give up on endless loops. Raises Runaway."""
         self.backward_branches += 1
+        self.steps += 1
         limit = self.launch.options.loop_limit
         if self.backward_branches > limit:
             batch = self.batch

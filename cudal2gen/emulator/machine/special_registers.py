@@ -32,39 +32,51 @@ class SpecialRegisters:
         batch, geometry = self.batch, self.launch.geometry
         if name.startswith("%reserved_smem") or name.endswith(".w"):
             return batch.constant(0, 4)
-        gx, gy, _ = geometry.grid
         bx, by, _ = geometry.block
-        cx, cy, cz = geometry.cluster
-        cta = batch.ctas[batch.row_of].astype(np.int64)
-        x, y, z = cta % gx, cta // gx % gy, cta // (gx * gy)
         lane = batch.lane.astype(np.int64)
         full = 0xFFFFFFFF
-        values: dict[str, Callable[[], Array]] = {
+        of_threads: dict[str, Callable[[], Array]] = {
             "%tid.x": lambda: batch.thread % bx,
             "%tid.y": lambda: batch.thread // bx % by,
             "%tid.z": lambda: batch.thread // (bx * by),
-            "%ctaid.x": lambda: x,
-            "%ctaid.y": lambda: y,
-            "%ctaid.z": lambda: z,
-            "%clusterid.x": lambda: x // cx,
-            "%clusterid.y": lambda: y // cy,
-            "%clusterid.z": lambda: z // cz,
-            "%cluster_ctaid.x": lambda: x % cx,
-            "%cluster_ctaid.y": lambda: y % cy,
-            "%cluster_ctaid.z": lambda: z % cz,
-            "%cluster_ctarank": lambda: batch.rank[batch.row_of],
             "%laneid": lambda: lane,
             "%warpid": lambda: batch.warp,
-            "%smid": lambda: cta % self.launch.device.sm_count,
             "%lanemask_eq": lambda: 1 << lane,
             "%lanemask_le": lambda: (2 << lane) - 1,
             "%lanemask_lt": lambda: (1 << lane) - 1,
             "%lanemask_ge": lambda: full & ~((1 << lane) - 1),
             "%lanemask_gt": lambda: full & ~((2 << lane) - 1),
         }
-        if name not in values:
+        if name in of_threads:
+            same = batch.who.special
+            if name not in same:
+                same[name] = of_threads[name]().astype(np.uint32)
+            return same[name]
+        return np.repeat(self._of_ctas(name).astype(np.uint32), batch.width)
+
+    def _of_ctas(self, name: str) -> Array:
+        """A special register that is the same in a CTA, one per row."""
+        batch, geometry = self.batch, self.launch.geometry
+        gx, gy, _ = geometry.grid
+        cx, cy, cz = geometry.cluster
+        cta = batch.ctas.astype(np.int64)
+        x, y, z = cta % gx, cta // gx % gy, cta // (gx * gy)
+        of_ctas: dict[str, Array] = {
+            "%ctaid.x": x,
+            "%ctaid.y": y,
+            "%ctaid.z": z,
+            "%clusterid.x": x // cx,
+            "%clusterid.y": y // cy,
+            "%clusterid.z": z // cz,
+            "%cluster_ctaid.x": x % cx,
+            "%cluster_ctaid.y": y % cy,
+            "%cluster_ctaid.z": z % cz,
+            "%cluster_ctarank": batch.rank,
+            "%smid": cta % self.launch.device.sm_count,
+        }
+        if name not in of_ctas:
             raise EmulatorError(f"special register {name} is not modelled")
-        return values[name]().astype(np.uint32)
+        return of_ctas[name]
 
     def constant(self, name: str) -> int:
         """A special register with one value per launch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,17 @@ from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, s
 _ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
 # A buffer, and which elements of an access lie in it (None: all).
 Place = tuple[Buffer, Array | None]
+
+
+class Access(NamedTuple):
+    """Where lanes (None: all) touch global memory: arena offsets, places, whether it is ``packed`` (by all lanes, in
+    one buffer, each ``width`` behind the one before), and the numbers of the elements of ``width`` bytes."""
+
+    lanes: Array | None
+    offset: Array
+    places: list[Place]
+    packed: bool
+    elements: Array | slice
 
 
 class DeviceMemory:
@@ -68,9 +80,8 @@ class DeviceMemory:
 
     # --- places ---
 
-    def locate(self, address: Array, width: int, m: Mask, site: int) -> tuple[Array | None, Array, list[Place]] | None:
-        """(lanes or None for all, arena offsets, places) of an access, invalid lanes reported and dropped; None if no
-        lane is left."""
+    def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
+        """Where an access goes, invalid lanes reported and dropped; None if no lane is left."""
         lanes = None
         if m is not None:
             lanes = self.batch.lanes(m)
@@ -79,14 +90,29 @@ class DeviceMemory:
             address = address[lanes]
         arena = self.arena
         offset = (address - np.uint64(arena.base)).view(np.int64)
-        low, high = int(offset.min()), int(offset.max())
+        packed = lanes is None and self._is_packed(offset, width)
+        if packed:
+            low, high = int(offset[0]), int(offset[-1])
+        else:
+            low, high = int(offset.min()), int(offset.max())
         buffer = arena.find(low) if low >= 0 else None
-        if buffer is not None and high + width <= buffer.end and not int(np.bitwise_or.reduce(offset)) & (width - 1):
-            targets = self.targets.get(site)
-            if targets is not None and buffer not in targets:
-                self._report_stray(targets, lanes, offset, width, site)
-            return lanes, offset, [(buffer, None)]
-        return self._locate_each(lanes, offset, width, site)
+        fits = buffer is not None and high + width <= buffer.end
+        if buffer is None or not fits or (low if packed else int(np.bitwise_or.reduce(offset))) & (width - 1):
+            return self._locate_each(lanes, offset, width, site)
+        targets = self.targets.get(site)
+        if targets is not None and buffer not in targets:
+            self._report_stray(targets, lanes, offset, width, site)
+        shift = SHIFT[width]
+        first = low >> shift
+        index = slice(first, first + len(offset)) if packed else offset >> shift
+        return Access(lanes, offset, [(buffer, None)], packed, index)
+
+    def _is_packed(self, offset: Array, width: int) -> bool:
+        """Is each offset ``width`` behind the one before?"""
+        first, last = int(offset[0]), int(offset[-1])
+        if last - first != (len(offset) - 1) * width:
+            return False
+        return bool((offset - self.batch.who.ramp(width) == first).all())
 
     def _report_stray(
         self, targets: tuple[Buffer, ...], lanes: Array | None, offset: Array, width: int, site: int
@@ -98,9 +124,7 @@ class DeviceMemory:
         everyone = self.batch.everyone if lanes is None else lanes
         self.batch.report_lanes("another-buffer", text, site, everyone, at)
 
-    def _locate_each(
-        self, lanes: Array | None, offset: Array, width: int, site: int
-    ) -> tuple[Array | None, Array, list[Place]] | None:
+    def _locate_each(self, lanes: Array | None, offset: Array, width: int, site: int) -> Access | None:
         arena = self.arena
         starts = np.array(arena.starts, np.int64)
         ends = np.array([b.end for b in arena.buffers], np.int64)
@@ -128,7 +152,7 @@ class DeviceMemory:
             if targets is not None and buffer not in targets:
                 mine = part if lanes is None else lanes[part]
                 self._report_stray(targets, mine, offset[part], width, site)
-        return lanes, offset, places
+        return Access(lanes, offset, places, False, offset >> SHIFT[width])
 
     def require_aligned(self, address: Array, width: int, m: Mask, site: int) -> None:
         """Report addresses that are no multiple of ``width``."""
@@ -142,8 +166,10 @@ class DeviceMemory:
     def discard(self, address: Array, m: Mask, site: int) -> None:
         """discard.L2: 128 bytes per lane are undefined until they are written again."""
         access = self.locate(address, 128, m, site)
-        for buffer, part in access[2] if access is not None else ():
-            some, at = self._part(access[0], access[1], part) if access is not None else (None, np.zeros(0, np.int64))
+        if access is None:
+            return
+        for buffer, part in access.places:
+            some, at = self._part(access.lanes, access.offset, part)
             self.hazards.check_allowed(buffer, some, at, 128, site)
             if buffer.written is None:
                 buffer.written = np.ones(buffer.nbytes, np.uint8)
@@ -161,7 +187,7 @@ class DeviceMemory:
         access = self.locate(address, width, m, site)
         if access is None:
             return self.batch.poison(width)
-        lanes, offset, places = access
+        lanes, offset, places, packed, index = access
         if self.guarded:
             self.guard(lanes, site)
         if self.counters is not None:
@@ -169,12 +195,14 @@ class DeviceMemory:
         for buffer, part in places:
             if buffer.written is not None or buffer.role != "input":
                 some, at = self._part(lanes, offset, part)
-                self.hazards.before_read(buffer, some, at, width, site, strong)
+                self.hazards.before_read(buffer, some, at, width, site, strong, packed)
                 if read_only:
-                    self.hazards.before_constant_read(buffer, some, at, width, site)
+                    self.hazards.before_constant_read(buffer, some, at, width, site, packed)
         if strong and not strong & CHECKED and self.state.order.active:
             self._flags(lanes, offset, strong, read=True)
-        values: Array = self.arena.views[width][offset >> SHIFT[width]]
+        values: Array = self.arena.views[width][index]
+        if packed:
+            return values.copy()
         return values if lanes is None else self.batch.spread(values, lanes, width)
 
     def store(self, address: Array, value: Array, width: int, m: Mask, site: int, strong: int = 0) -> None:
@@ -182,7 +210,7 @@ class DeviceMemory:
         access = self.locate(address, width, m, site)
         if access is None:
             return
-        lanes, offset, places = access
+        lanes, offset, places, packed, index = access
         if self.guarded:
             self.guard(lanes, site)
         if lanes is not None:
@@ -192,11 +220,11 @@ class DeviceMemory:
         for buffer, part in places:
             some, at = self._part(lanes, offset, part)
             new = value if part is None else value[part]
-            self.hazards.before_write(buffer, some, at, width, site, new, strong)
-            self.mark(buffer, at, width)
+            self.hazards.before_write(buffer, some, at, width, site, new, strong, packed)
+            self.mark(buffer, at, width, packed)
         if strong and (self.state.order.active or strong & ORDERS):
             self._flags(lanes, offset, strong, write=True)
-        self.arena.views[width][offset >> SHIFT[width]] = value
+        self.arena.views[width][index] = value
         self.launch.version += 1
 
     def touch(
@@ -207,7 +235,7 @@ class DeviceMemory:
         access = self.locate(address, width, m, site)
         if access is None:
             return None
-        lanes, offset, places = access
+        lanes, offset, places = access.lanes, access.offset, access.places
         if lanes is None:
             lanes = self.batch.everyone
         if self.guarded:
@@ -230,10 +258,14 @@ class DeviceMemory:
             return lanes, offset
         return (self.batch.everyone if lanes is None else lanes)[part], offset[part]
 
-    def mark(self, buffer: Buffer, offset: Array, width: int) -> None:
+    def mark(self, buffer: Buffer, offset: Array, width: int, packed: bool = False) -> None:
         """These bytes of the buffer have been written."""
         written = buffer.written
         if written is None:
+            return
+        if packed:
+            start = int(offset[0]) - buffer.start
+            written[start : start + len(offset) * width] = 1
             return
         relative = offset - buffer.start
         if len(written) % width == 0:

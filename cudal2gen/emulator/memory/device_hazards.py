@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cudal2gen.emulator.memory.arena import Buffer
-from cudal2gen.emulator.memory.device_state import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, DeviceState
+from cudal2gen.emulator.memory.device_state import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, DeviceState, Tags
 from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
@@ -21,52 +21,65 @@ class Origin(NamedTuple):
     """The instructions that left the tags of an access's granules, if they are recorded."""
 
     sites: Array | None
-    granules: Array
+    granules: Array | slice
 
     def site(self, element: int) -> int:
         """Of one element, -1 if it is not recorded."""
-        return -1 if self.sites is None else int(self.sites[self.granules[element]]) - 1
+        return -1 if self.sites is None else int(self.sites[self.granules][element]) - 1
 
 
 class DeviceHazards:
-    """Checks before every global access of a batch; offsets are the arena's, one per lane of ``lanes`` (None: all)."""
+    """Checks before every global access of a batch; offsets are the arena's, one per lane of ``lanes`` (None: all);
+    ``packed``: each is ``width`` behind the one before, so that tags are looked at as slices."""
 
     def __init__(self, batch: BatchState, clocks: Clocks, state: DeviceState) -> None:
         self.batch, self.clocks, self.state = batch, clocks, state
         self.launch = batch.launch
         self.hazards = batch.launch.options.hazards
-        self.row_of_cta = {int(cta): row for row, cta in enumerate(batch.ctas)}
+        self._row_of_cta: dict[int, int] = {}
+        # Of all lanes, by tick and scope: of the last one.
+        self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
 
     def before_read(
-        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, strong: int
+        self,
+        buffer: Buffer,
+        lanes: Array | None,
+        offset: Array,
+        width: int,
+        site: int,
+        strong: int,
+        packed: bool = False,
     ) -> None:
         """A read of ``width`` bytes; ``strong`` reads do not race with strong writes that their scope reaches."""
-        self._check_written(buffer, lanes, offset - buffer.start, width, site)
+        if buffer.written is not None:
+            self._check_written(buffer, lanes, offset, width, site, packed)
         if not self.hazards:
             return
-        if lanes is None:
-            lanes = self.batch.everyone
         tags = self.state.tags(buffer, self.launch.recording)
         stamp = self._stamp(lanes, strong)
         kind = "plain-first-load" if strong & CHECKED else "global-race"
-        for touched in self._granules(buffer, offset, width):
-            tagged = tags.written[touched]
-            origin = Origin(tags.written_at, touched)
-            if self._check_order("read after write", tagged, lanes, offset, site, strong, origin, kind=kind):
-                break
+        for touched in self._granules(buffer, offset, width, packed):
+            if tags.is_written:
+                tagged, origin = tags.written[touched], Origin(tags.written_at, touched)
+                if self._check_order("read after write", tagged, lanes, offset, site, strong, origin, kind=kind):
+                    break
             tags.read[touched] = stamp
             if tags.read_at is not None:
                 tags.read_at[touched] = site + 1
 
-    def before_constant_read(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
+    def before_constant_read(
+        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, packed: bool
+    ) -> None:
         """A read through the read-only path (``ld.global.nc``): nobody writes these bytes during the launch."""
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
         if tags.read_only is None:
-            tags.read_only = np.zeros(len(tags.read), bool)
-        for touched in self._granules(buffer, offset, width):
+            tags.read_only = np.zeros(tags.granules, bool)
+        for touched in self._granules(buffer, offset, width, packed):
             tags.read_only[touched] = True
+            if not tags.is_written:
+                continue
             bad = tags.written[touched] != 0
             if bad.any():
                 text = "reads by ld.global.nc what this launch has written"
@@ -78,17 +91,24 @@ class DeviceHazards:
         at = int(offset[np.flatnonzero(bad)[0]]) + self.state.arena.base
         self.batch.report_lanes("read-only-path", text, site, mine, at)
 
-    def _granules(self, buffer: Buffer, offset: Array, width: int) -> Iterator[Array]:
+    def _granules(self, buffer: Buffer, offset: Array, width: int, packed: bool = False) -> Iterator[Array | slice]:
         """Per granule of an access, its number in the buffer for every lane."""
-        first = (offset - buffer.start) // self.state.granule
-        for k in range(max(1, width // self.state.granule)):
-            yield first + k
+        shift = self.state.granule_shift
+        per = max(1, width >> shift)
+        if packed and width >> shift:
+            start = (int(offset[0]) - buffer.start) >> shift
+            for k in range(per):
+                yield slice(start + k, start + len(offset) * per, per)
+            return
+        first = (offset - buffer.start) >> shift
+        for k in range(per):
+            yield first + k if k else first
 
     def _check_order(
         self,
         what: str,
         tags: Array,
-        lanes: Array,
+        lanes: Array | None,
         offset: Array,
         site: int,
         strong: int,
@@ -100,17 +120,31 @@ class DeviceHazards:
         others race with nobody."""
         if not tags.any():
             return False
+        # Most touch what only they have touched.
+        bad = (tags & THREAD) != (self.batch.gthread if lanes is None else self.batch.gthread[lanes])
+        if not bad.any():
+            return False
+        bad &= tags != 0
+        if not bad.any():
+            return False
         compared = 0 if strong & CHECKED else strong
-        bad = self._unordered(lanes, tags, compared, what == "write after read") & (tags != 0)
+        lanes = self.batch.everyone if lanes is None else lanes
+        bad &= self._unordered(lanes, tags, compared, what == "write after read")
         if bad.any() and differs is not None:
             bad &= differs()
         if bad.any():
             self._race(kind, what, site, lanes, offset, tags, bad, origin)
         return bool(bad.any())
 
-    def _check_written(self, buffer: Buffer, lanes: Array | None, relative: Array, width: int, site: int) -> None:
-        if buffer.written is None:
-            return
+    def _check_written(
+        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, packed: bool
+    ) -> None:
+        assert buffer.written is not None
+        if packed:
+            start = int(offset[0]) - buffer.start
+            if buffer.written[start : start + len(offset) * width].all():
+                return
+        relative = offset - buffer.start
         defined = buffer.written[relative]
         if width > 1:
             defined = defined & buffer.written[relative + (width - 1)]
@@ -152,39 +186,59 @@ class DeviceHazards:
         site: int,
         value: Array | None,
         strong: int,
+        packed: bool = False,
     ) -> None:
         """A write of ``value`` (None: not known yet). Writing what is already there races with nobody."""
         self.check_allowed(buffer, lanes, offset, width, site)
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
-        if lanes is None:
-            lanes = self.batch.everyone
         stamp = self._stamp(lanes, strong)
         shared_places = False
         differs = None if value is None else partial(self._bytes_differ, offset, value, width)
-        for touched in self._granules(buffer, offset, width):
+        for touched in self._granules(buffer, offset, width, packed):
             if tags.read_only is not None and tags.read_only[touched].any():
                 bad = tags.read_only[touched] & (True if differs is None else differs())
                 if bad.any():
                     self._report_read_only("writes what this launch reads by ld.global.nc", lanes, offset, bad, site)
-            for old, sites, what in (
-                (tags.written, tags.written_at, "write after write"),
-                (tags.read, tags.read_at, "write after read"),
-            ):
-                origin = Origin(sites, touched)
-                if self._check_order(what, old[touched], lanes, offset, site, strong, origin, differs):
-                    break
+            self._check_before_write(tags, touched, lanes, offset, site, strong, differs)
             tags.written[touched] = stamp
             if tags.written_at is not None:
                 tags.written_at[touched] = site + 1
-            shared_places = shared_places or (value is not None and bool((tags.written[touched] != stamp).any()))
+            if value is not None and not packed:
+                shared_places = shared_places or bool((tags.written[touched] != stamp).any())
         if shared_places and value is not None:
             self._check_duplicates(lanes, offset, value, width, site)
 
-    def _stamp(self, lanes: Array, strong: int) -> Array:
+    def _check_before_write(
+        self,
+        tags: Tags,
+        touched: Array | slice,
+        lanes: Array | None,
+        offset: Array,
+        site: int,
+        strong: int,
+        differs: Callable[[], Array] | None,
+    ) -> None:
+        """A write of granules comes after earlier writes and reads of them."""
+        if tags.is_written:
+            origin = Origin(tags.written_at, touched)
+            what = "write after write"
+            if self._check_order(what, tags.written[touched], lanes, offset, site, strong, origin, differs):
+                return
+        if tags.is_read:
+            origin = Origin(tags.read_at, touched)
+            self._check_order("write after read", tags.read[touched], lanes, offset, site, strong, origin, differs)
+
+    def _stamp(self, lanes: Array | None, strong: int) -> Array:
+        """The tags that lanes leave now."""
         scope = scope_of(strong) if strong else 0
-        return np.asarray(self.batch.gthread[lanes] | self.launch.tick << TICK_SHIFT | scope << SCOPE_SHIFT)
+        moment = self.launch.tick << TICK_SHIFT | scope << SCOPE_SHIFT
+        if lanes is not None:
+            return np.asarray(self.batch.gthread[lanes] | moment)
+        if self._last_stamp[0] != moment:
+            self._last_stamp = moment, self.batch.gthread | moment
+        return self._last_stamp[1]
 
     def check_allowed(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
         """A write may go to this buffer, and within its region."""
@@ -232,7 +286,7 @@ class DeviceHazards:
             ordered[inside] = tick[inside] < horizon
         if batch.cluster_size > 1:
             for i in np.flatnonzero(~ordered):
-                row = self.row_of_cta.get(int(cta[i]))
+                row = self._rows().get(int(cta[i]))
                 if row is not None:
                     lane = mine[i]
                     ordered[i] = self.clocks.ordered_in_cluster(
@@ -242,6 +296,12 @@ class DeviceHazards:
             self._by_flags(ordered, own, mine, cta, local, tick, strong)
         bad[todo[ordered]] = False
         return bad
+
+    def _rows(self) -> dict[int, int]:
+        """CTA -> its row."""
+        if not self._row_of_cta:
+            self._row_of_cta = {int(cta): row for row, cta in enumerate(self.batch.ctas)}
+        return self._row_of_cta
 
     def _morally_strong(self, lanes: Array, tags: Array, thread: Array, scope: Scope) -> Array:
         """Which tagged accesses are strong, of scopes that reach the lanes, as the lanes' scope reaches them?"""
@@ -293,9 +353,10 @@ class DeviceHazards:
         b = np.ascontiguousarray(value).view(np.uint8).reshape(-1, width)
         return np.asarray((a != b).any(axis=1))
 
-    def _check_duplicates(self, lanes: Array, offset: Array, value: Array, width: int, site: int) -> None:
+    def _check_duplicates(self, lanes: Array | None, offset: Array, value: Array, width: int, site: int) -> None:
         """Several lanes wrote one place in one instruction: a race unless they wrote the same."""
         arena = self.state.arena
+        lanes = self.batch.everyone if lanes is None else lanes
         words = np.ascontiguousarray(value).view(np.uint8).reshape(-1, width)
         last: dict[int, bytes] = {}
         for i, at in enumerate(offset):

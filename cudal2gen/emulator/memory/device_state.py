@@ -8,7 +8,7 @@ import numpy as np
 
 from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.memory.order import GlobalOrder
-from cudal2gen.emulator.state.arrays import Array
+from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.launch import Origin
 
 # A tag is tick << 34 | scope of a strong access (0: weak) << 32 | thread of the launch; 0: untouched in this launch.
@@ -19,17 +19,40 @@ TICK_SHIFT = 34
 
 class Tags:
     """Last writer and reader of every granule of a buffer in this launch; where it is recorded, by what instruction
-    (one more than its number)."""
+    (one more than its number). Nothing is kept of what nobody does: ``is_read``, ``is_written``: anybody so far?"""
 
-    __slots__ = ("read", "read_at", "read_only", "written", "written_at")
+    __slots__ = ("_read", "_written", "granules", "read_at", "read_only", "written_at")
 
     def __init__(self, granules: int, recording: bool) -> None:
-        self.written: Array = np.zeros(granules, np.int64)
-        self.read: Array = np.zeros(granules, np.int64)
+        self.granules = granules
+        self._written: Array | None = None
+        self._read: Array | None = None
         # Granules read through the read-only path, once there are any.
         self.read_only: Array | None = None
         self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
         self.read_at: Array | None = np.zeros(granules, np.int32) if recording else None
+
+    @property
+    def is_written(self) -> bool:
+        return self._written is not None
+
+    @property
+    def is_read(self) -> bool:
+        return self._read is not None
+
+    @property
+    def written(self) -> Array:
+        """The tags of the last writes."""
+        if self._written is None:
+            self._written = np.zeros(self.granules, np.int64)
+        return self._written
+
+    @property
+    def read(self) -> Array:
+        """The tags of the last reads."""
+        if self._read is None:
+            self._read = np.zeros(self.granules, np.int64)
+        return self._read
 
 
 class Touched(NamedTuple):
@@ -61,6 +84,7 @@ class DeviceState:
         origins: dict[int, frozenset[Origin]] | None = None,
     ) -> None:
         self.arena, self.granule, self.parameters, self.overlapping = arena, granule, parameters, overlapping
+        self.granule_shift = SHIFT[granule]
         self.symbols = symbols or {}
         self.order = GlobalOrder(-(-threads // 32) * 32)
         self._tags: dict[int, Tags] = {}
@@ -98,5 +122,6 @@ class DeviceState:
         for buffer in self.arena.buffers:
             tags = self._tags.get(id(buffer))
             if tags is not None:
-                parts.append(Touched(buffer, self.granule, tags.read != 0, tags.written != 0))
+                read = tags.read != 0 if tags.is_read else None
+                parts.append(Touched(buffer, self.granule, read, tags.written != 0 if tags.is_written else None))
         return parts

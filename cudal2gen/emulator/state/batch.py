@@ -21,20 +21,20 @@ class BatchState:
         self.launch, self.ctas = launch, ctas
         self.count = len(ctas)
         self.threads = launch.threads
-        self.width = -(-self.threads // 32) * 32
+        self.who = launch.lanes(self.count)
+        self.width, self.size = self.who.width, self.who.size
         self.warps_per_cta = self.width // 32
-        self.size = self.count * self.width
         # Per lane: row, thread and warp of its CTA, lane of its warp, thread of the launch.
-        self.row_of = np.repeat(np.arange(self.count), self.width)
-        self.thread = np.tile(np.arange(self.width), self.count)
-        self.warp = self.thread >> 5
-        self.lane = (self.thread & 31).astype(np.uint32)
-        self.gthread = ctas.astype(np.int64)[self.row_of] * self.width + self.thread
+        self.row_of, self.thread = self.who.row_of, self.who.thread
+        self.warp, self.lane = self.who.warp, self.who.lane
+        # Per row, what its threads' numbers in the launch are ahead of their places in the batch.
+        ahead = (ctas.astype(np.int64) - np.arange(self.count)) * self.width
+        self.gthread: Array = self.who.place + (ahead[0] if (ahead == ahead[0]).all() else ahead[self.row_of])
         self.cluster_size = launch.geometry.cluster_size
         # Per row: the CTA's rank in its cluster.
         self.rank: Array = np.arange(self.count) % self.cluster_size
-        self.alive: Array = self.thread < self.threads
-        self.everyone: Array = np.arange(self.size)
+        self.alive: Array = self.who.alive
+        self.everyone: Array = self.who.place
         self._last_mask: Mask = None
         self._last_lanes: Array = np.zeros(0, np.int64)
         self._constants: dict[tuple[int, int], Array] = {}

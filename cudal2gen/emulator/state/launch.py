@@ -9,6 +9,7 @@ from typing import NamedTuple
 from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
 from cudal2gen.emulator.state.arrays import POISON, Array
 from cudal2gen.emulator.state.counters import Counters
+from cudal2gen.emulator.state.lanes import Lanes
 from cudal2gen.emulator.state.participants import Dim3
 from cudal2gen.emulator.state.reports import Report, Reports
 from cudal2gen.emulator.state.sites import NOWHERE, Site
@@ -43,17 +44,22 @@ class Device:
 HOPPER = Device.of(GPUS["h200"])
 
 
+# Threads that are executed as one vector: in the first batch of a launch, and at most.
+LEAST_LANES, MOST_LANES = 2048, 16384
+
+
 @dataclass(frozen=True)
 class Options:
-    """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector;
-    ``loop_limit``: taken backward branches per batch before a launch counts as hung. ``adverse``: another order of
-    events that hardware may choose: of all warpgroups that can run the last one does, until it waits, and every
-    try_wait that has to wait times out at first; otherwise only a thread's first one at each instruction.
-    ``progress`` is called with the CTAs that have ended and all that run; a launch that is tried again begins anew."""
+    """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector
+    (None: ``LEAST_LANES`` at first, up to ``MOST_LANES`` while that pays); ``loop_limit``: taken backward branches per
+    batch before a launch counts as hung. ``adverse``: another order of events that hardware may choose: of all
+    warpgroups that can run the last one does, until it waits, and every try_wait that has to wait times out at first;
+    otherwise only a thread's first one at each instruction. ``progress`` is called with the CTAs that have ended and
+    all that run; a launch that is tried again begins anew."""
 
     hazards: bool = True
     counters: bool = False
-    lanes: int = 2048
+    lanes: int | None = None
     loop_limit: int = 1_000_000
     adverse: bool = False
     progress: Callable[[int, int], None] | None = None
@@ -156,6 +162,7 @@ class LaunchState:
         trial: Trial | None = None,
         recording: bool = False,
         unspecified: int = POISON,
+        batches: list[int] | None = None,
     ) -> None:
         self.kernel, self.geometry, self.options, self.device = kernel, geometry, options, device
         self.threads = geometry.threads
@@ -175,6 +182,16 @@ class LaunchState:
         self.failed_asserts = False
         self.tick = 1
         self.version = 0
+        # CTAs of each batch so far; another execution of the launch has the same batches.
+        self.batches: list[int] = [] if batches is None else batches
+        self._lanes: dict[int, Lanes] = {}
+
+    def lanes(self, count: int) -> Lanes:
+        """The lanes of a batch of so many CTAs."""
+        out = self._lanes.get(count)
+        if out is None:
+            out = self._lanes[count] = Lanes(count, self.threads)
+        return out
 
     def site(self, number: int) -> Site:
         """An instruction by its number; negative: none."""

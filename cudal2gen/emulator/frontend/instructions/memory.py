@@ -250,10 +250,11 @@ def atomic(e: Emitter, ins: Instr) -> None:
     scope = scope_in(parts, Scope.GPU)
     read, write = (scope | ORDERS * bool({"acq_rel", order} & set(parts)) for order in ("acquire", "release"))
     e.trace(at)
-    form = e.bind("atomic", AtomicKind(op, kind, space, read, write))
     mask = e.mask()
     values: tuple[Operand, ...] = operands[0].items if isinstance(operands[0], Vec) else (operands[0],)
     targets: tuple[Operand | None, ...] = d.items if isinstance(d, Vec) else (d,) * len(values)
+    returns = any(target is not None and target != Reg("_") for target in targets)
+    form = e.bind("atomic", AtomicKind(op, kind, space, read, write, returns))
     u = f"u{width}"
     compare = "None"
     if op == "cas":

@@ -1,0 +1,56 @@
+"""How many CTAs are executed at once: wide batches share the cost of a step, as long as their CTAs take the same
+steps."""
+
+from __future__ import annotations
+
+from cudal2gen.emulator.state.launch import LEAST_LANES, MOST_LANES, LaunchState
+
+# Of a batch that is wider than ``LEAST_LANES``: bytes of shared memory, and of local memory.
+SHARED_BYTES, LOCAL_BYTES = 1 << 20, 1 << 24
+# Twice the lanes may take so many times the steps.
+GROWTH = 1.5
+
+
+class BatchSizes:
+    """The batches of a launch of ``count`` CTAs. ``planned``: those of an execution before, which are repeated."""
+
+    def __init__(self, launch: LaunchState, count: int) -> None:
+        self.launch, self.left = launch, count
+        self.planned = list(launch.batches)
+        launch.batches.clear()
+        geometry, lanes = launch.geometry, launch.options.lanes
+        self.cluster = geometry.cluster_size
+        self.threads = max(32, -(-geometry.threads // 32) * 32)
+        self.size = self._whole(LEAST_LANES if lanes is None else lanes)
+        self.most = self.size if lanes is not None else max(self.size, self._whole(self._most_lanes()))
+        # Lanes and steps of the widest batch so far.
+        self.steps: tuple[int, int] | None = None
+
+    def _most_lanes(self) -> int:
+        kernel = self.launch.kernel
+        shared = max(1, kernel.shared_static + self.launch.geometry.shared_bytes)
+        return min(MOST_LANES, SHARED_BYTES // shared * self.threads, LOCAL_BYTES // max(1, kernel.local_bytes))
+
+    def _whole(self, lanes: int) -> int:
+        """As many CTAs as have so many lanes: whole clusters, at least one."""
+        return max(1, lanes // self.threads // self.cluster) * self.cluster
+
+    def next(self) -> int:
+        """CTAs of the next batch."""
+        count = min(self.left, self.planned.pop(0) if self.planned else self.size)
+        self.left -= count
+        self.launch.batches.append(count)
+        return count
+
+    def ended(self, count: int, steps: int) -> None:
+        """A batch of ``count`` CTAs has ended after so many steps of its scheduler: the next one is wider, unless
+        wider batches take more steps, because their CTAs run apart."""
+        if count != self.size or self.size >= self.most:
+            return
+        if self.steps is not None and count > self.steps[0]:
+            before, least = self.steps
+            if steps > GROWTH * (least + 1) * count / before / 2:
+                self.size = self.most = before
+                return
+        self.steps = count, steps
+        self.size = min(self.most, 2 * self.size)
