@@ -13,6 +13,7 @@ import pytest
 from cudal2gen import toolchain
 from cudal2gen.checking import compilation, devices, expectations, names, plan, supervision, writing
 from cudal2gen.checking.result import Result
+from cudal2gen.emulator.host import images
 from cudal2gen.errors import Failure, WrongInput
 
 SOURCE = Path(__file__).parent / "checked" / "program.cu"
@@ -241,10 +242,22 @@ def test_a_library_with_the_static_runtime_is_refused(tmp_path: Path) -> None:
         run(target)
 
 
+@pytest.mark.parametrize("mode", ["size", "speed", "none"])
+def test_a_librarys_ptx_may_be_compressed(tmp_path: Path, mode: str) -> None:
+    result = run(shared(tmp_path, "-cudart", "none", f"--compress-mode={mode}", "-arch=compute_80"))
+    assert (result.code, result.refusals, [kernel.launches for kernel in result.kernels.values()]) == (0, {}, [1])
+
+
+def test_what_the_system_cannot_decompress_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_LIBRARIES", {0x8000: "no_such_library.so.1"})
+    result = run(shared(tmp_path, "-cudart", "none", "--compress-mode=size", "-arch=compute_80"))
+    ((_, text),) = result.refusals
+    assert (result.code, "the system lacks no_such_library.so.1" in text) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--compress-mode=size", "-arch=compute_80"), "the PTX in this program is compressed"),
         (("--no-compress", "-gencode", "arch=compute_80,code=sm_80"), "no PTX, only machine code"),
         (("--no-compress", "-arch=compute_90"), "PTX of sm_90, and the device is sm_80"),
     ],
@@ -260,6 +273,10 @@ def test_names_are_short_where_they_are_unambiguous() -> None:
     mangled = ["_Z5scalePKiPii", "_Z3addIfEvPT_", "_Z3addIiEvPT_", "plain"]
     assert list(names.short_names(mangled).values()) == ["scale", "add<float>", "add<int>", "plain"]
     assert names.resolved("add<int>", mangled) == "_Z3addIiEvPT_"
+    # A template argument that is a value: void sort<(Order)0, int>(int*).
+    assert names.qualified("_Z4sortIL5Order0EiEvPT0_") == "sort<(Order)0, int>"
+    assert names.plain("_Z4sortIL5Order0EiEvPT0_") == "sort"
+    assert names.plain("__nv_static_26__7bbe168e_5_d2_cu_802c4e23__Z1kPf") == "k"
     with pytest.raises(WrongInput, match="ambiguous"):
         names.resolved("add", mangled)
 

@@ -43,7 +43,7 @@ def qualified(name: str) -> str:
     text = demangled(name)
     depth, start, end = 0, 0, len(text)
     for i, char in enumerate(text):
-        if text.startswith("(anonymous namespace)", i) or char in "<":
+        if text.startswith("(anonymous namespace)", i) or char == "<" or (char == "(" and depth):
             depth += 1
         elif char == "(" and depth == 0:
             end = i

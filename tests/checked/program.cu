@@ -195,6 +195,13 @@ static int driver() {
   check("threads", threads, 512);
   check("blocks", blocks, 4 * 108);
   check("missing", cuModuleGetFunction(&f, module, "six"), CUDA_ERROR_NOT_FOUND);
+  char path[] = "/tmp/moduleXXXXXX";
+  FILE *file = fdopen(mkstemp(path), "w");
+  fputs(text, file);
+  fclose(file);
+  check("file", cuModuleLoad(&module, path), 0);
+  check("of the file", cuModuleGetFunction(&f, module, "five"), 0);
+  remove(path);
   CUtensorMap map;
   cuuint64_t dims[] = {64, 4}, strides[] = {128};
   cuuint32_t box[] = {64, 4}, steps[] = {1, 1};

@@ -20,8 +20,8 @@ OTHER_FUNCTION_ATTRIBUTES = (9, 10, 11, 12, 13, 15)
 
 
 class LaunchRefused(EmulatorError):
-    """The runtime would refuse this launch; ``code`` is its cudaError_t."""
+    """The runtime would refuse this launch; ``code`` is its cudaError_t, ``kernel`` the launch's, if it is one."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.kernel = code, ""

@@ -21,11 +21,14 @@ from cudal2gen.emulator.state.launch import Device
 _WRAPPER, _HEADER = 0x466243B1, 0xBA55ED50
 _PTX = 1
 _LZ4, _ZSTD = 0x2000, 0x8000
+# What decompresses PTX, where the system has it.
+_LIBRARIES = {_LZ4: "liblz4.so.1", _ZSTD: "libzstd.so.1"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a fat binary: PTX or machine code for ``sm``. ``text`` is empty for what is not plain PTX."""
+    """An entry of a fat binary: PTX or machine code for ``sm``. ``text`` is empty for what is no PTX, and for what this
+    system cannot decompress."""
 
     ptx: bool
     sm: int
@@ -48,11 +51,29 @@ def entries(address: int) -> list[Entry]:
         kind, _, head, payload = struct.unpack("<HHIQ", ctypes.string_at(at, 16))
         sm = int.from_bytes(ctypes.string_at(at + 28, 4), "little")
         flags = int.from_bytes(ctypes.string_at(at + 40, 8), "little")
-        compressed = bool(flags & (_LZ4 | _ZSTD))
-        text = ctypes.string_at(at + head, payload).rstrip(b"\0").decode() if kind == _PTX and not compressed else ""
-        parts.append(Entry(kind == _PTX, sm, compressed, text))
+        compressed = flags & (_LZ4 | _ZSTD)
+        raw = ctypes.string_at(at + head, payload) if kind == _PTX else b""
+        if raw and compressed:
+            stored, whole = struct.unpack("<I36xQ", ctypes.string_at(at + 16, 48))
+            raw = _decompressed(raw[:stored], whole, compressed)
+        parts.append(Entry(kind == _PTX, sm, bool(compressed), raw.rstrip(b"\0").decode()))
         at += head + payload
     return parts
+
+
+def _decompressed(raw: bytes, size: int, form: int) -> bytes:
+    """Compressed PTX as it was, empty where the system lacks the library of its format."""
+    out = ctypes.create_string_buffer(size)
+    try:
+        library = ctypes.CDLL(_LIBRARIES[form])
+    except OSError:
+        return b""
+    if form == _ZSTD:
+        library.ZSTD_decompress.restype = ctypes.c_size_t
+        written = library.ZSTD_decompress(out, ctypes.c_size_t(size), raw, ctypes.c_size_t(len(raw)))
+    else:
+        written = library.LZ4_decompress_safe(raw, out, len(raw), size)
+    return out.raw if written == size else b""
 
 
 def is_fat_binary(address: int) -> bool:
@@ -88,7 +109,11 @@ def program_of(address: int, device: Device) -> Program:
             NO_IMAGE, f"the program has PTX of {targets}, and the device is {sm_name(device)}; choose another one"
         )
     if any(part.ptx for part in parts):
-        raise LaunchRefused(NO_IMAGE, "the PTX in this program is compressed; compile it with nvcc --no-compress")
+        raise LaunchRefused(
+            NO_IMAGE,
+            f"the PTX in this program is compressed, and the system lacks {' or '.join(_LIBRARIES.values())}; compile "
+            "it with nvcc --no-compress",
+        )
     present = ", ".join(f"sm_{part.sm}" for part in parts) or "nothing"
     raise LaunchRefused(
         NO_IMAGE,

@@ -110,7 +110,11 @@ class KernelCalls:
         return self.streams.give(a[9], lambda stream: self._execute(launch, stream))
 
     def _execute(self, launch: Launch, stream: int) -> int:
-        result = self.state.execute(launch)
+        try:
+            result = self.state.execute(launch)
+        except LaunchRefused as refused:
+            refused.kernel = launch.kernel
+            raise
         self.streams.touch(stream, launch.kernel, launch.touched() if self.streams.several else ())
         launch.memory_state = None
         if result.failed_asserts:
@@ -218,28 +222,33 @@ class KernelCalls:
         return self.last_handle
 
     def load_file(self, a: Words) -> int:
-        """cudaLibraryLoadFromFile: out, path. DIR/kernel.cubin is answered with DIR/kernel.ptx."""
+        """cudaLibraryLoadFromFile and cuModuleLoad: out, path. DIR/kernel.cubin is answered with DIR/kernel.ptx."""
         path = Path(ctypes.string_at(a[1]).decode())
         sibling = path.with_suffix(".ptx")
-        if not sibling.exists():
-            if not path.exists():
-                raise LaunchRefused(FILE_NOT_FOUND, f"{path} does not exist")
-            text = f"{sibling} does not exist: the emulator executes PTX, not {path.name}"
-            raise LaunchRefused(FILE_NOT_FOUND, text)
-        program = next((p for p in self.state.programs if p.name == str(sibling)), None) or from_file(sibling)
+        if sibling.exists():
+            own = (program for program in self.state.programs if program.name == str(sibling))
+            program = next(own, None) or from_file(sibling)
+        elif path.exists():
+            content = ctypes.create_string_buffer(path.read_bytes())
+            program = self._in_memory(ctypes.addressof(content), f"{path}, with no {sibling.name} beside it")
+        else:
+            raise LaunchRefused(FILE_NOT_FOUND, f"{path} does not exist")
         self.libraries[self._new_handle(a[0])] = program
         return SUCCESS
 
     def load_data(self, a: Words) -> int:
         """cudaLibraryLoadData: out, PTX text or a fat binary of it."""
-        if is_fat_binary(a[1]):
-            self.libraries[self._new_handle(a[0])] = program_of(a[1], self.state.device)
-            return SUCCESS
-        head = ctypes.string_at(a[1], 4)
-        if head == b"\x7fELF" or not head.strip(b"\t\n /.").isascii():
-            raise LaunchRefused(INVALID_IMAGE, "a cubin in memory: the emulator executes PTX, so give it PTX text")
-        self.libraries[self._new_handle(a[0])] = load(ctypes.string_at(a[1]).decode() + "\n")
+        self.libraries[self._new_handle(a[0])] = self._in_memory(a[1], "a cubin in memory")
         return SUCCESS
+
+    def _in_memory(self, address: int, what: str) -> Program:
+        """The program of PTX text or of a fat binary. ``what`` it is, for the refusal of machine code."""
+        if is_fat_binary(address):
+            return program_of(address, self.state.device)
+        head = ctypes.string_at(address, 4)
+        if head == b"\x7fELF" or not head.strip(b"\t\n /.").isascii():
+            raise LaunchRefused(INVALID_IMAGE, f"{what}: the emulator executes PTX, not machine code")
+        return load(ctypes.string_at(address).decode() + "\n")
 
     def unload(self, a: Words) -> int:
         """cudaLibraryUnload."""

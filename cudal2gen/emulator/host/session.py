@@ -97,9 +97,9 @@ class Session(RuntimeState):
         """A refused call as a report: a launch that never ran, a copy that was not made; None for other calls, which
         programs may make to see what there is. A file without PTX for the device says nothing about the program."""
         if refused.code == NO_IMAGE:
-            return Report("launch-error", str(refused))
+            return Report("launch-error", str(refused), refused.kernel)
         if call == "launch":
-            return Report("launch-refused", str(refused))
+            return Report("launch-refused", str(refused), refused.kernel)
         if call in ("memcpy", "memset", "memcpy_to_symbol", "memcpy_from_symbol"):
             return Report("copy-out-of-bounds", str(refused))
         return None
