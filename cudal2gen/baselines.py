@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen import results
-from cudal2gen.element import F16, Element, element_of
+from cudal2gen.element import F16, Element, element_of, output_of
 from cudal2gen.gpu import Absent, Binder, Call, Contender, Device, GpuError, Operands, Race
 from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
 
@@ -83,7 +83,9 @@ class Matmul(Baseline):
     def bind(self, operands: Operands) -> Call:
         import torch
 
-        return partial(torch.matmul, operands.a, operands.b_nn, out=operands.d)
+        if operands.d.dtype == operands.a.dtype:
+            return partial(torch.matmul, operands.a, operands.b_nn, out=operands.d)
+        return partial(torch.mm, operands.a, operands.b_nn, out_dtype=operands.d.dtype, out=operands.d)
 
 
 class Compiled(Matmul):
@@ -100,7 +102,8 @@ class Compiled(Matmul):
         import torch
 
         product = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False)
-        return partial(product, operands.a, operands.b_nn, out=operands.d)
+        other = {} if operands.d.dtype == operands.a.dtype else {"out_dtype": operands.d.dtype}
+        return partial(product, operands.a, operands.b_nn, out=operands.d, **other)
 
 
 class Persistent(Baseline):
@@ -212,12 +215,12 @@ class Cublas(Vendor):
 
         a, b, d = operands.a, operands.stored(self.layout), operands.d
         (m, k), n = a.shape, d.shape[1]
-        kind = int(CudaDataType[element_of(a).cuda_type])
+        kind, kind_d = int(CudaDataType[element_of(a).cuda_type]), int(CudaDataType[output_of(d).cuda_type])
         gemm = partial(
             cublas.gemm_ex, self._handle,
             int(cublas.Operation.T if self.layout == "tn" else cublas.Operation.N), int(cublas.Operation.N), n, m, k,
             self._scalars.alpha, b.data_ptr(), kind, b.stride(0), a.data_ptr(), kind, a.stride(0),
-            self._scalars.beta, d.data_ptr(), kind, d.stride(0),
+            self._scalars.beta, d.data_ptr(), kind_d, d.stride(0),
             int(cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F),
             int(cublas.GemmAlgo.DEFAULT_TENSOR_OP),
         )  # fmt: skip
@@ -236,14 +239,15 @@ class _Descriptors:
     that uses them; at exit the library cleans up itself."""
 
     def __init__(
-        self, element: Element, acc: Acc, layout: Layout, m: int, n: int, k: int, lda: int, ldb: int, ldd: int
-    ) -> None:
+        self, ab: Element, output: Element, acc: Acc, layout: Layout,
+        m: int, n: int, k: int, lda: int, ldb: int, ldd: int,
+    ) -> None:  # fmt: skip
         from nvmath import CudaDataType
         from nvmath.bindings import cublas, cublasLt
 
         compute = cublas.ComputeType.COMPUTE_16F if acc == "f16" else cublas.ComputeType.COMPUTE_32F
         scale = CudaDataType[F16.cuda_type if acc == "f16" else "CUDA_R_32F"]
-        kind = int(CudaDataType[element.cuda_type])
+        kind, kind_d = int(CudaDataType[ab.cuda_type]), int(CudaDataType[output.cuda_type])
         self.operation = int(cublasLt.matmul_desc_create(int(compute), int(scale)))
         transposed = np.array([int(cublas.Operation.T if layout == "tn" else cublas.Operation.N)], np.int32)
         attribute = cublasLt.MatmulDescAttribute.TRANSA
@@ -251,7 +255,7 @@ class _Descriptors:
         rows_b, cols_b = (k, n) if layout == "tn" else (n, k)
         self.b = int(cublasLt.matrix_layout_create(kind, rows_b, cols_b, ldb))
         self.a = int(cublasLt.matrix_layout_create(kind, k, m, lda))
-        self.d = int(cublasLt.matrix_layout_create(kind, n, m, ldd))
+        self.d = int(cublasLt.matrix_layout_create(kind_d, n, m, ldd))
         weakref.finalize(self, cublasLt.matmul_desc_destroy, self.operation).atexit = False
         for matrix in (self.b, self.a, self.d):
             weakref.finalize(self, cublasLt.matrix_layout_destroy, matrix).atexit = False
@@ -306,7 +310,8 @@ class CublasLt(Vendor):
 
         preference = cublasLt.matmul_preference_create()
         m, n, k = problem.m, problem.n, problem.k
-        descriptors = self._descriptors(problem.element, m, n, k, k, k if self.layout == "tn" else n, n)
+        types = (problem.element, problem.output)
+        descriptors = self._descriptors(types, m, n, k, k, k if self.layout == "tn" else n, n)
         try:
             size = np.array([self._workspace.nbytes], np.uint64)
             attribute = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
@@ -336,12 +341,14 @@ class CublasLt(Vendor):
             raise Absent("cuBLASLt has no algorithm for this problem")
         return usable
 
-    def _descriptors(self, element: Element, *sizes: int) -> _Descriptors:
-        """The descriptors of m, n, k, lda, ldb and ldd: one set for all calls that are alive."""
-        descriptors = self._described.get((element.name, *sizes))
+    def _descriptors(self, types: tuple[Element, Element], *sizes: int) -> _Descriptors:
+        """The descriptors for types of A and B, and of D, and m, n, k, lda, ldb and ldd: one set for all calls that are
+        alive."""
+        key: tuple[str | int, ...] = (*(each.name for each in types), *sizes)
+        descriptors = self._described.get(key)
         if descriptors is None:
-            descriptors = _Descriptors(element, self.acc, self.layout, *sizes)
-            self._described[element.name, *sizes] = descriptors
+            descriptors = _Descriptors(*types, self.acc, self.layout, *sizes)
+            self._described[key] = descriptors
         return descriptors
 
     def _bound(self, operands: Operands, algorithm: Array) -> Call:
@@ -350,7 +357,8 @@ class CublasLt(Vendor):
 
         a, b, d = operands.a, operands.stored(self.layout), operands.d
         (m, k), n = a.shape, d.shape[1]
-        descriptors = self._descriptors(element_of(a), m, n, k, a.stride(0), b.stride(0), d.stride(0))
+        types = (element_of(a), output_of(d))
+        descriptors = self._descriptors(types, m, n, k, a.stride(0), b.stride(0), d.stride(0))
         own = np.array(algorithm)
         matmul = partial(
             cublasLt.matmul, self._handle, descriptors.operation, self._scalars.alpha, b.data_ptr(), descriptors.b,
@@ -376,7 +384,7 @@ class AutoTuned(CublasLt):
     """
 
     @cached_property
-    def _stored(self) -> dict[tuple[str, str, str, str, int, int, int], results.Algorithm]:
+    def _stored(self) -> dict[tuple[str | int, ...], results.Algorithm]:
         return results.algorithms(self._shared.tuned)
 
     @cached_property
@@ -388,7 +396,9 @@ class AutoTuned(CublasLt):
     def prepare(self, problem: Problem, race: Race) -> None:
         from nvmath.bindings import cublasLt
 
-        key = (self._device.environment.name, self._library, self.acc, self.layout, problem.m, problem.n, problem.k)
+        card = self._device.environment.name
+        own = {"name": card, "library": self._library, "acc": self.acc, "layout": self.layout}
+        key = results.Algorithm.key_of(dict(problem) | own)
         algorithm = self._stored.get(key)
         if algorithm is None:
             candidates = self._candidates(problem, CANDIDATES)
@@ -396,8 +406,8 @@ class AutoTuned(CublasLt):
             winner = race(binders)
             fastest = candidates[winner.index]
             algorithm = results.Algorithm(
-                name=self._device.environment.name, library=self._library, acc=self.acc, layout=self.layout,
-                m=problem.m, n=problem.n, k=problem.k,
+                name=card, library=self._library, acc=self.acc, layout=self.layout,
+                m=problem.m, n=problem.n, k=problem.k, ab=problem.ab, d=problem.d,
                 blob=fastest["algo"].tobytes().hex(), workspace_bytes=int(fastest["workspace_size"]),
                 candidates=winner.timed, rank=winner.index, median_us=winner.median_us,
             )  # fmt: skip

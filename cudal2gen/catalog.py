@@ -60,7 +60,7 @@ def _parsed(path: Path, content: bytes) -> tuple[Record, ...]:
         first = first_lines.setdefault(record.problem, number)
         if first != number:
             raise CatalogError(
-                f"{path}:{number}: duplicate of line {first}: {_spelling(record.problem)} has a record already"
+                f"{path}:{number}: duplicate of line {first}: {record.problem.title} has a record already"
             )
         records.append(record)
     return tuple(records)
@@ -110,11 +110,14 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Match:
     if exact := next((record for record in alike if record.mnk == problem.mnk and record.problem == problem), None):
         return Match(exact)
     distances = (serving.distance(problem, record.problem, (record.bm, record.bn)) for record in alike)
-    ranked = sorted(zip(distances, alike, strict=True), key=lambda pair: pair[0])
+    # Of equally distant records those of the problem's own types come first.
+    strange = [(record.problem.ab, record.problem.d) != (problem.ab, problem.d) for record in alike]
+    by_distance = sorted(zip(distances, strange, alike, strict=True), key=lambda item: item[:2])
+    ranked = [(octaves, record) for octaves, _, record in by_distance]
     if served := serving.nearest(ranked, lambda record: serving.resized(record, problem)):
         source, record, use = served
         return Match(record, _note(problem, source, record, use))
-    raise CatalogError(f"no record becomes legal for {_spelling(problem)}; see 'cudal2gen list'")
+    raise CatalogError(f"no record becomes legal for {problem.title}; see 'cudal2gen list'")
 
 
 def library(gpu: str, acc: str, layout: str, source: str | None = None, path: Path | None = None) -> list[Record]:
@@ -247,10 +250,12 @@ def _parse(path: Path, number: int, line: str) -> Record:
 def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
     """Whose record serves the problem, and how, in a line."""
     origin = source.problem
-    there = [getattr(origin, name) for name in ("gpu", "layout") if getattr(origin, name) != getattr(problem, name)]
+    there = [
+        getattr(origin, name) for name in ("gpu", "ab", "layout") if getattr(origin, name) != getattr(problem, name)
+    ]
     whose = " ".join([*there, origin.mnk])
     whose = f"that of {whose} stands in" if origin.gpu != problem.gpu else f"taking that of {whose}"
-    how = []
+    how = [] if origin.ab == problem.ab else [f"whose rate is that of {problem.ab}"]
     if use.launched != serving.sizes_of(problem):
         how.append(f"padded to {use.launched.text} by copies of {use.matrices}")
     elif any(use.copied):
@@ -260,8 +265,4 @@ def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
     for name in changed:
         value = fields.get(name, "none")
         how += ["predicated"] if value == "predicate" else [f"{name}={spell(value)}"] if value != "pad" else []
-    return f"no record for {_spelling(problem)}; {', '.join([whose, *how])}"
-
-
-def _spelling(problem: Problem) -> str:
-    return f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
+    return f"no record for {problem.title}; {', '.join([whose, *how])}"

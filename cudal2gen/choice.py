@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, Field, ValidationError
 
 from cudal2gen import catalog, results
+from cudal2gen.element import ElementName, OutputName
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, Record, Use, ceil_div, explain, parse, serving
 from cudal2gen.kernel.launch import Operands, Sizes
@@ -64,8 +65,8 @@ class Kernel:
         return serving.distance(problem, self.record.problem, (self.record.bm, self.record.bn))
 
     def computes(self, problem: Problem) -> bool:
-        """Whether accumulator and layout are the problem's."""
-        return (self.fields["acc"], self.fields["layout"]) == (problem.acc, problem.layout)
+        """Whether types and layout are the problem's."""
+        return Problem.kind_of(self.fields) == problem.kind
 
     def use(self, sizes: Sizes, operands: Operands) -> Use | None:
         """How this binary computes the product, with as few copies as it can; None where it does not.
@@ -91,6 +92,13 @@ class Row(NamedTuple):
     vendor_us: Positive
     speedup: tuple[Positive, Positive, Positive]
     state: str
+    ab: ElementName = "f16"
+    d: OutputName = "same"
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """The problem's."""
+        return Problem.kind_of(self._asdict())
 
     @property
     def sizes(self) -> Sizes:
@@ -122,8 +130,8 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     @cached_property
-    def _by_problem(self) -> dict[tuple[str, str, Sizes], Row]:
-        return {(row.acc, row.layout, row.sizes): row for row in self.rows}
+    def _by_problem(self) -> dict[tuple[tuple[Any, ...], Sizes], Row]:
+        return {(row.kind, row.sizes): row for row in self.rows}
 
     def choose(
         self, problem: Problem, operands: Operands, prefer: Prefer = "measured", extra_us: float = 0.0
@@ -136,11 +144,11 @@ class Table:
             reason = f"an extent or leading dimension exceeds {MAX_EXTENT}"
             return Choice(None, None, f"{problem.mnk}: {reason}", reason)
         if not any(kernel.computes(problem) for kernel in self.kernels):
-            reason = f"no kernels for {self.gpu} {problem.acc} {problem.layout}"
+            reason = f"no kernels for {self.gpu} {problem.types} {problem.layout}"
             return Choice(None, None, reason, reason)
         if prefer == "kernel":
             return self._nearest(problem, sizes, operands)
-        row = self._by_problem.get((problem.acc, problem.layout, sizes))
+        row = self._by_problem.get((problem.kind, sizes))
         if row is not None:
             return self._measured(row, operands, extra_us)
         return self._estimated(problem, sizes, operands, extra_us)
@@ -154,7 +162,8 @@ class Table:
         packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k))
         if use is None or packed is None:
             return Choice(None, None, f"{measured}, but its kernel does not take these operands", "operands not taken")
-        more = max(0.0, self._copied_us(use, row.sizes) - self._copied_us(packed, row.sizes))
+        copies, before = (self._copied_us(kernel, how, row.sizes) for how in (use, packed))
+        more = max(0.0, copies - before)
         low = row.speedup[1] * row.us / (row.us + more + extra_us)
         price = f", {more + extra_us:.1f} us of copies added" if more + extra_us else ""
         if low < 1 + MARGIN:
@@ -184,7 +193,7 @@ class Table:
 
     def _near(self, problem: Problem, sizes: Sizes) -> list[Row]:
         """Measured neighbours, the nearest first."""
-        alike = [row for row in self.rows if (row.acc, row.layout) == (problem.acc, problem.layout)]
+        alike = [row for row in self.rows if row.kind == problem.kind]
         measured = [(steps, row) for row in alike if max(steps := _octaves(sizes, row.sizes)) <= OCTAVE]
         return [row for _, row in sorted(measured, key=lambda pair: (sum(pair[0]), pair[1].sizes))[:NEIGHBOURS]]
 
@@ -202,7 +211,7 @@ class Table:
         useful = math.prod(sizes) / math.prod(row.sizes)
         tiled = _work(kernel.record, use.launched) / _work(kernel.record, packed.launched)
         kernel_us = row.us * tiled
-        more = max(0.0, self._copied_us(use, sizes) - self._copied_us(packed, row.sizes) * tiled)
+        more = max(0.0, self._copied_us(kernel, use, sizes) - self._copied_us(kernel, packed, row.sizes) * tiled)
         return row.speedup[1] * row.us * useful / (kernel_us + more + extra_us), use
 
     def _nearest(self, problem: Problem, sizes: Sizes, operands: Operands) -> Choice:
@@ -221,9 +230,12 @@ class Table:
         why = f"the kernel of {self.kernels[number].sizes.text} was asked for, nothing measured says that it is faster"
         return Choice(number, use, why, "asked for")
 
-    def _copied_us(self, use: Use, sizes: Sizes) -> float:
+    def _copied_us(self, kernel: Kernel, use: Use, sizes: Sizes) -> float:
         """The price of a kernel's copies."""
-        return COPY_US * sum(use.copied) + use.copied_bytes(sizes) / (self.bandwidth * COPY_SHARE)
+        if not any(use.copied):
+            return 0.0
+        moved = use.copied_bytes(sizes, kernel.record.problem.widths)
+        return COPY_US * sum(use.copied) + moved / (self.bandwidth * COPY_SHARE)
 
     def chosen(self) -> Table:
         """The same with only those kernels that a measurement chooses; the other rows stay, as reasons."""
@@ -235,7 +247,7 @@ class Table:
     def dump(self) -> dict[str, Any]:
         """As JSON values."""
         kernels = [{"digest": kernel.digest, "record": dict(kernel.fields)} for kernel in self.kernels]
-        rows = [row._asdict() for row in self.rows]
+        rows = [Problem.without_neutral(row._asdict()) for row in self.rows]
         return {"gpu": self.gpu, "bandwidth_bytes_us": self.bandwidth, "kernels": kernels, "rows": rows}
 
     @classmethod
@@ -257,7 +269,8 @@ class Table:
         for number, kernel in enumerate(spelled.kernels):
             where = f"{place}: kernel {number}"
             try:
-                Problem.model_validate({name: kernel.record.get(name) for name in Problem.model_fields})
+                fields = {name: kernel.record[name] for name in Problem.model_fields if name in kernel.record}
+                Problem.model_validate(fields)
             except ValidationError as error:
                 raise WrongInput(f"{where}: {explain(error)}") from None
             kernels.append(Kernel(kernel.digest, kernel.record, where))
@@ -283,12 +296,12 @@ class _Table(BaseModel):
 class Answers:
     """The records of the catalog that serve problems: what every command takes, and ``cudal2gen.matmul`` from a pack.
 
-    The table of an accumulator and a layout is made when it is first needed, and serves all their problems.
+    The table of a GPU and a kind of problems is made when it is first needed, and serves them all.
     """
 
     def __init__(self, measured: Measurements) -> None:
         self.measured = measured
-        self._tables: dict[tuple[str, Acc, Layout], Table] = {}
+        self._tables: dict[tuple[Any, ...], Table] = {}
 
     def __call__(self, problem: Problem) -> catalog.Match:
         """The problem's own record; else the one that measurements of its neighbours choose; else the nearest one.
@@ -306,7 +319,7 @@ class Answers:
         return catalog.nearest(problem, catalog.load())
 
     def _table(self, problem: Problem) -> Table:
-        kind = (problem.gpu, problem.acc, problem.layout)
+        kind = (problem.gpu, *problem.kind)
         if kind not in self._tables:
             records = measured_records(problem, self.measured)
             self._tables[kind] = tabulate(problem.gpu, records, self.measured)
@@ -319,12 +332,12 @@ def answer(problem: Problem, measured: Measurements) -> catalog.Match:
 
 
 def measured_records(kind: Problem, measured: Measurements) -> list[Record]:
-    """Records of the problems that were measured of this GPU, accumulator and layout.
+    """Records of the problems that were measured of this GPU and kind.
 
     ``bench`` measured the nearest record of a problem that the catalog does not have: the same is found again here.
     """
-    alike = (kind.gpu, kind.acc, kind.layout)
-    problems = {item.problem for item in measured.measurements if (item.gpu, item.acc, item.layout) == alike}
+    every = {item.problem for item in measured.measurements}
+    problems = {problem for problem in every if (problem.gpu, *problem.kind) == (kind.gpu, *kind.kind)}
     records = catalog.load() if problems else []
     own = {record.problem: record for record in records if record.problem in problems}
     ordered = sorted(problems, key=lambda item: item.key)
@@ -362,7 +375,7 @@ def tabulate(
             rows[problem] = row
     bandwidth = min((card.bandwidth_bytes_us for card in cards.values()), default=BANDWIDTH)
     notes = [f"{strangers} measured kernels are not among these, or were compiled otherwise"] if strangers else []
-    return Table(gpu, kernels, sorted(rows.values(), key=lambda row: row[:5]), bandwidth, notes)
+    return Table(gpu, kernels, sorted(rows.values(), key=lambda row: (row[:5], row.kind)), bandwidth, notes)
 
 
 def _row(problem: Problem, number: int, states: Mapping[str, Measurement]) -> Row | None:
@@ -379,7 +392,8 @@ def _row(problem: Problem, number: int, states: Mapping[str, Measurement]) -> Ro
     ratio, us, vendor_us, state = min(contests, key=lambda contest: contest[0].low)
     speedup = (round(ratio.value, 5), round(ratio.low, 5), round(ratio.high, 5))
     sizes = (problem.m, problem.n, problem.k)
-    return Row(problem.acc, problem.layout, *sizes, number, round(us, 4), round(vendor_us, 4), speedup, state)
+    times = (round(us, 4), round(vendor_us, 4))
+    return Row(problem.acc, problem.layout, *sizes, number, *times, speedup, state, problem.ab, problem.d)
 
 
 def _speedup(row: Row) -> str:

@@ -1,10 +1,10 @@
 """What a right product is: kinds of inputs, the comparison with the fp64 product, and the error bound.
 
 For NumPy arrays and torch tensors alike: ``Array`` below stands for either, in one call for one of them. D (m,n) is
-the product of A (m,k) and B (n,k), all of one ``Element``. What is compared follows from the inputs:
+the product of A (m,k) and B (n,k), in their ``Element`` or in fp32. What is compared follows from the inputs:
 
-- ``binary``, 0 and 1: equality up to ``Element.exact``, above it an fp32 accumulator gives the reference rounded to the
-  element, an fp16 accumulator at least its own last exact integer. ``sparse``: the same with so few ones that the
+- ``binary``, 0 and 1: equality up to ``Element.exact``, above it an fp32 accumulator gives the reference rounded to D's
+  type, an fp16 accumulator at least its own last exact integer. ``sparse``: the same with so few ones that the
   reference stays exact.
 - ``integers``, -2 to 2: equality. All partial sums stay below 2048, where an fp16 accumulator is exact.
 - ``normal``: an error bound from the accumulator, see ``error_bound``. ``cancelling``: the same where the sum is zero,
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.element import F16, Element, element_of
+from cudal2gen.element import F16, Element, output_of
 from cudal2gen.kernel import Acc
 
 if TYPE_CHECKING:
@@ -269,13 +269,14 @@ def first_place(wrong: Array) -> tuple[int, int]:
 
 
 class Bounds(Generic[Array]):
-    """The fp64 product of A (m,k) and B (n,k), and the error that each of its elements allows: for many D."""
+    """The fp64 product of A (m,k) and B (n,k), and the error that each of its elements allows: for many D of type
+    ``output``."""
 
-    def __init__(self, acc: Acc, a: Array, b: Array, order: Order) -> None:
+    def __init__(self, acc: Acc, a: Array, b: Array, order: Order, output: Element) -> None:
         arrays = library(a)
         wide_a, wide_b = arrays.wide(a), arrays.wide(b)
         self.reference: Array = arrays.product(wide_a, wide_b)
-        self.allowed: Array = error_bound(acc, wide_a, wide_b, self.reference, order, element_of(a))
+        self.allowed: Array = error_bound(acc, wide_a, wide_b, self.reference, order, output)
 
     def compare(self, d: Array) -> Comparison:
         """D (m,n) against the bounds."""
@@ -332,7 +333,7 @@ def _compare_places(a: Array, wide_b: Array, d: Array) -> Comparison:
 
 def _compare_exact(acc: Acc, a: Array, wide_b: Array, d: Array) -> Comparison:
     arrays = library(a)
-    comparison, element = Comparison("equality", d.shape[0] * d.shape[1]), element_of(a)
+    comparison, element = Comparison("equality", d.shape[0] * d.shape[1]), output_of(d)
     # A sum in fp16 may stay at the last integer that it reaches by steps of one.
     last = min(element.exact, F16.exact) if acc == "f16" else element.exact
     # The largest error of elements that must be exact; where there are none, of all.
@@ -360,14 +361,14 @@ def _compare_bounded(acc: Acc, a: Array, wide_b: Array, d: Array, order: Order) 
     ceiling: float | None = None
     if acc == "f16" and m * n * k > SAMPLED:
         every = m * n * k // SAMPLED
-        rows, bounds = range(0, m, every), Bounds(acc, a[::every], wide_b, order)
+        rows, bounds = range(0, m, every), Bounds(acc, a[::every], wide_b, order, output_of(d))
         bounds.add(comparison, rows, d[::every])
         comparison.compared += f" in {len(rows)} rows, twice its largest in all"
         ceiling = 2 * float(bounds.allowed.max())
     for rows, wide_a, part, reference in _blocks(a, wide_b, d):
         errors = _errors(part, reference)
         if ceiling is None:
-            allowed = error_bound(acc, wide_a, wide_b, reference, order, element_of(a))
+            allowed = error_bound(acc, wide_a, wide_b, reference, order, output_of(d))
             comparison.bound(errors, allowed)
             comparison.count(rows, errors > allowed, reference, part)
         else:

@@ -1,7 +1,7 @@
 """The type of the numbers in A, B and D: every fact of it, for all who name, store, draw, copy or bound them.
 
-The type in which a kernel sums is another matter: ``Problem.acc``. A new type is an entry of ``ELEMENTS`` here and of
-``kElements`` in ``launch.h``.
+The type in which a kernel sums is another matter: ``Problem.acc``. A new type of A and B is an entry of ``ELEMENTS``
+here and of ``kElements`` in ``launch.h``; D has the type of A and B, or is fp32.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-ElementName = Literal["f16"]
+ElementName = Literal["f16", "bf16"]  # of A and B
+OutputName = Literal["same", "f32"]  # of D; same: as A and B
 
 
 @dataclass(frozen=True)
 class Element:
     """A binary floating-point type of IEEE 754's form.
 
-    ``name``: of PTX. ``title``: in prose. ``dtype``: of NumPy arrays and torch tensors. ``significand``: bits, the
-    implicit one among them; ``exponent``: bits. ``poisons``: the bits, as signed integers, of a NaN that no arithmetic
-    makes and of a number; ``canary``: of another number.
+    ``name``: of PTX. ``title``: in prose. ``dtype``: of NumPy arrays, by ``ml_dtypes`` where NumPy lacks it,
+    and torch tensors. ``significand``: bits, the implicit one among them; ``exponent``: bits. ``poisons``: the bits, as
+    signed integers, of a NaN that no arithmetic makes and of a number; ``canary``: of another number.
     """
 
-    name: ElementName
+    name: str
     title: str
     dtype: str
     significand: int
@@ -71,8 +72,21 @@ class Element:
         return infinity | 1 << (self.significand - 2) | 1
 
     @property
+    def bits(self) -> str:
+        """The signed integer, of NumPy and torch, that has the same bits."""
+        return f"int{8 * self.bytes}"
+
+    @property
+    def packed_pair(self) -> str:
+        """C++: a pair as registers hold it until it is stored, one register wide for elements of 16 bits."""
+        return "uint32_t" if self.bytes == 2 else self.pair
+
+    @property
     def numpy_dtype(self) -> np.dtype[Any]:
         import numpy as np
+
+        if not hasattr(np, self.dtype):
+            import ml_dtypes  # noqa: F401  # from then on NumPy knows its types by name
 
         return np.dtype(self.dtype)
 
@@ -102,7 +116,21 @@ F16 = Element(
     cuda_type="CUDA_R_16F", heuristics="H",
 )  # fmt: skip
 
-ELEMENTS: dict[str, Element] = {element.name: element for element in (F16,)}
+BF16 = Element(
+    name="bf16", title="bf16", dtype="bfloat16", significand=8, exponent=8,
+    poisons=(0x7FA5, 0xBADA - 0x10000), canary=0x5A5A,
+    header="cuda_bf16.h", cpp="__nv_bfloat16", pair="__nv_bfloat162",
+    from_floats="__floats2bfloat162_rn", from_float2="__float22bfloat162_rn", to_float2="__bfloat1622float2",
+    cuda_type="CUDA_R_16BF", heuristics="T",
+)  # fmt: skip
+F32 = Element(
+    name="f32", title="fp32", dtype="float32", significand=24, exponent=8,
+    poisons=(0x7FA5A5A5, 0xBADABADA - (1 << 32)), canary=0x5A5A5A5A,
+    header="", cpp="float", pair="float2", from_floats="make_float2", from_float2="", to_float2="",
+    cuda_type="CUDA_R_32F", heuristics="S",
+)  # fmt: skip
+
+ELEMENTS: dict[str, Element] = {element.name: element for element in (F16, BF16)}  # of A and B
 
 
 class Typed(Protocol):
@@ -113,10 +141,15 @@ class Typed(Protocol):
 
 
 def element_of(array: Typed) -> Element:
-    """The element of an array or tensor. Raises TypeError where its type is none."""
+    """The element of A or B. Raises TypeError where the type of the array or tensor is none of theirs."""
     if (element := element_or_none(array.dtype)) is None:
         raise TypeError(f"expected {dtypes(array)}, got {array.dtype}")
     return element
+
+
+def output_of(array: Typed) -> Element:
+    """The element of D, which may be fp32. Raises TypeError."""
+    return F32 if str(array.dtype).removeprefix("torch.") == F32.dtype else element_of(array)
 
 
 @cache  # asked at every call of an operator

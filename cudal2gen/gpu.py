@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cudal2gen import places
 from cudal2gen.chips import model_of
-from cudal2gen.element import F16, element_or_none
+from cudal2gen.element import F16, Element
 from cudal2gen.errors import MissingTool
 from cudal2gen.kernel import Layout, Problem, Record, aligned, ceil_div, serving
 from cudal2gen.kernel.launch import Matrix
@@ -39,6 +39,16 @@ Call = Callable[[], None]
 Stream = Callable[[], int]
 Empty = Callable[..., "torch.Tensor"]
 Binder = Callable[["Operands"], Call]
+
+
+def typed(empty: Empty, dtype: torch.dtype) -> Empty:
+    """``empty``, whose elements have 16 bits, for tensors of this type."""
+    words = dtype.itemsize // 2
+
+    def of_type(*shape: int) -> torch.Tensor:
+        return empty(*shape[:-1], shape[-1] * words).view(dtype)
+
+    return of_type
 
 
 @dataclass(frozen=True)
@@ -260,7 +270,7 @@ class Kernel:
     def _wide(self, like: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
         """Zeros of this shape, whose rows start on 16 bytes."""
         rows, cols = shape[0], aligned(shape[1])
-        empty = like.new_empty((rows, cols)) if self._empty is None else self._empty(rows, cols).view(like.dtype)
+        empty = like.new_empty((rows, cols)) if self._empty is None else typed(self._empty, like.dtype)(rows, cols)
         return empty.zero_()[:, : shape[1]]
 
     def _bound(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Call:
@@ -296,10 +306,10 @@ def _lies(matrix: torch.Tensor) -> Matrix:
 
 def _problem(record: Record, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Problem:
     """The problem that these tensors pose; ValueError where they pose none of the record's layout."""
-    for name, tensor in (("A", a), ("B", b), ("D", d)):
-        if tensor.ndim != 2 or tensor.stride(1) != 1 or element_or_none(tensor.dtype) != record.element:
+    for name, tensor, element in (("A", a, record.element), ("B", b, record.element), ("D", d, record.output)):
+        if tensor.ndim != 2 or tensor.stride(1) != 1 or tensor.dtype != element.torch_dtype:
             raise ValueError(
-                f"{name}: expected an {record.element.title} matrix with contiguous rows, "
+                f"{name}: expected a matrix of {element.title} with contiguous rows, "
                 f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
             )
     (m, k), n = a.shape, d.shape[1]
@@ -465,7 +475,7 @@ class Gpu:
     def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
         m, n, k = problem.m, problem.n, problem.k
         free, _ = self._torch.cuda.mem_get_info(self.device)
-        needed = count * problem.element.bytes * (m * k + 2 * n * k + m * n)
+        needed = count * (problem.element.bytes * (m * k + 2 * n * k) + problem.output.bytes * m * n)
         if needed > free + self._torch.cuda.memory_reserved(self.device) - RESERVE:
             raise GpuError(f"{problem.mnk}: {count} sets of operands need {needed >> 20} MiB, {free >> 20} are free")
         generator = self._torch.Generator(self.device).manual_seed(seed)
@@ -511,17 +521,17 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any) 
     """``count`` sets of standard normal operands; every matrix starts at a multiple of 256 bytes."""
     import torch
 
-    def matrices(rows: int, cols: int) -> torch.Tensor:
-        element = problem.element
+    def matrices(element: Element, rows: int, cols: int) -> torch.Tensor:
         size = ceil_div(rows * cols * element.bytes, ALIGNMENT) * ALIGNMENT // element.bytes
         pool = torch.empty(count * size, dtype=element.torch_dtype, device=device)
         return pool.as_strided((count, rows, cols), (size, cols, 1))
 
-    a, b = matrices(problem.m, problem.k), matrices(problem.n, problem.k)
+    ab = problem.element
+    a, b = matrices(ab, problem.m, problem.k), matrices(ab, problem.n, problem.k)
     for matrix in (a, b):
         for drawn in matrix:
             drawn.normal_(generator=generator)
-    b_nn, d = matrices(problem.k, problem.n), matrices(problem.m, problem.n)
+    b_nn, d = matrices(ab, problem.k, problem.n), matrices(problem.output, problem.m, problem.n)
     b_nn.copy_(b.transpose(1, 2))
     d.fill_(float("nan"))
     return [Operands(*matrix) for matrix in zip(a, b, b_nn, d, strict=True)]

@@ -89,15 +89,16 @@ class Tokens {
   std::map<std::string, std::string> values_;
 };
 
-// The type of A, B and D.
+// The type of A and B, or of D.
 struct Element {
   char const* name;
   int bytes;
   CUtensorMapDataType map_type;
 };
 
-// As element.py has them.
-constexpr Element kElements[] = {{"f16", 2, CU_TENSOR_MAP_DATA_TYPE_FLOAT16}};
+// Of A and B, as element.py has them; and that of D where it is not theirs.
+constexpr Element kElements[] = {{"f16", 2, CU_TENSOR_MAP_DATA_TYPE_FLOAT16}, {"bf16", 2, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16}};
+constexpr Element kF32 = {"f32", 4, CU_TENSOR_MAP_DATA_TYPE_FLOAT32};
 
 // A box of `cols` x `rows` elements of a matrix; its swizzle is as wide as its columns. Without columns there is none.
 struct Box {
@@ -141,7 +142,7 @@ struct Launch {
   int baked_k = 0, cluster_m = 1, cluster_n = 1;
   int k_steps = 0;  // of k that a CTA holds, 0 for any number
   Box box_a, box_b, box_d, box_rest;
-  Element element = kElements[0];
+  Element element = kElements[0], output = kElements[0];  // of A and B; of D
 
   explicit Launch(Tokens& facts);
 
@@ -191,6 +192,7 @@ inline Launch::Launch(Tokens& facts) {
     for (Element const& each : kElements) names.push_back(each.name);
     element = kElements[facts.choice("element", names)];
   }
+  output = facts.has("output") && facts.choice("output", {"same", "f32"}) ? kF32 : element;
   auto const box = [&](std::string const& name) { return Box{facts.number(name + "_cols"), facts.number(name + "_rows")}; };
   switch (convention) {
     case Convention::kTiles:
@@ -245,8 +247,9 @@ inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix 
     return {cudaErrorInvalidValue, "this kernel has k baked in: it takes that k only, packed"};
   if (!a.in_vectors(element) || !b.in_vectors(element))
     return {cudaErrorMisalignedAddress, "A and B must be aligned to 16 bytes, lda and ldb be multiples of 8"};
-  if (stores_vectors() ? !d.in_vectors(element) : reinterpret_cast<uintptr_t>(d.address) % element.bytes != 0)
-    return {cudaErrorMisalignedAddress, "D must be aligned to 16 bytes, ldd be a multiple of 8"};
+  if (stores_vectors() ? !d.in_vectors(output) : reinterpret_cast<uintptr_t>(d.address) % output.bytes != 0)
+    return {cudaErrorMisalignedAddress, output.bytes == 4 ? "D must be aligned to 16 bytes, ldd be a multiple of 4"
+                                                          : "D must be aligned to 16 bytes, ldd be a multiple of 8"};
   return {};
 }
 

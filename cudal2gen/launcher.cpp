@@ -367,12 +367,13 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
   void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &options.along_n, &options.band,
                   &options.policy_a, &options.policy_b, &partials, &arrivals, &map_rest};  // read as far as a kernel takes
   bool const tma = launch.convention == Convention::kTma;
-  auto const map = [&](Matrix const& matrix, int64_t rows, Box box, CUtensorMap& to) {
-    return own.maps.find(matrix, rows, box, launch.element, to);
+  auto const map = [&](Matrix const& matrix, int64_t rows, Box box, Element const& element, CUtensorMap& to) {
+    return own.maps.find(matrix, rows, box, element, to);
   };
-  if (tma && !(map(in_a, m, launch.box_a, map_a) && map(in_b, launch.nn ? k : n, launch.box_b, map_b) &&
-               (!launch.box_d.cols || map(out_d, m, launch.box_d, map_d)) &&
-               (!launch.box_rest.cols || map(out_d, m, launch.box_rest, map_rest))))
+  if (tma && !(map(in_a, m, launch.box_a, launch.element, map_a) &&
+               map(in_b, launch.nn ? k : n, launch.box_b, launch.element, map_b) &&
+               (!launch.box_d.cols || map(out_d, m, launch.box_d, launch.output, map_d)) &&
+               (!launch.box_rest.cols || map(out_d, m, launch.box_rest, launch.output, map_rest))))
     return invalid("the driver does not encode a tensor map of these operands");
   cudaError_t const error = own.runtime.launch(&config, own.function(), tma ? maps : matrices);
   return error ? own.runtime.refuse(error) : cudaSuccess;

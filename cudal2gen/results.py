@@ -10,15 +10,25 @@ import fcntl
 import math
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+)
 
 from cudal2gen import files, places
 from cudal2gen.chips import tensor_flops
+from cudal2gen.element import ElementName, OutputName
 from cudal2gen.errors import SkippedLine, WrongInput, parse_json, reading
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, explain, parse
 from cudal2gen.kernel.problem import MAX_EXTENT
@@ -51,6 +61,25 @@ class Line(BaseModel):
     """A row of a store: one line of JSON. Infinite errors, which a NaN in D gives, stay infinite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+class Typed(Line):
+    """A row about a problem, whose types it spells where they are not fp16."""
+
+    ab: ElementName = "f16"
+    d: OutputName = "same"
+
+    @model_serializer(mode="wrap")
+    def _spell(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return Problem.without_neutral(handler(self))
+
+
+class Posed(Typed):
+    """A row with all fields of a problem."""
+
+    @property
+    def problem(self) -> Problem:
+        return Problem.model_validate({name: getattr(self, name) for name in Problem.model_fields})
 
 
 class Case(Line):
@@ -136,7 +165,7 @@ class Environment(Line):
         return 2.0 * self.max_memory_mhz * self.memory_bus_bits / 8
 
     def peak_flops_us(self, acc: Acc) -> float:
-        """Dense fp16 peak of the tensor cores at the highest clock the card allows; 0 where it is not known."""
+        """Dense peak of the tensor cores on 16-bit elements, at the highest clock the card allows; 0 if not known."""
         return tensor_flops(self.capability, self.name, acc == "f32") * self.sms * self.max_sm_mhz
 
     def floor_us(self, problem: Problem, cold: bool) -> float:
@@ -146,7 +175,7 @@ class Environment(Line):
         """
         peak = self.peak_flops_us(problem.acc)
         floor = problem.flops / peak if peak else 0.0
-        read = 2 * problem.k * (problem.m + problem.n)
+        read = problem.element.bytes * problem.k * (problem.m + problem.n)
         return max(floor, read / self.bandwidth_bytes_us) if cold and self.bandwidth_bytes_us else floor
 
 
@@ -201,7 +230,7 @@ def _in_turns(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
 Timings = Annotated[tuple[Timing, ...], AfterValidator(_in_turns)]
 
 
-class Measurement(Line):
+class Measurement(Posed):
     """One problem under one protocol. ``absent``: contenders that could not run, and why.
 
     ``l2`` is ``exceeded`` where one set of operands is larger than three times the L2: hot and cold are then the same.
@@ -228,10 +257,6 @@ class Measurement(Line):
     conditions: Conditions
 
     @property
-    def problem(self) -> Problem:
-        return Problem(gpu=self.gpu, acc=self.acc, layout=self.layout, m=self.m, n=self.n, k=self.k)
-
-    @property
     def mnk(self) -> str:
         return self.problem.mnk
 
@@ -249,7 +274,7 @@ class Measurement(Line):
         return [*sorted(measured, key=lambda name: name != KERNEL), *derived]
 
 
-class Trial(Line):
+class Trial(Posed):
     """A record that a tuner proposed, and how its trial ended. ``timings``: the kernel's, the incumbent's and the
     baselines' samples, taken in turns; empty for a failure, whose ``reason`` names the fault.
 
@@ -276,10 +301,6 @@ class Trial(Line):
     reason: str = ""
     max_diff: float = 0.0
     timings: Timings = ()
-
-    @property
-    def problem(self) -> Problem:
-        return Problem(gpu=self.gpu, acc=self.acc, layout=self.layout, m=self.m, n=self.n, k=self.k)
 
     @property
     def measured(self) -> bool:
@@ -313,7 +334,7 @@ class Trial(Line):
         return paired(other.samples_us, kernel.samples_us) if kernel and other else None
 
 
-class Algorithm(Line):
+class Algorithm(Typed):
     """The cuBLASLt algorithm that won for one problem. ``blob``: the library's opaque description, in hex."""
 
     kind: Literal["algorithm"] = "algorithm"
@@ -331,11 +352,17 @@ class Algorithm(Line):
     median_us: float
 
     @property
-    def key(self) -> tuple[str, str, str, str, int, int, int]:
-        return (self.name, self.library, self.acc, self.layout, self.m, self.n, self.k)
+    def key(self) -> tuple[str | int, ...]:
+        """What it was tuned for: card, library, kind and sizes of the problem."""
+        return self.key_of(dict(self))
+
+    @staticmethod
+    def key_of(fields: Mapping[str, Any]) -> tuple[str | int, ...]:
+        """The key of an algorithm with these fields."""
+        return tuple(fields[name] for name in ("name", "library", *Problem.KIND, "m", "n", "k"))
 
 
-class Rounding(Line):
+class Rounding(Typed):
     """Two executions of one binary on the same inputs compared bit by bit: by ``on`` and by the emulator.
 
     ``differing``: share of elements; ``max_ulp``: in units of D's last place. ``models``: for each way in which tensor
@@ -436,7 +463,7 @@ def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
     return {(verdict.digest, verdict.on): verdict for _, verdict in rows}
 
 
-def algorithms(path: Path | None = None) -> dict[tuple[str, str, str, str, int, int, int], Algorithm]:
+def algorithms(path: Path | None = None) -> dict[tuple[str | int, ...], Algorithm]:
     """The last tuned cuBLASLt algorithm of each problem, by ``Algorithm.key``."""
     rows = _rows(TypeAdapter(Algorithm), path or store("cublaslt"))
     return {algorithm.key: algorithm for _, algorithm in rows}

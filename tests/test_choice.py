@@ -157,7 +157,7 @@ def test_copies_are_priced_in() -> None:
     assert "3.0 us of copies added" in slow.reason
     assert ask(table({0: 1.05}, bandwidth=3e4), 64, 64, 128, operands=apart).kernel is None
     assert ask(table({0: 1.05}), 64, 64, 128, extra_us=10.0).kernel is None
-    assert choice.Use(Sizes(64, 64, 64), (True, False, True)).copied_bytes(Sizes(33, 64, 64)) == 2 * (
+    assert choice.Use(Sizes(64, 64, 64), (True, False, True)).copied_bytes(Sizes(33, 64, 64), (2, 2, 2)) == 2 * (
         33 * 64 + 2 * 64 * 64 + 33 * 64 + 64 * 64
     )
 
@@ -212,11 +212,11 @@ def test_more_elements_than_an_int_counts() -> None:
     answer = use(PREDICATED, *sizes)
     assert answer is not None
     assert answer.launched == sizes
-    assert answer.copied_bytes(Sizes(*sizes)) == 0
+    assert answer.copied_bytes(Sizes(*sizes), (2, 2, 2)) == 0
     assert ask(table({0: 2.0}), *sizes).short == "nothing was measured within a factor of two"
     padded = use(WHOLE, (1 << 17) - 1, 1 << 16, 64)
     assert padded is not None
-    assert padded.copied_bytes(Sizes((1 << 17) - 1, 1 << 16, 64)) > 1 << 34
+    assert padded.copied_bytes(Sizes((1 << 17) - 1, 1 << 16, 64), (2, 2, 2)) > 1 << 34
 
 
 def test_other_layouts_and_accumulators_have_no_kernels() -> None:

@@ -11,18 +11,21 @@ import pytest
 import torch
 
 from cudal2gen.correctness import operands
-from cudal2gen.element import ELEMENTS, F16, Element, element_of
+from cudal2gen.element import BF16, ELEMENTS, F16, F32, Element, element_of, output_of
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.renderer import render
 from tests.paths import PATHS
 
 # Who names the type beside the table: the launcher's own table, and those of NumPy that are the emulator's.
-SPELLED = r"\bfloat16\b|CUDA_R_16F|TYPE_FLOAT16|\bhalf2?( const)?[*&]|__float\w*half|__half|cuda_fp16|\.half\(\)(?!`)"
+SPELLED = (
+    r"\bb?float16\b|CUDA_R_16B?F|TYPE_B?FLOAT16|\bhalf2?( const)?[*&]|__(nv_)?b?float\w*half|__half|cuda_[bf]p?16|"
+    r"__nv_bfloat|\.half\(\)(?!`)"
+)
 # The table, the launcher, what takes programs of any type, and vendors' headers that such programs include.
 SPELLS = {"element.py", "launch.h", "triton_matmul.py", "emulator", "cublas_v2.h"}
 
 
-@pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
+@pytest.mark.parametrize("element", [*ELEMENTS.values(), F32], ids=[*ELEMENTS, "f32"])
 def test_facts_follow_from_the_bits_of_significand_and_exponent(element: Element) -> None:
     facts = torch.finfo(element.torch_dtype)
     assert element.bytes == facts.bits // 8
@@ -32,24 +35,34 @@ def test_facts_follow_from_the_bits_of_significand_and_exponent(element: Element
     assert every.to(element.torch_dtype).double().tolist() == [element.exact - 1, element.exact, element.exact]
 
 
-@pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
+@pytest.mark.parametrize("element", [*ELEMENTS.values(), F32], ids=[*ELEMENTS, "f32"])
 def test_bits_are_those_of_torch(element: Element) -> None:
     for number in (1, 2, 3, 0.375, element.exact):
         spelled = torch.frombuffer(bytearray(element.spell(number)), dtype=element.torch_dtype)
         assert spelled.tolist() == [number]
-    patterns = torch.tensor([element.nan, *element.poisons, element.canary]).to(torch.int16).view(element.torch_dtype)
-    assert patterns.isnan().tolist() == [True, True, False, False]
-    assert len(set(patterns.view(torch.int16).tolist())) == 4
+    bits = torch.tensor([element.nan, *element.poisons, element.canary]).to(getattr(torch, element.bits))
+    assert bits.view(element.torch_dtype).isnan().tolist() == [True, True, False, False]
+    assert len(set(bits.tolist())) == 4
 
 
 def test_an_array_has_the_element_of_its_type() -> None:
-    assert element_of(np.zeros(1, np.float16)) is element_of(torch.zeros(1, dtype=torch.float16)) is F16
-    with pytest.raises(TypeError, match="expected float16, got float64"):
+    for element in ELEMENTS.values():
+        tensor = torch.zeros(1, dtype=element.torch_dtype)
+        assert element_of(np.zeros(1, element.numpy_dtype)) is element_of(tensor) is output_of(tensor) is element
+        for rng in (np.random.default_rng(0), torch.Generator().manual_seed(0)):
+            assert {element_of(matrix) for matrix in operands("normal", 4, 4, 4, rng, element)} == {element}
+    assert output_of(np.zeros(1, np.float32)) is output_of(torch.zeros(1)) is F32
+    with pytest.raises(TypeError, match="expected float16 or bfloat16, got float64"):
         element_of(np.zeros(1))
-    with pytest.raises(TypeError, match=r"expected torch\.float16, got torch\.float32"):
+    with pytest.raises(TypeError, match=r"expected torch\.float16 or torch\.bfloat16, got torch\.float32"):
         element_of(torch.zeros(1))
-    for rng in (np.random.default_rng(0), torch.Generator().manual_seed(0)):
-        assert {element_of(matrix) for matrix in operands("normal", 4, 4, 4, rng, F16)} == {F16}
+
+
+def test_numpy_and_torch_round_to_an_element_alike() -> None:
+    numbers = np.linspace(-3, 3, 4097, dtype=np.float32)
+    for element in (F16, BF16):
+        rounded = torch.from_numpy(numbers).to(element.torch_dtype).float().numpy()
+        assert (numbers.astype(element.numpy_dtype).astype(np.float32) == rounded).all()
 
 
 def test_a_text_has_the_type_from_its_record(monkeypatch: pytest.MonkeyPatch) -> None:

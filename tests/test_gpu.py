@@ -264,14 +264,14 @@ def matrices(device: EmulatedDevice, m: int = 64, n: int = 64, k: int = 256) -> 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("a", lambda it: it.float(), "A: expected an fp16 matrix with contiguous rows, got torch.float32"),
-        ("b", lambda it: it.bfloat16(), "B: expected an fp16 matrix with contiguous rows, got torch.bfloat16"),
-        ("d", lambda it: it.T, r"D: expected an fp16 matrix .* with strides \(1, 64\)"),
+        ("a", lambda it: it.float(), "A: expected a matrix of fp16 with contiguous rows, got torch.float32"),
+        ("b", lambda it: it.bfloat16(), "B: expected a matrix of fp16 with contiguous rows, got torch.bfloat16"),
+        ("d", lambda it: it.T, r"D: expected a matrix of fp16 .* with strides \(1, 64\)"),
         ("a", lambda it: it[:, ::2], r"A: expected .* with strides \(256, 2\)"),
         (
             "a",
             lambda it: it[None],
-            r"A: expected an fp16 matrix with contiguous rows, got torch.float16 \(1, 64, 256\)",
+            r"A: expected a matrix of fp16 with contiguous rows, got torch.float16 \(1, 64, 256\)",
         ),
         ("b", lambda it: it[:32], r"A \(64, 256\), B \(32, 256\) as tn and D \(64, 64\) do not fit"),
         ("b", lambda it: it[:, :128], r"A \(64, 256\), B \(64, 128\) as tn and D"),

@@ -46,7 +46,8 @@ from tests.strategies import (
 def test_a_record_survives_the_round_trip_through_json(record: Record) -> None:
     line = record.model_dump_json()
     assert parse(line) == record
-    neutral = {name for name, value in type(record).NEUTRAL.items() if getattr(record, name) == value}
+    holders = (record, record.problem)
+    neutral = {name for it in holders for name, value in it.NEUTRAL.items() if getattr(it, name) == value}
     assert set(json.loads(line)) == set(type(record).line_fields()) - neutral, "every other field is written out"
 
 
@@ -103,6 +104,11 @@ ILLEGAL = [
     ("m", {"m": 0}, "greater than or equal to 1"),
     ("acc", {"acc": "bf16"}, "input should be 'f16' or 'f32'"),
     ("speed", {"speed": 1}, "extra inputs are not permitted"),
+    ("ab", {"ab": "f8"}, "input should be 'f16' or 'bf16'"),
+    ("d", {"d": "bf16"}, "input should be 'same' or 'f32'"),
+    ("ab", {"ab": "bf16"}, "acc=f16: must be f32"),
+    ("d", {"d": "f32"}, "acc=f16: must be f32"),
+    ("d", {"acc": "f32", "d": "f32"}, "--set epilogue=global --set c_batch=null --set r2s_bytes=null --set smem_swiz"),
 ]
 
 
@@ -311,7 +317,8 @@ def test_a_line_is_flat() -> None:
     assert list(json.loads(catalog.dump(direct()))) == list(DIRECT)
     with pytest.raises(IllegalRecord, match="problem: extra inputs"):
         parse(DIRECT | {"problem": DIRECT})
-    assert dict(direct().problem) == {name: DIRECT[name] for name in Problem.model_fields}
+    neutral = Problem.NEUTRAL
+    assert dict(direct().problem) == {name: DIRECT[name] for name in Problem.model_fields if name in DIRECT} | neutral
 
 
 PLAIN = {record.family: record for record in (multistage(), direct(), wgmma(), single_shot())}

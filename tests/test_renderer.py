@@ -35,6 +35,8 @@ GOLDEN = Path(__file__).parent / "golden"
 # One legal change of every field that must reach the text.
 CODE_CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "acc": ({}, {"acc": "f32"}),
+    "ab": ({"acc": "f32"}, {"ab": "bf16"}),
+    "d": ({"acc": "f32", **TO_GLOBAL}, {"d": "f32"}),
     "layout": ({}, {"layout": "nn"}),
     "bm": ({}, {"bm": 64}),
     "bn": ({}, {"bn": 64}),
@@ -72,6 +74,8 @@ DATA_CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 SPLIT: dict[str, Any] = {"split_k": 2, "reduce": "workspace", "epilogue": "direct"}
 WGMMA_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "acc": ({}, {"acc": "f16"}),
+    "ab": ({}, {"ab": "bf16"}),
+    "d": ({}, {"d": "f32"}),
     "layout": ({}, {"layout": "nn"}),
     "bm": ({}, {"bm": 256, "bn": 128, "atom_n": 128}),
     "bn": ({}, {"bn": 192, "atom_n": 64}),
@@ -105,6 +109,8 @@ WGMMA_DATA: dict[str, dict[str, Any]] = {
 }
 ONCE_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "acc": ({}, {"acc": "f16"}),
+    "ab": ({}, {"ab": "bf16"}),
+    "d": ({}, {"d": "f32"}),
     "layout": ({}, {"layout": "nn"}),
     "bm": ({}, {"bm": 16}),
     "bn": ({}, {"bn": 32}),
@@ -217,7 +223,8 @@ def test_every_legal_record_renders_to_well_formed_text(record: Record) -> None:
     for opening, closing in ("()", "{}", "[]"):
         assert code.count(opening) == code.count(closing)
     assert text.count(f"namespace {record.name} {{") == 1
-    assert re.search(rf"\n{record.name}\((half const\* a, int lda|\n)", text), "the entry has the record's name"
+    entry = rf"\n{record.name}\(({record.element.cpp} const\* a, int lda|\n)"
+    assert re.search(entry, text), "the entry has the record's name"
     assert "// Launch" in text
     assert text.endswith("\n")
     assert not re.search(r"[ \t]+$", text, re.MULTILINE), "no trailing blanks"

@@ -21,8 +21,8 @@ class Reference:
         self._operands = operands
         self._rows, self._cols = bands(problem.m), bands(problem.n)
         a, b, order = operands.a, operands.b, in_order(problem.k)
-        self._of_rows = Bounds(problem.acc, a[self._rows], b, order)
-        self._of_cols = Bounds(problem.acc, a, b[self._cols], order)
+        self._of_rows = Bounds(problem.acc, a[self._rows], b, order, problem.output)
+        self._of_cols = Bounds(problem.acc, a, b[self._cols], order, problem.output)
 
     def error(self, device: Device, call: Call) -> tuple[float, str]:
         """The largest |D - reference| of a fresh call, and a finding where an element exceeds its bound."""

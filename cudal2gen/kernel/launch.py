@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
-from cudal2gen.element import ElementName
+from cudal2gen.element import ELEMENTS, F32, ElementName, OutputName
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Layout, aligned
 from cudal2gen.kernel.schema import Schema
@@ -45,7 +45,7 @@ class Matrix(NamedTuple):
 
     @property
     def in_vectors(self) -> bool:
-        """Whether every row starts on 16 bytes."""
+        """Whether every row of A or B starts on 16 bytes."""
         return self.aligned and self.ld % VECTOR == 0
 
 
@@ -96,6 +96,12 @@ class Launch(Schema):
     split_k: Count
     fusion: Fusion = "none"
     element: ElementName = "f16"
+    output: OutputName = "same"
+
+    @property
+    def d_vector(self) -> int:
+        """Elements of D in 16 bytes."""
+        return 16 // (F32 if self.output == "f32" else ELEMENTS[self.element]).bytes
 
     @property
     def stores_vectors(self) -> bool:
@@ -117,8 +123,11 @@ class Launch(Schema):
         return (
             self._reads(operands.a, sizes.k, self.packed_k),
             self._reads(operands.b, row_b, self.packed_k and along_k),
-            sizes.n <= operands.d.ld <= MAX_EXTENT and (operands.d.in_vectors or not self.stores_vectors),
+            sizes.n <= operands.d.ld <= MAX_EXTENT and (self._in_vectors(operands.d) or not self.stores_vectors),
         )
+
+    def _in_vectors(self, d: Matrix) -> bool:
+        return d.aligned and d.ld % self.d_vector == 0
 
     def _reads(self, matrix: Matrix, row: int, packed: bool) -> bool:
         return matrix.in_vectors and row <= matrix.ld <= MAX_EXTENT and (matrix.ld == row or not packed)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
-from cudal2gen.element import F16, Element
+from cudal2gen.element import ELEMENTS, F16, F32, Element, ElementName, OutputName
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 
 Acc = Literal["f16", "f32"]
@@ -31,12 +32,25 @@ def aligned(extent: int, to: int = VECTOR) -> int:
 class Problem(Schema):
     """The question: D(m,n) = A(m,k) B, on one GPU."""
 
+    KIND: ClassVar[tuple[str, ...]] = ("ab", "d", "acc", "layout")
+
     gpu: Annotated[str, Field(description="GPU model whose limits the record keeps, e.g. a100")]
     acc: Annotated[Acc, Field(description="type of the accumulator in the MMA: f16 or f32")]
     layout: Annotated[Layout, Field(description="how B is stored: tn (n,k), nn (k,n); A is (m,k), D (m,n), by rows")]
     m: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="rows of A and D, elements")]
     n: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="columns of B and D, elements")]
     k: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="elements that are multiplied and summed for one of D")]
+    ab: Annotated[ElementName, Field(description="type of A and B: f16 or bf16")] = "f16"
+    d: Annotated[OutputName, Field(description="type of D: same as A and B, or f32, the sum as it is")] = "same"
+
+    @model_validator(mode="after")
+    def _types_agree(self) -> Self:
+        """No tensor core sums bf16 in fp16; a sum in fp16 has nothing to store in fp32."""
+        if self.acc == "f16" and self.ab != "f16":
+            raise ValueError(f"acc=f16: must be f32 for ab={self.ab}")
+        if self.acc == "f16" and self.d != "same":
+            raise ValueError(f"acc=f16: must be f32 for d={self.d}")
+        return self
 
     def revised(self, **changes: Any) -> Self:
         """The problem with fields changed, validated anew. Raises IllegalRecord."""
@@ -47,8 +61,39 @@ class Problem(Schema):
 
     @property
     def element(self) -> Element:
-        """The type of A, B and D."""
-        return F16
+        """The type of A and B."""
+        return ELEMENTS[self.ab]
+
+    @property
+    def output(self) -> Element:
+        """The type of D."""
+        return F32 if self.d == "f32" else self.element
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Bytes of an element of A, B and D."""
+        return self.element.bytes, self.element.bytes, self.output.bytes
+
+    @property
+    def types(self) -> str:
+        """The accumulator; the type of A and B before it, and of D behind it, where they are not all fp16."""
+        before = "" if self.ab == "f16" else f"{self.ab} "
+        return f"{before}{self.acc}{'' if self.d == 'same' else f' d={self.d}'}"
+
+    @property
+    def title(self) -> str:
+        """The problem in a line."""
+        return f"{self.gpu} {self.types} {self.layout} {self.mnk}"
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Types and layout: a kernel computes other sizes than its own, but of its kind only."""
+        return tuple(getattr(self, name) for name in self.KIND)
+
+    @classmethod
+    def kind_of(cls, fields: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The kind of a problem's fields as JSON spells them."""
+        return tuple(fields.get(name, cls.NEUTRAL.get(name)) for name in cls.KIND)
 
     @property
     def mnk(self) -> str:
@@ -67,7 +112,7 @@ class Problem(Schema):
     @property
     def traffic_bytes(self) -> int:
         """Each operand once between device memory and the chip: the least that any kernel moves."""
-        return self.element.bytes * (self.m * self.k + self.n * self.k + self.m * self.n)
+        return self.element.bytes * self.k * (self.m + self.n) + self.output.bytes * self.m * self.n
 
     @property
     def size_class(self) -> SizeClass:

@@ -93,6 +93,10 @@ class Record(Schema):
         return self.problem.element
 
     @property
+    def output(self) -> Element:
+        return self.problem.output
+
+    @property
     def layout(self) -> Layout:
         return self.problem.layout
 
@@ -202,7 +206,12 @@ class Record(Schema):
             "bk": self.k_step,
             "split_k": self.split_k,
             "element": self.element.name,
+            "output": self.problem.d,
         }
+
+    def output_fields(self, problem: Problem) -> Fields:  # noqa: ARG002
+        """Decisions that change with the type of D where the record serves this problem."""
+        return {}
 
     @property
     def launch_options(self) -> dict[str, int]:

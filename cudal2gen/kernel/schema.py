@@ -49,6 +49,11 @@ class Schema(BaseModel):
                 spelled.pop(name, None)
         return spelled
 
+    @classmethod
+    def without_neutral(cls, spelled: dict[str, Any]) -> dict[str, Any]:
+        """Spelled fields, perhaps beside others, without those of this schema that are neutral."""
+        return {name: value for name, value in spelled.items() if name not in cls.NEUTRAL or value != cls.NEUTRAL[name]}
+
 
 def explain(error: ValidationError) -> str:
     """pydantic's errors as ``field=value: rule``, without its model names; a problem's fields as a line spells them."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from cudal2gen import chips
-from cudal2gen.element import F16
 from cudal2gen.kernel.launch import Operands, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT, Problem, aligned, ceil_div
 from cudal2gen.kernel.record import Fields, Origin, Record
@@ -32,12 +31,13 @@ class Use(NamedTuple):
     launched: Sizes
     copied: Copied
 
-    def copied_bytes(self, sizes: Sizes) -> int:
-        """Bytes that the copies move: the matrix once read, the wide one filled with zeros and written."""
+    def copied_bytes(self, sizes: Sizes, widths: tuple[int, int, int]) -> int:
+        """Bytes that the copies move: the matrix once read, the wide one filled with zeros and written. ``widths``:
+        of a problem."""
         writes = (2, 2, 1)  # D is not filled before
-        shapes = zip(_shapes(sizes), _shapes(self.launched), writes, self.copied, strict=True)
-        return F16.bytes * sum(
-            math.prod(own) + times * math.prod(wide) for own, wide, times, copied in shapes if copied
+        matrices = zip(_shapes(sizes), _shapes(self.launched), writes, widths, self.copied, strict=True)
+        return sum(
+            width * (math.prod(own) + times * math.prod(wide)) for own, wide, times, width, copied in matrices if copied
         )
 
     @property
@@ -74,7 +74,7 @@ def use(record: Record, sizes: Sizes, operands: Operands) -> Use | None:
             candidates.append(variant.padded(extents))
     uses = [Use(extents, _copied(record, sizes, extents, operands)) for extents in candidates]
     within = [candidate for candidate in uses if max(candidate.launched) <= MAX_EXTENT]
-    return min(within, key=lambda candidate: _copies(candidate, sizes), default=None)
+    return min(within, key=lambda candidate: _copies(candidate, problem, sizes), default=None)
 
 
 def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> tuple[Record, Use] | None:
@@ -93,7 +93,7 @@ def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> t
             pairs.append((variant, how))
     if not pairs:
         return None
-    best, how = min(pairs, key=lambda pair: _copies(pair[1], sizes))
+    best, how = min(pairs, key=lambda pair: _copies(pair[1], problem, sizes))
     if best == record:
         return record, how
     origin = Origin(source=record.origin.source, structure="modelled", changed=changed_fields(record, best))
@@ -114,7 +114,8 @@ def distance(problem: Problem, other: Problem, tile: tuple[int, int]) -> float:
     more of count as well: a kernel for a larger problem leaves a part of its last tiles empty, while one for a smaller
     problem was chosen to spread little work (small tiles, split k), and a second tile reads an operand a second time.
     So 4097 rows take the record of 4096, but 5 rows that of 8. Another layout stores B otherwise and changes how it is
-    loaded, not the tile. GPUs: see ``chips.distance``.
+    loaded, not the tile. Types count nothing: tensor cores multiply bf16 at the rate of fp16. GPUs: see
+    ``chips.distance``.
     """
     pairs = ((problem.m, other.m, tile[0]), (problem.n, other.n, tile[1]), (problem.k, other.k, None))
     total = chips.distance(problem.gpu, other.gpu) + (OTHER_LAYOUT if problem.layout != other.layout else 0.0)
@@ -153,13 +154,13 @@ def nearest(
 
 def _variant(record: Record, problem: Problem, fields: Fields) -> Record | None:
     try:
-        return record.at(problem.revised(), **fields)
+        return record.at(problem.revised(), **(record.output_fields(problem) | fields))
     except IllegalRecord:
         return None
 
 
-def _copies(how: Use, sizes: Sizes) -> tuple[int, int]:
-    return sum(how.copied), how.copied_bytes(sizes)
+def _copies(how: Use, problem: Problem, sizes: Sizes) -> tuple[int, int]:
+    return sum(how.copied), how.copied_bytes(sizes, problem.widths)
 
 
 def _shapes(sizes: Sizes) -> tuple[tuple[int, int], ...]:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD, Chip
+from cudal2gen.kernel.fieldset import spell
 from cudal2gen.kernel.launch import Raster, Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_K, MMA_M, MMA_N, SPLITS, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Problem, ceil_div
@@ -35,6 +36,8 @@ PREFETCHES: tuple[Fields, ...] = (
     {"kind": "multi", "distance": 2},
 )
 STRIDES = (512, 1024, 2048, 4096)
+# D straight from registers.
+UNSTAGED: Fields = {"epilogue": "global", "c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None}
 BESIDE_ESTIMATE = 16  # registers that kernels of the catalog take beyond the estimate where copies are predicated
 
 
@@ -137,6 +140,10 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
 
     def _epilogue_violations(self) -> Iterator[str]:
         staged = self.epilogue != "global"
+        if staged and self.problem.d == "f32":
+            straight = " ".join(f"--set {field}={spell(value)}" for field, value in UNSTAGED.items())
+            yield (f"epilogue={self.epilogue}: must be global for d=f32, whose pairs fill sectors ({straight})")
+            return
         if (self.r2s_bytes is not None) != staged:
             yield f"r2s_bytes={self.r2s_bytes}: is given unless epilogue is global"
             return
@@ -296,6 +303,10 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
         return self.tiles_launch(self.raster)
 
+    def output_fields(self, problem: Problem) -> Fields:
+        """D of fp32 leaves straight from registers: four lanes fill a sector with a row's pairs."""
+        return UNSTAGED if problem.d == "f32" else {}
+
     def other_strides(self, n: int) -> list[int]:
         """Slices of one tile and of 3/2: the record's own stride usually covers the small problems of a test."""
         return [self.bn, self.bn * 3 // 2] if self.swizzle_stride is not None and n > self.bn else []
@@ -349,6 +360,7 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
                         "g2s_cols": 4, "g2s_slot": 0, "raster": "plain", "swizzle_stride": None, "prefetch": prefetch,
                         "unroll_k": False, "bake": [], "epilogue": "staged", "c_batch": batches[0] if batches else 1,
                         "r2s_bytes": 4, "padding": cls.least_padding(problem, bm, bn, bk), "split_k": split_k,
+                        **(UNSTAGED if problem.d == "f32" else {}),
                     }  # fmt: skip
 
     @classmethod

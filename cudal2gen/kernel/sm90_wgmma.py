@@ -312,7 +312,7 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def chunk_b(self) -> int:
         """Columns of a box of B whose rows run along n: as many as one swizzle covers, and no wgmma straddles."""
-        return WGMMA_M if self.swap_ab else _widest(self.atom_n)
+        return WGMMA_M if self.swap_ab else _widest(self.atom_n, self.element.bytes)
 
     @property
     def boxes_a(self) -> int:
@@ -329,14 +329,14 @@ class Sm90Wgmma(Sm90Kernel):
         """Accumulator columns that a warp stores at a time: as many as a box takes and shared memory has room for."""
         if self.swap_ab:
             return next(rows for rows in (64, 48, 32, 16) if self.atom_n % rows == 0)
-        whole = _widest(self.atom_n)
+        whole, chunk = _widest(self.atom_n, self.output.bytes), 128 // self.output.bytes
         room = self.target.capability.smem_block_bytes - self.ring_bytes - self.barrier_bytes
-        return CHUNK if self.atom_n > CHUNK and self._buffer_bytes(CHUNK) <= room and self.min_blocks == 1 else whole
+        return chunk if self.atom_n > chunk and self._buffer_bytes(chunk) <= room and self.min_blocks == 1 else whole
 
     @property
     def store_rest(self) -> int:
         """The same of the columns that ``store_group`` leaves over, 0 where it leaves none."""
-        return _widest(rest) if (rest := self.atom_n % self.store_group) else 0
+        return _widest(rest, self.output.bytes) if (rest := self.atom_n % self.store_group) else 0
 
     @property
     def ring_bytes(self) -> int:
@@ -348,7 +348,7 @@ class Sm90Wgmma(Sm90Kernel):
         return self._buffer_bytes(self.store_group) if self.stores_tiles == "tma" else 0
 
     def _buffer_bytes(self, group: int) -> int:
-        return self.consumers * 4 * STORE_BUFFERS * 16 * group * self.element.bytes
+        return self.consumers * 4 * STORE_BUFFERS * 16 * group * self.output.bytes
 
     @property
     def barrier_bytes(self) -> int:
@@ -547,9 +547,9 @@ class Sm90Wgmma(Sm90Kernel):
         )
 
 
-def _widest(extent: int) -> int:
-    """The widest swizzled row, in elements, that divides an extent."""
-    return next(width for width in (64, 32, 16) if extent % width == 0)
+def _widest(extent: int, element_bytes: int) -> int:
+    """The widest swizzled row, in elements, that divides a multiple of 16."""
+    return next(row // element_bytes for row in (128, 64, 32) if extent % (row // element_bytes) == 0)
 
 
 def _null(value: str | None) -> str:

@@ -131,7 +131,7 @@ def _stores_us(record: Record) -> float:
     much back, while no tensor core works. What overlaps is the part of the time that the SMs do not multiply in.
     """
     rates = record.target.rates
-    stored = record.m * record.n * record.element.bytes
+    stored = record.m * record.n * record.output.bytes
     return max(0.0, stored - L2_SHARE * rates.l2_size) / rates.dram_bytes_us
 
 

@@ -222,5 +222,5 @@ def _ends_us(kernel: Kernel, waves: list[Wave], latency_us: float) -> float:
 
 def _store_clocks(kernel: Kernel) -> float:
     """Clocks in which a CTA stores its share of a tile."""
-    tile_bytes = kernel.bm * kernel.bn * kernel.problem.element.bytes / kernel.split_k
+    tile_bytes = kernel.bm * kernel.bn * kernel.problem.output.bytes / kernel.split_k
     return tile_bytes / STORE_BYTES[kernel.work.store]

@@ -73,7 +73,7 @@ def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:
         cols = min(work.raster_band, cols, wave)
         rows = min(rows, ceil_div(wave, cols))
     per_wave = column_bytes * (rows * tiled.bm + cols * tiled.bn)
-    return max(once, tiles / wave * per_wave + problem.element.bytes * problem.m * problem.n)
+    return max(once, tiles / wave * per_wave + problem.output.bytes * problem.m * problem.n)
 
 
 def sums_us(tiled: Tiled, work: Work, rates: Rates, sms: int, together: int) -> float:

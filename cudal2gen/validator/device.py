@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cudal2gen.compiler import Artifact
 from cudal2gen.correctness import Comparison, errors_of_single
-from cudal2gen.gpu import Absent, Contender, GpuError, Kernel
+from cudal2gen.gpu import Absent, Contender, GpuError, Kernel, typed
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import LaunchError
 from cudal2gen.results import Case, Verdict
@@ -54,7 +54,7 @@ class Device(Protocol):
     def stream(self) -> int: ...
 
     def empty(self, *shape: int) -> torch.Tensor:
-        """fp16 memory of its own, NaN-filled or the like, so that stale results cannot pass."""
+        """Memory of its own for elements of 16 bits, NaN-filled or the like, so that stale results cannot pass."""
         ...
 
     def hold(self) -> None:
@@ -87,7 +87,7 @@ def run_case(
 ) -> tuple[Case, bool]:
     """One problem with one kind of inputs, three times; and whether the same numbers gave the same bits."""
     comparison, findings, same_bits = Comparison("nothing", 0), list[str](), True
-    nan, number = record.element.poisons
+    nan, number = record.output.poisons
     with _refusals(findings):
         first, second = (Matrices(device.empty, record, shape.of(record)) for _ in range(2))
         first.draw(inputs, seed, nan)
@@ -147,14 +147,14 @@ def stream_case(device: Device, record: Record, contender: Contender, shape: Sha
     comparison = Comparison("nothing", 0)
     with _refusals(findings):
         matrices = Matrices(device.empty, record, shape.of(record))
-        matrices.draw("normal", seed, record.element.poisons[0])
+        matrices.draw("normal", seed, record.output.poisons[0])
         operands = matrices.operands
         call = contender.bind(operands)
         _finish(device, call)  # what the first call alone does is not waited for below
-        matrices.draw("normal", seed + 1, record.element.poisons[0])
+        matrices.draw("normal", seed + 1, record.output.poisons[0])
         inputs = (operands.a, operands.b, operands.b_nn)
         copies = [matrix.clone() for matrix in inputs]
-        d = device.empty(*operands.d.shape).view(operands.d.dtype)
+        d = typed(device.empty, operands.d.dtype)(*operands.d.shape)
         for matrix in inputs:
             matrix.fill_(float("nan"))
         device.wait()
@@ -181,7 +181,7 @@ def accuracy_case(device: Device, record: Record, contender: Contender, baseline
         matrices = Matrices(device.empty, record, shape.of(record))
         operands = matrices.operands
         for side in (baseline, contender):
-            matrices.draw("normal", seed, record.element.poisons[0])
+            matrices.draw("normal", seed, record.output.poisons[0])
             _finish(device, side.bind(operands))
             error, rms = errors_of_single(operands.a, operands.b, operands.d)
             largest[side], squares[side] = max(largest[side], error), squares[side] + rms**2 / DRAWS
@@ -272,5 +272,5 @@ def _plan(record: Record, own: Shape) -> Iterator[tuple[Shape, str]]:
     stress = stress_shapes(record)
     thorough = (thorough_shape(stress).mnk, own.mnk)
     for shape in dict.fromkeys([*stress, own]):
-        for inputs in kinds(shape, shape.mnk in thorough, record.element.exact):
+        for inputs in kinds(shape, shape.mnk in thorough, record.output.exact):
             yield shape, inputs

@@ -73,7 +73,7 @@ class _Matrices:
         lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
         self.memory = emulator.Memory()
         self._rows, self._cols = rows[rows < shape.m], cols[cols < shape.n]
-        self._type = record.element.numpy_dtype
+        self._type, self._type_d = record.element.numpy_dtype, record.output.numpy_dtype
         rng = np.random.default_rng(seed)
         a, b = operands(inputs, len(self._rows), len(self._cols), shape.k, rng, record.element)
         wide_a, wide_b = _widened(a, len(rows), k), _widened(b, len(cols), k)
@@ -85,7 +85,7 @@ class _Matrices:
             ldb, address_b = ldb_tn, self._input("B", (n, ldb_tn), cols, along_k, wide_b)
         else:
             ldb, address_b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, wide_b.T)
-        zeros = np.broadcast_to(self._type.type(0), self._d_shape)
+        zeros = np.broadcast_to(self._type_d.type(0), self._d_shape)
         self._d = self.memory.upload(zeros, "output", region=np.s_[:, :n], name="D")
         self.arguments = (address_a, lda, address_b, ldb, self._d.address, ldd, m, n, k)
 
@@ -101,7 +101,7 @@ class _Matrices:
     @property
     def d(self) -> Array:
         """The computed part of the problem's D."""
-        whole = self._d.bytes().view(self._type).reshape(self._d_shape)
+        whole = self._d.bytes().view(self._type_d).reshape(self._d_shape)
         part: Array = whole[np.ix_(self._rows, self._cols)]
         return part
 
@@ -212,7 +212,7 @@ def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
     largest = thorough_shape(shapes)
     for shape in shapes:
         # Hazards do not depend on data: one kind of inputs finds them.
-        for number, inputs in enumerate(kinds(shape, shape == largest, record.element.exact)):
+        for number, inputs in enumerate(kinds(shape, shape == largest, record.output.exact)):
             case, execution = run_case(
                 record, artifact, library, shape, inputs,
                 hazards=number == 0, counters=number == 1 and shape == largest, seed=len(cases),

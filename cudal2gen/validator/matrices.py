@@ -11,7 +11,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from cudal2gen.correctness import Comparison, compare, first_place, operands
-from cudal2gen.gpu import Empty, Operands
+from cudal2gen.element import Element
+from cudal2gen.gpu import Empty, Operands, typed
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.validator.problems import strides
 
@@ -24,17 +25,20 @@ GUARD = 4096  # elements before and after each matrix
 class Guarded:
     """A matrix of ``rows`` by ``cols`` elements inside a larger allocation, filled with the bits of ``around``."""
 
-    def __init__(self, empty: Empty, name: str, rows: int, cols: int, stride: int, around: int) -> None:
+    def __init__(
+        self, empty: Empty, element: Element, name: str, rows: int, cols: int, stride: int, around: int
+    ) -> None:
         import torch
 
+        bits: torch.dtype = getattr(torch, element.bits)
         self.name, self._around = name, around
-        whole = empty(2 * GUARD + rows * stride)
-        self._bits = whole.view(torch.int16)
+        whole = typed(empty, element.torch_dtype)(2 * GUARD + rows * stride)
+        self._bits = whole.view(bits)
         self._bits.fill_(around)
         inside = whole[GUARD : GUARD + rows * stride].unflatten(0, (rows, stride))
         self.matrix = inside[:, :cols]
-        self.bits = self.matrix.view(torch.int16)
-        self._between = inside[:, cols:].view(torch.int16)
+        self.bits = self.matrix.view(bits)
+        self._between = inside[:, cols:].view(bits)
         self._bits_before: torch.Tensor | None = None
 
     def keep(self) -> None:
@@ -59,15 +63,16 @@ class Matrices:
 
     def __init__(self, empty: Empty, record: Record, problem: Problem) -> None:
         m, n, k = problem.m, problem.n, problem.k
-        stride, element = strides(record, n, k), record.element
+        stride, element, output = strides(record, n, k), record.element, record.output
         self._record, self._order = record, record.k_order(k)
 
-        def guarded(name: str, rows: int, cols: int, ld: int, around: int) -> Guarded:
-            return Guarded(lambda *shape: empty(*shape).view(element.torch_dtype), name, rows, cols, ld, around)
+        def guarded(name: str, rows: int, cols: int, ld: int) -> Guarded:
+            return Guarded(empty, element, name, rows, cols, ld, element.nan)
 
+        self.a, self.b = guarded("A", m, k, stride.a), guarded("B", n, k, stride.b_tn)
+        self.b_nn = guarded("B", k, n, stride.b_nn)
         # What lies around D is a third pattern beside the poisons.
-        self.a, self.b = guarded("A", m, k, stride.a, element.nan), guarded("B", n, k, stride.b_tn, element.nan)
-        self.b_nn, self.d = guarded("B", k, n, stride.b_nn, element.nan), guarded("D", m, n, stride.d, element.canary)
+        self.d = Guarded(empty, output, "D", m, n, stride.d, output.canary)
         self.operands = Operands(self.a.matrix, self.b.matrix, self.b_nn.matrix, self.d.matrix)
 
     def draw(self, inputs: str, seed: int, poison: int) -> None:
