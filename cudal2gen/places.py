@@ -15,7 +15,8 @@ def checkout() -> Path | None:
 
 
 def shipped(name: str) -> Path:
-    """``templates`` or ``configs`` as shipped: beside the package in a checkout, inside it in a wheel."""
+    """``templates``, ``configs`` or ``docs`` as shipped: beside the package in a checkout, inside it in a wheel. Of
+    ``docs`` a wheel has the pages of rules."""
     return (checkout() or PACKAGE) / name
 
 

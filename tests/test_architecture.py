@@ -46,6 +46,7 @@ FLOORS = {
     "validator": 4,
     "baselines": 4,
     "bench": 5,
+    "testing": 5,
     "choice": 4,
     "pack": 5,
     "report": 6,

@@ -96,6 +96,14 @@ def _registration(objects: Sequence[Path]) -> str:
     )
 
 
+def text_file(text: str, suffix: str) -> Path:
+    """A file of some text, in the cache: the same one for the same text."""
+    path = _folder() / "texts" / f"{_digest(text)}{suffix}"
+    if not path.exists():
+        files.write(path, text)
+    return path
+
+
 def _folder() -> Path:
     return places.user_cache() / "check"
 

@@ -63,13 +63,17 @@ def _sarif_result(item: Report, rules: list[str]) -> dict[str, Any]:
 
 def github(result: Result) -> Iterator[str]:
     """Workflow commands that GitHub shows beside the lines."""
-    for item in result.ordered:
-        kind = "error" if item.is_error else "notice"
-        home = item.access.site.home
-        where = f"file={_path(home)},line={home.line}," if home else ""
-        message = f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message
-        escaped = message.replace("%", "%25").replace("\n", "%0A")
-        yield f"::{kind} {where}title={item.kind}::{escaped}"
+    return map(annotation, result.ordered)
+
+
+def annotation(item: Report) -> str:
+    """The workflow command of one finding."""
+    kind = "error" if item.is_error else "notice"
+    home = item.access.site.home
+    where = f"file={_path(home)},line={home.line}," if home else ""
+    message = f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message
+    escaped = message.replace("%", "%25").replace("\n", "%0A")
+    return f"::{kind} {where}title={item.kind}::{escaped}"
 
 
 def _path(place: Frame) -> str:
