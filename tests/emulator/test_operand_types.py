@@ -13,6 +13,7 @@ import pytest
 
 from cudal2gen import emulator
 from cudal2gen.emulator import Memory
+from cudal2gen.emulator.arithmetic import operands
 
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 BITS = {"f64": 64, "tf32": 32, "f16": 16, "bf16": 16, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 8, "s4": 4, "u4": 4}
@@ -407,3 +408,18 @@ def test_rounding_to_bf16_and_tf32() -> None:
         got = convert(opcode, raw[:, None], out, ("w", "h" if dropped == 16 else "w"))
         want = [nearest(int(bits), dropped, away) for bits in raw]
         assert [int(g) << 16 if dropped == 16 else int(g) for g in got] == want
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("finite", [True, False])
+def test_halves_widen_bit_for_bit(kind: str, finite: bool) -> None:
+    """Every f16 and bf16, subnormal ones too, alone and in pairs; among infinities and NaN, and without."""
+    raw = np.arange(1 << 16, dtype=np.uint16)
+    if finite:
+        raw = raw[raw & 0x7C00 != 0x7C00]
+    want = raw.view(np.float16).astype(np.float32) if kind == "f16" else (raw.astype(np.uint32) << 16).view(np.float32)
+    assert np.array_equal(operands.halves(raw, kind).view(np.uint32), want.view(np.uint32))
+    words = raw.view(np.uint32).reshape(4, -1)
+    pairs = want.reshape(*words.shape, 2).transpose(0, 2, 1)
+    split = operands.split_halves(words, kind)
+    assert np.array_equal(split.view(np.uint32), np.ascontiguousarray(pairs).view(np.uint32))

@@ -75,6 +75,52 @@ def unpack_f8(raw: Array, kind: str, relu: bool) -> Array:
     return np.ascontiguousarray(bits).view(np.uint32)
 
 
+# Bits of a half, shifted right by three as a signed number from the upper end of a word, that stand where those of a
+# float32 do, but for the bias of the exponent.
+_HALF_BITS = np.int32(0x8FFFE000 - (1 << 32))
+_BIAS = np.float32(2.0**112)
+_TINY = np.array([1], np.int32).view(np.float32)
+
+
+def _are_finite(raw: Array) -> bool:
+    """No infinity or NaN among f16 (raw uint16), and the processor does not flush denormals: they scale exactly."""
+    return int((raw << np.uint16(1)).max(initial=0)) < 0xF800 and bool((_TINY * _BIAS)[0])
+
+
+def _scaled(words: Array) -> Array:
+    """Words (int32, changed in place) with finite f16 in their upper halves -> those numbers as float32."""
+    words >>= 3
+    words &= _HALF_BITS
+    out: Array = words.view(np.float32)
+    out *= _BIAS
+    return out
+
+
+def f16_to_f32(raw: Array) -> Array:
+    """Raw f16 (uint16) -> float32; several times faster than NumPy's conversion where all numbers are finite."""
+    if not _are_finite(raw):
+        return np.asarray(raw.view(np.float16).astype(np.float32))
+    words = raw.view(np.int16).astype(np.int32)
+    words <<= 16
+    return _scaled(words)
+
+
+def halves(raw: Array, kind: str) -> Array:
+    """The float32 values of 16-bit operands (uint16), f16 or bf16."""
+    return f16_to_f32(raw) if kind == "f16" else bf16_to_f32(raw)
+
+
+def split_halves(words: Array, kind: str) -> Array:
+    """Words (..., n) of two f16 or bf16 each -> float32 (..., 2, n): all lower halves, then all upper ones."""
+    if kind == "f16" and not _are_finite(words.view(np.uint16)):
+        pairs = words.view(np.float16).astype(np.float32).reshape(*words.shape, 2)
+        return np.ascontiguousarray(np.moveaxis(pairs, -1, -2))
+    out = np.empty((*words.shape[:-1], 2, words.shape[-1]), np.uint32)
+    np.left_shift(words, 16, out=out[..., 0, :])
+    np.bitwise_and(words, 0xFFFF0000, out=out[..., 1, :])
+    return _scaled(out.view(np.int32)) if kind == "f16" else out.view(np.float32)
+
+
 def elements(raw: Array, kind: str) -> Array:
     """Raw bytes (uint8, last axis contiguous) -> the numbers in them: floats as float32 (f64: float64), integers as
     float64, which holds every sum of their products."""
@@ -82,7 +128,7 @@ def elements(raw: Array, kind: str) -> Array:
     if kind in _EIGHTS:
         return f8_to_f32(data, kind)
     if kind == "f16":
-        return np.asarray(data.view(np.float16).astype(np.float32))
+        return f16_to_f32(data.view(np.uint16))
     if kind == "bf16":
         return bf16_to_f32(data.view(np.uint16))
     if kind == "tf32":

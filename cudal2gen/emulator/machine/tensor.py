@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cudal2gen.emulator.arithmetic import bf16_to_f32
-from cudal2gen.emulator.state.arrays import Array
+from cudal2gen.emulator.arithmetic.operands import halves, split_halves
+from cudal2gen.emulator.state.arrays import MOVER, Array
 
-# Products are evaluated when this many lanes take part in those collected: it bounds memory and suits the cache.
-MAX_PENDING_LANES = 1 << 20
+# Collected products are evaluated when one that depends on them follows and this many lanes take part: their operands
+# are then still in the cache; or else when it is MAX_PENDING_LANES, which bounds memory.
+PENDING_LANES, MAX_PENDING_LANES = 1 << 18, 1 << 20
 
 
 # Registers of an operand, raw bits (uint32 per lane); and its identity.
@@ -99,9 +100,8 @@ def force(value: Array | Accumulator) -> Array:
     return value.get() if isinstance(value, Accumulator) else value
 
 
-# Registers as a kernel holds them; matrices by shape, side (A: True) and fragment.
+# Registers as a kernel holds them.
 Registers = tuple[Array | Accumulator, ...]
-Operands = dict[tuple[Shape, bool, Identity], Array]
 
 
 class TensorUnit:
@@ -110,6 +110,8 @@ class TensorUnit:
     def __init__(self, size: int) -> None:
         self.size = size
         self.pending: list[Product] = []
+        # The highest level among them.
+        self.deepest = 0
 
     def mma(self, shape: Shape, a: Registers, b: Registers, c: Registers) -> list[Accumulator]:
         """Operands: registers (uint32 arrays, one element per lane). Returns the result registers."""
@@ -118,55 +120,34 @@ class TensorUnit:
         whole = _whole_product(c)
         if whole is not None:
             addend = whole
+            if whole.block is None and whole.level == self.deepest and len(self.pending) * self.size >= PENDING_LANES:
+                self.flush()
             level = whole.level + 1 if whole.block is None else 0
         else:
             addend = tuple(force(x) for x in c)
         node = Product(self, shape, tuple(map(force, a)), tuple(map(force, b)), addend, level)
         self.pending.append(node)
+        self.deepest = max(self.deepest, level)
         if len(self.pending) * self.size > MAX_PENDING_LANES:
             self.flush()
         return [Accumulator(node, i) for i in range(len(c))]
 
     def flush(self) -> None:
         """Evaluate everything pending."""
-        nodes, self.pending = self.pending, []
+        nodes, self.pending, self.deepest = self.pending, [], 0
         groups: dict[tuple[int, Shape], list[Product]] = {}
         for node in nodes:
             groups.setdefault((node.level, node.shape), []).append(node)
-        operands: Operands = {}
-        self._convert(nodes, operands)
         for level, shape in sorted(groups, key=lambda key: key[0]):
-            self._level(shape, groups[(level, shape)], operands)
+            self._level(shape, groups[(level, shape)])
         for node in nodes:
             node.a = node.b = ()
             node.c = None
             node.level = 0
 
-    def _convert(self, nodes: list[Product], operands: Operands) -> None:
-        """Distinct fragments -> matrices: A as (warps, 16, k), B as (warps, k, 8)."""
-        by_kind: dict[tuple[Shape, bool], dict[Identity, Fragment]] = {}
-        for node in nodes:
-            by_kind.setdefault((node.shape, True), {})[_identity(node.a)] = node.a
-            by_kind.setdefault((node.shape, False), {})[_identity(node.b)] = node.b
-        warps = self.size // 32
-        for (shape, left), fragments in by_kind.items():
-            per, steps = shape.per, shape.k // (4 * shape.per)
-            raw = np.array(list(fragments.values()), np.uint32)
-            values = _decode(raw, shape, shape.signed_a if left else shape.signed_b)
-            n = len(fragments)
-            # Registers of A are ordered (k half, row half); lane = 4 * row + k group; then the elements of a register.
-            if left:
-                cells = values.reshape(n, steps, 2, warps, 8, 4, per).transpose(0, 3, 2, 4, 1, 5, 6)
-                matrices = np.ascontiguousarray(cells).reshape(n, warps, 16, shape.k)
-            else:
-                cells = values.reshape(n, steps, warps, 8, 4, per).transpose(0, 2, 1, 4, 5, 3)
-                matrices = np.ascontiguousarray(cells).reshape(n, warps, shape.k, 8)
-            for key, matrix in zip(fragments, matrices, strict=True):
-                operands[(shape, left, key)] = matrix
-
-    def _level(self, shape: Shape, nodes: list[Product], operands: Operands) -> None:
+    def _level(self, shape: Shape, nodes: list[Product]) -> None:
         """Evaluate independent products of one shape."""
-        out, rows, columns = self._multiply(shape, nodes, operands)
+        out, rows, columns = self._multiply(shape, nodes)
         work = np.float64 if shape.kind == "s8" else np.float32
         previous = _common_block(nodes, rows, columns)
         if previous is not None and previous.shape == out.shape and previous.dtype == work:
@@ -177,29 +158,53 @@ class TensorUnit:
                 if addend is not None:
                     out[:, r : r + 16, c : c + 8] += addend
         if shape.acc == "f16":
-            out = out.astype(np.float16).astype(np.float32)
+            out = halves(out.astype(np.float16).view(np.uint16), "f16")
         elif shape.acc == "s32":
             out = out.astype(np.int64).astype(np.int32)
         for node, r, c in zip(nodes, rows, columns, strict=True):
             node.block, node.row, node.column = out, r, c
 
-    def _multiply(self, shape: Shape, nodes: list[Product], operands: Operands) -> tuple[Array, list[int], list[int]]:
+    def _multiply(self, shape: Shape, nodes: list[Product]) -> tuple[Array, list[int], list[int]]:
         """All products A * B in one block (warps, rows, columns), and the first row and column of each."""
-        lefts: dict[Identity, int] = {}
-        rights: dict[Identity, int] = {}
-        places = []
+        lefts: dict[Identity, Fragment] = {}
+        rights: dict[Identity, Fragment] = {}
+        pairs = []
         for node in nodes:
-            ka, kb = _identity(node.a), _identity(node.b)
-            places.append((lefts.setdefault(ka, len(lefts)), rights.setdefault(kb, len(rights))))
-        if len(nodes) == len(lefts) * len(rights) == len(set(places)):
+            pair = _identity(node.a), _identity(node.b)
+            lefts[pair[0]], rights[pair[1]] = node.a, node.b
+            pairs.append(pair)
+        if len(nodes) == len(lefts) * len(rights) == len(set(pairs)):
             # Every A fragment meets every B fragment: one large product per warp instead of many small ones.
-            a = np.concatenate([operands[(shape, True, k)] for k in lefts], axis=1)
-            b = np.concatenate([operands[(shape, False, k)] for k in rights], axis=2)
-            return np.matmul(a, b), [16 * i for i, _ in places], [8 * j for _, j in places]
-        a = np.stack([operands[(shape, True, _identity(n.a))] for n in nodes], axis=1)
-        b = np.stack([operands[(shape, False, _identity(n.b))] for n in nodes], axis=1)
-        out = np.matmul(a, b).reshape(self.size // 32, 16 * len(nodes), 8)
-        return out, [16 * i for i in range(len(nodes))], [0] * len(nodes)
+            a = self._left(list(lefts.values()), shape)
+            b = self._right(list(rights.values()), shape)
+            rows = {key: 16 * i for i, key in enumerate(lefts)}
+            columns = {key: 8 * i for i, key in enumerate(rights)}
+            return np.matmul(a, b), [rows[i] for i, _ in pairs], [columns[j] for _, j in pairs]
+        n, warps = len(nodes), self.size // 32
+        a = self._left([node.a for node in nodes], shape).reshape(warps, n, 16, shape.k)
+        b = self._right([node.b for node in nodes], shape).reshape(warps, shape.k, n, 8).transpose(0, 2, 1, 3)
+        out = np.matmul(a, np.ascontiguousarray(b)).reshape(warps, 16 * n, 8)
+        return out, [16 * i for i in range(n)], [0] * n
+
+    def _left(self, fragments: list[Fragment], shape: Shape) -> Array:
+        """A fragments below each other: (warps, 16 * fragments, k) of numbers."""
+        # Registers are ordered (k half, row half); lane = 4 * row + k group; then the elements of a register. So four
+        # lanes hold 16 bytes of a row.
+        n, warps, steps = len(fragments), self.size // 32, shape.k // (4 * shape.per)
+        raw = _stacked(fragments).view(MOVER[16]).reshape(n, steps, 2, warps, 8)
+        rows = np.ascontiguousarray(raw.transpose(3, 0, 2, 4, 1)).view(np.uint32)
+        return _decode(rows, shape, shape.signed_a).reshape(warps, 16 * n, shape.k)
+
+    def _right(self, fragments: list[Fragment], shape: Shape) -> Array:
+        """B fragments beside each other: (warps, k, 8 * fragments) of numbers."""
+        # Registers are ordered by k; lane = 4 * column + k group; then the elements of a register.
+        n, warps, steps = len(fragments), self.size // 32, shape.k // (4 * shape.per)
+        raw = _stacked(fragments).reshape(n, steps, warps, 8, 4).transpose(2, 1, 4, 0, 3)
+        words = np.ascontiguousarray(raw).reshape(warps, steps * 4, 8 * n)
+        if shape.per == 2:
+            return split_halves(words, shape.kind).reshape(warps, shape.k, 8 * n)
+        values = _decode(words, shape, shape.signed_b).reshape(warps, steps * 4, 8 * n, shape.per)
+        return np.ascontiguousarray(values.transpose(0, 1, 3, 2)).reshape(warps, shape.k, 8 * n)
 
     def _addend(self, node: Product, work: DTypeLike) -> Array | None:
         """C as (warps, 16, 8); None where it is zero."""
@@ -226,15 +231,21 @@ def _identity(fragment: Fragment) -> Identity:
     return tuple(map(id, fragment))
 
 
+def _stacked(fragments: list[Fragment]) -> Array:
+    """The registers of fragments one behind the other (uint32)."""
+    return np.concatenate([register for fragment in fragments for register in fragment])
+
+
 def _whole_product(c: Registers) -> Product | None:
     """The product of which these are all accumulators in order, if there is one."""
     first = c[0]
     if not isinstance(first, Accumulator):
         return None
     product = first.product
-    if all(isinstance(x, Accumulator) and x.product is product and x.index == i for i, x in enumerate(c)):
-        return product
-    return None
+    for index, x in enumerate(c):
+        if not isinstance(x, Accumulator) or x.product is not product or x.index != index:
+            return None
+    return product
 
 
 def _common_block(nodes: list[Product], rows: list[int], columns: list[int]) -> Array | None:
@@ -246,11 +257,6 @@ def _common_block(nodes: list[Product], rows: list[int], columns: list[int]) -> 
         if not (isinstance(c, Product) and c.block is block and c.row == row and c.column == column):
             return None
     return block
-
-
-def halves(raw: Array, kind: str) -> Array:
-    """The fp32 values of 16-bit operands, f16 or bf16."""
-    return raw.view(np.float16).astype(np.float32) if kind == "f16" else bf16_to_f32(raw)
 
 
 def _decode(raw: Array, shape: Shape, signed: bool) -> Array:
