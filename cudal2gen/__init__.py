@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cudal2gen.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from cudal2gen.grading import check_source as check_source
     from cudal2gen.operators import explain as explain
     from cudal2gen.operators import linear as linear
     from cudal2gen.operators import load_pack as load_pack
@@ -16,10 +17,16 @@ if TYPE_CHECKING:
     from cudal2gen.operators import stats as stats
     from cudal2gen.operators import unpatch as unpatch
 
+_GRADING = ("check_source",)
 _OPERATORS = ("explain", "linear", "load_pack", "matmul", "patch", "prefer", "stats", "unpatch")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _GRADING:
+        from cudal2gen import grading
+
+        globals().update({each: getattr(grading, each) for each in _GRADING})
+        return globals()[name]
     # These need torch, which takes a second to import; nothing else here does.
     if name not in _OPERATORS:
         raise AttributeError(f"module 'cudal2gen' has no attribute {name!r}")
@@ -30,4 +37,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OPERATORS})
+    return sorted({*globals(), *_GRADING, *_OPERATORS})

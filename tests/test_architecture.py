@@ -43,6 +43,7 @@ FLOORS = {
     "results": 2,
     "rounding": 3,
     "checking": 4,
+    "grading": 5,
     "validator": 4,
     "baselines": 4,
     "bench": 5,
@@ -63,7 +64,7 @@ NO_NAMES = frozenset(
     ("one", "found", "told", "said", "wanted", "known", "given", "asked", "held", "made", "taken", "shown", "seen",
      "these", "fitting", "theirs", "ours", "bed")
 )  # fmt: skip
-TORCH = {"element", "correctness", "validator", "gpu", "baselines", "bench", "operators", "tuner"}
+TORCH = {"element", "grading", "correctness", "validator", "gpu", "baselines", "bench", "operators", "tuner"}
 
 
 def room(path: Path, package: Path) -> str:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,6 +105,21 @@ def text_file(text: str, suffix: str) -> Path:
     return path
 
 
+def ptx(text: str, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None) -> str:
+    """The PTX of CUDA text; host code is not compiled. Raises Failure with the compiler's errors, and where it takes
+    longer than ``seconds``."""
+    number = sm.removeprefix("sm_")
+    command = [
+        str(tools.nvcc), "-ptx", "-lineinfo", "-std=c++17", f"-I{tools.cutlass_include}", "-isystem", str(_STAND_INS),
+        "-arch", f"compute_{number}", *arguments,
+    ]  # fmt: skip
+    key = _digest(tools.nvcc_version, *command[1:], text)
+    target = _folder() / f"{key}.ptx"
+    if not target.exists():
+        _compile([*command, str(text_file(text, ".cu"))], target, _folder(), seconds)
+    return target.read_text()
+
+
 def _folder() -> Path:
     return places.user_cache() / "check"
 
@@ -174,11 +190,15 @@ def _headers(rule: str, tools: Toolchain) -> list[Path]:
     return sorted({path for path in paths if not any(path.is_relative_to(root) for root in toolkit)})
 
 
-def _compile(command: Sequence[str], target: Path, folder: Path) -> None:
-    """Run nvcc; ``target`` appears whole or not at all. Raises Failure with its first errors."""
+def _compile(command: Sequence[str], target: Path, folder: Path, seconds: float | None = None) -> None:
+    """Run nvcc; ``target`` appears whole or not at all. Raises Failure with its first errors, or behind ``seconds``."""
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    code, output = process_tree.output([*command, "-o", str(scratch)], environment(), folder=folder)
+    try:
+        code, output = process_tree.output([*command, "-o", str(scratch)], environment(), seconds, folder)
+    except subprocess.TimeoutExpired:
+        scratch.unlink(missing_ok=True)
+        raise Failure(f"nvcc did not end within {seconds:.0f} s") from None
     if code:
         scratch.unlink(missing_ok=True)
         lines = [line for line in output.splitlines() if line.strip()]

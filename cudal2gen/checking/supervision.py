@@ -91,11 +91,16 @@ class _Watch:
         if time.perf_counter() > self.deadline:
             fewer = ", --sample N runs only N CTAs of a grid" if launch else ""
             return f"did not end within {self.deadline - self.started:.0f} s{launch}; --timeout gives it longer{fewer}"
-        with suppress(OSError, ValueError, IndexError):
-            pages = int(Path(f"/proc/{self.worker.pid}/statm").read_text().split()[1])
-            if pages * os.sysconf("SC_PAGESIZE") > self.nbytes:
-                return f"needs more than {self.nbytes / GIB:g} GiB of memory; --memory gives it more"
+        if resident_bytes(self.worker.pid) > self.nbytes:
+            return f"needs more than {self.nbytes / GIB:g} GiB of memory; --memory gives it more"
         return ""
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process occupies; 0 of one that is gone."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return 0
 
 
 def _take(result: Result, message: Message) -> None:

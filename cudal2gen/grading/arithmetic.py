@@ -1,0 +1,136 @@
+"""What instructions amount to: floating-point operations, and the types that they multiply, sum and convert in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+WARP = 32
+# More bits of the significand, a higher rank; integers and the like below all floats.
+RANKS = {"f64": 7, "f32": 6, "tf32": 5, "f16": 4, "bf16": 3, "e4m3": 2, "e5m2": 1}
+_TILE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_TYPE = re.compile(
+    r"\.(f64|f32|tf32|f16x2|f16|bf16x2|bf16|e4m3x2|e4m3|e5m2x2|e5m2|e2m3|e3m2|e2m1|s8|u8|s4|u4|b1|s32)\b"
+)
+_ARITHMETIC = re.compile(r"(fma|mad|mul|add|sub)\.")
+_INTEGER = re.compile(r"\.(s16|u16|s32|u32|s64|u64)$")
+
+
+class Matrix(NamedTuple):
+    """A matrix instruction of a warp: its operations, the types of operands (the narrower one) and accumulator."""
+
+    flops: int
+    operands: str
+    accumulator: str
+
+
+def rank(name: str) -> int:
+    """How precise a type is; 0 for integers and types of less than 8 bits."""
+    return RANKS.get(name, 0)
+
+
+def matrix(opcode: str) -> Matrix | None:
+    """The facts of mma, wmma.mma and wgmma; None of other instructions."""
+    if not opcode.startswith(("mma.", "wmma.mma.", "wgmma.mma_async")):
+        return None
+    tile = _TILE.search(opcode)
+    types = [match[1] for match in _TYPE.finditer(opcode)]
+    if tile is None or not types:
+        return None
+    m, n, k = map(int, tile.groups())
+    accumulator = types[0]
+    # wmma of fp16 names the types of D and C alone.
+    operands = ["f16"] if opcode.startswith("wmma") and len(types) < 4 else types[1:3]
+    return Matrix(2 * m * n * k, min(operands, key=rank, default="f16"), accumulator)
+
+
+def scalar_flops(opcode: str, integers: bool) -> int:
+    """Operations of one lane; ``integers``: those on integers count too."""
+    if (match := _ARITHMETIC.match(opcode)) is None:
+        return {"dp4a": 8, "dp2a": 4}.get(opcode.split(".", maxsplit=1)[0], 0) if integers else 0
+    whole = _INTEGER.search(opcode) is not None
+    if whole and not integers:
+        return 0
+    lanes = 2 if "x2" in opcode else 1
+    return lanes * (2 if match[1] in ("fma", "mad") else 1)
+
+
+def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple[int, int]:
+    """The operations of executed instructions (per warp) at most, all lanes counted: all, and by matrix units."""
+    by_matrix, others = wgmma_flops, 0
+    for opcode, runs in opcodes.items():
+        if opcode.startswith("wgmma."):
+            continue
+        unit = matrix(opcode)
+        if unit is not None:
+            by_matrix += runs * unit.flops
+        else:
+            others += runs * WARP * scalar_flops(opcode, integers)
+    return by_matrix + others, by_matrix
+
+
+class Downgrade(NamedTuple):
+    """An instruction of lower precision than asked: what about it, its type and the one asked."""
+
+    opcode: str
+    what: str
+    type: str
+    asked: str
+    runs: int
+
+
+def downgrades(
+    opcodes: Mapping[str, int], operands: str | None, accumulator: str | None, flops_needed: float
+) -> list[Downgrade]:
+    """Instructions that multiply, sum or convert in a narrower type than asked (None: any is right).
+
+    Sums outside of matrix units count where they amount to a quarter of ``flops_needed``: a scale or an epilogue in
+    fp16 is no accumulator."""
+    out, halves = [], 0.0
+    narrow = ("", "")
+    for opcode, runs in opcodes.items():
+        unit = matrix(opcode)
+        if unit is not None:
+            if operands and rank(unit.operands) < rank(operands):
+                out.append(Downgrade(opcode, "operands", unit.operands, operands, runs))
+            if accumulator and rank(unit.accumulator) < rank(accumulator):
+                out.append(Downgrade(opcode, "accumulator", unit.accumulator, accumulator, runs))
+            continue
+        converted = _converted(opcode)
+        if operands and converted and rank(converted) < rank(operands):
+            out.append(Downgrade(opcode, "conversion", converted, operands, runs))
+        kind = _sum_type(opcode)
+        if accumulator and kind and rank(kind) < rank(accumulator):
+            halves += runs * WARP * scalar_flops(opcode, integers=False)
+            narrow = (opcode, kind)
+    if accumulator and flops_needed and halves >= flops_needed / 4:
+        out.append(Downgrade(narrow[0], "sums", narrow[1], accumulator, int(halves)))
+    if operands:
+        dots = [(opcode, runs) for opcode, runs in opcodes.items() if opcode.startswith(("dp4a.", "dp2a."))]
+        out += [Downgrade(opcode, "operands", "8-bit integers", operands, runs) for opcode, runs in dots]
+    return out
+
+
+def _converted(opcode: str) -> str:
+    """The float type that a conversion of a float rounds to; "" of other instructions and of conversions to wider
+    ones. Conversions of floats to 8-bit integers are quantisation."""
+    if not opcode.startswith("cvt."):
+        return ""
+    types = [match[1].removesuffix("x2") for match in _TYPE.finditer(opcode)]
+    if len(types) < 2:
+        return ""
+    target, origin = types[0], types[1]
+    if rank(origin) == 0 or rank(target) >= rank(origin):
+        return ""
+    if rank(target) == 0:
+        return target if target in ("s8", "u8", "s4", "u4") else ""
+    return target
+
+
+def _sum_type(opcode: str) -> str:
+    """The type that an fma or add rounds to, of floats."""
+    if not opcode.startswith(("fma.", "add.", "sub.", "mad.")):
+        return ""
+    types = [match[1].removesuffix("x2") for match in _TYPE.finditer(opcode)]
+    return types[-1] if types and rank(types[-1]) else ""

@@ -1,0 +1,152 @@
+"""Device code: its PTX, and calls of it in one memory, whose pointers stay while contents change."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from cudal2gen.checking import compilation, devices
+from cudal2gen.checking.names import plain, resolved
+from cudal2gen.emulator import Buffer, Memory, Options, Program, Report, load
+from cudal2gen.emulator.host.execution import output_reports
+from cudal2gen.emulator.host.program import KernelArgument
+from cudal2gen.grading.contract import Contract, Launch
+from cudal2gen.grading.expressions import Shape
+from cudal2gen.grading.formats import Array
+from cudal2gen.toolchain import discover
+
+POISON = 0xFF  # in every byte: NaN in all floats, -1 in integers
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(include|include_next|import|embed)\b[ \t]*(.*)$", re.M)
+_ALLOWED = re.compile(r"<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\"")
+
+
+def outside_files(source: str) -> list[str]:
+    """Lines that include a file by an absolute path, a path upwards or a macro."""
+    joined = re.sub(r"/\*.*?\*/", " ", source.replace("\\\n", ""), flags=re.S)
+    return [match[0].strip() for match in _INCLUDE.finditer(joined) if not _ALLOWED.match(match[2])]
+
+
+def is_ptx(source: str) -> bool:
+    """PTX, not CUDA."""
+    return (
+        re.search(r"^\s*\.version\s", source, re.M) is not None
+        and re.search(r"^\s*\.target\s", source, re.M) is not None
+    )
+
+
+def ptx(source: str, device: str, arguments: tuple[str, ...], seconds: float) -> str:
+    """The PTX of CUDA text; nvcc makes no host code of it. Raises Failure with the compiler's errors."""
+    return source if is_ptx(source) else compilation.ptx(source, arguments, devices.target(device), discover(), seconds)
+
+
+@lru_cache(maxsize=8)
+def program(text: str) -> Program:
+    """The program of a PTX text. Raises PtxError."""
+    return load(text)
+
+
+@dataclass
+class Call:
+    """What one call did. ``outputs``: bits, by buffer; ``globals_changed``: device variables that hold other bytes
+    than before; ``opcodes``: executions per warp, by kernel, and ``wgmma_flops``, where counters were on."""
+
+    outputs: dict[str, Array]
+    reports: list[Report] = field(default_factory=list)
+    globals_changed: dict[str, int] = field(default_factory=dict)
+    opcodes: dict[str, Counter[str]] = field(default_factory=dict)
+    wgmma_flops: Counter[str] = field(default_factory=Counter)
+    launches: Counter[str] = field(default_factory=Counter)
+    ctas: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def instructions(self) -> int:
+        """Of all warps; 0 where counters were off."""
+        return sum(counter.total() for counter in self.opcodes.values())
+
+
+class DeviceCalls:
+    """Calls of one shape: all in the same memory, at the same addresses. Before each call outputs and scratch memory
+    are poisoned and inputs are written anew."""
+
+    def __init__(self, text: str, agreement: Contract, shape: Shape, device: str, lanes: int = 8192) -> None:
+        self.program, self.contract, self.shape = program(text), agreement, shape
+        self.device, self.lanes = devices.device(device), lanes
+        self.memory = Memory()
+        self.buffers: dict[str, Buffer] = {}
+        for item in agreement.buffers.values():
+            role = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}[item.role]
+            zeros = np.zeros(item.shape(shape), item.format.dtype)
+            self.buffers[item.name] = self.memory.upload(zeros, "inout" if item.zeroed else role, name=item.name)
+        self.kernels = [resolved(launch.entry, self.program.kernels) for launch in agreement.launches]
+        self.count = 0
+
+    def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
+        """All launches of the contract on some inputs (bits). Raises LaunchRefused, EmulatorError."""
+        self._fill(inputs)
+        before = {key: buffer.bytes().copy() for key, buffer in self.memory.globals.items()}
+        result = Call({})
+        options = Options(hazards=hazards, counters=counters, lanes=self.lanes)
+        for launch, kernel in zip(self.contract.launches, self.kernels, strict=True):
+            self._launch(launch, kernel, options, result)
+        self.count += 1
+        result.reports += output_reports(self.memory, self.kernels[-1] if self.kernels else "")
+        for key, buffer in self.memory.globals.items():
+            old = before.get(key)
+            changed = buffer.bytes() != (_initial(self.program, key[1], buffer) if old is None else old)
+            if changed.any():
+                result.globals_changed[key[1]] = int(changed.sum())
+        result.outputs = {item.name: self.buffers[item.name].download() for item in self.contract.outputs}
+        return result
+
+    def _fill(self, inputs: Mapping[str, Array]) -> None:
+        self.memory.writes += 1
+        for item in self.contract.buffers.values():
+            buffer = self.buffers[item.name]
+            if item.is_input:
+                buffer.bytes()[:] = np.ascontiguousarray(inputs[item.name]).reshape(-1).view(np.uint8)
+                continue
+            buffer.bytes()[:] = 0 if item.zeroed else POISON
+            if buffer.written is not None:
+                buffer.written[:] = 0
+
+    def _launch(self, launch: Launch, kernel: str, options: Options, result: Call) -> None:
+        grid, block, cluster, smem = launch.geometry(self.shape)
+        arguments: list[KernelArgument] = [
+            self.buffers[argument]
+            if isinstance(argument, str) and argument in self.buffers
+            else launch.scalar(argument, self.shape)
+            for argument in launch.args
+        ]
+        done = self.program.launch(
+            kernel, grid, block, arguments, memory=self.memory, shared_bytes=smem, device=self.device, options=options,
+            check_outputs=False, cluster=cluster, cooperative=launch.cooperative,
+        )  # fmt: skip
+        result.reports += done.reports
+        name = plain(kernel)
+        result.launches[name] += 1
+        result.ctas[name] += len(done.ctas) if done.ctas is not None else 0
+        if done.counters is not None:
+            result.opcodes.setdefault(name, Counter()).update(done.counters.instructions)
+            result.wgmma_flops[name] += done.counters.wgmma_flops
+
+
+def _initial(code: Program, name: str, buffer: Buffer) -> Array:
+    """What a device variable holds before the first launch."""
+    variable = code.module.variables.get(name)
+    start = np.zeros(buffer.nbytes, np.uint8)
+    if variable is not None and variable.pointers:
+        return buffer.bytes().copy()
+    if variable is not None and variable.init is not None:
+        start[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
+    return start
+
+
+def read(source: str | Path) -> str:
+    """The text of a source, which may be a file."""
+    return source.read_text() if isinstance(source, Path) else source

@@ -1,0 +1,363 @@
+"""A source on one shape: calls on many inputs at the same addresses, each compared with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cudal2gen.emulator import Report
+from cudal2gen.grading import arithmetic, inputs, tolerance
+from cudal2gen.grading.contract import Contract
+from cudal2gen.grading.device import Call, DeviceCalls
+from cudal2gen.grading.expressions import Number, Shape, value
+from cudal2gen.grading.formats import Array
+from cudal2gen.grading.reference import Reference
+from cudal2gen.grading.tolerance import Expected, Precision, Tolerance
+from cudal2gen.grading.verdict import Evidence, Finding, Kernel
+
+# Of the instructions of normal numbers: fewer for special values are a special case.
+LEAST_WORK = 0.5
+# Of the arithmetic that the problem needs: rounding of stated formulas.
+LEAST_FLOPS = 0.98
+# Of wrong elements that are those of an earlier call.
+STALE = 0.5
+# Of an output's largest change: smaller ones may vanish in sums or scales that elements share.
+MOST = 0.1
+# Part of the reference's change that an output has to follow.
+FOLLOWS = 0.1
+# Errors that a change of one element has to exceed to be looked for.
+VISIBLE = 20.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a source is graded by, but for its shapes."""
+
+    text: str
+    contract: Contract
+    reference: Reference
+    device: str
+    tolerance: Tolerance
+    precision: Precision
+    checks_operands: bool = True
+    checks_accumulator: bool = True
+    flops: Number | None = None
+    kinds: tuple[str, ...] = inputs.KINDS
+    places: int = 4
+    seed: int = 0
+
+    def flops_of(self, shape: Shape) -> float:
+        """The operations that the problem needs; 0 where nothing is stated."""
+        if self.flops is not None:
+            return float(value(self.flops, shape))
+        if self.tolerance.terms is None:
+            return 0.0
+        terms = float(value(self.tolerance.terms, shape))
+        return 2 * terms * float(np.prod(self.contract.outputs[0].shape(shape))) if self.products else 0.0
+
+    @property
+    def products(self) -> bool:
+        """Are there several inputs, so that terms are products?"""
+        return len(self.contract.inputs) > 1
+
+
+@dataclass
+class Answer:
+    """A call with its inputs, what the reference says, and the wrong elements of each output."""
+
+    kind: str
+    bits: dict[str, Array]
+    call: Call
+    expected: dict[str, Expected]
+    wrong: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def is_right(self) -> bool:
+        return not any(mask.any() for mask in self.wrong.values())
+
+
+DeviceFactory = Callable[[Shape], DeviceCalls]
+
+
+class Examination:
+    """All calls of one shape, and what they show. ``remarks``: what is no error."""
+
+    def __init__(self, task: Task, shape: Shape, drawn: bool, factory: DeviceFactory) -> None:
+        self.task, self.shape, self.drawn, self.factory = task, shape, drawn, factory
+        self.rng = np.random.default_rng([task.seed, *shape.values()])
+        self.device = factory(shape)
+        self.findings: list[Finding] = []
+        self.machine: list[Report] = []
+        self.remarks: list[str] = []
+        self.answers: list[Answer] = []
+        self.kernels: list[Kernel] = []
+
+    @property
+    def calls(self) -> int:
+        return self.device.count
+
+    def run(self) -> None:
+        """Execute and judge. Raises LaunchRefused, EmulatorError, and WrongInput for a reference that does not fit."""
+        first = self._answer("normal", counters=True, hazards=True)
+        self._account(first)
+        if self.drawn:
+            self._compare(self._answer("integers"))
+            return
+        self._later_calls(first)
+        self._dependence(first)
+
+    def _add(self, rule: str, message: str, kernel: str = "", **evidence: Evidence) -> None:
+        self.findings.append(Finding.of(rule, message, kernel, self.shape, **evidence))
+
+    # One call.
+
+    def _answer(self, kind: str, counters: bool = False, hazards: bool = False) -> Answer:
+        bits = inputs.draw(self.task.contract, kind, self.shape, self.rng)
+        call = self.device.call(bits, counters, hazards)
+        answer = self._judged(kind, bits, call)
+        self.machine += call.reports
+        self.answers.append(answer)
+        return answer
+
+    def _judged(self, kind: str, bits: dict[str, Array], call: Call) -> Answer:
+        answer = Answer(kind, bits, call, self.expected(kind, bits))
+        for name, item in answer.expected.items():
+            wrong = item.wrong(call.outputs[name])
+            answer.wrong[name] = wrong & self._written(name, call)
+        return answer
+
+    def _written(self, name: str, call: Call) -> Array:
+        """Where an output was written: what was not is a finding of its own. ``call`` was the last one."""
+        buffer = self.device.buffers[name]
+        if buffer.written is None:
+            return np.ones(call.outputs[name].shape, bool)
+        return np.asarray(buffer.written.reshape(*call.outputs[name].shape, -1).all(axis=-1))
+
+    def expected(self, kind: str, bits: Mapping[str, Array]) -> dict[str, Expected]:
+        """What the reference says of some inputs."""
+        task, agreement = self.task, self.task.contract
+        values = {item.name: item.format.values(bits[item.name]) for item in agreement.inputs}
+        results = task.reference(values, self.shape)
+        magnitudes: list[Array] | None = None
+        if task.tolerance.terms is not None:
+            magnitudes = task.reference({name: np.abs(array) for name, array in values.items()}, self.shape)
+        out = {}
+        for number, item in enumerate(agreement.outputs):
+            magnitude = magnitudes[number] if magnitudes is not None else None
+            item_expected = tolerance.expected(
+                results[number], magnitude, item.format, task.tolerance, task.precision, self.shape
+            )
+            if magnitude is not None and kind in inputs.EXACT:
+                exact = tolerance.is_exact(values, magnitude, task.precision, item.format)
+                item_expected = replace(item_expected, exact=exact or item_expected.exact)
+            out[item.name] = item_expected
+        return out
+
+    # Wrong values.
+
+    def _compare(self, answer: Answer) -> None:
+        """Findings of a call whose outputs differ from the reference."""
+        for name, wrong in answer.wrong.items():
+            if wrong.any():
+                self._wrong(answer, name, wrong)
+
+    def _wrong(self, answer: Answer, name: str, wrong: Array) -> None:
+        item, expected = self.task.contract.buffers[name], answer.expected[name]
+        values = item.format.values(answer.call.outputs[name])
+        index = tuple(int(i) for i in np.argwhere(wrong)[0])
+        errors = np.abs(values - expected.values)[wrong]
+        rule = "shape-special-case" if self.drawn else "wrong-value"
+        self._add(
+            rule,
+            f"{int(wrong.sum())} of {wrong.size} elements of {name} differ from the reference on {answer.kind} inputs, "
+            f"first {list(index)}: {float(values[index]):.6g} instead of {float(expected.values[index]):.6g}"
+            + ("" if expected.exact else f" +- {float(expected.allowed[index]):.2g}"),
+            output=name, inputs=answer.kind, count=int(wrong.sum()), size=int(wrong.size), first=list(index),
+            value=float(values[index]), expected=float(expected.values[index]),
+            allowed=0.0 if expected.exact else float(expected.allowed[index]),
+            largest_error=float(np.nanmax(errors)) if np.isfinite(errors).any() else None,
+        )  # fmt: skip
+
+    # Later calls.
+
+    def _later_calls(self, first: Answer) -> None:
+        """New data at the same addresses, every kind of values, and the first data again."""
+        self._compare(first)
+        second = self._answer("normal")
+        self._follow(first, second)
+        for kind in self.task.kinds:
+            if kind == "normal":
+                continue
+            answer = self._answer(kind, counters=kind in ("zeros", "ones"))
+            if kind in ("zeros", "ones"):
+                self._special(first, answer)
+            self._follow(self.answers[-2], answer)
+        self._constant()
+        again = self.device.call(first.bits)
+        repeated = self._judged("normal", first.bits, again)
+        if first.is_right and not repeated.is_right:
+            self._kept(first, repeated)
+        for call in (first.call, second.call, again):
+            if call.globals_changed:
+                names = ", ".join(f"{name} ({count} bytes)" for name, count in call.globals_changed.items())
+                self._add(
+                    "state-kept", f"device variables differ behind a call from before it: {names}",
+                    variables=dict(call.globals_changed),
+                )  # fmt: skip
+                break
+
+    def _follow(self, before: Answer, answer: Answer) -> None:
+        """Compare a call behind another one; a wrong answer that is the earlier one's is stale."""
+        if answer.is_right:
+            return
+        for name, wrong in answer.wrong.items():
+            if not wrong.any():
+                continue
+            stale = wrong & self._same(before, answer, name) & ~before.wrong[name]
+            if stale.sum() >= STALE * wrong.sum():
+                self._add(
+                    "stale-result",
+                    f"{int(stale.sum())} of {int(wrong.sum())} wrong elements of {name} are those of the call before, "
+                    "on other inputs at the same addresses",
+                    output=name, stale=int(stale.sum()), wrong=int(wrong.sum()), size=int(wrong.size),
+                )  # fmt: skip
+        if before.is_right and not self._right_afresh(answer):
+            before = answer
+        elif before.is_right:
+            self._kept(before, answer)
+        self._compare(answer)
+
+    @staticmethod
+    def _same(before: Answer, answer: Answer, name: str) -> Array:
+        """Where an output is that of a call before, though the reference is another."""
+        old, new = before.call.outputs[name], answer.call.outputs[name]
+        other = before.expected[name].values != answer.expected[name].values
+        return np.asarray((old.view(f"u{old.itemsize}") == new.view(f"u{new.itemsize}")) & other)
+
+    def _right_afresh(self, answer: Answer) -> bool:
+        """Are the same inputs answered rightly as the first call in fresh memory?"""
+        fresh = self.factory(self.shape)
+        call = fresh.call(answer.bits)
+        return not any(item.wrong(call.outputs[name]).any() for name, item in answer.expected.items())
+
+    def _kept(self, before: Answer, answer: Answer) -> None:
+        counts = {name: int(wrong.sum()) for name, wrong in answer.wrong.items()}
+        self._add(
+            "state-kept",
+            f"the same {answer.kind} inputs are answered rightly as the first call and wrongly behind "
+            f"{len(self.answers)} others: {sum(counts.values())} elements",
+            wrong=counts, calls=len(self.answers), inputs=before.kind,
+        )  # fmt: skip
+
+    def _constant(self) -> None:
+        """Outputs that no input moves."""
+        for item in self.task.contract.outputs:
+            outputs = [answer.call.outputs[item.name] for answer in self.answers]
+            results = [answer.expected[item.name].values for answer in self.answers]
+            differ = any(not np.array_equal(results[0], other, equal_nan=True) for other in results[1:])
+            if differ and len(outputs) > 1 and all(np.array_equal(outputs[0], other) for other in outputs[1:]):
+                self._add(
+                    "constant-output",
+                    f"{item.name} holds the same bytes behind {len(outputs)} calls on different inputs",
+                    output=item.name, calls=len(outputs),
+                )  # fmt: skip
+
+    # Work and types.
+
+    def _account(self, first: Answer) -> None:
+        """Operations and types of the first call against what the problem needs."""
+        task, call = self.task, first.call
+        whole = not any(item.format.is_float for item in task.contract.inputs)
+        needed, total = task.flops_of(self.shape), 0
+        operands = task.precision.operands if task.checks_operands else None
+        accumulator = task.precision.accumulator if task.checks_accumulator else None
+        for name, opcodes in call.opcodes.items():
+            flops, by_matrix = arithmetic.flops(opcodes, call.wgmma_flops[name], whole)
+            total += flops
+            self.kernels.append(
+                Kernel(
+                    name=name, launches=call.launches[name], ctas=call.ctas[name], instructions=opcodes.total(),
+                    flops=flops, mma_flops=by_matrix,
+                )
+            )  # fmt: skip
+            for item in [] if whole else arithmetic.downgrades(opcodes, operands, accumulator, needed):
+                self._add(
+                    "lower-precision",
+                    f"{name}: {item.what} are {item.type} where {item.asked} is asked: {item.opcode}, {item.runs}x",
+                    name, what=item.what, type=item.type, asked=item.asked, opcode=item.opcode, executed=item.runs,
+                )  # fmt: skip
+        if call.opcodes and total < LEAST_FLOPS * needed:
+            self._add(
+                "less-work",
+                f"at most {total} operations are executed, the problem needs {needed:.0f}",
+                executed=total, needed=int(needed), share=round(total / needed, 4),
+            )  # fmt: skip
+
+    def _special(self, first: Answer, answer: Answer) -> None:
+        """Less work for special values."""
+        some, usual = answer.call.instructions, first.call.instructions
+        if some < LEAST_WORK * usual:
+            self._add(
+                "value-special-case",
+                f"{some} instructions on {answer.kind}, {usual} on normal inputs",
+                inputs=answer.kind, instructions=some, normal=usual, share=round(some / usual, 4),
+            )  # fmt: skip
+
+    # Dependence.
+
+    def _dependence(self, first: Answer) -> None:
+        """Change single elements and see whether the output follows the reference."""
+        if not first.is_right:
+            return
+        changes = inputs.changes(self.task.contract, first.bits, self.shape, self.rng, self.task.places)
+        for change in changes:
+            for factor in inputs.FACTORS:
+                bits = inputs.changed(self.task.contract, first.bits, change, factor)
+                results = self.expected("normal", bits)
+                if moved := self._moved(first, results):
+                    self._watch(first, bits, results, moved, change)
+                    break
+
+    def _moved(self, first: Answer, results: Mapping[str, Expected]) -> dict[str, Array]:
+        """Where the reference moves most and visibly, by output: beyond the stated tolerance of the first inputs, and
+        beyond rounding of the changed ones, whose scale may be another."""
+        moved = {}
+        for name, item in results.items():
+            rounding = tolerance.noise(item)
+            with np.errstate(invalid="ignore"):
+                difference = np.abs(item.values - first.expected[name].values)
+            difference[~np.isfinite(difference)] = 0
+            visible = difference > VISIBLE * (first.expected[name].allowed + rounding)
+            visible &= difference >= MOST * difference.max(initial=0.0)
+            if visible.any():
+                moved[name] = visible
+        return moved
+
+    def _watch(
+        self,
+        first: Answer,
+        bits: dict[str, Array],
+        results: Mapping[str, Expected],
+        moved: Mapping[str, Array],
+        change: inputs.Change,
+    ) -> None:
+        call = self.device.call(bits)
+        for name, places in moved.items():
+            item = self.task.contract.buffers[name].format
+            old, new = item.values(first.call.outputs[name]), item.values(call.outputs[name])
+            by = np.abs(results[name].values - first.expected[name].values)
+            with np.errstate(invalid="ignore"):
+                deaf = places & (np.abs(new - old) < FOLLOWS * by)
+            if deaf.any():
+                index = tuple(int(i) for i in np.argwhere(deaf)[0])
+                self._add(
+                    "input-ignored",
+                    f"{change.buffer}{list(change.place)} changes and {int(deaf.sum())} of {int(places.sum())} "
+                    f"elements of {name} that depend on it do not follow, first {list(index)}: the reference moves by "
+                    f"{float(by[index]):.4g}, the output by {float(np.abs(new - old)[index]):.4g}",
+                    input=change.buffer, index=list(change.place), output=name, count=int(deaf.sum()),
+                    dependent=int(places.sum()), first=list(index), reference_change=float(by[index]),
+                    output_change=float(np.abs(new - old)[index]),
+                )  # fmt: skip

@@ -1,0 +1,54 @@
+"""The least time that a GPU needs: what no kernel can be faster than."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cudal2gen.chips import GPUS, Chip
+from cudal2gen.errors import WrongInput
+from cudal2gen.grading.arithmetic import rank
+
+# Rates in ``chips`` are what GPUs reach under load: boost clocks and data-sheet bandwidths are up to a fifth above.
+HEADROOM = 1.25
+# fp8 and narrower operands multiply at twice the rate of fp16, tf32 at half of it.
+NARROW_RATE = 2.0
+
+
+class Floor(NamedTuple):
+    """Microseconds that each of them takes alone: arithmetic at the tensor cores' peak, the L2, device memory for what
+    the L2 cannot hold, and one load from device memory."""
+
+    arithmetic: float
+    l2: float
+    dram: float
+    latency: float
+
+    @property
+    def us(self) -> float:
+        return max(self)
+
+    @property
+    def bound(self) -> str:
+        return max(self._fields, key=lambda name: float(getattr(self, name)))
+
+
+def chip(name: str) -> Chip:
+    """A GPU by its name. Raises WrongInput."""
+    if name not in GPUS:
+        raise WrongInput(f"gpu {name!r}: one of {', '.join(GPUS)}")
+    return GPUS[name]
+
+
+def floor(target: Chip, flops: float, nbytes: int, operands: str) -> Floor:
+    """The least time of a problem of ``flops`` operations that reads and writes ``nbytes``.
+
+    Every choice is the kernel's: the fastest instruction with fp16 sums, all that fits in the L2 already there."""
+    rates = target.rates
+    rate = target.tensor_flops(fp32_sums=False) * target.sms * rates.mhz * HEADROOM  # per microsecond
+    rate *= NARROW_RATE if rank(operands) < rank("bf16") else 1.0
+    return Floor(
+        arithmetic=flops / rate,
+        l2=nbytes / (rates.l2_bytes * target.sms * rates.mhz * HEADROOM * 2),
+        dram=max(0, nbytes - rates.l2_size) / (rates.dram_bytes_us * HEADROOM),
+        latency=rates.latency_us / HEADROOM,
+    )

@@ -1,0 +1,262 @@
+"""``check_source``: a verdict on model-written device code, from its text, a reference and shapes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from cudal2gen.checking import devices
+from cudal2gen.checking.names import plain
+from cudal2gen.checking.supervision import GIB, resident_bytes
+from cudal2gen.emulator import EmulatorError, LaunchRefused, PtxError, Report, by_cause
+from cudal2gen.errors import Failure, WrongInput
+from cudal2gen.grading import floor, inputs
+from cudal2gen.grading.contract import Launch, contract, named_shapes
+from cudal2gen.grading.device import DeviceCalls, is_ptx, outside_files, ptx, read
+from cudal2gen.grading.examination import Examination, Task
+from cudal2gen.grading.expressions import Number, Shape
+from cudal2gen.grading.reference import Reference
+from cudal2gen.grading.tolerance import Precision, Tolerance
+from cudal2gen.grading.verdict import Finding, Verdict
+from cudal2gen.workers import Worker
+
+STEP_S = 0.05
+LIMIT = 40  # findings of a verdict
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How a source is checked. ``device``: what is emulated, a capability or a GPU. ``seconds`` and ``gib`` end the
+    check, which runs in a process of its own unless ``isolated`` is off; ``compile_seconds`` ends nvcc. ``places``:
+    elements of each input that are changed one by one. ``seed``: of all draws; keep it secret where sources are
+    optimised against this check."""
+
+    device: str = devices.DEFAULT
+    seconds: float = 120.0
+    gib: float = 8.0
+    compile_seconds: float = 60.0
+    nvcc_arguments: tuple[str, ...] = ()
+    isolated: bool = True
+    places: int = 4
+    seed: int = 0
+
+
+def check_source(
+    source: str | Path,
+    reference: Callable[..., Any],
+    shapes: Sequence[Shape | Sequence[int]],
+    *,
+    buffers: Mapping[str, str],
+    launches: Sequence[Launch | Mapping[str, Any]],
+    names: Sequence[str] = ("m", "n", "k"),
+    draws: Mapping[str, tuple[int, int]] | None = None,
+    tolerance: Tolerance | None = None,
+    flops: Number | None = None,
+    operands: str | None = None,
+    accumulator: str | None = None,
+    kinds: Sequence[str] = inputs.KINDS,
+    claimed_us: float | Sequence[float] | None = None,
+    gpu: str | None = None,
+    arrays: Literal["numpy", "torch"] = "numpy",
+    limits: Limits | None = None,
+) -> Verdict:
+    """Grade device code, CUDA text or PTX, without a GPU: executed on an emulated one and compared with ``reference``.
+    Nothing of the source runs on this machine: nvcc makes PTX of its device code, host code is left out.
+
+    ``shapes``: dictionaries, or tuples for ``names``. ``draws``: ranges of names of the shape (ends included), from
+    which two more shapes are drawn; other names stay as in the first one. ``buffers``: name to
+    ``in|out|inout|scratch:TYPE[EXTENTS]``; behind it ``=LOW..HIGH`` for inputs, ``=zeros`` for scratch memory.
+    ``launches``: see ``Launch``; a call is all of them. ``reference`` gets inputs (fp64 of the rounded values,
+    integers int64) and names of the shape by the names of its parameters, as ``arrays`` of NumPy or torch, and returns
+    the outputs in the order of ``buffers``. ``tolerance``: see ``Tolerance``. ``flops``: operations needed; by
+    default, where the tolerance has terms and there are several inputs, 2 * terms per output. ``operands``: the least
+    precise type to multiply in (f32, tf32, f16, bf16, e4m3, ...; "any"; default: the narrowest of inputs and outputs).
+    ``accumulator``: likewise of sums (default: f32 where terms or flops are stated). ``claimed_us``: a measured time,
+    or one per shape, compared with what ``gpu`` needs at least.
+
+    Raises WrongInput for a description that does not fit itself, MissingTool without nvcc; all that is wrong with the
+    source is a finding.
+    """
+    start, limits = time.perf_counter(), limits or Limits()
+    agreement, stated = contract(buffers, launches), named_shapes(shapes, names)
+    if claimed_us is not None and gpu is None:
+        raise WrongInput("claimed_us: name the gpu that it was measured on")
+    verdict = Verdict(right=False, outcome="not checked", device=devices.device(limits.device).name)
+    if (text := _compiled(read(source), limits, verdict)) is not None:
+        precision = Precision.of(operands, accumulator, agreement.narrowest)
+        sums = accumulator is not None or flops is not None or (tolerance is not None and tolerance.terms is not None)
+        task = Task(
+            text, agreement, Reference(reference, agreement, arrays), limits.device, tolerance or Tolerance(),
+            precision, operands != "any", sums and accumulator != "any", flops, _checked(kinds),
+            limits.places, limits.seed,
+        )  # fmt: skip
+        verdict.shapes = [*stated, *_drawn(stated[0], draws or {}, limits.seed)]
+        verdict = _supervised(task, verdict, len(stated), limits)
+        _compare_times(verdict, task, stated, claimed_us, gpu)
+    verdict.seconds = round(time.perf_counter() - start, 3)
+    return _closed(verdict)
+
+
+def _checked(kinds: Sequence[str]) -> tuple[str, ...]:
+    """Kinds of inputs. Raises WrongInput."""
+    if unknown := sorted(set(kinds) - set(inputs.KINDS)):
+        raise WrongInput(f"kinds {', '.join(unknown)}: of {', '.join(inputs.KINDS)}")
+    return tuple(kinds)
+
+
+def _compiled(text: str, limits: Limits, verdict: Verdict) -> str | None:
+    """The PTX of a source; None and a finding where there is none."""
+    if not is_ptx(text) and (lines := outside_files(text)):
+        verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:5]))
+        return None
+    try:
+        return ptx(text, limits.device, limits.nvcc_arguments, limits.compile_seconds)
+    except Failure as error:
+        verdict.findings.append(Finding.of("does-not-compile", str(error)))
+        return None
+
+
+def _drawn(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int) -> list[dict[str, int]]:
+    """Two further shapes: one anywhere in the ranges, one of odd numbers."""
+    if not ranges:
+        return []
+    if unknown := sorted(set(ranges) - set(first)):
+        raise WrongInput(f"draws: {', '.join(unknown)}: the shapes have {', '.join(first)}")
+    rng = np.random.default_rng([seed, 1])
+    anywhere = {**first, **{name: int(rng.integers(low, high + 1)) for name, (low, high) in ranges.items()}}
+    odd = {**first, **{name: _odd(int(rng.integers(low, high + 1)), low, high) for name, (low, high) in ranges.items()}}
+    return [anywhere, odd]
+
+
+def _odd(number: int, low: int, high: int) -> int:
+    """An odd number next to one of a range, where the range has any."""
+    return next((n for n in (number | 1, number - 1) if n % 2 and low <= n <= high), number)
+
+
+def graded(task: Task, verdict: Verdict, stated: int) -> Verdict:
+    """The verdict on a task, ``verdict.shapes`` its shapes, the first ``stated`` of them stated ones."""
+    machine: list[Report] = []
+    largest = max(verdict.shapes[:stated], key=lambda shape: prod(shape.values()))
+    stated_right = True
+    for number, shape in enumerate(verdict.shapes):
+        examination = None
+        try:
+            examination = Examination(
+                task, shape, number >= stated and stated_right,
+                lambda shape: DeviceCalls(task.text, task.contract, shape, task.device),
+            )  # fmt: skip
+            examination.run()
+        except (LaunchRefused, PtxError, EmulatorError) as error:
+            _unchecked(error, shape, verdict)
+        if examination is None:
+            break
+        verdict.findings += examination.findings
+        verdict.calls += examination.calls
+        machine += examination.machine
+        if shape == largest:
+            verdict.kernels = examination.kernels
+        stated_right = stated_right and not examination.findings
+    for report in by_cause(machine):
+        if report.is_error:
+            verdict.findings.append(_of_machine(report))
+        else:
+            verdict.remarks.append(f"{report.severity} {report.kind}: {report.message}")
+    return verdict
+
+
+def _unchecked(error: Exception, shape: Shape, verdict: Verdict) -> None:
+    """A launch that CUDA refuses is wrong; what the emulator lacks is not checked."""
+    if isinstance(error, LaunchRefused):
+        verdict.findings.append(Finding.of("launch-refused", str(error), shape=shape))
+    else:
+        verdict.not_checked.append(f"{type(error).__name__}: {error}")
+
+
+def _of_machine(report: Report) -> Finding:
+    """A finding of the emulator."""
+    site = report.access.site
+    place = report.place
+    return Finding.of(
+        report.kind, report.message, plain(report.kernel) if report.kernel else "",
+        count=report.count, line=site.home.line if site.home else 0, ptx_line=site.line,
+        cta=list(report.access.cta or ()), threads=list(report.access.threads[:8]),
+        buffer=place.buffer if place else "", index=list(place.index) if place else [],
+    )  # fmt: skip
+
+
+def _compare_times(
+    verdict: Verdict, task: Task, shapes: Sequence[Shape], claimed: float | Sequence[float] | None, gpu: str | None
+) -> None:
+    """Claimed times against the least that a GPU needs. Raises WrongInput."""
+    if gpu is None:
+        return
+    target = floor.chip(gpu)
+    times = [claimed] * len(shapes) if isinstance(claimed, int | float) else list(claimed or ())
+    if times and len(times) != len(shapes):
+        raise WrongInput(f"claimed_us: {len(times)} times for {len(shapes)} shapes")
+    for number, shape in enumerate(shapes):
+        least = floor.floor(target, task.flops_of(shape), task.contract.traffic(shape), task.precision.operands)
+        verdict.floor_us.append(round(least.us, 4))
+        if times and times[number] < least.us:
+            verdict.findings.append(
+                Finding.of(
+                    "below-floor",
+                    f"claimed {times[number]:g} us, {target.title} needs {least.us:.3g} us at least ({least.bound})",
+                    shape=shape, claimed_us=float(times[number]), floor_us=least.us, bound=least.bound,
+                    flops=task.flops_of(shape), bytes=task.contract.traffic(shape),
+                )
+            )  # fmt: skip
+
+
+def _closed(verdict: Verdict) -> Verdict:
+    """The verdict with its outcome; one finding per rule, kernel and shape."""
+    kept: dict[tuple[str, str, str], Finding] = {}
+    for item in verdict.findings:
+        kept.setdefault((item.rule, item.kernel, str(item.shape)), item)
+    verdict.findings = list(kept.values())[:LIMIT]
+    verdict.not_checked = list(dict.fromkeys(verdict.not_checked))
+    verdict.outcome = "wrong" if verdict.findings else "not checked" if verdict.not_checked else "right"
+    verdict.right = verdict.outcome == "right"
+    verdict.remarks = list(dict.fromkeys(verdict.remarks))
+    return verdict
+
+
+def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int) -> None:
+    try:
+        pipe.send(graded(task, verdict, stated))
+    except WrongInput as error:
+        pipe.send(str(error))
+
+
+def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
+    """``graded`` in a process with limits. Raises WrongInput."""
+    if not limits.isolated:
+        return graded(task, verdict, stated)
+    worker, end = Worker("fork", _serve, task, verdict, stated), time.perf_counter() + limits.seconds
+    try:
+        while not worker.pipe.poll(STEP_S):
+            excess = ""
+            if time.perf_counter() > end:
+                excess = f"the check did not end within {limits.seconds:g} s"
+            elif resident_bytes(worker.pid) > limits.gib * GIB:
+                excess = f"the check needs more than {limits.gib:g} GiB"
+            if excess:
+                verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))
+                return verdict
+        answer = worker.pipe.recv()
+    except (EOFError, OSError):
+        verdict.not_checked.append(f"the process of the check {worker.death()}")
+        return verdict
+    finally:
+        worker.end()
+    if isinstance(answer, str):
+        raise WrongInput(answer)
+    assert isinstance(answer, Verdict)
+    return answer
