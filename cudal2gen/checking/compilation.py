@@ -105,29 +105,15 @@ def text_file(text: str, suffix: str) -> Path:
     return path
 
 
-def ptx(text: str, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None) -> str:
-    """The PTX of CUDA text; host code is not compiled. Raises Failure with the compiler's errors, and where it takes
-    longer than ``seconds``."""
-    number = sm.removeprefix("sm_")
-    command = [
-        str(tools.nvcc), "-ptx", "-lineinfo", "-std=c++17", f"-I{tools.cutlass_include}", "-isystem", str(_STAND_INS),
-        "-arch", f"compute_{number}", *arguments,
-    ]  # fmt: skip
-    key = _digest(tools.nvcc_version, *command[1:], text)
-    target = _folder() / f"{key}.ptx"
-    if not target.exists():
-        _compile([*command, str(text_file(text, ".cu"))], target, _folder(), seconds)
-    return target.read_text()
-
-
 def _folder() -> Path:
     return places.user_cache() / "check"
 
 
-def ptx(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain) -> Path:
+def ptx(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None) -> Path:
     """The PTX of a source's kernels; nothing of its host code is compiled. Raises Failure with the compiler's
-    errors."""
-    return _translated(source, ["-ptx", "-lineinfo", *_includes(tools), f"-arch={sm}", *arguments], ".ptx", tools)
+    errors, and where it takes longer than ``seconds``."""
+    options = ["-ptx", "-lineinfo", *_includes(tools), f"-arch={sm}", *arguments]
+    return _translated(source, options, ".ptx", tools, seconds)
 
 
 def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain) -> Path:
@@ -144,7 +130,9 @@ def _includes(tools: Toolchain) -> list[str]:
     return [f"-I{tools.cutlass_include}", "-isystem", str(_STAND_INS)]
 
 
-def _translated(source: Path, options: Sequence[str], suffix: str, tools: Toolchain) -> Path:
+def _translated(
+    source: Path, options: Sequence[str], suffix: str, tools: Toolchain, seconds: float | None = None
+) -> Path:
     """What nvcc makes of a source, from the cache if neither the source nor a header of it has changed. Processes that
     need the same at a time compile it once."""
     with reading(source):
@@ -160,7 +148,7 @@ def _translated(source: Path, options: Sequence[str], suffix: str, tools: Toolch
         try:
             target = _folder() / f"{key}.{os.getpid()}{suffix}"
             command = [str(tools.nvcc), *options, "-MD", "-MF", str(scratch), str(where)]
-            _compile(command, target, Path.cwd())
+            _compile(command, target, Path.cwd(), seconds)
             headers = _headers(scratch.read_text() if scratch.exists() else "", tools)
         finally:
             scratch.unlink(missing_ok=True)

@@ -42,7 +42,10 @@ def is_ptx(source: str) -> bool:
 
 def ptx(source: str, device: str, arguments: tuple[str, ...], seconds: float) -> str:
     """The PTX of CUDA text; nvcc makes no host code of it. Raises Failure with the compiler's errors."""
-    return source if is_ptx(source) else compilation.ptx(source, arguments, devices.target(device), discover(), seconds)
+    if is_ptx(source):
+        return source
+    path = compilation.text_file(source, ".cu")
+    return compilation.ptx(path, arguments, devices.target(device), discover(), seconds).read_text()
 
 
 @lru_cache(maxsize=8)
