@@ -39,6 +39,7 @@ FLOORS = {
     "compiler": 3,
     "emulator": 3,
     "gpu": 3,
+    "triton_emulation": 5,
     "triton_matmul": 3,
     "results": 2,
     "rounding": 3,
@@ -64,7 +65,9 @@ NO_NAMES = frozenset(
     ("one", "found", "told", "said", "wanted", "known", "given", "asked", "held", "made", "taken", "shown", "seen",
      "these", "fitting", "theirs", "ours", "bed")
 )  # fmt: skip
-TORCH = {"element", "grading", "correctness", "validator", "gpu", "baselines", "bench", "operators", "tuner"}
+TORCH = {
+    "element", "grading", "correctness", "validator", "gpu", "baselines", "bench", "operators", "triton_emulation", "tuner",
+}  # fmt: skip
 
 
 def room(path: Path, package: Path) -> str:

@@ -305,7 +305,7 @@ def output_reports(memory: Memory, kernel: str = "") -> list[Report]:
                         buffer.address + int(missing[0]),
                         buffer.name or "an output",
                         int(missing[0]),
-                        str(buffer.dtype),
+                        buffer.element_name,
                         index,
                     ),
                     count=len(elements),

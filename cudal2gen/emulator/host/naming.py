@@ -65,7 +65,7 @@ class Naming:
         declared = self._parameter(buffer, text)
         named = replace(place, buffer=self._buffer_name(buffer, declared), offset=at - buffer.start, note=note)
         if buffer.is_typed:
-            declared = Declared("", str(buffer.dtype), buffer.shape)
+            declared = Declared("", buffer.element_name, buffer.shape)
             return _indexed(named, declared, buffer.shape, buffer.dtype.itemsize)
         return _indexed(named, declared, ())
 

@@ -19,7 +19,9 @@ from cudal2gen.emulator.host.checks import device_for
 from cudal2gen.emulator.host.cuda import SYMBOL_NOT_FOUND, LaunchRefused
 from cudal2gen.emulator.host.execution import Launch, output_reports
 from cudal2gen.emulator.host.standin import active, standin
+from cudal2gen.emulator.host.tensors import Tensors
 from cudal2gen.emulator.memory.arena import Buffer, Memory
+from cudal2gen.emulator.memory.tensors import Tensor, is_tensor
 from cudal2gen.emulator.state.arrays import Array
 from cudal2gen.emulator.state.launch import Device, Geometry, LaunchResult, Options
 from cudal2gen.emulator.state.participants import Dim3
@@ -27,7 +29,7 @@ from cudal2gen.emulator.state.reports import EmulatorError
 
 Dim = int | Sequence[int]
 # An argument of a kernel.
-KernelArgument = Buffer | int | float | np.generic | Array | bytes | bytearray
+KernelArgument = Buffer | Tensor | int | float | np.generic | Array | bytes | bytearray
 
 
 def as_dim(value: Dim) -> Dim3:
@@ -52,6 +54,17 @@ class Program:
         """Entry names, in the order of the file."""
         return tuple(self.module.kernels)
 
+    def entry(self, name: str) -> str:
+        """The kernel of this name, or the only one with this plain name. Raises LaunchRefused."""
+        if name in self.module.kernels:
+            return name
+        same = [kernel for kernel in self.kernels if plain_name(kernel) == name]
+        if len(same) == 1:
+            return same[0]
+        if same:
+            raise LaunchRefused(SYMBOL_NOT_FOUND, f"kernel {name!r} is ambiguous; write one of {', '.join(same)}")
+        raise LaunchRefused(SYMBOL_NOT_FOUND, f"no kernel {name!r}; the file has {', '.join(self.kernels) or 'none'}")
+
     def compiled(self, kernel: str, counters: bool = False, conservative: bool = False) -> Compiled:
         """The translated kernel. Raises EmulatorError for unknown kernels and instructions, PtxError for bad text."""
         return translate(self.module, kernel, counters, conservative)
@@ -63,7 +76,7 @@ class Program:
         block: Dim,
         args: Sequence[KernelArgument],
         *,
-        memory: Memory,
+        memory: Memory | None = None,
         shared_bytes: int = 0,
         ctas: Iterable[int] | None = None,
         device: Device | None = None,
@@ -75,26 +88,27 @@ class Program:
     ) -> LaunchResult:
         """Run one kernel with explicit grid, block, arguments and dynamic shared memory (bytes).
 
-        ``cluster``: CTAs per cluster. ``overlapping``: launched with programmatic stream serialization.
-        ``cooperative``: all CTAs are resident at a time, so that they may wait for each other.
+        ``kernel``: its name in the PTX, or its plain name where one kernel alone has it (``vectorAdd``). ``memory``:
+        where buffers live, a fresh one if None. ``cluster``: CTAs per cluster. ``overlapping``: launched with
+        programmatic stream serialization. ``cooperative``: all CTAs are resident at a time, so that they may wait.
 
-        ``args``: one per parameter: a Buffer or int (pointers, integers), a float, a NumPy scalar, or bytes (structs).
+        ``args``: one per parameter: a Buffer or int (pointers, integers), a float, a NumPy scalar, bytes (structs), or
+        a CPU tensor of PyTorch: a pointer to its elements, and what the kernel writes is in it afterwards.
         ``ctas``: linear numbers (x + gx * (y + gy * z)) of those to run; all if None. ``check_outputs`` reports what an
         output buffer lacks afterwards (only when all CTAs ran). Raises LaunchRefused where the CUDA runtime would
         refuse, EmulatorError for what the machine does not know.
         """
-        function = self.module.kernels.get(kernel)
-        if function is None:
-            raise LaunchRefused(
-                SYMBOL_NOT_FOUND, f"no kernel {kernel!r}; the file has {', '.join(self.kernels) or 'none'}"
-            )
+        kernel = self.entry(kernel)
+        memory = memory or Memory()
+        tensors = Tensors(memory)
+        function = self.module.kernels[kernel]
         geometry = Geometry(as_dim(grid), as_dim(block), shared_bytes, as_dim(cluster), overlapping, cooperative)
         device = device or device_for(self.module.target)
         result = Launch(
             self.module,
             kernel,
             geometry,
-            pack_arguments(function, args),
+            pack_arguments(function, args, tensors),
             memory,
             device,
             options or Options(),
@@ -102,13 +116,15 @@ class Program:
             device.smem_optin_bytes,
             large_clusters=True,
         ).execute()
+        tensors.store()
         if check_outputs and ctas is None:
             result.reports += output_reports(memory, kernel)
         return result
 
     def call(self, function: str, *args: object) -> int:
         """Call a function of the launcher. Buffers become pointers, ints ``int`` (or 64-bit if they do not fit), NumPy
-        scalars their own type, floats ``double``; ctypes objects pass as they are. Returns the function's int.
+        scalars their own type, floats ``double``; ctypes objects pass as they are. CPU tensors of PyTorch become
+        pointers too: uploaded before the call, and what kernels wrote is in them after it. Returns the function's int.
 
         Raises EmulatorError without launcher, or outside a session.
         """
@@ -117,7 +133,18 @@ class Program:
         if not active:
             raise EmulatorError("call launchers inside `with emulator.session(...)`")
         owners[self.owner] = self
-        return call(self.library, function, *args)
+        tensors = session_tensors[-1]
+        code = call(self.library, function, *(_pointer(tensors, arg) if is_tensor(arg) else arg for arg in args))
+        tensors.store()
+        return code
+
+
+# The tensors of the sessions that run, the innermost last.
+session_tensors: list[Tensors] = []
+
+
+def _pointer(tensors: Tensors, tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensors.address(tensor))
 
 
 def call(library: ctypes.CDLL, function: str, *args: object) -> int:
@@ -156,13 +183,16 @@ def _c_argument(value: object) -> object:
     return value.encode() if isinstance(value, str) else value
 
 
-def pack_arguments(function: Function, args: Sequence[KernelArgument]) -> bytes:
-    """Arguments -> the kernel's parameter block. Raises EmulatorError when number, size or type do not fit."""
+def pack_arguments(function: Function, args: Sequence[KernelArgument], tensors: Tensors | None = None) -> bytes:
+    """Arguments -> the kernel's parameter block; ``tensors`` places those among them. Raises EmulatorError when number,
+    size or type do not fit."""
     name = plain_name(function.name)
     if len(args) != len(function.params):
         raise EmulatorError(f"{name} takes {len(function.params)} arguments, not {len(args)}")
     block = bytearray(function.param_bytes)
     for i, (arg, param, offset) in enumerate(zip(args, function.params, function.offsets, strict=True)):
+        if tensors is not None and is_tensor(arg):
+            arg = tensors.address(arg)
         raw = _raw_argument(arg, param, f"argument {i} of {name}")
         if len(raw) != param.size:
             raise EmulatorError(f"argument {i} of {name} has {len(raw)} bytes, the parameter {param.size}")
@@ -185,7 +215,9 @@ def _raw_argument(arg: KernelArgument, param: Variable, what: str) -> bytes:
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}.get(param.size, "<d"), arg)
     if isinstance(arg, np.generic | np.ndarray):
         return arg.tobytes()
-    return bytes(arg)
+    if isinstance(arg, bytes | bytearray):
+        return bytes(arg)
+    raise EmulatorError(f"{what} is {type(arg).__name__}: a Buffer, a number, bytes or a CPU tensor is needed")
 
 
 _FLOATS = ("f16", "f32", "f64")

@@ -13,10 +13,11 @@ from cudal2gen.emulator.host.device_calls import DeviceCalls
 from cudal2gen.emulator.host.execution import output_reports
 from cudal2gen.emulator.host.kernel_calls import KernelCalls
 from cudal2gen.emulator.host.memory_calls import MemoryCalls
-from cudal2gen.emulator.host.program import Program
+from cudal2gen.emulator.host.program import Program, session_tensors
 from cudal2gen.emulator.host.runtime_state import CtaFilter, RuntimeState
 from cudal2gen.emulator.host.standin import Words, active, standin
 from cudal2gen.emulator.host.streams import Streams
+from cudal2gen.emulator.host.tensors import Tensors
 from cudal2gen.emulator.memory.arena import Memory
 from cudal2gen.emulator.state.launch import Device, Options
 from cudal2gen.emulator.state.reports import Report
@@ -57,12 +58,14 @@ class Session(RuntimeState):
         # A fresh device: no error of an earlier session is pending.
         standin().cudaGetLastError()
         active.append(self.handle)
+        session_tensors.append(Tensors(self.memory))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         active.pop()
+        session_tensors.pop()
         if self.interruption:
             raise self.interruption
         if kind is None and self.cta_filter is None and self.launches:

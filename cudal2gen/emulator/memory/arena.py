@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cudal2gen.emulator.memory.tensors import Tensor, element_name, host_array, is_tensor
 from cudal2gen.emulator.state.arrays import MOVER, POISON, Array
 from cudal2gen.emulator.state.reports import EmulatorError
 
@@ -31,7 +32,8 @@ class Buffer:
 
     ``role``: an ``input`` may not be written, an ``output`` and ``scratch`` may not be read before written, and an
     ``output`` must be written everywhere (inside its region). ``written`` has a byte per byte (None: all defined),
-    ``allowed`` too (None: all).
+    ``allowed`` too (None: all). ``element`` names the type of elements that NumPy lacks, such as bfloat16, for which
+    ``dtype`` has integers of their size.
     """
 
     memory: Memory
@@ -43,6 +45,12 @@ class Buffer:
     written: Array | None = None
     allowed: Array | None = None
     name: str = ""
+    element: str = ""
+
+    @property
+    def element_name(self) -> str:
+        """The type of its elements, for people."""
+        return self.element or str(self.dtype)
 
     @property
     def address(self) -> int:
@@ -127,7 +135,7 @@ class Memory:
 
     def upload(
         self,
-        array: ArrayLike,
+        array: ArrayLike | Tensor,
         role: str = "input",
         *,
         guard: int | None = None,
@@ -136,12 +144,15 @@ class Memory:
     ) -> Buffer:
         """Copy ``array`` to the device; an ``output`` takes only its shape and dtype and starts as NaN bytes (0xFF).
 
+        ``array``: also a CPU tensor of PyTorch; one of bfloat16 or fp8 comes back as the integers of its bits.
         ``guard``: bytes of forbidden memory that follow. ``region``: an index into the array (slices or a mask) outside
         of which the kernel may not write and nothing is expected. Returns the buffer.
         """
-        source = np.ascontiguousarray(array)
+        element = element_name(array) if is_tensor(array) else ""
+        content = host_array(array) if is_tensor(array) else array
+        source = np.ascontiguousarray(content)
         buffer = self.allocate(source.nbytes, role, guard, name)
-        buffer.shape, buffer.dtype = np.shape(array), source.dtype
+        buffer.shape, buffer.dtype, buffer.element = np.shape(content), source.dtype, element
         if role == "output":
             buffer.bytes()[:] = POISON
         elif role != "scratch":

@@ -1,0 +1,158 @@
+"""Triton's CUDA compiler without ptxas, and the driver that stands where Triton looks for a GPU. Needs triton."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from triton.backends import Backend
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.backends.nvidia.driver import CudaDriver
+
+from cudal2gen.emulator import Device, Program, load
+
+# What ptxas would say of a kernel: shown to kernels that choose a grid by it, such as a persistent softmax.
+REGISTERS, SPILLS, THREADS = 64, 0, 1024
+
+# Takes over a launch: the program, Triton's source and metadata, its grid, and the arguments.
+LaunchTaker = Callable[[Program, Any, Any, tuple[int, int, int], Sequence[object]], None]
+
+
+class PtxBackend(CUDABackend):  # type: ignore[misc] # triton has no types
+    """Triton's own passes down to PTX, which takes the machine code's place."""
+
+    def add_stages(self, stages: dict[str, Any], options: Any, language: Any) -> None:
+        """As Triton does, but what it assembles last stays text."""
+        super().add_stages(stages, options, language)
+        stages["cubin"] = lambda text, _: text.encode()
+
+    def hash(self) -> str:
+        """Keeps Triton's cache of machine code apart."""
+        return f"ptx-{super().hash()}"
+
+
+class Images:
+    """What Triton asks of a driver's library."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def load_binary(self, name: str, image: bytes, shared: int, device: str) -> tuple[None, Program, int, int, int]:  # noqa: ARG002
+        """(module, function, registers, spills, most threads) of a compiled kernel."""
+        return None, _program(image), REGISTERS, SPILLS, THREADS
+
+    def unload_module(self, module: None) -> None:
+        """Nothing is held."""
+
+    def get_device_properties(self, device: str) -> dict[str, int]:  # noqa: ARG002
+        """What kernels choose their grids and stages by. Bytes, counts, kHz."""
+        d = self.device
+        return {
+            "max_shared_mem": d.smem_optin_bytes, "max_num_regs": d.registers_per_sm,
+            "multiprocessor_count": d.sm_count, "warpSize": 32,
+            "sm_clock_rate": 1_410_000, "mem_clock_rate": 1_215_000, "mem_bus_width": 5120,
+        }  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _program(image: bytes) -> Program:
+    return load(_INLINE.sub(_first_location, image.decode()))
+
+
+# LLVM counts the lines of an inline assembly on from the user's: only its first location is one of the source.
+_INLINE = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL)
+_LOCATION = re.compile(r"^[ \t]*\.loc[ \t].*$", re.MULTILINE)
+
+
+def _first_location(inline: re.Match[str]) -> str:
+    first = _LOCATION.search(inline[0])
+    end = first.end() if first is not None else 0
+    return inline[0][:end] + _LOCATION.sub("", inline[0][end:])
+
+
+class Launcher(NamedTuple):
+    """What Triton calls to launch a compiled kernel: the session of the moment does it."""
+
+    source: Any
+    metadata: Any
+
+    def __call__(
+        self, x: int, y: int, z: int, _stream: int, program: Program, _packed: object, launch_metadata: object,
+        enter: Callable[[object], None] | None, leave: Callable[[object], None] | None, *args: object,
+    ) -> None:  # fmt: skip
+        """A launch; ``enter`` and ``leave`` are Triton's hooks."""
+        from triton.runtime.driver import driver
+
+        if enter is not None:
+            enter(launch_metadata)
+        driver.active.take_launch(program, self.source, self.metadata, (x, y, z), args)
+        if leave is not None:
+            leave(launch_metadata)
+
+
+class EmulatedDriver(DriverBase):  # type: ignore[misc] # triton has no types
+    """Where Triton looks for a GPU: its architecture, its limits, and who launches."""
+
+    launcher_cls = Launcher
+
+    def __init__(self, device: Device, take_launch: LaunchTaker) -> None:
+        super().__init__()
+        self.device, self.take_launch = device, take_launch
+        self.utils = Images(device)
+        major, minor = device.capability
+        self.target = GPUTarget("cuda", 10 * major + minor, 32)
+        # Triton keeps compiled kernels by this.
+        self.identity = f"emulated {device}"
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Only where a session makes it so."""
+        return False
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Not asked where nothing is compiled for a host."""
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        """The architecture that kernels are compiled for."""
+        return self.target
+
+    def get_current_device(self) -> str:
+        """The one device."""
+        return self.identity
+
+    def set_current_device(self, device: object) -> None:
+        """There is one."""
+
+    def get_device_capability(self, device: object = None) -> tuple[int, int]:  # noqa: ARG002
+        """(major, minor)."""
+        return self.device.capability
+
+    def get_current_stream(self, device: object = None) -> int:  # noqa: ARG002
+        """The default stream: launches happen in order, at once."""
+        return 0
+
+    def get_active_torch_device(self) -> Any:
+        """Where tensors are: on the CPU."""
+        import torch
+
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        """torch's module of that device."""
+        import torch
+
+        return torch.cpu
+
+    def get_benchmarker(self) -> Any:
+        """No figure of an emulated launch says anything of a GPU."""
+        raise NotImplementedError("emulated launches have no time of a GPU: pass config= in place of autotuning")
+
+
+def backend() -> Backend:
+    """What stands in Triton's list of backends meanwhile."""
+    return Backend(compiler=PtxBackend, driver=CudaDriver)

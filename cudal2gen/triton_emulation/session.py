@@ -1,0 +1,184 @@
+"""Sessions: while one is open, Triton launches on the emulated device. Needs triton."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import triton
+from triton import knobs
+from triton.backends import backends
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.driver import driver
+
+from cudal2gen.emulator import Device, EmulatorError, LaunchResult, Memory, Options, Program, Report, by_cause
+from cudal2gen.emulator.host.tensors import Tensors
+from cudal2gen.emulator.memory.tensors import Tensor, host_bytes, is_tensor
+from cudal2gen.errors import WrongInput
+from cudal2gen.triton_emulation.backend import EmulatedDriver, backend
+from cudal2gen.triton_emulation.findings import Findings
+from cudal2gen.triton_emulation.parameters import Parameters, scratch
+
+OUR_BACKEND = "nvidia"  # whose place in Triton's list the emulated one takes
+
+
+@dataclass
+class Launch:
+    """A launch: the kernel's name in Python, its PTX, the values of its compile-time arguments and options, and what
+    the emulator says of it."""
+
+    kernel: str
+    ptx: str
+    num_warps: int
+    num_ctas: int
+    shared_bytes: int
+    result: LaunchResult
+
+    @property
+    def reports(self) -> list[Report]:
+        """Its findings."""
+        return self.result.reports
+
+
+@dataclass
+class Session:
+    """The emulated device while Triton kernels run. Use ``triton_emulation.emulate``.
+
+    ``launches``: in order; ``notes``: which configuration an autotuned kernel took; ``reports``: all findings.
+    """
+
+    device: Device
+    config: int | Any = None
+    check: bool = True
+    options: Options = field(default_factory=Options)
+    launches: list[Launch] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    roles: dict[int, str] = field(default_factory=dict)
+    _kept: list[object] = field(default_factory=list)
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def reports(self) -> list[Report]:
+        """The findings of all launches, one per cause, errors first."""
+        return by_cause(report for launch in self.launches for report in launch.reports)
+
+    # --- what is expected of tensors ---
+
+    def mark_input(self, *tensors: Tensor) -> None:
+        """A kernel that writes to them is reported."""
+        self._mark("input", tensors)
+
+    def mark_output(self, *tensors: Tensor) -> None:
+        """The next launch that gets them must write every element, and read none before; they start as NaN."""
+        self._mark("output", tensors)
+
+    def _mark(self, role: str, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            host_bytes(tensor)  # raises for what cannot be an argument
+            self.roles[tensor.untyped_storage().data_ptr()] = role
+            self._kept.append(tensor)
+
+    # --- Triton's places ---
+
+    def __enter__(self) -> Self:
+        if knobs.runtime.interpret:
+            raise WrongInput("TRITON_INTERPRET is set, so that kernels are not compiled: unset it before the start")
+        emulated = EmulatedDriver(self.device, self.launch)
+        old_driver, old_backend, old_run = driver._active, backends.get(OUR_BACKEND), Autotuner.run
+        self._undo = [
+            lambda: driver.set_active(old_driver),
+            lambda: backends.update({OUR_BACKEND: old_backend}),
+            lambda: setattr(Autotuner, "run", old_run),
+        ]
+        driver.set_active(emulated)
+        backends[OUR_BACKEND] = backend()
+        session = self
+
+        def run(tuner: Autotuner, *args: object, **values: object) -> object:
+            return session.run_configured(tuner, args, values)
+
+        Autotuner.run = run
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for undo in self._undo:
+            undo()
+        errors = [report for report in self.reports if report.is_error]
+        if kind is None and self.check and errors:
+            raise Findings(errors)
+
+    # --- launches ---
+
+    def run_configured(self, tuner: Any, args: Sequence[object], values: dict[str, Any]) -> object:
+        """An autotuned kernel with one configuration: no emulated time says which is fast on a GPU."""
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        config, words = self._configuration(tuner, values)
+        self.notes.append(f"{tuner.base_fn.__name__}: {words}: {config}")
+        tuner.best_config = config
+        everything = {**tuner.nargs, **values, **config.all_kwargs()}
+        tuner.pre_hook(everything, reset_only=True)
+        if config.pre_hook is not None:
+            config.pre_hook(everything)
+        try:
+            return tuner.fn.run(*args, **values, **config.all_kwargs())
+        finally:
+            tuner.nargs = None
+
+    def _configuration(self, tuner: Any, values: dict[str, Any]) -> tuple[Any, str]:
+        """The configuration to run and, in words, which it is."""
+        if isinstance(self.config, triton.Config):
+            return self.config, "the given configuration"
+        if self.config is None:
+            return tuner.prune_configs(values)[0], f"the first of {len(tuner.configs)} configurations"
+        if not -len(tuner.configs) <= self.config < len(tuner.configs):
+            raise WrongInput(f"config={self.config}: {tuner.base_fn.__name__} has {len(tuner.configs)} configurations")
+        return tuner.configs[self.config], f"configuration {self.config} of {len(tuner.configs)}"
+
+    def launch(
+        self, program: Program, source: Any, metadata: Any, grid: tuple[int, int, int], args: Sequence[object]
+    ) -> None:
+        """Run a compiled kernel; ``grid`` is Triton's, in programs. Raises EmulatorError, with the kernel's name."""
+        if min(grid) < 1:
+            return  # Triton launches nothing then
+        name = source.fn.__name__
+        memory = Memory()
+        tensors = Tensors(memory, self.roles)
+        values = Parameters(source, metadata, tensors).of(args)
+        values += scratch(metadata, memory, grid[0] * grid[1] * grid[2] * metadata.num_ctas)
+        kernel = program.kernels[0]
+        values = values[: len(program.module.kernels[kernel].params)]
+        try:
+            result = program.launch(
+                kernel,
+                grid=(grid[0] * metadata.num_ctas, grid[1], grid[2]),
+                block=32 * metadata.num_warps,
+                args=values,
+                memory=memory,
+                shared_bytes=metadata.shared,
+                device=self.device,
+                options=self.options,
+                cluster=metadata.num_ctas,
+                overlapping=bool(metadata.launch_pdl),
+                cooperative=bool(metadata.launch_cooperative_grid),
+            )
+        except EmulatorError as error:
+            raise EmulatorError(f"{name}: {error}") from error
+        tensors.store()
+        self._settle(args)
+        if result.output:
+            sys.stdout.write(result.output)
+        text = program.module.text
+        self.launches.append(Launch(name, text, metadata.num_warps, metadata.num_ctas, metadata.shared, result))
+
+    def _settle(self, args: Sequence[object]) -> None:
+        """Outputs that have been written are contents from now on."""
+        for arg in args:
+            if is_tensor(arg):
+                start = arg.untyped_storage().data_ptr()
+                if self.roles.get(start) == "output":
+                    del self.roles[start]
