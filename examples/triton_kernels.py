@@ -18,8 +18,8 @@ def add(x_ptr, y_ptr, sum_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def add_unmasked(x_ptr, y_ptr, sum_ptr, n, BLOCK: tl.constexpr):
-    """``add`` without its mask: wrong where n is no multiple of BLOCK."""
+def add_unmasked(x_ptr, y_ptr, sum_ptr, BLOCK: tl.constexpr):
+    """``add`` without its mask: wrong where the number of elements is no multiple of BLOCK."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(sum_ptr + index, tl.load(x_ptr + index) + tl.load(y_ptr + index))
 
@@ -97,7 +97,9 @@ def layer_norm_backward(
     dbias = dy
     while tl.atomic_cas(lock_ptr + group, 0, 1) == 1:
         pass
-    if tl.load(filled_ptr + group) == 0:
+    filled = tl.load(filled_ptr + group)
+    tl.debug_barrier()  # all warps read before one of them writes
+    if filled == 0:
         tl.store(filled_ptr + group, 1)
     else:
         dweight += tl.load(dweight_ptr + share, mask=inside, other=0.0)
@@ -131,9 +133,7 @@ def matmul(
     for start in range(0, k, BK):
         inner = start + along
         a = tl.load(a_ptr + row[:, None] * a_stride + inner, mask=(row[:, None] < m) & (inner < k), other=0.0)
-        b = tl.load(
-            b_ptr + inner[:, None] * b_stride + column, mask=(inner[:, None] < k) & (column < n), other=0.0
-        )
+        b = tl.load(b_ptr + inner[:, None] * b_stride + column, mask=(inner[:, None] < k) & (column < n), other=0.0)
         total = tl.dot(a, b, total)
     inside = (row[:, None] < m) & (column < n)
     tl.store(d_ptr + row[:, None] * d_stride + column, total.to(d_ptr.dtype.element_ty), mask=inside)

@@ -10,15 +10,13 @@ from typing import Any
 from triton.backends.driver import decompose_descriptor, expand_signature
 
 from cudal2gen.emulator import Memory
-from cudal2gen.emulator.hopper.tensor_map import TensorMap, refuse
+from cudal2gen.emulator.hopper.tensor_map import DEVICE_TYPES, TensorMap, refuse
 from cudal2gen.emulator.host.program import KernelArgument
 from cudal2gen.emulator.host.tensors import Tensors
 from cudal2gen.emulator.memory.tensors import is_tensor
 from cudal2gen.errors import WrongInput
 
 MAP = "nvTmaDesc"
-# Triton's number of an element type in a descriptor's metadata -> CUtensorMapDataType, where they differ.
-_HOST_TYPE = {8: 10, 9: 8, 10: 9}
 TF32 = 11  # CUtensorMapDataType of fp32 rounded to tf32
 L2_PROMOTION_128 = 2
 _FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
@@ -73,7 +71,7 @@ class Parameters:
         shape[-1] *= 1 + bool(facts["fp4_padded"])
         kind = facts["elem_type"]
         map_ = TensorMap(
-            TF32 if descriptor.round_f32_to_tf32 else _HOST_TYPE.get(kind, kind),
+            TF32 if descriptor.round_f32_to_tf32 else DEVICE_TYPES.get(kind, kind),
             self.tensors.address(descriptor.base, name, role),
             tuple(reversed(shape)),
             tuple(item * stride for stride in reversed(descriptor.strides[:-1])),

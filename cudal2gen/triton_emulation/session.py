@@ -15,6 +15,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 
 from cudal2gen.emulator import Device, EmulatorError, LaunchResult, Memory, Options, Program, Report, by_cause
+from cudal2gen.emulator.hopper.mbarrier import UNFENCED
 from cudal2gen.emulator.host.tensors import Tensors
 from cudal2gen.emulator.memory.tensors import Tensor, host_bytes, is_tensor
 from cudal2gen.errors import WrongInput
@@ -39,15 +40,20 @@ class Launch:
 
     @property
     def reports(self) -> list[Report]:
-        """Its findings."""
-        return self.result.reports
+        """Its findings, but for what Triton's compiler leaves out of every kernel."""
+        return [report for report in self.result.reports if not _is_compilers(report)]
+
+
+def _is_compilers(report: Report) -> bool:
+    return report.kind == "mbarrier" and report.message.endswith(UNFENCED)
 
 
 @dataclass
 class Session:
     """The emulated device while Triton kernels run. Use ``triton_emulation.emulate``.
 
-    ``launches``: in order; ``notes``: which configuration an autotuned kernel took; ``reports``: all findings.
+    ``launches``: in order; ``notes``: which configuration an autotuned kernel took; ``reports``: all findings;
+    ``compiler_reports``: those that no change of a kernel can mend.
     """
 
     device: Device
@@ -64,6 +70,12 @@ class Session:
     def reports(self) -> list[Report]:
         """The findings of all launches, one per cause, errors first."""
         return by_cause(report for launch in self.launches for report in launch.reports)
+
+    @property
+    def compiler_reports(self) -> list[Report]:
+        """Findings in what Triton's compiler adds to every kernel: between the initialisation of an mbarrier and copies
+        by TMA that complete on it it leaves out the fence that PTX asks for."""
+        return by_cause(report for launch in self.launches for report in launch.result.reports if _is_compilers(report))
 
     # --- what is expected of tensors ---
 

@@ -27,6 +27,7 @@ UNITS = {
 }  # fmt: skip
 HOPPER_UNITS = {
     "E": "peers", "B": "mbarriers", "D": "cluster_barriers", "C": "bulk", "X": "warpgroups", "O": "registers",
+    "V": "map_edits",
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from cudal2gen.emulator.hopper.bulk import Bulk
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.cluster_barrier import ClusterBarriers
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.map_edits import MapEdits
 from cudal2gen.emulator.hopper.mbarrier import MBarriers
 from cudal2gen.emulator.hopper.peers import Peers
 from cudal2gen.emulator.hopper.register_pool import RegisterPool
@@ -27,6 +28,7 @@ class HopperBatch(Batch):
         self.mbarriers = MBarriers(self, self.scheduler, clocks, self.peers, shared, self.copies)
         self.cluster_barriers = ClusterBarriers(self, self.scheduler, clocks, self.mbarriers)
         self.bulk = Bulk(self, clocks, self.peers, shared, self.mbarriers, self.memory)
+        self.map_edits = MapEdits(self, shared, self.memory)
         self.warpgroups = Warpgroups(self, clocks, shared)
         self.registers = RegisterPool(self)
         self.scheduler.leavers.append(self._after_exit)

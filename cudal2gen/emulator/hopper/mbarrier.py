@@ -20,6 +20,8 @@ from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
 MAX_COUNT = (1 << 20) - 1
 # Puts the data of a copy in place, readable for whoever knows this tick of the mbarrier's column.
 Landing = Callable[[int], None]
+# What is wrong with an mbarrier that the asynchronous proxy may not see.
+UNFENCED = "whose initialisation no fence.mbarrier_init or fence.proxy.async follows"
 
 
 class MBarrier:
@@ -155,10 +157,7 @@ class MBarriers:
         if self.hazards:
             if asynchronous and not bar.fenced and -1 not in bar.trusted:
                 bar.trusted.add(-1)
-                text = (
-                    f"a bulk copy completes on the mbarrier at shared offset {offset}, whose initialisation no "
-                    "fence.mbarrier_init or fence.proxy.async follows"
-                )
+                text = f"a bulk copy completes on the mbarrier at shared offset {offset}, {UNFENCED}"
                 batch.report_lanes("mbarrier", text, site, lanes, offset)
             for warp in distinct(lanes >> 5):
                 if int(warp) not in bar.trusted:

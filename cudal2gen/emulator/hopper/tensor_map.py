@@ -13,6 +13,14 @@ from cudal2gen.emulator.state.arrays import Array
 MAGIC = b"TILEDMAP"
 MAP_BYTES = 128
 _LAYOUT = struct.Struct("<8s2iQ5Q5Q5H5H4B")
+# Fields that tensormap.replace names: offset, format and distance of one dimension from the next.
+FIELDS = {
+    "elemtype": (8, "<i", 0), "rank": (12, "<i", 0), "global_address": (16, "<Q", 0), "global_dim": (24, "<Q", 8),
+    "global_stride": (64, "<Q", 8), "box_dim": (104, "<H", 2), "element_stride": (114, "<H", 2),
+    "interleave_layout": (124, "<B", 0), "swizzle_mode": (125, "<B", 0), "fill_mode": (127, "<B", 0),
+}  # fmt: skip
+# tensormap.replace's number of an element type -> CUtensorMapDataType, where they differ.
+DEVICE_TYPES = {8: 10, 9: 8, 10: 9}
 # CUtensorMapDataType -> bytes.
 ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4, 12: 4}
 # CUtensorMapSwizzle -> bytes of a row of the pattern.

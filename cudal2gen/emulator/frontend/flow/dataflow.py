@@ -189,16 +189,24 @@ def _polls(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]])
         if cond is not None and any(t not in inside for t in blocks[i].targets):
             todo.append(cond.name)
     visited = set(todo)
+    stores = (ins for i in inside for ins in blocks[i].all() if _is_shared(ins, "st"))
+    stored = frozenset(name for ins in stores for name in defs_uses(ins)[1])
     while todo:
         for write in sites.get(todo.pop(), ()):
             if write.block in inside:
                 form = facts(write.ins)
                 if form is not None and holds(form.polls, write.ins):
                     return True
-                fresh = [name for name in write.uses if name not in visited]
+                # One thread may poll for all of its CTA, and hand on what it read in shared memory.
+                handed = stored if _is_shared(write.ins, "ld") else frozenset()
+                fresh = [name for name in {*write.uses, *handed} if name not in visited]
                 visited.update(fresh)
                 todo += fresh
     return False
+
+
+def _is_shared(ins: Instr, base: str) -> bool:
+    return ins.base == base and any(part.startswith("shared") for part in ins.parts)
 
 
 def checked_loads(instructions: Iterable[Instr]) -> set[int]:

@@ -14,6 +14,7 @@ from cudal2gen.emulator.frontend.instructions import (
     memory,
     moves,
     synchronisation,
+    tensor_maps,
     warps,
     wgmma,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "memory",
     "moves",
     "synchronisation",
+    "tensor_maps",
     "warps",
     "wgmma",
 ]

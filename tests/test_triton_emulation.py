@@ -1,0 +1,155 @@
+"""Triton kernels by their PTX: values beside torch's, what findings say, and how arguments get there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudal2gen import triton_emulation
+from cudal2gen.emulator import EmulatorError
+from cudal2gen.errors import MissingTool, WrongInput
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
+
+from examples import triton_kernels  # noqa: E402
+
+DEVICES = ("sm_80", "sm_90")
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Of one rounding to the type, and for fp32 of products in tf32.
+RELATIVE = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+TF32 = 2**-10
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def near(actual: Any, expected: Any, relative: float) -> bool:
+    """Relative to the largest element."""
+    return bool((actual.float() - expected).abs().max() <= relative * expected.abs().max())
+
+
+@pytest.mark.parametrize("kind", [*TYPES, torch.int32, torch.int8, torch.float64])
+def test_add(kind: Any) -> None:
+    x, y = (torch.randint(-50, 50, (1000,)).to(kind) for _ in range(2))
+    total = torch.empty_like(x)
+    with triton_emulation.emulate() as session:
+        session.mark_input(x, y)
+        session.mark_output(total)
+        triton_kernels.add[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, y, total, 1000, BLOCK=256)
+    assert torch.equal(total, x + y)
+    (launch,) = session.launches
+    assert (launch.kernel, launch.result.grid, launch.result.block) == ("add", (4, 1, 1), (128, 1, 1))
+    assert ".target sm_80" in launch.ptx
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_softmax(kind: Any) -> None:
+    x = torch.randn(20, 300).to(kind)
+    y = torch.empty_like(x)
+    with triton_emulation.emulate("sm_90a") as session:
+        session.mark_input(x)
+        session.mark_output(y)
+        triton_kernels.softmax[(8,)](x, y, 20, 300, x.stride(0), y.stride(0), BLOCK=512)
+    assert near(y, torch.softmax(x.float(), 1), RELATIVE[kind])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_layer_norm_forward_and_backward_with_locks(kind: Any) -> None:
+    rows, columns, groups = 16, 300, 4
+    x, dy = (torch.randn(rows, columns).to(kind) for _ in range(2))
+    weight, bias = (torch.randn(columns).to(kind) for _ in range(2))
+    y, dx = torch.empty_like(x), torch.empty_like(x)
+    mean, rstd = torch.empty(rows), torch.empty(rows)
+    dweight, dbias = torch.empty(groups, columns), torch.empty(groups, columns)
+    lock, filled = (torch.zeros(groups, dtype=torch.int32) for _ in range(2))
+    with triton_emulation.emulate() as session:
+        session.mark_input(x, dy, weight, bias)
+        session.mark_output(y, dx, mean, rstd, dweight, dbias)
+        triton_kernels.layer_norm[(rows,)](x, weight, bias, y, mean, rstd, columns, 1e-5, BLOCK=128)
+        triton_kernels.layer_norm_backward[(rows,)](
+            dy, x, weight, mean, rstd, dx, dweight, dbias, lock, filled, columns, GROUPS=groups, BLOCK=512
+        )
+    leaves = [tensor.float().requires_grad_() for tensor in (x, weight, bias)]
+    expected = torch.nn.functional.layer_norm(leaves[0], (columns,), *leaves[1:])
+    expected.backward(dy.float())
+    assert near(y, expected, 2 * RELATIVE[kind])
+    assert near(dx, leaves[0].grad, 2 * RELATIVE[kind])
+    assert near(dweight.sum(0), leaves[1].grad, 2e-6)
+    assert near(dbias.sum(0), leaves[2].grad, 2e-6)
+    assert not lock.any()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_matmul_of_odd_sizes_in_grouped_order(device: str, kind: Any) -> None:
+    m, n, k = 190, 150, 72
+    a, b, d = torch.randn(m, k).to(kind), torch.randn(k, n).to(kind), torch.empty(m, n).to(kind)
+    with triton_emulation.emulate(device) as session:
+        session.mark_input(a, b)
+        session.mark_output(d)
+        triton_kernels.matmul[(9,)](a, b, d, m, n, k, k, n, n, BM=64, BN=64, BK=32, GROUP=2)
+    assert near(d, a.float() @ b.float(), RELATIVE[kind] + TF32 * (kind is torch.float32))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("device", DEVICES)
+def test_persistent_matmul_by_descriptors_made_on_the_device(device: str, kind: Any) -> None:
+    m, n, k = 190, 160, 128
+    a, b, d = torch.randn(m, k).to(kind), torch.randn(k, n).to(kind), torch.empty(m, n).to(kind)
+    with triton_emulation.emulate(device) as session:
+        session.mark_output(d)
+        triton_kernels.matmul_persistent[(4,)](a, b, d, m, n, k, BM=64, BN=64, BK=32, GROUP=2)
+    assert near(d, a.float() @ b.float(), RELATIVE[kind])
+    assert ("tensormap.replace" in session.launches[0].ptx) == (device == "sm_90")
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("device", DEVICES)
+def test_matmul_by_descriptors_of_the_host(device: str, kind: Any) -> None:
+    m, n, k = 190, 160, 128
+    a, b, d = torch.randn(m, k).to(kind), torch.randn(k, n).to(kind), torch.empty(m, n).to(kind)
+    maps = [TensorDescriptor.from_tensor(x, list(box)) for x, box in ((a, (64, 32)), (b, (32, 64)), (d, (64, 64)))]
+    with triton_emulation.emulate(device) as session:
+        session.mark_input(a, b)
+        session.mark_output(d)
+        triton_kernels.matmul_tma[(3, 3)](*maps, k, BM=64, BN=64, BK=32)
+    assert near(d, a.float() @ b.float(), RELATIVE[kind])
+    assert [report.kind for report in session.compiler_reports] == ["mbarrier"] * (device == "sm_90")
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("device", DEVICES)
+def test_attention(device: str, kind: Any) -> None:
+    q, k, v = (torch.randn(1, 2, 128, 64).to(kind) for _ in range(3))
+    out = torch.empty_like(q)
+    with triton_emulation.emulate(device) as session:
+        session.mark_input(q, k, v)
+        session.mark_output(out)
+        triton_kernels.attention[(2, 2)](q, k, v, out, 128, 0.125, HEAD=64, BM=64, BN=32, CAUSAL=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
+    assert near(out, expected, 3 * RELATIVE[kind])
+
+
+def test_a_missing_mask_is_out_of_bounds_at_its_line() -> None:
+    x, y, total = torch.ones(1000), torch.ones(1000), torch.empty(1000)
+    with pytest.raises(triton_emulation.Findings, match=r"sum_ptr\[1000\]") as caught, triton_emulation.emulate():
+        triton_kernels.add_unmasked[(4,)](x, y, total, BLOCK=256)
+    assert {report.kind for report in caught.value.reports} == {"global-out-of-bounds"}
+    lines = Path(triton_kernels.__file__).read_text().splitlines()
+    number = next(i for i, line in enumerate(lines, 1) if line.startswith("    tl.store(sum_ptr + index, tl.load"))
+    assert {report.source.rpartition(":")[2].split()[0] for report in caught.value.reports} == {str(number)}
+
+
+def test_unordered_programs_race() -> None:
+    count = torch.zeros(1, dtype=torch.int32)
+    with triton_emulation.emulate(check=False) as session:
+        triton_kernels.count_unordered[(4,)](count)
+    assert "global-race" in {report.kind for report in session.reports}
