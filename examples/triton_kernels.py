@@ -199,3 +199,26 @@ def attention(
         largest = larger
     out = (total / weights[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + head + query[:, None] * HEAD + lane, out)
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((128, 1), (256, 2), (512, 4))],
+    key=["n"],
+)
+@triton.heuristics({"WHOLE": lambda values: values["n"] % values["BLOCK"] == 0})
+@triton.jit
+def scale(x_ptr, y_ptr, factor, n, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """y = factor x, n elements; without a mask where a block is whole."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if WHOLE:
+        tl.store(y_ptr + index, factor * tl.load(x_ptr + index))
+    else:
+        tl.store(y_ptr + index, factor * tl.load(x_ptr + index, mask=index < n), mask=index < n)
+
+
+@triton.jit
+def shift_both(pair, n, BLOCK: tl.constexpr):
+    """The first tensor of a pair, moved by one element, into the second."""
+    source, target = pair
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + index, tl.load(source + index + 1, mask=index < n - 1, other=0), mask=index < n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -153,3 +154,117 @@ def test_unordered_programs_race() -> None:
     with triton_emulation.emulate(check=False) as session:
         triton_kernels.count_unordered[(4,)](count)
     assert "global-race" in {report.kind for report in session.reports}
+
+
+@pytest.mark.parametrize(("config", "block", "warps"), [(None, 128, 1), (2, 512, 4)])
+def test_an_autotuned_kernel_takes_one_configuration(config: int | None, block: int, warps: int) -> None:
+    x = torch.randn(1000)
+    y = torch.empty_like(x)
+    with triton_emulation.emulate(config=config) as session:
+        triton_kernels.scale[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, y, 2.5, 1000)
+    assert torch.equal(y, 2.5 * x)
+    (launch,) = session.launches
+    assert (launch.result.grid[0], launch.num_warps) == (-(-1000 // block), warps)
+    assert f"BLOCK: {block}" in session.notes[0]
+
+
+def test_a_configuration_of_ones_own_and_a_heuristic() -> None:
+    x = torch.randn(1024)
+    y = torch.empty_like(x)
+    with triton_emulation.emulate(config=triton.Config({"BLOCK": 64}, num_warps=8)) as session:
+        triton_kernels.scale[(16,)](x, y, 0.5, 1024)
+    assert torch.equal(y, 0.5 * x)
+    assert session.launches[0].result.block == (256, 1, 1)
+    with pytest.raises(WrongInput, match="3 configurations"), triton_emulation.emulate(config=3):
+        triton_kernels.scale[(16,)](x, y, 0.5, 1024)
+
+
+def test_views_of_one_storage_and_tuples() -> None:
+    whole = torch.arange(512, dtype=torch.int32)
+    with triton_emulation.emulate():
+        triton_kernels.shift_both[(1,)]((whole[1:201], whole[256:]), 200, BLOCK=256)
+    assert torch.equal(whole[256:456], torch.cat([torch.arange(2, 201, dtype=torch.int32), torch.zeros(1).int()]))
+    assert torch.equal(whole[:256], torch.arange(256, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"), [("sm_90", "float8_e4m3fn"), ("sm_90", "float8_e5m2"), ("sm_80", "float8_e5m2")]
+)
+def test_fp8_products(device: str, kind: str) -> None:
+    a, b = (torch.randint(-3, 4, (64, 64)).to(getattr(torch, kind)) for _ in range(2))
+    d = torch.empty(64, 64, dtype=torch.float16)
+    with triton_emulation.emulate(device):
+        triton_kernels.matmul[(1,)](a, b, d, 64, 64, 64, 64, 64, 64, BM=64, BN=64, BK=32, GROUP=1)
+    assert torch.equal(d.float(), a.float() @ b.float())
+
+
+def test_a_cluster_of_two_ctas_for_each_program() -> None:
+    a, b, d = torch.randn(128, 64).half(), torch.randn(64, 128).half(), torch.empty(128, 128).half()
+    with triton_emulation.emulate("sm_90") as session:
+        triton_kernels.matmul[(1,)](
+            a, b, d, 128, 128, 64, 64, 128, 128, BM=128, BN=128, BK=32, GROUP=1, num_ctas=2, num_warps=8
+        )
+    assert session.launches[0].result.grid == (2, 1, 1)
+    assert near(d, a.float() @ b.float(), RELATIVE[torch.float16])
+
+
+def test_the_decorator_runs_and_raises() -> None:
+    kernel = triton_emulation.emulated("sm_86")(triton_kernels.add)
+    x, total = torch.ones(100), torch.empty(100)
+    kernel[(1,)](x, x, total, 100, BLOCK=128)
+    assert torch.equal(total, 2 * x)
+    assert kernel.session is not None
+    assert not kernel.session.reports
+    with pytest.raises(triton_emulation.Findings):
+        triton_emulation.emulated()(triton_kernels.add_unmasked)[(1,)](x, x, total, BLOCK=128)
+    with pytest.raises(WrongInput, match=r"above @triton\.jit"):
+        triton_emulation.emulated()(lambda: None)
+
+
+def test_outputs_that_stay_unwritten_and_inputs_that_do_not() -> None:
+    x, total = torch.ones(100), torch.zeros(200)
+    with triton_emulation.emulate(check=False) as session:
+        session.mark_input(x)
+        session.mark_output(total)
+        triton_kernels.add[(1,)](x, x, total, 100, BLOCK=128)
+        triton_kernels.add[(1,)](x, x, x, 100, BLOCK=128)
+    assert {report.kind for report in session.reports} == {"unwritten-output", "input-modified"}
+    assert total[100:].isnan().all(), "stale contents cannot pass"
+
+
+def test_what_cannot_be_run_is_said() -> None:
+    x = torch.ones(4)
+    with pytest.raises(EmulatorError, match="meta"), triton_emulation.emulate():
+        triton_kernels.add[(1,)](x.to("meta"), x, x, 4, BLOCK=4)
+    with pytest.raises(WrongInput, match="sm_75"):
+        triton_emulation.emulate("sm_75")
+
+
+def test_triton_is_as_before_afterwards() -> None:
+    from triton.backends import backends
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.driver import driver
+
+    before = driver._active, dict(backends), Autotuner.run
+    with triton_emulation.emulate():
+        assert driver.active.get_current_target().arch == 80
+    assert (driver._active, dict(backends), Autotuner.run) == before
+
+
+def test_interpreted_kernels_are_refused() -> None:
+    program = "from cudal2gen import triton_emulation\nwith triton_emulation.emulate(): pass"
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode
+    assert "unset it" in process.stderr.splitlines()[-1]
+
+
+def test_missing_triton_is_a_missing_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_emulation, "find_spec", lambda name: None)
+    with pytest.raises(MissingTool, match="pip install triton"):
+        triton_emulation.emulate()

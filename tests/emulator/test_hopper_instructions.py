@@ -842,3 +842,53 @@ def test_a_dropped_arrival_is_not_expected_in_the_next_phase() -> None:
     phases, result = run(body, np.zeros(1, np.uint32), np.empty(32, np.uint32))
     assert result.reports == []
     assert (phases == 1 + 4).all()
+
+
+# A map of 24 rows of 64 fp16 in boxes of 8 rows, made in shared memory at 2048, published at %q, and loaded by.
+EDITS = """
+      add.u32 %v, %s, 2048; shl.b32 %u, %t, 2; add.u32 %u, %u, %v; st.shared.u32 [%u], 0; bar.warp.sync -1;
+      setp.ne.u32 %P, %t, 0; @%P bra edited;
+      tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%v], %p;
+      tensormap.replace.tile.rank.shared::cta.b1024.b32 [%v], 1;
+      tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%v], 0, 64;
+      tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%v], 1, 8;
+      tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%v], 0, 64;
+      tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%v], 1, 24;
+      STRIDE
+      tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [%v], 0, 1;
+      tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [%v], 1, 1;
+      tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%v], TYPE;
+      tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%v], 0;
+    edited: bar.warp.sync -1;
+      tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%q], [%v], 128;
+      fence.proxy.tensormap::generic.acquire.gpu [%q], 128;
+      add.u32 %bar, %s, 4096; @%P bra over;
+      mbarrier.init.shared::cta.b64 [%bar], 1; fence.mbarrier_init.release.cluster;
+      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 1024;
+      cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%q, {0, 8}], [%bar];
+    over: bar.warp.sync -1;
+    again: mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P bra again;
+      mov.u32 %u, %t;
+    more: mad.lo.u32 %v, %u, 4, %s; ld.shared.u32 %w, [%v]; mad.wide.u32 %g, %u, 4, %q; st.global.u32 [%g+128], %w;
+      add.u32 %u, %u, 32; setp.lt.u32 %P, %u, 256; @%P bra more;"""
+STRIDE = "mov.b64 %d0, 128; tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%v], 0, %d0;"
+
+
+def edited(stride: str = STRIDE, kind: int = 6) -> tuple[np.ndarray, LaunchResult]:
+    x = np.arange(24 * 64, dtype=np.uint16).reshape(24, 64)
+    body = EDITS.replace("STRIDE", stride).replace("TYPE", str(kind))
+    return run(body, x, np.empty(64 + 512, np.uint16), check_outputs=False)
+
+
+@pytest.mark.parametrize("kind", [6, 10])  # fp16; bf16, which the host counts as 9
+def test_tensor_maps_made_by_a_kernel(kind: int) -> None:
+    written, result = edited(kind=kind)
+    assert result.reports == []
+    assert (written[64:] == np.arange(8 * 64, 16 * 64)).all()
+
+
+def test_tensor_maps_that_a_kernel_makes_wrongly() -> None:
+    _, result = edited(stride=STRIDE.replace("128;", "120;"))
+    (report, *_) = [report for report in result.reports if report.kind == "tensor-map"]
+    assert "stride of 120 bytes" in report.message
+    assert "tensor-map" in {report.kind for report in edited(kind=13)[1].reports}

@@ -11,7 +11,7 @@ from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
 from cudal2gen.emulator.hopper.mbarrier import MBarriers
 from cudal2gen.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
-from cudal2gen.emulator.hopper.tensor_map import MAP_BYTES, SWIZZLE_SPAN, Box, TensorMap, decode, place
+from cudal2gen.emulator.hopper.tensor_map import MAP_BYTES, SWIZZLE_SPAN, Box, TensorMap, decode, place, refuse
 from cudal2gen.emulator.memory.device import DeviceMemory
 from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask
@@ -73,7 +73,8 @@ class Bulk:
             at = address - self.arena.base
             raw = b"" if self.arena.find(at) is None else self.arena.data[at : at + MAP_BYTES].tobytes()
         if raw not in self.maps:
-            self.maps[raw] = decode(raw)
+            map_ = decode(raw)
+            self.maps[raw] = None if map_ is None or refuse(map_) else map_
         out = self.maps[raw]
         if out is None or address % 64:
             text = f"no tensor map of cuTensorMapEncodeTiled lies at {address:#x}"
