@@ -66,7 +66,8 @@ NO_NAMES = frozenset(
      "these", "fitting", "theirs", "ours", "bed")
 )  # fmt: skip
 TORCH = {
-    "element", "grading", "correctness", "validator", "gpu", "baselines", "bench", "operators", "triton_emulation", "tuner",
+    "element", "grading", "correctness", "validator", "gpu", "baselines", "bench", "operators", "triton_emulation",
+    "tuner",
 }  # fmt: skip
 
 
