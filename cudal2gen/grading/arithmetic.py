@@ -71,12 +71,12 @@ def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple
 
 
 class Downgrade(NamedTuple):
-    """An instruction of lower precision than asked: what about it, its type and the one asked."""
+    """An instruction of lower precision than asked: what about it, its type and the one required."""
 
     opcode: str
     what: str
     type: str
-    asked: str
+    required: str
     runs: int
 
 

@@ -285,8 +285,8 @@ class Examination:
             for item in [] if whole else arithmetic.downgrades(opcodes, operands, accumulator, needed):
                 self._add(
                     "lower-precision",
-                    f"{name}: {item.what} are {item.type} where {item.asked} is asked: {item.opcode}, {item.runs}x",
-                    name, what=item.what, type=item.type, asked=item.asked, opcode=item.opcode, executed=item.runs,
+                    f"{name}: {item.what} are {item.type} where {item.required} is asked: {item.opcode}, {item.runs}x",
+                    name, what=item.what, type=item.type, asked=item.required, opcode=item.opcode, executed=item.runs,
                 )  # fmt: skip
         if call.opcodes and total < LEAST_FLOPS * needed:
             self._add(
