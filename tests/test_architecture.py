@@ -49,6 +49,7 @@ FLOORS = {
     "baselines": 4,
     "bench": 5,
     "testing": 5,
+    "mcp_server": 5,
     "choice": 4,
     "pack": 5,
     "report": 6,

@@ -114,20 +114,43 @@ _Extent = Annotated[int, Field(ge=1)]
 _Extents = Annotated[list[_Extent], Field(min_length=1, max_length=3)] | _Extent
 
 
-class _Launch(BaseModel):
+class LaunchEntry(BaseModel):
+    """A launch, as users describe it."""
+
     model_config = ConfigDict(extra="forbid")
-    entry: str
-    grid: _Extents = 1
-    block: _Extents
-    smem: Annotated[int, Field(ge=0)] = 0
-    cluster: _Extents = 1
-    args: list[str | int | float] = []
+    entry: Annotated[str, Field(description="The kernel: its plain name where unambiguous, else add<float>.")]
+    grid: Annotated[_Extents, Field(description="CTAs: x, or up to [x, y, z].")] = 1
+    block: Annotated[_Extents, Field(description="Threads of a CTA: x, or up to [x, y, z].")]
+    smem: Annotated[int, Field(ge=0, description="Bytes of dynamic shared memory.")] = 0
+    cluster: Annotated[_Extents, Field(description="CTAs of a cluster: x, or up to [x, y, z].")] = 1
+    args: Annotated[
+        list[str | int | float],
+        Field(description=f"One per parameter: {FORM}, or the name of one of the buffers."),
+    ] = []
 
 
-class _LaunchFile(BaseModel):
+class LaunchFile(BaseModel):
+    """The file of ``--launch``: launches in order, and buffers that they share, by name."""
+
     model_config = ConfigDict(extra="forbid")
-    launches: Annotated[list[_Launch], Field(min_length=1)]
+    launches: Annotated[list[LaunchEntry], Field(min_length=1)]
     buffers: dict[str, str] = {}
+
+    def specifications(self) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpec]]:
+        """The launches and shared buffers. Raises WrongInput."""
+        buffers = {name: buffer(spec) for name, spec in self.buffers.items()}
+        launches = tuple(
+            LaunchSpec(
+                launch.entry,
+                _extents(launch.grid),
+                _extents(launch.block),
+                launch.smem,
+                _extents(launch.cluster),
+                tuple(argument(value, buffers) for value in launch.args),
+            )
+            for launch in self.launches
+        )
+        return launches, buffers
 
 
 def launch_file(path: Path) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpec]]:
@@ -135,24 +158,12 @@ def launch_file(path: Path) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpe
     with reading(path):
         text = path.read_text()
     try:
-        content = _LaunchFile.model_validate_json(text)
+        content = LaunchFile.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise WrongInput(f"{path}: {where + ': ' if where else ''}{brief(first['msg'], 200)}") from None
-    buffers = {name: buffer(spec) for name, spec in content.buffers.items()}
-    launches = tuple(
-        LaunchSpec(
-            launch.entry,
-            _extents(launch.grid),
-            _extents(launch.block),
-            launch.smem,
-            _extents(launch.cluster),
-            tuple(argument(value, buffers) for value in launch.args),
-        )
-        for launch in content.launches
-    )
-    return launches, buffers
+    return content.specifications()
 
 
 def _extents(value: Sequence[int] | int) -> tuple[int, ...]:

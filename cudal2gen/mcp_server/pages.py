@@ -1,0 +1,38 @@
+"""The pages of the rules: what each means, the smallest wrong and right program, how to mend it."""
+
+from __future__ import annotations
+
+import re
+
+from cudal2gen import places
+from cudal2gen.emulator import RULES
+from cudal2gen.errors import WrongInput, reading
+
+MOST = 4  # pages of a report
+# A rule in a report: a finding's first words, or a field of its JSON. Alone some rules are common words.
+_IN_REPORTS = re.compile(r'(?:\b(?:error|benign|lint): |"(?:rule|ruleId)": ?"|title=)([a-z-]+)')
+
+
+def pages(subject: str) -> str:
+    """The page of a rule, or those of the rules that a report names, the first first. Raises WrongInput for text
+    without any."""
+    rule = subject.strip()
+    rules = [rule] if rule in RULES else list(dict.fromkeys(_IN_REPORTS.findall(subject)))
+    rules = [rule for rule in rules if rule in RULES]
+    if not rules:
+        raise WrongInput(f"no rule in {rule[:60]!r}; the rules are {', '.join(sorted(RULES))}")
+    texts = []
+    for rule in rules[:MOST]:
+        path = places.shipped("docs") / "rules" / f"{rule}.md"
+        with reading(path):
+            texts.append(path.read_text())
+    if rules[MOST:]:
+        texts.append(f"Also named: {', '.join(rules[MOST:])}\n")
+    return "\n".join(texts)
+
+
+def guide() -> str:
+    """How a language model uses the tools, as a file SKILL.md. Raises WrongInput."""
+    path = places.shipped("docs") / "skill.md"
+    with reading(path):
+        return path.read_text()
