@@ -141,11 +141,11 @@ def test_options_choose_device_code_only() -> None:
 
 
 def test_the_guide_is_a_skill_and_the_sdk_is_optional() -> None:
-    shown = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-m", "cudal2gen", "mcp", "--skill"], capture_output=True, text=True, check=True
     )
-    assert shown.stdout == GUIDE.read_text()
-    assert re.match(r"---\nname: [a-z-]{1,64}\ndescription: .{1,1024}\n---\n\n# ", shown.stdout)
+    assert printed.stdout == GUIDE.read_text()
+    assert re.match(r"---\nname: [a-z-]{1,64}\ndescription: .{1,1024}\n---\n\n# ", printed.stdout)
     statement = "import sys; sys.modules['mcp'] = None; from cudal2gen.cli import main; sys.argv = ['x', 'mcp']; main()"
     missing = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=False)
     assert (missing.returncode, missing.stdout) == (3, "")
