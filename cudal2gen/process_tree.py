@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -104,9 +104,26 @@ def _execute(command: Sequence[str]) -> None:
         os._exit(NOT_STARTED)
 
 
+def memory_bytes(processes: Iterable[int], shared_once: bool = False) -> int:
+    """The memory that some processes have, in bytes; pages that several share count for each of them, or once in all,
+    which takes long to find out."""
+    total = 0
+    for pid in processes:
+        try:
+            with open(f"/proc/{pid}/{'smaps_rollup' if shared_once else 'statm'}") as file:  # noqa: PTH123
+                text = file.read()
+        except OSError:
+            continue
+        if shared_once:
+            total += sum(1024 * int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+        else:
+            total += int(text.split()[1]) * os.sysconf("SC_PAGESIZE")
+    return total
+
+
 def kill_session(leader: int) -> None:
     """Kills all processes of a session but its leader, those too that they start meanwhile."""
-    while members := [pid for pid in _session(leader) if pid != leader]:
+    while members := [pid for pid in session(leader) if pid != leader]:
         for pid in members:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -115,7 +132,7 @@ def kill_session(leader: int) -> None:
         time.sleep(0.001)
 
 
-def _session(leader: int) -> list[int]:
+def session(leader: int) -> list[int]:
     """The processes of a session that have not ended."""
     members = []
     for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 - pathlib takes as long as all the rest

@@ -132,6 +132,15 @@ def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> Non
     assert 1.0 < late.seconds < 20
 
 
+def test_the_limit_of_memory_is_of_all_processes_that_a_program_starts(library: Path) -> None:
+    greedy = run(library, "greedy family", gib=1.5)
+    assert greedy.ending.startswith("needs more than 1.5 GiB")
+    assert greedy.seconds < 20
+    # What they share counts once.
+    family = run(library, "family", gib=1.5)
+    assert (family.ending, family.exit_code) == ("", 0)
+
+
 def test_what_cannot_be_checked_is_named(library: Path) -> None:
     result = run(library, "unsupported")
     assert (result.unsupported, result.code) == (["cudaCreateTextureObject"], 0)

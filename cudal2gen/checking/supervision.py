@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from cudal2gen import process_tree
@@ -80,27 +78,25 @@ def _launch(result: Result, running: _Running) -> str:
 
 
 class _Watch:
-    """The limits of a process."""
+    """The limits of a process: of its time, and of its memory with that of all processes that it starts."""
 
     def __init__(self, worker: Worker, deadline: float, nbytes: float) -> None:
         self.worker, self.deadline, self.nbytes = worker, deadline, nbytes
-        self.started = time.perf_counter()
+        self.started = self.looked = time.perf_counter()
 
     def excess(self, launch: str) -> str:
         """Which limit is passed, and in which ``launch``: the rest of a sentence about the program."""
-        if time.perf_counter() > self.deadline:
+        now = time.perf_counter()
+        if now > self.deadline:
             fewer = ", --sample N runs only N CTAs of a grid" if launch else ""
             return f"did not end within {self.deadline - self.started:.0f} s{launch}; --timeout gives it longer{fewer}"
-        if resident_bytes(self.worker.pid) > self.nbytes:
+        if now - self.looked < STEP_S:
+            return ""
+        self.looked = now
+        processes = {self.worker.pid, *process_tree.session(self.worker.pid)}
+        if all(process_tree.memory_bytes(processes, exact) > self.nbytes for exact in (False, True)):
             return f"needs more than {self.nbytes / GIB:g} GiB of memory; --memory gives it more"
         return ""
-
-
-def resident_bytes(pid: int) -> int:
-    """The memory that a process occupies; 0 of one that is gone."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-    return 0
 
 
 def _take(result: Result, message: Message) -> None:

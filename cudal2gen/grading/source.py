@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cudal2gen import process_tree
 from cudal2gen.checking import devices
 from cudal2gen.checking.names import plain
-from cudal2gen.checking.supervision import GIB, resident_bytes
+from cudal2gen.checking.supervision import GIB
 from cudal2gen.emulator import EmulatorError, LaunchRefused, PtxError, Report, by_cause
 from cudal2gen.errors import Failure, WrongInput
 from cudal2gen.grading import floor, inputs
@@ -245,7 +246,7 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
             excess = ""
             if time.perf_counter() > end:
                 excess = f"the check did not end within {limits.seconds:g} s"
-            elif resident_bytes(worker.pid) > limits.gib * GIB:
+            elif process_tree.memory_bytes([worker.pid]) > limits.gib * GIB:
                 excess = f"the check needs more than {limits.gib:g} GiB"
             if excess:
                 verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))

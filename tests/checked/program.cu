@@ -5,6 +5,7 @@
 #include <cstring>
 #include <cuda.h>
 #include <cuda_runtime.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 __constant__ int factor;
@@ -312,6 +313,18 @@ int main(int argc, char **argv) {
   if (is("endless")) for (volatile int i = 0;; ++i) {}
   if (is("endless kernel")) cudaMemset(y, 0, 4), waiting<<<2, 32>>>(y), cudaDeviceSynchronize();
   if (is("greedy")) for (size_t i = 0;; ++i) memset(malloc(1 << 26), 1, 1 << 26);
+  // Processes that each take memory, or that share what their parent has.
+  if (is("family") || is("greedy family")) {
+    const size_t bytes = is("family") ? size_t(1) << 29 : 0;
+    void *common = memset(malloc(bytes), 1, bytes);
+    for (int i = 0; i < 4; ++i)
+      if (!fork()) {
+        if (!bytes) memset(malloc(1 << 29), 1, 1 << 29);
+        sleep(bytes ? 1 : 30);
+        _exit(common == nullptr);
+      }
+    while (wait(0) > 0) {}
+  }
   if (is("callback")) {
     cudaLaunchHostFunc(0, add_ten, host);
     check("callback", host[0], 10);
