@@ -36,6 +36,8 @@ def kinds(
     return [report.kind for report in result.reports if report.is_error]
 
 
+# The generic address of a local array at %i, written; thread 0 has the predicate %P.
+OWN = "mov.u64 %i, own; cvta.local.u64 %i, %i; st.v2.u32 [%i], {%t, %t}; setp.eq.u32 %P, %t, 0;"
 DEFECTS = {
     "read-only-path": [
         "st.global.u32 [%g], 7; ld.global.nc.u32 %a, [%g]; st.global.u32 [%h], %a;",
@@ -117,6 +119,17 @@ DEFECTS = {
         "bar.warp.sync 0xfffffffe;",
         "setp.lt.u32 %P, %t, 16; @!%P bra done; bar.warp.sync 0xff; done:",
         "and.b32 %a, %t, 31; shl.b32 %b, 1, %a; not.b32 %b, %b; bar.warp.sync %b;",
+        "mov.u32 %b, -1; and.b32 %a, %t, 31; setp.lt.u32 %P, %a, 9; @%P mov.u32 %b, 0xffff;"
+        "vote.sync.ballot.b32 %a, %P, %b; st.global.u32 [%g], %a;",
+        "setp.lt.u32 %P, %t, 16; @%P movmatrix.sync.aligned.m8n8.trans.b16 %a, %t;",
+    ],
+    "foreign-local": [
+        # Through shared memory, by a shuffle, through global memory; read, written, with an offset.
+        OWN + "@%P st.shared.u64 [s], %i; bar.sync 0; ld.shared.u64 %i, [s]; ld.u32 %a, [%i]; st.global.u32 [%g], %a;",
+        OWN + "mov.b64 {%a, %b}, %i; shfl.sync.idx.b32 %a, %a, 0, 31, -1; shfl.sync.idx.b32 %b, %b, 0, 31, -1;"
+        "mov.b64 %i, {%a, %b}; st.u32 [%i+4], 3;",
+        OWN + "@%P st.global.u64 [%q], %i; bar.sync 0; ld.global.u64 %i, [%q]; ld.v2.u32 {%a, %b}, [%i];"
+        "st.global.u32 [%g], %b;",
     ],
     "matrix-alignment": [
         "wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {%x0,%x1,%x2,%x3,%x4,%x5,%x6,%x7}, [s+16], 16;",
@@ -165,6 +178,11 @@ RIGHT = {
     "a quotient that is dropped": "and.b32 %b, %t, 3; div.u32 %a, 100, %b; setp.eq.u32 %P, %b, 0;"
     "selp.b32 %a, 0, %a, %P;"
     "st.global.u32 [%g], %a;",
+    "equal masks of disjoint groups": "mov.u32 %b, 0xffff; and.b32 %a, %t, 16; setp.ne.u32 %P, %a, 0;"
+    "@%P mov.u32 %b, 0xffff0000; vote.sync.ballot.b32 %a, %P, %b; st.global.u32 [%g], %a;",
+    "a local address that comes back": OWN + "mad.lo.u32 %a, %t, 8, %s; st.shared.u64 [%a], %i;"
+    "bar.sync 0; ld.shared.u64 %i, [%a]; ld.u32 %b, [%i]; cvta.to.local.u64 %i, %i; ld.local.u32 %c, [%i+4];"
+    "add.u32 %b, %b, %c; st.global.u32 [%g], %b;",
     "discarded, then written": "setp.eq.u32 %P, %t, 0; @%P discard.global.L2 [%p], 128; bar.sync 0;"
     "st.global.u32 [%g], 3; ld.global.u32 %a, [%g];",
 }  # fmt: skip
@@ -172,6 +190,37 @@ RIGHT = {
 
 @pytest.mark.parametrize("body", RIGHT.values(), ids=RIGHT)
 def test_right_programs(body: str) -> None:
+    assert kinds(body) == []
+
+
+BARRIER = "setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared.b64 [s+64], 64; bar.sync 0;"
+ARRIVE = "bar.sync 0; mbarrier.arrive.shared.b64 %w, [s+64];"
+OVERWRITES = {
+    "a store": "@%P st.shared.u32 [s+68], 0;",
+    "a wide store": "@%P mov.u32 %a, 0; @%P st.shared.v4.u32 [s+64], {%a, %a, %a, %a};",
+    "an atomic": "@%P red.shared.add.u32 [s+64], 1;",
+    "an element beyond an array": "mad.lo.u32 %a, %t, 4, %s; st.shared.u32 [%a], %t;",
+    "cp.async": "@%P cp.async.ca.shared.global [s+64], [%p], 16; cp.async.wait_all;",
+    "a generic store": "mov.u64 %i, s; cvta.shared.u64 %i, %i; @%P st.u8 [%i+71], 1;",
+}
+
+
+@pytest.mark.parametrize("body", OVERWRITES.values(), ids=OVERWRITES)
+def test_a_barrier_that_is_overwritten(body: str) -> None:
+    assert "mbarrier-overwritten" in kinds(BARRIER + body + ARRIVE)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        BARRIER + "@%P st.shared.u32 [s+72], 0; @%P st.shared.u32 [s+60], 0;" + ARRIVE,
+        "setp.eq.u32 %P, %t, 0; @%P st.shared.u32 [s+64], 5;" + BARRIER + ARRIVE,
+        BARRIER + ARRIVE + "bar.sync 0; @%P mbarrier.inval.shared.b64 [s+64]; @%P st.shared.u32 [s+64], 0;"
+        "@%P mbarrier.init.shared.b64 [s+64], 64;" + ARRIVE,
+    ],
+    ids=["beside", "before", "after inval"],
+)
+def test_a_barrier_that_is_not_overwritten(body: str) -> None:
     assert kinds(body) == []
 
 

@@ -40,7 +40,8 @@ class MBarrier:
 
     __slots__ = (
         "bytes", "clocks", "column", "copy_site", "count", "done_clocks", "done_copies", "done_tick", "fenced",
-        "flights", "init_lane", "init_site", "init_tick", "landing", "offset", "pending", "phase", "row", "trusted",
+        "flights", "granules", "init_lane", "init_site", "init_tick", "landing", "offset", "pending", "phase", "row",
+        "trusted",
     )  # fmt: skip
 
     def __init__(self, row: int, offset: int, count: int, column: int, lane: int, tick: int, site: int) -> None:
@@ -60,6 +61,8 @@ class MBarrier:
         self.landing: list[Landing] = []
         # Warps that are known to see the initialisation; -1: the asynchronous proxy.
         self.trusted: set[int] = set()
+        # Of shared memory, whose tags tell whether something else has written there.
+        self.granules = slice(0)
 
     def release(self, scope: Scope, clock: Array) -> None:
         """An arrival passes a clock on to acquires of a scope."""
@@ -155,6 +158,7 @@ class MBarriers:
             batch.report_lanes("mbarrier", text, site, lanes, offset)
             return None
         if self.hazards:
+            self._check_intact(bar, lanes, site)
             if asynchronous and not bar.fenced and -1 not in bar.trusted:
                 bar.trusted.add(-1)
                 text = f"a bulk copy completes on the mbarrier at shared offset {offset}, {UNFENCED}"
@@ -163,6 +167,16 @@ class MBarriers:
                 if int(warp) not in bar.trusted:
                     self._check_visible(bar, int(lanes[lanes >> 5 == warp][0]), site)
         return bar
+
+    def _check_intact(self, bar: MBarrier, lanes: Array, site: int) -> None:
+        """Its words count as never written, so a tag there is of something else."""
+        tags = self.shared.writer[bar.granules]
+        changed = np.flatnonzero(tags != self.shared.UNWRITTEN)
+        if changed.size:
+            first = int(changed[0])
+            other = self.shared.participant(int(tags[first]), bar.row, bar.granules.start + first, reader=False)
+            text = f"the mbarrier at shared offset {bar.offset} has been overwritten since its initialisation"
+            self.batch.report_lanes("mbarrier-overwritten", text, site, lanes, bar.offset, other=other)
 
     def _check_visible(self, bar: MBarrier, lane: int, site: int) -> None:
         batch, clocks = self.batch, self.clocks
@@ -194,7 +208,12 @@ class MBarriers:
                 text = f"the mbarrier at shared offset {offset} is initialised again without mbarrier.inval"
                 batch.report_lanes("mbarrier", text, site, lanes, offset)
             column = old.column if old is not None else self.clocks.barrier_column(row)
-            self.bars[(row, offset)] = MBarrier(row, offset, number, column, int(lanes[-1]), self.launch.tick, site)
+            bar = MBarrier(row, offset, number, column, int(lanes[-1]), self.launch.tick, site)
+            self.bars[(row, offset)] = bar
+            if self.hazards:
+                start, unit = row * self.shared.stride + offset, self.shared.granule
+                bar.granules = slice(start // unit, -(-(start + 8) // unit))
+                self.shared.writer[bar.granules] = self.shared.UNWRITTEN
 
     def invalidate(self, address: Array, m: Mask, site: int) -> None:
         """mbarrier.inval."""

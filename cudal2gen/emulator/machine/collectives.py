@@ -43,6 +43,12 @@ class Warps:
         if len(bad):
             text = "the member mask names lanes that are not here, or omits the lane that executes it"
             self.batch.report_lanes("warp-divergence", text, site, bad)
+        elif not isinstance(members, int):
+            together = bits_of(words) & active[:, None, :]
+            unequal = active & (together & (words[:, None, :] != words[:, :, None])).any(axis=2)
+            if unequal.any():
+                text = "lanes that execute it together name different members"
+                self.batch.report_lanes("warp-divergence", text, site, np.flatnonzero(unequal))
         return active
 
     def _meet(self, members: Scalar, m: Mask, site: int) -> Array:

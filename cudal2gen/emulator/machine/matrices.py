@@ -95,8 +95,9 @@ class MatrixInstructions:
         raw = np.ascontiguousarray(by_register).view(word).reshape(-1, self.size)
         return list(raw)
 
-    def movmatrix(self, value: Array) -> Array:
+    def movmatrix(self, value: Array, m: Mask, site: int) -> Array:
         """movmatrix.trans of one 8x8 matrix of 16-bit elements."""
+        self.batch.require_whole_warps(m, site)
         cells = value.view(np.uint16).reshape(-1, 8, 8).transpose(0, 2, 1)
         return np.ascontiguousarray(cells).view(np.uint32).reshape(-1)
 

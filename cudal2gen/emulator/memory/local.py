@@ -13,14 +13,21 @@ from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 _LOW = np.uint64(0xFFFFFFFF)
-_TO_WINDOW = np.uint64(SHIFT_TO_WINDOW)
+_TO_WINDOW, _TO_OWNER = np.uint64(SHIFT_TO_WINDOW), np.uint64(32)
+# Bits of a CTA's number, and of a thread's in it, that the generic address of a local variable carries.
+_CTA_BITS, _THREAD_BITS = 14, 10
 
 
 class LocalMemory:
-    """``nbytes`` of local memory per lane. Addresses are offsets, uint64."""
+    """``nbytes`` of local memory per lane. Addresses are offsets, uint64. ``generic`` ones carry their thread's number
+    above bit 32, so that use by another thread is seen."""
 
     def __init__(self, batch: BatchState, nbytes: int) -> None:
         self.batch = batch
+        cta = np.asarray(batch.ctas, np.uint64)[batch.row_of] & np.uint64((1 << _CTA_BITS) - 1)
+        number = cta << np.uint64(_THREAD_BITS) | batch.thread.astype(np.uint64)
+        # Per lane, what lies above the offset of a generic address.
+        self.owner: Array = number | np.uint64(Window.LOCAL << SHIFT_TO_WINDOW - 32)
         self.data: Array = np.full((batch.size, nbytes) if nbytes else (0, 0), batch.launch.poison, np.uint8)
         # What has been written; None: nobody asks.
         self.written = np.zeros(self.data.shape, bool) if batch.launch.options.hazards else None
@@ -34,6 +41,22 @@ class LocalMemory:
             self.batch.report_lanes("local-out-of-bounds", text, site, lanes[bad])
             lanes, offset = lanes[~bad], offset[~bad]
         return lanes, offset
+
+    def generic(self, address: Array) -> Array:
+        """The generic addresses of offsets."""
+        return self.owner << _TO_OWNER | address
+
+    def offsets(self, address: Array, mask: Array, site: int) -> Array:
+        """The offsets of generic addresses that lanes access."""
+        low: Array = address & _LOW
+        other = mask & ((address >> _TO_OWNER) != self.owner) & (low < self.data.shape[1])
+        if other.any():
+            lanes = np.flatnonzero(other)
+            number = int(address[lanes[0]] >> _TO_OWNER)
+            cta, thread = number >> _THREAD_BITS & (1 << _CTA_BITS) - 1, number & (1 << _THREAD_BITS) - 1
+            text = f"uses the address of a local variable of thread {thread} of CTA {cta}: here are its own variables"
+            self.batch.report_lanes("foreign-local", text, site, lanes)
+        return low
 
     def load(self, address: Array, width: int, m: Mask, site: int) -> Array:
         """``width`` bytes per lane."""
@@ -132,7 +155,7 @@ class GenericMemory:
             if space is Window.SHARED:
                 values = self.shared.load(self.shared.of_cluster(low.astype(np.uint32)), width, mask, site)
             elif space is Window.LOCAL:
-                values = self.local.load(low, width, mask, site)
+                values = self.local.load(self.local.offsets(address, mask, site), width, mask, site)
             elif space is Window.PARAM:
                 values = self.parameters.load(low, width, mask, site)
             else:
@@ -150,6 +173,6 @@ class GenericMemory:
             if space is Window.SHARED:
                 self.shared.store(self.shared.of_cluster(low.astype(np.uint32)), value, width, mask, site)
             elif space is Window.LOCAL:
-                self.local.store(low, value, width, mask, site)
+                self.local.store(self.local.offsets(address, mask, site), value, width, mask, site)
             else:
                 self.device.store(address, value, width, mask, site, strong)

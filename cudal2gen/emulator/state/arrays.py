@@ -21,7 +21,7 @@ MOVER: dict[int, np.dtype[Any]] = {
     8: np.dtype("u8"),
     16: np.dtype("c16"),
 }
-SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
+SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4, 128: 7}  # 128: discard.L2
 # A negative quiet NaN in fp16, bf16 and fp32 alike, and a wild index.
 POISON = 0xFF
 

@@ -51,6 +51,11 @@ _ERRORS = {
         "an access outside of local memory, or misaligned",
         "an index beyond a per-thread array: bound the index, or size the array for it",
     ),
+    "foreign-local": (
+        "a pointer to a local variable of one thread, used by another thread",
+        "every thread has other memory at a local address: keep what threads share in __shared__ or global "
+        "memory, or pass the value itself (__shfl_sync)",
+    ),
     "uninitialised-shared": (
         "a read of shared memory that nobody has written",
         "write the words before they are read, zero fill at the edges, and let a barrier stand between",
@@ -160,6 +165,11 @@ _ERRORS = {
         "an mbarrier that is misused, or not visibly initialised",
         "initialise once with the number of arrivals, fence (fence.mbarrier_init, or a barrier) before others "
         "use it, and arrive no more often than the count",
+    ),
+    "mbarrier-overwritten": (
+        "an mbarrier whose memory something else has written since its initialisation",
+        "give the barrier memory of its own: compare its offset with the buffers beside it, and pass "
+        "mbarrier.inval before its memory is used for data",
     ),
     "proxy-fence": (
         "an asynchronous access without fence.proxy.async behind writes of threads",

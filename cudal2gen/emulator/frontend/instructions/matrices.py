@@ -56,7 +56,7 @@ def stmatrix(e: Emitter, ins: Instr) -> None:
 def movmatrix(e: Emitter, ins: Instr) -> None:
     """movmatrix.trans."""
     d, a = ins.operands
-    e.assign(d, Value(f"T.movmatrix({e.array(a, 'u4')})", "u4", False))
+    e.assign(d, Value(f"T.movmatrix({e.array(a, 'u4')}, {e.lanes()})", "u4", False))
 
 
 def _variables(e: Emitter, targets: tuple[Operand, ...]) -> list[str]:

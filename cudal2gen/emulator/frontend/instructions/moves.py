@@ -90,12 +90,19 @@ def _total(e: Emitter, op: Operand, kind: str) -> int:
     return total
 
 
-@instruction("cvta", uniform=True)
+def _from_local(ins: Instr) -> bool:
+    return "local" in ins.parts and "to" not in ins.parts
+
+
+@instruction("cvta", uniform=lambda ins: not _from_local(ins))
 def cvta(e: Emitter, ins: Instr) -> None:
     """Generic <-> shared, local, global, const, param addresses."""
     d, a = ins.operands
     if isinstance(a, Mem):
         a = Sym(a.base.name, a.offset) if isinstance(a.base, Sym) else a.base
+    if _from_local(ins):
+        e.assign(d, Value(f"L.generic({e.array(a, 'u8')})", "u8", False))
+        return
     v = e.raw(a, 64)
     to = "to" in ins.parts
     space = next(
