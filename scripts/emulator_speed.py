@@ -1,0 +1,243 @@
+"""How long Triton kernels take on the CPU: in the emulator, in Triton's interpreter, and in NumPy by other means.
+
+    python scripts/emulator_speed.py                  # all cases: minutes, most of them the interpreter's
+    python scripts/emulator_speed.py add-98k matmul-256 --rounds 5
+    python scripts/emulator_speed.py --without-interpreter
+
+Prints a Markdown table of seconds of one core, the least of ``--rounds`` calls after a first one that compiles, and is
+not repeated where a call takes longer than ``--patience`` seconds. Every contender runs in a process of its own, on one
+thread; results are compared with NumPy's. Needs triton and torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+# Contender -> the head of its column.
+CONTENDERS = {
+    "checked": "emulator, with checks", "unchecked": "emulator, without", "interpreter": "TRITON_INTERPRET=1",
+    "numpy": "NumPy",
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A launch, its result, NumPy's way to the same, and how far they may be apart relative to the largest element."""
+
+    launch: Callable[[], object]
+    result: Any
+    numpy: Callable[[], Any]
+    tolerance: float
+
+
+def add(n: int) -> Case:
+    """x + y, fp32."""
+    import torch
+    import triton
+
+    from examples.triton_kernels import add
+
+    x, y, total = torch.randn(n), torch.randn(n), torch.empty(n)
+    a, b = x.numpy(), y.numpy()
+    return Case(lambda: add[(triton.cdiv(n, 1024),)](x, y, total, n, BLOCK=1024), total, lambda: a + b, 0)
+
+
+def softmax(rows: int, columns: int) -> Case:
+    """Of rows, fp32."""
+    import torch
+
+    from examples.triton_kernels import softmax
+
+    x = torch.randn(rows, columns)
+    y, a = torch.empty_like(x), x.numpy()
+
+    def reference() -> Any:
+        numerator = np.exp(a - a.max(axis=1, keepdims=True))
+        return numerator / numerator.sum(axis=1, keepdims=True)
+
+    return Case(lambda: softmax[(rows,)](x, y, rows, columns, columns, columns, BLOCK=1024), y, reference, 1e-5)
+
+
+def layer_norm(rows: int, columns: int) -> Case:
+    """Of rows, fp16 in and out."""
+    import torch
+
+    from examples.triton_kernels import layer_norm
+
+    x, weight, bias = torch.randn(rows, columns).half(), torch.randn(columns).half(), torch.randn(columns).half()
+    y, mean, rstd = torch.empty_like(x), torch.empty(rows), torch.empty(rows)
+    a, w, b = (tensor.numpy().astype(np.float32) for tensor in (x, weight, bias))
+
+    def reference() -> Any:
+        centred = a - a.mean(axis=1, keepdims=True)
+        return centred / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5) * w + b
+
+    return Case(
+        lambda: layer_norm[(rows,)](x, weight, bias, y, mean, rstd, columns, 1e-5, BLOCK=1024), y, reference, 2e-3
+    )
+
+
+def matmul(size: int) -> Case:
+    """A square product, fp16 in and out, fp32 sums."""
+    import torch
+    import triton
+
+    from examples.triton_kernels import matmul
+
+    a, b = torch.randn(size, size).half(), torch.randn(size, size).half()
+    d = torch.empty_like(a)
+    x, y = a.numpy().astype(np.float32), b.numpy().astype(np.float32)
+    tile = {"BM": 128, "BN": 128, "BK": 32} if size >= 1024 else {"BM": 64, "BN": 64, "BK": 32}
+    grid = (triton.cdiv(size, tile["BM"]) * triton.cdiv(size, tile["BN"]),)
+
+    def launch() -> None:
+        matmul[grid](a, b, d, size, size, size, size, size, size, GROUP=8, num_warps=4, **tile)
+
+    return Case(launch, d, lambda: x @ y, 1e-3)
+
+
+def attention(heads: int, length: int, head: int) -> Case:
+    """Causal, fp16."""
+    import torch
+
+    from examples.triton_kernels import attention
+
+    q, k, v = (torch.randn(1, heads, length, head).half() for _ in range(3))
+    out = torch.empty_like(q)
+    x, y, z = (tensor.numpy().astype(np.float32) for tensor in (q, k, v))
+    scale = head**-0.5
+    grid = (length // 64, heads)
+
+    def launch() -> None:
+        attention[grid](q, k, v, out, length, scale, HEAD=head, BM=64, BN=32, CAUSAL=True)
+
+    def reference() -> Any:
+        scores = np.where(np.tri(length, dtype=bool), x @ y.swapaxes(2, 3) * scale, -math.inf)
+        share = np.exp(scores - scores.max(axis=3, keepdims=True))
+        return share / share.sum(axis=3, keepdims=True) @ z
+
+    return Case(launch, out, reference, 5e-3)
+
+
+CASES: dict[str, tuple[str, Callable[[], Case]]] = {
+    "add-98k": ("add, 98 432 elements", lambda: add(98_432)),
+    "add-10m": ("add, 10 M elements", lambda: add(10_000_000)),
+    "softmax": ("softmax, 128 x 781", lambda: softmax(128, 781)),
+    "layer-norm": ("layer norm, 128 x 1024, fp16", lambda: layer_norm(128, 1024)),
+    "matmul-256": ("matmul, 256 x 256 x 256, fp16", lambda: matmul(256)),
+    "matmul-1024": ("matmul, 1024 x 1024 x 1024, fp16", lambda: matmul(1024)),
+    "attention": ("attention, 2 heads, 128 x 64, fp16", lambda: attention(2, 128, 64)),
+}
+
+
+def seconds_of(call: Callable[[], object], rounds: int, patience: float) -> float:
+    """CPU seconds of a call, the least of several."""
+    times = []
+    for _ in range(rounds):
+        start = time.process_time()
+        call()
+        times.append(time.process_time() - start)
+        if times[-1] > patience:
+            break
+    return min(times)
+
+
+def measure(contender: str, names: list[str], device: str, rounds: int, patience: float) -> dict[str, float]:
+    """Seconds of every case. Raises AssertionError where a result is wrong."""
+    import torch
+
+    torch.set_num_threads(1)
+    out = {}
+    for name in names:
+        torch.manual_seed(0)
+        case = CASES[name][1]()
+        call = case.numpy if contender == "numpy" else launcher(contender, device, case)
+        start = time.process_time()
+        call()
+        first = time.process_time() - start
+        out[name] = first if first > patience else seconds_of(call, rounds, patience)
+        if contender != "numpy":
+            expected = case.numpy()
+            apart = np.abs(case.result.float().numpy() - expected).max()
+            assert apart <= case.tolerance * np.abs(expected).max(), f"{contender}, {name}: {apart} from NumPy's result"
+    return out
+
+
+def launcher(contender: str, device: str, case: Case) -> Callable[[], object]:
+    """A launch by the emulator, or as it is by the interpreter."""
+    if contender == "interpreter":
+        return case.launch
+
+    from cudal2gen import triton_emulation
+    from cudal2gen.emulator import Options
+
+    options = Options(hazards=contender == "checked")
+
+    def launch() -> None:
+        with triton_emulation.emulate(device, options=options):
+            case.launch()
+
+    return launch
+
+
+def measured(contender: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """``measure`` in a process of its own."""
+    settings = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    if contender == "interpreter":
+        settings["TRITON_INTERPRET"] = "1"
+    paths = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH", ""))))
+    command = [sys.executable, __file__, *arguments.cases, "--contender", contender, "--device", arguments.device]
+    command += ["--rounds", str(arguments.rounds), "--patience", str(arguments.patience)]
+    environment = {**os.environ, "PYTHONPATH": paths, **settings}
+    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(process.stdout.splitlines()[-1]))
+
+
+def spelled(seconds: float | None) -> str:
+    """Two significant digits."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.1f}" if seconds >= 9.95 else f"{seconds:#.2g}" if seconds >= 1e-4 else "< 0.0001"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--device", default="sm_80")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--patience", type=float, default=5.0)
+    parser.add_argument("--without-interpreter", action="store_true")
+    parser.add_argument("--contender", choices=CONTENDERS, help="measure one in this process, and print JSON")
+    arguments = parser.parse_args()
+    arguments.cases = arguments.cases or list(CASES)
+    for name in arguments.cases:
+        if name not in CASES:
+            parser.error(f"no case {name}; there are {', '.join(CASES)}")
+    if arguments.contender:
+        print(
+            json.dumps(
+                measure(arguments.contender, arguments.cases, arguments.device, arguments.rounds, arguments.patience)
+            )
+        )
+        return
+    contenders = [name for name in CONTENDERS if name != "interpreter" or not arguments.without_interpreter]
+    columns = {name: measured(name, arguments) for name in contenders}
+    print("| seconds of one core | " + " | ".join(CONTENDERS[name] for name in contenders) + " |")
+    print("|---|" + "---:|" * len(contenders))
+    for case in arguments.cases:
+        print(f"| {CASES[case][0]} | " + " | ".join(spelled(columns[name].get(case)) for name in contenders) + " |")
+
+
+if __name__ == "__main__":
+    main()
