@@ -78,6 +78,7 @@ class SharedMemory:
         self.writer: Array = np.full(n, self.UNWRITTEN, self.TAG)
         self.latest: Array = np.zeros(n, self.TAG)
         self.readers: Array = np.zeros((n, self.columns), self.TAG)
+        self.reader_tags = self.readers.reshape(-1)
         # Tags by element of an access of w bytes: one, or the w / granule of its granules.
         self.rows: dict[int, tuple[Array, Array, Array]] = {}
         for w in MOVER:
@@ -245,11 +246,15 @@ class SharedMemory:
             clash &= ~np.repeat(same()[which], per)
         self._check_order(WRITE_AFTER_WRITE, clash, flat, lane, rows, site, offset)
         last_reads = readers[at[which]].reshape(-1, self.columns)
-        granules = (at[which, None] * per + np.arange(per)).reshape(-1)
-        for column in np.flatnonzero(last_reads.max(axis=0) >= fresh):
-            tag = last_reads[:, column]
+        recent = last_reads >= fresh
+        # A thread's own reads are in its own column.
+        own = np.arange(0, recent.size, self.columns) + self.reader_column[lane]
+        recent.reshape(-1)[own] &= (last_reads.reshape(-1)[own] & ((1 << self.BITS) - 1)) != self.actor[lane]
+        for column in np.flatnonzero(recent.any(axis=0)) if recent.any() else ():
+            granules = (at[which, None] * per + np.arange(per)).reshape(-1)
             doubt = partial(self._suspect_column, lane, int(column), granules)
-            self._check_order(WRITE_AFTER_READ, tag >= fresh, tag, lane, rows, site, offset, doubt)
+            tag = last_reads[:, column]
+            self._check_order(WRITE_AFTER_READ, recent[:, column], tag, lane, rows, site, offset, doubt)
 
     def _check_order(
         self,
@@ -264,6 +269,7 @@ class SharedMemory:
     ) -> None:
         """Report those of the ``bad`` accesses that are not ordered. ``doubt``: whether it can be tried if the values
         that these read matter."""
+        bad = bad & ((tags & ((1 << self.BITS) - 1)) != self.actor[lane])
         if bad.any():
             bad[bad] = ~self._ordered(lane[bad], tags[bad], what)
             if bad.any():
@@ -299,8 +305,7 @@ class SharedMemory:
         # A row per granule of an element, in their order.
         granule = at // self.granule + int(np.count_nonzero(rows[:first] == rows[first]))
         other = None if tags is None else self.participant(int(tags[first]), cta, granule, reader)
-        address = at % self.stride
-        self.batch.report(kind, message, site, cta, threads, address, len(lanes), doubtful, other)
+        self.batch.report(kind, message, site, cta, threads, at % self.stride, len(lanes), doubtful, other)
 
     # --- places ---
 
@@ -322,11 +327,8 @@ class SharedMemory:
                 return None
             address = address[lanes]
         low, high = int(address.min()), int(address.max())
-        if (
-            low < WINDOW_START
-            or high > WINDOW_START + self.size - width
-            or int(np.bitwise_or.reduce(address)) & (width - 1)
-        ):
+        top = WINDOW_START + self.size - width
+        if low < WINDOW_START or high > top or int(np.bitwise_or.reduce(address)) & (width - 1):
             lanes, address = self._drop_invalid(address, width, self.batch.everyone if lanes is None else lanes, site)
             if lanes.size == 0:
                 return None
@@ -375,14 +377,15 @@ class SharedMemory:
         A column of readers has room for one tag per word, and several lanes of its warp may read the word. So the tag
         is that of the thread while it is the only one since the warp last synchronised, else that of "several lanes".
         """
-        batch = self.batch
-        writer, latest, readers = self.rows[width]
+        batch, per = self.batch, width // self.granule
+        writer, latest, _ = self.rows[width]
         self._check_read(lanes, writer[at], site, offset, tried=True)
         latest[at] = self.stamp
         lane_tag, column = (
             (self.lane_tag, self.reader_column) if lanes is None else (self.lane_tag[lanes], self.reader_column[lanes])
         )
-        old = readers[at, 0, column]
+        first = at * (per * self.columns) + column
+        old = self.reader_tags[first]
         fresh: int | Array = self.fresh
         if self.clocks.table is not None:
             # What the warp has synchronised since does not count.
@@ -391,17 +394,17 @@ class SharedMemory:
             fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
         actor = (1 << self.BITS) - 1
         several = (old >= fresh) & ((old & actor) != (lane_tag & actor)) & (old != 0)
-        tag = lane_tag
-        if several.any():
-            tag = np.where(several, self.collective_tag if lanes is None else self.collective_tag[lanes], lane_tag)
-        readers[at, :, column] = tag[:, None]
+        collective_tag = self.collective_tag if lanes is None else self.collective_tag[lanes]
+        tag = np.where(several, collective_tag, lane_tag) if several.any() else lane_tag
+        for k in range(per):
+            self.reader_tags[first + k * self.columns] = tag
         # Lanes of this very instruction that share a word: the last one's tag stands there.
-        back = readers[at, 0, column] != tag
+        back = self.reader_tags[first] != tag
         if back.any():
-            collective_tag = self.collective_tag if lanes is None else self.collective_tag[lanes]
-            readers[at[back], :, column[back]] = collective_tag[back][:, None]
+            for k in range(per):
+                self.reader_tags[first[back] + k * self.columns] = collective_tag[back]
         if self.recorded is not None:
-            self.recorded.read(at, width // self.granule, column, site)
+            self.recorded.read(at, per, column, site)
 
     def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """A read of whole warps, such as ldmatrix: tagged as one of several lanes."""
