@@ -71,7 +71,11 @@ def directed(x: Array, dtype: Any, mode: str) -> Array:
 def flush(x: Array) -> Array:
     """.ftz: subnormal float32 -> zero of the same sign."""
     bits = x.view(np.uint32)
-    return np.where(bits & np.uint32(0x7F800000), bits, bits & np.uint32(0x80000000)).astype(np.uint32).view(np.float32)
+    # Without the sign, less one: zero becomes the largest number.
+    subnormal = (bits << np.uint32(1)) - np.uint32(1) < np.uint32(0xFFFFFF)
+    if not subnormal.any():
+        return x
+    return np.where(subnormal, bits & np.uint32(0x80000000), bits).astype(np.uint32).view(np.float32)
 
 
 def saturate(x: Array) -> Array:
@@ -81,20 +85,37 @@ def saturate(x: Array) -> Array:
 
 
 def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
-    """Fused multiply-add of float32, rounded once: the float64 sum is rounded to odd first."""
+    """Fused multiply-add of float32, rounded once.
+
+    The product is exact in float64; rounding the float64 sum again is wrong only where that lies halfway between two
+    float32, so has 28 zeros behind a one, or between two subnormal ones.
+    """
     p = a.astype(np.float64) * b.astype(np.float64)
     cc = c.astype(np.float64)
     s = p + cc
+    if mode != "rn":
+        return directed(_round_odd_sum(p, cc, s), np.float32, mode)
+    out = s.astype(np.float32)
+    bits = s.view(np.uint64)
+    halfway = (bits & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
+    # Without the sign, less one: zero becomes the largest number.
+    halfway |= (bits << np.uint64(1)) - np.uint64(1) < np.uint64(2 * 0x3810000000000000 - 1)
+    if halfway.any():
+        out[halfway] = _round_odd_sum(p[halfway], cc[halfway], s[halfway]).astype(np.float32)
+    return np.asarray(out)
+
+
+def _round_odd_sum(p: Array, c: Array, s: Array) -> Array:
+    """p + c to odd: ``s``, their sum to nearest, one unit toward the error where its last bit is even, so that a second
+    rounding cannot be misled."""
     t = s - p
-    error = (p - (s - t)) + (cc - t)
+    error = (p - (s - t)) + (c - t)
     bits = s.view(np.int64)
     fix = (error != 0) & ((bits & 1) == 0) & np.isfinite(s)
-    if fix.any():
-        # Move one unit toward the error when the last bit is even, so that the second rounding cannot be misled.
-        away = (error > 0) == (s > 0)
-        bits = np.where(fix, np.where(away, bits + 1, bits - 1), bits)
-        s = bits.view(np.float64)
-    return directed(s, np.float32, mode)
+    if not fix.any():
+        return s
+    away = (error > 0) == (s > 0)
+    return np.where(fix, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
 
 
 @cache

@@ -20,7 +20,7 @@ from cudal2gen.emulator.memory.device import DeviceMemory
 from cudal2gen.emulator.memory.device_state import DeviceState
 from cudal2gen.emulator.memory.local import GenericMemory, LocalMemory, Parameters
 from cudal2gen.emulator.memory.shared import SharedMemory
-from cudal2gen.emulator.state.arrays import Array, Mask
+from cudal2gen.emulator.state.arrays import Array, Mask, reuse_memory
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.launch import LaunchState
@@ -89,6 +89,7 @@ def run(
 ) -> None:
     """Execute the CTAs with these linear numbers (whole clusters, rank by rank) in batches. Batches that wait for flags
     of others take turns. Raises Runaway, Overtaken, or EmulatorError for what the machine does not know."""
+    reuse_memory()
     sizes, at = BatchSizes(launch, len(ctas)), 0
     running: list[tuple[Batch, Generator[None, None, None]]] = []
     idle_rounds = rounds = 0

@@ -12,6 +12,7 @@ from cudal2gen.emulator.memory.recorded import RecordedSites
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
+from cudal2gen.emulator.state.lanes import SEVERAL
 from cudal2gen.emulator.state.participants import Participant
 from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
 from cudal2gen.emulator.state.sites import NOWHERE, Site
@@ -21,8 +22,6 @@ from cudal2gen.emulator.state.suspects import Suspect
 WINDOW_START = 1024
 # The tag of something long past: ordered before everything, but written.
 LONG_AGO = 1
-# Actors of CTAs without clusters: below this a thread, from here on "several lanes of warp w".
-SEVERAL = 1024
 
 # The order that an access lacks.
 READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "write after write", "write after read"
@@ -65,7 +64,8 @@ class SharedMemory:
         self.fresh = 0
         if self.hazards:
             self._make_tags()
-        self._retag()
+        if size:
+            self._retag()
         # Element -> the tag that the last atomic or flag write left there.
         self.atomics: dict[int, int] = {}
         # Flags by byte offset; (row, warp) -> by scope, what the warp has fenced, and what it has polled since.
@@ -102,9 +102,8 @@ class SharedMemory:
 
     def _actors(self) -> tuple[Array, Array, Array]:
         """Per lane: its tag as a thread, as one of several lanes of its warp, and its column as a reader."""
-        batch = self.batch
-        several = (SEVERAL + batch.warp).astype(np.uint32)
-        return batch.thread.astype(np.uint32), several, batch.warp.astype(np.int64)
+        who = self.batch.who
+        return who.actor, who.actor_of_warp, who.warp
 
     def _follow_tick(self) -> None:
         """Every access comes through here first: its tag carries the present tick."""

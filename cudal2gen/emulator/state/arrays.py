@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,13 @@ MOVER: dict[int, np.dtype[Any]] = {
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4, 128: 7}  # 128: discard.L2
 # A negative quiet NaN in fp16, bf16 and fp32 alike, and a wild index.
 POISON = 0xFF
+
+
+@cache
+def reuse_memory(nbytes: int = 1 << 24) -> None:
+    """From now on, memory of arrays up to ``nbytes`` is used again. The C library (glibc) maps arrays of 128 KiB and more
+    page by page every time, which costs several times what is computed in them, until one so large has been freed."""
+    np.empty(nbytes, np.uint8)
 
 
 def distinct(values: Array) -> Array:

@@ -6,12 +6,16 @@ import numpy as np
 
 from cudal2gen.emulator.state.arrays import Array
 
+# Actors of CTAs without clusters: below this a thread, from here on "several lanes of warp w".
+SEVERAL = 1024
+
 
 class Lanes:
     """The lanes of ``count`` CTAs of ``threads`` threads, ``width`` lanes (whole warps) each. No array ever changes.
 
     Per lane: ``row_of`` (its CTA's place in the batch), ``thread`` and ``warp`` of the CTA, ``lane`` of the warp;
-    ``place`` is ``row * width + thread``; ``alive``: is there such a thread? ``special``: special registers
+    ``place`` is ``row * width + thread``; ``alive``: is there such a thread? ``actor`` and
+    ``actor_of_warp``: who it is in tags of shared memory, alone and as one of several; ``special``: special registers
     that are the same in every batch.
     """
 
@@ -26,6 +30,8 @@ class Lanes:
         self.place: Array = np.arange(self.size)
         self.alive: Array = self.thread < threads
         self._ramps: dict[int, Array] = {}
+        self.actor: Array = self.thread.astype(np.uint32)
+        self.actor_of_warp: Array = (SEVERAL + self.warp).astype(np.uint32)
         self.special: dict[str, Array] = {}
 
     def ramp(self, stride: int) -> Array:

@@ -45,7 +45,7 @@ HOPPER = Device.of(GPUS["h200"])
 
 
 # Threads that are executed as one vector: in the first batch of a launch, and at most.
-LEAST_LANES, MOST_LANES = 2048, 16384
+LEAST_LANES, MOST_LANES = 2048, 32768
 
 
 @dataclass(frozen=True)
