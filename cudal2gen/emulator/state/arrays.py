@@ -29,8 +29,8 @@ POISON = 0xFF
 
 @cache
 def reuse_memory(nbytes: int = 1 << 24) -> None:
-    """From now on, memory of arrays up to ``nbytes`` is used again. The C library (glibc) maps arrays of 128 KiB and more
-    page by page every time, which costs several times what is computed in them, until one so large has been freed."""
+    """From now on, memory of arrays up to ``nbytes`` is used again. The C library (glibc) maps arrays of 128 KiB and
+    more page by page every time, which costs several times what is computed in them, until one so large is freed."""
     np.empty(nbytes, np.uint8)
 
 
