@@ -101,16 +101,22 @@ def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     # Without the sign, less one: zero becomes the largest number.
     halfway |= (bits << np.uint64(1)) - np.uint64(1) < np.uint64(2 * 0x3810000000000000 - 1)
     if halfway.any():
+        halfway &= _error(p, cc, s) != 0
+    if halfway.any():
         out[halfway] = _round_odd_sum(p[halfway], cc[halfway], s[halfway]).astype(np.float32)
     return np.asarray(out)
+
+
+def _error(p: Array, c: Array, s: Array) -> Array:
+    """What ``s``, the rounded sum of p and c, lacks."""
+    t = s - p
+    return np.asarray((p - (s - t)) + (c - t))
 
 
 def _round_odd_sum(p: Array, c: Array, s: Array) -> Array:
     """p + c to odd: ``s``, their sum to nearest, one unit toward the error where its last bit is even, so that a second
     rounding cannot be misled."""
-    t = s - p
-    error = (p - (s - t)) + (c - t)
-    bits = s.view(np.int64)
+    error, bits = _error(p, c, s), s.view(np.int64)
     fix = (error != 0) & ((bits & 1) == 0) & np.isfinite(s)
     if not fix.any():
         return s

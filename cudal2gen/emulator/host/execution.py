@@ -237,7 +237,7 @@ class Snapshot:
     """The contents of all writable buffers, to run a launch again."""
 
     def __init__(self, buffers: list[Buffer]) -> None:
-        self.saved = [(b, b.bytes().copy(), None if b.written is None else b.written.copy()) for b in buffers]
+        self.saved = [(b, _copy(b.bytes()), None if b.written is None else _copy(b.written)) for b in buffers]
 
     @classmethod
     def of(cls, memory: Memory) -> Snapshot | None:
@@ -261,7 +261,8 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """What it takes to keep."""
-        return sum(len(content) * (1 if written is None else 2) for _, content, written in self.saved)
+        kept = [array for _, content, written in self.saved for array in (content, written) if array is not None]
+        return sum(len(array) if array.strides[0] else 1 for array in kept)
 
     def covers(self, memory: Memory) -> bool:
         """Are its buffers the writable ones of now?"""
@@ -274,6 +275,14 @@ class Snapshot:
     def changed(self) -> list[Buffer]:
         """The buffers where something else is written now, or other values."""
         return [saved[0] for saved in self.saved if not _unchanged(*saved)]
+
+
+def _copy(content: Array) -> Array:
+    """A copy to be read; of bytes that are all alike, as in fresh memory, one that stands for all."""
+    step = 1 << 18
+    if len(content) and all((content[at : at + step] == content[0]).all() for at in range(0, len(content), step)):
+        return np.broadcast_to(content[:1].copy(), content.shape)
+    return content.copy()
 
 
 def _unchanged(buffer: Buffer, content: Array, written: Array | None) -> bool:

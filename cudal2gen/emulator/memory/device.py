@@ -44,6 +44,8 @@ class DeviceMemory:
         # Launched to overlap its predecessor: global data may not be touched before griddepcontrol.wait.
         self.guarded = state.overlapping and batch.launch.options.hazards
         self.targets = state.targets if batch.launch.options.hazards else {}
+        # Of the last packed access: its addresses, its width, and where it goes.
+        self._last_packed = (np.zeros(0, np.uint64), 0, Access(None, batch.everyone, [], True, slice(0)))
         # Per row and warp: the tick of its griddepcontrol.wait, 0 before.
         self.waited: Array = np.zeros((batch.count, batch.warps_per_cta), np.int64)
 
@@ -82,7 +84,11 @@ class DeviceMemory:
 
     def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
         """Where an access goes, invalid lanes reported and dropped; None if no lane is left."""
-        lanes = None
+        if m is None and address is self._last_packed[0] and width == self._last_packed[1]:
+            access = self._last_packed[2]
+            self._check_target(access.places[0][0], None, access.offset, width, site)
+            return access
+        whole, lanes = address, None
         if m is not None:
             lanes = self.batch.lanes(m)
             if lanes.size == 0:
@@ -99,13 +105,13 @@ class DeviceMemory:
         fits = buffer is not None and high + width <= buffer.end
         if buffer is None or not fits or (low if packed else int(np.bitwise_or.reduce(offset))) & (width - 1):
             return self._locate_each(lanes, offset, width, site)
-        targets = self.targets.get(site)
-        if targets is not None and buffer not in targets:
-            self._report_stray(targets, lanes, offset, width, site)
-        shift = SHIFT[width]
-        first = low >> shift
-        index = slice(first, first + len(offset)) if packed else offset >> shift
-        return Access(lanes, offset, [(buffer, None)], packed, index)
+        self._check_target(buffer, lanes, offset, width, site)
+        first = low >> SHIFT[width]
+        index = slice(first, first + len(offset)) if packed else offset >> SHIFT[width]
+        access = Access(lanes, offset, [(buffer, None)], packed, index)
+        if packed:
+            self._last_packed = whole, width, access
+        return access
 
     def _is_packed(self, offset: Array, width: int) -> bool:
         """Is each offset ``width`` behind the one before?"""
@@ -114,10 +120,11 @@ class DeviceMemory:
             return False
         return bool((offset - self.batch.who.ramp(width) == first).all())
 
-    def _report_stray(
-        self, targets: tuple[Buffer, ...], lanes: Array | None, offset: Array, width: int, site: int
-    ) -> None:
-        """An access in another buffer than those that its address is computed from."""
+    def _check_target(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
+        """Report an access in another buffer than those that its address is computed from."""
+        targets = self.targets.get(site)
+        if targets is None or buffer in targets:
+            return
         at = int(offset[0]) + self.arena.base
         meant = " or ".join(self.arena.label(target) for target in targets[:3])
         text = f"{width}-byte access through a pointer into {meant}, which lands in another buffer"
@@ -147,11 +154,8 @@ class DeviceMemory:
             if lanes.size == 0:
                 return None
         places: list[Place] = [(arena.buffers[int(i)], np.flatnonzero(which == i)) for i in np.unique(which)]
-        targets = self.targets.get(site)
-        for buffer, part in places if targets is not None else ():
-            if targets is not None and buffer not in targets:
-                mine = part if lanes is None else lanes[part]
-                self._report_stray(targets, mine, offset[part], width, site)
+        for buffer, part in places:
+            self._check_target(buffer, part if lanes is None else lanes[part], offset[part], width, site)
         return Access(lanes, offset, places, False, offset >> SHIFT[width])
 
     def require_aligned(self, address: Array, width: int, m: Mask, site: int) -> None:

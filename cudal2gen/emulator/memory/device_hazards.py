@@ -64,6 +64,7 @@ class DeviceHazards:
                 if self._check_order("read after write", tagged, lanes, offset, site, strong, origin, kind=kind):
                     break
             tags.read[touched] = stamp
+            tags.reads = (self.batch.gthread, touched) if isinstance(touched, slice) else None
             if tags.read_at is not None:
                 tags.read_at[touched] = site + 1
 
@@ -226,7 +227,10 @@ class DeviceHazards:
             what = "write after write"
             if self._check_order(what, tags.written[touched], lanes, offset, site, strong, origin, differs):
                 return
-        if tags.is_read:
+        # Most write what they alone have read.
+        who, granules = tags.reads if tags.reads is not None else (None, None)
+        own = who is self.batch.gthread and isinstance(touched, slice) and granules == touched
+        if tags.is_read and not own:
             origin = Origin(tags.read_at, touched)
             self._check_order("write after read", tags.read[touched], lanes, offset, site, strong, origin, differs)
 

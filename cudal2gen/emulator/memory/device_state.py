@@ -21,12 +21,14 @@ class Tags:
     """Last writer and reader of every granule of a buffer in this launch; where it is recorded, by what instruction
     (one more than its number). Nothing is kept of what nobody does: ``is_read``, ``is_written``: anybody so far?"""
 
-    __slots__ = ("_read", "_written", "granules", "read_at", "read_only", "written_at")
+    __slots__ = ("_read", "_written", "granules", "read_at", "read_only", "reads", "written_at")
 
     def __init__(self, granules: int, recording: bool) -> None:
         self.granules = granules
         self._written: Array | None = None
         self._read: Array | None = None
+        # Of the last read, if it was packed: the threads of the launch, one per lane, and the granules.
+        self.reads: tuple[Array, slice] | None = None
         # Granules read through the read-only path, once there are any.
         self.read_only: Array | None = None
         self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
