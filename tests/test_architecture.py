@@ -48,7 +48,7 @@ FLOORS = {
     "validator": 4,
     "baselines": 4,
     "bench": 5,
-    "testing": 5,
+    "testing": 6,
     "mcp_server": 5,
     "choice": 4,
     "pack": 5,

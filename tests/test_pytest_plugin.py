@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -253,6 +254,42 @@ def test_values(cuda_emulator):
     )
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["global-out-of-bounds in reversed at *"])
+
+
+TRITON = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n + {excess})
+
+def test_kernel():
+    x, y = torch.arange(100.0), torch.zeros(100)
+    double[(2,)](x, y, 100, BLOCK=64)
+    assert torch.equal(y, 2 * x)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_marked_tests_launch_triton_kernels(session: pytest.Pytester) -> None:
+    """In processes of their own: without the mark Triton looks for a GPU."""
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    for name, excess, mark in (
+        ("right", 0, "emulated"),
+        ("wrong", 1, "emulated('sm_90a', triton=True)"),
+        ("left", 0, "emulated(triton=False)"),
+    ):
+        text = TRITON.format(excess=excess).replace("def test_kernel", f"@pytest.mark.{mark}\ndef test_kernel")
+        session.makepyfile(**{f"test_{name}": f"import pytest\n{text}"})
+    result = session.runpytest_subprocess(*PLUGIN, "--strict-markers")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines_random(
+        ["global-out-of-bounds in double at *test_wrong.py:9: *", "*test_left.py:*Error*"]
+    )
 
 
 @pytest.mark.slow

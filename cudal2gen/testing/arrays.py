@@ -9,32 +9,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, cast
+from typing import cast
 
 import numpy as np
 
 from cudal2gen.emulator import Buffer, Memory, Place, Report
 from cudal2gen.emulator.host.execution import output_reports
 from cudal2gen.emulator.host.program import KernelArgument
+from cudal2gen.emulator.memory.tensors import Tensor, host_array, host_bytes, is_tensor
 from cudal2gen.emulator.state.arrays import Array
-from cudal2gen.errors import WrongInput
-
-
-class Tensor(Protocol):
-    """What is used of a torch.Tensor."""
-
-    device: object
-    dtype: object
-    shape: tuple[int, ...]
-
-    def data_ptr(self) -> int:
-        """Where its first element is."""
-
-    def element_size(self) -> int:
-        """Bytes of an element."""
-
-    def stride(self) -> tuple[int, ...]:
-        """Steps of its dimensions, in elements."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +37,7 @@ class Span:
     start: int
     end: int
     role: str
-    array: Array | None
+    array: Array | Tensor | None
     number: int
     buffer: Buffer | None = None
 
@@ -109,44 +92,38 @@ class Loan:
 
 
 def _span(argument: object, number: int = 0) -> Span | None:
-    """The host memory of an array; None for other arguments. Raises WrongInput for tensors elsewhere."""
+    """The host memory of an array; None for other arguments. Raises EmulatorError for tensors elsewhere."""
     role = "inout"
     if isinstance(argument, Role):
         role, argument = argument.role, argument.array
-    if isinstance(argument, np.ndarray):
-        if not argument.flags.writeable:
-            role = "input"
-        whole = argument if argument.flags.c_contiguous else None
-        return _extent(argument.ctypes.data, argument.shape, argument.strides, argument.itemsize, role, whole, number)
-    if not _is_tensor(argument):
+    if is_tensor(argument):
+        # One with gaps lends all of its storage.
+        content = host_array(argument) if argument.is_contiguous() else host_bytes(argument)
+        start = content.ctypes.data
+        return Span(start, start + content.nbytes, role, argument if argument.is_contiguous() else content, number)
+    if not isinstance(argument, np.ndarray):
         return None
-    if str(argument.device) != "cpu":
-        raise WrongInput(f"a tensor on {argument.device} cannot be an argument; pass x.cpu()")
-    size = argument.element_size()
-    strides = [size * step for step in argument.stride()]
-    return _extent(argument.data_ptr(), argument.shape, strides, size, role, None, number)
+    if not argument.flags.writeable:
+        role = "input"
+    start, end = _extent(argument)
+    return Span(start, end, role, argument if argument.flags.c_contiguous else None, number)
 
 
-def _extent(
-    start: int, shape: Sequence[int], strides: Sequence[int], size: int, role: str, array: Array | None, number: int
-) -> Span:
-    """The addresses of elements of ``size`` bytes, the first of them at ``start``; strides in bytes, of any sign."""
-    if 0 in shape:
-        return Span(start, start, role, array, number)
-    steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+def _extent(array: Array) -> tuple[int, int]:
+    """The addresses of an array's first byte and behind its last."""
+    first = array.ctypes.data
+    if not array.size:
+        return first, first
+    steps = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
     low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
-    return Span(start + low, start + high + size, role, array, number)
+    return first + low, first + high + array.itemsize
 
 
 def _first(argument: object) -> int:
     """Where an array's first element is."""
     if isinstance(argument, Role):
         argument = argument.array
-    return argument.ctypes.data if isinstance(argument, np.ndarray) else cast(Tensor, argument).data_ptr()
-
-
-def _is_tensor(argument: object) -> TypeGuard[Tensor]:
-    return hasattr(argument, "data_ptr") and hasattr(argument, "element_size")
+    return argument.data_ptr() if is_tensor(argument) else cast(Array, argument).ctypes.data
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:

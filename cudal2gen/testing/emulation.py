@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from cudal2gen import places, toolchain
+from cudal2gen import places, toolchain, triton_emulation
 from cudal2gen.checking import compilation, devices, plan, supervision, text, writing
 from cudal2gen.checking.execution import STOOD_FOR
 from cudal2gen.checking.names import plain, resolved, short_names
@@ -36,9 +37,13 @@ from cudal2gen.emulator.host.checks import device_for
 from cudal2gen.emulator.host.execution import output_reports
 from cudal2gen.emulator.host.program import Dim, call, from_file
 from cudal2gen.emulator.host.standin import stand_for, standin
+from cudal2gen.emulator.memory.tensors import Tensor
 from cudal2gen.emulator.state.arrays import Array
 from cudal2gen.errors import MissingTool, WrongInput
-from cudal2gen.testing.arrays import Loan, Role, Tensor
+from cudal2gen.testing.arrays import Loan, Role
+
+if TYPE_CHECKING:
+    from cudal2gen.triton_emulation.session import Session as TritonSession
 
 TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # of check_program
 
@@ -136,7 +141,7 @@ class CudaEmulator:
     Arguments of kernels and launchers are NumPy arrays and torch tensors on the CPU (pointers to their memory on the
     device; what kernels write is in the array behind the launch), numbers, NumPy scalars, and Buffers of ``upload``.
     An array is ``inout`` unless ``input``, ``output`` or ``scratch`` is wrapped around it; one that NumPy calls
-    read-only is ``input``.
+    read-only is ``input``. ``triton``: the session of Triton's launches, if they are taken over.
     """
 
     def __init__(self, settings: Settings, folders: Sequence[Path], missing: Callable[[str], NoReturn]) -> None:
@@ -145,6 +150,7 @@ class CudaEmulator:
         self.session = _TestSession(Memory(), settings.target, self.options)
         self.files: list[KernelFile] = []
         self.failures: list[str] = []  # of programs
+        self.triton: TritonSession | None = None
         self._libraries: list[ctypes.CDLL] = []
         self._reports: list[Report] = []
         self._spare: Memory | None = None
@@ -154,6 +160,7 @@ class CudaEmulator:
     def start(self, needed: bool) -> None:
         """Begin the session, which needs a C compiler. Without one kernels can be launched, and launchers not called:
         that ends the test if ``needed``."""
+        self._take_over_triton()
         try:
             standin()
         except EmulatorError as error:
@@ -162,6 +169,20 @@ class CudaEmulator:
             return
         self._stack.enter_context(self.session)
         self._open = True
+
+    def _take_over_triton(self) -> None:
+        """Launches of Triton kernels run on the emulated device. Without an option: where triton is imported, and does
+        not interpret."""
+        wished = self.settings.triton
+        if wished is None:
+            wished = "triton" in sys.modules and not os.environ.get("TRITON_INTERPRET")
+        if wished and self.triton is None:
+            device = self.settings.device or devices.DEFAULT
+            try:
+                session = triton_emulation.emulate(device, check=False, options=self.options)
+            except MissingTool as error:
+                self._missing(str(error))
+            self.triton = self._stack.enter_context(session)
 
     def end(self) -> None:
         """End the session, once. Outputs of ``upload`` must be whole by now."""
@@ -346,7 +367,8 @@ class CudaEmulator:
     @property
     def findings(self) -> list[Report]:
         """What has been found so far: one per cause, errors first."""
-        return by_cause([*self._reports, *self.session.reports])
+        triton = self.triton.reports if self.triton is not None else []
+        return by_cause([*self._reports, *self.session.reports, *triton])
 
     @property
     def errors(self) -> list[Report]:
