@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import fcntl
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -110,35 +110,37 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Match:
     if exact := next((record for record in alike if record.mnk == problem.mnk and record.problem == problem), None):
         return Match(exact)
     distances = (serving.distance(problem, record.problem, (record.bm, record.bn)) for record in alike)
-    # Of equally distant records those of the problem's own types come first.
-    strange = [(record.problem.ab, record.problem.d) != (problem.ab, problem.d) for record in alike]
-    by_distance = sorted(zip(distances, strange, alike, strict=True), key=lambda item: item[:2])
-    ranked = [(octaves, record) for octaves, _, record in by_distance]
+    pairs = zip(distances, alike, strict=True)
+    ranked = sorted(pairs, key=lambda pair: (pair[0], _other_types(pair[1], problem)))
     if served := serving.nearest(ranked, lambda record: serving.resized(record, problem)):
         source, record, use = served
         return Match(record, _note(problem, source, record, use))
     raise CatalogError(f"no record becomes legal for {problem.title}; see 'cudal2gen list'")
 
 
-def library(gpu: str, acc: str, layout: str, source: str | None = None, path: Path | None = None) -> list[Record]:
-    """Records of an accumulator for a GPU and layout, one for each size that there are records for.
+def library(
+    gpu: str, acc: str, layout: str, source: str | None = None, path: Path | None = None,
+    *, ab: str = "f16", d: str = "same",
+) -> list[Record]:  # fmt: skip
+    """Records of an accumulator for a GPU, a layout and types, one for each size that there are records for.
 
-    A size's own record counts first, then the nearest one of another layout or GPU, changed so far that it is legal
-    here; other compute capabilities stand in where no record of the GPU's own is. ``source``: the records of this GPU
-    only, even where ``gpu`` has its own. Raises CatalogError where nothing is left.
+    A size's own record counts first, then the nearest one of other types, another layout or GPU, changed so far that it
+    is legal here; other compute capabilities stand in where no record of the GPU's own is. ``source``: the records of
+    this GPU only, even where ``gpu`` has its own. Raises CatalogError where nothing is left.
     """
+    there = {"gpu": gpu, "layout": layout, "ab": ab, "d": d}
     alike = [record for record in load(path) if record.acc == acc and source in (None, record.gpu)]
     tiers = [[record for record in alike if related(gpu, record.gpu)]]
     tiers += [[record for record in alike if record.gpu == other] for other in _strangers(gpu, alike)]
     for tier in tiers:
         sizes: dict[str, Record] = {}
-        for record in sorted(tier, key=lambda record: _moved_distance(record, gpu, layout)):
-            if record.mnk not in sizes and (moved := _moved(record, gpu, layout)):
+        for record in sorted(tier, key=lambda record: _moved_distance(record, there)):
+            if record.mnk not in sizes and (moved := _moved(record, there)):
                 sizes[record.mnk] = moved
         if sizes:
             # A size none of whose records is legal here has the nearest of another size.
             absent = [record.problem for record in tier if record.mnk not in sizes]
-            for problem in {other.mnk: other.revised(gpu=gpu, layout=layout) for other in absent}.values():
+            for problem in {other.mnk: other.revised(**there) for other in absent}.values():
                 sizes[problem.mnk] = nearest(problem, tier).record
             return sorted(sizes.values(), key=lambda record: record.key)
     raise CatalogError(f"no record of {source or 'any GPU'} with acc {acc} is legal on {gpu}; see 'cudal2gen list'")
@@ -150,16 +152,21 @@ def _strangers(gpu: str, records: Iterable[Record]) -> list[str]:
     return sorted(others, key=lambda other: (distance(gpu, other), other))
 
 
-def _moved_distance(record: Record, gpu: str, layout: str) -> float:
-    there = record.problem.model_copy(update={"gpu": gpu, "layout": layout})
-    return serving.distance(there, record.problem, (record.bm, record.bn))
+def _moved_distance(record: Record, there: Mapping[str, str]) -> tuple[float, bool]:
+    problem = record.problem.model_copy(update=dict(there))
+    return serving.distance(problem, record.problem, (record.bm, record.bn)), _other_types(record, problem)
 
 
-def _moved(record: Record, gpu: str, layout: str) -> Record | None:
-    """The record on another GPU and in another layout; None where it is not legal there."""
-    if (record.gpu, record.layout) == (gpu, layout):
+def _other_types(record: Record, problem: Problem) -> bool:
+    """Whether A, B or D have other types: of equally distant records those of the problem's own come first."""
+    return (record.ab, record.d) != (problem.ab, problem.d)
+
+
+def _moved(record: Record, there: Mapping[str, str]) -> Record | None:
+    """The record on another GPU, in another layout and of other types; None where it is not legal there."""
+    if all(getattr(record, name) == value for name, value in there.items()):
         return record
-    resized = serving.resized(record, record.problem.revised(gpu=gpu, layout=layout))
+    resized = serving.resized(record, record.problem.revised(**there))
     return resized[0] if resized else None
 
 

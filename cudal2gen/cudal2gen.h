@@ -1,4 +1,4 @@
-/* Matrix products with the kernels of a pack, for programs without Python. D(m,n) = A(m,k) B, fp16, row-major.
+/* Matrix products with the kernels of a pack, for programs without Python. D(m,n) = A(m,k) B, fp16 or bf16, row-major.
 
    cudal2gen pack --gpu h200 --out pack     makes the folder; this header and libcudal2gen.so are in it.
    g++ gemm.c -Ipack -Lpack -lcudal2gen     builds a program; neither nvcc nor the CUDA headers are needed.
@@ -22,6 +22,8 @@ enum {
 
 typedef enum { CUDAL2GEN_F16, CUDAL2GEN_F32 } cudal2gen_acc; /* the accumulator in the MMA */
 typedef enum { CUDAL2GEN_TN, CUDAL2GEN_NN } cudal2gen_layout; /* B is stored (n,k), or (k,n) */
+typedef enum { CUDAL2GEN_AB_F16, CUDAL2GEN_AB_BF16 } cudal2gen_ab; /* the type of A and B; of bf16 the accumulator is f32 */
+typedef enum { CUDAL2GEN_D_SAME, CUDAL2GEN_D_F32 } cudal2gen_d;    /* the type of D: as A and B, or fp32 */
 typedef enum {
   CUDAL2GEN_MEASURED, /* a kernel where it was measured faster than the vendor's library, at these very sizes */
   CUDAL2GEN_KERNEL,   /* the nearest kernel that computes the product */
@@ -32,6 +34,8 @@ typedef struct {
   cudal2gen_layout layout;
   int m, n, k;
   cudal2gen_prefer prefer;
+  cudal2gen_ab ab;
+  cudal2gen_d d;
 } cudal2gen_problem;
 
 typedef struct {

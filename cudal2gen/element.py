@@ -133,6 +133,11 @@ F32 = Element(
 ELEMENTS: dict[str, Element] = {element.name: element for element in (F16, BF16)}  # of A and B
 
 
+def stored(ab: ElementName, d: OutputName) -> Element:
+    """The element of D, by the names of a problem's types."""
+    return F32 if d == "f32" else ELEMENTS[ab]
+
+
 class Typed(Protocol):
     """A NumPy array or a torch tensor."""
 

@@ -21,7 +21,7 @@
 #include <set>
 #include <sstream>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 struct cudal2gen_kernel;
@@ -124,10 +124,13 @@ std::set<std::string> words(std::string text) {
 }
 
 using Sizes = std::array<int, 3>;
+using Kind = std::array<int, 4>;  // the header's enums: ab, d, acc, layout
+
+Kind kind_of(cudal2gen_problem const& problem) { return {problem.ab, problem.d, problem.acc, problem.layout}; }
 
 struct Kernel {
   std::string digest, options;
-  int acc, layout;
+  Kind kind;
   Sizes sizes;
   cudal2gen::Launch launch;
   cudal2gen_kernel* opened;
@@ -135,7 +138,7 @@ struct Kernel {
   // Whether it computes these sizes with A and B packed; D may have any leading dimension that it takes.
   bool takes(Sizes const& problem) const {
     auto const [m, n, k] = problem;
-    int const row_b = layout == CUDAL2GEN_TN ? k : n;
+    int const row_b = kind[3] == CUDAL2GEN_TN ? k : n;
     int const vector = 16 / launch.element.bytes;
     cudal2gen::Matrix const a = {nullptr, k, k}, b = {nullptr, row_b, row_b};
     cudal2gen::Matrix const d = {nullptr, cudal2gen::ceil_div(n, vector) * vector, n};
@@ -160,7 +163,7 @@ struct Choice {
 struct cudal2gen_pack {
   std::string directory, runtime;
   std::vector<Kernel> kernels;
-  std::map<std::tuple<int, int, Sizes>, Choice> chosen;
+  std::map<std::pair<Kind, Sizes>, Choice> chosen;
   std::mutex opening;
 
   int choose(cudal2gen_problem const& problem, Choice& choice) const {
@@ -168,7 +171,7 @@ struct cudal2gen_pack {
     if (std::min({problem.m, problem.n, problem.k}) <= 0) return refuse(cudaErrorInvalidValue, "m, n and k must be positive");
     std::string const name = std::to_string(problem.m) + "_" + std::to_string(problem.n) + "_" + std::to_string(problem.k);
     if (problem.prefer == CUDAL2GEN_MEASURED) {
-      auto const measured = chosen.find({problem.acc, problem.layout, sizes});
+      auto const measured = chosen.find({kind_of(problem), sizes});
       if (measured == chosen.end()) return refuse(CUDAL2GEN_VENDOR, name + ": no kernel was measured faster than the vendor's library");
       choice = measured->second;
       return CUDAL2GEN_OK;
@@ -176,7 +179,7 @@ struct cudal2gen_pack {
     choice = {-1, 0};
     for (size_t i = 0; i < kernels.size(); ++i) {
       Kernel const& kernel = kernels[i];
-      if (kernel.acc == problem.acc && kernel.layout == problem.layout && kernel.takes(sizes) &&
+      if (kernel.kind == kind_of(problem) && kernel.takes(sizes) &&
           (choice.kernel < 0 || kernel.distance(sizes) < kernels[choice.kernel].distance(sizes)))
         choice.kernel = int(i);
     }
@@ -227,13 +230,21 @@ int number(Tokens const& tokens, char const* name) {
 
 int enumerated(Tokens const& tokens, char const* name, char const* second) { return tokens.at(name) == second; }
 
+// The types that a line spells where they are not the first of their enum.
+int typed(Tokens const& tokens, char const* name, char const* second) {
+  auto const found = tokens.find(name);
+  if (found != tokens.end() && found->second != second) throw std::runtime_error(std::string(name) + " is unknown");
+  return found != tokens.end();
+}
+
 // Reads the line of a kernel or of a choice, and passes over others. Throws where one lacks what it must have.
 void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
   if (kind != "choice" && kind != "kernel") return;
   Sizes const sizes = {number(tokens, "m"), number(tokens, "n"), number(tokens, "k")};
-  int const acc = enumerated(tokens, "acc", "f32"), layout = enumerated(tokens, "layout", "nn");
+  Kind const own = {typed(tokens, "ab", "bf16"), typed(tokens, "d", "f32"), enumerated(tokens, "acc", "f32"),
+                    enumerated(tokens, "layout", "nn")};
   if (kind == "choice") {
-    pack.chosen[{acc, layout, sizes}] = {number(tokens, "kernel"), std::atof(tokens.at("low").c_str())};
+    pack.chosen[{own, sizes}] = {number(tokens, "kernel"), std::atof(tokens.at("low").c_str())};
   } else {
     std::string options = tokens.count("options") ? tokens.at("options") : "";
     std::replace(options.begin(), options.end(), ',', ' ');
@@ -241,7 +252,7 @@ void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
     cudal2gen::Tokens facts(file, "fact");
     cudal2gen::Launch const launch(facts);
     if (!facts.fault().empty()) throw std::runtime_error(facts.fault());
-    pack.kernels.push_back({tokens.at("digest"), options, acc, layout, sizes, launch, nullptr});
+    pack.kernels.push_back({tokens.at("digest"), options, own, sizes, launch, nullptr});
   }
 }
 

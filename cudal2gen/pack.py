@@ -22,7 +22,7 @@ import platform
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -34,7 +34,7 @@ from cudal2gen.chips import GPUS, VARIANTS
 from cudal2gen.choice import Kernel, Table
 from cudal2gen.errors import WrongInput, parse_json, reading
 from cudal2gen.files import folder, write
-from cudal2gen.kernel import spelled
+from cudal2gen.kernel import Problem, spelled
 from cudal2gen.version import __version__
 
 if TYPE_CHECKING:
@@ -220,8 +220,7 @@ def _plain(table: Table, files: dict[str, bytes]) -> bytes:
     lines += [f"file path={name} sha256={_sha256(content)}" for name, content in sorted(files.items())]
     lines += [_plain_kernel(kernel) for kernel in table.kernels]
     lines += [
-        f"choice acc={row.acc} layout={row.layout} m={row.m} n={row.n} k={row.k} kernel={row.kernel} "
-        f"low={row.speedup[1]}"
+        f"choice {_tokens(_posed(row._asdict()))} kernel={row.kernel} low={row.speedup[1]}"
         for row in table.rows
         if row.wins
     ]
@@ -230,11 +229,20 @@ def _plain(table: Table, files: dict[str, bytes]) -> bytes:
 
 
 def _plain_kernel(kernel: Kernel) -> str:
-    tokens: dict[str, Any] = {name: kernel.fields[name] for name in ("acc", "layout", "m", "n", "k")}
-    tokens["digest"] = kernel.digest
+    tokens = _posed(kernel.fields) | {"digest": kernel.digest}
     if options := kernel.record.launch_options:
         tokens["options"] = ",".join(f"{name}={value}" for name, value in options.items())
-    return "kernel " + " ".join(f"{name}={value}" for name, value in tokens.items())
+    return f"kernel {_tokens(tokens)}"
+
+
+def _posed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem's fields as a line spells them: types where they are not fp16."""
+    posed = Problem.without_neutral({name: fields[name] for name in Problem.model_fields if name in fields})
+    return {name: value for name, value in posed.items() if name != "gpu"}
+
+
+def _tokens(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 # --- reading ---

@@ -50,13 +50,14 @@ def models(acc: Acc) -> Iterator[Model]:
         yield Model(None, None, False)
 
 
-def predict(model: Model, acc: Acc, a: Array, b: Array, order: Order) -> Array:
-    """D (m,n) of A (m,k) and B (n,k), in their type, as the model has it. ``order``: a record's ``k_order``."""
+def predict(model: Model, acc: Acc, a: Array, b: Array, order: Order, output: np.dtype[Any] | None = None) -> Array:
+    """D (m,n) of A (m,k) and B (n,k), in their type or ``output``, as the model has it. ``order``: a record's
+    ``k_order``."""
     slices = [_accumulate(model, acc, a.astype(np.float64), b.astype(np.float64), part) for part in order]
     total = slices[0]
     for more in slices[1:]:  # the reduction of a split k is in fp32
         total = (total + more).astype(np.float32).astype(np.float64)
-    return total.astype(a.dtype)
+    return total.astype(output or a.dtype)
 
 
 def _accumulate(model: Model, acc: Acc, a: Array, b: Array, part: list[list[int]]) -> Array:
@@ -103,16 +104,16 @@ def _rounded(values: Array, kind: np.dtype[Any], toward_zero: bool) -> Array:
 
 
 def ulps(values: Array, others: Array) -> Array:
-    """Distances in units of the last place between numbers of 16 bits; NaN agrees with NaN only."""
+    """Distances in units of the last place between numbers of 16 or 32 bits; NaN agrees with NaN only."""
     apart: Array = np.abs(_place(values) - _place(others))
     nan, other_nan = np.isnan(values), np.isnan(others)
-    return np.where(nan | other_nan, np.where(nan & other_nan, 0, 1 << 16), apart)
+    return np.where(nan | other_nan, np.where(nan & other_nan, 0, 1 << 8 * values.itemsize), apart)
 
 
 def _place(values: Array) -> Array:
-    """Numbers of 16 bits counted from zero: neighbours differ by one."""
-    bits = values.view(np.int16).astype(np.int64)
-    return np.where(bits < 0, -(bits & 0x7FFF), bits)
+    """Numbers counted from zero: neighbours differ by one."""
+    bits = values.view(f"i{values.itemsize}").astype(np.int64)
+    return np.where(bits < 0, -(bits & (1 << 8 * values.itemsize - 1) - 1), bits)
 
 
 def agreement(acc: Acc, a: Array, b: Array, d: Array, order: Order) -> dict[str, float]:
@@ -120,7 +121,7 @@ def agreement(acc: Acc, a: Array, b: Array, d: Array, order: Order) -> dict[str,
     first = np.s_[:SAMPLE]
     corner = d[first, first]
     return {
-        model.name: round(float((ulps(predict(model, acc, a[first], b[first], order), corner) == 0).mean()), 4)
+        model.name: round(float((ulps(predict(model, acc, a[first], b[first], order, d.dtype), corner) == 0).mean()), 4)
         for model in models(acc)
     }
 

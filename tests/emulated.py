@@ -140,7 +140,7 @@ class OperatorDevice:
         return self.device.stream()
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
-        return self.device.empty(*shape)
+        return self.device.empty(*shape).view(like.dtype)
 
     def capturing(self) -> bool:
         return self.captures

@@ -28,7 +28,8 @@ def row(record: Record, number: int, low: float, us: float = 100.0) -> Row:
     """As if the kernel had been measured so many times faster than torch.matmul."""
     speedup = (low + 0.01, low, low + 0.02)
     sizes = (record.m, record.n, record.k)
-    return Row(record.acc, record.layout, *sizes, number, us, us * low, speedup, "cold L2, torch.matmul")
+    state = "cold L2, torch.matmul"
+    return Row(record.acc, record.layout, *sizes, number, us, us * low, speedup, state, record.ab, record.d)
 
 
 def table(records: Sequence[Record], lows: dict[int, float] | None = None, bandwidth: float = 1e9) -> Table:

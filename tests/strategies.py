@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from cudal2gen.kernel import GPUS, IllegalRecord, Sm80Direct, Sm80Multistage, Sm90Small, Sm90Wgmma, parse
+from cudal2gen.kernel import GPUS, IllegalRecord, Record, Sm80Direct, Sm80Multistage, Sm90Small, Sm90Wgmma, parse
 
 ORIGIN = {"source": "test", "structure": "modelled", "changed": []}
 
@@ -343,4 +343,21 @@ def single_shot_records(draw: st.DrawFn) -> Sm90Small:
         raise
 
 
-records = st.one_of(multistage_records(), direct_records(), wgmma_records(), single_shot_records())
+@st.composite
+def typed_records(draw: st.DrawFn, of: st.SearchStrategy[Record]) -> Record:
+    """Legal records of any types, as they serve these: where sums are in fp32, A and B may be bf16, and D fp32."""
+    record = draw(of)
+    if record.acc == "f16":
+        return record
+    problem = record.problem.revised(
+        ab=draw(st.sampled_from(["f16", "bf16"])), d=draw(st.sampled_from(["same", "same", "f32"]))
+    )
+    try:
+        return record.at(problem, **record.output_fields(problem))
+    except IllegalRecord:
+        # Wider buffers of D.
+        assume(False)
+        raise
+
+
+records = typed_records(st.one_of(multistage_records(), direct_records(), wgmma_records(), single_shot_records()))

@@ -87,7 +87,7 @@ def test_what_is_no_plain_fp16_layer_stays() -> None:
     replaced = cudal2gen.patch(torch.nn.ModuleDict(layers))
     assert replaced.layers == ["plain"]
     assert replaced.left == {
-        "wide": "its weights are torch.float32, not torch.float16",
+        "wide": "its weights are torch.float32, not torch.float16 or torch.bfloat16",
         "own": "a Own, which may compute something else",
         "set": "has a forward of its own",
         "tied": "a ParametrizedLinear, which may compute something else",

@@ -268,7 +268,7 @@ def test_too_large_for_a_kernel_is_torchs(kernels: dispatch.Dispatcher) -> None:
     thin = torch.zeros(1, 1).half()
     huge = thin.expand((1 << 24) + 8, 1)[:, :0]
     assert cudal2gen.matmul(huge, thin[:0]).shape == ((1 << 24) + 8, 1)
-    problem, why_not = products.problem_of("f32", "tn", Sizes((1 << 24) + 8, 64, 64))
+    problem, why_not = products.problem_of(("f16", "same", "f32", "tn"), Sizes((1 << 24) + 8, 64, 64))
     assert (problem, why_not) == (None, "an extent is too large")
     apart = torch.zeros((1 << 24) + 80, dtype=torch.float16).as_strided((2, 64), ((1 << 24) + 16, 1))
     assert cudal2gen.matmul(apart, torch.zeros(8, 64).half().t()).shape == (2, 8)
@@ -425,7 +425,7 @@ def test_the_first_use_in_a_graph_capture_is_torchs(
 HALF = torch.zeros(8, 8).half()
 PAIR = torch.zeros(16, 8).half()
 REFUSED: list[tuple[tuple[Any, Any], dict[str, Any], type[Exception], str]] = [
-    ((HALF.float(), HALF), {}, TypeError, "a: expected torch.float16, got torch.float32"),
+    ((HALF.float(), HALF), {}, TypeError, "a: expected torch.float16 or torch.bfloat16, got torch.float32"),
     ((HALF, HALF.bfloat16()), {}, TypeError, "b: expected torch.float16, got torch.bfloat16"),
     ((HALF, HALF.to_sparse()), {}, (TypeError, NotImplementedError), "b: expected a strided tensor|sparse|Sparse"),  # type: ignore[list-item]
     ((HALF[0], HALF), {}, ValueError, r"a and b must be matrices, got shapes \(8,\) and \(8, 8\)"),

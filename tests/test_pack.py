@@ -420,7 +420,7 @@ def test_c_refuses_what_python_refuses(
 
 
 class PosedProblem(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("acc", "layout", "m", "n", "k", "prefer")]
+    _fields_ = [(name, ctypes.c_int) for name in ("acc", "layout", "m", "n", "k", "prefer", "ab", "d")]
 
 
 class Answer(ctypes.Structure):

@@ -323,8 +323,8 @@ def _sound(problem: Problem, environment: Environment, samples: dict[str, Sample
         fastest = min([*times.event_us, *times.wall_us])
         if fastest < floor:
             raise TooGood(
-                f"{name} on {problem.mnk} {problem.acc}: {fastest:.3f} us, but {environment.name} cannot do it in less "
-                f"than {floor:.3f} us (tensor cores at {environment.max_sm_mhz} MHz"
+                f"{name} on {problem.mnk} {problem.types}: {fastest:.3f} us, but {environment.name} cannot do it in "
+                f"less than {floor:.3f} us (tensor cores at {environment.max_sm_mhz} MHz"
                 f"{', A and B from device memory' if cold else ''}). Something is not computed, or the clock is wrong: "
                 f"no measurement of this problem is stored",
                 name,

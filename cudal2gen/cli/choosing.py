@@ -15,7 +15,7 @@ from cudal2gen.cli.measuring import measurements
 from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import Json, ResultFiles
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, OneProblem, Selection
+from cudal2gen.cli.selection import ANY, FILTERS, OneProblem, Selection
 from cudal2gen.errors import Failure
 from cudal2gen.files import write
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from cudal2gen.choice import Choice, Table
 
 PACKED = Offer(
-    only=("mnk", "everything", "size_class", "sample", "listed", "gpu", "acc", "layout"),
-    wildcards=("acc", "layout"),
-    defaults={"acc": ANY, "layout": ANY},
+    only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS),
+    wildcards=FILTERS[1:],
+    defaults=dict.fromkeys(FILTERS[1:], ANY),
     helps={"everything": "Every record; without an option that chooses sizes, those that measured faster."},
 )
 

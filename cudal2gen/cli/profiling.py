@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,15 +14,14 @@ from cudal2gen.cli.groups import Offer, verb
 from cudal2gen.cli.messages import refuse
 from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import SIZE, Selection
-from cudal2gen.cli.selection import problem as problem_of
+from cudal2gen.cli.selection import FILTERS, SIZE, Selection
 from cudal2gen.cli.tables import print_section
 from cudal2gen.files import write
 
 if TYPE_CHECKING:
     from cudal2gen.profile import LaunchFacts, Profile
 
-SELECTED = ("gpu", "acc", "layout")
+SELECTED = FILTERS
 
 
 @verb(app, "profile")
@@ -101,7 +100,7 @@ def _of_file(path: Path, selection: Selection, kernel: str | None, launch: Launc
 
 
 def _named(text: str, selection: Selection, compilation: Compilation, launch: LaunchFacts | None) -> Profile:
-    """What --compare names: a file, or a size with settings, among them gpu=, acc= and layout=."""
+    """What --compare names: a file, or a size with settings, among them gpu=, ab=, acc= and layout=."""
     if Path(text).suffix in (".json", ".cubin"):
         return _of_file(Path(text), selection, None, launch)
     if not text.strip():
@@ -109,7 +108,10 @@ def _named(text: str, selection: Selection, compilation: Compilation, launch: La
     mnk, *settings = text.split()
     pairs = [setting.partition("=") for setting in settings]
     target = {name: value for name, _, value in pairs if name in SELECTED}
-    problem = problem_of(mnk, *(target.get(name, getattr(selection, name)) for name in SELECTED))
+    # Other types have their own accumulator.
+    kept = [name for name in SELECTED if name != "acc" or not {"ab", "d"} & target.keys()]
     changes = tuple(setting for setting, (name, *_) in zip(settings, pairs, strict=True) if name not in SELECTED)
-    own = Selection((mnk,), gpu=problem.gpu, acc=problem.acc, layout=problem.layout, fit=selection.fit)
+    options: dict[str, Any] = {name: getattr(selection, name) for name in kept} | target
+    own = Selection((mnk,), fit=selection.fit, **options)
+    own.problem()  # ends the command where the settings pose none
     return _of_record(replace(own, changes=(*selection.changes, *changes)), compilation)

@@ -58,7 +58,7 @@ def _others(gpu: str, stored: Sequence[Record]) -> str:
         nearest = min(lenders, key=lambda other: (distance(gpu, other), other))
         return f": {gpu} has none of its own; those of {nearest} stand in, see 'cudal2gen list --gpu {nearest}'"
     own = [record for record in stored if gpu in (ANY, record.gpu)]
-    kinds = dict.fromkeys(f"{record.acc} {record.layout}" for record in own)
+    kinds = dict.fromkeys(f"{record.problem.types} {record.layout}" for record in own)
     families = dict.fromkeys(record.family for record in own)
     owner = "the catalog" if gpu == ANY else gpu
     return f": {owner} has {len(own)}, {', '.join(kinds)}, of {', '.join(families)}" if own else ""
@@ -67,7 +67,7 @@ def _others(gpu: str, stored: Sequence[Record]) -> str:
 def _line(record: Record) -> str:
     tile = f"{record.bm}x{record.bn}x{record.k_step}" if record.ring_steps > 1 else f"{record.bm}x{record.bn}"
     return (
-        f"{record.gpu:8} {record.acc} {record.layout} {record.mnk:18} {record.family:16} {tile:12} "
+        f"{record.gpu:8} {record.problem.types} {record.layout} {record.mnk:18} {record.family:16} {tile:12} "
         f"{record.threads:4} threads  {record.smem_bytes:6} B  {record.origin.structure}"
     )
 
@@ -207,11 +207,10 @@ def own_record(problem: Problem) -> Record:
     """The catalog's record of exactly this problem, which is there to be changed. Raises WrongInput."""
     record = catalog.own(problem)
     if record is None:
-        kind = f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
-        refuse(f"no record for {kind}; 'cudal2gen edit --new' adds one, made from the nearest record")
+        refuse(f"no record for {problem.title}; 'cudal2gen edit --new' adds one, made from the nearest record")
     return record
 
 
 def put(record: Record) -> str:
     """Writes a record to the catalog, and says so."""
-    return f"{record.gpu} {record.acc} {record.layout} {record.mnk} written to {catalog.put(record)}"
+    return f"{record.problem.title} written to {catalog.put(record)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, get_args
 
 import typer
 from pydantic import ValidationError
@@ -16,13 +16,19 @@ from cudal2gen import catalog
 from cudal2gen.cli.changes import changed
 from cudal2gen.cli.groups import Offer, OneOf
 from cudal2gen.cli.messages import note, refuse
+from cudal2gen.element import ElementName, OutputName
 from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
+from cudal2gen.kernel.problem import types
 
 if TYPE_CHECKING:
     from cudal2gen.results import Measurement
 
 ANY: Final = "any"
+Kind = dict[str, Any]  # types and layout, by the names of a problem's fields
+ABS: tuple[ElementName, ...] = get_args(ElementName)
+DS: tuple[OutputName, ...] = get_args(OutputName)
 ACCS: tuple[Acc, ...] = get_args(Acc)
+_UNSAID: Any = None  # an accumulator that follows from the types
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
@@ -31,6 +37,10 @@ class Target(Protocol):
 
     @property
     def gpu(self) -> str: ...
+    @property
+    def ab(self) -> str: ...
+    @property
+    def d(self) -> str: ...
     @property
     def acc(self) -> str: ...
     @property
@@ -41,8 +51,8 @@ class Target(Protocol):
 class Selection:
     """Which problems or records a command is about.
 
-    ``gpu``, ``acc`` and ``layout`` may be ``any`` in verbs that offer it. Methods write notes to stderr where a record
-    is not the problem's own, and end the command where the options make no sense or nothing is left.
+    ``gpu``, ``ab``, ``d``, ``acc`` and ``layout`` may be ``any`` in verbs that offer it. Methods write notes to stderr
+    where a record is not the problem's own, and end the command where the options make no sense or nothing is left.
     """
 
     mnk: Annotated[
@@ -65,9 +75,17 @@ class Selection:
         ),
     ] = None
     gpu: Annotated[str, OneOf(tuple(GPUS), ANY), typer.Option("--gpu", help="GPU model.")] = "a100"
-    acc: Annotated[Acc | Literal["any"], OneOf(ACCS, ANY), typer.Option("--acc", help="Accumulator in the MMA.")] = (
-        "f16"
-    )
+    ab: Annotated[
+        ElementName | Literal["any"], OneOf(ABS, ANY), typer.Option("--ab", "--dtype", help="Type of A and B.")
+    ] = "f16"
+    d: Annotated[
+        OutputName | Literal["any"], OneOf(DS, ANY), typer.Option("--d", help="Type of D: that of A and B, or f32.")
+    ] = "same"
+    acc: Annotated[
+        Acc | Literal["any"],
+        OneOf(ACCS, ANY),
+        typer.Option("--acc", help="Accumulator in the MMA; f16 unless given, for --ab bf16 and --d f32 it is f32."),
+    ] = _UNSAID
     layout: Annotated[
         Layout | Literal["any"],
         OneOf(LAYOUTS, ANY),
@@ -89,6 +107,11 @@ class Selection:
         ),
     ] = False
 
+    def __post_init__(self) -> None:
+        if self.acc is _UNSAID:
+            half = self.ab in ("f16", ANY) and self.d in ("same", ANY)
+            object.__setattr__(self, "acc", "f16" if half else "f32")
+
     def on(self, gpu: str) -> Selection:
         """The selection on this GPU, where it names none."""
         return replace(self, gpu=gpu) if self.gpu == ANY else self
@@ -100,18 +123,17 @@ class Selection:
 
     @property
     def target(self) -> str:
-        """GPU, accumulator and layout, for messages."""
-        return f"{self.gpu} {self.acc} {self.layout}"
+        """GPU, types and layout, for messages."""
+        return f"{self.gpu} {types(self.ab, self.acc, self.d)} {self.layout}"
 
     def admits(self, item: Target) -> bool:
-        """Whether GPU, accumulator and layout of a problem, record or measurement agree."""
-        pairs = ((self.gpu, item.gpu), (self.acc, item.acc), (self.layout, item.layout))
-        return all(option in (ANY, value) for option, value in pairs)
+        """Whether GPU, types and layout of a problem, record or measurement agree."""
+        return all(getattr(self, name) in (ANY, getattr(item, name)) for name in FILTERS)
 
     def problem(self) -> Problem:
         """The one problem of ``--mnk``."""
         (mnk,) = self.mnk
-        return problem(mnk, self.gpu, self.acc, self.layout)
+        return problem(mnk, **{name: getattr(self, name) for name in FILTERS})
 
     def record(self) -> Record:
         """The record that serves the one problem of ``--mnk``; with changes."""
@@ -131,17 +153,17 @@ class Selection:
             return [answer(named) for named in self._named()]
         if self.gpu == ANY:
             return self._changed(self._sampled(filter(self.admits, catalog.load()), seed))
-        layouts = sorted({record.layout for record in catalog.load()}) if self.layout == ANY else self.layouts
-        kinds = [(acc, layout) for acc in self.accs for layout in layouts]
-        return self._changed(self._sampled(chain(*(self._library(*kind, source) for kind in kinds)), seed))
+        layouts = {record.layout for record in catalog.load()} if self.layout == ANY else set(self.layouts)
+        kinds = [kind for kind in self.kinds if kind["layout"] in layouts]
+        return self._changed(self._sampled(chain(*(self._library(kind, source) for kind in kinds)), seed))
 
-    def _library(self, acc: Acc, layout: Layout, source: str | None = None) -> list[Record]:
-        """The GPU's records of an accumulator and layout; a note counts those that stand in for its own."""
-        records = catalog.library(self.gpu, acc, layout, source)
+    def _library(self, kind: Kind, source: str | None = None) -> list[Record]:
+        """The GPU's records of a kind; a note counts those that stand in for its own."""
+        records = catalog.library(self.gpu, source=source, **kind)
         own = {record.problem for record in catalog.load()}
         if borrowed := sum(record.problem not in own for record in records):
             of_all = f"{borrowed} of" if borrowed < len(records) else "all"
-            note(f"{of_all} {len(records)} records for {self.gpu} {acc} {layout} stand in for absent ones")
+            note(f"{of_all} {len(records)} records for {replace(self, **kind).target} stand in for absent ones")
         return records
 
     def records_to_pack(self, measurements: Sequence[Measurement]) -> list[Record]:
@@ -155,17 +177,21 @@ class Selection:
             return self.records()
         records = catalog.load()
         chosen: list[Record] = []
-        for acc, layout in product(self.accs, self.layouts):
-            kind = replace(self, acc=acc, layout=layout)
+        for fields in self.kinds:
+            kind = replace(self, **fields)
+            stored: list[Record] = []
             measured = {measurement.problem for measurement in measurements if kind.admits(measurement)}
-            try:
-                stored = self._library(acc, layout) if self.names_sizes else catalog.library(self.gpu, acc, layout)
-            except catalog.CatalogError:
-                continue
+            # With --ab any, --all takes types of the catalog or of measurements, no records that only stand in.
+            of_types = [record for record in records if (record.ab, record.d) == (kind.ab, kind.d)]
+            if measured or of_types or ANY not in (self.ab, self.d):
+                try:
+                    stored = self._library(fields) if self.names_sizes else catalog.library(self.gpu, **fields)
+                except catalog.CatalogError:
+                    continue
             library = {record.problem: record for record in stored}
             if not self.names_sizes:
                 chosen += [record for problem, record in library.items() if problem in measured]
-            else:
+            elif stored:
                 chosen += kind._sampled(library.values())
             if self.everything or not self.names_sizes:
                 # bench --problems measured records that were fitted to these problems: the same fit gives them again.
@@ -183,7 +209,8 @@ class Selection:
         if self.mnk:
             return self._named()
         sizes = dict.fromkeys(record.mnk for record in catalog.load())
-        problems = [problem(mnk, self.gpu, self.acc, self.layout) for mnk in sizes]
+        kind = {name: getattr(self, name) for name in FILTERS}
+        problems = [problem(mnk, **kind) for mnk in sizes]
         return [problem for problem in stratified(problems, seed) if self._of_class(problem)][: self.sample]
 
     @property
@@ -210,11 +237,22 @@ class Selection:
         """The layouts, with ``any`` spelt out."""
         return LAYOUTS if self.layout == ANY else (self.layout,)
 
+    @property
+    def kinds(self) -> list[Kind]:
+        """Types and layouts, with ``any`` spelt out to those that exist; a single one as it is, legal or not."""
+        operands = ABS if self.ab == ANY else (self.ab,)
+        ds = DS if self.d == ANY else (self.d,)
+        kinds = [
+            {"ab": ab, "d": d, "acc": acc, "layout": layout}
+            for ab, d, acc, layout in product(operands, ds, self.accs, self.layouts)
+        ]
+        return [kind for kind in kinds if Problem.exists(kind["ab"], kind["d"], kind["acc"])] or kinds
+
     def _named(self) -> list[Problem]:
         """The problems of ``--mnk``."""
         if self.gpu == ANY:
             refuse("--gpu any: --mnk needs one GPU")
-        return [problem(mnk, self.gpu, *kind) for mnk in self.mnk for kind in product(self.accs, self.layouts)]
+        return [problem(mnk, gpu=self.gpu, **kind) for mnk in self.mnk for kind in self.kinds]
 
     def _of_list(self, path: Path) -> list[Problem]:
         """The problems of a list that the selection admits; a note counts the others."""
@@ -276,29 +314,28 @@ class Selection:
 
     def changed(self, record: Record) -> Record:
         """The record after ``--set`` and ``--fit``; notes name it where there are several. Raises IllegalRecord."""
-        title = "" if len(self.mnk) == 1 and ANY not in (self.acc, self.layout) else record.mnk
+        several = len(self.mnk) != 1 or ANY in (self.ab, self.d, self.acc, self.layout)
+        title = record.mnk if several else ""
         return changed(record, self.changes, fit=self.fit, title=title)
 
 
-def problem(mnk: str, gpu: str, acc: str, layout: str) -> Problem:
+def problem(mnk: str, **fields: str) -> Problem:
     """The problem of a size as a user writes it; ends the command where it is none."""
     parts = mnk.split("_")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 9 for part in parts):
         refuse(f"--mnk {mnk}: expected three sizes M_N_K, such as 4096_4096_64")
     m, n, k = (int(part) for part in parts)
     try:
-        return Problem.model_validate({"gpu": gpu, "acc": acc, "layout": layout, "m": m, "n": n, "k": k})
+        return Problem.model_validate(fields | {"m": m, "n": n, "k": k})
     except ValidationError as error:
         refuse(explain(error))
 
 
-FILTERS = ("gpu", "acc", "layout")
+FILTERS = ("gpu", "ab", "d", "acc", "layout")
 SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
-ALL = {"everything": "All records of --gpu, --acc and --layout; each may be any."}
-# One record, by its size; records, by any of the options; GPU, accumulator and layout of what is listed.
-OneRecord = Annotated[
-    Selection, Offer(only=("mnk", "gpu", "acc", "layout", "changes", "fit"), single=("mnk",), helps=SIZE)
-]
-OneProblem = Annotated[Selection, Offer(only=("mnk", "gpu", "acc", "layout"), single=("mnk",), helps=SIZE)]
+ALL = {"everything": "All records of --gpu, --ab, --d, --acc and --layout; each may be any."}
+# One record, by its size; records, by any of the options; GPU, types and layout of what is listed.
+OneRecord = Annotated[Selection, Offer(only=("mnk", *FILTERS, "changes", "fit"), single=("mnk",), helps=SIZE)]
+OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS), single=("mnk",), helps=SIZE)]
 SeveralRecords = Annotated[Selection, Offer(wildcards=FILTERS, helps=ALL)]
 Filter = Annotated[Selection, Offer(only=FILTERS, wildcards=FILTERS, defaults=dict.fromkeys(FILTERS, ANY))]

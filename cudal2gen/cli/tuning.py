@@ -18,7 +18,7 @@ from cudal2gen.cli.messages import refuse
 from cudal2gen.cli.options import Duration, Names, listed_names
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials, load_policy, on_one_core
-from cudal2gen.cli.selection import Selection
+from cudal2gen.cli.selection import FILTERS, Selection
 from cudal2gen.files import write
 from cudal2gen.kernel import Acc, Problem, Record
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROPOSERS = Names(("policy", "nearest", "evolution", "random"))
 MOST_LINES = 24  # of gains that are not written: with the sums a page
 SAVED_EVERY = 20  # problems between two checkpoints of a policy
-TUNED = Offer(only=("mnk", "everything", "size_class", "sample", "listed", "gpu", "acc", "layout"))
+TUNED = Offer(only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS))
 
 
 def _proposers() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
-from cudal2gen.element import ELEMENTS, F32, ElementName, OutputName
+from cudal2gen.element import ElementName, OutputName, stored
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Layout, aligned
 from cudal2gen.kernel.schema import Schema
@@ -101,7 +101,7 @@ class Launch(Schema):
     @property
     def d_vector(self) -> int:
         """Elements of D in 16 bytes."""
-        return 16 // (F32 if self.output == "f32" else ELEMENTS[self.element]).bytes
+        return 16 // stored(self.element, self.output).bytes
 
     @property
     def stores_vectors(self) -> bool:

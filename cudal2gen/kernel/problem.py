@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from cudal2gen.element import ELEMENTS, F16, F32, Element, ElementName, OutputName
+from cudal2gen.element import ELEMENTS, F16, Element, ElementName, OutputName, stored
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 
 Acc = Literal["f16", "f32"]
@@ -29,6 +29,11 @@ def aligned(extent: int, to: int = VECTOR) -> int:
     return ceil_div(extent, to) * to
 
 
+def types(ab: str, acc: str, d: str) -> str:
+    """Types in words, see ``Problem.types``."""
+    return f"{'' if ab == 'f16' else f'{ab} '}{acc}{'' if d == 'same' else f' d={d}'}"
+
+
 class Problem(Schema):
     """The question: D(m,n) = A(m,k) B, on one GPU."""
 
@@ -45,12 +50,15 @@ class Problem(Schema):
 
     @model_validator(mode="after")
     def _types_agree(self) -> Self:
-        """No tensor core sums bf16 in fp16; a sum in fp16 has nothing to store in fp32."""
-        if self.acc == "f16" and self.ab != "f16":
-            raise ValueError(f"acc=f16: must be f32 for ab={self.ab}")
-        if self.acc == "f16" and self.d != "same":
-            raise ValueError(f"acc=f16: must be f32 for d={self.d}")
+        if not self.exists(self.ab, self.d, self.acc):
+            cause = f"d={self.d}" if self.ab == "f16" else f"ab={self.ab}"
+            raise ValueError(f"acc={self.acc}: must be f32 for {cause}")
         return self
+
+    @staticmethod
+    def exists(ab: str, d: str, acc: str) -> bool:
+        """Whether types go together: no tensor core sums bf16 in fp16; a sum in fp16 has nothing to store in fp32."""
+        return acc == "f32" or (ab, d) == ("f16", "same")
 
     def revised(self, **changes: Any) -> Self:
         """The problem with fields changed, validated anew. Raises IllegalRecord."""
@@ -67,7 +75,7 @@ class Problem(Schema):
     @property
     def output(self) -> Element:
         """The type of D."""
-        return F32 if self.d == "f32" else self.element
+        return self.element if self.d == "same" else stored(self.ab, self.d)
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -77,8 +85,7 @@ class Problem(Schema):
     @property
     def types(self) -> str:
         """The accumulator; the type of A and B before it, and of D behind it, where they are not all fp16."""
-        before = "" if self.ab == "f16" else f"{self.ab} "
-        return f"{before}{self.acc}{'' if self.d == 'same' else f' d={self.d}'}"
+        return types(self.ab, self.acc, self.d)
 
     @property
     def title(self) -> str:

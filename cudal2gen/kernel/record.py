@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from pydantic.fields import FieldInfo
 
 from cudal2gen.chips import GPUS, Chip, Residency
-from cudal2gen.element import Element
+from cudal2gen.element import Element, ElementName, OutputName
 from cudal2gen.kernel.launch import Launch, Sizes
 from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
@@ -87,6 +87,14 @@ class Record(Schema):
     @property
     def acc(self) -> Acc:
         return self.problem.acc
+
+    @property
+    def ab(self) -> ElementName:
+        return self.problem.ab
+
+    @property
+    def d(self) -> OutputName:
+        return self.problem.d
 
     @property
     def element(self) -> Element:

@@ -42,7 +42,10 @@ class Device(Protocol):
         """The current stream, at every call."""
         ...
 
-    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor: ...
+    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+        """Memory for elements of the tensor's type."""
+        ...
+
     def capturing(self) -> bool: ...
     def current(self) -> AbstractContextManager[None]:
         """Makes it the current device, within."""
@@ -101,10 +104,11 @@ def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     a, b, d = request.operands
     launch, scratch_size = kernel.sized(a.ld, b.ld, d.ld, *use.launched), _workspace(kernel, use)
     empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
+    empty_d = _empty_d(device, request)
 
     # Written out, without a further function: this is what every call waits for.
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        d = empty(a, *shape) if out is None else out
+        d = empty_d(a, *shape) if out is None else out
         if scratch_size:
             scratch = empty(a, scratch_size)
             code = launch(a.data_ptr(), b.data_ptr(), d.data_ptr(), scratch.data_ptr(), stream())
@@ -127,12 +131,13 @@ def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     )
     copies_a, copies_b, copies_d = use.copied
     launch, scratch_size = kernel.sized(lda, ldb, ldd, *use.launched), _workspace(kernel, use)
+    empty_d = _empty_d(device, request)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        d = device.empty(a, *request.shape) if out is None else out
+        d = empty_d(a, *request.shape) if out is None else out
         wide_a = _wide(device, a.as_strided((m, k), (operands.a.ld, 1)), (rows, depth)) if copies_a else a
         wide_b = _wide(device, b.as_strided(b_own, (operands.b.ld, 1)), b_wide) if copies_b else b
-        wide_d = device.empty(a, rows, aligned(cols)) if copies_d else d
+        wide_d = empty_d(a, rows, aligned(cols)) if copies_d else d
         scratch = device.empty(a, scratch_size) if scratch_size else None
         workspace = 0 if scratch is None else scratch.data_ptr()
         kernel.check(launch(wide_a.data_ptr(), wide_b.data_ptr(), wide_d.data_ptr(), workspace, device.stream()))
@@ -141,6 +146,18 @@ def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
         return d
 
     return run
+
+
+def _empty_d(device: Device, request: Request) -> Callable[..., torch.Tensor]:
+    """What gives memory for D: as A's, or of twice its width."""
+    if request.problem is None or request.problem.d == "same":
+        return device.empty
+    dtype = request.problem.output.torch_dtype
+
+    def empty(like: torch.Tensor, *shape: int) -> torch.Tensor:
+        return device.empty(like, *shape[:-1], shape[-1] * dtype.itemsize // like.element_size()).view(dtype)
+
+    return empty
 
 
 def _workspace(kernel: OpenKernel, use: Use) -> int:

@@ -124,7 +124,7 @@ class Dispatcher:
 
     def _choose(self, pack: Pack, problem: Problem, request: Request) -> Choice:
         # A bias is one more pass over D, which the vendor's product has built in.
-        moved = 2 * problem.element.bytes * problem.m * problem.n
+        moved = 2 * problem.output.bytes * problem.m * problem.n
         try:
             extra_us = BIAS_US + moved / (pack.table.bandwidth / 2) if request.biased else 0.0
             return pack.table.choose(problem, request.operands, self.prefer, extra_us)

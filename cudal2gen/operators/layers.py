@@ -25,9 +25,10 @@ class Replaced(NamedTuple):
 
 
 def patch(model: torch.nn.Module) -> Replaced:
-    """Lets every ``nn.Linear`` of fp16 in a model compute by ``cudal2gen.linear``; parameters and hooks stay.
+    """Lets every ``nn.Linear`` of fp16 or bf16 in a model compute by ``cudal2gen.linear``; parameters and hooks stay.
 
-    A call with another input than fp16, as under autocast, is torch's. A patched model is not patched again.
+    A call with an input of another type than its weights, as under autocast, is torch's. A patched model is not patched
+    again.
     """
     import torch
 

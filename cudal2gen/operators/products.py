@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from cudal2gen.element import dtypes, element_or_none
+from cudal2gen.element import F32, ElementName, OutputName, dtypes, element_or_none
 from cudal2gen.kernel import VECTOR, Acc, Layout, Problem, aligned
 from cudal2gen.kernel.launch import Matrix, Operands, Sizes
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], "torch.Tensor"]
 MaybeMatrix = Matrix | None  # None: no layout serves the strides
+Kind = tuple[ElementName, OutputName, Acc, Layout]  # as a problem's
 
 
 class Request(NamedTuple):
@@ -41,22 +43,28 @@ class Request(NamedTuple):
 # --- checks, also of tensors without data ---
 
 
-def check_matmul(a: torch.Tensor, b: torch.Tensor, acc: str) -> None:
-    """Raises TypeError or ValueError for what is no product of two fp16 matrices on one device."""
+def check_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None = None) -> None:
+    """Raises TypeError or ValueError for what is no product of two matrices of one element on one device."""
     if acc not in get_args(Acc):
         raise ValueError(f"acc={acc!r}: must be f32 or f16")
     _check_types(a=a, b=b)
+    if out_dtype is not None and out_dtype not in (a.dtype, F32.torch_dtype):
+        raise TypeError(f"out_dtype: expected {a.dtype} or {F32.torch_dtype}, got {out_dtype}")
+    if not Problem.exists(_name(a.dtype), _output(a, out_dtype), acc):
+        raise ValueError(f"acc={acc!r}: must be f32 for {out_dtype or a.dtype}")
     if a.ndim != 2 or b.ndim != 2:
         raise ValueError(f"a and b must be matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}")
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} do not fit: K is {a.shape[1]} and {b.shape[0]}")
 
 
-def check_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def check_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
     """Raises TypeError or ValueError for what is no matrix that the product can be written to."""
     import torch
 
-    _check_types(a=a, out=out)
+    if out.dtype != (out_dtype or a.dtype):
+        raise TypeError(f"out: expected {out_dtype or a.dtype}, got {out.dtype}")
+    _check_places(a=a, out=out)
     if tuple(out.shape) != (a.shape[0], b.shape[1]):
         raise ValueError(f"out: expected the shape {(a.shape[0], b.shape[1])}, got {tuple(out.shape)}")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
@@ -64,7 +72,7 @@ def check_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def check_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Raises TypeError or ValueError for what is no linear layer of fp16 on one device."""
+    """Raises TypeError or ValueError for what is no linear layer of one element on one device."""
     _check_types(x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     if weight.ndim != 2 or x.ndim < 1:
         raise ValueError(
@@ -79,11 +87,19 @@ def check_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _check_types(**tensors: torch.Tensor) -> None:
+    """All of the first one's element, and in places that a product takes."""
+    first = next(iter(tensors.values()))
+    for name, tensor in tensors.items():
+        if element_or_none(tensor.dtype) is None or tensor.dtype != first.dtype:
+            expected = first.dtype if element_or_none(first.dtype) and tensor is not first else dtypes(tensor)
+            raise TypeError(f"{name}: expected {expected}, got {tensor.dtype}")
+    _check_places(**tensors)
+
+
+def _check_places(**tensors: torch.Tensor) -> None:
     import torch
 
     for name, tensor in tensors.items():
-        if element_or_none(tensor.dtype) is None:
-            raise TypeError(f"{name}: expected {dtypes(tensor)}, got {tensor.dtype}")
         if tensor.layout != torch.strided:
             raise TypeError(f"{name}: expected a strided tensor, got {tensor.layout}")
     devices = {tensor.device for tensor in tensors.values()}
@@ -94,7 +110,20 @@ def _check_types(**tensors: torch.Tensor) -> None:
 # --- tensors as matrices ---
 
 
-def request_matmul(a: torch.Tensor, b: torch.Tensor, acc: Acc, out: torch.Tensor | None = None) -> Request:
+def _name(dtype: torch.dtype) -> ElementName:
+    """The name of an element's type, checked before."""
+    element = element_or_none(dtype)
+    assert element is not None
+    return "bf16" if element.name == "bf16" else "f16"
+
+
+def _output(a: torch.Tensor, out_dtype: torch.dtype | None) -> OutputName:
+    return "same" if out_dtype in (None, a.dtype) else "f32"
+
+
+def request_matmul(
+    a: torch.Tensor, b: torch.Tensor, acc: Acc, out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Request:
     """The product of a (M,K) and b (K,N), checked before, in the layout that serves b's strides."""
     (m, k), n = a.shape, b.shape[1]
     layout: Layout = "nn"
@@ -103,8 +132,10 @@ def request_matmul(a: torch.Tensor, b: torch.Tensor, acc: Acc, out: torch.Tensor
     if (as_b is None or as_b.ld % VECTOR) and (as_tn := matrix(b, n, k, b.stride(1), b.stride(0))):
         layout, as_b = "tn", as_tn
     as_d = Matrix(n) if out is None else matrix(out, m, n, *out.stride())
-    problem, obstacle, operands = _posed(acc, layout, Sizes(m, n, k), (as_a, as_b, as_d))
-    return Request(problem, obstacle, Sizes(m, n, k), operands, (m, n), a.get_device(), False, torch_matmul)
+    ab, d = _name(a.dtype), _output(a, out_dtype)
+    problem, obstacle, operands = _posed((ab, d, acc, layout), Sizes(m, n, k), (as_a, as_b, as_d))
+    by_torch = torch_matmul if d == "same" else partial(torch_matmul, out_dtype=out_dtype)
+    return Request(problem, obstacle, Sizes(m, n, k), operands, (m, n), a.get_device(), False, by_torch)
 
 
 def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Request:
@@ -118,20 +149,20 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
             flat = x.view(sizes.m, k)
             as_x = matrix(flat, sizes.m, k, *flat.stride())
     matrices = (as_x, matrix(weight, n, k, *weight.stride()), Matrix(n))
-    problem, obstacle, operands = _posed("f32", "tn", sizes, matrices)
+    problem, obstacle, operands = _posed((_name(x.dtype), "same", "f32", "tn"), sizes, matrices)
     shape = (*x.shape[:-1], n)
     return Request(problem, obstacle, sizes, operands, shape, x.get_device(), biased, torch_linear)
 
 
 def _posed(
-    acc: Acc, layout: Layout, sizes: Sizes, matrices: tuple[MaybeMatrix, MaybeMatrix, MaybeMatrix]
+    kind: Kind, sizes: Sizes, matrices: tuple[MaybeMatrix, MaybeMatrix, MaybeMatrix]
 ) -> tuple[Problem | None, str, Operands]:
     """The problem and its operands; or None, and why no kernel can compute it."""
-    problem, obstacle = problem_of(acc, layout, sizes)
+    problem, obstacle = problem_of(kind, sizes)
     strange = [name for name, lies in zip("ABD", matrices, strict=True) if lies is None]
     if problem is not None and strange:
         problem, obstacle = None, f"strides of {' and '.join(strange)} that no layout serves"
-    packed = Operands.packed(layout, sizes.n, sizes.k)
+    packed = Operands.packed(kind[-1], sizes.n, sizes.k)
     a, b, d = (lies or as_packed for lies, as_packed in zip(matrices, packed, strict=True))
     return problem, obstacle, Operands(a, b, d)
 
@@ -145,12 +176,13 @@ def matrix(tensor: torch.Tensor, rows: int, cols: int, row_stride: int, col_stri
     return Matrix(ld, tensor.data_ptr() % 16 == 0) if ld >= cols else None
 
 
-def problem_of(acc: Acc, layout: Layout, sizes: Sizes) -> tuple[Problem | None, str]:
+def problem_of(kind: Kind, sizes: Sizes) -> tuple[Problem | None, str]:
     """The problem, its GPU to be filled in; or None, and why there is none."""
     from pydantic import ValidationError
 
     try:
-        return Problem(gpu="", acc=acc, layout=layout, **sizes._asdict()), ""
+        ab, d, acc, layout = kind
+        return Problem(gpu="", ab=ab, d=d, acc=acc, layout=layout, **sizes._asdict()), ""
     except ValidationError:
         return None, "an extent is 0" if 0 in sizes else "an extent is too large"
 
@@ -166,15 +198,18 @@ def span(tensor: torch.Tensor) -> int:
 # --- torch's own product ---
 
 
-def torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """a (M,K) times b (K,N) by torch, with fp32 sums on the CPU too."""
+def torch_matmul(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """a (M,K) times b (K,N) by torch, with fp32 sums on the CPU too. ``out_dtype``: where it is not theirs."""
     import torch
 
     if a.device.type == "cuda":
-        return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
-    # The CPU's own fp16 product need not sum in fp32.
+        typed = {} if out_dtype is None else {"out_dtype": out_dtype}
+        return torch.mm(a, b, **typed) if out is None else torch.mm(a, b, **typed, out=out)
+    # The CPU's own product of 16-bit elements need not sum in fp32.
     product = torch.mm(a.float(), b.float())
-    return product.to(a.dtype) if out is None else out.copy_(product)
+    return product.to(out_dtype or a.dtype) if out is None else out.copy_(product)
 
 
 def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

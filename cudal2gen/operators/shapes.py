@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from cudal2gen.element import F16, element_or_none
+from cudal2gen.element import BF16, ElementName, element_or_none
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Acc, Layout, Problem
 
@@ -31,30 +31,33 @@ class ModelError(WrongInput):
 
 
 class Product(NamedTuple):
-    """One product that a model computes: the operator, the layout of B, and m, n, k."""
+    """One product that a model computes: the operator, the layout of B, m, n, k, and the type of A and B."""
 
     op: str
     layout: Layout
     m: int
     n: int
     k: int
+    ab: ElementName = "f16"
 
 
 class Collected(NamedTuple):
-    """Products of fp16 by their number of calls (a batch counts as many), and others by type of number."""
+    """Products of fp16 and bf16 by their number of calls (a batch counts as many), and others by type of number."""
 
     products: Counter[Product]
     others: Counter[str]
 
     def problems(self, gpu: str, acc: Acc) -> list[dict[str, Any]]:
-        """As JSON values: a ``Problem``, ``count``, and ``op``; the most work first."""
+        """As JSON values: a ``Problem``, ``count``, and ``op``; the most work first. Sums of bf16 are in fp32."""
         rows = []
         for product, count in self.products.items():
+            fields = product._asdict() | {"gpu": gpu, "acc": acc if product.ab == "f16" else "f32"}
+            op = fields.pop("op")
             try:
-                problem = Problem(gpu=gpu, acc=acc, layout=product.layout, m=product.m, n=product.n, k=product.k)
+                problem = Problem.model_validate(fields)
             except ValidationError:
                 continue  # an extent is 0, or beyond what any kernel takes
-            rows.append((count * problem.flops, problem.key, problem.model_dump() | {"count": count, "op": product.op}))
+            rows.append((count * problem.flops, problem.key, problem.model_dump() | {"count": count, "op": op}))
         return [row for *_, row in sorted(rows, key=lambda row: (-row[0], row[1], row[2]["op"]))]
 
 
@@ -147,7 +150,7 @@ def _watched(collected: Collected, any_type: bool) -> Iterator[None]:
             operands = _operands(func, args)
             if operands is not None:
                 op, a, b, batch = operands
-                if element_or_none(a.dtype) is F16 or any_type:
+                if element_or_none(a.dtype) is not None or any_type:
                     collected.products[_product(op, a, b)] += batch
                 else:
                     collected.others[str(a.dtype)] += batch
@@ -175,4 +178,4 @@ def _operands(func: Any, args: Any) -> tuple[str, torch.Tensor, torch.Tensor, in
 def _product(op: str, a: torch.Tensor, b: torch.Tensor) -> Product:
     (m, k), n = a.shape[-2:], b.shape[-1]
     layout: Layout = "nn" if b.stride(-1) == 1 and (k == 1 or n > 1) else "tn"
-    return Product(op, layout, int(m), int(n), int(k))
+    return Product(op, layout, int(m), int(n), int(k), "bf16" if element_or_none(a.dtype) is BF16 else "f16")

@@ -18,30 +18,37 @@ if TYPE_CHECKING:
 
 NAMESPACE = "cudal2gen"
 SCHEMAS = (
-    'matmul(Tensor a, Tensor b, str acc="f32") -> Tensor',
-    'matmul.out(Tensor a, Tensor b, str acc="f32", *, Tensor(a!) out) -> ()',
+    'matmul(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None) -> Tensor',
+    'matmul.out(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None, *, Tensor(a!) out) -> ()',
     "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
 )
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, *, acc: Acc = "f32", out: torch.Tensor | None = None) -> torch.Tensor:
-    """The product of fp16 matrices, a (M,K) and b (K,N), as fp16 (M,N), by the fastest kernel known, else by torch.
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, *, acc: Acc = "f32", out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product of fp16 or bf16 matrices, a (M,K) and b (K,N), by the fastest kernel known, else by torch.
 
-    ``acc``: the accumulator, f32, or f16 where that is asked for and a kernel has it. Row-major ``a``, and ``b``
+    ``acc``: the accumulator, f32, or for fp16 also f16 where that is asked for and a kernel has it. ``out_dtype``: of
+    the result (M,N), that of a and b, or torch.float32, the sums as they are. Row-major ``a``, and ``b``
     row-major or a transposed view of a row-major (N,K), are read where they lie, with any leading dimension; other
     strides are torch's. On CPU tensors torch computes, with fp32 sums. ``out``: (M,N), written in place; not with
     gradients. Raises TypeError for other types, ValueError for what does not fit.
     """
     if out is not None:
-        (_matmul_out if _undispatched(a, b) and _undispatched(out, out) else _OPS["matmul.out"])(a, b, acc, out=out)
+        direct = _undispatched(a, b) and _undispatched(out, out)
+        (_matmul_out if direct else _OPS["matmul.out"])(a, b, acc, out_dtype, out=out)
         return out
-    return _matmul(a, b, acc) if _undispatched(a, b) else cast("torch.Tensor", _OPS["matmul"](a, b, acc))
+    if _undispatched(a, b):
+        return _matmul(a, b, acc, out_dtype)
+    return cast("torch.Tensor", _OPS["matmul"](a, b, acc, out_dtype))
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x @ weight.T + bias`` for fp16 x (..., K), weight (N,K) and bias (N,), as (..., N); sums in fp32.
+    """``x @ weight.T + bias`` for x (..., K), weight (N,K) and bias (N,) of fp16 or bf16, as (..., N); sums in fp32.
 
-    A kernel rounds the product to fp16 before it adds the bias. Raises as ``matmul``.
+    A kernel rounds the product to their type before it adds the bias. Raises as ``matmul``.
     """
     if _undispatched(x, weight) and (bias is None or _undispatched(bias, bias)):
         return _linear(x, weight, bias)
@@ -68,14 +75,18 @@ def _undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
 # --- what runs ---
 
 
-def explain(a: torch.Tensor, b: torch.Tensor, acc: Acc = "f32") -> str:
-    """What ``matmul(a, b, acc=acc)`` does and why, in one line. Raises what it raises."""
-    plan = _plan_matmul(a, b, acc)
+def explain(
+    a: torch.Tensor, b: torch.Tensor, acc: Acc = "f32", out_dtype: torch.dtype | None = None
+) -> str:  # fmt: skip
+    """What ``matmul(a, b, acc=acc, out_dtype=out_dtype)`` does and why, in one line. Raises what it raises."""
+    plan = _plan_matmul(a, b, acc, out_dtype)
     return f"{plan.name}: {plan.reason}" if plan.on_kernel else f"torch: {plan.reason}"
 
 
-def _matmul(a: torch.Tensor, b: torch.Tensor, acc: str = "f32") -> torch.Tensor:
-    plan = _plan_matmul(a, b, acc)
+def _matmul(
+    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
+) -> torch.Tensor:  # fmt: skip
+    plan = _plan_matmul(a, b, acc, out_dtype)
     plan.calls += 1
     try:
         return plan.run(a, b, None)
@@ -83,32 +94,34 @@ def _matmul(a: torch.Tensor, b: torch.Tensor, acc: str = "f32") -> torch.Tensor:
         return current().replace(plan, error).run(a, b, None)
 
 
-def _plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str) -> Plan:
+def _plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None) -> Plan:
     """The plan of a product; all that it depends on is in its key."""
     dispatcher = current()
     try:
         lies = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15)
     except RuntimeError:  # no strides, or no memory
-        check_matmul(a, b, acc)
+        check_matmul(a, b, acc, out_dtype)
         raise
-    key = (acc, lies, a.get_device(), b.get_device(), a.dtype, b.dtype)
+    key = (acc, lies, a.get_device(), b.get_device(), a.dtype, b.dtype, out_dtype)
     plan = dispatcher.plans.get(key)
     if plan is None:
-        check_matmul(a, b, acc)
-        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc)))
+        check_matmul(a, b, acc, out_dtype)
+        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out_dtype=out_dtype))
     return plan
 
 
-def _matmul_out(a: torch.Tensor, b: torch.Tensor, acc: str = "f32", *, out: torch.Tensor) -> None:
+def _matmul_out(
+    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None, *, out: torch.Tensor
+) -> None:
     dispatcher = current()
     lies = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     where = (a.data_ptr() & 15, b.data_ptr() & 15, out.data_ptr() & 15)
-    key = (acc, lies, where, a.get_device(), b.get_device(), out.get_device(), a.dtype, b.dtype, out.dtype)
+    key = (acc, lies, where, a.get_device(), b.get_device(), out.get_device(), a.dtype, b.dtype, out.dtype, out_dtype)
     plan = dispatcher.plans.get(key)
     if plan is None:
-        check_matmul(a, b, acc)
-        check_out(a, b, out)
-        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out))
+        check_matmul(a, b, acc, out_dtype)
+        check_out(a, b, out, out_dtype)
+        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out, out_dtype))
         plan.spans = (span(a), span(b), span(out))
     (span_a, span_b, span_out), start = plan.spans, out.data_ptr()
     before_a, before_b = start - a.data_ptr(), start - b.data_ptr()
@@ -149,14 +162,18 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 # --- without data, and backwards ---
 
 
-def _fake_matmul(a: torch.Tensor, b: torch.Tensor, acc: str = "f32") -> torch.Tensor:
-    check_matmul(a, b, acc)
-    return a.new_empty((a.shape[0], b.shape[1]))
+def _fake_matmul(
+    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
+) -> torch.Tensor:  # fmt: skip
+    check_matmul(a, b, acc, out_dtype)
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype)
 
 
-def _fake_matmul_out(a: torch.Tensor, b: torch.Tensor, acc: str = "f32", *, out: torch.Tensor) -> None:
-    check_matmul(a, b, acc)
-    check_out(a, b, out)
+def _fake_matmul_out(
+    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None, *, out: torch.Tensor
+) -> None:
+    check_matmul(a, b, acc, out_dtype)
+    check_out(a, b, out, out_dtype)
 
 
 def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -165,17 +182,18 @@ def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
-    a, b, acc = inputs
+    a, b, acc, _ = inputs
     # Only what a wanted gradient needs is kept.
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
-    ctx.acc = acc
+    ctx.acc, ctx.dtype = acc, a.dtype
 
 
 def _matmul_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
+    grad = grad.to(ctx.dtype)  # of an fp32 result: a product's operands are of one type
     of_a = _OPS["matmul"](grad, b.t(), ctx.acc) if ctx.needs_input_grad[0] else None
     of_b = _OPS["matmul"](a.t(), grad, ctx.acc) if ctx.needs_input_grad[1] else None
-    return of_a, of_b, None
+    return of_a, of_b, None, None
 
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001

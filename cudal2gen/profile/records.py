@@ -174,7 +174,7 @@ class _Kernel:
             kernel=function.name,
             arch=record.arch,
             gpu=record.gpu,
-            problem=f"{record.mnk} {record.acc} {record.layout}",
+            problem=f"{record.mnk} {record.problem.types} {record.layout}",
             registers=function.registers,
             spill_bytes=sass.spill_bytes(function),
             instructions=len(function.instructions),

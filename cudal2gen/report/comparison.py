@@ -84,7 +84,7 @@ def _resampled(measured: list[Measurement], contender: str, seed: int) -> list[t
 
 
 def _conditions(group: Group) -> tuple[object, ...]:
-    return group.name, group.gpu, group.acc, group.layout, group.protocol, group.l2, group.target_qps
+    return group.name, group.gpu, group.types, group.layout, group.protocol, group.l2, group.target_qps
 
 
 def _intro(unshared: list[str], shared: bool) -> Section:

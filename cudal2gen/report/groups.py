@@ -23,7 +23,7 @@ WORST = 20
 INTERFACES = ("torch.matmul", "cublas", "cublaslt-heuristic", "cublaslt-autotuning")
 LAYOUTS = ("nn", "tn", "max")
 
-Key = tuple[str, str, Acc, str, str, str, float | None]
+Key = tuple[str, str, str, str, str, str, float | None]  # card, GPU, types, layout, protocol, L2, load
 
 
 class Roof(NamedTuple):
@@ -79,10 +79,10 @@ class Doubt(NamedTuple):
 
 
 class Group:
-    """Measurements of one card, accumulator, layout, protocol and L2 state, one of each problem."""
+    """Measurements of one card, of one choice of types, layout, protocol and L2 state, one of each problem."""
 
     def __init__(self, key: Key, environments: Sequence[Environment], measurements: Sequence[Measurement]) -> None:
-        self.name, self.gpu, self.acc, self.layout, self.protocol, self.l2, self.target_qps = key
+        self.name, self.gpu, self.types, self.layout, self.protocol, self.l2, self.target_qps = key
         self.environments = environments
         self.measurements = measurements
         self._summaries: dict[tuple[str, str | None], Summary | None] = {}
@@ -92,7 +92,12 @@ class Group:
         """The conditions that all measurements share."""
         state = f", L2 {self.l2}" if self.protocol == "device" else ""
         load = f", {self.target_qps:g} calls/s" if self.target_qps is not None else ""
-        return f"{self.name}, {self.acc}, {self.layout}, {self.protocol}{state}{load}"
+        return f"{self.name}, {self.types}, {self.layout}, {self.protocol}{state}{load}"
+
+    @property
+    def acc(self) -> Acc:
+        """The accumulator of all."""
+        return self.measurements[0].acc
 
     @cached_property
     def contenders(self) -> list[str]:
@@ -207,7 +212,7 @@ def by_conditions(measurements: Measurements, predicate: Callable[[Measurement],
         key: Key = (
             name,
             measurement.gpu,
-            measurement.acc,
+            measurement.problem.types,
             measurement.layout,
             measurement.protocol,
             "",

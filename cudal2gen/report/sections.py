@@ -272,7 +272,8 @@ def _conditions(group: Group) -> Table:
 
 def _beside(group: Group, published: Published) -> Table | None:
     mode = "server" if group.protocol == "server" else "offline"
-    published_rows = published.nearest(group.gpu, group.acc, mode)
+    of_half = group.types == group.acc  # as are all published ones
+    published_rows = published.nearest(group.gpu, group.acc, mode) if of_half else {}
     rows = [
         (name, times(summary.mean), times(row.mean), times(summary.median), times(row.median),
          times(summary.geomean.value), times(row.geomean), percent(summary.wins), percent(row.wins))

@@ -32,7 +32,7 @@ def section(records: Sequence[Record], stock: Stock, predicate: Callable[[Record
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         if predicate(record):
-            groups.setdefault((record.gpu, record.acc, record.layout), []).append(record)
+            groups.setdefault((record.gpu, record.problem.types, record.layout), []).append(record)
     rows = [_row(group, right, wrong) for _, group in sorted(groups.items())]
     places = Counter((verdict.on, verdict.passed) for verdict in stock.verdicts)
     verdicts = [
@@ -66,4 +66,4 @@ def _row(group: Sequence[Record], right: set[str], wrong: set[str]) -> tuple[str
         len(names - right - wrong),
     )
     first = group[0]
-    return (f"{first.gpu} {first.acc} {first.layout}", *map(str, counts))
+    return (f"{first.gpu} {first.problem.types} {first.layout}", *map(str, counts))

@@ -247,7 +247,7 @@ class RecordingWire:
 
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:
         """See ``Wire``."""
-        place = f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
+        place = problem.title
         question: dict[str, Any] = {
             "digest": request.digest,
             "problem": place,

@@ -186,7 +186,7 @@ class Model:
         problems = [record.problem for record in records]
         for problem in dict.fromkeys(problems):
             mask = np.array([record_problem == problem for record_problem in problems])
-            spelled = f"{problem.gpu}{problem.acc}{problem.layout}"
+            spelled = f"{problem.gpu}{problem.types}{problem.layout}"
             own_rng = np.random.default_rng([self.seed, 2, *map(ord, spelled), problem.m, problem.n, problem.k])
             total[mask] += self.individual * _waves(own_rng, traits[mask], np.zeros((int(mask.sum()), 3)))
         return total

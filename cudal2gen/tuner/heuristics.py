@@ -34,7 +34,7 @@ class MatmulHeuristics:
     def answers(self, problem: Problem, most: int) -> list[Answer]:
         """Its first choices for a problem, in its order."""
         letter = problem.element.heuristics
-        precision = f"{letter}{'S' if problem.acc == 'f32' else F16.heuristics}{letter}"
+        precision = f"{letter}{'S' if problem.acc == 'f32' else F16.heuristics}{problem.output.heuristics}"
         # Row-major A as it is; B is transposed where it is stored (n, k).
         layout = self._library.NvMatmulHeuristicsMatmulLayout[
             "NT_ROW_MAJOR" if problem.layout == "tn" else "NN_ROW_MAJOR"

@@ -178,7 +178,7 @@ def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment:
         f"{name} {json.dumps(before)} -> {json.dumps(after)}" for name, (before, after) in changed.items()
     )
     factor = f"{gain.value:.3f} ({gain.low:.3f} to {gain.high:.3f})"
-    place = f"{problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
+    place = problem.title
     return Note(
         title=f"{place}: {factor} times faster",
         text=f"{problem.size_class} problem, {old.family} to {new.family}: {spelled}.",

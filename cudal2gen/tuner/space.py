@@ -150,9 +150,7 @@ def candidates(problem: Problem, most: int | None = None, seed: int = 0) -> Cand
             fields.append(proposal)
             records.append(record)
     if not records:
-        raise IllegalRecord(
-            f"no family has a legal record for {problem.gpu} {problem.acc} {problem.layout} {problem.mnk}"
-        )
+        raise IllegalRecord(f"no family has a legal record for {problem.title}")
     return Candidates(problem, fields, records)
 
 

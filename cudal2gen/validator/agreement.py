@@ -45,6 +45,8 @@ def against_emulator(device: Device, built: BuiltKernel) -> tuple[list[Case], li
                     record=record.name,
                     digest=artifact.digest,
                     family=record.family,
+                    ab=record.ab,
+                    d=record.d,
                     acc=record.acc,
                     m=shape.m,
                     n=shape.n,
@@ -79,8 +81,8 @@ def product(device: Device, record: Record, contender: Contender, a: Array, b: A
         torch.from_numpy(np.ascontiguousarray(values).view(np.int16)).view(record.element.torch_dtype)
         for values in (a, b)
     )
-    matrices.put(tensor_a, tensor_b, record.element.poisons[0])
+    matrices.put(tensor_a, tensor_b, record.output.poisons[0])
     contender.bind(matrices.operands)()
     device.wait()
-    d: Array = np.ascontiguousarray(matrices.d.bits.cpu().numpy()).view(record.element.numpy_dtype)
+    d: Array = np.ascontiguousarray(matrices.d.bits.cpu().numpy()).view(record.output.numpy_dtype)
     return d

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cudal2gen import process_tree
-from cudal2gen.element import ELEMENTS
+from cudal2gen.element import ELEMENTS, ElementName, OutputName, stored
 from cudal2gen.kernel import Record
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.validator.problems import Shape, strides
@@ -39,8 +39,9 @@ BANNER = re.compile(r"COMPUTE-SANITIZER|SUMMARY")
 
 @dataclass(frozen=True)
 class Launch:
-    """A built kernel and a problem. ``rows_b``: of B as it is stored; ``lda``, ``ldb``, ``ldd``: elements from one row
-    to the next. ``missing_d``: bytes by which D's allocation is too small, to see that a tool sees."""
+    """A built kernel and a problem. ``element`` of A and B, ``output`` of D. ``rows_b``: of B as it is stored; ``lda``,
+    ``ldb``, ``ldd``: elements from one row to the next. ``missing_d``: bytes by which D's allocation is too small, to
+    see that a tool sees."""
 
     library: str
     directory: str
@@ -53,7 +54,8 @@ class Launch:
     lda: int
     ldb: int
     ldd: int
-    element: str
+    element: ElementName
+    output: OutputName = "same"
     missing_d: int = 0
 
 
@@ -63,7 +65,8 @@ def launch_of(record: Record, shape: Shape, directory: Path, library: Path, runt
     lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed=True)
     rows_b, ldb = (n, ldb_tn) if record.layout == "tn" else (k, ldb_nn)
     sizes = (m, n, k, rows_b, lda, ldb, ldd)
-    return Launch(str(library), str(directory), str(runtime), record.launch_options, *sizes, record.element.name)
+    types = (record.ab, record.d)
+    return Launch(str(library), str(directory), str(runtime), record.launch_options, *sizes, *types)
 
 
 def program() -> Path | None:
@@ -128,21 +131,22 @@ def run(launch: Launch, device: int = 0) -> None:
             runtime("cudaMemcpy", pointer, content, ctypes.c_size_t(len(content)), TO_DEVICE)
         return pointer
 
-    m, n, k, element = launch.m, launch.n, launch.k, ELEMENTS[launch.element]
+    m, n, k = launch.m, launch.n, launch.k
+    element, output = ELEMENTS[launch.element], stored(launch.element, launch.output)
     runtime("cudaSetDevice", device)
     with OpenKernel(Path(launch.library), Path(launch.directory), launch.options, Path(launch.runtime)) as kernel:
         unit = element.spell(1)
         a, b = (allocate(len(unit) * size, unit * size) for size in (m * launch.lda, launch.rows_b * launch.ldb))
-        d = allocate(element.bytes * m * launch.ldd - launch.missing_d)
+        d = allocate(output.bytes * m * launch.ldd - launch.missing_d)
         size = kernel.workspace_bytes(m, n, k)
         workspace = allocate(size).value if size else 0
         print(STARTED, flush=True)
         pointers = (a.value or 0, launch.lda, b.value or 0, launch.ldb, d.value or 0, launch.ldd)
         kernel.launch(*pointers, m, n, k, workspace or 0)
         runtime("cudaDeviceSynchronize")
-        corner = ctypes.create_string_buffer(element.bytes)
-        runtime("cudaMemcpy", corner, d, ctypes.c_size_t(element.bytes), TO_HOST)
-        if k <= element.exact and corner.raw != element.spell(k):
+        corner = ctypes.create_string_buffer(output.bytes)
+        runtime("cudaMemcpy", corner, d, ctypes.c_size_t(output.bytes), TO_HOST)
+        if k <= output.exact and corner.raw != output.spell(k):
             raise LaunchError(0, f"the first element of D is not {k}")
 
 
