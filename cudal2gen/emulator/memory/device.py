@@ -24,8 +24,8 @@ Place = tuple[Buffer, Array | None]
 
 
 class Access(NamedTuple):
-    """Where lanes (None: all) touch global memory: arena offsets, places, whether it is ``packed`` (by all lanes, in
-    one buffer, each ``width`` behind the one before), and the numbers of the elements of ``width`` bytes."""
+    """Where lanes (None: all) touch global memory: arena offsets, places, whether it is ``packed`` (lanes in a row, one
+    buffer, each ``width`` behind the one before), and the numbers of the elements of ``width`` bytes."""
 
     lanes: Array | None
     offset: Array
@@ -96,7 +96,7 @@ class DeviceMemory:
             address = address[lanes]
         arena = self.arena
         offset = (address - np.uint64(arena.base)).view(np.int64)
-        packed = lanes is None and self._is_packed(offset, width)
+        packed = self._is_packed(lanes, offset, width)
         if packed:
             low, high = int(offset[0]), int(offset[-1])
         else:
@@ -109,16 +109,18 @@ class DeviceMemory:
         first = low >> SHIFT[width]
         index = slice(first, first + len(offset)) if packed else offset >> SHIFT[width]
         access = Access(lanes, offset, [(buffer, None)], packed, index)
-        if packed:
+        if packed and m is None:
             self._last_packed = whole, width, access
         return access
 
-    def _is_packed(self, offset: Array, width: int) -> bool:
-        """Is each offset ``width`` behind the one before?"""
-        first, last = int(offset[0]), int(offset[-1])
-        if last - first != (len(offset) - 1) * width:
+    def _is_packed(self, lanes: Array | None, offset: Array, width: int) -> bool:
+        """Are these lanes in a row, and is each offset ``width`` behind the one before?"""
+        first, count = int(offset[0]), len(offset)
+        if int(offset[-1]) - first != (count - 1) * width:
             return False
-        return bool((offset - self.batch.who.ramp(width) == first).all())
+        if lanes is not None and int(lanes[-1]) - int(lanes[0]) != count - 1:
+            return False
+        return bool((offset - self.batch.who.ramp(width)[:count] == first).all())
 
     def _check_target(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
         """Report an access in another buffer than those that its address is computed from."""
@@ -205,7 +207,7 @@ class DeviceMemory:
         if strong and not strong & CHECKED and self.state.order.active:
             self._flags(lanes, offset, strong, read=True)
         values: Array = self.arena.views[width][index]
-        if packed:
+        if packed and lanes is None:
             return values.copy()
         return values if lanes is None else self.batch.spread(values, lanes, width)
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cudal2gen.emulator.memory.arena import Buffer
-from cudal2gen.emulator.memory.device_state import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, DeviceState, Tags
+from cudal2gen.emulator.memory.device_state import DeviceState
+from cudal2gen.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, Run, Tags
 from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
@@ -30,12 +31,14 @@ class Origin(NamedTuple):
 
 class DeviceHazards:
     """Checks before every global access of a batch; offsets are the arena's, one per lane of ``lanes`` (None: all);
-    ``packed``: each is ``width`` behind the one before, so that tags are looked at as slices."""
+    ``packed``: they are lanes in a row, and each is ``width`` behind the one before."""
 
     def __init__(self, batch: BatchState, clocks: Clocks, state: DeviceState) -> None:
         self.batch, self.clocks, self.state = batch, clocks, state
         self.launch = batch.launch
         self.hazards = batch.launch.options.hazards
+        # Instructions are recorded granule by granule.
+        self.keeps_runs = batch.are_in_a_row and not self.launch.recording
         self._row_of_cta: dict[int, int] = {}
         # Of all lanes, by tick and scope: of the last one.
         self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
@@ -56,6 +59,8 @@ class DeviceHazards:
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
+        if packed and self.keeps_runs and tags.read_run(self._run(buffer, lanes, offset, width, strong)):
+            return
         stamp = self._stamp(lanes, strong)
         kind = "plain-first-load" if strong & CHECKED else "global-race"
         for touched in self._granules(buffer, offset, width, packed):
@@ -64,7 +69,6 @@ class DeviceHazards:
                 if self._check_order("read after write", tagged, lanes, offset, site, strong, origin, kind=kind):
                     break
             tags.read[touched] = stamp
-            tags.reads = (self.batch.gthread, touched) if isinstance(touched, slice) else None
             if tags.read_at is not None:
                 tags.read_at[touched] = site + 1
 
@@ -96,7 +100,7 @@ class DeviceHazards:
         """Per granule of an access, its number in the buffer for every lane."""
         shift = self.state.granule_shift
         per = max(1, width >> shift)
-        if packed and width >> shift:
+        if packed:
             start = (int(offset[0]) - buffer.start) >> shift
             for k in range(per):
                 yield slice(start + k, start + len(offset) * per, per)
@@ -194,6 +198,8 @@ class DeviceHazards:
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
+        if packed and self.keeps_runs and tags.write_run(self._run(buffer, lanes, offset, width, strong)):
+            return
         stamp = self._stamp(lanes, strong)
         shared_places = False
         differs = None if value is None else partial(self._bytes_differ, offset, value, width)
@@ -227,17 +233,24 @@ class DeviceHazards:
             what = "write after write"
             if self._check_order(what, tags.written[touched], lanes, offset, site, strong, origin, differs):
                 return
-        # Most write what they alone have read.
-        who, granules = tags.reads if tags.reads is not None else (None, None)
-        own = who is self.batch.gthread and isinstance(touched, slice) and granules == touched
-        if tags.is_read and not own:
+        if tags.is_read:
             origin = Origin(tags.read_at, touched)
             self._check_order("write after read", tags.read[touched], lanes, offset, site, strong, origin, differs)
 
+    def _run(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, strong: int) -> Run:
+        """A packed access as a run."""
+        shift = self.state.granule_shift
+        start, per = (int(offset[0]) - buffer.start) >> shift, width >> shift
+        first = 0 if lanes is None else lanes[0]
+        return Run(start, start + len(offset) * per, per, int(self.batch.gthread[first]), self._moment(strong))
+
+    def _moment(self, strong: int) -> int:
+        scope = scope_of(strong) if strong else 0
+        return self.launch.tick << TICK_SHIFT | scope << SCOPE_SHIFT
+
     def _stamp(self, lanes: Array | None, strong: int) -> Array:
         """The tags that lanes leave now."""
-        scope = scope_of(strong) if strong else 0
-        moment = self.launch.tick << TICK_SHIFT | scope << SCOPE_SHIFT
+        moment = self._moment(strong)
         if lanes is not None:
             return np.asarray(self.batch.gthread[lanes] | moment)
         if self._last_stamp[0] != moment:

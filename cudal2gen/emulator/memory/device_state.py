@@ -4,57 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.memory.order import GlobalOrder
+from cudal2gen.emulator.memory.tags import Tags
 from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.launch import Origin
-
-# A tag is tick << 34 | scope of a strong access (0: weak) << 32 | thread of the launch; 0: untouched in this launch.
-THREAD = (1 << 32) - 1
-SCOPE_SHIFT, SCOPE = 32, 3
-TICK_SHIFT = 34
-
-
-class Tags:
-    """Last writer and reader of every granule of a buffer in this launch; where it is recorded, by what instruction
-    (one more than its number). Nothing is kept of what nobody does: ``is_read``, ``is_written``: anybody so far?"""
-
-    __slots__ = ("_read", "_written", "granules", "read_at", "read_only", "reads", "written_at")
-
-    def __init__(self, granules: int, recording: bool) -> None:
-        self.granules = granules
-        self._written: Array | None = None
-        self._read: Array | None = None
-        # Of the last read, if it was packed: the threads of the launch, one per lane, and the granules.
-        self.reads: tuple[Array, slice] | None = None
-        # Granules read through the read-only path, once there are any.
-        self.read_only: Array | None = None
-        self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
-        self.read_at: Array | None = np.zeros(granules, np.int32) if recording else None
-
-    @property
-    def is_written(self) -> bool:
-        return self._written is not None
-
-    @property
-    def is_read(self) -> bool:
-        return self._read is not None
-
-    @property
-    def written(self) -> Array:
-        """The tags of the last writes."""
-        if self._written is None:
-            self._written = np.zeros(self.granules, np.int64)
-        return self._written
-
-    @property
-    def read(self) -> Array:
-        """The tags of the last reads."""
-        if self._read is None:
-            self._read = np.zeros(self.granules, np.int64)
-        return self._read
 
 
 class Touched(NamedTuple):

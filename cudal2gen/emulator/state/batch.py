@@ -27,9 +27,10 @@ class BatchState:
         # Per lane: row, thread and warp of its CTA, lane of its warp, thread of the launch.
         self.row_of, self.thread = self.who.row_of, self.who.thread
         self.warp, self.lane = self.who.warp, self.who.lane
-        # Per row, what its threads' numbers in the launch are ahead of their places in the batch.
+        # Per row, what its threads' numbers in the launch are ahead of their places in the batch; the same in all rows?
         ahead = (ctas.astype(np.int64) - np.arange(self.count)) * self.width
-        self.gthread: Array = self.who.place + (ahead[0] if (ahead == ahead[0]).all() else ahead[self.row_of])
+        self.are_in_a_row = bool((ahead == ahead[0]).all())
+        self.gthread: Array = self.who.place + (ahead[0] if self.are_in_a_row else ahead[self.row_of])
         self.cluster_size = launch.geometry.cluster_size
         # Per row: the CTA's rank in its cluster.
         self.rank: Array = np.arange(self.count) % self.cluster_size
