@@ -59,6 +59,10 @@ class ClusterMemory(SharedMemory):
         super().__init__(batch, clocks, size, granule)
         self.column_of = _column_table(clocks.warps, clocks.columns)
         self.async_readers: Array = np.zeros((clocks.groups + clocks.warps, self.data.size >> 4), np.uint64)
+        # The readers that have read at all, and whether they read for columns other than their own, too.
+        self.reading: dict[int, bool] = {}
+        # Whether threads have read anything.
+        self.threads_read = False
         # Per lane, the tick of its last fence.proxy.async; per (row, warp), what its last one covers.
         self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
         self.proxy_horizon: dict[tuple[int, int], Array] = {}
@@ -183,6 +187,14 @@ class ClusterMemory(SharedMemory):
     ) -> None:
         self.batch.report_lane(kind, text, site, lane, at * 16 % self.stride, doubtful, other)
 
+    def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+        self.threads_read = True
+        super()._read(lanes, at, width, site, offset)
+
+    def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+        self.threads_read = True
+        super().read_together(lanes, at, width, site, offset)
+
     # --- asynchronous reads ---
 
     def async_read(
@@ -193,22 +205,53 @@ class ClusterMemory(SharedMemory):
         the reader's own)."""
         self._follow_tick()
         tags = self.rows[16][0][at]
-        if not self._is_of_known_copy(tags, lane):
+        if not self._are_known(tags[None], np.array([lane]), np.array([row])):
             self._check_async_read(tags, at, lane, row, site, what)
         own = self._reader_column(row, reader)
         ender = own if column is None else column
+        self.reading[reader] = self.reading.get(reader, False) or ender != own
         self.async_readers[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
         if self.recorded is not None:
             self.recorded.read(at, 16 // self.granule, own, site)
 
-    def _is_of_known_copy(self, tags: Array, lane: int) -> bool:
-        """Whether one bulk copy wrote all elements and the lane knows it, the usual case."""
-        first = int(tags.flat[0])
-        actor = first & ACTOR
-        if first >= self.IN_FLIGHT or actor < PSEUDO or not (tags == first).all():
+    def wgmma_read(self, at: Array, lanes: Array, rows: Array, readers: Array, site: int) -> bool:
+        """``async_read`` by the wgmma of several warpgroups at once, elements (warpgroups, elements); False, and
+        nothing is done, where some need a closer look."""
+        self._follow_tick()
+        if not self._are_known(self.rows[16][0][at], lanes, rows):
             return False
-        tick = (first >> self.BITS) - 1 + self.t0
-        return tick < int(self.cluster_clocks.of(lane)[actor - PSEUDO])
+        clocks = self.cluster_clocks
+        own = clocks.wgmma + self.batch.rank[rows] * clocks.groups + readers
+        for reader in readers.tolist():
+            self.reading.setdefault(reader, False)
+        self.async_readers[readers[:, None], at] = (self.stamp | PSEUDO | own).astype(self.TAG)[:, None]
+        if self.recorded is not None:
+            for elements, column in zip(at, own.tolist(), strict=True):
+                self.recorded.read(elements, 16 // self.granule, column, site)
+        return True
+
+    def _are_known(self, tags: Array, lanes: Array, rows: Array) -> bool:
+        """Are reads by lanes of elements with these writers (lanes, elements, ...) right at a glance? So they are where
+        a bulk copy that the lane knows wrote them all, or threads of its CTA whose writes have since been passed by
+        barriers and proxy fences of all."""
+        clocks = self.cluster_clocks
+        tags = tags.reshape(len(tags), -1)
+        last = tags.max(axis=1)
+        if int(last.max()) >= self.IN_FLIGHT:
+            return False
+        actor, ticks, columns = self._split(last)
+        warps = self.batch.warp[lanes]
+        if (actor >= PSEUDO).all():
+            if (tags != last[:, None]).any():
+                return False
+            known = ticks < clocks.ticks[rows, warps, columns]
+            return all(int(ticks[i]) < int(clocks.of(int(lanes[i]))[columns[i]]) for i in np.flatnonzero(~known))
+        if clocks.cluster > 1 or (tags & self.TAG(SEVERAL | PSEUDO)).any():
+            return False
+        width = self.batch.width
+        passed = clocks.ticks[rows, warps, : clocks.warps].min(axis=1)
+        fenced = self.proxy_fenced.reshape(-1, width)[rows].min(axis=1)
+        return bool((ticks < np.minimum(passed, fenced)).all())
 
     def _check_async_read(self, tags: Array, at: Array, lane: int, row: int, site: int, what: str) -> None:
         """An asynchronous read of elements that were written under these tags."""
@@ -261,12 +304,14 @@ class ClusterMemory(SharedMemory):
         same: Callable[[], Array] | None = None,
     ) -> None:
         super()._check_write(lanes, width, at, site, offset, same)
-        reads = self.async_readers[:, (at * width) >> 4]
-        for reader in np.flatnonzero(reads.any(axis=1)):
-            rows = np.flatnonzero(reads[reader])
-            lane = rows if lanes is None else lanes[rows]
-            every = np.ones(len(rows), bool)
-            self._check_order(WRITE_AFTER_READ, every, reads[reader][rows], lane, rows, site, offset)
+        chunks = (at * width) >> 4
+        for reader in sorted(self.reading):
+            reads = self.async_readers[reader, chunks]
+            rows = np.flatnonzero(reads)
+            if rows.size:
+                lane = rows if lanes is None else lanes[rows]
+                every = np.ones(len(rows), bool)
+                self._check_order(WRITE_AFTER_READ, every, reads[rows], lane, rows, site, offset)
 
     # --- proxies ---
 
@@ -306,23 +351,50 @@ class ClusterMemory(SharedMemory):
         """A copy into elements of ``width`` bytes of CTA ``row`` starts: till it lands they are undefined."""
         if self.hazards:
             self._follow_tick()
-            writer, latest, readers = self.rows[width]
-            flat = writer[at].reshape(-1)
-            where = np.repeat(at, flat.size // len(at)) * width // 16
-            self._check_overwrite(flat, where, lane, row, site, width)
-            # Most copies go where no thread ever reads: the many columns of readers need no look then.
-            if latest[at].any():
-                reads = readers[at].reshape(-1, self.columns)
-                for reader in np.flatnonzero(reads.any(axis=0)):
-                    self._check_reads(reads[:, reader], where, lane, row, site)
-            chunks = at * width >> 4
-            async_reads = self.async_readers[:, chunks]
-            for reader in np.flatnonzero(async_reads.any(axis=1)):
-                self._check_reads(async_reads[reader], chunks, lane, row, site)
+            writer = self.rows[width][0]
+            tags = writer[at]
+            if not self._may_overwrite(tags, at, lane, width):
+                self._check_async_write(tags, at, lane, row, site, width)
             writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
             if self.recorded is not None:
                 self.recorded.wrote(at, width // self.granule, site)
         self.views[width][at] = self.poison[width]
+
+    def _may_overwrite(self, tags: Array, at: Array, lane: int, width: int) -> bool:
+        """Is a copy into elements that were written under these tags right at a glance? So it is where they are new, or
+        were written by one bulk copy that the lane knows, no thread has read, and it knows the end of all that wgmma
+        and bulk stores read there."""
+        last, clock = int(tags.max()), self.cluster_clocks.of(lane)
+        ended = self.cluster_clocks.ended
+        if self.threads_read or int(tags.min()) != last or width != 16:
+            return False
+        if last != self.UNWRITTEN and last > self.LONG_PAST:
+            actor = last & ACTOR
+            if last >= self.IN_FLIGHT or actor < PSEUDO:
+                return False
+            if (last >> self.BITS) - 1 + self.t0 >= int(clock[actor - PSEUDO + ended]):
+                return False
+        for reader, mixed in self.reading.items():
+            tag = int(self.async_readers[reader, at].max())
+            if tag and (mixed or (tag >> self.BITS) - 1 + self.t0 >= int(clock[(tag & ACTOR) - PSEUDO + ended])):
+                return False
+        return True
+
+    def _check_async_write(self, tags: Array, at: Array, lane: int, row: int, site: int, width: int) -> None:
+        """A copy into elements of ``width`` bytes that were written under these tags."""
+        _, latest, readers = self.rows[width]
+        flat = tags.reshape(-1)
+        where = np.repeat(at, flat.size // len(at)) * width // 16
+        self._check_overwrite(flat, where, lane, row, site, width)
+        if latest[at].any():
+            reads = readers[at].reshape(-1, self.columns)
+            for reader in np.flatnonzero(reads.any(axis=0)):
+                self._check_reads(reads[:, reader], where, lane, row, site)
+        chunks = at * width >> 4
+        for asynchronous in sorted(self.reading):
+            async_reads = self.async_readers[asynchronous, chunks]
+            if async_reads.any():
+                self._check_reads(async_reads, chunks, lane, row, site)
 
     def _check_overwrite(self, tags: Array, where: Array, lane: int, row: int, site: int, width: int) -> None:
         """A bulk copy overwrites what was written under these tags."""

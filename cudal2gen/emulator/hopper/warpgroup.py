@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudal2gen.emulator.arithmetic.operands import ELEMENT_BITS, elements, rounded
+from cudal2gen.emulator.arithmetic.operands import elements, split_halves
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
-from cudal2gen.emulator.machine.tensor import Accumulator
+from cudal2gen.emulator.hopper.tile import Form, Register, Sums, Tile, TileRegister, accumulated
 from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import Array, Mask, distinct
 from cudal2gen.emulator.state.batch import BatchState
@@ -22,57 +22,14 @@ from cudal2gen.emulator.state.batch import BatchState
 SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
 
 
-class Form(NamedTuple):
-    """A kind of wgmma.mma_async: ``n`` columns, types of A and B (of one width), accumulator ``acc``; A from registers
-    (``registers``) or shared memory; operands M- or N-major (``along_a``, ``along_b``); sign of A times that of B;
-    ``saturate``: s32 sums are clamped."""
+class Pattern(NamedTuple):
+    """Where an operand's 16-byte elements lie in a CTA's shared memory: byte offsets, indices, and the bytes
+    [low, high) that hold them."""
 
-    n: int
-    kind_a: str
-    kind_b: str
-    acc: str
-    registers: bool
-    along_a: bool
-    along_b: bool
-    sign: float
-    saturate: bool = False
-
-    @property
-    def k(self) -> int:
-        """Elements along k: 32 bytes."""
-        return 256 // ELEMENT_BITS[self.kind_a]
-
-
-class Tile:
-    """Registers of a wgmma: ``registers`` (registers, lanes) and, per warpgroup, the group that uses them last. Those
-    of A are only ``lent``: they may be read meanwhile."""
-
-    __slots__ = ("group", "lent", "registers")
-
-    def __init__(self, registers: Array, group: Array, lent: bool = False) -> None:
-        self.registers, self.group, self.lent = registers, group, lent
-
-
-class TileRegister:
-    """One register of a tile."""
-
-    __slots__ = ("index", "tile")
-
-    def __init__(self, tile: Tile, index: int) -> None:
-        self.tile, self.index = tile, index
-
-    def is_same(self, other: TileRegister) -> bool:
-        """Is it the same register of the same tile?"""
-        return self.tile is other.tile and self.index == other.index
-
-    def get(self) -> Array:
-        """Raw bits per lane."""
-        out: Array = self.tile.registers[self.index]
-        return out
-
-
-# What a register may hold that wgmma or mma writes. None: not written yet.
-Register = Array | TileRegister | Accumulator | None
+    offsets: Array
+    chunks: Array
+    low: int
+    high: int
 
 
 class Warpgroups:
@@ -98,7 +55,7 @@ class Warpgroups:
         self.fenced: Array = np.zeros(self.count, bool)
         # The mask of the last access to registers since a fence; False: none, so that masks compare by identity.
         self.last_touch: Mask | bool = False
-        self.patterns: dict[tuple[int, int, bool], Array] = {}
+        self.patterns: dict[tuple[int, int, bool], Pattern] = {}
 
     # --- registers under other instructions ---
 
@@ -197,68 +154,42 @@ class Warpgroups:
         """wgmma.mma_async. ``a``: descriptors (uint64 per lane) or registers; ``scale``: keep the accumulators."""
         groups = self._whole(m, site)
         old, group = self._accumulators(d)
-        new = old.copy()
+        sums = old.sums
         if groups:
-            starts = [self.starts[q] for q in groups]
+            starts = tuple(self.starts[q] for q in groups)
             if isinstance(a, tuple):
                 left = self._from_registers(a, form, starts)
             else:
                 left = self._operand(form.kind_a, a, 64, form.along_a, groups, site)
-            right = self._operand(form.kind_b, b, form.n, form.along_b, groups, site)
-            product = np.matmul(left, right.transpose(0, 2, 1))
+            right = self._operand(form.kind_b, b, form.n, form.along_b, groups, site, across=True)
+            product = np.matmul(left, right)
             if form.sign < 0:
                 product = -product
-            keep = [bool(scale) if isinstance(scale, bool | int) else bool(scale[s]) for s in starts]
-            self._accumulate(form, new, product, starts, keep)
+            keep = [bool(scale)] * len(starts) if isinstance(scale, bool | int) else scale[list(starts)].tolist()
+            before = old.gathered(starts, form) if any(keep) else None
+            if sums is not None and sums.starts != starts:
+                old = Tile(old.registers, group)
+            sums = Sums(starts, accumulated(form, product, before, keep))
             self._check_fenced(groups, site)
             group[groups] = self.committed[groups] + 1
             if self.launch.counters is not None:
                 self.launch.counters.wgmma += len(groups)
                 self.launch.counters.wgmma_flops += len(groups) * 2 * 64 * form.n * form.k
-        tile = Tile(new, group)
+        tile = Tile(old.base, group, sums=sums)
         return [TileRegister(tile, i) for i in range(len(d))]
 
-    def _accumulators(self, d: tuple[Register, ...]) -> tuple[Array, Array]:
-        """(registers, lanes) and the groups that use them, of the accumulators before an mma."""
+    def _accumulators(self, d: tuple[Register, ...]) -> tuple[Tile, Array]:
+        """The tile before an mma, and the groups that use its registers."""
         first = d[0]
-        if isinstance(first, TileRegister) and all(
-            isinstance(x, TileRegister) and x.tile is first.tile and x.index == i for i, x in enumerate(d)
-        ):
-            return first.tile.registers, first.tile.group.copy()
+        if isinstance(first, TileRegister) and len(first.tile.base) == len(d):
+            tile = first.tile
+            if all(isinstance(x, TileRegister) and x.tile is tile and x.index == i for i, x in enumerate(d)):
+                return tile, tile.group.copy()
         group = np.zeros(self.count, np.int64)
         for x in d:
             if isinstance(x, TileRegister):
                 np.maximum(group, x.tile.group, out=group)
-        return np.stack([self._plain(x) for x in d]), group
-
-    def _accumulate(self, form: Form, registers: Array, product: Array, starts: list[int], keep: list[bool]) -> None:
-        """Add products (warpgroups, 64, n) to the accumulators where ``keep``, else set them.
-
-        Rows are 16 * warp + 8 * half + lane / 4, columns 8 * i + lane % 4 * 2 + j.
-        """
-        count = len(starts)
-        cells = product.reshape(count, 4, 2, 8, form.n // 8, 4, 2)
-        if form.acc == "f16":
-            ordered = np.ascontiguousarray(cells.transpose(0, 4, 2, 1, 3, 5, 6)).reshape(count, -1, 128, 2)
-            for total, s, add in zip(ordered, starts, keep, strict=True):
-                if add:
-                    before = np.ascontiguousarray(registers[:, s : s + 128]).view(np.float16).reshape(total.shape)
-                    total = total + before.astype(np.float32)
-                registers[:, s : s + 128] = total.astype(np.float16).reshape(len(total), -1).view(np.uint32)
-            return
-        by_register = np.ascontiguousarray(cells.transpose(0, 4, 2, 6, 1, 3, 5)).reshape(count, -1, 128)
-        if form.acc == "s32":
-            whole = registers.view(np.int32)
-            for total, s, add in zip(by_register, starts, keep, strict=True):
-                sums = total + whole[:, s : s + 128] if add else total
-                whole[:, s : s + 128] = rounded(sums, "s32", form.saturate)
-            return
-        floats = registers.view(np.float32)
-        for total, s, add in zip(by_register, starts, keep, strict=True):
-            if add:
-                floats[:, s : s + 128] += total
-            else:
-                floats[:, s : s + 128] = total
+        return Tile(np.stack([self._plain(x) for x in d]), group), group
 
     def _check_fenced(self, groups: list[int], site: int) -> None:
         bad = [q for q in groups if not self.fenced[q]]
@@ -281,7 +212,7 @@ class Warpgroups:
 
     # --- operands ---
 
-    def _from_registers(self, registers: tuple[Register, ...], form: Form, starts: list[int]) -> Array:
+    def _from_registers(self, registers: tuple[Register, ...], form: Form, starts: tuple[int, ...]) -> Array:
         plain = [self._plain(r) for r in registers]
         raw = np.stack([np.stack([r[s : s + 128] for r in plain]) for s in starts])
         values = elements(np.ascontiguousarray(raw).view(np.uint8), form.kind_a)
@@ -289,40 +220,62 @@ class Warpgroups:
         cells = values.reshape(len(starts), 2, 2, 4, 8, 4, -1).transpose(0, 3, 2, 4, 1, 5, 6)
         return np.ascontiguousarray(cells).reshape(len(starts), 64, form.k)
 
-    def _operand(self, kind: str, descriptors: Array, rows: int, along: bool, groups: list[int], site: int) -> Array:
-        """A or B of every warpgroup as numbers, (warpgroups, rows, elements along k)."""
-        batch, shared = self.batch, self.shared
-        places: list[Array] = []
+    def _operand(
+        self, kind: str, descriptors: Array, rows: int, along: bool, groups: list[int], site: int, across: bool = False
+    ) -> Array:
+        """A or B of every warpgroup as numbers, (warpgroups, rows, elements along k); ``across``: the other way
+        round."""
+        at = self._places(descriptors, rows, along, groups, site)
         # Warpgroups of a CTA often share an operand.
         slots: dict[tuple[int, int], int] = {}
-        slot_of = []
-        for q in groups:
-            start = self.starts[q]
-            row = start // batch.width
-            descriptor = int(descriptors[start])
-            if (descriptors[start : start + 128] != descriptors[start]).any():
-                text = "the threads of a warpgroup have different descriptors of one operand"
-                batch.report_lanes("wgmma-descriptor", text, site, np.arange(start, start + 128))
-            slot_of.append(slots.setdefault((row, descriptor), len(slots)))
-            offsets = self._pattern(descriptor, rows, along)
-            if not shared.fits(int(offsets.min()), int(offsets.max()) + 16, start, site):
-                offsets = np.clip(offsets, 0, shared.size - 16)
-            at = shared.chunks(row, offsets)
-            if self.hazards:
-                shared.async_read(at, start, row, q % self.per_row, site, "wgmma")
-            if slot_of[-1] == len(places):
-                places.append(at)
-        raw = shared.views[16][np.stack(places)]
-        values = elements(np.ascontiguousarray(raw).view(np.uint8), kind)
-        if len(places) < len(groups):
-            values = values[slot_of]
+        slot_of = [slots.setdefault((q // self.per_row, int(descriptors[self.starts[q]])), len(slots)) for q in groups]
+        if len(slots) < len(groups):
+            at = at[[slot_of.index(slot) for slot in range(len(slots))]]
+        raw = self.shared.views[16].take(at)
         if along:
             # Of 16-bit elements only: 16 rows of k, each with the elements along m or n.
-            return values.reshape(len(groups), 16, rows).transpose(0, 2, 1)
-        return values.reshape(len(groups), rows, -1)
+            values = elements(raw.view(np.uint8), kind).reshape(len(slots), 16, rows)
+        elif across and kind in ("f16", "bf16"):
+            words = np.ascontiguousarray(raw.view(np.uint32).reshape(len(slots), rows, 8).transpose(0, 2, 1))
+            values = split_halves(words, kind).reshape(len(slots), 16, rows)
+        else:
+            values = elements(raw.view(np.uint8), kind).reshape(len(slots), rows, -1).transpose(0, 2, 1)
+        if len(slots) < len(groups):
+            values = values[slot_of]
+        return values if across else values.transpose(0, 2, 1)
 
-    def _pattern(self, descriptor: int, rows: int, along: bool) -> Array:
-        """Byte offsets in the CTA's shared memory of the 16-byte elements of an operand, in ``_operand``'s order."""
+    def _places(self, descriptors: Array, rows: int, along: bool, groups: list[int], site: int) -> Array:
+        """16-byte elements of an operand of every warpgroup, (warpgroups, elements), checked and tagged."""
+        starts, width = np.array([self.starts[q] for q in groups]), self.batch.width
+        own = starts // width
+        first = descriptors[starts]
+        patterns = [self._pattern(int(descriptor), rows, along) for descriptor in first]
+        at: Array = np.stack([pattern.chunks for pattern in patterns]) + (own * (self.shared.stride >> 4))[:, None]
+        same = bool((descriptors[starts[:, None] + np.arange(128)] == first[:, None]).all())
+        if same and all(pattern.low >= 0 and pattern.high <= self.shared.size for pattern in patterns):
+            readers = np.array(groups) % self.per_row
+            if not self.hazards or self.shared.wgmma_read(at, starts, own, readers, site):
+                return at
+        for i, (q, pattern) in enumerate(zip(groups, patterns, strict=True)):
+            at[i] = self._places_of(q, pattern, descriptors, site)
+        return at
+
+    def _places_of(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
+        """The same of one warpgroup, with whatever there is to report."""
+        start = self.starts[q]
+        if (descriptors[start : start + 128] != descriptors[start]).any():
+            text = "the threads of a warpgroup have different descriptors of one operand"
+            self.batch.report_lanes("wgmma-descriptor", text, site, np.arange(start, start + 128))
+        offsets, row = pattern.offsets, start // self.batch.width
+        if not self.shared.fits(pattern.low, pattern.high, start, site):
+            offsets = np.clip(offsets, 0, self.shared.size - 16)
+        at = self.shared.chunks(row, offsets)
+        if self.hazards:
+            self.shared.async_read(at, start, row, q % self.per_row, site, "wgmma")
+        return at
+
+    def _pattern(self, descriptor: int, rows: int, along: bool) -> Pattern:
+        """The 16-byte elements of an operand, in ``_operand``'s order."""
         key = (descriptor, rows, along)
         out = self.patterns.get(key)
         if out is not None:
@@ -347,7 +300,9 @@ class Warpgroups:
                 linear = r % 8 * span + r // 8 * stride + chunk * 16
         linear = linear.reshape(-1) + address
         linear ^= (((linear >> 7) - base) & (wide - 1)) << 4
-        out = self.patterns[key] = linear - WINDOW_START
+        offsets = linear - WINDOW_START
+        out = Pattern(offsets, offsets >> 4, int(offsets.min()), int(offsets.max()) + 16)
+        self.patterns[key] = out
         return out
 
     # --- groups ---

@@ -10,7 +10,7 @@ from cudal2gen.emulator.frontend.emitter import Emitter
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
 from cudal2gen.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, swap, weaken
 from cudal2gen.emulator.frontend.ptx import Instr, Operand, Reg, Vec
-from cudal2gen.emulator.hopper.warpgroup import Form
+from cudal2gen.emulator.hopper.tile import Form
 
 
 @instruction("wgmma.fence", writes=Writes.NOTHING, meets="warps", hopper=True, mutations=(drop,))
