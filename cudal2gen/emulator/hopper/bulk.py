@@ -11,7 +11,16 @@ from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
 from cudal2gen.emulator.hopper.mbarrier import MBarriers
 from cudal2gen.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
-from cudal2gen.emulator.hopper.tensor_map import MAP_BYTES, SWIZZLE_SPAN, Box, TensorMap, decode, place, refuse
+from cudal2gen.emulator.hopper.tensor_map import (
+    MAP_BYTES,
+    SWIZZLE_SPAN,
+    Box,
+    TensorMap,
+    decode,
+    place,
+    place_inside,
+    refuse,
+)
 from cudal2gen.emulator.memory.device import DeviceMemory
 from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask
@@ -55,6 +64,7 @@ class Bulk:
         self.arena, self.counters = device.arena, batch.launch.counters
         self.hazards = batch.launch.options.hazards
         self.maps: dict[bytes, TensorMap | None] = {}
+        self.swizzled: dict[tuple[int, int, int], Array] = {}
         self.open: dict[int, list[int]] = {}
         self.groups: dict[int, list[list[int]]] = {}
         # The instruction of each lane's last store.
@@ -87,9 +97,13 @@ class Bulk:
     def _swizzled(self, offset: int, nbytes: int, span: int) -> Array:
         """Byte offsets in shared memory of the 16-byte elements of a box: bits 4 to 6 are xored with bits 7 to 9, as
         many as the span of the swizzle has chunks."""
-        linear = offset + WINDOW_START + np.arange(0, nbytes, 16)
-        linear ^= ((linear >> 7) & (span // 16 - 1)) << 4
-        return linear - WINDOW_START
+        key = (offset, nbytes, span)
+        out = self.swizzled.get(key)
+        if out is None:
+            linear = offset + WINDOW_START + np.arange(0, nbytes, 16)
+            linear ^= ((linear >> 7) & (span // 16 - 1)) << 4
+            out = self.swizzled[key] = linear - WINDOW_START
+        return out
 
     def _check_box(self, map_: TensorMap, box: Box, lane: int, site: int) -> bool:
         """Do the rows lie inside one buffer? Reports if not."""
@@ -107,6 +121,9 @@ class Bulk:
 
     def _read_box(self, map_: TensorMap, coordinates: list[int], lane: int, site: int) -> Array:
         """A box as 16-byte elements, zero outside the tensor."""
+        inside = self._read_inside(map_, coordinates, lane, site)
+        if inside is not None:
+            return inside
         box = place(map_, coordinates, self.arena)
         out = np.zeros((len(box.rows), box.inner), np.uint8)
         if self._check_box(map_, box, lane, site):
@@ -120,6 +137,20 @@ class Bulk:
                 out[there[:, None], inside] = self.arena.data[rows[:, None] + inside]
             self._touch_global(rows, box, lane, site, write=False)
         return out.reshape(-1).view(MOVER[16])
+
+    def _read_inside(self, map_: TensorMap, coordinates: list[int], lane: int, site: int) -> Array | None:
+        """A box of an input, whose bounds are all there is to check; None for others."""
+        extent = place_inside(map_, coordinates, self.arena)
+        if extent is None:
+            return None
+        first, stride, nbytes = extent
+        buffer = self.arena.find(first) if 0 <= first < self.arena.capacity else None
+        if buffer is None or first + nbytes > buffer.end or buffer.written is not None or buffer.role != "input":
+            return None
+        self.device.guard(np.array([lane]), site)
+        shape = map_.box[1], map_.box[0] * map_.item // 16
+        view: Array = np.ndarray(shape, MOVER[16], self.arena.data, first, (stride, 16))
+        return view.copy().reshape(-1)
 
     def _touch_global(self, rows: Array, box: Box, lane: int, site: int, write: bool) -> None:
         """Checks and tags of the global side of a copy."""

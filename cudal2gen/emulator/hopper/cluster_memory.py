@@ -244,8 +244,8 @@ class ClusterMemory(SharedMemory):
         if (actor >= PSEUDO).all():
             if (tags != last[:, None]).any():
                 return False
-            known = ticks < clocks.ticks[rows, warps, columns]
-            return all(int(ticks[i]) < int(clocks.of(int(lanes[i]))[columns[i]]) for i in np.flatnonzero(~known))
+            late = ticks >= clocks.ticks[rows, warps, columns]
+            return all(int(ticks[i]) < int(clocks.of(int(lanes[i]))[columns[i]]) for i in np.flatnonzero(late))
         if clocks.cluster > 1 or (tags & self.TAG(SEVERAL | PSEUDO)).any():
             return False
         width = self.batch.width

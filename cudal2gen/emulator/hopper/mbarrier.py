@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -136,6 +137,12 @@ class MBarriers:
         if lanes.size and (key == key[0]).all():
             yield int(rows[0]), int(offset[0]), int(tokens[0]), lanes
             return
+        cuts = np.flatnonzero(key[1:] != key[:-1]) + 1
+        if (key[cuts] > key[cuts - 1]).all():
+            # Each mbarrier's lanes stand together, the usual case.
+            for first, last in pairwise((0, *cuts.tolist(), len(key))):
+                yield int(rows[first]), int(offset[first]), int(tokens[first]), lanes[first:last]
+            return
         values, inverse = np.unique(key, return_inverse=True)
         for i in range(len(values)):
             some = np.flatnonzero(inverse == i)
@@ -255,6 +262,12 @@ class MBarriers:
             # arrive than it lacks, the rest releases to the next phase.
             total = count * len(lanes) if isinstance(count, int) else int(count[lanes].astype(np.int64).sum())
             parts = 1 if total <= bar.pending else len(lanes)
+            if parts == 1 and expected is None and not drop:
+                if self.hazards:
+                    self._release(bar, lanes, order)
+                states[lanes] = bar.phase
+                self._count_down(bar, total, drop, lanes, site)
+                continue
             for i, lane in enumerate(lanes):
                 if self.hazards and i < parts:
                     self._release(bar, lanes if parts == 1 else lanes[i : i + 1], order)

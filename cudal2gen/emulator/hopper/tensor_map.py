@@ -132,3 +132,17 @@ def place(map_: TensorMap, coordinates: list[int], memory: Memory) -> Box:
     low = min(max(0, -first), inner)
     high = max(low, min(inner, map_.dims[0] * map_.item - first))
     return Box(np.where(valid, rows + first, -1), inner, low, high)
+
+
+def place_inside(map_: TensorMap, coordinates: list[int], memory: Memory) -> tuple[int, int, int] | None:
+    """Arena offset of the first row, bytes between rows and bytes in all of a box of two dimensions that lies inside
+    its tensor, in whole 16-byte elements; None for others."""
+    if len(map_.dims) != 2 or not all(
+        at >= 0 and at + extent <= size for at, extent, size in zip(coordinates, map_.box, map_.dims, strict=True)
+    ):
+        return None
+    (column, line), stride = coordinates, map_.strides[0]
+    first, inner = map_.address - memory.base + line * stride + column * map_.item, map_.box[0] * map_.item
+    if (first | inner | stride) & 15:
+        return None
+    return first, stride, (map_.box[1] - 1) * stride + inner

@@ -32,6 +32,18 @@ class Pattern(NamedTuple):
     high: int
 
 
+class Places(NamedTuple):
+    """Elements of an operand by warpgroup, which of them are shared, and whether all lie inside shared memory."""
+
+    at: Array
+    slot_of: list[int] | None
+    inside: bool
+
+
+# Places that are remembered: those of a ring of stages return with every turn.
+MAX_PLACES = 256
+
+
 class Warpgroups:
     """The warpgroups of a batch, numbered row by row.
 
@@ -55,6 +67,8 @@ class Warpgroups:
         self.fenced: Array = np.zeros(self.count, bool)
         # The mask of the last access to registers since a fence; False: none, so that masks compare by identity.
         self.last_touch: Mask | bool = False
+        self.first_lanes: Array = np.array(self.starts)
+        self.places: dict[tuple[bytes, tuple[int, ...], int, bool], Places] = {}
         self.patterns: dict[tuple[int, int, bool], Pattern] = {}
 
     # --- registers under other instructions ---
@@ -225,40 +239,54 @@ class Warpgroups:
     ) -> Array:
         """A or B of every warpgroup as numbers, (warpgroups, rows, elements along k); ``across``: the other way
         round."""
-        at = self._places(descriptors, rows, along, groups, site)
-        # Warpgroups of a CTA often share an operand.
-        slots: dict[tuple[int, int], int] = {}
-        slot_of = [slots.setdefault((q // self.per_row, int(descriptors[self.starts[q]])), len(slots)) for q in groups]
-        if len(slots) < len(groups):
-            at = at[[slot_of.index(slot) for slot in range(len(slots))]]
+        at, slot_of = self._places(descriptors, rows, along, groups, site)
+        count = len(groups) if slot_of is None else max(slot_of) + 1
+        if slot_of is not None:
+            at = at[[slot_of.index(slot) for slot in range(count)]]
         raw = self.shared.views[16].take(at)
         if along:
             # Of 16-bit elements only: 16 rows of k, each with the elements along m or n.
-            values = elements(raw.view(np.uint8), kind).reshape(len(slots), 16, rows)
+            values = elements(raw.view(np.uint8), kind).reshape(count, 16, rows)
         elif across and kind in ("f16", "bf16"):
-            words = np.ascontiguousarray(raw.view(np.uint32).reshape(len(slots), rows, 8).transpose(0, 2, 1))
-            values = split_halves(words, kind).reshape(len(slots), 16, rows)
+            words = np.ascontiguousarray(raw.view(np.uint32).reshape(count, rows, 8).transpose(0, 2, 1))
+            values = split_halves(words, kind).reshape(count, 16, rows)
         else:
-            values = elements(raw.view(np.uint8), kind).reshape(len(slots), rows, -1).transpose(0, 2, 1)
-        if len(slots) < len(groups):
+            values = elements(raw.view(np.uint8), kind).reshape(count, rows, -1).transpose(0, 2, 1)
+        if slot_of is not None:
             values = values[slot_of]
         return values if across else values.transpose(0, 2, 1)
 
-    def _places(self, descriptors: Array, rows: int, along: bool, groups: list[int], site: int) -> Array:
-        """16-byte elements of an operand of every warpgroup, (warpgroups, elements), checked and tagged."""
-        starts, width = np.array([self.starts[q] for q in groups]), self.batch.width
-        own = starts // width
+    def _places(
+        self, descriptors: Array, rows: int, along: bool, groups: list[int], site: int
+    ) -> tuple[Array, list[int] | None]:
+        """16-byte elements of an operand of every warpgroup, (warpgroups, elements), checked and tagged; and which
+        warpgroups share them, by numbers (None: none do)."""
+        starts = self.first_lanes[groups]
         first = descriptors[starts]
-        patterns = [self._pattern(int(descriptor), rows, along) for descriptor in first]
-        at: Array = np.stack([pattern.chunks for pattern in patterns]) + (own * (self.shared.stride >> 4))[:, None]
-        same = bool((descriptors[starts[:, None] + np.arange(128)] == first[:, None]).all())
-        if same and all(pattern.low >= 0 and pattern.high <= self.shared.size for pattern in patterns):
-            readers = np.array(groups) % self.per_row
+        key = (first.tobytes(), tuple(groups), rows, along)
+        places = self.places.get(key)
+        if places is None:
+            if len(self.places) >= MAX_PLACES:
+                self.places.clear()
+            places = self.places[key] = self._place(first, starts, rows, along, groups)
+        at, slot_of, inside = places
+        if inside and bool((descriptors[starts[:, None] + np.arange(128)] == first[:, None]).all()):
+            own, readers = starts // self.batch.width, np.array(groups) % self.per_row
             if not self.hazards or self.shared.wgmma_read(at, starts, own, readers, site):
-                return at
-        for i, (q, pattern) in enumerate(zip(groups, patterns, strict=True)):
-            at[i] = self._places_of(q, pattern, descriptors, site)
-        return at
+                return at, slot_of
+        patterns = [self._pattern(int(descriptor), rows, along) for descriptor in first]
+        checked = [self._places_of(q, pattern, descriptors, site) for q, pattern in zip(groups, patterns, strict=True)]
+        return np.stack(checked), slot_of
+
+    def _place(self, first: Array, starts: Array, rows: int, along: bool, groups: list[int]) -> Places:
+        patterns = [self._pattern(descriptor, rows, along) for descriptor in first.tolist()]
+        own = starts // self.batch.width
+        at = np.stack([pattern.chunks for pattern in patterns]) + (own * (self.shared.stride >> 4))[:, None]
+        # Warpgroups of a CTA often share an operand.
+        slots: dict[tuple[int, int], int] = {}
+        shared_by = [slots.setdefault(pair, len(slots)) for pair in zip(own.tolist(), first.tolist(), strict=True)]
+        inside = all(pattern.low >= 0 and pattern.high <= self.shared.size for pattern in patterns)
+        return Places(at, shared_by if len(slots) < len(groups) else None, inside)
 
     def _places_of(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
         """The same of one warpgroup, with whatever there is to report."""
