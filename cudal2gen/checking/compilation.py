@@ -64,9 +64,12 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
     return kept, sm
 
 
-def library(sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain) -> Path:
-    """The library of some sources. Raises Failure with the compiler's errors."""
-    objects = [_object(source, arguments, sm, tools) for source in sources]
+def library(
+    sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None
+) -> Path:
+    """The library of some sources. Raises Failure with the compiler's errors, and where one takes longer than
+    ``seconds``."""
+    objects = [_object(source, arguments, sm, tools, seconds) for source in sources]
     own = [argument for argument in arguments if argument != _RDC]
     link = [str(tools.nvcc), "-shared", "-nodlink", "-cudart", "none", "-Xlinker", "-Bsymbolic", *own]
     stubs = _registration(objects) if _RDC in arguments else ""
@@ -116,14 +119,14 @@ def ptx(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, secon
     return _translated(source, options, ".ptx", tools, seconds)
 
 
-def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain) -> Path:
+def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None) -> Path:
     """A compiled source."""
     number = sm.removeprefix("sm_")
     options = [
         "-c", "-lineinfo", "--no-compress", "-Xcompiler", "-fPIC", *_includes(tools),
         "-gencode", f"arch=compute_{number},code=compute_{number}", *arguments,
     ]  # fmt: skip
-    return _translated(source, options, ".o", tools)
+    return _translated(source, options, ".o", tools, seconds)
 
 
 def _includes(tools: Toolchain) -> list[str]:

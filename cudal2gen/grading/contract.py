@@ -93,24 +93,43 @@ class Launch(BaseModel):
 
     def scalar(self, argument: Number, shape: Shape) -> int | float | np.generic:
         """An argument that is no buffer. Raises WrongInput."""
-        typed = _TYPED.fullmatch(argument) if isinstance(argument, str) else None
-        number = value(typed[2] if typed else argument, shape)
-        if not isinstance(number, int | float):
-            raise WrongInput(f"launch of {self.entry}: argument {argument!r} is {number!r}, no number")
-        if typed is None:
-            return number
-        if typed[1] not in FORMATS:
-            raise WrongInput(f"launch of {self.entry}: type {typed[1]!r}: one of {', '.join(FORMATS)}")
-        scalar: np.generic = FORMATS[typed[1]].bits(np.array([number]))[0]
-        return scalar
+        return _scalar(argument, shape, f"launch of {self.entry}")
+
+
+class HostCall(BaseModel):
+    """A call of host code. ``function``: of C++; ``args``: names of buffers, which are tensors, numbers as in
+    ``Launch``, and ``"None"``. Outputs that are no arguments are what it returns, in the order of the buffers."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    function: str
+    args: Annotated[list[Number], Field(default_factory=list)]
+
+    def scalar(self, argument: Number, shape: Shape) -> int | float:
+        """An argument that is no buffer. Raises WrongInput."""
+        number = _scalar(argument, shape, f"call of {self.function}")
+        return number.item() if isinstance(number, np.generic) else number
+
+
+def _scalar(argument: Number, shape: Shape, where: str) -> int | float | np.generic:
+    typed = _TYPED.fullmatch(argument) if isinstance(argument, str) else None
+    number = value(typed[2] if typed else argument, shape)
+    if not isinstance(number, int | float):
+        raise WrongInput(f"{where}: argument {argument!r} is {number!r}, no number")
+    if typed is None:
+        return number
+    if typed[1] not in FORMATS:
+        raise WrongInput(f"{where}: type {typed[1]!r}: one of {', '.join(FORMATS)}")
+    scalar: np.generic = FORMATS[typed[1]].bits(np.array([number]))[0]
+    return scalar
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Buffers by name, and the launches of one call, in order."""
+    """Buffers by name, and the launches of one call, in order; or a call of host code."""
 
     buffers: Mapping[str, Buffer]
     launches: tuple[Launch, ...]
+    call: HostCall | None = None
 
     @property
     def inputs(self) -> list[Buffer]:
@@ -131,8 +150,14 @@ class Contract:
         return sum(item.nbytes(shape) * (item.is_input + item.is_output) for item in self.buffers.values())
 
 
-def contract(buffers: Mapping[str, str], launches: Sequence[Launch | Mapping[str, Any]]) -> Contract:
+def contract(
+    buffers: Mapping[str, str],
+    launches: Sequence[Launch | Mapping[str, Any]],
+    call: HostCall | Mapping[str, Any] | None = None,
+) -> Contract:
     """What a user describes, checked. Raises WrongInput."""
+    if bool(launches) == (call is not None):
+        raise WrongInput("describe either launches or a call of host code")
     parsed = {name: buffer(name, text) for name, text in buffers.items()}
     if not any(item.is_output for item in parsed.values()):
         raise WrongInput("buffers: none is out or inout, so there is nothing to compare")
@@ -140,11 +165,12 @@ def contract(buffers: Mapping[str, str], launches: Sequence[Launch | Mapping[str
         checked = tuple(
             launch if isinstance(launch, Launch) else Launch.model_validate(launch, strict=False) for launch in launches
         )
+        host = HostCall.model_validate(call) if call is not None else None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise WrongInput(f"launches: {where}: {brief(first['msg'], 200)}") from None
-    return Contract(parsed, checked)
+        raise WrongInput(f"{'call' if call else 'launches'}: {where}: {brief(first['msg'], 200)}") from None
+    return Contract(parsed, checked, host)
 
 
 def named_shapes(shapes: Sequence[Shape | Sequence[int]], names: Sequence[str]) -> list[dict[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -13,15 +13,16 @@ import numpy as np
 
 from cudal2gen.checking import compilation, devices
 from cudal2gen.checking.names import plain, resolved
-from cudal2gen.emulator import Buffer, Memory, Options, Program, Report, load
+from cudal2gen.emulator import Buffer, LaunchResult, Memory, Options, Program, Report, load
 from cudal2gen.emulator.host.execution import output_reports
 from cudal2gen.emulator.host.program import KernelArgument
-from cudal2gen.grading.contract import Contract, Launch
+from cudal2gen.grading.contract import ROLES, Contract, Launch
 from cudal2gen.grading.expressions import Shape
 from cudal2gen.grading.formats import Array
 from cudal2gen.toolchain import discover
 
 POISON = 0xFF  # in every byte: NaN in all floats, -1 in integers
+LANES = 8192  # threads that the emulator executes as one vector
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*(include|include_next|import|embed)\b[ \t]*(.*)$", re.M)
 _ALLOWED = re.compile(r"<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\"")
 
@@ -67,34 +68,78 @@ class Call:
     launches: Counter[str] = field(default_factory=Counter)
     ctas: Counter[str] = field(default_factory=Counter)
 
+    def add(self, done: LaunchResult) -> None:
+        """Count a launch."""
+        name = plain(done.kernel)
+        self.launches[name] += 1
+        self.ctas[name] += len(done.ctas) if done.ctas is not None else 0
+        if done.counters is not None:
+            self.opcodes.setdefault(name, Counter()).update(done.counters.instructions)
+            self.wgmma_flops[name] += done.counters.wgmma_flops
+
     @property
     def instructions(self) -> int:
         """Of all warps; 0 where counters were off."""
         return sum(counter.total() for counter in self.opcodes.values())
 
 
-class DeviceCalls:
+class MemoryCalls:
     """Calls of one shape: all in the same memory, at the same addresses. Before each call outputs and scratch memory
-    are poisoned and inputs are written anew."""
+    are poisoned and inputs are written anew. ``written``: where outputs are, that are no buffers of the contract."""
 
-    def __init__(self, text: str, agreement: Contract, shape: Shape, device: str, lanes: int = 8192) -> None:
-        self.program, self.contract, self.shape = program(text), agreement, shape
-        self.device, self.lanes = devices.device(device), lanes
+    def __init__(self, agreement: Contract, shape: Shape, device: str, names: Iterable[str]) -> None:
+        self.contract, self.shape, self.device = agreement, shape, devices.device(device)
         self.memory = Memory()
         self.buffers: dict[str, Buffer] = {}
-        for item in agreement.buffers.values():
-            role = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}[item.role]
+        self.written: dict[str, Array] = {}
+        for name in names:
+            item = agreement.buffers[name]
             zeros = np.zeros(item.shape(shape), item.format.dtype)
-            self.buffers[item.name] = self.memory.upload(zeros, "inout" if item.zeroed else role, name=item.name)
-        self.kernels = [resolved(launch.entry, self.program.kernels) for launch in agreement.launches]
+            role = "inout" if item.zeroed else ROLES[item.role]
+            self.buffers[name] = self.memory.upload(zeros, role, name=name)
         self.count = 0
 
     def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
-        """All launches of the contract on some inputs (bits). Raises LaunchRefused, EmulatorError."""
-        self._fill(inputs)
+        """One call on some inputs (bits)."""
+        raise NotImplementedError
+
+    def fill(self, inputs: Mapping[str, Array]) -> None:
+        """Write inputs, poison the rest."""
+        self.memory.writes += 1
+        for name, buffer in self.buffers.items():
+            item = self.contract.buffers[name]
+            if item.is_input:
+                buffer.bytes()[:] = np.ascontiguousarray(inputs[name]).reshape(-1).view(np.uint8)
+                continue
+            buffer.bytes()[:] = 0 if item.zeroed else POISON
+            if buffer.written is not None:
+                buffer.written[:] = 0
+
+    def places_written(self, name: str) -> Array:
+        """Where the last call wrote an output."""
+        extents = self.contract.buffers[name].shape(self.shape)
+        if name in self.written:
+            return self.written[name]
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.written is None:
+            return np.ones(extents, bool)
+        return np.asarray(buffer.written.reshape(*extents, -1).all(axis=-1))
+
+
+class DeviceCalls(MemoryCalls):
+    """Calls by the launches of the contract."""
+
+    def __init__(self, text: str, agreement: Contract, shape: Shape, device: str) -> None:
+        super().__init__(agreement, shape, device, agreement.buffers)
+        self.program = program(text)
+        self.kernels = [resolved(launch.entry, self.program.kernels) for launch in agreement.launches]
+
+    def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
+        """All launches of the contract. Raises LaunchRefused, EmulatorError."""
+        self.fill(inputs)
         before = {key: buffer.bytes().copy() for key, buffer in self.memory.globals.items()}
         result = Call({})
-        options = Options(hazards=hazards, counters=counters, lanes=self.lanes)
+        options = Options(hazards=hazards, counters=counters, lanes=LANES)
         for launch, kernel in zip(self.contract.launches, self.kernels, strict=True):
             self._launch(launch, kernel, options, result)
         self.count += 1
@@ -106,17 +151,6 @@ class DeviceCalls:
                 result.globals_changed[key[1]] = int(changed.sum())
         result.outputs = {item.name: self.buffers[item.name].download() for item in self.contract.outputs}
         return result
-
-    def _fill(self, inputs: Mapping[str, Array]) -> None:
-        self.memory.writes += 1
-        for item in self.contract.buffers.values():
-            buffer = self.buffers[item.name]
-            if item.is_input:
-                buffer.bytes()[:] = np.ascontiguousarray(inputs[item.name]).reshape(-1).view(np.uint8)
-                continue
-            buffer.bytes()[:] = 0 if item.zeroed else POISON
-            if buffer.written is not None:
-                buffer.written[:] = 0
 
     def _launch(self, launch: Launch, kernel: str, options: Options, result: Call) -> None:
         grid, block, cluster, smem = launch.geometry(self.shape)
@@ -131,12 +165,7 @@ class DeviceCalls:
             check_outputs=False, cluster=cluster, cooperative=launch.cooperative,
         )  # fmt: skip
         result.reports += done.reports
-        name = plain(kernel)
-        result.launches[name] += 1
-        result.ctas[name] += len(done.ctas) if done.ctas is not None else 0
-        if done.counters is not None:
-            result.opcodes.setdefault(name, Counter()).update(done.counters.instructions)
-            result.wgmma_flops[name] += done.counters.wgmma_flops
+        result.add(done)
 
 
 def _initial(code: Program, name: str, buffer: Buffer) -> Array:

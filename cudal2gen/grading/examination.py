@@ -10,7 +10,7 @@ import numpy as np
 from cudal2gen.emulator import Report
 from cudal2gen.grading import arithmetic, inputs, tolerance
 from cudal2gen.grading.contract import Contract
-from cudal2gen.grading.device import Call, DeviceCalls
+from cudal2gen.grading.device import Call, MemoryCalls
 from cudal2gen.grading.expressions import Number, Shape, value
 from cudal2gen.grading.formats import Array
 from cudal2gen.grading.reference import Reference
@@ -31,14 +31,17 @@ FOLLOWS = 0.1
 VISIBLE = 20.0
 
 
+# Fresh memory for calls of a shape.
+DeviceFactory = Callable[[Shape], MemoryCalls]
+
+
 @dataclass(frozen=True)
 class Task:
     """What a source is graded by, but for its shapes."""
 
-    text: str
+    factory: DeviceFactory
     contract: Contract
     reference: Reference
-    device: str
     tolerance: Tolerance
     precision: Precision
     checks_operands: bool = True
@@ -78,16 +81,13 @@ class Answer:
         return not any(mask.any() for mask in self.wrong.values())
 
 
-DeviceFactory = Callable[[Shape], DeviceCalls]
-
-
 class Examination:
     """All calls of one shape, and what they show. ``remarks``: what is no error."""
 
-    def __init__(self, task: Task, shape: Shape, drawn: bool, factory: DeviceFactory) -> None:
-        self.task, self.shape, self.drawn, self.factory = task, shape, drawn, factory
+    def __init__(self, task: Task, shape: Shape, drawn: bool) -> None:
+        self.task, self.shape, self.drawn = task, shape, drawn
         self.rng = np.random.default_rng([task.seed, *shape.values()])
-        self.device = factory(shape)
+        self.device = task.factory(shape)
         self.findings: list[Finding] = []
         self.machine: list[Report] = []
         self.remarks: list[str] = []
@@ -101,6 +101,8 @@ class Examination:
     def run(self) -> None:
         """Execute and judge. Raises LaunchRefused, EmulatorError, and WrongInput for a reference that does not fit."""
         first = self._answer("normal", counters=True, hazards=True)
+        if not first.call.launches:
+            self._add("no-kernel", "the call launches no kernel", launches=0)
         self._account(first)
         if self.drawn:
             self._compare(self._answer("integers"))
@@ -125,15 +127,8 @@ class Examination:
         answer = Answer(kind, bits, call, self.expected(kind, bits))
         for name, item in answer.expected.items():
             wrong = item.wrong(call.outputs[name])
-            answer.wrong[name] = wrong & self._written(name, call)
+            answer.wrong[name] = wrong & self.device.places_written(name)
         return answer
-
-    def _written(self, name: str, call: Call) -> Array:
-        """Where an output was written: what was not is a finding of its own. ``call`` was the last one."""
-        buffer = self.device.buffers[name]
-        if buffer.written is None:
-            return np.ones(call.outputs[name].shape, bool)
-        return np.asarray(buffer.written.reshape(*call.outputs[name].shape, -1).all(axis=-1))
 
     def expected(self, kind: str, bits: Mapping[str, Array]) -> dict[str, Expected]:
         """What the reference says of some inputs."""
@@ -238,7 +233,7 @@ class Examination:
 
     def _right_afresh(self, answer: Answer) -> bool:
         """Are the same inputs answered rightly as the first call in fresh memory?"""
-        fresh = self.factory(self.shape)
+        fresh = self.task.factory(self.shape)
         call = fresh.call(answer.bits)
         return not any(item.wrong(call.outputs[name]).any() for name, item in answer.expected.items())
 
@@ -285,8 +280,9 @@ class Examination:
             for item in [] if whole else arithmetic.downgrades(opcodes, operands, accumulator, needed):
                 self._add(
                     "lower-precision",
-                    f"{name}: {item.what} are {item.type} where {item.required} is asked: {item.opcode}, {item.runs}x",
-                    name, what=item.what, type=item.type, asked=item.required, opcode=item.opcode, executed=item.runs,
+                    f"{name}: {item.what} are {item.type}, {item.required} is required: {item.opcode}, {item.runs}x",
+                    name, what=item.what, type=item.type, required=item.required, opcode=item.opcode,
+                    executed=item.runs,
                 )  # fmt: skip
         if call.opcodes and total < LEAST_FLOPS * needed:
             self._add(

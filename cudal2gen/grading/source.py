@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,11 +22,12 @@ from cudal2gen.checking.names import plain
 from cudal2gen.checking.supervision import GIB
 from cudal2gen.emulator import EmulatorError, LaunchRefused, PtxError, Report, by_cause
 from cudal2gen.errors import Failure, WrongInput
-from cudal2gen.grading import floor, inputs
-from cudal2gen.grading.contract import Launch, contract, named_shapes
+from cudal2gen.grading import floor, inputs, launcher, modules
+from cudal2gen.grading.contract import Contract, HostCall, Launch, contract, named_shapes
 from cudal2gen.grading.device import DeviceCalls, is_ptx, outside_files, ptx, read
-from cudal2gen.grading.examination import Examination, Task
+from cudal2gen.grading.examination import DeviceFactory, Examination, Task
 from cudal2gen.grading.expressions import Number, Shape
+from cudal2gen.grading.launcher import HostFailure
 from cudal2gen.grading.reference import Reference
 from cudal2gen.grading.tolerance import Precision, Tolerance
 from cudal2gen.grading.verdict import Finding, Verdict
@@ -35,14 +40,14 @@ LIMIT = 40  # findings of a verdict
 @dataclass(frozen=True)
 class Limits:
     """How a source is checked. ``device``: what is emulated, a capability or a GPU. ``seconds`` and ``gib`` end the
-    check, which runs in a process of its own unless ``isolated`` is off; ``compile_seconds`` ends nvcc. ``places``:
+    check, which runs in a process of its own unless ``isolated`` is off; ``compile_s`` ends nvcc. ``places``:
     elements of each input that are changed one by one. ``seed``: of all draws; keep it secret where sources are
     optimised against this check."""
 
     device: str = devices.DEFAULT
     seconds: float = 120.0
     gib: float = 8.0
-    compile_seconds: float = 60.0
+    compile_s: float = 60.0
     nvcc_arguments: tuple[str, ...] = ()
     isolated: bool = True
     places: int = 4
@@ -55,7 +60,9 @@ def check_source(
     shapes: Sequence[Shape | Sequence[int]],
     *,
     buffers: Mapping[str, str],
-    launches: Sequence[Launch | Mapping[str, Any]],
+    launches: Sequence[Launch | Mapping[str, Any]] = (),
+    call: HostCall | Mapping[str, Any] | None = None,
+    run_host: bool = False,
     names: Sequence[str] = ("m", "n", "k"),
     draws: Mapping[str, tuple[int, int]] | None = None,
     tolerance: Tolerance | None = None,
@@ -66,10 +73,13 @@ def check_source(
     claimed_us: float | Sequence[float] | None = None,
     gpu: str | None = None,
     arrays: Literal["numpy", "torch"] = "numpy",
+    host_calls: Sequence[str] = (),
     limits: Limits | None = None,
 ) -> Verdict:
     """Grade device code, CUDA text or PTX, without a GPU: executed on an emulated one and compared with ``reference``.
-    Nothing of the source runs on this machine: nvcc makes PTX of its device code, host code is left out.
+    Nothing of the source runs on this machine: nvcc makes PTX of its device code, host code is left out. A Python
+    module with ``load_inline`` is taken apart by its syntax, its host code read for what it does besides launching
+    (``host_calls``: operations of torch that it may call). Only ``call`` with ``run_host`` executes C++ host code.
 
     ``shapes``: dictionaries, or tuples for ``names``. ``draws``: ranges of names of the shape (ends included), from
     which two more shapes are drawn; other names stay as in the first one. ``buffers``: name to
@@ -86,17 +96,18 @@ def check_source(
     source is a finding.
     """
     start, limits = time.perf_counter(), limits or Limits()
-    agreement, stated = contract(buffers, launches), named_shapes(shapes, names)
+    agreement, stated = contract(buffers, launches, call), named_shapes(shapes, names)
     if claimed_us is not None and gpu is None:
         raise WrongInput("claimed_us: name the gpu that it was measured on")
+    if call is not None and not (run_host and limits.isolated):
+        raise WrongInput("call: it executes the source's host code; allow it by run_host=True, in a process of its own")
     verdict = Verdict(right=False, outcome="not checked", device=devices.device(limits.device).name)
-    if (text := _compiled(read(source), limits, verdict)) is not None:
+    if (factory := _factory(read(source), agreement, host_calls, limits, verdict)) is not None:
         precision = Precision.of(operands, accumulator, agreement.narrowest)
         sums = accumulator is not None or flops is not None or (tolerance is not None and tolerance.terms is not None)
         task = Task(
-            text, agreement, Reference(reference, agreement, arrays), limits.device, tolerance or Tolerance(),
-            precision, operands != "any", sums and accumulator != "any", flops, _checked(kinds),
-            limits.places, limits.seed,
+            factory, agreement, Reference(reference, agreement, arrays), tolerance or Tolerance(), precision,
+            operands != "any", sums and accumulator != "any", flops, _checked(kinds), limits.places, limits.seed,
         )  # fmt: skip
         verdict.shapes = [*stated, *_drawn(stated[0], draws or {}, limits.seed)]
         verdict = _supervised(task, verdict, len(stated), limits)
@@ -112,16 +123,38 @@ def _checked(kinds: Sequence[str]) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _compiled(text: str, limits: Limits, verdict: Verdict) -> str | None:
-    """The PTX of a source; None and a finding where there is none."""
-    if not is_ptx(text) and (lines := outside_files(text)):
+def _factory(
+    text: str, agreement: Contract, host_calls: Sequence[str], limits: Limits, verdict: Verdict
+) -> DeviceFactory | None:
+    """What makes fresh memory for calls; None and a finding for a source that is refused. Raises WrongInput."""
+    module = modules.take_apart(text) if modules.is_module(text) else None
+    for item in module.findings if module else ():
+        last = re.split(r"\W+", str(item.evidence.get("text", "")).removesuffix("("))[-1]
+        if item.rule != "library-call" or last not in host_calls:
+            verdict.findings.append(item)
+    whole = module.host_text if module else text
+    if not is_ptx(text) and (lines := outside_files(whole)):
         verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:5]))
         return None
     try:
-        return ptx(text, limits.device, limits.nvcc_arguments, limits.compile_seconds)
+        if agreement.call is not None:
+            path = launcher.library(
+                whole, agreement.call.function, limits.device, limits.nvcc_arguments, limits.compile_s
+            )
+            return partial(launcher.HostCalls, path, agreement, device=limits.device)
+        if module:
+            whole = _with_templates(module.device_text, [launch.entry for launch in agreement.launches])
+        code = ptx(whole, limits.device, limits.nvcc_arguments, limits.compile_s)
     except Failure as error:
         verdict.findings.append(Finding.of("does-not-compile", str(error)))
         return None
+    return partial(DeviceCalls, code, agreement, device=limits.device)
+
+
+def _with_templates(text: str, entries: Sequence[str]) -> str:
+    """Device code with the templates that only the host code, left out of it, would instantiate."""
+    uses = "".join(f"    use((void*){entry});\n" for entry in dict.fromkeys(entries) if "<" in entry)
+    return text + (f"\nstatic void use(void*);\nvoid cudal2gen_uses() {{\n{uses}}}\n" if uses else "")
 
 
 def _drawn(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int) -> list[dict[str, int]]:
@@ -149,12 +182,9 @@ def graded(task: Task, verdict: Verdict, stated: int) -> Verdict:
     for number, shape in enumerate(verdict.shapes):
         examination = None
         try:
-            examination = Examination(
-                task, shape, number >= stated and stated_right,
-                lambda shape: DeviceCalls(task.text, task.contract, shape, task.device),
-            )  # fmt: skip
+            examination = Examination(task, shape, number >= stated and stated_right)
             examination.run()
-        except (LaunchRefused, PtxError, EmulatorError) as error:
+        except (LaunchRefused, HostFailure, PtxError, EmulatorError) as error:
             _unchecked(error, shape, verdict)
         if examination is None:
             break
@@ -174,8 +204,9 @@ def graded(task: Task, verdict: Verdict, stated: int) -> Verdict:
 
 def _unchecked(error: Exception, shape: Shape, verdict: Verdict) -> None:
     """A launch that CUDA refuses is wrong; what the emulator lacks is not checked."""
-    if isinstance(error, LaunchRefused):
-        verdict.findings.append(Finding.of("launch-refused", str(error), shape=shape))
+    if isinstance(error, LaunchRefused | HostFailure):
+        rule = "launch-refused" if isinstance(error, LaunchRefused) else "host-failure"
+        verdict.findings.append(Finding.of(rule, str(error), shape=shape, error=type(error).__name__))
     else:
         verdict.not_checked.append(f"{type(error).__name__}: {error}")
 
@@ -230,6 +261,7 @@ def _closed(verdict: Verdict) -> Verdict:
 
 
 def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int) -> None:
+    os.setsid()
     try:
         pipe.send(graded(task, verdict, stated))
     except WrongInput as error:
@@ -253,9 +285,15 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
                 return verdict
         answer = worker.pipe.recv()
     except (EOFError, OSError):
-        verdict.not_checked.append(f"the process of the check {worker.death()}")
+        death = f"the process of the check {worker.death()}"
+        if task.contract.call is not None:
+            verdict.findings.append(Finding.of("host-failure", death, error="ended"))
+        else:
+            verdict.not_checked.append(death)
         return verdict
     finally:
+        with suppress(ProcessLookupError):
+            process_tree.kill_session(worker.pid)
         worker.end()
     if isinstance(answer, str):
         raise WrongInput(answer)

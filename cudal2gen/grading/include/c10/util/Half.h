@@ -1,0 +1,1 @@
+#include <cudal2gen_tensor.h>

@@ -1,0 +1,150 @@
+"""Descriptions of launches: expressions, buffers, references and floors; what does not fit is refused in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudal2gen
+from cudal2gen.errors import WrongInput
+from cudal2gen.grading import Launch, Limits, Tolerance, Verdict, check_source
+from cudal2gen.grading.contract import buffer
+from cudal2gen.grading.expressions import extents, value
+from cudal2gen.grading.floor import chip, floor
+from tests.grading import programs
+from tests.grading.honest import PROGRAMS
+
+SHAPE = {"m": 33, "n": 40}
+HERE = Limits(isolated=False)
+ADD = {
+    "buffers": {"x": "in:f32[n]", "y": "in:f32[n]", "z": "out:f32[n]"},
+    "launches": [{"entry": "add_f32", "grid": "ceil_div(n, 64)", "block": 64, "args": ["x", "y", "z", "n"]}],
+    "limits": HERE,
+}
+
+
+def add(reference: Any = np.add, shapes: Any = ({"n": 100},), **changes: Any) -> Verdict:
+    return check_source(programs.text("honest.cu"), reference, shapes, **{**ADD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [("ceil_div(m, 16)", 3), ("2 * m * n", 2640), (lambda n: n // 2, 20), (7, 7), ("m if m > n else n", 40)],
+)
+def test_numbers_follow_the_shape(number: Any, expected: int) -> None:
+    assert value(number, SHAPE) == expected
+
+
+@pytest.mark.parametrize(
+    "number", ["q", "__import__('os')", "m.real", "n ** 1000", "m // 0", "[m for m in (1,)]", lambda q: q]
+)
+def test_other_expressions_are_refused(number: Any) -> None:
+    with pytest.raises(WrongInput):
+        value(number, SHAPE)
+
+
+def test_extents() -> None:
+    assert extents("ceil_div(n, 16), m", SHAPE) == (3, 33)
+    assert extents(["n", 2], SHAPE) == (40, 2)
+    with pytest.raises(WrongInput, match="positive"):
+        extents("n - 40", SHAPE)
+
+
+@pytest.mark.parametrize("text", ["in:f32", "into:f32[n]", "in:f33[n]", "in:f32[n]=zeros", "out:f32[]"])
+def test_buffers_that_are_none(text: str) -> None:
+    with pytest.raises(WrongInput):
+        buffer("x", text)
+
+
+def test_a_reference_gets_what_its_parameters_name() -> None:
+    assert add(lambda y, x: x + y).right
+    assert add(lambda x, y, n: x + y + 0 * n).right
+    assert add(lambda *both: both[0] + both[1]).right
+    assert add(lambda x, y: {"z": x + y}).right
+    assert not add(lambda x, y: x - y).right
+
+
+def test_a_reference_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    assert add(torch.add, arrays="torch").right
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reference": lambda x, y: x[:3]}, {"reference": lambda x, y: (x, y)}, {"reference": lambda q: q},
+        {"shapes": []},
+        {"shapes": [(1, 2)]}, {"launches": []}, {"claimed_us": 3.0}, {"kinds": ["odd"]}, {"gpu": "a1000"},
+        {"buffers": {"x": "in:f32[n]"}}, {"draws": {"q": (1, 2)}}, {"launches": [{"entry": "add_f32"}]},
+        {"launches": [{"entry": "sub_f32", "block": 32}]},
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(WrongInput):
+        add(**changes)
+
+
+def test_tuples_take_names() -> None:
+    assert add(shapes=[(100,), (31,)], names=["n"]).shapes == [{"n": 100}, {"n": 31}]
+
+
+def test_verdicts_are_json() -> None:
+    verdict = add(lambda x, y: x - y, gpu="h200", claimed_us=5.0)
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+    assert verdict.findings[0].evidence["count"] == 100
+    assert verdict.floor_us[0] > 0
+    assert "error[wrong-value]" in str(verdict)
+    assert not verdict
+
+
+def test_it_is_reached_from_the_package() -> None:
+    assert cudal2gen.check_source is check_source
+
+
+def test_sources_that_do_not_compile() -> None:
+    verdict = check_source("__global__ void f() { nonsense }", np.add, [{"n": 4}], **ADD)
+    assert verdict.rules == {"does-not-compile"}
+    assert "nonsense" in verdict.findings[0].message
+
+
+def test_launches_that_cuda_refuses_are_wrong_and_unknown_instructions_are_not_checked() -> None:
+    launch = Launch(entry="add_f32", grid=1, block=2048, args=["x", "y", "z", "n"])
+    assert "launch-refused" in add(launches=[launch]).rules
+    text = '__global__ void f(float* z) { asm volatile("tcgen05.wait::ld.sync.aligned;"); }'
+    verdict = check_source(
+        text, lambda: np.zeros(4), [{"n": 4}], buffers={"z": "out:f32[n]"}, limits=HERE,
+        launches=[{"entry": "f", "block": 32, "args": ["z"]}],
+    )  # fmt: skip
+    assert verdict.outcome == "not checked"
+    assert "tcgen05" in verdict.not_checked[0]
+
+
+def test_a_product_on_a100_is_bounded_by_arithmetic() -> None:
+    """A100: 312 TFLOP/s at its boost clock of 1410 MHz; the floor must not be above what that needs."""
+    least = floor(chip("a100"), 2 * 8192**3, 3 * 8192**2 * 2, "f16")
+    assert least.bound == "arithmetic"
+    assert 0.7 * 2 * 8192**3 / 312e6 < least.us < 2 * 8192**3 / 312e6
+    copy = floor(chip("a100"), 0, 4 << 30, "f32")
+    assert copy.bound == "dram"
+    assert 0.7 * (4 << 30) / 2.04e6 < copy.us < (4 << 30) / 2.04e6
+
+
+def test_work_is_counted_from_instructions() -> None:
+    program = PROGRAMS["wmma_f16_tn"]
+    kernel = program.verdict(isolated=False).kernels[0]
+    m, n, k = 32, 48, 64
+    assert kernel.mma_flops == 2 * m * n * k
+    assert kernel.name == "wmma_f16_tn"
+    assert kernel.ctas == 6
+
+
+def test_tolerances_of_sums_are_those_of_products() -> None:
+    """Whole numbers have to be exact, others within the bound of rounding each addition."""
+    loose = Tolerance(absolute=1e-3)
+    noisy = programs.product("f32").of("matmul_naive", reference=lambda a, b: (a @ b) * (1 + 1e-5))
+    assert not noisy.verdict(isolated=False).right
+    assert programs.product("f32", tolerance=loose).of(
+        "matmul_naive", reference=lambda a, b: (a @ b) * (1 + 1e-5)
+    ).verdict(isolated=False).right  # fmt: skip
