@@ -137,6 +137,8 @@ DEFECTS = {
         "mov.u32 %x0, 0;"
         "wmma.store.d.sync.aligned.row.m8n32k16.shared.s32 [s+16], {%x0,%x0,%x0,%x0,%x0,%x0,%x0,%x0}, 32;",
         "wmma.load.b.sync.aligned.col.m16n16k8.shared.tf32 {%x0,%x1,%x2,%x3}, [s], 10;",
+        "wmma.load.a.sync.aligned.row.m16n16k16.shared.u8 {%x0,%x1}, [s+4], 32;",
+        "wmma.load.a.sync.aligned.row.m16n16k16.shared.u8 {%x0,%x1}, [s+8], 28;",
     ],
     "grid-sync": [
         "mov.u32 %a, %envreg2; st.global.u32 [%g], 0;",
@@ -168,6 +170,7 @@ RIGHT = {
     "low: bar.sync 1, 64; done:",
     "barriers that are not aligned": "and.b32 %a, %t, 1; setp.eq.u32 %P, %a, 0; @%P bra even; barrier.sync 1; bra done;"
     "even: barrier.sync 1; done:",
+    "an aligned tile of bytes": FILLED + "wmma.load.a.sync.aligned.row.m16n16k16.shared.u8 {%x0,%x1}, [s+8], 24;",
     "a register that is read and dropped": "setp.lt.u32 %P, %t, 99; add.u32 %a, %b, 1; selp.b32 %a, %t, %a, %P;"
     "st.global.u32 [%g], %a;",
     "an array that is read and dropped": "ld.local.u32 %a, [own]; mul.lo.u32 %a, %a, 0; st.global.u32 [%g], %a;",

@@ -551,6 +551,20 @@ def test_lanes_that_leave_lockstep_are_noticed(case: Case, monkeypatch: pytest.M
     assert [r for r in run(case) if r.is_error] == []
 
 
+@pytest.mark.parametrize("first", [20, 32, 70])
+def test_threads_that_exit_do_not_hold_up_a_barrier(first: int) -> None:
+    memory = Memory()
+    out = memory.upload(np.full(128, -1, np.int32), "inout")
+    result = program(SHARED).launch("early_leavers", 1, 128, [out, first], memory=memory)
+    assert {r.kind for r in result.reports} == {"exit-before-barrier"}
+    assert not any(r.is_error for r in result.reports)
+    assert f"{first} threads (0-{first - 1}) have exited before barrier 0, at which {128 - first} wait" in {
+        r.message for r in result.reports
+    }
+    sums = [127 - t + (sum(range(t - 90)) if t >= 96 else 0) for t in range(first, 128)]
+    assert out.download().tolist() == [-1] * first + sums
+
+
 def test_deadlock_names_both_sides() -> None:
     (report,) = [r for r in run(WRONG_SHARED[10][0]) if r.kind == "barrier-divergence"]
     assert "28 threads (100-127) wait at barrier 0" in report.message

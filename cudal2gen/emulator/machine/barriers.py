@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudal2gen.emulator.machine.scheduler import WARP_BARRIER, Scheduler, Step
+from cudal2gen.emulator.machine.scheduler import WARP_BARRIER, Scheduler, Step, ranges
 from cudal2gen.emulator.memory.order import GlobalOrder
 from cudal2gen.emulator.state.arrays import Array, Mask, Scalar, bits_of
 from cudal2gen.emulator.state.batch import BatchState
@@ -19,7 +19,7 @@ BARRIERS = 16
 
 class Barriers:
     """The numbered barriers of every CTA, and those of its warps. ``arrived``: number -> lanes that have arrived in the
-    barrier's present phase."""
+    barrier's present phase. A barrier without a count waits for threads that have not exited (PTX ISA, ``exit``)."""
 
     def __init__(self, batch: BatchState, scheduler: Scheduler, clocks: Clocks, order: GlobalOrder) -> None:
         self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
@@ -27,6 +27,8 @@ class Barriers:
         self.arrived: dict[int, Array] = {}
         # Of a phase under way: threads expected per row, and per lane the instruction of its arrival.
         self.phases: dict[int, tuple[Array, Array]] = {}
+        self.without_count: set[int] = set()
+        scheduler.leavers.append(self._after_exit)
 
     # --- barriers of a CTA ---
 
@@ -46,6 +48,8 @@ class Barriers:
             self._sync_all()
             return resume, m, False
         for barrier, count, group in self._groups(number, expected, m):
+            if isinstance(expected, int) and not expected:
+                self.without_count.add(barrier)
             self._check(barrier, count, group, site)
             self._arrive(barrier, count, group, resume, site)
         return self.scheduler.pick()
@@ -123,17 +127,43 @@ class Barriers:
         if resume is not None:
             self.scheduler.sleep(number, mask, resume, site)
         counts = here.reshape(batch.count, batch.width).sum(axis=1)
-        done = counts >= expected
         if (counts > expected).any():
             most = int(counts.max())
             text = f"{most} threads arrive at barrier {number}, which waits for {expected}"
             batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask & (counts > expected)[batch.row_of]))
+        self._settle(number, here, counts >= expected)
+
+    def _after_exit(self, gone: Array) -> None:  # noqa: ARG002
+        """Barriers without a count may have waited for these threads alone."""
+        for number in self.without_count.intersection(self.arrived):
+            self._settle(number, self.arrived[number], np.zeros(self.batch.count, bool))
+
+    def _settle(self, number: int, here: Array, done: Array) -> None:
+        """Rows in which the barrier has completed, by its count (``done``) or because all others have exited, go on."""
+        batch = self.batch
+        participants = here
+        if number in self.without_count:
+            absent = (batch.alive & ~here).reshape(batch.count, batch.width).any(axis=1)
+            early = here.reshape(batch.count, batch.width).any(axis=1) & ~absent & ~done
+            if early.any():
+                exited = ~batch.alive & (batch.thread < batch.threads) & early[batch.row_of]
+                self._report_early(number, here, exited)
+                participants, done = here | exited, done | early
         if done.any():
             finished = done[batch.row_of]
-            self._sync_some(here & finished, done)
+            self._sync_some(participants & finished, done)
             self.scheduler.release(number, finished)
             here = here & ~finished
         self._keep(number, here)
+
+    def _report_early(self, number: int, here: Array, exited: Array) -> None:
+        """Lanes wait at a barrier that lanes of ``exited`` never reach."""
+        batch = self.batch
+        row = int(batch.row_of[np.flatnonzero(exited)[0]])
+        gone = batch.thread[exited & (batch.row_of == row)]
+        lanes = np.flatnonzero(here & (batch.row_of == row))
+        text = f"{len(gone)} threads ({ranges(gone)}) have exited before barrier {number}, at which {len(lanes)} wait"
+        batch.report_lanes("exit-before-barrier", text, int(self.phases[number][1][lanes[0]]), lanes)
 
     def _keep(self, number: int, here: Array) -> None:
         if here.any():

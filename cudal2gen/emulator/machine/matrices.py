@@ -128,14 +128,21 @@ class MatrixInstructions:
             out.append((base + offset * item).astype(address.dtype))
         return out, chunk * item
 
-    def _require_alignment(self, tile: WmmaTile, address: Array, stride: Array | None, m: Mask, site: int) -> None:
-        """The first element on 32 bytes, rows 16 bytes apart or multiples of it."""
+    def _require_alignment(
+        self, tile: WmmaTile, registers: int, address: Array, stride: Array | None, m: Mask, site: int
+    ) -> None:
+        """The first element on multiples of the lane's fragment (PTX ISA, wmma.load), at most 32 bytes; rows too, at
+        most 16 bytes (CUDA guide)."""
         lanes = self.batch.lanes(m)
-        bad = (address[lanes] & address.dtype.type(31)) != 0
+        first = min(32, registers * _word(tile.kind)().itemsize)
+        row = min(16, first)
+        bad = (address[lanes] & address.dtype.type(first - 1)) != 0
         if stride is not None:
-            bad |= (stride[lanes].astype(np.int64) * ELEMENT_BITS[tile.kind] & 127) != 0
+            bad |= (stride[lanes].astype(np.int64) * ELEMENT_BITS[tile.kind] & 8 * row - 1) != 0
         if bad.any():
-            text = "a wmma tile needs an address of a multiple of 32 bytes and a stride of a multiple of 16 bytes"
+            text = (
+                f"a wmma tile of this type needs multiples of {first} bytes as its address and of {row} as its stride"
+            )
             self.batch.report_lanes("matrix-alignment", text, site, lanes[bad])
 
     def wmma_load(
@@ -143,7 +150,7 @@ class MatrixInstructions:
     ) -> list[Array]:
         """wmma.load: fragment registers (the layout of a fragment is the machine's own)."""
         self.batch.require_whole_warps(m, site)
-        self._require_alignment(tile, address, stride, m, site)
+        self._require_alignment(tile, registers, address, stride, m, site)
         places, width = self._places(tile, address, stride)
         space = self.spaces[tile.space]
         chunks = [np.ascontiguousarray(space.load(place, width, m, site)) for place in places]
@@ -157,7 +164,7 @@ class MatrixInstructions:
     ) -> None:
         """wmma.store of an accumulator."""
         self.batch.require_whole_warps(m, site)
-        self._require_alignment(tile, address, stride, m, site)
+        self._require_alignment(tile, len(values), address, stride, m, site)
         places, width = self._places(tile, address, stride)
         raw = np.ascontiguousarray(np.stack(values, axis=1)).view(np.uint8)
         for i, place in enumerate(places):

@@ -272,15 +272,15 @@ class Scheduler:
                 site = self.kernel.sites[sleeper.site]
                 where = f"PTX line {site.line}" + (f" [{site.source}]" if site.source else "")
                 name = _barrier_name(sleeper.barrier, row)
-                clauses.append(f"{len(mine)} threads ({_ranges(mine)}) wait at {name}, {where}")
+                clauses.append(f"{len(mine)} threads ({ranges(mine)}) wait at {name}, {where}")
         exited = ~batch.alive & (batch.thread < batch.threads) & (batch.row_of == row)
         if exited.any():
-            clauses.append(f"{int(exited.sum())} threads ({_ranges(batch.thread[exited])}) have exited")
+            clauses.append(f"{int(exited.sum())} threads ({ranges(batch.thread[exited])}) have exited")
         for head, mask in self.deferred.items():
             mine = batch.thread[mask & (batch.row_of == row)]
             if len(mine):
                 line = self.kernel.block_lines[head]
-                clauses.append(f"{len(mine)} threads ({_ranges(mine)}) poll in the loop at PTX line {line}")
+                clauses.append(f"{len(mine)} threads ({ranges(mine)}) poll in the loop at PTX line {line}")
         numbered = all(isinstance(sleeper.barrier, int) for sleeper in self.waiting)
         kind = "barrier-divergence" if numbered else "deadlock"
         batch.report(kind, "; ".join(clauses), first, row, threads)
@@ -297,7 +297,7 @@ def _barrier_name(barrier: Barrier, row: int) -> str:
     return barrier.describe(row)
 
 
-def _ranges(numbers: Array) -> str:
+def ranges(numbers: Array) -> str:
     """1, 2, 3, 7 -> ``1-3, 7``."""
     out = []
     values = sorted(int(n) for n in numbers)

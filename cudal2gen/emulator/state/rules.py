@@ -134,7 +134,7 @@ _ERRORS = {
         "give every group a number of its own (0 to 15) and as its count all of its threads, whole warps",
     ),
     "matrix-alignment": (
-        "a wmma tile whose address is no multiple of 32 bytes or whose stride is no multiple of 16",
+        "a wmma tile whose address is no multiple of a lane's fragment, or whose rows are no multiples of 16 bytes",
         "align the tile's first element to 32 bytes, and pad rows to multiples of 8 halves or 4 floats",
     ),
     "grid-sync": (
@@ -228,6 +228,11 @@ RULES = {
         Severity.BENIGN,
         "a weak load of what the compare-and-swap behind it checks",
         "nothing has to be done; a relaxed load (cuda::atomic_ref, ld.relaxed) says what is meant",
+    ),
+    "exit-before-barrier": Rule(
+        Severity.LINT,
+        "threads that exit while others of the CTA go on to a barrier",
+        "legal: the barrier waits for the threads that have not exited; if they were to take part, leave after it",
     ),
     "phase-at-exit": Rule(
         Severity.LINT,

@@ -278,8 +278,24 @@ extern "C" __global__ void nested_loops(const int* x, int* out, int n) {
 }
 extern "C" __global__ void divergent_barrier(int* out, int n) {
   if (threadIdx.x < 100) return;
-  __syncthreads();
+  asm volatile("bar.sync 0, 128;" ::: "memory");
   out[threadIdx.x] = n;
+}
+// Some threads leave before barriers at which all of the CTA wait: early, and while the others wait already.
+extern "C" __global__ void early_leavers(int* out, int n) {
+  __shared__ int s[128];
+  const int t = threadIdx.x;
+  s[t] = t;
+  if (t < n) return;
+  __syncthreads();
+  int sum = s[127 - t];
+  if (t >= 96) {
+    for (int i = 0; i < t - 90; ++i) sum += s[i];
+    out[t] = sum;
+    return;
+  }
+  __syncthreads();
+  out[t] = sum;
 }
 extern "C" __global__ void early_return_of_blocks(int* out, int n) {
   __shared__ int s[64];
