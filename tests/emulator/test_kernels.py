@@ -551,6 +551,12 @@ def test_lanes_that_leave_lockstep_are_noticed(case: Case, monkeypatch: pytest.M
     assert [r for r in run(case) if r.is_error] == []
 
 
+def test_a_wait_with_a_time_limit_is_no_deadlock() -> None:
+    memory = Memory()
+    buffers = [memory.upload(np.zeros(1, np.int32)), memory.upload(np.zeros(128, np.int32), "output")]
+    assert program(DEVICE).launch("waits_for_a_while", 2, 64, buffers, memory=memory).reports == []
+
+
 @pytest.mark.parametrize("first", [20, 32, 70])
 def test_threads_that_exit_do_not_hold_up_a_barrier(first: int) -> None:
     memory = Memory()

@@ -26,6 +26,8 @@ from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.launch import LaunchState
 
 MAX_IDLE_ROUNDS = 64
+# The same for CTAs that read a clock while they wait: their patience may end (by 16 million ticks).
+MAX_TIMED_ROUNDS = 8192
 
 
 class Batch(BatchState):
@@ -112,7 +114,9 @@ def run(
             moved = launch.version != before or len(running) < count
             idle_rounds = 0 if moved or at < len(ctas) else idle_rounds + 1
             rounds += 1
-            if idle_rounds > MAX_IDLE_ROUNDS or rounds > launch.options.loop_limit:
+            timed = any(batch.special.clock_reads > MAX_IDLE_ROUNDS for batch, _ in running)
+            limit = MAX_TIMED_ROUNDS if timed else MAX_IDLE_ROUNDS
+            if idle_rounds > limit or rounds > launch.options.loop_limit:
                 for batch, _ in running:
                     batch.scheduler.report_stuck()
                 return

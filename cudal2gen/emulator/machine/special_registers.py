@@ -19,7 +19,7 @@ class SpecialRegisters:
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self._read: dict[str, Array] = {}
-        self._clock = 0
+        self.clock_reads = 0
 
     def lanes(self, name: str) -> Array:
         """A special register that differs between threads, uint32 per lane."""
@@ -107,5 +107,5 @@ class SpecialRegisters:
 
     def clock(self, bits: int) -> Array:
         """A counter that advances with every call: no model of time."""
-        self._clock += 1
-        return np.full(self.batch.size, self._clock * TICK & ((1 << bits) - 1), MOVER[bits // 8])
+        self.clock_reads += 1
+        return np.full(self.batch.size, self.clock_reads * TICK & ((1 << bits) - 1), MOVER[bits // 8])

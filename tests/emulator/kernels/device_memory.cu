@@ -86,6 +86,12 @@ extern "C" __global__ void waits_for_nobody(int* flag, int* out) {
   __syncthreads();
   out[threadIdx.x] = 1;
 }
+extern "C" __global__ void waits_for_a_while(int* flag, int* out) {
+  const long long start = clock64();
+  while (!*reinterpret_cast<volatile int*>(flag))
+    if (clock64() - start > 2000000) break;
+  out[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+}
 extern "C" __global__ void spin_lock(int* lock, int* total) {
   if (threadIdx.x == 0) {
     while (atomicCAS(lock, 0, 1) != 0) {}
