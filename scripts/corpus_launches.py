@@ -1,0 +1,123 @@
+"""Launches every kernel of the corpus once, with arguments that a script makes.
+
+    python -m scripts.corpus_launches FOLDER        # PTX as for scripts/corpus.py
+
+Two CTAs; every parameter from which an address is computed is a buffer of 1 MiB of zeros, every other 4 bytes are 64 (a
+float: 1). A kernel's contract is not known, so its findings are counted and prove nothing of the kernel. What is
+proven: whether the emulator executes its instructions to the end, and how many kernels it cannot, with the reason.
+"""
+
+from __future__ import annotations
+
+import signal
+import struct
+import sys
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import typer
+
+from cudal2gen.emulator import EmulatorError, LaunchRefused, Memory, Options, Program, PtxError, load
+from cudal2gen.emulator.frontend.ptx import Function
+from scripts.corpus import MANIFEST, ptx_of, sources
+
+BUFFER_BYTES = 1 << 20
+NUMBER = 64
+SHARED_BYTES = 16384
+# Backward branches of a batch, and seconds of processor time of a kernel: an argument of 64 may mean an endless loop.
+LOOP_LIMIT, SECONDS = 2_000, 5
+
+
+class Run(NamedTuple):
+    """What became of a launch: ``ending`` is ended, not ended, refused, or an error's text; ``rules`` of findings."""
+
+    repository: str
+    path: str
+    entry: str
+    ending: str
+    rules: tuple[str, ...] = ()
+
+
+class OutOfTimeError(Exception):
+    """The kernel has used its seconds."""
+
+
+def _out_of_time(*_: object) -> None:
+    raise OutOfTimeError
+
+
+def parameters(program: Program, kernel: str, memory: Memory) -> list[bytes]:
+    """Arguments of a kernel."""
+    function: Function = program.module.kernels[kernel]
+    pointers = {at for names in program.compiled(kernel).origins.values() for at in names if isinstance(at, int)}
+    arguments = []
+    for parameter, start in zip(function.params, function.offsets, strict=True):
+        number = {"f32": struct.pack("<f", 1), "f64": struct.pack("<d", 1), "f16": b"\0\x3c"}.get(parameter.kind)
+        raw = bytearray(number or NUMBER.to_bytes(4, "little") * (parameter.size // 4) or b"\1" * parameter.size)
+        if parameter.kind.endswith("64") and parameter.kind != "f64":
+            raw = bytearray(NUMBER.to_bytes(8, "little"))
+        for at in sorted(pointers & set(range(start, start + parameter.size - 7))):
+            buffer = memory.upload(np.zeros(BUFFER_BYTES, np.uint8), "inout", name=f"parameter at {at}")
+            raw[at - start : at - start + 8] = struct.pack("<Q", buffer.address)
+        arguments.append(bytes(raw))
+    return arguments
+
+
+def launch(program: Program, kernel: str) -> tuple[str, tuple[str, ...]]:
+    """(ending, rules) of one launch."""
+    memory = Memory(1 << 32)
+    function = program.module.kernels[kernel]
+    block = function.attributes.get("reqntid") or function.attributes.get("maxntid") or (128,)
+    signal.signal(signal.SIGVTALRM, _out_of_time)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        arguments = parameters(program, kernel, memory)
+        options = Options(loop_limit=LOOP_LIMIT)
+        result = program.launch(
+            kernel, 2, block, arguments, memory=memory, shared_bytes=SHARED_BYTES, options=options, cooperative=True
+        )
+    except OutOfTimeError:
+        return "not ended", ()
+    except LaunchRefused as error:
+        return f"refused: {error}", ()
+    except (EmulatorError, PtxError) as error:
+        return "not ended" if "OutOfTimeError" in str(error) else str(error), ()
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    rules = tuple(sorted({report.kind for report in result.reports if report.is_error}))
+    return ("not ended" if "runaway" in rules or "deadlock" in rules else "ended"), rules
+
+
+def runs(source: dict[str, object], ptx: Path) -> list[Run]:
+    """Launch the entries of one source."""
+    program = load(ptx)
+    where = str(source["repository"]), str(source["path"])
+    entries = source["entries"]
+    assert isinstance(entries, list)
+    return [Run(*where, entry, *launch(program, entry)) for entry in entries]
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="PTX files, as OWNER+NAME/PATH.TARGET.ptx")],
+    jobs: Annotated[int, typer.Option(help="processes", min=1)] = 1,
+) -> None:
+    """Launch the corpus; the exit status is 1 where the emulator fails by itself."""
+    here = [source for source in sources(MANIFEST) if ptx_of(folder, source).exists()]
+    results: list[Run] = []
+    with ProcessPoolExecutor(jobs, max_tasks_per_child=8) as pool:
+        for part in pool.map(runs, here, [ptx_of(folder, source) for source in here]):
+            results += part
+            for run in part:
+                print(run.repository, run.path, run.entry, run.ending, ",".join(run.rules), flush=True)
+    endings = Counter(run.ending if run.ending in ("ended", "not ended") else "cannot be launched" for run in results)
+    print(f"{len(results)} kernels: {', '.join(f'{count} {ending}' for ending, count in endings.most_common())}; "
+          f"{sum(run.ending == 'ended' and not run.rules for run in results)} ended without findings")  # fmt: skip
+    if any("internal error" in run.ending for run in results):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
