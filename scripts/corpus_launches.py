@@ -107,7 +107,7 @@ def main(
     """Launch the corpus; the exit status is 1 where the emulator fails by itself."""
     here = [source for source in sources(MANIFEST) if ptx_of(folder, source).exists()]
     results: list[Run] = []
-    with ProcessPoolExecutor(jobs, max_tasks_per_child=8) as pool:
+    with ProcessPoolExecutor(jobs) as pool:
         for part in pool.map(runs, here, [ptx_of(folder, source) for source in here]):
             results += part
             for run in part:
