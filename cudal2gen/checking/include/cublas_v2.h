@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <library_types.h>
+#include <stdint.h>
 
 extern "C" int cudal2gen_unsupported(const char *name);
 
