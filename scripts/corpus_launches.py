@@ -2,8 +2,8 @@
 
     python -m scripts.corpus_launches FOLDER        # PTX as for scripts/corpus.py
 
-Two CTAs; every parameter from which an address is computed is a buffer of 1 MiB of zeros, every other 4 bytes are 64 (a
-float: 1). A kernel's contract is not known, so its findings are counted and prove nothing of the kernel. What is
+Two CTAs; every parameter from which an address is computed is a buffer of 4 MiB of zeros, every other 4 bytes are 256
+(a float: 1). A kernel's contract is not known, so its findings are counted and prove nothing of the kernel. What is
 proven: whether the emulator executes its instructions to the end, and how many kernels it cannot, with the reason.
 """
 
@@ -24,10 +24,10 @@ from cudal2gen.emulator import EmulatorError, LaunchRefused, Memory, Options, Pr
 from cudal2gen.emulator.frontend.ptx import Function
 from scripts.corpus import MANIFEST, ptx_of, sources
 
-BUFFER_BYTES = 1 << 20
-NUMBER = 64
+BUFFER_BYTES = 1 << 22
+NUMBER = 256
 SHARED_BYTES = 16384
-# Backward branches of a batch, and seconds of processor time of a kernel: an argument of 64 may mean an endless loop.
+# Backward branches of a batch, and seconds of processor time of a kernel: an argument of 256 may mean an endless loop.
 LOOP_LIMIT, SECONDS = 2_000, 5
 
 
@@ -103,9 +103,10 @@ def runs(source: dict[str, object], ptx: Path) -> list[Run]:
 def main(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="PTX files, as OWNER+NAME/PATH.TARGET.ptx")],
     jobs: Annotated[int, typer.Option(help="processes", min=1)] = 1,
+    every: Annotated[int, typer.Option(metavar="N", help="every N-th source", min=1)] = 1,
 ) -> None:
     """Launch the corpus; the exit status is 1 where the emulator fails by itself."""
-    here = [source for source in sources(MANIFEST) if ptx_of(folder, source).exists()]
+    here = [source for source in list(sources(MANIFEST))[::every] if ptx_of(folder, source).exists()]
     results: list[Run] = []
     with ProcessPoolExecutor(jobs) as pool:
         for part in pool.map(runs, here, [ptx_of(folder, source) for source in here]):
