@@ -41,8 +41,8 @@ class Case(NamedTuple):
     tolerance: float
 
 
-def add(n: int) -> Case:
-    """x + y, fp32."""
+def add(n: int, block: int) -> Case:
+    """x + y, fp32; ``block`` elements for each 128 threads."""
     import torch
     import triton
 
@@ -50,7 +50,7 @@ def add(n: int) -> Case:
 
     x, y, total = torch.randn(n), torch.randn(n), torch.empty(n)
     a, b = x.numpy(), y.numpy()
-    return Case(lambda: add[(triton.cdiv(n, 1024),)](x, y, total, n, BLOCK=1024), total, lambda: a + b, 0)
+    return Case(lambda: add[(triton.cdiv(n, block),)](x, y, total, n, BLOCK=block), total, lambda: a + b, 0)
 
 
 def softmax(rows: int, columns: int) -> Case:
@@ -131,8 +131,8 @@ def attention(heads: int, length: int, head: int) -> Case:
 
 
 CASES: dict[str, tuple[str, Callable[[], Case]]] = {
-    "add-98k": ("add, 98 432 elements", lambda: add(98_432)),
-    "add-10m": ("add, 10 M elements", lambda: add(10_000_000)),
+    "add-98k": ("add, 98 432 elements", lambda: add(98_432, 1024)),
+    "add-10m": ("add, 10 M threads", lambda: add(10_000_000, 128)),
     "softmax": ("softmax, 128 x 781", lambda: softmax(128, 781)),
     "layer-norm": ("layer norm, 128 x 1024, fp16", lambda: layer_norm(128, 1024)),
     "matmul-256": ("matmul, 256 x 256 x 256, fp16", lambda: matmul(256)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -268,3 +269,17 @@ def test_missing_triton_is_a_missing_tool(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(triton_emulation, "find_spec", lambda name: None)
     with pytest.raises(MissingTool, match="pip install triton"):
         triton_emulation.emulate()
+
+
+def test_the_example_of_the_guide_runs_and_prints_its_finding(checkout: Path, tmp_path: Path) -> None:
+    text = (checkout / "docs" / "triton.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (printed,) = re.findall(r"```\n(global-out.*?)```", text, re.DOTALL)
+    (tmp_path / "scale.py").write_text(program)
+    process = subprocess.run(
+        [sys.executable, "scale.py"], cwd=tmp_path, check=True, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+    )  # fmt: skip
+    # Triton's cache keeps the path of the first file with a kernel's text.
+    written = re.sub(r"threads 116, [^)]*", "threads 116, ...", re.sub(r"\[/\S*/", "[", process.stdout))
+    assert " ".join(written.split()) == " ".join(printed.split())
