@@ -157,27 +157,10 @@ class Session:
         """Run a compiled kernel; ``grid`` is Triton's, in programs. Raises EmulatorError, with the kernel's name."""
         if min(grid) < 1:
             return  # Triton launches nothing then
-        name = source.fn.__name__
-        memory = Memory()
+        name, memory = source.fn.__name__, Memory()
         tensors = Tensors(memory, self.roles)
-        values = Parameters(source, metadata, tensors).of(args)
-        values += scratch(metadata, memory, grid[0] * grid[1] * grid[2] * metadata.num_ctas)
-        kernel = program.kernels[0]
-        values = values[: len(program.module.kernels[kernel].params)]
         try:
-            result = program.launch(
-                kernel,
-                grid=(grid[0] * metadata.num_ctas, grid[1], grid[2]),
-                block=32 * metadata.num_warps,
-                args=values,
-                memory=memory,
-                shared_bytes=metadata.shared,
-                device=self.device,
-                options=self.options,
-                cluster=metadata.num_ctas,
-                overlapping=bool(metadata.launch_pdl),
-                cooperative=bool(metadata.launch_cooperative_grid),
-            )
+            result = self._execute(program, source, metadata, grid, args, tensors)
         except EmulatorError as error:
             raise EmulatorError(f"{name}: {error}") from error
         tensors.store()
@@ -186,6 +169,29 @@ class Session:
             sys.stdout.write(result.output)
         text = program.module.text
         self.launches.append(Launch(name, text, metadata.num_warps, metadata.num_ctas, metadata.shared, result))
+
+    def _execute(
+        self, program: Program, source: Any, metadata: Any, grid: tuple[int, int, int], args: Sequence[object],
+        tensors: Tensors,
+    ) -> LaunchResult:  # fmt: skip
+        (kernel,) = program.kernels
+        programs, ctas = grid[0] * grid[1] * grid[2], metadata.num_ctas
+        read_only = program.read_only(kernel, self.options.counters)
+        values = Parameters(source, metadata, tensors).of(args, read_only)
+        values += scratch(metadata, tensors.memory, programs * ctas)
+        return program.launch(
+            kernel,
+            grid=(grid[0] * ctas, grid[1], grid[2]),
+            block=32 * metadata.num_warps,
+            args=values[: len(program.module.kernels[kernel].params)],
+            memory=tensors.memory,
+            shared_bytes=metadata.shared,
+            device=self.device,
+            options=self.options,
+            cluster=ctas,
+            overlapping=bool(metadata.launch_pdl),
+            cooperative=bool(metadata.launch_cooperative_grid),
+        )
 
     def _settle(self, args: Sequence[object]) -> None:
         """Outputs that have been written are contents from now on."""

@@ -17,7 +17,7 @@ from cudal2gen.emulator.frontend.emitter import HOPPER_UNITS, UNITS, Emitter, Na
 from cudal2gen.emulator.frontend.flow.blocks import Block
 from cudal2gen.emulator.frontend.flow.dataflow import checked_loads
 from cudal2gen.emulator.frontend.flow.graph import Graph, build
-from cudal2gen.emulator.frontend.flow.provenance import origins
+from cudal2gen.emulator.frontend.flow.provenance import origins, written
 from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses, symbols
 from cudal2gen.emulator.frontend.instructions import facts
 from cudal2gen.emulator.frontend.mangled import plain_name
@@ -150,6 +150,7 @@ class _Translator:
             block_opcodes=[_opcodes(block) for block in graph.blocks],
             attributes=graph.function.attributes,
             origins=e.address_origins,
+            written=written(graph.instructions(), e.origins),
             uncertain=[(name, site) for name, site in e.first_uses.items() if site >= 0],
             function=defined["kernel"],
             source=source,

@@ -69,6 +69,13 @@ class Program:
         """The translated kernel. Raises EmulatorError for unknown kernels and instructions, PtxError for bad text."""
         return translate(self.module, kernel, counters, conservative)
 
+    def read_only(self, kernel: str, counters: bool = False) -> frozenset[int]:
+        """The numbers of the parameters through which a kernel surely writes nothing. Raises as ``compiled`` does."""
+        written = self.compiled(kernel, counters).written
+        if written is None:
+            return frozenset()
+        return frozenset(i for i, offset in enumerate(self.module.kernels[kernel].offsets) if offset not in written)
+
     def launch(
         self,
         kernel: str,
@@ -104,14 +111,15 @@ class Program:
         function = self.module.kernels[kernel]
         geometry = Geometry(as_dim(grid), as_dim(block), shared_bytes, as_dim(cluster), overlapping, cooperative)
         device = device or device_for(self.module.target)
+        options = options or Options()
         result = Launch(
             self.module,
             kernel,
             geometry,
-            pack_arguments(function, args, tensors),
+            pack_arguments(function, args, tensors, self.read_only(kernel, options.counters)),
             memory,
             device,
-            options or Options(),
+            options,
             ctas,
             device.smem_optin_bytes,
             large_clusters=True,
@@ -183,16 +191,21 @@ def _c_argument(value: object) -> object:
     return value.encode() if isinstance(value, str) else value
 
 
-def pack_arguments(function: Function, args: Sequence[KernelArgument], tensors: Tensors | None = None) -> bytes:
-    """Arguments -> the kernel's parameter block; ``tensors`` places those among them. Raises EmulatorError when number,
-    size or type do not fit."""
+def pack_arguments(
+    function: Function,
+    args: Sequence[KernelArgument],
+    tensors: Tensors | None = None,
+    read_only: frozenset[int] = frozenset(),
+) -> bytes:
+    """Arguments -> the kernel's parameter block; ``tensors`` places those among them, as inputs where ``read_only`` has
+    their number. Raises EmulatorError when number, size or type do not fit."""
     name = plain_name(function.name)
     if len(args) != len(function.params):
         raise EmulatorError(f"{name} takes {len(function.params)} arguments, not {len(args)}")
     block = bytearray(function.param_bytes)
     for i, (arg, param, offset) in enumerate(zip(args, function.params, function.offsets, strict=True)):
         if tensors is not None and is_tensor(arg):
-            arg = tensors.address(arg)
+            arg = tensors.address(arg, role="input" if i in read_only else "inout")
         raw = _raw_argument(arg, param, f"argument {i} of {name}")
         if len(raw) != param.size:
             raise EmulatorError(f"argument {i} of {name} has {len(raw)} bytes, the parameter {param.size}")

@@ -98,7 +98,8 @@ class KernelFacts:
     """What the machine has to know of a translated kernel. ``shared_granule`` and ``global_granule``: bytes of the
     smallest access, so of a tag. Blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i
     writes and others read, ``live_in[i]`` those that are read in or behind it. ``attributes``: directives of the entry
-    (maxntid, minnctapersm, ...). ``origins``: of an instruction's address, what it may be computed from; ``uncertain``:
+    (maxntid, minnctapersm, ...). ``origins``: of an instruction's address, what it may be computed from; ``written``:
+    the pointers through which the kernel may write global memory, None where one cannot be followed; ``uncertain``:
     registers that a path reads before it writes them, and the instructions that do."""
 
     name: str
@@ -114,6 +115,7 @@ class KernelFacts:
     block_opcodes: list[dict[str, int]]
     attributes: dict[str, tuple[int, ...]]
     origins: dict[int, frozenset[Origin]]
+    written: frozenset[Origin] | None
     uncertain: list[tuple[str, int]]
 
 

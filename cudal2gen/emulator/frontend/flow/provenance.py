@@ -1,16 +1,17 @@
-"""Which pointers an address is computed from: parameters and variables of the module."""
+"""Which pointers an address is computed from, and which are written through: parameters and variables of the module."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cudal2gen.emulator.frontend.instruction import defs_uses, symbols
-from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Instr, Mem, Sym, Vec
+from cudal2gen.emulator.frontend.instruction import Writes, defs_uses, facts, symbols
+from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Instr, Mem, Reg, Sym, Tensor, Vec
 from cudal2gen.emulator.state.launch import Origin
 
 Origins = frozenset[Origin]
 _NONE: Origins = frozenset()
 # Results that hold no part of a pointer in memory, or whose pointer cannot be followed.
+_SPACES = ("shared", "global", "local", "param")
 _OPAQUE = frozenset(("ld", "ldu", "atom", "shfl", "mapa", "getctarank"))
 
 
@@ -58,3 +59,22 @@ def _own(ins: Instr, places: Mapping[str, tuple[str, int]]) -> Origins | None:
     if ins.base in _OPAQUE or packed:
         return None
     return frozenset(name for name in symbols(ins) if places.get(name, ("",))[0] in ("global", "const"))
+
+
+def written(instructions: Iterable[Instr], pointers: Mapping[str, Origins]) -> Origins | None:
+    """The pointers through which global memory may be written; None where an address cannot be followed. ``pointers``:
+    as of ``origins``."""
+    out: set[Origin] = set()
+    for ins in instructions:
+        form = facts(ins)
+        spaces = [part.split(":")[0] for part in ins.parts if part.split(":")[0] in _SPACES]
+        if form is None or Writes.MEMORY not in form.writes or (spaces and spaces[0] != "global"):
+            continue
+        at = next((operand for operand in ins.operands if isinstance(operand, Mem | Tensor)), None)
+        if at is None:
+            continue
+        through = pointers.get(at.base.name) if isinstance(at, Mem) and isinstance(at.base, Reg) else None
+        if through is None:
+            return None
+        out |= through
+    return frozenset(out)
