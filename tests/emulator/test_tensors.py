@@ -95,8 +95,8 @@ def test_short_names_where_one_kernel_has_them() -> None:
 # Writes through y, through y or z, and, where the last line is there, through what lies in memory.
 WRITES = """
 .visible .entry k(.param .u64 x, .param .u64 y, .param .u64 z, .param .u64 pointers) {
-  .reg .b32 %v; .reg .b64 %p, %q, %g; .reg .pred %P;
-  ld.param.u64 %p, [x]; ld.global.u32 %v, [%p]; setp.eq.u32 %P, %v, 0;
+  .reg .b32 %v; .reg .b64 %x, %p, %q, %g; .reg .pred %P;
+  ld.param.u64 %x, [x]; ld.global.u32 %v, [%x]; setp.eq.u32 %P, %v, 0;
   ld.param.u64 %p, [y]; st.global.u32 [%p+4], %v; ld.param.u64 %q, [z]; selp.b64 %g, %p, %q, %P; add.u64 %g, %g, 8;
   atom.global.add.u32 %v, [%g], 1;
   LAST ret; }
@@ -105,7 +105,7 @@ WRITES = """
 
 def test_parameters_that_are_only_read() -> None:
     assert emulator.load(HEAD + WRITES.replace("LAST", "")).read_only("k") == {0, 3}
-    last = "ld.param.u64 %p, [pointers]; ld.global.u64 %p, [%p]; st.global.u32 [%p], %v;"
+    last = "ld.param.u64 %x, [pointers]; ld.global.u64 %x, [%x]; st.global.u32 [%x], %v;"
     assert emulator.load(HEAD + WRITES.replace("LAST", last)).read_only("k") == set()
     assert emulator.load(HEAD + WRITES.replace("LAST", "red.shared.add.u32 [%v], 1;")).read_only("k") == {0, 3}
 
