@@ -36,7 +36,7 @@ LOOP = """
 .target sm_80
 .address_size 64
 .visible .entry k(.param .u64 y) {
-  .reg .b32 %v, %n, %o; .reg .b64 %q, %p; .reg .pred %P;
+  .reg .b32 %v, %n, %o; .reg .b64 %q, %p; .reg .pred %P; .shared .b32 s; .local .b32 own;
   ld.param.u64 %q, [y];
   LOAD
 again:
@@ -45,6 +45,7 @@ again:
   setp.ne.u32 %P, %o, %v;
   mov.u32 %v, %o;
   @%P bra again;
+  BEHIND
   ret;
 }
 """
@@ -60,14 +61,27 @@ again:
         ("add.s64 %p, %q, 0; ld.global.u32 %v, [%p];", {"global-race"}),
         # Not checked by the swap: it is another value that races.
         ("ld.global.u32 %v, [%q]; add.u32 %v, %v, 0;", {"global-race"}),
+        # It decides a branch around the loop, and is copied and changed to no effect.
+        ("ld.global.u32 %v, [%q]; setp.gt.u32 %P, %v, 999; @%P bra again; add.u32 %n, %v, 5;", {"plain-first-load"}),
+        # It goes elsewhere: stored, as an address, as a guard, under a branch, to local memory.
+        ("ld.global.u32 %v, [%q]; st.shared.u32 [s], %v;", {"global-race"}),
+        ("ld.global.u32 %v, [%q]; mad.wide.u32 %p, %v, 0, %q; st.global.u32 [%p+4], 1;", {"global-race"}),
+        ("ld.global.u32 %v, [%q]; setp.gt.u32 %P, %v, 999; @%P st.global.u32 [%q+4], 1;", {"global-race"}),
+        ("ld.global.u32 %v, [%q]; setp.gt.u32 %P, %v, 999; @%P bra again; st.global.u32 [%q+4], 1;", {"global-race"}),
+        ("ld.global.u32 %v, [%q]; st.local.u32 [own], %v;", {"global-race"}),
+        # Behind the loop: the register is the swap's result by then; what is computed from the loaded value is not.
+        ("ld.global.u32 %v, [%q]; | st.local.u32 [own], %v;", {"plain-first-load"}),
+        ("ld.global.u32 %v, [%q]; | st.local.u32 [own], %n;", {"global-race"}),
     ],
 )
 def test_the_first_load_of_a_loop_of_swaps_is_benign(load: str, kinds: set[str]) -> None:
     memory = Memory()
-    y = memory.upload(np.zeros(1, np.uint32), "inout")
+    y = memory.upload(np.zeros(2, np.uint32), "inout")
     options = emulator.Options(lanes=64)
-    result = emulator.load(LOOP.replace("LOAD", load)).launch("k", 4, 64, [y], memory=memory, options=options)
-    assert y.download() == 256
+    before, _, behind = load.partition("|")
+    text = LOOP.replace("LOAD", before).replace("BEHIND", behind)
+    result = emulator.load(text).launch("k", 4, 64, [y], memory=memory, options=options)
+    assert y.download()[0] == 256
     assert {report.kind for report in result.reports} == kinds
     assert all(report.is_error == (report.kind == "global-race") for report in result.reports)
 

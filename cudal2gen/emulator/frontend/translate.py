@@ -15,9 +15,9 @@ import numpy as np
 from cudal2gen.emulator import arithmetic
 from cudal2gen.emulator.frontend.emitter import HOPPER_UNITS, UNITS, Emitter, Names, unsupported
 from cudal2gen.emulator.frontend.flow.blocks import Block
-from cudal2gen.emulator.frontend.flow.dataflow import checked_loads
 from cudal2gen.emulator.frontend.flow.graph import Graph, build
 from cudal2gen.emulator.frontend.flow.provenance import origins, written
+from cudal2gen.emulator.frontend.flow.swaps import checked_loads
 from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses, symbols
 from cudal2gen.emulator.frontend.instructions import facts
 from cudal2gen.emulator.frontend.mangled import plain_name
@@ -109,7 +109,7 @@ class _Translator:
         self.layout = _Layout(module, graph)
         lazy = _lazy_registers(graph)
         names = Names(
-            graph.kinds, graph.uniform, lazy, checked_loads(graph.instructions()), self.layout.symbols, graph.hopper,
+            graph.kinds, graph.uniform, lazy, checked_loads(graph.blocks), self.layout.symbols, graph.hopper,
             polls=bool(graph.spin_heads),
             origins=origins(graph.instructions(), graph.kinds, self.layout.symbols),
         )  # fmt: skip

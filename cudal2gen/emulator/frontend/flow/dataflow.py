@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cudal2gen.emulator.frontend.flow.blocks import Block
 from cudal2gen.emulator.frontend.flow.loops import bits, immediate_postdominators
 from cudal2gen.emulator.frontend.instruction import defs_uses, facts, holds, is_uniform, symbols
-from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg
+from cudal2gen.emulator.frontend.ptx import Instr
 from cudal2gen.emulator.frontend.registers import LAUNCH_CONSTANTS, SPECIALS
 
 
@@ -207,51 +206,3 @@ def _polls(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]])
 
 def _is_shared(ins: Instr, base: str) -> bool:
     return ins.base == base and any(part.startswith("shared") for part in ins.parts)
-
-
-def checked_loads(instructions: Iterable[Instr]) -> set[int]:
-    """Identities of the loads whose value, by moves alone, is what an atom.cas at the same address compares with."""
-    writers: dict[str, list[Instr]] = {}
-    swaps = []
-    for ins in instructions:
-        for name in defs_uses(ins)[0]:
-            writers.setdefault(name, []).append(ins)
-        if ins.base == "atom" and "cas" in ins.parts:
-            swaps.append(ins)
-    return set().union(*(_compared_loads(swap, writers) for swap in swaps))
-
-
-def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
-    """The loads behind what one atom.cas compares with; none if anything but moves and swaps is between."""
-    out: set[int] = set()
-    todo, visited = [swap.operands[2]], set[str]()
-    while todo:
-        operand = todo.pop()
-        if not isinstance(operand, Reg):
-            return set()
-        if operand.name in visited:
-            continue
-        visited.add(operand.name)
-        for ins in writers.get(operand.name, ()):
-            if ins.base == "mov":
-                todo.append(ins.operands[1])
-            elif ins.base == "ld" and _place(ins.operands[1], writers) == _place(swap.operands[1], writers):
-                out.add(id(ins))
-            elif ins is not swap:
-                return set()
-    return out
-
-
-def _place(operand: Operand, writers: dict[str, list[Instr]], depth: int = 8) -> object:
-    """An address as an expression that is the same for the same address: through moves, cvta and additions of registers
-    that are written once."""
-    if isinstance(operand, Mem):
-        return _place(operand.base, writers), operand.offset
-    if not isinstance(operand, Reg) or depth == 0 or len(writers.get(operand.name, ())) != 1:
-        return operand
-    (ins,) = writers[operand.name]
-    if ins.base in ("mov", "cvta") and ins.guard is None:
-        return _place(ins.operands[1], writers, depth - 1)
-    if ins.base == "add" and ins.guard is None:
-        return frozenset(_place(term, writers, depth - 1) for term in ins.operands[1:3])
-    return operand

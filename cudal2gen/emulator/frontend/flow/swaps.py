@@ -1,0 +1,146 @@
+"""First loads of loops of compare-and-swap: plain ones, whose value may be stale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cudal2gen.emulator.frontend.flow.blocks import Block
+from cudal2gen.emulator.frontend.flow.loops import immediate_postdominators
+from cudal2gen.emulator.frontend.instruction import Writes, defs_uses, facts
+from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg
+from cudal2gen.emulator.frontend.registers import registers
+
+
+class _Definition(NamedTuple):
+    """A register as an instruction of a block writes it."""
+
+    block: int
+    at: int
+    name: str
+
+
+def checked_loads(blocks: list[Block]) -> set[int]:
+    """Identities of the loads whose value, by moves alone, is what an atom.cas at the same address compares with, and
+    beside that only makes the value to be swapped in, and decides branches between which nothing else is written."""
+    lists = [list(block.all()) for block in blocks]
+    writers: dict[str, list[Instr]] = {}
+    places: dict[int, _Definition] = {}
+    swaps = []
+    for index, instructions in enumerate(lists):
+        for at, ins in enumerate(instructions):
+            for name in defs_uses(ins)[0]:
+                writers.setdefault(name, []).append(ins)
+                places[id(ins)] = _Definition(index, at, name)
+            if ins.base == "atom" and "cas" in ins.parts:
+                swaps.append(ins)
+    if not swaps:
+        return set()
+    comparing: dict[int, set[int]] = {}
+    for swap in swaps:
+        for load in _compared_loads(swap, writers):
+            comparing.setdefault(load, set()).add(id(swap))
+    fates = _Fates(blocks, lists)
+    return {load for load, own in comparing.items() if fates.harmless(places[load], own)}
+
+
+class _Fates:
+    """What becomes of a value."""
+
+    def __init__(self, blocks: list[Block], lists: list[list[Instr]]) -> None:
+        self.blocks, self.lists = blocks, lists
+        self.joins = immediate_postdominators(blocks)
+
+    def harmless(self, loaded: _Definition, swaps: set[int]) -> bool:
+        """Does it reach nothing but swaps and the branches around them?"""
+        todo, visited = [loaded], set[_Definition]()
+        while todo:
+            definition = todo.pop()
+            if definition in visited:
+                continue
+            visited.add(definition)
+            for block, at in self._uses(definition):
+                if at == len(self.lists[block]):
+                    if not self._writes_nothing(block, swaps):
+                        return False
+                    continue
+                ins = self.lists[block][at]
+                if id(ins) in swaps:
+                    if definition.name in registers(ins.operands[1]):
+                        return False
+                    continue
+                form = facts(ins)
+                if form is None or form.writes is not Writes.RESULT or form.waits:
+                    return False
+                todo += [_Definition(block, at, name) for name in defs_uses(ins)[0]]
+        return True
+
+    def _uses(self, definition: _Definition) -> Iterator[tuple[int, int]]:
+        """(block, number of the instruction) of all that read it; behind the last instruction: the block's branch."""
+        name = definition.name
+        todo, visited = [(definition.block, definition.at + 1)], set[int]()
+        while todo:
+            index, start = todo.pop()
+            block, instructions = self.blocks[index], self.lists[index]
+            for at in range(start, len(instructions)):
+                defs, uses = defs_uses(instructions[at])
+                if name in uses:
+                    yield index, at
+                if name in defs and name not in uses:
+                    break
+            else:
+                if block.cond is not None and block.cond.name == name:
+                    yield index, len(instructions)
+                todo += [(target, 0) for target in block.targets if target not in visited]
+                visited.update(block.targets)
+
+    def _writes_nothing(self, branch: int, swaps: set[int]) -> bool:
+        """Is nothing written, swaps apart, between a branch and where its paths join?"""
+        todo, visited = list(self.blocks[branch].targets), {self.joins[branch]}
+        while todo:
+            index = todo.pop()
+            if index in visited:
+                continue
+            visited.add(index)
+            todo += self.blocks[index].targets
+            for ins in self.lists[index]:
+                form = facts(ins)
+                if id(ins) not in swaps and (form is None or Writes.MEMORY in form.writes or ins.op == "emu_vprintf"):
+                    return False
+        return True
+
+
+def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
+    """The loads behind what one atom.cas compares with; none if anything but moves and swaps is between."""
+    out: set[int] = set()
+    todo, visited = [swap.operands[2]], set[str]()
+    while todo:
+        operand = todo.pop()
+        if not isinstance(operand, Reg):
+            return set()
+        if operand.name in visited:
+            continue
+        visited.add(operand.name)
+        for ins in writers.get(operand.name, ()):
+            if ins.base == "mov":
+                todo.append(ins.operands[1])
+            elif ins.base == "ld" and _place(ins.operands[1], writers) == _place(swap.operands[1], writers):
+                out.add(id(ins))
+            elif ins is not swap:
+                return set()
+    return out
+
+
+def _place(operand: Operand, writers: dict[str, list[Instr]], depth: int = 8) -> object:
+    """An address as an expression that is the same for the same address: through moves, cvta and additions of registers
+    that are written once."""
+    if isinstance(operand, Mem):
+        return _place(operand.base, writers), operand.offset
+    if not isinstance(operand, Reg) or depth == 0 or len(writers.get(operand.name, ())) != 1:
+        return operand
+    (ins,) = writers[operand.name]
+    if ins.base in ("mov", "cvta") and ins.guard is None:
+        return _place(ins.operands[1], writers, depth - 1)
+    if ins.base == "add" and ins.guard is None:
+        return frozenset(_place(term, writers, depth - 1) for term in ins.operands[1:3])
+    return operand
