@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from cudal2gen import emulator
-from cudal2gen.emulator import Device, Memory
+from cudal2gen.emulator import Device, EmulatorError, Memory
+from cudal2gen.emulator.host.program import pack_arguments
 from tests.emulator.build import compiled
 
 
@@ -204,3 +206,21 @@ def test_runtime_is_built_once_and_whole(tmp_path: Path) -> None:
     paths = {process.communicate()[0].strip() for process in racing}
     assert len(paths) == 1
     assert [p.name for p in (tmp_path / "emulator").iterdir()] == [Path(paths.pop()).name]
+
+
+PARAMETERS = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .f32 x, .param .u32 n, .param .f64 y, .param .s64 m) { ret; }
+"""
+
+
+def test_a_number_takes_the_type_of_its_parameter() -> None:
+    function = emulator.load(PARAMETERS).module.kernels["k"]
+    block = pack_arguments(function, [3, 3, 5, -5])
+    assert block == struct.pack("<fIdq", 3.0, 3, 5.0, -5)
+    assert pack_arguments(function, [0.5, 3, 1e300, 0]) == struct.pack("<fIdq", 0.5, 3, 1e300, 0)
+    with pytest.raises(EmulatorError, match=r"argument 1 of k is an integer \(\.u32\), not 3\.0"):
+        pack_arguments(function, [3, 3.0, 5, -5])
+    with pytest.raises(EmulatorError, match=r"argument 1 of k: 4294967296 does not fit into 4 bytes"):
+        pack_arguments(function, [3, 1 << 32, 5, -5])

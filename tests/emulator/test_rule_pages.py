@@ -114,6 +114,7 @@ def test_the_right_example_is_clean(rule: str) -> None:
         ("shared-misaligned", "tile", "float", (1,)),
         ("global-misaligned", "x", "float32", (1,)),
         ("proxy-fence", "tile", "int", (0,)),
+        ("grid-dependency", "x", "float32", (0,)),
         ("mbarrier", "bar", "unsigned long long", (0,)),
     ],
 )

@@ -36,7 +36,7 @@ LOOP = """
 .target sm_80
 .address_size 64
 .visible .entry k(.param .u64 y) {
-  .reg .b32 %v, %n, %o; .reg .b64 %q, %p; .reg .pred %P; .shared .b32 s; .local .b32 own;
+  .reg .b32 %v, %n, %o, %w; .reg .b64 %q, %p; .reg .pred %P; .shared .b32 s; .local .b32 own;
   ld.param.u64 %q, [y];
   LOAD
 again:
@@ -69,9 +69,10 @@ again:
         ("ld.global.u32 %v, [%q]; setp.gt.u32 %P, %v, 999; @%P st.global.u32 [%q+4], 1;", {"global-race"}),
         ("ld.global.u32 %v, [%q]; setp.gt.u32 %P, %v, 999; @%P bra again; st.global.u32 [%q+4], 1;", {"global-race"}),
         ("ld.global.u32 %v, [%q]; st.local.u32 [own], %v;", {"global-race"}),
-        # Behind the loop: the register is the swap's result by then; what is computed from the loaded value is not.
+        # Behind the loop: the register is the swap's result by then, or made from what the swap has checked; or not.
         ("ld.global.u32 %v, [%q]; | st.local.u32 [own], %v;", {"plain-first-load"}),
-        ("ld.global.u32 %v, [%q]; | st.local.u32 [own], %n;", {"global-race"}),
+        ("ld.global.u32 %v, [%q]; | st.local.u32 [own], %n;", {"plain-first-load"}),
+        ("ld.global.u32 %v, [%q]; sub.u32 %w, %v, 1; | st.local.u32 [own], %w;", {"global-race"}),
     ],
 )
 def test_the_first_load_of_a_loop_of_swaps_is_benign(load: str, kinds: set[str]) -> None:

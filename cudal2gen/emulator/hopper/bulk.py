@@ -155,8 +155,8 @@ class Bulk:
     def _touch_global(self, rows: Array, box: Box, lane: int, site: int, write: bool) -> None:
         """Checks and tags of the global side of a copy."""
         device = self.device
-        device.guard(np.array([lane]), site)
         first = int(rows[0]) + box.low
+        device.guard(np.array([lane]), np.array([first]), site)
         buffer = self.arena.find(first)
         assert buffer is not None
         if not write and buffer.written is None and buffer.role == "input":

@@ -58,8 +58,8 @@ class DeviceMemory:
             lanes = self.batch.lanes(m)
             self.waited[self.batch.row_of[lanes], self.batch.warp[lanes]] = self.launch.tick
 
-    def guard(self, lanes: Array | None, site: int) -> None:
-        """Report global accesses that may come before the end of the launch before."""
+    def guard(self, lanes: Array | None, offset: Array, site: int) -> None:
+        """Report global accesses, at offsets in the arena, that may come before the end of the launch before."""
         if not self.guarded:
             return
         if lanes is None:
@@ -78,6 +78,7 @@ class DeviceMemory:
                 "touches global memory before griddepcontrol.wait, in a launch that may overlap the one before",
                 site,
                 lanes[bad],
+                int(offset[bad][0]) + self.arena.base,
             )
 
     # --- places ---
@@ -195,7 +196,7 @@ class DeviceMemory:
             return self.batch.poison(width)
         lanes, offset, places, packed, index = access
         if self.guarded:
-            self.guard(lanes, site)
+            self.guard(lanes, offset, site)
         if self.counters is not None:
             self.counters.memory("ld.global", self.batch.size, offset, lanes, width)
         for buffer, part in places:
@@ -218,7 +219,7 @@ class DeviceMemory:
             return
         lanes, offset, places, packed, index = access
         if self.guarded:
-            self.guard(lanes, site)
+            self.guard(lanes, offset, site)
         if lanes is not None:
             value = value[lanes]
         if self.counters is not None:
@@ -245,7 +246,7 @@ class DeviceMemory:
         if lanes is None:
             lanes = self.batch.everyone
         if self.guarded:
-            self.guard(lanes, site)
+            self.guard(lanes, offset, site)
         if self.counters is not None:
             self.counters.memory("atom.global", self.batch.size, offset, lanes, width)
         for buffer, part in places:

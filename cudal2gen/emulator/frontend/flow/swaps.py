@@ -13,16 +13,18 @@ from cudal2gen.emulator.frontend.registers import registers
 
 
 class _Definition(NamedTuple):
-    """A register as an instruction of a block writes it."""
+    """A register as an instruction of a block writes it. ``fresh``: the next swap compares with what it comes from."""
 
     block: int
     at: int
     name: str
+    fresh: bool = True
 
 
 def checked_loads(blocks: list[Block]) -> set[int]:
     """Identities of the loads whose value, by moves alone, is what an atom.cas at the same address compares with, and
-    beside that only makes the value to be swapped in, and decides branches between which nothing else is written."""
+    beside that only makes the value to be swapped in, and decides branches between which nothing else is written. Where
+    the swap has succeeded, the value was right, so that what it goes to behind that does not count."""
     lists = [list(block.all()) for block in blocks]
     writers: dict[str, list[Instr]] = {}
     places: dict[int, _Definition] = {}
@@ -59,7 +61,7 @@ class _Fates:
             if definition in visited:
                 continue
             visited.add(definition)
-            for block, at in self._uses(definition):
+            for block, at, fresh in self._uses(definition, swaps):
                 if at == len(self.lists[block]):
                     if not self._writes_nothing(block, swaps):
                         return False
@@ -72,27 +74,56 @@ class _Fates:
                 form = facts(ins)
                 if form is None or form.writes is not Writes.RESULT or form.waits:
                     return False
-                todo += [_Definition(block, at, name) for name in defs_uses(ins)[0]]
+                todo += [_Definition(block, at, name, fresh) for name in defs_uses(ins)[0]]
         return True
 
-    def _uses(self, definition: _Definition) -> Iterator[tuple[int, int]]:
-        """(block, number of the instruction) of all that read it; behind the last instruction: the block's branch."""
+    def _uses(self, definition: _Definition, swaps: set[int]) -> Iterator[tuple[int, int, bool]]:
+        """(block, number of the instruction, whether the next swap still compares with it) of all that read it; behind
+        the last instruction: the block's branch."""
         name = definition.name
-        todo, visited = [(definition.block, definition.at + 1)], set[int]()
+        todo = [(definition.block, definition.at + 1, definition.fresh)]
+        visited = set[tuple[int, bool]]()
         while todo:
-            index, start = todo.pop()
+            index, start, fresh = todo.pop()
             block, instructions = self.blocks[index], self.lists[index]
             for at in range(start, len(instructions)):
                 defs, uses = defs_uses(instructions[at])
                 if name in uses:
-                    yield index, at
+                    yield index, at, fresh
                 if name in defs and name not in uses:
                     break
             else:
                 if block.cond is not None and block.cond.name == name:
-                    yield index, len(instructions)
-                todo += [(target, 0) for target in block.targets if target not in visited]
-                visited.update(block.targets)
+                    yield index, len(instructions), fresh
+                equal = self._success(index, swaps)
+                for target in block.targets:
+                    state = target, fresh and equal is None
+                    if not (fresh and target == equal) and state not in visited:
+                        visited.add(state)
+                        todo.append((target, 0, state[1]))
+
+    def _success(self, index: int, swaps: set[int]) -> int | None:
+        """Where a block goes if its swap has succeeded, None where its branch does not say."""
+        block, test, between = self.blocks[index], None, set[str]()
+        if block.end != "cond" or block.cond is None:
+            return None
+        for ins in reversed(self.lists[index]):
+            defs, _ = defs_uses(ins)
+            if test is None:
+                if block.cond.name in defs:
+                    compares = ins.base == "setp" and ins.parts[1] in ("eq", "ne") and ins.parts[-1][0] != "f"
+                    if not compares or len(ins.operands) != 3:
+                        return None
+                    test = ins
+                continue
+            if id(ins) in swaps:
+                sides = {op.name for op in test.operands[1:3] if isinstance(op, Reg)}
+                swapped = {op.name for op in (ins.operands[0], ins.operands[2]) if isinstance(op, Reg)}
+                if len(sides) != 2 or sides != swapped or sides & between or ins.guard or test.guard:
+                    return None
+                return block.targets[(test.parts[1] == "ne") != block.cond.negated]
+            between.update(defs)
+        return None
 
     def _writes_nothing(self, branch: int, swaps: set[int]) -> bool:
         """Is nothing written, swaps apart, between a branch and where its paths join?"""
