@@ -147,7 +147,7 @@ class Bulk:
         buffer = self.arena.find(first) if 0 <= first < self.arena.capacity else None
         if buffer is None or first + nbytes > buffer.end or buffer.written is not None or buffer.role != "input":
             return None
-        self.device.guard(np.array([lane]), site)
+        self.device.guard(np.array([lane]), np.array([first]), site)
         shape = map_.box[1], map_.box[0] * map_.item // 16
         view: Array = np.ndarray(shape, MOVER[16], self.arena.data, first, (stride, 16))
         return view.copy().reshape(-1)
