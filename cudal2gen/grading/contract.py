@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,6 +19,7 @@ ROLES = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}
 FORM = "in|out|inout|scratch:TYPE[EXTENTS], with =LOW..HIGH or =zeros behind it"
 _BUFFER = re.compile(r"(in|out|inout|scratch):(\w+)\[([^\]]*)\](?:=(.+))?")
 _TYPED = re.compile(r"(\w+):(.+)")
+_MAP = re.compile(r"map:(\w+)\[([^\]]+)\](?:/(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def buffer(name: str, text: str) -> Buffer:
 class Launch(BaseModel):
     """A launch. ``entry``: the kernel as people write it. ``grid``, ``block``, ``cluster``: one to three numbers,
     ``smem``: bytes of dynamic shared memory. ``args``: names of buffers, and numbers for the other parameters, which
-    give type and size; ``"i64: m * n"`` gives them itself. Numbers are constants, expressions or functions of the
+    give type and size; ``"i64: m * n"`` gives them itself, ``"map:a[64, 32]/64"`` is the tensor map of a buffer with
+    boxes of 64 rows by 32 columns and a swizzle of 64 bytes. Numbers are constants, expressions or functions of the
     shape."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -121,6 +123,25 @@ def _scalar(argument: Number, shape: Shape, where: str) -> int | float | np.gene
         raise WrongInput(f"{where}: type {typed[1]!r}: one of {', '.join(FORMATS)}")
     scalar: np.generic = FORMATS[typed[1]].bits(np.array([number]))[0]
     return scalar
+
+
+class Box(NamedTuple):
+    """A tensor map: its buffer, the extents of a box (outermost first), bytes of the swizzle (0: none)."""
+
+    buffer: str
+    extents: tuple[int, ...]
+    swizzle: int
+
+
+def box(argument: Number, shape: Shape) -> Box | None:
+    """The tensor map that an argument is; None for others. Raises WrongInput."""
+    match = _MAP.fullmatch(argument) if isinstance(argument, str) else None
+    if match is None:
+        return None
+    swizzle = int(match[3] or 0)
+    if swizzle not in (0, 32, 64, 128):
+        raise WrongInput(f"argument {argument!r}: a swizzle of 32, 64 or 128 bytes, or none")
+    return Box(match[1], tuple(value(f"({match[2]},)", shape)), swizzle)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,17 @@ import numpy as np
 from cudal2gen.checking import compilation, devices
 from cudal2gen.checking.names import plain, resolved
 from cudal2gen.emulator import Buffer, LaunchResult, Memory, Options, Program, Report, load
+from cudal2gen.emulator.hopper.tensor_map import TensorMap
 from cudal2gen.emulator.host.execution import output_reports
 from cudal2gen.emulator.host.program import KernelArgument
-from cudal2gen.grading.contract import ROLES, Contract, Launch
-from cudal2gen.grading.expressions import Shape
+from cudal2gen.errors import WrongInput
+from cudal2gen.grading.contract import ROLES, Box, Contract, Launch, box
+from cudal2gen.grading.expressions import Number, Shape
 from cudal2gen.grading.formats import Array
 from cudal2gen.toolchain import discover
 
+# CUtensorMapDataType.
+MAP_TYPES = {"u8": 0, "u16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
 POISON = 0xFF  # in every byte: NaN in all floats, -1 in integers
 LANES = 8192  # threads that the emulator executes as one vector
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*(include|include_next|import|embed)\b[ \t]*(.*)$", re.M)
@@ -154,18 +159,37 @@ class DeviceCalls(MemoryCalls):
 
     def _launch(self, launch: Launch, kernel: str, options: Options, result: Call) -> None:
         grid, block, cluster, smem = launch.geometry(self.shape)
-        arguments: list[KernelArgument] = [
-            self.buffers[argument]
-            if isinstance(argument, str) and argument in self.buffers
-            else launch.scalar(argument, self.shape)
-            for argument in launch.args
-        ]
+        arguments = [self._argument(argument, launch) for argument in launch.args]
         done = self.program.launch(
             kernel, grid, block, arguments, memory=self.memory, shared_bytes=smem, device=self.device, options=options,
             check_outputs=False, cluster=cluster, cooperative=launch.cooperative,
         )  # fmt: skip
         result.reports += done.reports
         result.add(done)
+
+    def _argument(self, argument: Number, launch: Launch) -> KernelArgument:
+        """A buffer, a tensor map of one, or a number. Raises WrongInput."""
+        if isinstance(argument, str) and argument in self.buffers:
+            return self.buffers[argument]
+        shape = box(argument, self.shape)
+        return launch.scalar(argument, self.shape) if shape is None else self._tensor_map(shape)
+
+    def _tensor_map(self, shape: Box) -> bytes:
+        """A tensor map of a buffer, as the driver would encode it. Raises WrongInput."""
+        item = self.contract.buffers.get(shape.buffer)
+        extents = item.shape(self.shape) if item is not None else ()
+        if item is None or len(extents) != len(shape.extents) or item.format.name not in MAP_TYPES:
+            raise WrongInput(
+                f"map of {shape.buffer}: no buffer of {len(shape.extents)} extents and a type that maps have"
+            )
+        dims, nbytes = tuple(reversed(extents)), item.format.dtype.itemsize
+        strides = tuple(nbytes * prod(dims[: number + 1]) for number in range(len(dims) - 1))
+        swizzle = (0, 32, 64, 128).index(shape.swizzle)
+        encoded = TensorMap(
+            MAP_TYPES[item.format.name], self.buffers[shape.buffer].address, dims, strides,
+            tuple(reversed(shape.extents)), (1,) * len(dims), 0, swizzle, 0, 0,
+        )  # fmt: skip
+        return encoded.encode()
 
 
 def _initial(code: Program, name: str, buffer: Buffer) -> Array:

@@ -147,7 +147,7 @@ class Examination:
             if magnitude is not None and kind in inputs.EXACT:
                 exact = tolerance.is_exact(values, magnitude, task.precision, item.format)
                 item_expected = replace(item_expected, exact=exact or item_expected.exact)
-            out[item.name] = item_expected
+            out[item.name] = replace(item_expected, open=kind in inputs.SPECIAL)
         return out
 
     # Wrong values.

@@ -18,6 +18,8 @@ from cudal2gen.grading.expressions import Shape
 from cudal2gen.grading.formats import Array
 
 KINDS = ("normal", "integers", "binary", "adversarial", "zeros", "ones")
+# Of which an operation may be undefined: divisions by zero, logarithms.
+SPECIAL = ("adversarial", "zeros", "ones")
 EXACT = ("integers", "binary", "zeros", "ones")
 # Of a changed element, in turn, until the reference moves by more than any tolerance: where it saturates, the other
 # sign; where a tolerance is loose, more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import time
@@ -262,6 +263,7 @@ def _closed(verdict: Verdict) -> Verdict:
 
 def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int) -> None:
     os.setsid()
+    faulthandler.disable()  # a crash is the source's
     try:
         pipe.send(graded(task, verdict, stated))
     except WrongInput as error:

@@ -34,15 +34,21 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Expected:
-    """An output that the reference computes: fp64 values, what each may be off by (0: equality of bits)."""
+    """An output that the reference computes: fp64 values, what each may be off by (0: equality of bits). ``open``:
+    where the reference is NaN anything is right: special inputs are not what it is defined for."""
 
     values: Array
     allowed: Array
     format: Format
     exact: bool = False
+    open: bool = False
 
     def wrong(self, bits: Array) -> Array:
         """Where an output differs by more than is allowed."""
+        undefined = np.isnan(self.values) if self.open and self.format.is_float else np.zeros(bits.shape, bool)
+        return self._wrong(bits) & ~undefined
+
+    def _wrong(self, bits: Array) -> Array:
         values = self.format.values(bits)
         rounded = self.format.values(self.format.bits(self.values)) if self.format.is_float else self.values
         if self.exact or not self.format.is_float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 import cudal2gen
 from cudal2gen.errors import WrongInput
-from cudal2gen.grading import Launch, Limits, Tolerance, Verdict, check_source
+from cudal2gen.grading import RULES, Finding, Launch, Limits, Tolerance, Verdict, check_source
 from cudal2gen.grading.contract import buffer
 from cudal2gen.grading.expressions import extents, value
 from cudal2gen.grading.floor import chip, floor
@@ -148,3 +150,11 @@ def test_tolerances_of_sums_are_those_of_products() -> None:
     assert programs.product("f32", tolerance=loose).of(
         "matmul_naive", reference=lambda a, b: (a @ b) * (1 + 1e-5)
     ).verdict(isolated=False).right  # fmt: skip
+
+
+def test_every_rule_has_a_section_and_a_hint(checkout: Path) -> None:
+    text = (checkout / "docs" / "grading.md").read_text()
+    assert re.findall(r"^### (.*)$", text, re.M) == list(RULES)
+    assert all(rule.meaning and rule.hint for rule in RULES.values())
+    assert Finding.of("unwritten-output", "").page == "rules/unwritten-output/"
+    assert Finding.of("stale-result", "").page == "grading/#stale-result"
