@@ -123,6 +123,50 @@ static int nodes(bool path) {
   check("cycle", cudaGraphAddDependencies(built, &copy, &copy, 0, 1), 0);
   return cudaGraphInstantiate(&executable, built, 0) == cudaErrorInvalidValue ? 0 : 1;
 }
+// The same by the driver, with memory that the graph allocates, and a box of 2 x 2 words.
+static int driver_nodes(bool path) {
+  CUgraph built;
+  CUgraphExec executable;
+  CUgraphNode memory, fill, kernel, copy, end;
+  CUmodule module;
+  CUDA_KERNEL_NODE_PARAMS run = {};
+  CUDA_MEMSET_NODE_PARAMS zero = {};
+  CUDA_MEM_ALLOC_NODE_PARAMS space = {};
+  CUDA_MEMCPY3D box = {};
+  const char *text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry add(.param .u64 p) {\n"
+                     ".reg .b64 %d; .reg .b32 %t; ld.param.u64 %d, [p]; mov.u32 %t, %tid.x;\n"
+                     "mad.wide.u32 %d, %t, 4, %d; red.global.add.u32 [%d], %t; ret; }\n";
+  unsigned into[4] = {};
+  cuInit(0);
+  check("create", cuGraphCreate(&built, 0), 0);
+  space.bytesize = 400;
+  check("memory", cuGraphAddMemAllocNode(&memory, built, 0, 0, &space), 0);
+  zero.dst = space.dptr, zero.elementSize = 4, zero.width = 100, zero.height = 1, zero.value = 7;
+  check("memset", cuGraphAddMemsetNode(&fill, built, &memory, 1, &zero, 0), 0);
+  check("load", cuModuleLoadData(&module, text), 0);
+  check("function", cuModuleGetFunction(&run.func, module, "add"), 0);
+  void *arguments[] = {&space.dptr};
+  run.gridDimX = run.gridDimY = run.gridDimZ = run.blockDimY = run.blockDimZ = 1, run.blockDimX = 32;
+  run.kernelParams = arguments;
+  check("kernel", cuGraphAddKernelNode(&kernel, built, &fill, path, &run), 0);
+  box.srcMemoryType = CU_MEMORYTYPE_DEVICE, box.srcDevice = space.dptr, box.srcPitch = 40, box.srcY = 1, box.srcXInBytes = 4;
+  box.dstMemoryType = CU_MEMORYTYPE_HOST, box.dstHost = into, box.dstPitch = 8;
+  box.WidthInBytes = 8, box.Height = 2, box.Depth = 1;
+  check("copy", cuGraphAddMemcpyNode(&copy, built, &kernel, 1, &box, 0), 0);
+  check("free", cuGraphAddMemFreeNode(&end, built, &copy, 1, space.dptr), 0);
+  check("instantiate", cuGraphInstantiate(&executable, built, 0), 0);
+  for (int i = 0; i < 2; ++i) check("launch", cuGraphLaunch(executable, 0), 0);
+  check("end", cuCtxSynchronize(), 0);
+  if (path) for (int i = 0; i < 4; ++i) check("word", into[i], 7 + 11 + i % 2 + i / 2 * 10);
+  zero.value = 20;
+  check("other value", cuGraphExecMemsetNodeSetParams(executable, fill, &zero, 0), 0);
+  check("launch", cuGraphLaunch(executable, 0), 0);
+  if (path) check("other word", into[0], 31);
+  box.dstPitch = 0, box.Height = 1, into[0] = 0;
+  check("box", cuMemcpy3D(&box), 0);
+  if (path) check("word of a box", into[0], 31);
+  return cudaDeviceSynchronize();
+}
 static int pools(bool ordered) {
   cudaMemPool_t pool;
   cudaStream_t a, b;
@@ -304,6 +348,8 @@ int main(int argc, char **argv) {
   if (is("boxes")) return boxes();
   if (is("hidden")) return hidden();
   if (is("driver")) return driver();
+  if (is("driver nodes")) return driver_nodes(true);
+  if (is("driver no path")) return driver_nodes(false);
   if (is("memory")) return memory();
   if (is("timed")) return timed();
   if (is("reset")) return reset();

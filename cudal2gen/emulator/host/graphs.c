@@ -136,6 +136,16 @@ EXPORT int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *cons
   (void)kind;
   return rc ? rc : ended(from_symbol(to, symbol, bytes, offset, NODE, 1));
 }
+/* cudaMemAllocNodeParams. The memory exists from here on and stays: the graph may be launched again. */
+typedef struct { char pool[88]; const void *access; size_t count, bytes; void *address; } allocation_node_t;
+EXPORT int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *before, size_t n, allocation_node_t *p) {
+  int rc = begin(node, graph, before, n);
+  return rc ? rc : ended(cudaMallocAsync(&p->address, p->bytes, NODE));
+}
+EXPORT int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *before, size_t n, void *address) {
+  int rc = begin(node, graph, before, n);
+  return rc ? rc : ended(cudaFreeAsync(address, NODE));
+}
 EXPORT int cudaGraphAddNode(void **node, void *graph, void *const *before, const void *edges, size_t n, const any_node_t *p) {
   (void)edges;
   switch (p->type) {

@@ -1,7 +1,7 @@
 /* A stand-in for the CUDA runtime: keeps what nvcc's generated code registers, hands every call to one callback.
    Arguments travel as 64-bit words; pointers stay pointers. driver.c has the driver's face of the same calls, graphs.c
-   graphs, boxes and pools; all are compiled as one text with the system's C compiler, behind it a function for every other name in symbols.txt, which
-   answers "not supported". */
+   graphs, boxes and pools, driver_graphs.c the driver's face of those. All are compiled as one text with the system's C
+   compiler, behind it a function for every other name in symbols.txt, which answers "not supported". */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

@@ -86,13 +86,14 @@ def stand_for(*libraries: str) -> None:
 def _text() -> str:
     """The C text: runtime, driver, and a function that answers "not supported" for every other name."""
     folder = Path(__file__).parent
-    text = "".join((folder / name).read_text() for name in ("runtime.c", "driver.c", "graphs.c"))
+    text = "".join((folder / name).read_text() for name in ("runtime.c", "driver.c", "graphs.c", "driver_graphs.c"))
     defined = set(re.findall(r"\b(_*cu\w+) ?\(", text))
     # What graphs.c makes of one POOLS and of one NODES.
     defined |= {api + name for name in re.findall(r"int api##(\w+)", text) for api in ("cuda", "cu")}
     kinds = re.findall(r"^NODES\((\w+)", text, re.M)
     defined |= {form.format(kind) for kind in kinds for form in _NODE_FUNCTIONS}
     copies = {f"{name}{version}" for name in re.findall(r"^COPY\((\w+)", text, re.M) for version in _COPY_VERSIONS}
+    defined |= set(re.findall(r"^FACE\((\w+)", text, re.M))
     both = set(re.findall(r"^BOTH\((\w+)", text, re.M))
     streams = set(re.findall(r"^(?:BOTH_ASYNC|WITH_STREAM)\((\w+)", text, re.M))
     defined |= copies | both | streams | {f"{name}_ptds" for name in both} | {f"{name}_ptsz" for name in streams}

@@ -1,0 +1,114 @@
+/* The driver's face of graphs.c and of copies of boxes: a part of runtime.c's text, whose functions it calls. Layouts of
+   kernel, memset, host and memory nodes begin like those of the runtime. */
+
+/* A function that does what one of the runtime does, and leaves the runtime's last error as it is. */
+#define FACE(name, work, params)                 \
+  EXPORT int name params {                       \
+    int last = g_last_error, code = work;        \
+    g_last_error = last;                         \
+    return code;                                 \
+  }
+
+/* --- boxes: layouts of CUDA_MEMCPY3D and CUDA_MEMCPY2D --- */
+enum { kHostMemory = 1, kDeviceMemory = 2, kArrayMemory = 3 };
+typedef struct { size_t x, y, z, level; int memory; char *host; address_t device; void *array, *reserved; size_t pitch, height; } corner_t;
+typedef struct { corner_t from, to; size_t width, height, depth; } driver_box_t;
+typedef struct { size_t x, y; int memory; char *host; address_t device; void *array; size_t pitch; } flat_corner_t;
+typedef struct { flat_corner_t from, to; size_t width, height; } driver_flat_t;
+
+static pitched_t pitched(const corner_t *c, size_t width, size_t height) {
+  pitched_t p = {c->memory == kHostMemory ? c->host : (char *)c->device, c->pitch ? c->pitch : width, width, c->height ? c->height : height};
+  return p;
+}
+static box_copy_t box_of(const driver_box_t *b) {
+  box_copy_t c = {0};
+  extent_t from = {b->from.x, b->from.y, b->from.z}, to = {b->to.x, b->to.y, b->to.z}, extent = {b->width, b->height, b->depth};
+  int host_from = b->from.memory == kHostMemory, host_to = b->to.memory == kHostMemory;
+  c.from = pitched(&b->from, b->width, b->height), c.from_at = from;
+  c.to = pitched(&b->to, b->width, b->height), c.to_at = to;
+  if (b->from.memory == kArrayMemory) c.from_array = &g_context;
+  if (b->to.memory == kArrayMemory) c.to_array = &g_context;
+  c.extent = extent;
+  c.kind = host_from && b->to.memory == kDeviceMemory ? 1 : b->from.memory == kDeviceMemory && host_to ? 2 : 4;
+  return c;
+}
+static int driver_box(const driver_box_t *b, void *stream, int async) {
+  box_copy_t c = box_of(b);
+  return copy3d(&c, stream, async);
+}
+static corner_t corner(const flat_corner_t *f) {
+  corner_t c = {f->x, f->y, 0, 0, f->memory, f->host, f->device, f->array, 0, f->pitch, 0};
+  return c;
+}
+static int driver_flat(const driver_flat_t *f, void *stream, int async) {
+  driver_box_t b = {corner(&f->from), corner(&f->to), f->width, f->height, 1};
+  return driver_box(&b, stream, async);
+}
+FACE(cuMemcpy3D_v2, driver_box(b, 0, 0), (const driver_box_t *b))
+FACE(cuMemcpy3D_v2_ptds, driver_box(b, 0, 0), (const driver_box_t *b))
+FACE(cuMemcpy3DAsync_v2, driver_box(b, stream, 1), (const driver_box_t *b, void *stream))
+FACE(cuMemcpy3DAsync_v2_ptsz, driver_box(b, stream, 1), (const driver_box_t *b, void *stream))
+FACE(cuMemcpy2D_v2, driver_flat(f, 0, 0), (const driver_flat_t *f))
+FACE(cuMemcpy2D_v2_ptds, driver_flat(f, 0, 0), (const driver_flat_t *f))
+FACE(cuMemcpy2DUnaligned_v2, driver_flat(f, 0, 0), (const driver_flat_t *f))
+FACE(cuMemcpy2DAsync_v2, driver_flat(f, stream, 1), (const driver_flat_t *f, void *stream))
+FACE(cuMemcpy2DAsync_v2_ptsz, driver_flat(f, stream, 1), (const driver_flat_t *f, void *stream))
+
+/* --- capture and whole graphs --- */
+FACE(cuStreamBeginCapture_v2, cudaStreamBeginCapture(s, mode), (void *s, int mode))
+FACE(cuStreamBeginCapture_v2_ptsz, cudaStreamBeginCapture(s, mode), (void *s, int mode))
+FACE(cuStreamEndCapture, cudaStreamEndCapture(s, graph), (void *s, void **graph))
+FACE(cuStreamEndCapture_ptsz, cudaStreamEndCapture(s, graph), (void *s, void **graph))
+FACE(cuStreamIsCapturing, cudaStreamIsCapturing(s, status), (void *s, int *status))
+FACE(cuStreamIsCapturing_ptsz, cudaStreamIsCapturing(s, status), (void *s, int *status))
+FACE(cuGraphCreate, cudaGraphCreate(graph, flags), (void **graph, unsigned flags))
+FACE(cuGraphDestroy, cudaGraphDestroy(graph), (void *graph))
+FACE(cuGraphExecDestroy, cudaGraphExecDestroy(executable), (void *executable))
+FACE(cuGraphClone, cudaGraphClone(copy, graph), (void **copy, void *graph))
+FACE(cuGraphGetNodes, cudaGraphGetNodes(graph, nodes, n), (void *graph, void **nodes, size_t *n))
+FACE(cuGraphGetRootNodes, cudaGraphGetRootNodes(graph, nodes, n), (void *graph, void **nodes, size_t *n))
+FACE(cuGraphAddDependencies_v2, cudaGraphAddDependencies(graph, from, to, edges, n), (void *graph, void *const *from, void *const *to, const void *edges, size_t n))
+FACE(cuGraphAddDependencies, cudaGraphAddDependencies(graph, from, to, 0, n), (void *graph, void *const *from, void *const *to, size_t n))
+FACE(cuGraphInstantiateWithFlags, cudaGraphInstantiate(executable, graph, flags), (void **executable, void *graph, unsigned long long flags))
+FACE(cuGraphInstantiateWithParams, cudaGraphInstantiate(executable, graph, 0), (void **executable, void *graph, void *params))
+FACE(cuGraphInstantiateWithParams_ptsz, cudaGraphInstantiate(executable, graph, 0), (void **executable, void *graph, void *params))
+FACE(cuGraphInstantiate_v2, cudaGraphInstantiate(executable, graph, 0), (void **executable, void *graph, void **node, char *log, size_t room))
+FACE(cuGraphUpload, cudaGraphUpload(executable, s), (void *executable, void *s))
+FACE(cuGraphUpload_ptsz, cudaGraphUpload(executable, s), (void *executable, void *s))
+FACE(cuGraphLaunch, cudaGraphLaunch(executable, s), (void *executable, void *s))
+FACE(cuGraphLaunch_ptsz, cudaGraphLaunch(executable, s), (void *executable, void *s))
+FACE(cuGraphExecUpdate_v2, cudaGraphExecUpdate(executable, graph, result), (void *executable, void *graph, void **result))
+
+/* --- nodes --- */
+#define NEW void **node, void *graph, void *const *before, size_t n
+typedef struct { kernel_node_t kernel; void *other, *context; } driver_kernel_node_t;
+/* Behind the runtime's fields, a kernel of a library, which counts where there is no function. */
+static kernel_node_t kernel_of(const driver_kernel_node_t *d) {
+  kernel_node_t k = d->kernel;
+  if (!k.kernel) k.kernel = d->other;
+  return k;
+}
+static int add_kernel(NEW, kernel_node_t k) { return cudaGraphAddKernelNode(node, graph, before, n, &k); }
+static int set_kernel(void *executable, void *node, kernel_node_t k) { return cudaGraphExecKernelNodeSetParams(executable, node, &k); }
+static int add_box(NEW, box_copy_t c) { return cudaGraphAddMemcpyNode(node, graph, before, n, &c); }
+static int set_box(void *executable, void *node, box_copy_t c) { return cudaGraphExecMemcpyNodeSetParams(executable, node, &c); }
+FACE(cuGraphAddKernelNode_v2, add_kernel(node, graph, before, n, kernel_of(p)), (NEW, const driver_kernel_node_t *p))
+FACE(cuGraphAddKernelNode, add_kernel(node, graph, before, n, *p), (NEW, const kernel_node_t *p))
+FACE(cuGraphExecKernelNodeSetParams_v2, set_kernel(executable, node, kernel_of(p)), (void *executable, void *node, const driver_kernel_node_t *p))
+FACE(cuGraphExecKernelNodeSetParams, set_kernel(executable, node, *p), (void *executable, void *node, const kernel_node_t *p))
+FACE(cuGraphKernelNodeSetParams_v2, set_kernel(0, node, kernel_of(p)), (void *node, const driver_kernel_node_t *p))
+FACE(cuGraphKernelNodeSetParams, set_kernel(0, node, *p), (void *node, const kernel_node_t *p))
+FACE(cuGraphAddMemcpyNode, add_box(node, graph, before, n, box_of(b)), (NEW, const driver_box_t *b, void *context))
+FACE(cuGraphExecMemcpyNodeSetParams, set_box(executable, node, box_of(b)), (void *executable, void *node, const driver_box_t *b, void *context))
+FACE(cuGraphMemcpyNodeSetParams, set_box(0, node, box_of(b)), (void *node, const driver_box_t *b))
+FACE(cuGraphAddMemsetNode, cudaGraphAddMemsetNode(node, graph, before, n, p), (NEW, const fill_node_t *p, void *context))
+FACE(cuGraphExecMemsetNodeSetParams, cudaGraphExecMemsetNodeSetParams(executable, node, p), (void *executable, void *node, const fill_node_t *p, void *context))
+FACE(cuGraphMemsetNodeSetParams, cudaGraphMemsetNodeSetParams(node, p), (void *node, const fill_node_t *p))
+FACE(cuGraphAddHostNode, cudaGraphAddHostNode(node, graph, before, n, p), (NEW, const host_node_t *p))
+FACE(cuGraphExecHostNodeSetParams, cudaGraphExecHostNodeSetParams(executable, node, p), (void *executable, void *node, const host_node_t *p))
+FACE(cuGraphHostNodeSetParams, cudaGraphHostNodeSetParams(node, p), (void *node, const host_node_t *p))
+FACE(cuGraphAddChildGraphNode, cudaGraphAddChildGraphNode(node, graph, before, n, child), (NEW, void *child))
+FACE(cuGraphExecChildGraphNodeSetParams, cudaGraphExecChildGraphNodeSetParams(executable, node, child), (void *executable, void *node, void *child))
+FACE(cuGraphAddEmptyNode, cudaGraphAddEmptyNode(node, graph, before, n), (NEW))
+FACE(cuGraphAddMemAllocNode, cudaGraphAddMemAllocNode(node, graph, before, n, p), (NEW, allocation_node_t *p))
+FACE(cuGraphAddMemFreeNode, cudaGraphAddMemFreeNode(node, graph, before, n, (void *)p), (NEW, address_t p))
