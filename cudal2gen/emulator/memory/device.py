@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from cudal2gen.emulator.memory.arena import Buffer
-from cudal2gen.emulator.memory.device_hazards import DeviceHazards
+from cudal2gen.emulator.memory.device_hazards import DeviceHazards, places_of_bytes
 from cudal2gen.emulator.memory.device_state import DeviceState
 from cudal2gen.emulator.memory.flags import Side
 from cudal2gen.emulator.memory.order import Clock
+from cudal2gen.emulator.memory.places import ROW, Form, Places, Rows, put, take
 from cudal2gen.emulator.memory.shared import SharedMemory
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
@@ -24,14 +25,14 @@ Place = tuple[Buffer, Array | None]
 
 
 class Access(NamedTuple):
-    """Where lanes (None: all) touch global memory: arena offsets, places, whether it is ``packed`` (lanes in a row, one
-    buffer, each ``width`` behind the one before), and the numbers of the elements of ``width`` bytes."""
+    """Where lanes (None: all) touch global memory: arena offsets, places, their ``form`` (scattered in several
+    buffers), and the numbers of the elements of ``width`` bytes."""
 
     lanes: Array | None
     offset: Array
     places: list[Place]
-    packed: bool
-    elements: Array | slice
+    form: Form
+    elements: Places
 
 
 class DeviceMemory:
@@ -45,7 +46,7 @@ class DeviceMemory:
         self.guarded = state.overlapping and batch.launch.options.hazards
         self.targets = state.targets if batch.launch.options.hazards else {}
         # Of the last packed access: its addresses, its width, and where it goes.
-        self._last_packed = (np.zeros(0, np.uint64), 0, Access(None, batch.everyone, [], True, slice(0)))
+        self._last_packed = (np.zeros(0, np.uint64), 0, Access(None, batch.everyone, [], Form.PACKED, slice(0)))
         # Per row and warp: the tick of its griddepcontrol.wait, 0 before.
         self.waited: Array = np.zeros((batch.count, batch.warps_per_cta), np.int64)
 
@@ -97,31 +98,38 @@ class DeviceMemory:
             address = address[lanes]
         arena = self.arena
         offset = (address - np.uint64(arena.base)).view(np.int64)
-        packed = self._is_packed(lanes, offset, width)
-        if packed:
-            low, high = int(offset[0]), int(offset[-1])
-        else:
-            low, high = int(offset.min()), int(offset.max())
+        form = self._form(lanes, offset, width)
+        # What begins a row has the lowest address of it.
+        every = {Form.PACKED: len(offset), Form.ROWS: ROW, Form.SCATTERED: 1}[form]
+        heads = offset[::every]
+        low, high = int(heads.min()), int(heads.max()) + every * width
         buffer = arena.find(low) if low >= 0 else None
-        fits = buffer is not None and high + width <= buffer.end
-        if buffer is None or not fits or (low if packed else int(np.bitwise_or.reduce(offset))) & (width - 1):
+        if buffer is None or high > buffer.end or int(np.bitwise_or.reduce(heads)) & (width - 1):
             return self._locate_each(lanes, offset, width, site)
         self._check_target(buffer, lanes, offset, width, site)
-        first = low >> SHIFT[width]
-        index = slice(first, first + len(offset)) if packed else offset >> SHIFT[width]
-        access = Access(lanes, offset, [(buffer, None)], packed, index)
-        if packed and m is None:
+        elements: Places = heads >> SHIFT[width]
+        if form is Form.PACKED:
+            elements = slice(low >> SHIFT[width], (low >> SHIFT[width]) + every)
+        elif form is Form.ROWS:
+            elements = Rows(heads >> SHIFT[width])
+        access = Access(lanes, offset, [(buffer, None)], form, elements)
+        if form is Form.PACKED and m is None:
             self._last_packed = whole, width, access
         return access
 
-    def _is_packed(self, lanes: Array | None, offset: Array, width: int) -> bool:
-        """Are these lanes in a row, and is each offset ``width`` behind the one before?"""
+    def _form(self, lanes: Array | None, offset: Array, width: int) -> Form:
+        """How the offsets of lanes lie."""
         first, count = int(offset[0]), len(offset)
-        if int(offset[-1]) - first != (count - 1) * width:
-            return False
-        if lanes is not None and int(lanes[-1]) - int(lanes[0]) != count - 1:
-            return False
-        return bool((offset - self.batch.who.ramp(width)[:count] == first).all())
+        ramp = self.batch.who.ramp(width)
+        if int(offset[-1]) - first == (count - 1) * width and (
+            lanes is None or int(lanes[-1]) - int(lanes[0]) == count - 1
+        ):
+            return Form.PACKED if (offset - ramp[:count] == first).all() else Form.SCATTERED
+        if count % ROW or int(offset[ROW - 1]) - first != (ROW - 1) * width:
+            return Form.SCATTERED
+        by_row = offset.reshape(-1, ROW)
+        are_rows = bool((by_row - ramp[:ROW] == by_row[:, :1]).all())
+        return Form.ROWS if are_rows else Form.SCATTERED
 
     def _check_target(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
         """Report an access in another buffer than those that its address is computed from."""
@@ -159,7 +167,7 @@ class DeviceMemory:
         places: list[Place] = [(arena.buffers[int(i)], np.flatnonzero(which == i)) for i in np.unique(which)]
         for buffer, part in places:
             self._check_target(buffer, part if lanes is None else lanes[part], offset[part], width, site)
-        return Access(lanes, offset, places, False, offset >> SHIFT[width])
+        return Access(lanes, offset, places, Form.SCATTERED, offset >> SHIFT[width])
 
     def require_aligned(self, address: Array, width: int, m: Mask, site: int) -> None:
         """Report addresses that are no multiple of ``width``."""
@@ -194,7 +202,7 @@ class DeviceMemory:
         access = self.locate(address, width, m, site)
         if access is None:
             return self.batch.poison(width)
-        lanes, offset, places, packed, index = access
+        lanes, offset, places, form, elements = access
         if self.guarded:
             self.guard(lanes, offset, site)
         if self.counters is not None:
@@ -202,13 +210,13 @@ class DeviceMemory:
         for buffer, part in places:
             if buffer.written is not None or buffer.role != "input":
                 some, at = self._part(lanes, offset, part)
-                self.hazards.before_read(buffer, some, at, width, site, strong, packed)
+                self.hazards.before_read(buffer, some, at, width, site, strong, form)
                 if read_only:
-                    self.hazards.before_constant_read(buffer, some, at, width, site, packed)
+                    self.hazards.before_constant_read(buffer, some, at, width, site, form)
         if strong and not strong & CHECKED and self.state.order.active:
             self._flags(lanes, offset, strong, read=True)
-        values: Array = self.arena.views[width][index]
-        if packed and lanes is None:
+        values = take(self.arena.views[width], elements)
+        if form is Form.PACKED and lanes is None:
             return values.copy()
         return values if lanes is None else self.batch.spread(values, lanes, width)
 
@@ -217,7 +225,7 @@ class DeviceMemory:
         access = self.locate(address, width, m, site)
         if access is None:
             return
-        lanes, offset, places, packed, index = access
+        lanes, offset, places, form, elements = access
         if self.guarded:
             self.guard(lanes, offset, site)
         if lanes is not None:
@@ -227,11 +235,11 @@ class DeviceMemory:
         for buffer, part in places:
             some, at = self._part(lanes, offset, part)
             new = value if part is None else value[part]
-            self.hazards.before_write(buffer, some, at, width, site, new, strong, packed)
-            self.mark(buffer, at, width, packed)
+            self.hazards.before_write(buffer, some, at, width, site, new, strong, form)
+            self.mark(buffer, at, width, form)
         if strong and (self.state.order.active or strong & ORDERS):
             self._flags(lanes, offset, strong, write=True)
-        self.arena.views[width][index] = value
+        put(self.arena.views[width], elements, value)
         self.launch.version += 1
 
     def touch(
@@ -265,14 +273,13 @@ class DeviceMemory:
             return lanes, offset
         return (self.batch.everyone if lanes is None else lanes)[part], offset[part]
 
-    def mark(self, buffer: Buffer, offset: Array, width: int, packed: bool = False) -> None:
+    def mark(self, buffer: Buffer, offset: Array, width: int, form: Form = Form.SCATTERED) -> None:
         """These bytes of the buffer have been written."""
         written = buffer.written
         if written is None:
             return
-        if packed:
-            start = int(offset[0]) - buffer.start
-            written[start : start + len(offset) * width] = 1
+        if form is not Form.SCATTERED:
+            put(written, places_of_bytes(buffer, offset, width, form), 1)
             return
         relative = offset - buffer.start
         if len(written) % width == 0:

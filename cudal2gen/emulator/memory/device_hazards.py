@@ -10,6 +10,7 @@ import numpy as np
 
 from cudal2gen.emulator.memory.arena import Buffer
 from cudal2gen.emulator.memory.device_state import DeviceState
+from cudal2gen.emulator.memory.places import ROW, Form, Places, Rows, put, take
 from cudal2gen.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, Run, Tags
 from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.batch import BatchState
@@ -22,16 +23,24 @@ class Origin(NamedTuple):
     """The instructions that left the tags of an access's granules, if they are recorded."""
 
     sites: Array | None
-    granules: Array | slice
+    granules: Places
 
     def site(self, element: int) -> int:
         """Of one element, -1 if it is not recorded."""
-        return -1 if self.sites is None else int(self.sites[self.granules][element]) - 1
+        return -1 if self.sites is None else int(take(self.sites, self.granules)[element]) - 1
+
+
+def places_of_bytes(buffer: Buffer, offset: Array, width: int, form: Form) -> Places:
+    """The bytes of an access in the buffer, of one that is not scattered."""
+    if form is Form.PACKED:
+        start = int(offset[0]) - buffer.start
+        return slice(start, start + len(offset) * width)
+    return Rows(offset[::ROW] - buffer.start, ROW * width)
 
 
 class DeviceHazards:
     """Checks before every global access of a batch; offsets are the arena's, one per lane of ``lanes`` (None: all);
-    ``packed``: they are lanes in a row, and each is ``width`` behind the one before."""
+    ``form``: how these lie in memory."""
 
     def __init__(self, batch: BatchState, clocks: Clocks, state: DeviceState) -> None:
         self.batch, self.clocks, self.state = batch, clocks, state
@@ -51,29 +60,29 @@ class DeviceHazards:
         width: int,
         site: int,
         strong: int,
-        packed: bool = False,
+        form: Form = Form.SCATTERED,
     ) -> None:
         """A read of ``width`` bytes; ``strong`` reads do not race with strong writes that their scope reaches."""
         if buffer.written is not None:
-            self._check_written(buffer, lanes, offset, width, site, packed)
+            self._check_written(buffer, lanes, offset, width, site, form)
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
-        if packed and self.keeps_runs and tags.read_run(self._run(buffer, lanes, offset, width, strong)):
+        if form is Form.PACKED and self.keeps_runs and tags.read_run(self._run(buffer, lanes, offset, width, strong)):
             return
         stamp = self._stamp(lanes, strong)
         kind = "plain-first-load" if strong & CHECKED else "global-race"
-        for touched in self._granules(buffer, offset, width, packed):
+        for touched in self._granules(buffer, offset, width, form):
             if tags.is_written:
-                tagged, origin = tags.written[touched], Origin(tags.written_at, touched)
+                tagged, origin = take(tags.written, touched), Origin(tags.written_at, touched)
                 if self._check_order("read after write", tagged, lanes, offset, site, strong, origin, kind=kind):
                     break
-            tags.read[touched] = stamp
+            put(tags.read, touched, stamp)
             if tags.read_at is not None:
-                tags.read_at[touched] = site + 1
+                put(tags.read_at, touched, site + 1)
 
     def before_constant_read(
-        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, packed: bool
+        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, form: Form
     ) -> None:
         """A read through the read-only path (``ld.global.nc``): nobody writes these bytes during the launch."""
         if not self.hazards:
@@ -81,11 +90,11 @@ class DeviceHazards:
         tags = self.state.tags(buffer, self.launch.recording)
         if tags.read_only is None:
             tags.read_only = np.zeros(tags.granules, bool)
-        for touched in self._granules(buffer, offset, width, packed):
-            tags.read_only[touched] = True
+        for touched in self._granules(buffer, offset, width, form):
+            put(tags.read_only, touched, True)
             if not tags.is_written:
                 continue
-            bad = tags.written[touched] != 0
+            bad = take(tags.written, touched) != 0
             if bad.any():
                 text = "reads by ld.global.nc what this launch has written"
                 self._report_read_only(text, lanes, offset, bad, site)
@@ -96,14 +105,17 @@ class DeviceHazards:
         at = int(offset[np.flatnonzero(bad)[0]]) + self.state.arena.base
         self.batch.report_lanes("read-only-path", text, site, mine, at)
 
-    def _granules(self, buffer: Buffer, offset: Array, width: int, packed: bool = False) -> Iterator[Array | slice]:
+    def _granules(self, buffer: Buffer, offset: Array, width: int, form: Form = Form.SCATTERED) -> Iterator[Places]:
         """Per granule of an access, its number in the buffer for every lane."""
         shift = self.state.granule_shift
         per = max(1, width >> shift)
-        if packed:
+        if form is Form.PACKED:
             start = (int(offset[0]) - buffer.start) >> shift
             for k in range(per):
                 yield slice(start + k, start + len(offset) * per, per)
+            return
+        if form is Form.ROWS and per == 1:
+            yield Rows((offset[::ROW] - buffer.start) >> shift)
             return
         first = (offset - buffer.start) >> shift
         for k in range(per):
@@ -142,13 +154,11 @@ class DeviceHazards:
         return bool(bad.any())
 
     def _check_written(
-        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, packed: bool
+        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, form: Form
     ) -> None:
         assert buffer.written is not None
-        if packed:
-            start = int(offset[0]) - buffer.start
-            if buffer.written[start : start + len(offset) * width].all():
-                return
+        if form is not Form.SCATTERED and take(buffer.written, places_of_bytes(buffer, offset, width, form)).all():
+            return
         relative = offset - buffer.start
         defined = buffer.written[relative]
         if width > 1:
@@ -172,7 +182,7 @@ class DeviceHazards:
             for touched in self._granules(buffer, offset, width):
                 tags = self.state.tags(buffer, self.launch.recording)
                 origin = Origin(tags.written_at, touched)
-                self._check_order("write after write", tags.written[touched], lanes, offset, site, strong, origin)
+                self._check_order("write after write", take(tags.written, touched), lanes, offset, site, strong, origin)
 
     def _report_unwritten(
         self, text: str, lanes: Array | None, offset: Array, bad: Array, site: int, doubtful: bool
@@ -191,36 +201,36 @@ class DeviceHazards:
         site: int,
         value: Array | None,
         strong: int,
-        packed: bool = False,
+        form: Form = Form.SCATTERED,
     ) -> None:
         """A write of ``value`` (None: not known yet). Writing what is already there races with nobody."""
         self.check_allowed(buffer, lanes, offset, width, site)
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
-        if packed and self.keeps_runs and tags.write_run(self._run(buffer, lanes, offset, width, strong)):
+        if form is Form.PACKED and self.keeps_runs and tags.write_run(self._run(buffer, lanes, offset, width, strong)):
             return
         stamp = self._stamp(lanes, strong)
         shared_places = False
         differs = None if value is None else partial(self._bytes_differ, offset, value, width)
-        for touched in self._granules(buffer, offset, width, packed):
-            if tags.read_only is not None and tags.read_only[touched].any():
-                bad = tags.read_only[touched] & (True if differs is None else differs())
+        for touched in self._granules(buffer, offset, width, form):
+            if tags.read_only is not None and take(tags.read_only, touched).any():
+                bad = take(tags.read_only, touched) & (True if differs is None else differs())
                 if bad.any():
                     self._report_read_only("writes what this launch reads by ld.global.nc", lanes, offset, bad, site)
             self._check_before_write(tags, touched, lanes, offset, site, strong, differs)
-            tags.written[touched] = stamp
+            put(tags.written, touched, stamp)
             if tags.written_at is not None:
-                tags.written_at[touched] = site + 1
-            if value is not None and not packed:
-                shared_places = shared_places or bool((tags.written[touched] != stamp).any())
+                put(tags.written_at, touched, site + 1)
+            if value is not None and form is not Form.PACKED:
+                shared_places = shared_places or bool((take(tags.written, touched) != stamp).any())
         if shared_places and value is not None:
             self._check_duplicates(lanes, offset, value, width, site)
 
     def _check_before_write(
         self,
         tags: Tags,
-        touched: Array | slice,
+        touched: Places,
         lanes: Array | None,
         offset: Array,
         site: int,
@@ -231,11 +241,13 @@ class DeviceHazards:
         if tags.is_written:
             origin = Origin(tags.written_at, touched)
             what = "write after write"
-            if self._check_order(what, tags.written[touched], lanes, offset, site, strong, origin, differs):
+            if self._check_order(what, take(tags.written, touched), lanes, offset, site, strong, origin, differs):
                 return
         if tags.is_read:
             origin = Origin(tags.read_at, touched)
-            self._check_order("write after read", tags.read[touched], lanes, offset, site, strong, origin, differs)
+            self._check_order(
+                "write after read", take(tags.read, touched), lanes, offset, site, strong, origin, differs
+            )
 
     def _run(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, strong: int) -> Run:
         """A packed access as a run."""
