@@ -376,34 +376,36 @@ class SharedMemory:
         A column of readers has room for one tag per word, and several lanes of its warp may read the word. So the tag
         is that of the thread while it is the only one since the warp last synchronised, else that of "several lanes".
         """
-        batch, per = self.batch, width // self.granule
+        per, some = width // self.granule, slice(None) if lanes is None else lanes
         writer, latest, _ = self.rows[width]
         self._check_read(lanes, writer[at], site, offset, tried=True)
-        latest[at] = self.stamp
-        lane_tag, column = (
-            (self.lane_tag, self.reader_column) if lanes is None else (self.lane_tag[lanes], self.reader_column[lanes])
-        )
+        lane_tag, column = self.lane_tag[some], self.reader_column[some]
         first = at * (per * self.columns) + column
-        old = self.reader_tags[first]
-        fresh: int | Array = self.fresh
-        if self.clocks.table is not None:
-            # What the warp has synchronised since does not count.
-            row, warp = (batch.row_of, batch.warp) if lanes is None else (batch.row_of[lanes], batch.warp[lanes])
-            horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
-            fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
-        actor = (1 << self.BITS) - 1
-        several = (old >= fresh) & ((old & actor) != (lane_tag & actor)) & (old != 0)
-        collective_tag = self.collective_tag if lanes is None else self.collective_tag[lanes]
-        tag = np.where(several, collective_tag, lane_tag) if several.any() else lane_tag
+        before = latest[at]
+        latest[at] = mine = lane_tag if per == 1 else lane_tag[:, None]
+        # Most words have one reader, now and since the CTA last synchronised.
+        is_alone = not (before >= max(self.fresh, 1)).any() and bool((latest[at] == mine).all())
+        tag = lane_tag if is_alone else self._tag_beside_others(first, lane_tag, some)
         for k in range(per):
             self.reader_tags[first + k * self.columns] = tag
         # Lanes of this very instruction that share a word: the last one's tag stands there.
-        back = self.reader_tags[first] != tag
+        back = np.zeros(0, bool) if is_alone else self.reader_tags[first] != tag
         if back.any():
             for k in range(per):
-                self.reader_tags[first[back] + k * self.columns] = collective_tag[back]
+                self.reader_tags[first[back] + k * self.columns] = self.collective_tag[some][back]
         if self.recorded is not None:
             self.recorded.read(at, per, column, site)
+
+    def _tag_beside_others(self, first: Array, lane_tag: Array, some: Array | slice) -> Array:
+        """The tags of lanes that read words which other lanes of their warps may have read."""
+        old, actor, fresh = self.reader_tags[first], (1 << self.BITS) - 1, np.asarray(self.fresh, self.TAG)
+        if self.clocks.table is not None:
+            # What the warp has synchronised since does not count.
+            row, warp = self.batch.row_of[some], self.batch.warp[some]
+            horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
+            fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
+        several = (old >= fresh) & ((old & actor) != (lane_tag & actor)) & (old != 0)
+        return np.where(several, self.collective_tag[some], lane_tag)
 
     def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """A read of whole warps, such as ldmatrix: tagged as one of several lanes."""
