@@ -148,6 +148,32 @@ def test_no_device(): pass
     )
 
 
+def test_benign_findings_are_listed_and_fail_no_test(session: pytest.Pytester) -> None:
+    benign = """
+extern "C" __global__ void masked(const int *x, int *y) {
+  __shared__ int tile[64];
+  tile[threadIdx.x] = x[threadIdx.x];
+  int other;
+  asm volatile("and.b32 %0, %1, 0;" : "=r"(other) : "r"(tile[63 - threadIdx.x]));
+  y[threadIdx.x] = x[threadIdx.x] + other;
+}
+"""
+    session.makefile(".cu", masked=benign)
+    body = """
+def test_masked(cuda_emulator):
+    cuda_emulator.compile("masked.cu").launch("masked", block=64, args=[x, np.empty_like(x)])
+    assert [str(item.severity) for item in cuda_emulator.findings] == ["benign"]
+"""
+    result = run(session, body, "-W", "error")
+    result.assert_outcomes(passed=1)
+    listed = [
+        "*CUDA findings that fail no test*",
+        "test_kernels.py::test_masked",
+        "benign: shared-race in masked *",
+    ]
+    result.stdout.fnmatch_lines(listed)
+
+
 def test_the_mark_alone_gives_launchers_a_device(session: pytest.Pytester) -> None:
     result = run(
         session,
