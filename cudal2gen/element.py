@@ -130,7 +130,13 @@ F32 = Element(
     cuda_type="CUDA_R_32F", heuristics="S",
 )  # fmt: skip
 
-ELEMENTS: dict[str, Element] = {element.name: element for element in (F16, BF16)}  # of A and B
+ELEMENTS: dict[ElementName, Element] = {"f16": F16, "bf16": BF16}  # of A and B
+
+
+def name_of(dtype: object) -> ElementName | None:
+    """The name of the element of a NumPy or torch type; None where it is no element's."""
+    element = element_or_none(dtype)
+    return next((name for name, each in ELEMENTS.items() if each is element), None)
 
 
 def stored(ab: ElementName, d: OutputName) -> Element:

@@ -80,6 +80,20 @@ def test_a_text_has_the_type_from_its_record(monkeypatch: pytest.MonkeyPatch) ->
         assert not (match := re.search(SPELLED + r"|F16|\bfp16|\.f16", text)), match
 
 
+def test_a_new_type_of_a_and_b_touches_four_files(checkout: Path) -> None:
+    """Those in which the name of one stands, as ARCHITECTURE.md lists them. Rooms that take programs of any type have
+    tables of their own."""
+    others = {"emulator", "checking", "grading", "triton_emulation"}
+    package = checkout / "cudal2gen"
+    files = [path for path in package.rglob("*") if path.suffix in (".py", ".cpp", ".h")]
+    own = [path for path in files if path.relative_to(package).parts[0] not in others]
+    named = {path.name for path in own if re.search(r'"bf16"|AB_BF16', path.read_text())}
+    assert named == {"element.py", "launch.h", "cudal2gen.h", "pack.cpp"}
+    lines = (checkout / "ARCHITECTURE.md").read_text().splitlines()
+    (listed,) = (line for line in lines if line.startswith("A new type of A and B"))
+    assert all(f"`{name.removesuffix('.py')}`" in listed for name in named)
+
+
 def test_only_the_table_names_the_type(checkout: Path) -> None:
     package, templates = checkout / "cudal2gen", checkout / "templates"
     files = [path for path in package.rglob("*") if path.suffix in (".py", ".cpp", ".h")]

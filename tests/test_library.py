@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -83,6 +84,27 @@ def test_every_record_has_a_verdict_that_it_is_right(catalogued: list[catalog.Re
         verdict = verdicts.get((compiler.job(record, tools).digest, "emulator"))
         if verdict is None or not verdict.passed:
             wrong.append(f"{record.gpu} {record.acc} {record.mnk}")
+    assert wrong == []
+
+
+TYPED_NAME = re.compile(r"hgemm_(sm90|sm80)_\w+?_(bf16_)?f32(_df32)?_(tn|nn)_")
+
+
+def test_a_type_with_verdicts_has_them_all(checkout: Path) -> None:
+    """Types that the catalog does not have: where one kernel of a type and layout was judged, all that its records give
+    on the A100 or the H200 were, and are right. ``validate --all --changed --ab bf16 --gpu h200`` judges them."""
+    tools = replace(toolchain.discover(), nvcc_version=VERSIONS["nvcc"], cutlass_version=VERSIONS["cutlass"])
+    verdicts = results.latest(checkout / "results" / "verdicts.jsonl")
+    names = {match.groups() for verdict in verdicts.values() if (match := TYPED_NAME.match(verdict.record))}
+    wrong = []
+    for arch, ab, d, layout in sorted(names, key=str):
+        if ab or d:
+            gpu = "h200" if arch == "sm90" else "a100"
+            types = {"ab": "bf16" if ab else "f16", "d": "f32" if d else "same"}
+            for record in catalog.library(gpu, "f32", layout, **types):
+                verdict = verdicts.get((compiler.job(record, tools).digest, "emulator"))
+                if verdict is None or not verdict.passed:
+                    wrong.append(record.problem.title)
     assert wrong == []
 
 

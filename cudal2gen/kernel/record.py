@@ -400,9 +400,10 @@ class Record(Schema):
 
     @property
     def name(self) -> str:
-        """The kernel's name: family, accumulator, layout, tile and a digest of the fields that the text depends on."""
+        """The kernel's name: family, types, layout, tile and a digest of the fields that the text depends on."""
         digest = hashlib.sha256(json.dumps(self.code(), sort_keys=True).encode()).hexdigest()
-        return f"hgemm_{self.family}_{self.acc}_{self.layout}_{self.tile}_{digest[:10]}"
+        types = self.problem.types.replace(" d=", "_d").replace(" ", "_")
+        return f"hgemm_{self.family}_{types}_{self.layout}_{self.tile}_{digest[:10]}"
 
     @property
     def kernel_key(self) -> tuple[str, tuple[tuple[str, int], ...]]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from cudal2gen.element import F32, ElementName, OutputName, dtypes, element_or_none
+from cudal2gen.element import F32, ElementName, OutputName, dtypes, element_or_none, name_of
 from cudal2gen.kernel import VECTOR, Acc, Layout, Problem, aligned
 from cudal2gen.kernel.launch import Matrix, Operands, Sizes
 
@@ -112,9 +112,9 @@ def _check_places(**tensors: torch.Tensor) -> None:
 
 def _name(dtype: torch.dtype) -> ElementName:
     """The name of an element's type, checked before."""
-    element = element_or_none(dtype)
-    assert element is not None
-    return "bf16" if element.name == "bf16" else "f16"
+    name = name_of(dtype)
+    assert name is not None
+    return name
 
 
 def _output(a: torch.Tensor, out_dtype: torch.dtype | None) -> OutputName:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from cudal2gen.element import BF16, ElementName, element_or_none
+from cudal2gen.element import ElementName, element_or_none, name_of
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Acc, Layout, Problem
 
@@ -178,4 +178,4 @@ def _operands(func: Any, args: Any) -> tuple[str, torch.Tensor, torch.Tensor, in
 def _product(op: str, a: torch.Tensor, b: torch.Tensor) -> Product:
     (m, k), n = a.shape[-2:], b.shape[-1]
     layout: Layout = "nn" if b.stride(-1) == 1 and (k == 1 or n > 1) else "tn"
-    return Product(op, layout, int(m), int(n), int(k), "bf16" if element_or_none(a.dtype) is BF16 else "f16")
+    return Product(op, layout, int(m), int(n), int(k), name_of(a.dtype) or "f16")
