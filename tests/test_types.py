@@ -18,7 +18,7 @@ from cudal2gen import catalog, compiler, pack, results
 from cudal2gen.choice import Table
 from cudal2gen.correctness import Comparison, compare
 from cudal2gen.element import BF16, F32
-from cudal2gen.kernel import IllegalRecord, Problem, Record, serving
+from cudal2gen.kernel import IllegalRecord, Problem, Record, edit, serving
 from cudal2gen.kernel.launch import Operands, Sizes, read
 from cudal2gen.validator import run_case
 from cudal2gen.validator.problems import Shape
@@ -189,6 +189,12 @@ def test_what_a_family_cannot_store_names_what_is_legal() -> None:
     settings = str(refused.value).split("(")[1].split(")")[0].split("--set ")[1:]
     legal = {name: None if value == "null" else value for name, value in (it.strip().split("=") for it in settings)}
     assert small(**FULL_OUT, **legal).output is F32
+
+
+def test_a_fit_finds_how_a_family_stores_fp32() -> None:
+    fitted = edit(small(), {"acc": "f32", "d": "f32"}).fitted().record
+    assert (fitted.d, fitted.decisions()["epilogue"]) == ("f32", "global")
+    assert {name: fitted.decisions().get(name) for name in TO_GLOBAL} == TO_GLOBAL
 
 
 @pytest.mark.parametrize(("ab", "d"), [("bf16", "same"), ("f16", "f32"), ("bf16", "f32")])

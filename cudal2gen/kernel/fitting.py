@@ -111,7 +111,7 @@ def _search(fields: Fields, named: frozenset[str], refusal: IllegalRecord) -> _S
     if family is None:
         raise refusal
     try:
-        problem = Problem.model_validate({name: fields[name] for name in QUESTION})
+        problem = Problem.model_validate({name: fields[name] for name in QUESTION if name in fields})
         origin = Origin.model_validate_json(json.dumps(fields["origin"]))
     except (ValueError, KeyError):
         raise refusal from None
