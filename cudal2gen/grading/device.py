@@ -14,10 +14,10 @@ import numpy as np
 
 from cudal2gen.checking import compilation, devices
 from cudal2gen.checking.names import plain, resolved
-from cudal2gen.emulator import Buffer, LaunchResult, Memory, Options, Program, Report, load
+from cudal2gen.emulator import Buffer, EmulatorError, LaunchResult, Memory, Options, Program, Report, load
 from cudal2gen.emulator.hopper.tensor_map import TensorMap
 from cudal2gen.emulator.host.execution import output_reports
-from cudal2gen.emulator.host.program import KernelArgument
+from cudal2gen.emulator.host.program import KernelArgument, pack_arguments
 from cudal2gen.errors import WrongInput
 from cudal2gen.grading.contract import ROLES, Box, Contract, Launch, box
 from cudal2gen.grading.expressions import Number, Shape
@@ -58,6 +58,10 @@ def ptx(source: str, device: str, arguments: tuple[str, ...], seconds: float) ->
 def program(text: str) -> Program:
     """The program of a PTX text. Raises PtxError."""
     return load(text)
+
+
+class WrongSignature(Exception):
+    """The source lacks a kernel that the contract launches, or has it with other parameters."""
 
 
 @dataclass
@@ -137,7 +141,10 @@ class DeviceCalls(MemoryCalls):
     def __init__(self, text: str, agreement: Contract, shape: Shape, device: str) -> None:
         super().__init__(agreement, shape, device, agreement.buffers)
         self.program = program(text)
-        self.kernels = [resolved(launch.entry, self.program.kernels) for launch in agreement.launches]
+        try:
+            self.kernels = [resolved(launch.entry, self.program.kernels) for launch in agreement.launches]
+        except WrongInput as error:
+            raise WrongSignature(str(error)) from None
 
     def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
         """All launches of the contract. Raises LaunchRefused, EmulatorError."""
@@ -160,6 +167,10 @@ class DeviceCalls(MemoryCalls):
     def _launch(self, launch: Launch, kernel: str, options: Options, result: Call) -> None:
         grid, block, cluster, smem = launch.geometry(self.shape)
         arguments = [self._argument(argument, launch) for argument in launch.args]
+        try:
+            pack_arguments(self.program.module.kernels[kernel], arguments)
+        except EmulatorError as error:
+            raise WrongSignature(str(error)) from None
         done = self.program.launch(
             kernel, grid, block, arguments, memory=self.memory, shared_bytes=smem, device=self.device, options=options,
             check_outputs=False, cluster=cluster, cooperative=launch.cooperative,

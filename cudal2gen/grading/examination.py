@@ -266,8 +266,6 @@ class Examination:
         task, call = self.task, first.call
         whole = not any(item.format.is_float for item in task.contract.inputs)
         needed, total = task.flops_of(self.shape), 0
-        operands = task.precision.operands if task.checks_operands else None
-        accumulator = task.precision.accumulator if task.checks_accumulator else None
         for name, opcodes in call.opcodes.items():
             flops, by_matrix = arithmetic.flops(opcodes, call.wgmma_flops[name], whole)
             total += flops
@@ -277,7 +275,7 @@ class Examination:
                     flops=flops, mma_flops=by_matrix,
                 )
             )  # fmt: skip
-            for item in [] if whole else arithmetic.downgrades(opcodes, operands, accumulator, needed):
+            for item in [] if whole else self._downgrades(opcodes, needed):
                 self._add(
                     "lower-precision",
                     f"{name}: {item.what} are {item.type}, {item.required} is required: {item.opcode}, {item.runs}x",
@@ -290,6 +288,15 @@ class Examination:
                 f"at most {total} operations are executed, the problem needs {needed:.0f}",
                 executed=total, needed=int(needed), share=round(total / needed, 4),
             )  # fmt: skip
+
+    def _downgrades(self, opcodes: Mapping[str, int], needed: float) -> list[arithmetic.Downgrade]:
+        """Instructions of lower precision than required; an operation with 8-bit buffers may quantise."""
+        task = self.task
+        operands = task.precision.operands if task.checks_operands else None
+        accumulator = task.precision.accumulator if task.checks_accumulator else None
+        quantises = any(item.format.dtype.itemsize == 1 for item in task.contract.buffers.values())
+        items = arithmetic.downgrades(opcodes, operands, accumulator, needed)
+        return [item for item in items if arithmetic.rank(item.type) or not quantises]
 
     def _special(self, first: Answer, answer: Answer) -> None:
         """Less work for special values."""

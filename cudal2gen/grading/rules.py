@@ -20,6 +20,9 @@ RULES = {
         "the source includes a file that belongs to neither CUDA, CUTLASS nor the C++ library",
         "put the text into the source",
     ),
+    "wrong-signature": Rule(
+        "the source lacks a kernel that is launched, or it has other parameters", "keep the name and the parameters"
+    ),
     "wrong-value": Rule(
         "an output differs from the reference by more than rounding explains",
         "look at the first wrong element: its index says which tile, row or edge is concerned",

@@ -25,7 +25,7 @@ from cudal2gen.emulator import EmulatorError, LaunchRefused, PtxError, Report, b
 from cudal2gen.errors import Failure, WrongInput
 from cudal2gen.grading import floor, inputs, launcher, modules
 from cudal2gen.grading.contract import Contract, HostCall, Launch, contract, named_shapes
-from cudal2gen.grading.device import DeviceCalls, is_ptx, outside_files, ptx, read
+from cudal2gen.grading.device import DeviceCalls, WrongSignature, is_ptx, outside_files, program, ptx, read
 from cudal2gen.grading.examination import DeviceFactory, Examination, Task
 from cudal2gen.grading.expressions import Number, Shape
 from cudal2gen.grading.launcher import HostFailure
@@ -35,6 +35,7 @@ from cudal2gen.grading.verdict import Finding, Verdict
 from cudal2gen.workers import Worker
 
 STEP_S = 0.05
+MOST_BYTES = 1 << 24  # of an answer
 LIMIT = 40  # findings of a verdict
 
 
@@ -146,8 +147,10 @@ def _factory(
         if module:
             whole = _with_templates(module.device_text, [launch.entry for launch in agreement.launches])
         code = ptx(whole, limits.device, limits.nvcc_arguments, limits.compile_s)
-    except Failure as error:
-        verdict.findings.append(Finding.of("does-not-compile", str(error)))
+        if is_ptx(whole):
+            program(code)
+    except (Failure, PtxError) as error:
+        verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
         return None
     return partial(DeviceCalls, code, agreement, device=limits.device)
 
@@ -185,7 +188,7 @@ def graded(task: Task, verdict: Verdict, stated: int) -> Verdict:
         try:
             examination = Examination(task, shape, number >= stated and stated_right)
             examination.run()
-        except (LaunchRefused, HostFailure, PtxError, EmulatorError) as error:
+        except (LaunchRefused, HostFailure, WrongSignature, PtxError, EmulatorError) as error:
             _unchecked(error, shape, verdict)
         if examination is None:
             break
@@ -205,8 +208,8 @@ def graded(task: Task, verdict: Verdict, stated: int) -> Verdict:
 
 def _unchecked(error: Exception, shape: Shape, verdict: Verdict) -> None:
     """A launch that CUDA refuses is wrong; what the emulator lacks is not checked."""
-    if isinstance(error, LaunchRefused | HostFailure):
-        rule = "launch-refused" if isinstance(error, LaunchRefused) else "host-failure"
+    rules = {LaunchRefused: "launch-refused", HostFailure: "host-failure", WrongSignature: "wrong-signature"}
+    if (rule := rules.get(type(error))) is not None:
         verdict.findings.append(Finding.of(rule, str(error), shape=shape, error=type(error).__name__))
     else:
         verdict.not_checked.append(f"{type(error).__name__}: {error}")
@@ -265,9 +268,10 @@ def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int) -> None:
     os.setsid()
     faulthandler.disable()  # a crash is the source's
     try:
-        pipe.send(graded(task, verdict, stated))
+        answer = graded(task, verdict, stated).model_dump_json()
     except WrongInput as error:
-        pipe.send(str(error))
+        answer = f"!{error}"
+    pipe.send_bytes(answer.encode())
 
 
 def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
@@ -285,7 +289,8 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
             if excess:
                 verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))
                 return verdict
-        answer = worker.pipe.recv()
+        # Text: what host code might send is not unpickled.
+        answer = worker.pipe.recv_bytes(MOST_BYTES).decode(errors="replace")
     except (EOFError, OSError):
         death = f"the process of the check {worker.death()}"
         if task.contract.call is not None:
@@ -297,7 +302,6 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
         with suppress(ProcessLookupError):
             process_tree.kill_session(worker.pid)
         worker.end()
-    if isinstance(answer, str):
-        raise WrongInput(answer)
-    assert isinstance(answer, Verdict)
-    return answer
+    if answer.startswith("!"):
+        raise WrongInput(answer[1:])
+    return Verdict.model_validate_json(answer)

@@ -80,7 +80,6 @@ def test_a_reference_of_torch() -> None:
         {"shapes": []},
         {"shapes": [(1, 2)]}, {"launches": []}, {"claimed_us": 3.0}, {"kinds": ["odd"]}, {"gpu": "a1000"},
         {"buffers": {"x": "in:f32[n]"}}, {"draws": {"q": (1, 2)}}, {"launches": [{"entry": "add_f32"}]},
-        {"launches": [{"entry": "sub_f32", "block": 32}]},
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
@@ -121,6 +120,35 @@ def test_launches_that_cuda_refuses_are_wrong_and_unknown_instructions_are_not_c
     )  # fmt: skip
     assert verdict.outcome == "not checked"
     assert "tcgen05" in verdict.not_checked[0]
+
+
+@pytest.mark.parametrize(
+    "launch", [{"entry": "sub_f32", "block": 32}, {"entry": "add_f32", "block": 32, "args": ["x"]}]
+)
+@pytest.mark.parametrize("isolated", [True, False])
+def test_kernels_with_another_signature_are_wrong(launch: dict[str, Any], isolated: bool) -> None:
+    verdict = add(launches=[launch], limits=Limits(isolated=isolated))
+    assert verdict.rules == {"wrong-signature"}
+
+
+def test_text_that_looks_like_ptx_is_wrong() -> None:
+    verdict = check_source(".version 8.0\n.target sm_80\nnonsense", np.add, [{"n": 4}], **ADD)
+    assert verdict.rules == {"does-not-compile"}
+
+
+def test_an_operation_may_quantise() -> None:
+    text = """extern "C" __global__ void quantise(const float* x, signed char* y, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x, q;
+        if (i >= n) return;
+        asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(q) : "f"(x[i] * 16));
+        y[i] = q;
+    }"""
+    verdict = check_source(
+        text, lambda x: np.clip(np.rint(np.float32(x) * 16), -128, 127), [{"n": 300}], limits=HERE,
+        buffers={"x": "in:f32[n]", "y": "out:i8[n]"},
+        launches=[{"entry": "quantise", "grid": 3, "block": 128, "args": ["x", "y", "n"]}],
+    )  # fmt: skip
+    assert verdict.right, str(verdict)
 
 
 def test_a_product_on_a100_is_bounded_by_arithmetic() -> None:
