@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -222,3 +223,26 @@ def shift_both(pair, n, BLOCK: tl.constexpr):
     source, target = pair
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target + index, tl.load(source + index + 1, mask=index < n - 1, other=0), mask=index < n)
+
+
+@triton.jit
+def increment_dependent(x_ptr, y_ptr, WAIT: tl.constexpr, BLOCK: tl.constexpr):
+    """y = x + 1, in a launch that may begin before the one before has ended; wrong without WAIT."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if WAIT:
+        gdc_wait()
+    x = tl.load(x_ptr + index)
+    gdc_launch_dependents()
+    tl.store(y_ptr + index, x + 1)
+
+
+@triton.jit
+def sort_and_sum(x_ptr, sorted_ptr, sums_ptr, BLOCK: tl.constexpr):
+    """The elements in order, and their running sums; prints the first, and asserts that it is positive."""
+    index = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + index)
+    tl.store(sorted_ptr + index, tl.sort(x))
+    tl.store(sums_ptr + index, tl.cumsum(x, 0))
+    first = tl.load(x_ptr)
+    tl.device_print("first", first)
+    tl.device_assert(first > 0, "not positive")

@@ -209,6 +209,29 @@ def test_a_cluster_of_two_ctas_for_each_program() -> None:
     assert near(d, a.float() @ b.float(), RELATIVE[torch.float16])
 
 
+@pytest.mark.parametrize(("wait", "findings"), [(True, set()), (False, {"grid-dependency"})])
+def test_a_dependent_launch_waits_for_the_one_before(wait: bool, findings: set[str]) -> None:
+    x = torch.arange(128, dtype=torch.int32)
+    y = torch.empty_like(x)
+    with triton_emulation.emulate("sm_90", check=False) as session:
+        triton_kernels.increment_dependent[(2,)](x, y, wait, BLOCK=64, launch_pdl=True)
+    assert {report.kind for report in session.reports} == findings
+    assert torch.equal(y, x + 1)
+
+
+def test_sorting_running_sums_prints_and_asserts(capfd: pytest.CaptureFixture[str]) -> None:
+    x = torch.randperm(256).int() + 1
+    ordered, sums = torch.empty_like(x), torch.empty_like(x)
+    with triton_emulation.emulate():
+        compiled = triton_kernels.sort_and_sum.warmup(x, ordered, sums, BLOCK=256, debug=True, grid=(1,))
+        compiled[(1, 1, 1)](x, ordered, sums, 256)
+    assert torch.equal(ordered, x.sort().values)
+    assert torch.equal(sums, x.cumsum(0).int())
+    assert f"first: {int(x[0])}" in capfd.readouterr().out
+    with pytest.raises(triton_emulation.Findings, match="not positive"), triton_emulation.emulate():
+        triton_kernels.sort_and_sum[(1,)](-x, ordered, sums, BLOCK=256, debug=True)
+
+
 def test_the_decorator_runs_and_raises() -> None:
     kernel = triton_emulation.emulated("sm_86")(triton_kernels.add)
     x, total = torch.ones(100), torch.empty(100)

@@ -34,6 +34,10 @@ NumPy and the standard library only; the stand-in CUDA runtime needs a C compile
     >>> [(r.kind, r.line, len(r.threads)) for r in result.reports]
     [('global-out-of-bounds', 13, 32), ('global-out-of-bounds', 15, 32)]
 
+CPU tensors of PyTorch, of bfloat16 and fp8 too, are arguments as they are, and a kernel's plain name suffices::
+
+    program.launch("vectorAdd", grid=4, block=256, args=[x, y, total, 1000]).reports
+
 Through a host launcher (a shared library built by ``nvcc -shared -Xcompiler -fPIC -cudart none``)::
 
     program = emulator.load(Path("gemm.ptx"), launcher=Path("gemm.so"))
