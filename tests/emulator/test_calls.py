@@ -8,6 +8,7 @@ import pytest
 from cudal2gen import emulator
 from cudal2gen.emulator import Memory
 from cudal2gen.emulator.frontend.ptx import PtxError
+from cudal2gen.emulator.host.checks import device_for
 from cudal2gen.emulator.state.reports import EmulatorError
 from tests.emulator.build import compiled
 
@@ -72,6 +73,15 @@ def kernel(body: str) -> emulator.Program:
       .reg .b32 %t, %a, %b, %c, %d; .reg .f32 %f<9>; .reg .b64 %p, %q; .reg .pred %P;
       ld.param.u64 %p, [x]; mov.u32 %t, %tid.x; mad.wide.u32 %p, %t, 4, %p;
       {body} st.global.u32 [%p], %a; ret; }}""")
+
+
+@pytest.mark.parametrize(("target", "kinds"), [("sm_80", []), ("sm_90", ["grid-dependency"])])
+def test_dependent_launches_overlap_from_sm_90_on(target: str, kinds: list[str]) -> None:
+    memory = Memory()
+    out = memory.upload(np.zeros(32, np.int32), "output")
+    device = device_for(target)
+    result = kernel("mov.u32 %a, 3;").launch("k", 1, 32, [out], memory=memory, overlapping=True, device=device)
+    assert [r.kind for r in result.reports] == kinds
 
 
 @pytest.mark.parametrize("opcode", ["vote.sync.ballot.b32", "vote.ballot.sync.b32"])

@@ -153,7 +153,7 @@ class _Run:
             geometry.threads,
             launch.parameters,
             self.symbols,
-            geometry.overlapping,
+            geometry.overlapping and launch.device.capability >= (9, 0),  # dependent launch begins with sm_90
             code.origins,
         )
         try:
