@@ -93,15 +93,29 @@ def _extensions(tree: ast.Module) -> set[str]:
     }
 
 
-def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+def _functions(tree: ast.Module) -> dict[str, list[ast.FunctionDef]]:
+    """Functions of the module by the name that reaches them: their own, or that of their class."""
+    out: dict[str, list[ast.FunctionDef]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            out[node.name] = [node]
+        elif isinstance(node, ast.ClassDef) and node.name != MODEL:
+            out[node.name] = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    return out
 
 
-def _model(model: ast.ClassDef, extensions: set[str], functions: dict[str, ast.FunctionDef]) -> Iterator[Finding]:
+def _reached(methods: list[ast.FunctionDef], functions: dict[str, list[ast.FunctionDef]]) -> list[ast.FunctionDef]:
+    """Methods, and all functions of the module that they name, or those in turn."""
+    out, rest = list(methods), dict(functions)
+    for function in out:  # grows
+        for node in ast.walk(function):
+            out += rest.pop(_name(node).split(".")[0], [])
+    return out
+
+
+def _model(model: ast.ClassDef, extensions: set[str], functions: dict[str, list[ast.FunctionDef]]) -> Iterator[Finding]:
     methods = {node.name: node for node in model.body if isinstance(node, ast.FunctionDef)}
-    used = [node for name, node in methods.items() if name != "__init__"]
-    names = {_name(node) for method in used for node in ast.walk(method)}
-    used += [function for name, function in functions.items() if name in names]
+    used = _reached([node for name, node in methods.items() if name != "__init__"], functions)
     constructor = methods.get("__init__")
     aliases = extensions | _aliases(constructor, extensions)
     names = {_name(node) for method in used for node in ast.walk(method)}
@@ -113,27 +127,33 @@ def _model(model: ast.ClassDef, extensions: set[str], functions: dict[str, ast.F
         yield from _cached(method)
 
 
+def _assignments(constructor: ast.FunctionDef | None) -> Iterator[tuple[str, ast.expr]]:
+    """Names that a constructor assigns, and what; pairs of tuples one by one."""
+    for node in ast.walk(constructor) if constructor is not None else iter(()):
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            match target, node.value:
+                case ast.Tuple(elts=targets), ast.Tuple(elts=values):
+                    yield from ((_name(part), value) for part, value in zip(targets, values, strict=False))
+                case _:
+                    yield _name(target), node.value
+
+
 def _aliases(constructor: ast.FunctionDef | None, extensions: set[str]) -> set[str]:
     """Attributes that hold an extension, or a function of one."""
-    nodes = ast.walk(constructor) if constructor is not None else iter(())
-    return {
-        _name(target)
-        for node in nodes
-        if isinstance(node, ast.Assign) and _name(node.value).split(".")[0] in extensions
-        for target in node.targets
-    }
+    return {name for name, value in _assignments(constructor) if _name(value).split(".")[0] in extensions}
 
 
 def _layers(constructor: ast.FunctionDef | None) -> set[str]:
     """Attributes that hold layers of ``torch.nn``."""
-    nodes = ast.walk(constructor) if constructor is not None else iter(())
     return {
-        _name(node.targets[0])
-        for node in nodes
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        and _name(node.value.func).startswith(("nn.", "torch.nn."))
-        and not _name(node.value.func).endswith(("Parameter", "ParameterList", "ModuleList"))
-    }  # fmt: skip
+        name
+        for name, value in _assignments(constructor)
+        if isinstance(value, ast.Call)
+        and _name(value.func).startswith(("nn.", "torch.nn."))
+        and not _name(value.func).endswith(("Parameter", "ParameterList", "ModuleList"))
+    }
 
 
 def _computing(method: ast.FunctionDef, layers: set[str], extensions: set[str]) -> Iterator[Finding]:
