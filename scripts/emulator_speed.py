@@ -169,8 +169,10 @@ def measure(contender: str, names: list[str], device: str, rounds: int, patience
         out[name] = first if first > patience else seconds_of(call, rounds, patience)
         if contender != "numpy":
             expected = case.numpy()
-            apart = np.abs(case.result.float().numpy() - expected).max()
-            assert apart <= case.tolerance * np.abs(expected).max(), f"{contender}, {name}: {apart} from NumPy's result"
+            distance = np.abs(case.result.float().numpy() - expected).max()
+            assert distance <= case.tolerance * np.abs(expected).max(), (
+                f"{contender}, {name}: {distance} from NumPy's result"
+            )
     return out
 
 

@@ -68,6 +68,8 @@ class EmulatedKernel:
         return launch
 
     def __getattr__(self, name: str) -> Any:
+        if name == "kernel":  # not there yet, while a copy is made
+            raise AttributeError(name)
         return getattr(self.kernel, name)
 
 

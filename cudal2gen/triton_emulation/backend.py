@@ -18,8 +18,8 @@ from cudal2gen.emulator import Device, Program, load
 # What ptxas would say of a kernel: shown to kernels that choose a grid by it, such as a persistent softmax.
 REGISTERS, SPILLS, THREADS = 64, 0, 1024
 
-# Takes over a launch: the program, Triton's source and metadata, its grid, and the arguments.
-LaunchTaker = Callable[[Program, Any, Any, tuple[int, int, int], Sequence[object]], None]
+# Launches: a program, Triton's source and metadata, its grid, and the arguments.
+LaunchFunction = Callable[[Program, Any, Any, tuple[int, int, int], Sequence[object]], None]
 
 
 class PtxBackend(CUDABackend):  # type: ignore[misc] # triton has no types
@@ -89,7 +89,7 @@ class Launcher(NamedTuple):
 
         if enter is not None:
             enter(launch_metadata)
-        driver.active.take_launch(program, self.source, self.metadata, (x, y, z), args)
+        driver.active.launch(program, self.source, self.metadata, (x, y, z), args)
         if leave is not None:
             leave(launch_metadata)
 
@@ -99,9 +99,9 @@ class EmulatedDriver(DriverBase):  # type: ignore[misc] # triton has no types
 
     launcher_cls = Launcher
 
-    def __init__(self, device: Device, take_launch: LaunchTaker) -> None:
+    def __init__(self, device: Device, launch: LaunchFunction) -> None:
         super().__init__()
-        self.device, self.take_launch = device, take_launch
+        self.device, self.launch = device, launch
         self.utils = Images(device)
         major, minor = device.capability
         self.target = GPUTarget("cuda", 10 * major + minor, 32)

@@ -28,8 +28,8 @@ OUR_BACKEND = "nvidia"  # whose place in Triton's list the emulated one takes
 
 @dataclass
 class Launch:
-    """A launch: the kernel's name in Python, its PTX, the values of its compile-time arguments and options, and what
-    the emulator says of it."""
+    """A launch: the kernel's name in Python, its PTX, warps of a CTA, CTAs of a program, bytes of shared memory,
+    and what the emulator says of it."""
 
     kernel: str
     ptx: str
@@ -63,7 +63,7 @@ class Session:
     launches: list[Launch] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     roles: dict[int, str] = field(default_factory=dict)
-    _kept: list[object] = field(default_factory=list)
+    _tensors: list[object] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -91,7 +91,7 @@ class Session:
         for tensor in tensors:
             host_bytes(tensor)  # raises for what cannot be an argument
             self.roles[tensor.untyped_storage().data_ptr()] = role
-            self._kept.append(tensor)
+            self._tensors.append(tensor)
 
     # --- Triton's places ---
 
