@@ -51,6 +51,7 @@ class ClusterMemory(SharedMemory):
 
     TAG = np.uint64
     BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 16, (1 << 64) - 1, 1 << 63, 1 << 46
+    DEFERS = False
     # Tags up to here are LONG_AGO or none.
     LONG_PAST = 1 << 16
 

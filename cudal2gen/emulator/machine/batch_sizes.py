@@ -6,7 +6,7 @@ from __future__ import annotations
 from cudal2gen.emulator.state.launch import LEAST_LANES, MOST_LANES, LaunchState
 
 # Of a batch that is wider than ``LEAST_LANES``: bytes of shared memory, and of local memory.
-SHARED_BYTES, LOCAL_BYTES = 1 << 20, 1 << 24
+SHARED_BYTES, LOCAL_BYTES = 1 << 22, 1 << 24
 # Twice the lanes may take so many times the steps.
 GROWTH = 1.5
 

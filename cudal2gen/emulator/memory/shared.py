@@ -7,14 +7,15 @@ from functools import partial
 
 import numpy as np
 
-from cudal2gen.emulator.memory.flags import Flags, Side, up_to
+from cudal2gen.emulator.memory.late_reads import LateRead, LateReads
 from cudal2gen.emulator.memory.recorded import RecordedSites
+from cudal2gen.emulator.memory.shared_flags import SharedFlags
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.lanes import SEVERAL
 from cudal2gen.emulator.state.participants import Participant
-from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
+from cudal2gen.emulator.state.scopes import ORDERS
 from cudal2gen.emulator.state.sites import NOWHERE, Site
 from cudal2gen.emulator.state.suspects import Suspect
 
@@ -30,7 +31,7 @@ READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "wri
 Access = tuple[Array | None, Array, Array]
 
 
-class SharedMemory:
+class SharedMemory(SharedFlags):
     """``size`` bytes per CTA. Addresses are window addresses (uint32, one per lane of the batch).
 
     A tag is tick << BITS | actor. Per granule, ``writer`` is the tag of the last write, ``readers`` that of the last
@@ -44,11 +45,12 @@ class SharedMemory:
 
     TAG: type[np.uint32] | type[np.uint64] = np.uint32
     BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 11, 0xFFFFFFFF, 0x80000000, 1 << 20
+    # Barriers end reads: those of whole warps leave their tags only if somebody looks before.
+    DEFERS = True
 
     def __init__(self, batch: BatchState, clocks: Clocks, size: int, granule: int) -> None:
-        self.batch, self.clocks, self.launch = batch, clocks, batch.launch
+        super().__init__(batch, clocks)
         self.size, self.granule = size, granule
-        self.hazards = batch.launch.options.hazards
         self.counters = batch.launch.counters
         # Bytes of a CTA's row; the rest after ``size`` keeps rows apart.
         self.stride = -(-size // 128) * 128 + 128
@@ -62,16 +64,15 @@ class SharedMemory:
         self.columns = self._reader_columns()
         self.t0 = self.tagged = batch.launch.tick
         self.fresh = 0
+        # Of the access located last: the window addresses [low, high) of its bytes.
+        self.extent = 0, 0
+        self.late = LateReads()
         if self.hazards:
             self._make_tags()
         if size:
             self._retag()
         # Element -> the tag that the last atomic or flag write left there.
         self.atomics: dict[int, int] = {}
-        # Flags by byte offset; (row, warp) -> by scope, what the warp has fenced, and what it has polled since.
-        self.flags: Flags[Array] = Flags(np.maximum)
-        self.fenced: dict[tuple[int, int], dict[Scope, Array]] = {}
-        self.learned: dict[tuple[int, int], dict[Scope, Array]] = {}
 
     def _make_tags(self) -> None:
         n = self.data.size // self.granule
@@ -120,7 +121,9 @@ class SharedMemory:
                 self.writer[self.writer < self.IN_FLIGHT] = LONG_AGO
                 self.latest[:] = 0
                 self.readers[:] = 0
+                self.late.reads.clear()
         self.fresh = self._first_fresh()
+        self.late.forget(self.fresh)
         if self.hazards:
             self.stamp = (tick + 1) << self.BITS
             self.lane_tag: Array = self.actor | self.TAG(self.stamp)
@@ -227,6 +230,7 @@ class SharedMemory:
     ) -> None:
         """A write of elements ``at``. ``same``: which elements already hold what is written; that is harmless whoever
         comes first."""
+        self._leave_tags(self.late.take(*self.extent))
         writer, latest, readers = self.rows[width]
         tags, reads = writer[at], latest[at]
         fresh = max(self.fresh, 1)
@@ -326,6 +330,7 @@ class SharedMemory:
                 return None
             address = address[lanes]
         low, high = int(address.min()), int(address.max())
+        self.extent = low, high + width
         top = WINDOW_START + self.size - width
         if low < WINDOW_START or high > top or int(np.bitwise_or.reduce(address)) & (width - 1):
             lanes, address = self._drop_invalid(address, width, self.batch.everyone if lanes is None else lanes, site)
@@ -377,6 +382,7 @@ class SharedMemory:
         is that of the thread while it is the only one since the warp last synchronised, else that of "several lanes".
         """
         per, some = width // self.granule, slice(None) if lanes is None else lanes
+        self._leave_tags(self.late.take(*self.extent))
         writer, latest, _ = self.rows[width]
         self._check_read(lanes, writer[at], site, offset, tried=True)
         lane_tag, column = self.lane_tag[some], self.reader_column[some]
@@ -409,15 +415,24 @@ class SharedMemory:
 
     def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """A read of whole warps, such as ldmatrix: tagged as one of several lanes."""
-        writer, latest, readers = self.rows[width]
-        tags = writer[at]
-        if (tags >= max(self.fresh, 1)).any():
+        tags = self.rows[width][0].take(at, axis=0)
+        if int(tags.max()) >= max(self.fresh, 1):
             self._check_read(lanes, tags, site, offset, tried=True)
-        latest[at] = self.stamp
         column = self.reader_column if lanes is None else self.reader_column[lanes]
-        readers[at, :, column] = (self.collective_tag if lanes is None else self.collective_tag[lanes])[:, None]
+        mine = self.collective_tag if lanes is None else self.collective_tag[lanes]
+        read = LateRead(*self.extent, width, at, self.stamp, mine, column)
+        if not self.DEFERS or self.recorded is not None or self.late.is_full:
+            self._leave_tags([*self.late.take(0, 1 << 32), read])
+        else:
+            self.late.reads.append(read)
         if self.recorded is not None:
             self.recorded.read(at, width // self.granule, column, site)
+
+    def _leave_tags(self, reads: list[LateRead]) -> None:
+        for read in reads:
+            _, latest, readers = self.rows[read.width]
+            latest[read.at] = read.stamp
+            readers[read.at, :, read.columns] = read.tags[:, None]
 
     def store(
         self,
@@ -484,6 +499,7 @@ class SharedMemory:
 
     def _is_hot(self, at: Array, width: int) -> bool:
         """Could a write to these elements race? A cheap test for the common case that none can."""
+        self._leave_tags(self.late.take(*self.extent))
         writer, latest, _ = self.rows[width]
         fresh = max(self.fresh, 1)
         if bool((latest[at] >= fresh).any()):
@@ -542,59 +558,3 @@ class SharedMemory:
         if plain.any():
             self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
         self._learn_flags(lanes, offset, strong)
-
-    def _side(self, row: int) -> Side:
-        return Side(row, row // self.batch.cluster_size)
-
-    def _learn_flags(self, lanes: Array, offset: Array, strong: int) -> None:
-        """What strong reads of these lanes find at flags: an acquire brings it into force, else the next fence does."""
-        batch = self.batch
-        for lane, place in zip(lanes, offset, strict=True):
-            row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
-            clocks = self.flags.read(int(place), self._side(row), scope_of(strong))
-            if strong & ORDERS:
-                for clock in clocks.values():
-                    self._bring_into_force(row, warp, clock)
-            elif clocks:
-                self.learned[row, warp] = self.flags.merged(self.learned.get((row, warp), {}), clocks)
-
-    def _bring_into_force(self, row: int, warp: int, clock: Array) -> None:
-        table = self.clocks.rows()
-        np.maximum(table[row, warp], clock, out=table[row, warp])
-
-    def _publish(self, lanes: Array | None, offset: Array, strong: int, keep: bool = False) -> None:
-        """A strong write: whoever reads it learns what its warp had fenced, or by a release all that it did."""
-        batch, scope = self.batch, scope_of(strong)
-        for lane, place in zip(batch.everyone if lanes is None else lanes, offset, strict=True):
-            row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
-            if strong & ORDERS:
-                clocks = up_to(scope, self.clocks.present(row, warp))
-            else:
-                clocks = self.fenced.get((row, warp), {})
-            if clocks or self.flags:
-                self.flags.write(int(place), self._side(row), scope, clocks, keep)
-        if strong & ORDERS:
-            self.launch.tick += 1
-
-    def fence(self, m: Mask, scope: Scope) -> None:
-        """A fence: what the warps did before is published by later flags, what they polled counts."""
-        if not self.hazards:
-            return
-        for row, warp in zip(*np.nonzero(self.clocks.warps_in(self.batch.running(m))), strict=True):
-            key = (int(row), int(warp))
-            pending = self.learned.get(key)
-            for clock in self.flags.take(pending, scope) if pending else ():
-                self._bring_into_force(*key, clock)
-            self.fenced[key] = self.fenced.get(key, {}) | up_to(scope, self.clocks.present(*key))
-        self.launch.tick += 1
-
-    def fenced_by(self, lanes: Array, scope: Scope) -> Array | None:
-        """What the warps of these lanes have fenced at a scope."""
-        keys = {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}
-        clocks = [self.fenced[key][scope] for key in keys if scope in self.fenced.get(key, ())]
-        return np.asarray(np.maximum.reduce(clocks)) if clocks else None
-
-    def learn(self, lanes: Array, scope: Scope, clock: Array) -> None:
-        """The warps of these lanes have seen, without an acquire, what the next fence of a scope brings into force."""
-        for key in {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}:
-            self.learned[key] = self.flags.merged(self.learned.get(key, {}), {scope: clock})
