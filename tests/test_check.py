@@ -334,6 +334,15 @@ def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
         compilation.library([source], [], "sm_80", toolchain.discover())
 
 
+def test_kernels_in_a_cpp_file_compile_as_cuda(tmp_path: Path) -> None:
+    source = tmp_path / "x.cpp"
+    source.write_text("__global__ void k() {} int main() { k<<<1, 1>>>(); }")
+    with pytest.raises(Failure, match='--nvcc-args "-x cu"'):
+        compilation.library([source], [], "sm_80", toolchain.discover())
+    result = run(compilation.library([source], ["-x", "cu"], "sm_80", toolchain.discover()))
+    assert (result.code, [kernel.launches for kernel in result.kernels.values()]) == (0, [1])
+
+
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cudal2gen", "check", *words], capture_output=True, text=True, check=False

@@ -70,7 +70,8 @@ def library(
     """The library of some sources. Raises Failure with the compiler's errors, and where one takes longer than
     ``seconds``."""
     objects = [_object(source, arguments, sm, tools, seconds) for source in sources]
-    own = [argument for argument in arguments if argument != _RDC]
+    of_objects = re.sub(r"\0(?:-x|--x)\0[^\0]*", "", "\0".join(["", *arguments])).split("\0")[1:]
+    own = [argument for argument in of_objects if argument != _RDC]
     link = [str(tools.nvcc), "-shared", "-nodlink", "-cudart", "none", "-Xlinker", "-Bsymbolic", *own]
     stubs = _registration(objects) if _RDC in arguments else ""
     key = _digest(tools.nvcc_version, *link[1:], stubs, *(path.name for path in objects))
@@ -126,7 +127,13 @@ def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, s
         "-c", "-lineinfo", "--no-compress", "-Xcompiler", "-fPIC", *_includes(tools),
         "-gencode", f"arch=compute_{number},code=compute_{number}", *arguments,
     ]  # fmt: skip
-    return _translated(source, options, ".o", tools, seconds)
+    try:
+        return _translated(source, options, ".o", tools, seconds)
+    except Failure as error:
+        if source.suffix == ".cu" or "-x" in arguments or "__global__" not in source.read_text(errors="replace"):
+            raise
+        hint = f'{source.name} has kernels and is compiled as C++: name it .cu, or pass --nvcc-args "-x cu"'
+        raise Failure(f"{error}\n{hint}") from None
 
 
 def _includes(tools: Toolchain) -> list[str]:

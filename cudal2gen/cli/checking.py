@@ -146,7 +146,9 @@ def _plan(
 
     for file in files:
         if not file.is_file():
-            refuse(f"{file}: no such file; name .cu, .cpp, .ptx, .so or .cubin files")
+            refuse(
+                f"{file}: no such file; name .cu, .cpp, .ptx, .so or .cubin files, a program's own arguments behind --"
+            )
     kinds = {kind: [file for file in files if file.suffix.lower() in suffixes] for kind, suffixes in KINDS.items()}
     others = [file for file in files if not any(file in group for group in kinds.values())]
     if others:

@@ -201,7 +201,10 @@ def pack_arguments(
     their number. Raises EmulatorError when number, size or type do not fit."""
     name = plain_name(function.name)
     if len(args) != len(function.params):
-        raise EmulatorError(f"{name} takes {len(function.params)} arguments, not {len(args)}")
+        kinds = ", ".join(
+            f".{param.kind}[{param.size}]" if param.kind == "b8" else f".{param.kind}" for param in function.params
+        )
+        raise EmulatorError(f"{name} takes ({kinds}), and {len(args)} arguments are passed")
     block = bytearray(function.param_bytes)
     for i, (arg, param, offset) in enumerate(zip(args, function.params, function.offsets, strict=True)):
         if tensors is not None and is_tensor(arg):
