@@ -282,6 +282,7 @@ def test_names_are_short_where_they_are_unambiguous() -> None:
     mangled = ["_Z5scalePKiPii", "_Z3addIfEvPT_", "_Z3addIiEvPT_", "plain"]
     assert list(names.short_names(mangled).values()) == ["scale", "add<float>", "add<int>", "plain"]
     assert names.resolved("add<int>", mangled) == "_Z3addIiEvPT_"
+    assert list(names.fitted(names.short_names(mangled), 8).values()) == ["scale", "add<...> #1", "add<int>", "plain"]
     # A template argument that is a value: void sort<(Order)0, int>(int*).
     assert names.qualified("_Z4sortIL5Order0EiEvPT0_") == "sort<(Order)0, int>"
     assert names.plain("_Z4sortIL5Order0EiEvPT0_") == "sort"

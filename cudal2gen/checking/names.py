@@ -84,3 +84,15 @@ def resolved(text: str, names: Iterable[str]) -> str:
         if same:
             raise WrongInput(f"--entry {text} is ambiguous: {'; '.join(map(demangled, same))}; write one in full")
     raise WrongInput(f"no kernel {text}; there are {', '.join(short_names(everything).values()) or 'none'}")
+
+
+def fitted(names: dict[str, str], width: int) -> dict[str, str]:
+    """Short names for people: one that is longer than ``width`` becomes its plain name and a number."""
+    counts: Counter[str] = Counter()
+    out = {}
+    for name, short in names.items():
+        if len(short) > width:
+            counts[plain(name)] += 1
+            short = f"{plain(name)}<...> #{counts[plain(name)]}"
+        out[name] = short
+    return out

@@ -8,11 +8,12 @@ from typing import Any
 
 from cudal2gen.checking import text
 from cudal2gen.checking.findings import Cause, Kernel
-from cudal2gen.checking.names import demangled, short_names
+from cudal2gen.checking.names import demangled, fitted, short_names
 from cudal2gen.emulator import Report
 from cudal2gen.emulator.state.findings_json import finding_fields
 
 SCHEMA = 1
+LONGEST_NAME = 80  # of a kernel, in the summary
 CLEAN, ERRORS, NOT_CHECKED = 0, 1, 2
 
 
@@ -88,7 +89,7 @@ class Result:
 
     def summary(self) -> str:
         """The end of the text output."""
-        names = short_names(self.kernels)
+        names = fitted(short_names(self.kernels), LONGEST_NAME)
         lines = []
         for symbol, kernel in self.kernels.items():
             own = [item for item in self.ordered if item.kernel == symbol]
