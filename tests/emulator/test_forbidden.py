@@ -170,6 +170,9 @@ RIGHT = {
     "low: bar.sync 1, 64; done:",
     "barriers that are not aligned": "and.b32 %a, %t, 1; setp.eq.u32 %P, %a, 0; @%P bra even; barrier.sync 1; bra done;"
     "even: barrier.sync 1; done:",
+    "lanes that exit while others wait for their warp": "setp.lt.u32 %P, %t, 8; @%P bra here; mov.u32 %c, 0;"
+    "more: add.u32 %c, %c, 1; setp.lt.u32 %Q, %c, 9; @%Q bra more; ret; here: bar.warp.sync 0xffffffff;"
+    "st.global.u32 [%g], 3;",
     "an aligned tile of bytes": FILLED + "wmma.load.a.sync.aligned.row.m16n16k16.shared.u8 {%x0,%x1}, [s+8], 24;",
     "a register that is read and dropped": "setp.lt.u32 %P, %t, 99; add.u32 %a, %b, 1; selp.b32 %a, %t, %a, %P;"
     "st.global.u32 [%g], %a;",

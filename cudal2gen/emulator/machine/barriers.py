@@ -28,6 +28,8 @@ class Barriers:
         # Of a phase under way: threads expected per row, and per lane the instruction of its arrival.
         self.phases: dict[int, tuple[Array, Array]] = {}
         self.without_count: set[int] = set()
+        # Of the lanes that wait at bar.warp.sync: whom they wait for.
+        self.members: Array = np.zeros(batch.size, np.uint32)
         scheduler.leavers.append(self._after_exit)
 
     # --- barriers of a CTA ---
@@ -137,6 +139,11 @@ class Barriers:
         """Barriers without a count may have waited for these threads alone."""
         for number in self.without_count.intersection(self.arrived):
             self._settle(number, self.arrived[number], np.zeros(self.batch.count, bool))
+        here = self.arrived.get(WARP_BARRIER)
+        if here is not None:
+            free = here & ~self._warp_lacks(bits_of(self.members), here)
+            if free.any():
+                self._free_warps(free, here)
 
     def _settle(self, number: int, here: Array, done: Array) -> None:
         """Rows in which the barrier has completed, by its count (``done``) or because all others have exited, go on."""
@@ -232,18 +239,29 @@ class Barriers:
         here = mask if here is None else here | mask
         words = batch.words(members)
         named = bits_of(words)
-        missing = (named & (batch.alive & ~here).reshape(-1, 1, 32)).any(axis=2).reshape(-1) & mask
+        missing = self._warp_lacks(named, here) & mask
+        self.members[mask] = words.reshape(-1)[mask]
         scheduler.sleep(WARP_BARRIER, mask, resume, site)
         ready = np.repeat((mask & ~missing).reshape(-1, 32).any(axis=1), 32)
         if ready.any():
             free = here & ready
             if int(words.reshape(-1)[np.flatnonzero(mask)[0]]) != 0xFFFFFFFF:
                 free &= (named & (mask & ~missing).reshape(-1, 32, 1)).any(axis=1).reshape(-1)
-            scheduler.release(WARP_BARRIER, free)
-            here = here & ~free
-            self.clocks.warp_sync(free)
-        self._keep(WARP_BARRIER, here)
+            self._free_warps(free, here)
+        else:
+            self._keep(WARP_BARRIER, here)
         return scheduler.pick()
+
+    def _warp_lacks(self, named: Array, here: Array) -> Array:
+        """Per lane: is a living lane that it names still elsewhere?"""
+        absent = (self.batch.alive & ~here).reshape(-1, 1, 32)
+        return np.asarray((named.reshape(-1, 32, 32) & absent).any(axis=2).reshape(-1))
+
+    def _free_warps(self, free: Array, here: Array) -> None:
+        """These lanes of ``here`` go on behind bar.warp.sync."""
+        self.scheduler.release(WARP_BARRIER, free)
+        self.clocks.warp_sync(free)
+        self._keep(WARP_BARRIER, here & ~free)
 
 
 @dataclass(slots=True, eq=False)
