@@ -25,6 +25,7 @@ from cudal2gen.kernel import Record
 
 if TYPE_CHECKING:
     from cudal2gen.compiler import Artifact
+    from cudal2gen.emulator import RoundingName
     from cudal2gen.gpu import Gpu
     from cudal2gen.results import Verdict
     from cudal2gen.workers import Lost
@@ -40,6 +41,15 @@ def _inputs() -> tuple[str, ...]:
     return validator.INPUTS
 
 
+Rounding = Annotated[
+    Literal["model", "a100", "h100"],
+    typer.Option(
+        "--rounding",
+        help="How emulated tensor cores round fp32 sums: once (model), or by bits as published of these GPUs; slow.",
+    ),
+]
+
+
 @verb(app, "run")
 def run(
     selection: OneRecord,
@@ -51,6 +61,7 @@ def run(
         ),
     ] = "normal",
     on: On = "emulator",
+    rounding: Rounding = "model",
     as_json: Json = False,
 ) -> None:
     """Build a record's kernel, execute it on one problem and compare it with NumPy.
@@ -64,7 +75,9 @@ def run(
     record = selection.record()
     (artifact,) = compilation.build([record])
     shape = validator.own_shape(record)
-    case, done = validator.run_case(record, artifact, compilation.launcher(), shape, inputs, counters=True)
+    case, done = validator.run_case(
+        record, artifact, compilation.launcher(), shape, inputs, counters=True, rounding=rounding
+    )
     counters = validator.summary(record, done)
     if as_json:
         print(json.dumps({"name": record.name, "case": case.model_dump(), "counters": counters}, indent=1))
@@ -110,6 +123,7 @@ def validate(
             "--compare-emulator", help="With --on gpu: compare the bits with the emulator's, and store how they differ."
         ),
     ] = False,
+    rounding: Rounding = "model",
     as_json: Json = False,
 ) -> None:
     """Judge whether kernels are right: build them, execute problems that stress them, compare, look for hazards.
@@ -118,14 +132,15 @@ def validate(
     With --on gpu the records' own problems are executed as well. Records of one GPU are tried on another by
     --set gpu=h200.
     """
-    if on == "emulator" and (sanitize or compare_emulator):
-        refuse("--sanitize and --compare-emulator need --on gpu")
+    _check_place(on, sanitize or compare_emulator, rounding)
     records = (replace(selection, everything=True) if changed and not selection.names_sizes else selection).records()
     card = _gpu(device, records) if on == "gpu" else None
     kernels = _kernels(records, compilation)
-    pending = _without_verdict(kernels, card.model if card else on) if changed else list(kernels.values())
+    pending = (
+        _without_verdict(kernels, card.model if card else _emulator(rounding)) if changed else list(kernels.values())
+    )
     built = compilation.attempt(pending)
-    judgements = _emulated(built, compilation)
+    judgements = _emulated(built, compilation, rounding)
     if card is not None:
         judgements = _on_gpu(card, built, compilation.launcher(), device if sanitize else None, compare_emulator)
     verdicts = _stored(judgements, len(built))
@@ -164,12 +179,28 @@ def _without_verdict(kernels: dict[str, Record], place: str) -> list[Record]:
     return [record for digest, record in kernels.items() if (digest, place) not in stored]
 
 
-def _emulated(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) -> Iterator[Verdict | Lost]:
+def _check_place(on: str, of_gpu: bool, rounding: RoundingName) -> None:
+    """Ends the command where an option is of the other place."""
+    if on == "emulator" and of_gpu:
+        refuse("--sanitize and --compare-emulator need --on gpu")
+    if on == "gpu" and rounding != "model":
+        refuse(f"--rounding {rounding}: is of the emulator; a GPU rounds as it does")
+
+
+def _emulator(rounding: RoundingName) -> str:
+    from cudal2gen import validator
+
+    return validator.place(rounding)
+
+
+def _emulated(
+    built: Sequence[tuple[Record, Artifact]], compilation: Compilation, rounding: RoundingName
+) -> Iterator[Verdict | Lost]:
     from cudal2gen import validator
 
     if built:
         processes = compilation.jobs or os.cpu_count() or 1
-        with closing(validator.validate_all(built, compilation.launcher(), processes)) as judgements:
+        with closing(validator.validate_all(built, compilation.launcher(), processes, rounding)) as judgements:
             yield from judgements
 
 

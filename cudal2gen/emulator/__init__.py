@@ -80,7 +80,7 @@ from cudal2gen.emulator.host.standin import runtime_path
 from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.state.counters import Counters
 from cudal2gen.emulator.state.findings_json import FindingsDocument, findings_document
-from cudal2gen.emulator.state.launch import HOPPER, Device, LaunchResult, Options
+from cudal2gen.emulator.state.launch import HOPPER, Device, LaunchResult, Options, RoundingName
 from cudal2gen.emulator.state.participants import Participant, Place
 from cudal2gen.emulator.state.reports import EmulatorError, Report, by_cause
 from cudal2gen.emulator.state.rules import RULES, Severity
@@ -105,6 +105,7 @@ __all__ = [
     "Program",
     "PtxError",
     "Report",
+    "RoundingName",
     "Session",
     "Severity",
     "Site",

@@ -11,7 +11,9 @@
 
 from cudal2gen.correctness import INPUTS as INPUTS
 from cudal2gen.validator.emulated import Execution as Execution
+from cudal2gen.validator.emulated import Modes as Modes
 from cudal2gen.validator.emulated import execute as execute
+from cudal2gen.validator.emulated import place as place
 from cudal2gen.validator.emulated import run_case as run_case
 from cudal2gen.validator.emulated import summary as summary
 from cudal2gen.validator.emulated import validate as validate

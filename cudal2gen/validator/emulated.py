@@ -56,6 +56,7 @@ class Modes(TypedDict, total=False):
     hazards: bool
     counters: bool
     adverse: bool
+    rounding: emulator.RoundingName
     seed: int
 
 
@@ -116,11 +117,12 @@ def execute(
     hazards: bool = True,
     counters: bool = False,
     adverse: bool = False,
+    rounding: emulator.RoundingName = "model",
     seed: int = 0,
 ) -> Execution:
     """Launches a built kernel on one problem in the emulator. Never raises for a faulty kernel: that is a finding.
 
-    ``hazards``, ``counters``, ``adverse``: see ``emulator.Options``.
+    ``hazards``, ``counters``, ``adverse``, ``rounding``: see ``emulator.Options``.
     """
     m, n, k = shape.launched(record)
     tiles_m, tiles_n = _executed_tiles(shape, record)
@@ -130,7 +132,7 @@ def execute(
     corners = partial(_corner_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
     # No loop of a right kernel turns more often than all its tiles have steps; the rest is room for copies and stores.
     turns = 10_000 + 16 * ceil_div(m, record.bm) * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
-    modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse)
+    modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse, rounding=rounding)
     device = device_of(record, SMS * record.cluster_ctas)
     findings: list[str] = []
     memory, cta_filter = matrices.memory, corners if shape.corners else None
@@ -204,7 +206,14 @@ def run_case(
     return case, execution
 
 
-def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
+def place(rounding: emulator.RoundingName) -> str:
+    """Where a verdict is from: the emulator, and how its tensor cores round where that is not its model."""
+    return "emulator" if rounding == "model" else f"emulator, {rounding} rounding"
+
+
+def validate(
+    record: Record, artifact: Artifact, library: Path, rounding: emulator.RoundingName = "model"
+) -> Verdict:  # fmt: skip
     """The verdict on one built kernel, from the emulator. ``library``: the launcher."""
     cases: list[Case] = []
     counters: dict[str, float] = {}
@@ -215,17 +224,17 @@ def validate(record: Record, artifact: Artifact, library: Path) -> Verdict:
         for number, inputs in enumerate(kinds(shape, shape == largest, record.output.exact)):
             case, execution = run_case(
                 record, artifact, library, shape, inputs,
-                hazards=number == 0, counters=number == 1 and shape == largest, seed=len(cases),
+                hazards=number == 0, counters=number == 1 and shape == largest, rounding=rounding, seed=len(cases),
             )  # fmt: skip
             cases.append(case)
             counters |= summary(record, execution)
     if record.waits_by_mbarriers:
         most = max(shapes, key=lambda shape: shape.m * shape.n * shape.k)
-        cases.append(run_case(record, artifact, library, most, "binary", adverse=True)[0])
+        cases.append(run_case(record, artifact, library, most, "binary", adverse=True, rounding=rounding)[0])
     return Verdict(
         record=record.name,
         digest=artifact.digest,
-        on="emulator",
+        on=place(rounding),
         cases=tuple(cases),
         counters=counters,
     )
@@ -263,12 +272,12 @@ def summary(record: Record, execution: Execution) -> dict[str, float]:
 
 
 def validate_all(
-    work: Iterable[tuple[Record, Artifact]], library: Path, jobs: int
+    work: Iterable[tuple[Record, Artifact]], library: Path, jobs: int, rounding: emulator.RoundingName = "model"
 ) -> Generator[Verdict | Lost, None, None]:
     """Verdicts on many kernels as they come, from ``jobs`` processes; ``Lost`` names the record whose process died.
 
     Closing the iterator ends the processes. Raises EmulatorError without a C compiler.
     """
     emulator.runtime_path()  # built once, before many processes look for it
-    tasks = (Task(record.name, (record, artifact, library)) for record, artifact in work)
+    tasks = (Task(record.name, (record, artifact, library, rounding)) for record, artifact in work)
     return workers.answers(validate, tasks, jobs)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cudal2gen.emulator.arithmetic.operands import elements, split_halves
+from cudal2gen.emulator.arithmetic.tensor_rounding import ROUNDED_KINDS, ROUNDINGS, add_products
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
 from cudal2gen.emulator.hopper.tile import Form, Register, Sums, Tile, TileRegister, accumulated
@@ -176,14 +177,11 @@ class Warpgroups:
             else:
                 left = self._operand(form.kind_a, a, 64, form.along_a, groups, site)
             right = self._operand(form.kind_b, b, form.n, form.along_b, groups, site, across=True)
-            product = np.matmul(left, right)
-            if form.sign < 0:
-                product = -product
             keep = [bool(scale)] * len(starts) if isinstance(scale, bool | int) else scale[list(starts)].tolist()
             before = old.gathered(starts, form) if any(keep) else None
             if sums is not None and sums.starts != starts:
                 old = Tile(old.registers, group)
-            sums = Sums(starts, accumulated(form, product, before, keep))
+            sums = Sums(starts, self._summed(form, left, right, before, keep))
             self._check_fenced(groups, site)
             group[groups] = self.committed[groups] + 1
             if self.launch.counters is not None:
@@ -191,6 +189,17 @@ class Warpgroups:
                 self.launch.counters.wgmma_flops += len(groups) * 2 * 64 * form.n * form.k
         tile = Tile(old.base, group, sums=sums)
         return [TileRegister(tile, i) for i in range(len(d))]
+
+    def _summed(self, form: Form, left: Array, right: Array, before: Array | None, keep: list[bool]) -> Array:
+        """D of operands (warpgroups, 64, k) and (warpgroups, k, n) and of D before, which some warpgroups keep."""
+        rounding = ROUNDINGS.get(self.launch.options.rounding)
+        if rounding is None or form.acc != "f32" or form.kind_a not in ROUNDED_KINDS:
+            product = np.matmul(left, right)
+            return accumulated(form, -product if form.sign < 0 else product, before, keep)
+        total = np.zeros((*left.shape[:2], form.n), np.float32)
+        if before is not None:
+            total[keep] = before[keep]
+        return add_products(-left if form.sign < 0 else left, right, total, rounding)
 
     def _accumulators(self, d: tuple[Register, ...]) -> tuple[Tile, Array]:
         """The tile before an mma, and the groups that use its registers."""

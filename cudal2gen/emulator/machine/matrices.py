@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cudal2gen.emulator.arithmetic.operands import ELEMENT_BITS, elements, rounded
+from cudal2gen.emulator.arithmetic.tensor_rounding import ROUNDINGS
 from cudal2gen.emulator.machine.tensor import Accumulator, Fragment, Registers, Shape, TensorUnit
 from cudal2gen.emulator.memory.device import DeviceMemory
 from cudal2gen.emulator.memory.local import GenericMemory
@@ -70,7 +71,7 @@ class MatrixInstructions:
             "global": memory,
             "generic": generic,
         }
-        self.unit = TensorUnit(batch.size)
+        self.unit = TensorUnit(batch.size, ROUNDINGS.get(batch.launch.options.rounding))
 
     def mma(self, shape: Shape, a: Registers, b: Registers, c: Registers, m: Mask, site: int) -> list[Accumulator]:
         """mma.sync: D = A * B + C."""

@@ -1,8 +1,9 @@
 """The tensor core of mma.sync: products are collected, and evaluated together when an accumulator is read.
 
-Rounding is a model, not calibrated on hardware: operands are exact in fp32; the sixteen (or eight) products of a k-step
-are summed in fp32 and added to the accumulator; an f16 accumulator is rounded once per k-step. Integer-valued data
-within the range of the accumulator is exact. NaN and infinity propagate as IEEE demands.
+Rounding is a model, not calibrated on hardware (an option has others, see ``arithmetic.tensor_rounding``): operands are
+exact in fp32; the sixteen (or eight) products of a k-step are summed in fp32 and added to the accumulator; an f16
+accumulator is rounded once per k-step. Integer-valued data within the range of the accumulator is exact. NaN and
+infinity propagate as IEEE demands.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cudal2gen.emulator.arithmetic.operands import halves, split_halves
+from cudal2gen.emulator.arithmetic.tensor_rounding import ROUNDED_KINDS, TensorRounding, add_products
 from cudal2gen.emulator.state.arrays import MOVER, Array
 
 # Collected products are evaluated when one that depends on them follows and this many lanes take part: their operands
@@ -105,10 +107,10 @@ Registers = tuple[Array | Accumulator, ...]
 
 
 class TensorUnit:
-    """Collects the products of a batch of ``size`` lanes."""
+    """Collects the products of a batch of ``size`` lanes. ``rounding``: of fp32 sums by bits; None for the model."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, rounding: TensorRounding | None = None) -> None:
+        self.size, self.rounding = size, rounding
         self.pending: list[Product] = []
         # The highest level among them.
         self.deepest = 0
@@ -147,6 +149,14 @@ class TensorUnit:
 
     def _level(self, shape: Shape, nodes: list[Product]) -> None:
         """Evaluate independent products of one shape."""
+        if self.rounding is not None and shape.acc == "f32" and shape.kind in ROUNDED_KINDS:
+            for node in nodes:
+                addend = self._addend(node, np.float32)
+                a, b = self._left([node.a], shape), self._right([node.b], shape)
+                before = np.zeros((len(a), 16, 8), np.float32) if addend is None else addend
+                node.block = add_products(a, b, before, self.rounding)
+                node.row = node.column = 0
+            return
         out, rows, columns = self._multiply(shape, nodes)
         work = np.float64 if shape.kind == "s8" else np.float32
         previous = _common_block(nodes, rows, columns)

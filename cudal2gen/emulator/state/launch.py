@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
 from cudal2gen.emulator.state.arrays import POISON, Array
@@ -48,13 +48,18 @@ HOPPER = Device.of(GPUS["h200"])
 LEAST_LANES, MOST_LANES = 2048, 32768
 
 
+RoundingName = Literal["model", "a100", "h100"]  # how tensor cores round fp32 sums
+
+
 @dataclass(frozen=True)
 class Options:
     """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector
     (None: ``LEAST_LANES`` at first, up to ``MOST_LANES`` while that pays); ``loop_limit``: taken backward branches per
     batch before a launch counts as hung. ``adverse``: another order of events that hardware may choose: of all
     warpgroups that can run the last one does, until it waits, and every try_wait that has to wait times out at first;
-    otherwise only a thread's first one at each instruction. ``progress`` is called with the CTAs that have ended and
+    otherwise only a thread's first one at each instruction. ``rounding``: how tensor cores add products of f16 and bf16
+    to fp32 sums: ``model`` rounds once an instruction, others are of ``arithmetic.tensor_rounding``, bit by bit and
+    slower. ``progress`` is called with the CTAs that have ended and
     all that run; a launch that is tried again begins anew."""
 
     hazards: bool = True
@@ -62,6 +67,7 @@ class Options:
     lanes: int | None = None
     loop_limit: int = 1_000_000
     adverse: bool = False
+    rounding: RoundingName = "model"
     progress: Callable[[int, int], None] | None = None
 
 
