@@ -183,6 +183,11 @@ def test_a_sample_runs_the_corners(library: Path) -> None:
     assert 8 <= result.kernels["_Z5scalePKiPii"].ctas <= 12
 
 
+def test_a_cooperative_grid_runs_whole(library: Path) -> None:
+    result = run(library, "cooperative", sample=2)
+    assert (rules(result), [kernel.ctas for kernel in result.kernels.values()]) == ({}, [8])
+
+
 def test_what_left_out_ctas_would_write_counts_as_initialised(library: Path) -> None:
     result = run(library, "chain", sample=2)
     (kernel,) = result.kernels.values()

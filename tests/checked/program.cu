@@ -123,7 +123,18 @@ static int nodes(bool path) {
   check("cycle", cudaGraphAddDependencies(built, &copy, &copy, 0, 1), 0);
   return cudaGraphInstantiate(&executable, built, 0) == cudaErrorInvalidValue ? 0 : 1;
 }
-// The same by the driver, with memory that the graph allocates, and a box of 2 x 2 words.
+__global__ void meet(unsigned *arrived) {
+  atomicAdd(arrived, 1);
+  while (atomicAdd(arrived, 0) < gridDim.x) {}
+}
+static int cooperative() {
+  unsigned *arrived = (unsigned *)y;
+  cudaMemset(y, 0, 4);
+  void *arguments[] = {&arrived};
+  check("launch", cudaLaunchCooperativeKernel((void *)meet, dim3(8), dim3(1), arguments, 0, 0), 0);
+  return cudaDeviceSynchronize();
+}
+// Nodes by the driver, with memory that the graph allocates, and a box of 2 x 2 words.
 static int driver_nodes(bool path) {
   CUgraph built;
   CUgraphExec executable;
@@ -348,6 +359,7 @@ int main(int argc, char **argv) {
   if (is("boxes")) return boxes();
   if (is("hidden")) return hidden();
   if (is("driver")) return driver();
+  if (is("cooperative")) return cooperative();
   if (is("driver nodes")) return driver_nodes(true);
   if (is("driver no path")) return driver_nodes(false);
   if (is("memory")) return memory();

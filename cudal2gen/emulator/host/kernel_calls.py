@@ -91,7 +91,8 @@ class KernelCalls:
         grid, block = _dims(a, 1), _dims(a, 4)
         attributes = launch_attributes(a[10], a[11])
         ctas = None
-        if state.cta_filter is not None and min(*grid) > 0:
+        # CTAs of a cooperative grid wait for each other: all of them run.
+        if state.cta_filter is not None and min(*grid) > 0 and not attributes.cooperative:
             ctas = state.cta_filter(grid)
         function = kernel.function
         parameters = ctypes.string_at(a[12], function.param_bytes) if a[12] else _parameters(function, a[8])
