@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cudal2gen.emulator.frontend.product_grids import ProductLine
 from cudal2gen.emulator.frontend.ptx import GRID_WORKSPACE, TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym
 from cudal2gen.emulator.frontend.registers import CLOCKS, LAUNCH_CONSTANTS, SPECIALS, WORKSPACE_HALVES
 from cudal2gen.emulator.state.launch import Origin
@@ -88,6 +89,8 @@ class Emitter:
         self.scope = scope
         self.lines: list[str] = []
         self.indent = ""
+        # Lines of the block that are unguarded mma.sync.
+        self.products: list[ProductLine] = []
         self.sites: list[Site] = []
         self.current: Instr | None = None
         self.guard: str | None = None

@@ -21,6 +21,7 @@ from cudal2gen.emulator.frontend.flow.swaps import checked_loads
 from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses, symbols
 from cudal2gen.emulator.frontend.instructions import facts
 from cudal2gen.emulator.frontend.mangled import plain_name
+from cudal2gen.emulator.frontend.product_grids import join_products
 from cudal2gen.emulator.frontend.ptx import Function, Instr, Module, Reg, Variable
 from cudal2gen.emulator.frontend.registers import registers
 from cudal2gen.emulator.machine.batch import KernelFunction
@@ -125,9 +126,9 @@ class _Translator:
         graph, e = self.graph, self.emitter
         code: list[list[str]] = []
         for block in graph.blocks:
-            e.lines, e.indent = [], ""
+            e.lines, e.indent, e.products = [], "", []
             self._block(block)
-            code.append(e.lines)
+            code.append(join_products(e.lines, e.products, e.bind))
         units = {**UNITS, **HOPPER_UNITS} if graph.hopper else UNITS
         out = ["def kernel(M):", " " + "; ".join(f"{name} = M.{unit}" for name, unit in units.items())]
         out += self._initial_registers()

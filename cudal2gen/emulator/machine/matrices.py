@@ -9,7 +9,7 @@ import numpy as np
 
 from cudal2gen.emulator.arithmetic.operands import ELEMENT_BITS, elements, rounded
 from cudal2gen.emulator.arithmetic.tensor_rounding import ROUNDINGS
-from cudal2gen.emulator.machine.tensor import Accumulator, Fragment, Registers, Shape, TensorUnit
+from cudal2gen.emulator.machine.tensor import Accumulator, Fragment, Grid, Registers, Shape, TensorUnit
 from cudal2gen.emulator.memory.device import DeviceMemory
 from cudal2gen.emulator.memory.local import GenericMemory
 from cudal2gen.emulator.memory.shared import SharedMemory
@@ -77,6 +77,13 @@ class MatrixInstructions:
         """mma.sync: D = A * B + C."""
         self.batch.require_whole_warps(m, site)
         return self.unit.mma(shape, a, b, c)
+
+    def grid(self, grid: Grid, a: Fragment, b: Fragment, c: Registers, m: Mask) -> tuple[Accumulator, ...]:
+        """mma.sync, each fragment of A with each of B."""
+        if m is not None:
+            for site in grid.sites:
+                self.batch.require_whole_warps(m, site)
+        return self.unit.grid(grid, a, b, c)
 
     def dense(self, form: DenseForm, a: Fragment, b: Fragment, c: Fragment, m: Mask, site: int) -> list[Array]:
         """mma.sync of other kinds than those of the tensor unit. Register (step, half of the rows) of A has rows 8 *

@@ -8,6 +8,9 @@ infinity propagate as IEEE demands.
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -84,12 +87,53 @@ class Product:
         return self.out
 
 
+class Grid(NamedTuple):
+    """Independent products of one shape, each of ``rows`` fragments of A with each of ``columns`` fragments of B.
+    ``cells``: the row and column of each product; ``sites``: their instructions."""
+
+    shape: Shape
+    rows: int
+    columns: int
+    cells: tuple[tuple[int, int], ...]
+    sites: tuple[int, ...]
+
+    def has_places_of(self, other: Grid) -> bool:
+        """Are the sums of two grids laid out alike?"""
+        return self is other or (self.cells == other.cells and self.shape.acc == other.shape.acc)
+
+
+class Products:
+    """The finished products of a grid in one ``block`` (warps, 16 * rows, 8 * columns). ``accumulators``: their
+    registers, product by product."""
+
+    __slots__ = ("accumulators", "block", "grid", "out")
+
+    def __init__(self, grid: Grid, block: Array) -> None:
+        self.grid, self.block = grid, block
+        count = 2 if grid.shape.acc == "f16" else 4
+        self.accumulators = tuple([Accumulator(self, i) for i in range(count * len(grid.cells))])
+        self.out: list[Array] | None = None
+
+    def registers(self) -> list[Array]:
+        """The accumulator registers, raw bits per lane."""
+        if self.out is None:
+            grid = self.grid
+            cells = self.block.reshape(-1, grid.rows, 2, 8, grid.columns, 4, 2)
+            if grid.shape.acc == "f16":
+                cells = np.ascontiguousarray(cells.transpose(1, 4, 2, 0, 3, 5, 6).astype(np.float16))
+            else:
+                cells = np.ascontiguousarray(cells.transpose(1, 4, 2, 6, 0, 3, 5))
+            words = cells.view(np.uint32).reshape(grid.rows, grid.columns, -1, 32 * self.block.shape[0])
+            self.out = [register for row, column in grid.cells for register in words[row, column]]
+        return self.out
+
+
 class Accumulator:
-    """One register of a product, not yet read."""
+    """One register of a product or of several, not yet read."""
 
     __slots__ = ("index", "product")
 
-    def __init__(self, product: Product, index: int) -> None:
+    def __init__(self, product: Product | Products, index: int) -> None:
         self.product, self.index = product, index
 
     def get(self) -> Array:
@@ -134,6 +178,32 @@ class TensorUnit:
             self.flush()
         return [Accumulator(node, i) for i in range(len(c))]
 
+    def grid(self, grid: Grid, a: Fragment, b: Fragment, c: Registers) -> tuple[Accumulator, ...]:
+        """The registers of a grid of products, evaluated at once: ``a`` and ``b`` fragment by fragment, ``c`` and the
+        result product by product."""
+        shape = grid.shape
+        if self.rounding is not None:
+            return self._one_by_one(grid, a, b, c)
+        out = np.matmul(self._left(a, grid.rows, shape), self._right(b, grid.columns, shape))
+        first = c[0].product if isinstance(c[0], Accumulator) else None
+        if isinstance(first, Products) and first.grid.has_places_of(grid) and c == first.accumulators:
+            out += first.block
+        else:
+            registers, count = tuple(map(force, c)), len(c) // len(grid.cells)
+            for i, (row, column) in enumerate(grid.cells):
+                addend = self._matrix(registers[i * count : i * count + count], shape, out.dtype)
+                if addend is not None:
+                    out[:, 16 * row : 16 * row + 16, 8 * column : 8 * column + 8] += addend
+        return Products(grid, _in_accumulators(out, shape)).accumulators
+
+    def _one_by_one(self, grid: Grid, a: Fragment, b: Fragment, c: Registers) -> tuple[Accumulator, ...]:
+        out: list[Accumulator] = []
+        count, per_a, per_b = len(c) // len(grid.cells), len(a) // grid.rows, len(b) // grid.columns
+        for i, (row, column) in enumerate(grid.cells):
+            left, right = a[row * per_a : (row + 1) * per_a], b[column * per_b : (column + 1) * per_b]
+            out += self.mma(grid.shape, left, right, c[i * count : (i + 1) * count])
+        return tuple(out)
+
     def flush(self) -> None:
         """Evaluate everything pending."""
         nodes, self.pending, self.deepest = self.pending, [], 0
@@ -152,7 +222,7 @@ class TensorUnit:
         if self.rounding is not None and shape.acc == "f32" and shape.kind in ROUNDED_KINDS:
             for node in nodes:
                 addend = self._addend(node, np.float32)
-                a, b = self._left([node.a], shape), self._right([node.b], shape)
+                a, b = self._left(node.a, 1, shape), self._right(node.b, 1, shape)
                 before = np.zeros((len(a), 16, 8), np.float32) if addend is None else addend
                 node.block = add_products(a, b, before, self.rounding)
                 node.row = node.column = 0
@@ -167,10 +237,7 @@ class TensorUnit:
                 addend = self._addend(node, work)
                 if addend is not None:
                     out[:, r : r + 16, c : c + 8] += addend
-        if shape.acc == "f16":
-            out = halves(out.astype(np.float16).view(np.uint16), "f16")
-        elif shape.acc == "s32":
-            out = out.astype(np.int64).astype(np.int32)
+        out = _in_accumulators(out, shape)
         for node, r, c in zip(nodes, rows, columns, strict=True):
             node.block, node.row, node.column = out, r, c
 
@@ -185,31 +252,32 @@ class TensorUnit:
             pairs.append(pair)
         if len(nodes) == len(lefts) * len(rights) == len(set(pairs)):
             # Every A fragment meets every B fragment: one large product per warp instead of many small ones.
-            a = self._left(list(lefts.values()), shape)
-            b = self._right(list(rights.values()), shape)
+            a = self._left(tuple(chain(*lefts.values())), len(lefts), shape)
+            b = self._right(tuple(chain(*rights.values())), len(rights), shape)
             rows = {key: 16 * i for i, key in enumerate(lefts)}
             columns = {key: 8 * i for i, key in enumerate(rights)}
             return np.matmul(a, b), [rows[i] for i, _ in pairs], [columns[j] for _, j in pairs]
         n, warps = len(nodes), self.size // 32
-        a = self._left([node.a for node in nodes], shape).reshape(warps, n, 16, shape.k)
-        b = self._right([node.b for node in nodes], shape).reshape(warps, shape.k, n, 8).transpose(0, 2, 1, 3)
+        a = self._left(tuple(chain(*(node.a for node in nodes))), n, shape).reshape(warps, n, 16, shape.k)
+        b = self._right(tuple(chain(*(node.b for node in nodes))), n, shape).reshape(warps, shape.k, n, 8)
+        b = b.transpose(0, 2, 1, 3)
         out = np.matmul(a, np.ascontiguousarray(b)).reshape(warps, 16 * n, 8)
         return out, [16 * i for i in range(n)], [0] * n
 
-    def _left(self, fragments: list[Fragment], shape: Shape) -> Array:
-        """A fragments below each other: (warps, 16 * fragments, k) of numbers."""
+    def _left(self, registers: Fragment, n: int, shape: Shape) -> Array:
+        """``n`` fragments of A below each other: (warps, 16 * n, k) of numbers."""
         # Registers are ordered (k half, row half); lane = 4 * row + k group; then the elements of a register. So four
         # lanes hold 16 bytes of a row.
-        n, warps, steps = len(fragments), self.size // 32, shape.k // (4 * shape.per)
-        raw = _stacked(fragments).view(MOVER[16]).reshape(n, steps, 2, warps, 8)
+        warps, steps = self.size // 32, shape.k // (4 * shape.per)
+        raw = np.concatenate(registers).view(MOVER[16]).reshape(n, steps, 2, warps, 8)
         rows = np.ascontiguousarray(raw.transpose(3, 0, 2, 4, 1)).view(np.uint32)
         return _decode(rows, shape, shape.signed_a).reshape(warps, 16 * n, shape.k)
 
-    def _right(self, fragments: list[Fragment], shape: Shape) -> Array:
-        """B fragments beside each other: (warps, k, 8 * fragments) of numbers."""
+    def _right(self, registers: Fragment, n: int, shape: Shape) -> Array:
+        """``n`` fragments of B beside each other: (warps, k, 8 * n) of numbers."""
         # Registers are ordered by k; lane = 4 * column + k group; then the elements of a register.
-        n, warps, steps = len(fragments), self.size // 32, shape.k // (4 * shape.per)
-        raw = _stacked(fragments).reshape(n, steps, warps, 8, 4).transpose(2, 1, 4, 0, 3)
+        warps, steps = self.size // 32, shape.k // (4 * shape.per)
+        raw = np.concatenate(registers).reshape(n, steps, warps, 8, 4).transpose(2, 1, 4, 0, 3)
         words = np.ascontiguousarray(raw).reshape(warps, steps * 4, 8 * n)
         if shape.per == 2:
             return split_halves(words, shape.kind).reshape(warps, shape.k, 8 * n)
@@ -222,15 +290,19 @@ class TensorUnit:
         if isinstance(c, Product):
             return c.tile().astype(work)
         assert c is not None
+        return self._matrix(c, node.shape, work)
+
+    def _matrix(self, c: Fragment, shape: Shape, work: DTypeLike) -> Array | None:
+        """The registers of C as (warps, 16, 8); None where it is zero."""
         warps = self.size // 32
         if all(x is c[0] for x in c) and not np.any(c[0]):
             return None
         raw = np.array(c, np.uint32)
         cells: Array
-        if node.shape.acc == "f16":
+        if shape.acc == "f16":
             cells = raw.view(np.float16).reshape(2, warps, 8, 4, 2).transpose(1, 0, 2, 3, 4)
         else:
-            kind = np.int32 if node.shape.acc == "s32" else np.float32
+            kind = np.int32 if shape.acc == "s32" else np.float32
             cells = raw.view(kind).reshape(2, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
         return cells.reshape(warps, 16, 8).astype(work)
 
@@ -241,9 +313,13 @@ def _identity(fragment: Fragment) -> Identity:
     return tuple(map(id, fragment))
 
 
-def _stacked(fragments: list[Fragment]) -> Array:
-    """The registers of fragments one behind the other (uint32)."""
-    return np.concatenate([register for fragment in fragments for register in fragment])
+def _in_accumulators(sums: Array, shape: Shape) -> Array:
+    """Sums as accumulators of the shape hold them."""
+    if shape.acc == "f16":
+        return halves(sums.astype(np.float16).view(np.uint16), "f16")
+    if shape.acc == "s32":
+        return np.asarray(sums.astype(np.int64).astype(np.int32))
+    return sums
 
 
 def _whole_product(c: Registers) -> Product | None:
@@ -255,7 +331,7 @@ def _whole_product(c: Registers) -> Product | None:
     for index, x in enumerate(c):
         if not isinstance(x, Accumulator) or x.product is not product or x.index != index:
             return None
-    return product
+    return product if isinstance(product, Product) else None
 
 
 def _common_block(nodes: list[Product], rows: list[int], columns: list[int]) -> Array | None:

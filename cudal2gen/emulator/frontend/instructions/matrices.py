@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 
 from cudal2gen.emulator.arithmetic.operands import ELEMENT_BITS
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
 from cudal2gen.emulator.frontend.instructions.memory import space_of
 from cudal2gen.emulator.frontend.mutations import shift
+from cudal2gen.emulator.frontend.product_grids import ProductLine
 from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
+from cudal2gen.emulator.frontend.registers import registers
 from cudal2gen.emulator.machine.matrices import DenseForm, WmmaForm, WmmaTile
 from cudal2gen.emulator.machine.tensor import Shape
 
@@ -153,12 +156,17 @@ def mma(e: Emitter, ins: Instr) -> None:
         """Accumulators stay under way."""
         return e.variable(op.name) if isinstance(op, Reg) and op.name in e.lazy else e.array(op, "u4")
 
-    texts = [f"({', '.join(map(lazy, v.items))},)" for v in (a, b, c)]
-    call = f"T.mma({e.bind('shape', shape)}, {', '.join(texts)}, {e.lanes()})"
+    left, right, addend = (tuple(map(lazy, v.items)) for v in (a, b, c))
+    name, targets = e.bind("shape", shape), tuple(_variables(e, d.items))
+    reads, writes = frozenset(chain(*map(registers, (a, b, c)))), frozenset(registers(d))
+    line = ProductLine(len(e.lines), shape, name, left, right, addend, targets, reads, writes, e.site())
     if e.guard is None:
-        e.line(f"{', '.join(_variables(e, d.items))} = {call}")
+        if not e.indent:
+            e.products.append(line)
+        e.line(line.text)
         return
-    out = e.temp(call)
+    operands = ", ".join(f"({', '.join(texts)},)" for texts in (left, right, addend))
+    out = e.temp(f"T.mma({name}, {operands}, {e.lanes()})")
     for i, target in enumerate(d.items):
         e.assign(target, Value(f"FORCE({out}[{i}])", "u4", False))
 
