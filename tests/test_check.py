@@ -35,13 +35,14 @@ def rules(result: Result) -> dict[str, int]:
 
 RIGHT = [
     "right", "barrier", "ordered", "graph", "driver", "memory", "timed", "reset", "changed", "callback", "nodes",
-    "pools", "driver nodes", "halves",
+    "pools", "driver nodes", "halves", "long loop", "chain",
 ]  # fmt: skip
 WRONG = [
     ("bounds", {"global-out-of-bounds": 2}, 0), ("race", {"shared-race": 64}, 0), ("threads", {"launch-refused": 1}, 0),
     ("unordered", {"stream-race": 1}, 0), ("long copy", {"copy-out-of-bounds": 1}, 0), ("assert", {"trap": 24}, 0),
     ("abort", {"global-out-of-bounds": 2}, -6), ("no path", {"stream-race": 1}, 0), ("early", {"stream-race": 4}, 0),
-    ("hidden", {"global-out-of-bounds": 2}, 0), ("overlap", {"stream-race": 1}, 0),
+    ("hidden", {"global-out-of-bounds": 2}, 0), ("overlap", {"stream-race": 1}, 0), ("circle", {"runaway": 1}, 0),
+    ("poll", {"deadlock": 1}, 0),
 ]  # fmt: skip
 
 
@@ -115,19 +116,42 @@ def test_sampled_launches_on_unchanged_data_run_twice(library: Path) -> None:
 
 def test_a_limit_names_the_launch(library: Path) -> None:
     result = run(library, "endless kernel", seconds=6)
-    assert result.code == 1
+    assert result.code == 2
     assert result.ending.startswith("did not end within 6 s: launch 1 of waiting, grid 2, ran for ")
-    assert result.ending.endswith("s; --timeout gives it longer, --sample N runs only N CTAs of a grid")
+    assert ", at last in the loop at " in result.ending
+    assert "program.cu:29 in waiting (" in result.ending
+    assert result.ending.endswith("turns and more); --timeout gives it longer, --sample N runs only N CTAs of a grid")
+
+
+@pytest.mark.parametrize(
+    ("case", "sample", "reason"),
+    [
+        ("late flag", 0, "poll waits for memory that the host writes, which goes on only when the kernel has ended"),
+        ("chain", 5, "chain waits for some of the 10 CTAs that are left out of 16"),
+    ],
+)
+def test_waiting_for_what_is_not_executed_is_not_checked(library: Path, case: str, sample: int, reason: str) -> None:
+    result = run(library, case, sample=sample)
+    assert (rules(result), result.code) == ({}, 2)
+    assert [text for _, text in result.refusals] == [reason]
+    assert any("not all CTAs ran to their end" in note for note in result.notes)
+
+
+def test_an_endless_loop_is_named(library: Path) -> None:
+    (finding,) = run(library, "circle").findings.values()
+    assert finding.message == "never ends: every 7 backward branches all registers and all memory are as before"
+    assert finding.access.site.home is not None
+    assert finding.access.site.home.function == "circle"
 
 
 def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> None:
     failed = run(library, "exit code")
     assert (failed.code, failed.ending) == (1, "ended with exit code 3")
     late = run(library, "endless", seconds=2)
-    assert late.code == 1
+    assert late.code == 2
     assert late.ending.startswith("did not end within 2 s")
     greedy = run(library, "greedy", gib=1.5)
-    assert greedy.code == 1
+    assert greedy.code == 2
     assert greedy.ending.startswith("needs more than 1.5 GiB")
     assert 1.0 < late.seconds < 20
 

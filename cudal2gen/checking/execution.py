@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from cudal2gen.checking import devices, text
+from cudal2gen.checking import devices, names, text
 from cudal2gen.checking.findings import CANNOT, Cause, Run, extents, run_of
 from cudal2gen.checking.names import resolved, short_names
 from cudal2gen.checking.plan import Argument, BufferSpec, LaunchSpec, Plan
@@ -43,6 +43,7 @@ from cudal2gen.emulator.host.images import image_count, registered
 from cudal2gen.emulator.host.program import KernelArgument, as_dim, call, pack_arguments
 from cudal2gen.emulator.host.standin import Words, stand_for
 from cudal2gen.emulator.state.launch import Geometry
+from cudal2gen.emulator.state.sites import Site
 from cudal2gen.errors import UserError, WrongInput
 
 # Libraries whose functions the stand-in runtime has.
@@ -55,8 +56,8 @@ PROGRESS_S = 1.0
 
 
 class Message(NamedTuple):
-    """From the process of a check: ``kind`` is begin, progress (``ctas``: ended, and all), launch, repeated, finding,
-    refused, unsupported, wrong, or ended."""
+    """From the process of a check: ``kind`` is begin, progress (``ctas``: ended, and all), loop, launch, repeated,
+    finding, refused, unsupported, note, wrong, or ended."""
 
     kind: str
     kernel: str = ""
@@ -98,6 +99,11 @@ class Reporter:
             self.progress_sent = time.perf_counter()
             self.send(Message("progress", ctas=(done, total)))
 
+    def loop(self, site: Site, turns: int) -> None:
+        """A loop that has turned often."""
+        place = site.home or f"PTX line {site.line}"
+        self.send(Message("loop", text=f"in the loop at {place} ({turns} turns and more)"))
+
     def finding(self, finding: Report) -> None:
         """A finding: printed the first time, counted always."""
         if finding.cause not in self.printed:
@@ -116,10 +122,16 @@ class CheckSession(Session):
     """The emulated device of a check: what it finds is reported at once."""
 
     def __init__(self, plan: Plan, reporter: Reporter) -> None:
-        options = Options(counters=plan.counters, adverse=plan.adverse, progress=reporter.progress)
+        options = Options(
+            counters=plan.counters,
+            loop_limit=None,
+            adverse=plan.adverse,
+            progress=reporter.progress,
+            looping=reporter.loop,
+        )
         chosen = _sampler(plan.sample, plan.seed) if plan.sample else None
         super().__init__(Memory(), devices.device(plan.device), options, chosen)
-        self.reporter, self.sample = reporter, plan.sample
+        self.reporter, self.sample, self.incomplete = reporter, plan.sample, False
         self.repetitions = Repetitions(self.memory)
         self.first_image = image_count()
 
@@ -138,8 +150,10 @@ class CheckSession(Session):
         """Report what the machine has found since the last time."""
         for report in self.reports:
             if report.kind == CANNOT:
-                self.reporter.send(Message("refused", report.kernel, report.message))
-                self.reporter.write(f"not checked: {report.message}\n")
+                kernel = report.kernel
+                reason = report.message.replace(kernel, names.plain(kernel)) if kernel else report.message
+                self.reporter.send(Message("refused", report.kernel, reason))
+                self.reporter.write(f"not checked: {reason}\n")
             else:
                 self.reporter.finding(report)
         self.reports.clear()
@@ -162,7 +176,8 @@ class CheckSession(Session):
         start = time.perf_counter()
         with self.repetitions.observed(launch):
             result = launch.execute()
-        if self.sample and prod(launch.geometry.grid) > self.sample:
+        given_up = any(report.kind == CANNOT for report in result.reports)
+        if given_up or (self.sample and prod(launch.geometry.grid) > self.sample):
             self._assume_written()
         if result.output:
             self.reporter.write(result.output)
@@ -172,7 +187,11 @@ class CheckSession(Session):
         return result
 
     def _assume_written(self) -> None:
-        """The CTAs that were left out may have written anywhere, so no later read is of undefined memory."""
+        """CTAs that were left out, or given up, may have written anywhere, so no later read is of undefined memory."""
+        if not self.incomplete:
+            self.incomplete = True
+            text = "not all CTAs ran to their end: findings of later launches may follow from values that they lack"
+            self.reporter.send(Message("note", text=text))
         for buffer in self.memory.buffers:
             buffer.written = None
 

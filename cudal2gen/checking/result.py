@@ -21,7 +21,8 @@ CLEAN, ERRORS, NOT_CHECKED = 0, 1, 2
 class Result:
     """``expected`` are findings that a list of expectations names; ``refusals``: kernel or "", and why it cannot be
     executed; ``unsupported``: functions of CUDA that were called and answered "not supported"; ``ending``: how the
-    program ended if not by itself with exit code 0."""
+    program ended if not by itself with exit code 0; ``limited``: the kernel, or "" of the host, that ran when a limit
+    of time or memory ended it, None without one."""
 
     target: str
     device: str
@@ -33,6 +34,7 @@ class Result:
     notes: list[str] = field(default_factory=list)
     exit_code: int | None = None
     ending: str = ""
+    limited: str | None = None
     seconds: float = 0.0
 
     def add(self, finding: Report) -> None:
@@ -54,10 +56,10 @@ class Result:
 
     @property
     def code(self) -> int:
-        """The exit code: 1 for errors or a program that fails, 2 for what cannot be checked."""
+        """The exit code: 1 for errors or a program that fails, 2 for what cannot be checked, or not in the limits."""
         if self.errors:
             return ERRORS
-        if self.refusals or (self.ending and self.unsupported):
+        if self.refusals or self.limited is not None or (self.ending and self.unsupported):
             return NOT_CHECKED
         return ERRORS if self.ending else CLEAN
 
@@ -81,11 +83,18 @@ class Result:
             "expected": [finding_fields(item) for item in self.expected],
             "not_checked": [
                 {"kernel": kernel, "reason": reason, "count": count}
-                for (kernel, reason), count in self.refusals.items()
+                for (kernel, reason), count in self._not_checked.items()
             ],
             "unsupported": self.unsupported,
             "notes": self.notes,
         }  # fmt: skip
+
+    @property
+    def _not_checked(self) -> dict[tuple[str, str], int]:
+        """Refusals, and what did not end within the limits."""
+        if self.limited is None:
+            return self.refusals
+        return {**self.refusals, (self.limited, f"the program {self.ending}"): 1}
 
     def summary(self) -> str:
         """The end of the text output."""
@@ -96,12 +105,12 @@ class Result:
             lines += text.kernel_lines(names[symbol], kernel, own)
         lines += [
             f"not checked: {reason}" + (f" (x{count})" if count > 1 else "")
-            for (_, reason), count in self.refusals.items()
+            for (_, reason), count in self._not_checked.items()
         ]
         if self.unsupported:
             lines.append(f"answered 'not supported': {', '.join(self.unsupported)}")
         lines += [f"note: {note}" for note in self.notes]
-        if self.ending:
+        if self.ending and self.limited is None:
             lines.append(f"the program {self.ending}")
         return "\n".join([*lines, self._verdict()])
 

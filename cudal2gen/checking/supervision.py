@@ -41,6 +41,8 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
                 ctas = message.ctas
                 if message.kind == "begin":
                     running = _Running(message.kernel, message.text, time.perf_counter())
+                elif message.kind == "loop" and running:
+                    running = running._replace(loop=message.text)
                 elif message.kind != "progress":
                     running = None
                 _take(result, message)
@@ -49,6 +51,7 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
             if progress and running:
                 progress(running.kernel, time.perf_counter() - running.start, *ctas)
             if excess := watch.excess(_launch(result, running) if running else ""):
+                result.limited = running.kernel if running else ""
                 result.ending = excess
                 break
     except (EOFError, ConnectionResetError):
@@ -62,11 +65,12 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
 
 
 class _Running(NamedTuple):
-    """A launch that has begun: its kernel, its grid in words, when."""
+    """A launch that has begun: its kernel, its grid in words, when, and in words the loop that it was last in."""
 
     kernel: str
     grid: str
     start: float
+    loop: str = ""
 
 
 def _launch(result: Result, running: _Running) -> str:
@@ -74,7 +78,8 @@ def _launch(result: Result, running: _Running) -> str:
     kernel = result.kernels.get(running.kernel)
     number = 1 + (kernel.launches + kernel.repetitions if kernel else 0)
     seconds = time.perf_counter() - running.start
-    return f": launch {number} of {plain(running.kernel)}, {running.grid}, ran for {seconds:.0f} s"
+    loop = f", at last {running.loop}" if running.loop else ""
+    return f": launch {number} of {plain(running.kernel)}, {running.grid}, ran for {seconds:.0f} s{loop}"
 
 
 class _Watch:
@@ -116,7 +121,7 @@ def _take(result: Result, message: Message) -> None:
             result.refusals[key] = result.refusals.get(key, 0) + 1
         case "unsupported":
             result.unsupported.append(message.text)
-        case "ended":
+        case "ended" | "note":
             result.notes.append(message.text)
         case "wrong":
             raise WrongInput(message.text)

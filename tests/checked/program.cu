@@ -27,6 +27,30 @@ __global__ void reversed(const int *x, int *y, bool synchronised) {
 }
 __global__ void increment(int *y) { atomicAdd(y, 1); }
 __global__ void waiting(int *y) { for (long i = 0; i < 1l << 40; ++i) atomicAdd(y, 1); }
+__global__ void serial(int *y, int turns) {
+  unsigned value = 1;
+#pragma unroll 1
+  for (int i = 0; i < turns; ++i) value = value % 1000003 * 4093 + 1;
+  *y = value;
+}
+__global__ void circle(int *y, int step) {
+  int i = 0;
+  while (i >= 0) i = (i + step) % 7;
+  *y = i;
+}
+__global__ void poll(volatile int *flag, int *y) {
+  while (*flag == 0) {}
+  y[threadIdx.x] = 1;
+}
+// Every CTA waits for the one before.
+__global__ void chain(volatile int *flags, int *y) {
+  if (threadIdx.x == 0 && blockIdx.x > 0)
+    while (flags[blockIdx.x - 1] == 0) {}
+  __syncthreads();
+  y[blockIdx.x * blockDim.x + threadIdx.x] = blockIdx.x;
+  __syncthreads();
+  if (threadIdx.x == 0) __threadfence(), flags[blockIdx.x] = 1;
+}
 __global__ void add_total() { atomicAdd(&total, threadIdx.x); }
 __global__ void speak(int n) {
   if (threadIdx.x % 32 == 0) printf("warp %d of %s: %5.2f %x %lld%%\n", threadIdx.x / 32, "block", 0.5 * n, n, -5ll);
@@ -370,6 +394,18 @@ int main(int argc, char **argv) {
   if (is("abort")) beyond<<<4, 256>>>(x, y, n), abort();
   if (is("endless")) for (volatile int i = 0;; ++i) {}
   if (is("endless kernel")) cudaMemset(y, 0, 4), waiting<<<2, 32>>>(y), cudaDeviceSynchronize();
+  if (is("long loop")) serial<<<1, 1>>>(y, 1100000), cudaDeviceSynchronize();
+  if (is("circle")) circle<<<1, 1>>>(y, 1), cudaDeviceSynchronize();
+  if (is("chain") || is("poll")) cudaMemset(x, 0, 4 * n), is("poll") ? poll<<<1, 32>>>(x, y) : chain<<<16, 32>>>(x, y);
+  if (is("late flag")) {
+    int *flag;
+    cudaMallocManaged(&flag, 4);
+    *flag = 0;
+    poll<<<1, 32>>>(flag, y);
+    *flag = 1;
+    scale<<<4, 256>>>(y, x, n);  // what the kernel before did not write
+    cudaDeviceSynchronize();
+  }
   if (is("greedy")) for (size_t i = 0;; ++i) memset(malloc(1 << 26), 1, 1 << 26);
   // Processes that each take memory, or that share what their parent has.
   if (is("family") || is("greedy family")) {

@@ -282,13 +282,13 @@ class _Translator:
     # --- how a block ends ---
 
     def _end(self, block: Block) -> None:
-        e, at = self.emitter, block.index
+        e = self.emitter
         if block.end == "exit":
             e.line("b, m, w = R.exit(m)")
             e.line(f"if b == {DONE}: return")
             self._blocked()
         elif block.end == "jump":
-            self._goto(at, block.targets[0])
+            self._goto(block, block.targets[0])
         elif block.end == "cond":
             self._branch(block)
         elif block.end == "switch":
@@ -306,24 +306,29 @@ class _Translator:
         yes, no = block.targets
         p = e.predicate(block.cond)
         if yes == no:
-            self._goto(at, yes)
+            self._goto(block, yes)
             return
         if p.uniform:
             for head, target in ((f"if {p.text}:", yes), ("else:", no)):
                 e.line(head)
                 e.indent = " "
-                self._goto(at, target)
+                self._goto(block, target)
                 e.indent = ""
             return
         back = [t for t in (yes, no) if (at, t) in self.graph.back_edges]
         spinning = [t for t in back if t in self.graph.spin_heads]
         if back:
-            e.line(f"R.backward({at}, m)")
+            self._backward(block)
         if spinning:
             e.line(f"b, m, w = R.spin_branch({p.text}, {yes}, {no}, {spinning[0]}, m)")
             self._blocked()
         else:
             e.line(f"b, m, w = R.branch({p.text}, {yes}, {no}, m)")
+
+    def _backward(self, block: Block) -> None:
+        # The branch; a block whose successor follows it has none.
+        self.emitter.current = next(filter(None, (block.last, *reversed(block.instrs))), self.emitter.current)
+        self.emitter.line(f"R.backward({self.emitter.site()}, {block.index}, m)")
 
     def _blocked(self) -> None:
         """While every lane waits for other CTAs, they run."""
@@ -332,10 +337,10 @@ class _Translator:
         e.line(" yield")
         e.line(" b, m, w = R.resume()")
 
-    def _goto(self, at: int, target: int) -> None:
-        e = self.emitter
+    def _goto(self, block: Block, target: int) -> None:
+        e, at = self.emitter, block.index
         if (at, target) in self.graph.back_edges:
-            e.line(f"R.backward({at}, m)")
+            self._backward(block)
             if target in self.graph.spin_heads:
                 e.line(f"b, m, w = R.spin({target}, m)")
                 self._blocked()

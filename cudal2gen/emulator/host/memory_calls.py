@@ -80,6 +80,7 @@ class MemoryCalls:
         except EmulatorError:
             return OUT_OF_MEMORY
         self.kinds[buffer.address] = kind
+        buffer.of_host = kind != DEVICE
         put(out, "Q", buffer.address)
         return SUCCESS
 

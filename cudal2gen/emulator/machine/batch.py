@@ -116,10 +116,25 @@ def run(
             rounds += 1
             timed = any(batch.special.clock_reads > MAX_IDLE_ROUNDS for batch, _ in running)
             limit = MAX_TIMED_ROUNDS if timed else MAX_IDLE_ROUNDS
-            if idle_rounds > limit or rounds > launch.options.loop_limit:
-                for batch, _ in running:
-                    batch.scheduler.report_stuck()
+            if idle_rounds > limit or rounds > (launch.options.loop_limit or rounds):
+                _report_stuck([batch for batch, _ in running])
                 return
+
+
+def _report_stuck(batches: list[Batch]) -> None:
+    """Nothing moves any more: a deadlock, unless what is waited for lies outside of what is executed."""
+    launch = batches[0].launch
+    absent = launch.geometry.ctas - sum(launch.batches)
+    text = ""
+    if any(batch.memory.last_read is not None and batch.memory.last_read.of_host for batch in batches):
+        text = "waits for memory that the host writes, which goes on only when the kernel has ended"
+    elif absent:
+        text = f"waits for some of the {absent} CTAs that are left out of {launch.geometry.ctas}"
+    if text:
+        launch.reports.add("launch-error", f"{launch.kernel.name} {text}")
+        return
+    for batch in batches:
+        batch.scheduler.report_stuck()
 
 
 def _continues(code: Generator[None, None, None]) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Protocol
 
 import numpy as np
 
+from cudal2gen.emulator.machine.recurrence import Recurrence, State, state_of
 from cudal2gen.emulator.state.arrays import Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
 
@@ -22,7 +25,7 @@ class Overtaken(Exception):
 
 
 class Runaway(Exception):
-    """A launch was given up: more backward branches than ``Options.loop_limit``."""
+    """A launch was given up: a loop does not end, or takes more backward branches than ``Options.loop_limit``."""
 
 
 class Gathering(Protocol):
@@ -70,6 +73,7 @@ class Scheduler:
         self.complete = batch.width == batch.threads
         self.has_clobbers = any(self.kernel.clobbers)
         self.backward_branches = 0
+        self.recurrence = Recurrence()
         # Choices of the next group, and backward branches: a measure of how far CTAs run together.
         self.steps = 0
         # Told of lanes that exit.
@@ -172,19 +176,36 @@ class Scheduler:
 
     # --- loops ---
 
-    def backward(self, block: int, m: Mask) -> None:
-        """A backward branch was taken in ``block``: give up on endless loops. Raises Runaway."""
+    def backward(self, site: int, block: int, m: Mask) -> None:
+        """The kernel takes a backward branch, instruction ``site`` in ``block``: give up on endless loops. Raises
+        Runaway."""
         self.backward_branches += 1
         self.steps += 1
-        limit = self.launch.options.loop_limit
-        if self.backward_branches > limit:
-            batch = self.batch
-            lanes = np.flatnonzero(batch.running(m))
-            line = self.kernel.block_lines[block]
-            row = int(batch.row_of[lanes[0]])
-            text = f"more than {limit} backward branches; the last at PTX line {line}"
-            batch.report("runaway", text, None, row, batch.thread[lanes[batch.row_of[lanes] == row]])
-            raise Runaway
+        turns, limit = self.backward_branches, self.launch.options.loop_limit
+        if self.recurrence.looks_at(turns):
+            period = self.recurrence.period(turns, self._state(sys._getframe(1), block))
+            if period:
+                again = "every backward branch" if period == 1 else f"every {period} backward branches"
+                self._give_up(site, m, f"never ends: {again} all registers and all memory are as before")
+            if self.launch.options.looping and turns == self.recurrence.first:
+                self.launch.options.looping(self.kernel.sites[site], turns)
+        if limit is not None and turns > limit:
+            self._give_up(site, m, f"more than {limit} backward branches")
+
+    def _give_up(self, site: int, m: Mask, text: str) -> None:
+        batch = self.batch
+        lanes = np.flatnonzero(batch.running(m))
+        row = int(batch.row_of[lanes[0]])
+        batch.report("runaway", text, site, row, batch.thread[lanes[batch.row_of[lanes] == row]])
+        raise Runaway
+
+    def _state(self, kernel: FrameType, block: int) -> State:
+        """All that decides what the batch does from here on; registers are variables of the kernel."""
+        batch, launch = self.batch, self.launch
+        groups = {f"pend {block}": mask for block, mask in self.pend.items()}
+        groups |= {f"deferred {block}": mask for block, mask in self.deferred.items()}
+        counts = block, launch.version, launch.tick, launch.printed_characters, len(self.waiting)
+        return state_of(kernel.f_locals | groups | {"alive": batch.alive}, counts)
 
     def spin(self, head: int, m: Mask) -> Step:
         """Back at the head of a loop that polls memory: everyone else may run first."""

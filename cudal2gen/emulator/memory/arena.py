@@ -33,7 +33,7 @@ class Buffer:
     ``role``: an ``input`` may not be written, an ``output`` and ``scratch`` may not be read before written, and an
     ``output`` must be written everywhere (inside its region). ``written`` has a byte per byte (None: all defined),
     ``allowed`` too (None: all). ``element`` names the type of elements that NumPy lacks, such as bfloat16, for which
-    ``dtype`` has integers of their size.
+    ``dtype`` has integers of their size. ``of_host``: the host writes it without a call, while kernels run too.
     """
 
     memory: Memory
@@ -46,6 +46,7 @@ class Buffer:
     allowed: Array | None = None
     name: str = ""
     element: str = ""
+    of_host: bool = False
 
     @property
     def element_name(self) -> str:

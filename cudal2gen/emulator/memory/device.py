@@ -47,6 +47,8 @@ class DeviceMemory:
         self.targets = state.targets if batch.launch.options.hazards else {}
         # Of the last packed access: its addresses, its width, and where it goes.
         self._last_packed = (np.zeros(0, np.uint64), 0, Access(None, batch.everyone, [], Form.PACKED, slice(0)))
+        # The buffer of the last load.
+        self.last_read: Buffer | None = None
         # Per row and warp: the tick of its griddepcontrol.wait, 0 before.
         self.waited: Array = np.zeros((batch.count, batch.warps_per_cta), np.int64)
 
@@ -207,6 +209,7 @@ class DeviceMemory:
             self.guard(lanes, offset, site)
         if self.counters is not None:
             self.counters.memory("ld.global", self.batch.size, offset, lanes, width)
+        self.last_read = places[-1][0]
         for buffer, part in places:
             if buffer.written is not None or buffer.role != "input":
                 some, at = self._part(lanes, offset, part)

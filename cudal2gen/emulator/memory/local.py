@@ -75,6 +75,7 @@ class LocalMemory:
         raw = np.ascontiguousarray(value[lanes]).view(np.uint8).reshape(-1, width)
         places = lanes[:, None], offset[:, None] + np.arange(width)
         self.data[places] = raw
+        self.batch.launch.version += 1
         if self.written is not None:
             self.written[places] = True
 

@@ -55,20 +55,23 @@ RoundingName = Literal["model", "a100", "h100"]  # how tensor cores round fp32 s
 class Options:
     """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector
     (None: ``LEAST_LANES`` at first, up to ``MOST_LANES`` while that pays); ``loop_limit``: taken backward branches per
-    batch before a launch counts as hung. ``adverse``: another order of events that hardware may choose: of all
+    batch before a launch counts as hung (None: no limit; a loop whose state repeats is hung in any case). ``adverse``:
+    another order of events that hardware may choose: of all
     warpgroups that can run the last one does, until it waits, and every try_wait that has to wait times out at first;
     otherwise only a thread's first one at each instruction. ``rounding``: how tensor cores add products of f16 and bf16
     to fp32 sums: ``model`` rounds once an instruction, others are of ``arithmetic.tensor_rounding``, bit by bit and
     slower. ``progress`` is called with the CTAs that have ended and
-    all that run; a launch that is tried again begins anew."""
+    all that run; a launch that is tried again begins anew. ``looping`` is called with the backward branch of a loop and
+    how many were taken, each time that their number has doubled."""
 
     hazards: bool = True
     counters: bool = False
     lanes: int | None = None
-    loop_limit: int = 1_000_000
+    loop_limit: int | None = 1_000_000
     adverse: bool = False
     rounding: RoundingName = "model"
     progress: Callable[[int, int], None] | None = None
+    looping: Callable[[Site, int], None] | None = None
 
 
 @dataclass

@@ -154,7 +154,7 @@ _ERRORS = {
         "the program stops itself: look at the condition of the assertion",
     ),
     "runaway": (
-        "a loop beyond the limit of turns",
+        "a loop that does not end, or is beyond the limit of turns",
         "a loop that does not end: check its bound and step, and whether the value it polls is written by anybody",
     ),
     "launch-error": (

@@ -1,0 +1,46 @@
+"""Loops that never end: the machine is deterministic, so whoever is back in an earlier state stays in that circle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+# Of a batch: its counters, and its registers and masks by name, arrays as bytes.
+State = tuple[tuple[int, ...], dict[str, object]]
+# The turn of the first look, and how many turns a circle may have. Looks begin anew at twice as many turns.
+FIRST, LONGEST = 1 << 12, 64
+
+
+def state_of(values: Mapping[str, object], counters: tuple[int, ...]) -> State:
+    """A copy of what decides the future. Other values than numbers and arrays are units of the machine, and registers
+    that are computed when they are read: the same ones, or not known to be equal."""
+    return counters, {name: _copied(value) for name, value in values.items()}
+
+
+def _copied(value: object) -> object:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tobytes()
+    return value if isinstance(value, (int, float)) else (id(value), value)
+
+
+class Recurrence:
+    """Compares the states of some turns with an earlier one."""
+
+    def __init__(self) -> None:
+        self.first = FIRST
+        self.earlier: State | None = None
+
+    def looks_at(self, turn: int) -> bool:
+        """Is the state of this turn of interest?"""
+        return turn >= self.first
+
+    def period(self, turn: int, state: State) -> int:
+        """After how many turns the state of a turn of interest repeats; 0: as far as is known, it does not."""
+        if self.earlier is None:
+            self.first, self.earlier = turn, state
+        elif state == self.earlier:
+            return turn - self.first
+        elif turn - self.first >= LONGEST:
+            self.first, self.earlier = 2 * self.first, None
+        return 0
