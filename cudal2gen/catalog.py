@@ -21,6 +21,7 @@ from cudal2gen.chips import distance, related
 from cudal2gen.errors import Failure, WrongInput, parse_json
 from cudal2gen.kernel import Acc, IllegalRecord, Problem, Record, Use, explain, parse, serving
 from cudal2gen.kernel.fieldset import spell
+from cudal2gen.kernel.fusion import Fusion
 
 
 class CatalogError(WrongInput):
@@ -120,15 +121,15 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Match:
 
 def library(
     gpu: str, acc: str, layout: str, source: str | None = None, path: Path | None = None,
-    *, ab: str = "f16", d: str = "same",
+    *, ab: str = "f16", d: str = "same", fusion: str = "none",
 ) -> list[Record]:  # fmt: skip
-    """Records of an accumulator for a GPU, a layout and types, one for each size that there are records for.
+    """Records of an accumulator for a GPU, a layout, types and a fusion, one for each size that there are records for.
 
     A size's own record counts first, then the nearest one of other types, another layout or GPU, changed so far that it
     is legal here; other compute capabilities stand in where no record of the GPU's own is. ``source``: the records of
     this GPU only, even where ``gpu`` has its own. Raises CatalogError where nothing is left.
     """
-    there = {"gpu": gpu, "layout": layout, "ab": ab, "d": d}
+    there = {"gpu": gpu, "layout": layout, "ab": ab, "d": d, "fusion": Fusion.model_validate(fusion)}
     alike = [record for record in load(path) if record.acc == acc and source in (None, record.gpu)]
     tiers = [[record for record in alike if related(gpu, record.gpu)]]
     tiers += [[record for record in alike if record.gpu == other] for other in _strangers(gpu, alike)]
@@ -152,17 +153,17 @@ def _strangers(gpu: str, records: Iterable[Record]) -> list[str]:
     return sorted(others, key=lambda other: (distance(gpu, other), other))
 
 
-def _moved_distance(record: Record, there: Mapping[str, str]) -> tuple[float, bool]:
+def _moved_distance(record: Record, there: Mapping[str, object]) -> tuple[float, bool]:
     problem = record.problem.model_copy(update=dict(there))
     return serving.distance(problem, record.problem, (record.bm, record.bn)), _other_types(record, problem)
 
 
 def _other_types(record: Record, problem: Problem) -> bool:
-    """Whether A, B or D have other types: of equally distant records those of the problem's own come first."""
-    return (record.ab, record.d) != (problem.ab, problem.d)
+    """Whether types or fusion differ: of equally distant records those of the problem's own come first."""
+    return (record.ab, record.d, record.fusion) != (problem.ab, problem.d, problem.fusion)
 
 
-def _moved(record: Record, there: Mapping[str, str]) -> Record | None:
+def _moved(record: Record, there: Mapping[str, object]) -> Record | None:
     """The record on another GPU, in another layout and of other types; None where it is not legal there."""
     if all(getattr(record, name) == value for name, value in there.items()):
         return record
@@ -263,6 +264,7 @@ def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
     whose = " ".join([*there, origin.mnk])
     whose = f"that of {whose} stands in" if origin.gpu != problem.gpu else f"taking that of {whose}"
     how = [] if origin.ab == problem.ab else [f"whose rate is that of {problem.ab}"]
+    how += [] if origin.fusion == problem.fusion else [f"with {problem.fusion} fused" if problem.fusion else "unfused"]
     if use.launched != serving.sizes_of(problem):
         how.append(f"padded to {use.launched.text} by copies of {use.matrices}")
     elif any(use.copied):

@@ -398,22 +398,29 @@ def error_bound(acc: Acc, a: Array, b: Array, reference: Array, order: Order, el
     which costs 2^-11 of the sum so far and of the error it carries; what is added between two roundings has at least
     fp32's precision, and so has the sum of slices.
     """
+    error: Array = sum_error(acc, a, b, reference, order)
+    if acc == "f32" or len(order) > 1:
+        error = error + rounding_error(reference, error, element)
+    return error
+
+
+def sum_error(acc: Acc, a: Array, b: Array, reference: Array, order: Order) -> Array:
+    """The part of ``error_bound`` that the sum has before it is rounded to the type of D."""
     arrays = library(a)
     error: Array = a.shape[1] * SINGLE_ERROR * arrays.product(abs(a), abs(b))
     if acc == "f32":
-        error = error + _rounding(reference, error, element)
         return error
     for groups in order:
         partial_sum, carried = arrays.zeros(reference), arrays.zeros(reference)
         for group in groups:
             columns = _columns(group)
             partial_sum += a[:, columns] @ b[:, columns].T
-            carried += _rounding(partial_sum, carried, F16)
+            carried += rounding_error(partial_sum, carried, F16)
         error = error + carried
-    return error if len(order) == 1 else error + _rounding(reference, error, element)
+    return error
 
 
-def _rounding(value: Array, error: Array, element: Element) -> Array:
+def rounding_error(value: Array, error: Array, element: Element) -> Array:
     """What rounding to an element adds to the error of a value."""
     rounding: Array = element.unit_roundoff * (abs(value) + error) + element.least_error
     return rounding

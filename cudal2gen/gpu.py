@@ -214,6 +214,9 @@ class Kernel:
         runtime_library: Path | None = None,
         empty: Empty | None = None,
     ) -> None:
+        if record.fusion:
+            why = "on tensors plain products are computed; the emulator executes it: validate --on emulator"
+            raise GpuError(f"{record.name} is fused ({record.fusion}): {why}")
         self.record = record
         self.digest = directory.name
         self.detail = ""

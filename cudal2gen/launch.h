@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <istream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -27,6 +28,34 @@ struct Refusal {
 
   explicit operator bool() const { return code != cudaSuccess; }
 };
+
+// What a kernel applies to its sums, as kernel/fusion.py's `Fusion`; of the activation the launcher needs to know nothing.
+struct Fusion {
+  bool any = false, bias_n = false, bias_m = false, residual = false;
+
+  bool bias() const { return bias_n || bias_m; }
+};
+
+// Parts joined by +, in the order of application, at most one of each kind; "none" for no parts. False if it is neither.
+inline bool parse_fusion(std::string const& text, Fusion& fusion) {
+  static constexpr std::pair<char const*, int> kParts[] = {
+      {"alpha", 0}, {"bias_n", 1}, {"bias_m", 1}, {"residual", 2}, {"relu", 3}, {"gelu_tanh", 3}, {"gelu", 3}, {"silu", 3}};
+  if (text == "none") return true;
+  int last = -1;
+  for (size_t begin = 0; begin <= text.size();) {
+    size_t const end = std::min(text.find('+', begin), text.size());
+    std::string const word = text.substr(begin, end - begin);
+    auto const part = std::find_if(std::begin(kParts), std::end(kParts), [&](auto const& each) { return word == each.first; });
+    if (part == std::end(kParts) || part->second <= last) return false;
+    last = part->second;
+    fusion.any = true;
+    fusion.bias_n |= word == "bias_n";
+    fusion.bias_m |= word == "bias_m";
+    fusion.residual |= word == "residual";
+    begin = end + 1;
+  }
+  return true;
+}
 
 // `name=value` tokens separated by white space. Remembers which were read, and the first fault.
 class Tokens {
@@ -70,6 +99,14 @@ class Tokens {
     if (value.empty() || *end || read < least || read > INT_MAX)
       blame(name + "=" + value + ": must be a number from " + std::to_string(least) + " to " + std::to_string(INT_MAX));
     return int(read);
+  }
+
+  // A fusion, by its text.
+  Fusion fusion(std::string const& name) {
+    std::string const value = word(name);
+    Fusion read;
+    if (!parse_fusion(value, read)) blame(name + "=" + value + ": must be none, or parts such as bias_n+silu, each once and in order");
+    return read;
   }
 
   bool has(std::string const& name) const { return values_.count(name) != 0; }
@@ -143,6 +180,7 @@ struct Launch {
   int k_steps = 0;  // of k that a CTA holds, 0 for any number
   Box box_a, box_b, box_d, box_rest;
   Element element = kElements[0], output = kElements[0];  // of A and B; of D
+  Fusion fusion;
 
   explicit Launch(Tokens& facts);
 
@@ -165,6 +203,7 @@ struct Launch {
 
   Refusal refuse_sizes(int m, int n, int k) const;
   Refusal refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const;
+  Refusal refuse_fused(void const* bias, Matrix const& c) const;
 };
 
 // What a launch needs of the workspace, where `resident` clusters run at once: of tiles whose sums are kept in parts.
@@ -186,7 +225,7 @@ inline Launch::Launch(Tokens& facts) {
   bn = facts.number("bn", 1);
   bk = facts.number("bk", 1);
   split_k = facts.number("split_k", 1);
-  if (facts.has("fusion")) facts.choice("fusion", {"none"});
+  if (facts.has("fusion")) fusion = facts.fusion("fusion");
   if (facts.has("element")) {
     std::vector<char const*> names;
     for (Element const& each : kElements) names.push_back(each.name);
@@ -250,6 +289,19 @@ inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix 
   if (stores_vectors() ? !d.in_vectors(output) : reinterpret_cast<uintptr_t>(d.address) % output.bytes != 0)
     return {cudaErrorMisalignedAddress, output.bytes == 4 ? "D must be aligned to 16 bytes, ldd be a multiple of 4"
                                                           : "D must be aligned to 16 bytes, ldd be a multiple of 8"};
+  return {};
+}
+
+// Refuses a bias or C that the kernel does not take where they lie: C must lie as D must.
+inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c) const {
+  if (fusion.bias() && (!bias || reinterpret_cast<uintptr_t>(bias) % 16))
+    return {cudaErrorMisalignedAddress, "this kernel adds a bias, which must be aligned to 16 bytes"};
+  if (!fusion.residual) return {};
+  if (!c.address || c.ld < c.cols || c.ld > kMostRows)
+    return {cudaErrorInvalidValue, "this kernel adds beta C: C must be there, ldc hold its rows and not exceed 16777216"};
+  if (stores_vectors() ? !c.in_vectors(output) : reinterpret_cast<uintptr_t>(c.address) % output.bytes != 0)
+    return {cudaErrorMisalignedAddress, output.bytes == 4 ? "C must lie as D: aligned to 16 bytes, ldc a multiple of 4"
+                                                          : "C must lie as D: aligned to 16 bytes, ldc a multiple of 8"};
   return {};
 }
 

@@ -322,9 +322,18 @@ int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, 
   return scratch.parts_at() + scratch.parts * launch.bm * launch.bn * int64_t(4);
 }
 
-// D(m,n) = A(m,k) * B on the given stream. Leading dimensions in elements. workspace: cudal2gen_workspace_bytes().
-int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
-                     int m, int n, int k, void* workspace, void* stream) {
+// What a fused kernel reads beside A and B; the struct of its last parameter. Only what its parts need counts: `bias` in
+// the type of A and B, C (m,n) by rows in that of D, ldc in elements. A later member goes behind these.
+struct cudal2gen_fused {
+  void const *bias, *c;
+  int ldc;
+  float alpha, beta;
+};
+
+// D(m,n) = activation(alpha A(m,k) * B + bias + beta C), as far as the kernel has these parts; of a kernel that has none
+// `fused` may be null. On the given stream; leading dimensions in elements; workspace: cudal2gen_workspace_bytes().
+int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                           int m, int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream) {
   message.clear();
   cudal2gen_kernel const& own = *kernel;
   Launch const& launch = own.launch;
@@ -335,6 +344,10 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
   config.stream = static_cast<cudaStream_t>(stream);
   Refusal refusal = launch.refuse_sizes(m, n, k);
   if (!refusal) refusal = launch.refuse_operands(in_a, in_b, out_d);
+  if (!refusal && launch.fusion.any && !fused)
+    refusal = {cudaErrorInvalidValue, "this kernel is fused: launch it by cudal2gen_launch_fused, with what it reads"};
+  cudal2gen_fused operands = fused ? *fused : cudal2gen_fused{};
+  if (!refusal) refusal = launch.refuse_fused(operands.bias, {operands.c, operands.ldc, n});
   if (refusal) return refuse(refusal.code, refusal.why);
   int code = choose_grid(own, m, n, k, config.gridDim);
   if (code) return code;
@@ -361,11 +374,12 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &partials, &arrivals};
+  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &partials, &arrivals, &operands};
   CUtensorMap map_a = {}, map_b = {}, map_d = {}, map_rest = {};
   Options options = own.options;
   void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &options.along_n, &options.band,
-                  &options.policy_a, &options.policy_b, &partials, &arrivals, &map_rest};  // read as far as a kernel takes
+                  &options.policy_a, &options.policy_b, &partials, &arrivals, &map_rest, &operands};  // read as far as a kernel takes
+  if (!launch.box_rest.cols) maps[14] = &operands;
   bool const tma = launch.convention == Convention::kTma;
   auto const map = [&](Matrix const& matrix, int64_t rows, Box box, Element const& element, CUtensorMap& to) {
     return own.maps.find(matrix, rows, box, element, to);
@@ -377,6 +391,12 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
     return invalid("the driver does not encode a tensor map of these operands");
   cudaError_t const error = own.runtime.launch(&config, own.function(), tma ? maps : matrices);
   return error ? own.runtime.refuse(error) : cudaSuccess;
+}
+
+// The same of a kernel that has no such parts.
+int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                     int m, int n, int k, void* workspace, void* stream) {
+  return cudal2gen_launch_fused(kernel, a, lda, b, ldb, d, ldd, m, n, k, nullptr, workspace, stream);
 }
 
 // A launch whose sizes are known beforehand, for callers to whom each argument of a call costs time.

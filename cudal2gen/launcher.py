@@ -12,14 +12,21 @@ from types import TracebackType
 
 from cudal2gen.errors import Failure
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int
-_LAUNCH = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER)
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+_LAUNCH = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER)
 
 
 class _Sized(ctypes.Structure):
     """``cudal2gen_sized`` of launcher.cpp."""
 
     _fields_ = [("kernel", _POINTER), *((name, _INT) for name in ("lda", "ldb", "ldd", "m", "n", "k"))]
+
+
+class Fused(ctypes.Structure):
+    """``cudal2gen_fused`` of launcher.cpp: what a fused kernel reads beside A and B. ``bias`` and ``c`` are addresses,
+    0 where the kernel has no such part."""
+
+    _fields_ = [("bias", _POINTER), ("c", _POINTER), ("ldc", _INT), ("alpha", _FLOAT), ("beta", _FLOAT)]
 
 
 class LaunchError(Failure):
@@ -42,7 +49,7 @@ class OpenKernel:
     ) -> None:
         self._api = ctypes.CDLL(str(library))
         self._api.cudal2gen_message.restype = ctypes.c_char_p
-        self._api.cudal2gen_launch.argtypes = _LAUNCH
+        self._api.cudal2gen_launch_fused.argtypes = _LAUNCH
         self._api.cudal2gen_workspace_bytes.argtypes = (_POINTER, _INT, _INT, _INT)
         self._api.cudal2gen_workspace_bytes.restype = ctypes.c_int64
         self._api.cudal2gen_close.argtypes = (_POINTER,)
@@ -74,23 +81,27 @@ class OpenKernel:
         k: int,
         workspace: int = 0,
         stream: int = 0,
+        fused: Fused | None = None,
     ) -> None:
-        """D = A B on the stream; pointers are device addresses, leading dimensions count elements.
+        """D = A B on the stream, with what ``fused`` says of a fused kernel's operands; pointers are device addresses,
+        leading dimensions count elements.
 
         Raises LaunchError for what the kernel or the runtime refuses, and for numbers that no C int holds.
         """
-        self.check(self.bound(a, lda, b, ldb, d, ldd, m, n, k, workspace)(stream))
+        self.check(self.bound(a, lda, b, ldb, d, ldd, m, n, k, workspace, fused)(stream))
 
     def bound(
-        self, a: int, lda: int, b: int, ldb: int, d: int, ldd: int, m: int, n: int, k: int, workspace: int = 0
-    ) -> Callable[[int], int]:
+        self, a: int, lda: int, b: int, ldb: int, d: int, ldd: int, m: int, n: int, k: int, workspace: int = 0,
+        fused: Fused | None = None,
+    ) -> Callable[[int], int]:  # fmt: skip
         """``launch`` of fixed operands: a function of the stream that returns a code for ``check``."""
         if not all(0 <= number < 2**31 for number in (lda, ldb, ldd, m, n, k)):
             raise LaunchError(1, f"a size or leading dimension of {m}_{n}_{k} is out of range")
-        values = (self._handle.value or 0, a, lda, b, ldb, d, ldd, m, n, k, workspace)
+        values = (self._handle.value or 0, a, lda, b, ldb, d, ldd, m, n, k)
         # Converted once: ctypes would do it at every call.
-        converted = [kind(value) for kind, value in zip(_LAUNCH[:-1], values, strict=True)]
-        return partial(self._api.cudal2gen_launch, *converted)
+        converted = [kind(value) for kind, value in zip(_LAUNCH, values, strict=False)]
+        operands = None if fused is None else ctypes.byref(fused)
+        return partial(self._api.cudal2gen_launch_fused, *converted, operands, _POINTER(workspace))
 
     def sized(self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int) -> Callable[[int, int, int, int, int], int]:
         """``launch`` of fixed sizes: a function of a, b, d, workspace (addresses) and stream that returns a code

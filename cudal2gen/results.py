@@ -75,11 +75,12 @@ class Typed(Line):
 
 
 class Posed(Typed):
-    """A row with all fields of a problem."""
+    """A row with all fields of a problem but its fusion: of plain products."""
 
     @property
     def problem(self) -> Problem:
-        return Problem.model_validate({name: getattr(self, name) for name in Problem.model_fields})
+        fields = dict(self)
+        return Problem.model_validate({name: fields[name] for name in Problem.model_fields if name in fields})
 
 
 class Case(Line):

@@ -25,6 +25,7 @@ FLOORS = {
     "kernel": 1,
     "catalog": 2,
     "correctness": 2,
+    "fused": 3,
     "pages": 2,
     "model": 3,
     "profile": 4,

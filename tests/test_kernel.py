@@ -342,14 +342,14 @@ def test_every_family_is_tried_with_a_later_field() -> None:
 @pytest.mark.parametrize("family", sorted(PLAIN))
 def test_a_later_field_of_a_family_is_silent_while_it_is_neutral(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     record = PLAIN[family]
-    monkeypatch.setitem(FAMILIES, family, create_model("Later", __base__=type(record), fusion=(str | None, None)))
+    monkeypatch.setitem(FAMILIES, family, create_model("Later", __base__=type(record), colour=(str | None, None)))
     neutral = parse(catalog.dump(record))
-    assert neutral.fusion is None  # type: ignore[attr-defined]
+    assert neutral.colour is None  # type: ignore[attr-defined]
     assert spelled(neutral) == spelled(record)
-    relu = revise(neutral, fusion="relu")
-    assert all(new != old for new, old in zip(spelled(relu), spelled(record), strict=True))
-    assert parse(catalog.dump(relu)) == relu
-    assert spelled(revise(relu, fusion=None)) == spelled(record)
+    red = revise(neutral, colour="red")
+    assert all(new != old for new, old in zip(spelled(red), spelled(record), strict=True))
+    assert parse(catalog.dump(red)) == red
+    assert spelled(revise(red, colour=None)) == spelled(record)
 
 
 @pytest.mark.parametrize("family", sorted(PLAIN))

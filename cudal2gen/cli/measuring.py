@@ -17,7 +17,7 @@ from cudal2gen.cli.groups import Offer, OneOf, verb
 from cudal2gen.cli.messages import EXIT_FAILED, refuse
 from cudal2gen.cli.options import Device, Duration, Names, ResultFiles, listed_names
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, Filter, Selection
+from cudal2gen.cli.selection import ANY, PLAIN, Filter, Selection
 from cudal2gen.files import write
 from cudal2gen.kernel import GPUS, Acc
 
@@ -88,6 +88,7 @@ def measure(
     selection: Annotated[
         Selection,
         Offer(
+            only=PLAIN,
             wildcards=("gpu",),
             defaults={"gpu": ANY},
             helps={"gpu": "The GPU's model, by its records; any: as the device says."},

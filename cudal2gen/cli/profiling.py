@@ -21,7 +21,7 @@ from cudal2gen.files import write
 if TYPE_CHECKING:
     from cudal2gen.profile import LaunchFacts, Profile
 
-SELECTED = FILTERS
+SELECTED = (*FILTERS, "fusion")
 
 
 @verb(app, "profile")

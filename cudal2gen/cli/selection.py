@@ -18,6 +18,7 @@ from cudal2gen.cli.groups import Offer, OneOf
 from cudal2gen.cli.messages import note, refuse
 from cudal2gen.element import ElementName, OutputName
 from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
+from cudal2gen.kernel.fusion import NONE, PARTS, Fusion
 from cudal2gen.kernel.problem import types
 
 if TYPE_CHECKING:
@@ -91,6 +92,14 @@ class Selection:
         OneOf(LAYOUTS, ANY),
         typer.Option("--layout", help="tn: B is stored (N,K); nn: B is stored (K,N)."),
     ] = "tn"
+    fusion: Annotated[
+        str,
+        typer.Option(
+            "--fusion",
+            metavar="PARTS",
+            help=f"What is applied to the sums before D is stored: none, or parts joined by +, of {', '.join(PARTS)}.",
+        ),
+    ] = NONE
     changes: Annotated[
         tuple[str, ...],
         typer.Option(
@@ -111,6 +120,10 @@ class Selection:
         if self.acc is _UNSAID:
             half = self.ab in ("f16", ANY) and self.d in ("same", ANY)
             object.__setattr__(self, "acc", "f16" if half else "f32")
+        try:
+            Fusion.model_validate(self.fusion)
+        except ValidationError as error:
+            refuse(f"--fusion {explain(error)}")
 
     def on(self, gpu: str) -> Selection:
         """The selection on this GPU, where it names none."""
@@ -124,7 +137,8 @@ class Selection:
     @property
     def target(self) -> str:
         """GPU, types and layout, for messages."""
-        return f"{self.gpu} {types(self.ab, self.acc, self.d)} {self.layout}"
+        fusion = f" {self.fusion}" if self.fusion != NONE else ""
+        return f"{self.gpu} {types(self.ab, self.acc, self.d)} {self.layout}{fusion}"
 
     def admits(self, item: Target) -> bool:
         """Whether GPU, types and layout of a problem, record or measurement agree."""
@@ -133,7 +147,7 @@ class Selection:
     def problem(self) -> Problem:
         """The one problem of ``--mnk``."""
         (mnk,) = self.mnk
-        return problem(mnk, **{name: getattr(self, name) for name in FILTERS})
+        return problem(mnk, fusion=self.fusion, **{name: getattr(self, name) for name in FILTERS})
 
     def record(self) -> Record:
         """The record that serves the one problem of ``--mnk``; with changes."""
@@ -152,7 +166,10 @@ class Selection:
             answer = self._answers(source)
             return [answer(named) for named in self._named()]
         if self.gpu == ANY:
-            return self._changed(self._sampled(filter(self.admits, catalog.load()), seed))
+            admitted = [
+                record for record in catalog.load() if self.admits(record) and str(record.fusion) == self.fusion
+            ]
+            return self._changed(self._sampled(admitted, seed))
         layouts = {record.layout for record in catalog.load()} if self.layout == ANY else set(self.layouts)
         kinds = [kind for kind in self.kinds if kind["layout"] in layouts]
         return self._changed(self._sampled(chain(*(self._library(kind, source) for kind in kinds)), seed))
@@ -209,7 +226,7 @@ class Selection:
         if self.mnk:
             return self._named()
         sizes = dict.fromkeys(record.mnk for record in catalog.load())
-        kind = {name: getattr(self, name) for name in FILTERS}
+        kind = {name: getattr(self, name) for name in FILTERS} | {"fusion": self.fusion}
         problems = [problem(mnk, **kind) for mnk in sizes]
         return [problem for problem in stratified(problems, seed) if self._of_class(problem)][: self.sample]
 
@@ -243,7 +260,7 @@ class Selection:
         operands = ABS if self.ab == ANY else (self.ab,)
         ds = DS if self.d == ANY else (self.d,)
         kinds = [
-            {"ab": ab, "d": d, "acc": acc, "layout": layout}
+            {"ab": ab, "d": d, "acc": acc, "layout": layout, "fusion": self.fusion}
             for ab, d, acc, layout in product(operands, ds, self.accs, self.layouts)
         ]
         return [kind for kind in kinds if Problem.exists(kind["ab"], kind["d"], kind["acc"])] or kinds
@@ -257,7 +274,7 @@ class Selection:
     def _of_list(self, path: Path) -> list[Problem]:
         """The problems of a list that the selection admits; a note counts the others."""
         problems = catalog.load_problems(path)
-        admitted = [problem for problem in problems if self.admits(problem)]
+        admitted = [problem for problem in problems if self.admits(problem) and str(problem.fusion) == self.fusion]
         if not admitted:
             refuse(f"{path} has no problem for {self.target}")
         if others := len(problems) - len(admitted):
@@ -332,10 +349,12 @@ def problem(mnk: str, **fields: str) -> Problem:
 
 
 FILTERS = ("gpu", "ab", "d", "acc", "layout")
+# The options of verbs that take plain products only.
+PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "changes", "fit")
 SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
 ALL = {"everything": "All records of --gpu, --ab, --d, --acc and --layout; each may be any."}
 # One record, by its size; records, by any of the options; GPU, types and layout of what is listed.
-OneRecord = Annotated[Selection, Offer(only=("mnk", *FILTERS, "changes", "fit"), single=("mnk",), helps=SIZE)]
+OneRecord = Annotated[Selection, Offer(only=("mnk", *FILTERS, "fusion", "changes", "fit"), single=("mnk",), helps=SIZE)]
 OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS), single=("mnk",), helps=SIZE)]
 SeveralRecords = Annotated[Selection, Offer(wildcards=FILTERS, helps=ALL)]
 Filter = Annotated[Selection, Offer(only=FILTERS, wildcards=FILTERS, defaults=dict.fromkeys(FILTERS, ANY))]

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from cudal2gen.element import ElementName, OutputName, stored
 from cudal2gen.errors import WrongInput
+from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Layout, aligned
 from cudal2gen.kernel.schema import Schema
 
@@ -20,7 +21,6 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 Amount = Annotated[int, Field(ge=0, lt=2**31)]
 Flag = Annotated[int, Field(ge=0, le=1)]
 Hint = Literal["normal", "first", "last"]  # L2 eviction priorities, in the launcher's order
-Fusion = Literal["none"]  # what is applied to D before it is stored
 Raster = Literal["plain", "zsplit", "persistent"]
 Reduce = Literal["none", "workspace", "cluster"]
 
@@ -94,7 +94,7 @@ class Launch(Schema):
     bn: Count
     bk: Count
     split_k: Count
-    fusion: Fusion = "none"
+    fusion: Fusion = PLAIN
     element: ElementName = "f16"
     output: OutputName = "same"
 
@@ -123,8 +123,12 @@ class Launch(Schema):
         return (
             self._reads(operands.a, sizes.k, self.packed_k),
             self._reads(operands.b, row_b, self.packed_k and along_k),
-            sizes.n <= operands.d.ld <= MAX_EXTENT and (self._in_vectors(operands.d) or not self.stores_vectors),
+            self.takes_c(sizes.n, operands.d),
         )
+
+    def takes_c(self, n: int, c: Matrix) -> bool:
+        """Whether a launch of n columns takes the C that a fused kernel adds where it lies: as it takes D."""
+        return n <= c.ld <= MAX_EXTENT and (self._in_vectors(c) or not self.stores_vectors)
 
     def _in_vectors(self, d: Matrix) -> bool:
         return d.aligned and d.ld % self.d_vector == 0
@@ -253,4 +257,5 @@ def _fault(type: str, loc: tuple[int | str, ...], msg: str, input: Any, **_: Any
     (name,) = loc
     if type == "missing":
         return f"fact {name} is missing"
-    return f"unknown fact {name}" if type == "extra_forbidden" else f"{name}={input}: {msg[0].lower()}{msg[1:]}"
+    words = msg.removeprefix("Value error, ")
+    return f"unknown fact {name}" if type == "extra_forbidden" else f"{name}={input}: {words[0].lower()}{words[1:]}"

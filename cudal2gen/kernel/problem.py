@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from cudal2gen.element import ELEMENTS, F16, Element, ElementName, OutputName, stored
+from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 
 Acc = Literal["f16", "f32"]
@@ -35,7 +36,7 @@ def types(ab: str, acc: str, d: str) -> str:
 
 
 class Problem(Schema):
-    """The question: D(m,n) = A(m,k) B, on one GPU."""
+    """The question: D(m,n) = A(m,k) B, on one GPU, with what ``fusion`` says applied before D is stored."""
 
     KIND: ClassVar[tuple[str, ...]] = ("ab", "d", "acc", "layout")
 
@@ -47,6 +48,9 @@ class Problem(Schema):
     k: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="elements that are multiplied and summed for one of D")]
     ab: Annotated[ElementName, Field(description="type of A and B: f16 or bf16")] = "f16"
     d: Annotated[OutputName, Field(description="type of D: same as A and B, or f32, the sum as it is")] = "same"
+    fusion: Annotated[
+        Fusion, Field(description="applied to the sums in fp32 before D is stored: none, or parts such as bias_n+silu")
+    ] = PLAIN
 
     @model_validator(mode="after")
     def _types_agree(self) -> Self:
@@ -90,17 +94,17 @@ class Problem(Schema):
     @property
     def title(self) -> str:
         """The problem in a line."""
-        return f"{self.gpu} {self.types} {self.layout} {self.mnk}"
+        return f"{self.gpu} {self.types} {self.layout} {self.mnk}{f' {self.fusion}' if self.fusion else ''}"
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Types and layout: a kernel computes other sizes than its own, but of its kind only."""
-        return tuple(getattr(self, name) for name in self.KIND)
+        """Types, layout and fusion: a kernel computes other sizes than its own, but of its kind only."""
+        return (*(getattr(self, name) for name in self.KIND), str(self.fusion))
 
     @classmethod
     def kind_of(cls, fields: Mapping[str, Any]) -> tuple[Any, ...]:
         """The kind of a problem's fields as JSON spells them."""
-        return tuple(fields.get(name, cls.NEUTRAL.get(name)) for name in cls.KIND)
+        return (*(fields.get(name, cls.NEUTRAL.get(name)) for name in cls.KIND), str(fields.get("fusion", PLAIN)))
 
     @property
     def mnk(self) -> str:
@@ -109,7 +113,7 @@ class Problem(Schema):
     @property
     def key(self) -> tuple[str | int, ...]:
         """All fields, in the order in which catalogs are sorted."""
-        return tuple(value for _, value in self)
+        return tuple(str(value) if isinstance(value, Fusion) else value for _, value in self)
 
     @property
     def flops(self) -> int:

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from cudal2gen.chips import GPUS, Chip, Residency
 from cudal2gen.element import Element, ElementName, OutputName
+from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.launch import Launch, Sizes
 from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
@@ -103,6 +104,10 @@ class Record(Schema):
     @property
     def output(self) -> Element:
         return self.problem.output
+
+    @property
+    def fusion(self) -> Fusion:
+        return self.problem.fusion
 
     @property
     def layout(self) -> Layout:
@@ -215,6 +220,7 @@ class Record(Schema):
             "split_k": self.split_k,
             "element": self.element.name,
             "output": self.problem.d,
+            "fusion": self.fusion,
         }
 
     def output_fields(self, problem: Problem) -> Fields:  # noqa: ARG002
@@ -400,10 +406,11 @@ class Record(Schema):
 
     @property
     def name(self) -> str:
-        """The kernel's name: family, types, layout, tile and a digest of the fields that the text depends on."""
+        """The kernel's name: family, types, layout, fusion, tile and a digest of the fields of its text."""
         digest = hashlib.sha256(json.dumps(self.code(), sort_keys=True).encode()).hexdigest()
         types = self.problem.types.replace(" d=", "_d").replace(" ", "_")
-        return f"hgemm_{self.family}_{types}_{self.layout}_{self.tile}_{digest[:10]}"
+        fusion = f"_{self.fusion.text.replace('+', '_')}" if self.fusion else ""
+        return f"hgemm_{self.family}_{types}_{self.layout}{fusion}_{self.tile}_{digest[:10]}"
 
     @property
     def kernel_key(self) -> tuple[str, tuple[tuple[str, int], ...]]:

@@ -16,11 +16,11 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen import emulator, workers
+from cudal2gen import emulator, fused, workers
 from cudal2gen.compiler import Artifact
 from cudal2gen.correctness import Comparison, compare, operands
 from cudal2gen.kernel import Record, ceil_div
-from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
 from cudal2gen.validator.problems import Shape, kinds, stress_shapes, strides, thorough_shape
 from cudal2gen.workers import Lost, Task
@@ -33,7 +33,9 @@ SMS = 2
 @dataclass(frozen=True)
 class Execution:
     """What one launch gave: the part of the problem's D that was computed, and the operands of that part, as long in k
-    as the launch. ``findings`` are errors, ``remarks`` what else the emulator lists."""
+    as the launch; ``fused``: of bias and C that part. ``findings`` are errors, ``remarks`` what else the
+    emulator lists.
+    """
 
     a: Array
     b: Array
@@ -43,6 +45,7 @@ class Execution:
     findings: tuple[str, ...]
     remarks: tuple[str, ...]
     counters: emulator.Counters | None
+    fused: fused.FusedOperands
 
 
 def device_of(record: Record, sms: int = SMS) -> emulator.Device:
@@ -89,11 +92,32 @@ class _Matrices:
         zeros = np.broadcast_to(self._type_d.type(0), self._d_shape)
         self._d = self.memory.upload(zeros, "output", region=np.s_[:, :n], name="D")
         self.arguments = (address_a, lda, address_b, ldb, self._d.address, ldd, m, n, k)
+        self.fused = fused.draw(
+            record.fusion, inputs, len(self._rows), len(self._cols), rng, record.element, record.output
+        )
+        self.fused_arguments = self._fused_arguments(record, (m, n, ldd), rows, cols) if record.fusion else None
 
-    def _input(self, name: str, size: tuple[int, int], rows: Array, cols: Array, values: Array) -> int:
-        """The address of an input that has these values in some rows and columns; the rest of those rows is NaN."""
-        buffer = self.memory.allocate(size[0] * size[1] * self._type.itemsize, "inout", name=name)
-        matrix = buffer.bytes().view(self._type).reshape(size)
+    def _fused_arguments(self, record: Record, extents: tuple[int, int, int], rows: Array, cols: Array) -> Fused:
+        """Bias and C in the emulator's memory, where the caller pads with zeros; NaN where no CTA that runs reads."""
+        (m, n, ld), operands = extents, self.fused
+        bias = c = 0
+        if operands.bias is not None:
+            places, extent = (cols, n) if record.fusion.bias == "n" else (rows, m)
+            values = _widened(operands.bias[None, :], 1, len(places))
+            bias = self._input("bias", (1, extent), np.arange(1), places, values)
+        if operands.c is not None:
+            values = _widened(operands.c, len(rows), len(cols))
+            c = self._input("C", (m, ld), rows, cols, values, of_d=True)
+        return Fused(bias, c, ld, operands.alpha, operands.beta)
+
+    def _input(
+        self, name: str, size: tuple[int, int], rows: Array, cols: Array, values: Array, of_d: bool = False
+    ) -> int:
+        """The address of an input that has these values in some rows and columns; the rest of those rows is NaN.
+        ``of_d``: in the type of D."""
+        dtype = self._type_d if of_d else self._type
+        buffer = self.memory.allocate(size[0] * size[1] * dtype.itemsize, "inout", name=name)
+        matrix = buffer.bytes().view(dtype).reshape(size)
         matrix[rows] = np.nan
         matrix[np.ix_(rows, cols)] = values
         buffer.role = "input"
@@ -141,7 +165,7 @@ def execute(
             with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
                 size = kernel.workspace_bytes(m, n, k)
                 workspace = memory.allocate(size, "scratch", name="workspace").address if size else 0
-                kernel.launch(*matrices.arguments, workspace)
+                kernel.launch(*matrices.arguments, workspace, fused=matrices.fused_arguments)
         except LaunchError as error:
             findings.append(f"launch-refused: {error}")
     findings += [str(report) for report in session.reports if report.is_error]
@@ -157,6 +181,7 @@ def execute(
         tuple(findings),
         tuple(str(report) for report in session.reports if not report.is_error),
         launch.counters if launch else None,
+        matrices.fused,
     )
 
 
@@ -197,7 +222,12 @@ def run_case(
     comparison = Comparison("nothing", 0)
     if execution.ctas:
         order = record.k_order(execution.a.shape[1])
-        comparison = compare(record.acc, inputs, execution.a, execution.b, execution.d, order)
+        a, b, d = execution.a, execution.b, execution.d
+        comparison = (
+            fused.compare(record.acc, record.fusion, inputs, a, b, execution.fused, d, order, record.output)
+            if record.fusion
+            else compare(record.acc, inputs, a, b, d, order)
+        )
     compared = comparison.compared + (", warpgroups in adverse order" if modes.get("adverse") else "")
     findings = [*execution.findings, *comparison.findings]
     case = shape.case(

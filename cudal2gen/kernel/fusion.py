@@ -1,0 +1,78 @@
+"""What a kernel does to the sums of a product before it rounds and stores them, as data of the problem.
+
+D = activation(alpha A B + bias + beta C), in fp32, then one rounding to D's type. ``Fusion`` says which of these parts
+there are: they are code of the kernel. alpha and beta, and where bias and C lie, are data of a launch.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, model_serializer, model_validator
+
+Bias = Literal["none", "n", "m"]
+Activation = Literal["none", "relu", "gelu_tanh", "gelu", "silu"]
+
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+NONE = "none"
+# Each part as a text spells it, in the order in which texts have them: the order of application.
+PARTS: dict[str, dict[str, Any]] = {
+    "alpha": {"scale": True},
+    "bias_n": {"bias": "n"},
+    "bias_m": {"bias": "m"},
+    "residual": {"residual": True},
+    **{name: {"activation": name} for name in ACTIVATIONS if name != NONE},
+}
+
+
+class Fusion(BaseModel):
+    """The parts of a fused product; without any it is the plain product.
+
+    ``scale``: the sums are multiplied by alpha. ``bias``: a vector that is added, of n elements, one for each column of
+    D, or of m, one for each row; in the type of A and B. ``residual``: beta C is added, C (m,n) in the type of D.
+    ``activation``: gelu is by the error function, gelu_tanh the usual approximation of it. A text spells the parts that
+    there are, in this order, such as ``bias_n+silu``; it is also how JSON has a fusion.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    scale: bool = False
+    bias: Bias = "none"
+    residual: bool = False
+    activation: Activation = "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        fields: dict[str, Any] = {}
+        for part in value.split("+") if value != NONE else ():
+            if part not in PARTS:
+                raise ValueError(f"{part!r} is no part of a fusion; parts are {', '.join(PARTS)}, joined by +")
+            if twice := fields.keys() & PARTS[part].keys():
+                raise ValueError(f"{value}: {twice.pop()} appears more than once")
+            fields |= PARTS[part]
+        if value != (text := cls(**fields).text):
+            raise ValueError(f"{value}: parts must stand in the order of application, {text}")
+        return fields
+
+    @model_serializer
+    def _spell(self) -> str:
+        return self.text
+
+    @cached_property
+    def text(self) -> str:
+        """The parts joined by +, ``none`` where there are none."""
+        parts = [part for part, fields in PARTS.items() if all(getattr(self, name) == fields[name] for name in fields)]
+        return "+".join(parts) or NONE
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __bool__(self) -> bool:
+        return self.text != NONE
+
+
+PLAIN = Fusion()

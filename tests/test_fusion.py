@@ -1,0 +1,363 @@
+"""Fused epilogues: every part in every family against the fp64 reference; the contract; records; faults caught."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudal2gen import catalog, compiler, fused
+from cudal2gen.element import F16, F32
+from cudal2gen.gpu import GpuError, Kernel
+from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
+from cudal2gen.kernel.fusion import ACTIVATIONS, PARTS, PLAIN, Fusion
+from cudal2gen.kernel.launch import Launch, LaunchFileError, Matrix, read
+from cudal2gen.kernel.problem import MAX_EXTENT
+from cudal2gen.launcher import Fused, LaunchError, OpenKernel
+from cudal2gen.renderer import render
+from cudal2gen.validator import run_case
+from cudal2gen.validator.problems import Shape
+from tests import idle_runtime
+from tests.paths import IN_CLUSTER, PINGPONG, SWAPPED, TWO, once, ring, small
+from tests.strategies import (
+    STAGED_16,
+    STRAIGHT,
+    TO_GLOBAL,
+    direct,
+    direct_records,
+    multistage_records,
+    single_shot_records,
+    wgmma_records,
+)
+
+HALF_IN: dict[str, Any] = {"ab": "bf16", "acc": "f32"}
+BOTH: dict[str, Any] = {"ab": "bf16", "acc": "f32", "d": "f32"}
+RAGGED: dict[str, Any] = {"padding": "predicate", "m": 61, "n": 59, "k": 120}
+ALL = "alpha+bias_n+residual"
+
+# Every activation and every bias in every family, and every way in which the templates store or sum.
+FUSED: dict[str, Record] = {
+    "multistage staged": small(fusion="bias_n+silu"),
+    "multistage staged, wide": small(fusion="bias_n+residual+relu", acc="f32", **STAGED_16),
+    "multistage direct, ragged": small(fusion=f"{ALL}+gelu", **HALF_IN, layout="nn", **RAGGED, **STRAIGHT),
+    "multistage global, d": small(fusion="bias_m+gelu_tanh", **BOTH, **TO_GLOBAL),
+    "multistage global, ragged": small(fusion="alpha+bias_m+residual", **RAGGED, **TO_GLOBAL),
+    "multistage padded by its caller": small(fusion=f"{ALL}+silu", padding="pad", m=61, n=59, k=250),
+    "multistage alpha": small(fusion="alpha", acc="f32"),
+    "multistage split": small(fusion=f"{ALL}+relu", split_k=2),
+    "multistage split persistent": small(fusion="residual+silu", **BOTH, split_k=3, raster="persistent", **TO_GLOBAL),
+    "direct": direct(fusion="bias_n+gelu", acc="f32"),
+    "direct ragged": direct(fusion=f"{ALL}+silu", **RAGGED),
+    "direct d split": direct(fusion="bias_m+relu", **BOTH, split_k=2),
+    "direct tanh": direct(fusion="bias_n+gelu_tanh"),
+    "wgmma": ring(fusion="bias_n+silu", **HALF_IN),
+    "wgmma f16": ring(fusion=f"{ALL}+gelu_tanh", acc="f16", bn=48, atom_n=48),
+    "wgmma swapped": ring(fusion=f"{ALL}+gelu", **SWAPPED),
+    "wgmma swapped, any n": ring(fusion="bias_m+residual+silu", **BOTH, **SWAPPED, epilogue="direct", n=133),
+    "wgmma any n": ring(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133),
+    "wgmma pingpong": ring(fusion="bias_n", **PINGPONG),
+    "wgmma two consumers": ring(fusion="residual", **TWO),
+    "wgmma cluster": ring(fusion=f"{ALL}+silu", split_k=2, **BOTH, **IN_CLUSTER),
+    "wgmma swapped cluster": ring(fusion=f"{ALL}+relu", split_k=2, **SWAPPED, **IN_CLUSTER),
+    "wgmma workspace": ring(fusion=f"{ALL}+silu", split_k=3, reduce="workspace"),
+    "wgmma stream": ring(fusion=f"{ALL}+relu", stream_k=True),
+    "once": once(fusion="bias_n+gelu"),
+    "once f16": once(fusion="bias_m+silu", acc="f16"),
+    "once split": once(fusion=f"{ALL}+gelu_tanh", split_k=2, n=56),
+    "once bf16": once(fusion="bias_n+residual+relu", **HALF_IN, n=56),
+}
+BUILT_AHEAD = [*FUSED.values()]
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return idle_runtime.build(tmp_path_factory.mktemp("runtime"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernel")
+
+
+def findings(record: Record, library: Path, inputs: str, hazards: bool = False) -> tuple[str, ...]:
+    (artifact,) = compiler.build([record])
+    shape = Shape(record.m, record.n, record.k)
+    case, _ = run_case(record, artifact, library, shape, inputs, hazards=hazards)
+    return (*artifact.ptxas.findings, *case.findings)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_kernel_computes(name: str, library: Path) -> None:
+    record = FUSED[name]
+    for inputs in ("integers", "normal", "special"):
+        assert findings(record, library, inputs, hazards=inputs == "integers") == (), inputs
+    directory = compiler.build([record])[0].directory
+    assert read((directory / "kernel.launch").read_text()) == record.launch
+    assert record.launch.fusion == record.fusion
+
+
+def test_the_kernels_above_have_every_part_in_every_family() -> None:
+    families = {record.family for record in FUSED.values()}
+    for family, activation in product(families, ACTIVATIONS):
+        own = [record.fusion for record in FUSED.values() if record.family == family]
+        assert activation == "none" or activation in {fusion.activation for fusion in own}, (family, activation)
+        assert {"n", "m"} <= {fusion.bias for fusion in own}, family
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("activation", "bias"), [*product(ACTIVATIONS, ("n", "m"))])
+def test_every_activation_and_bias_in_every_family(activation: str, bias: str, library: Path) -> None:
+    fusion = f"bias_{bias}" + ("" if activation == "none" else f"+{activation}")
+    for record in (small(fusion=fusion), direct(fusion=fusion), ring(fusion=fusion), once(fusion=fusion)):
+        for inputs in ("integers", "normal"):
+            assert findings(record, library, inputs) == (), (record.name, inputs)
+
+
+fusions = st.builds(
+    Fusion,
+    scale=st.booleans(),
+    bias=st.sampled_from(["none", "n", "m"]),
+    residual=st.booleans(),
+    activation=st.sampled_from(ACTIVATIONS),
+)
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    st.one_of(direct_records(), single_shot_records(), multistage_records(max_tile=64), wgmma_records(max_cols=64)),
+    fusions.filter(bool),
+)
+def test_drawn_records_of_any_fusion_compute(plain: Record, fusion: Fusion) -> None:
+    record = plain.at(plain.problem.revised(fusion=fusion))
+    (artifact,) = compiler.build([record])
+    shape = Shape(min(record.m, 2 * record.bm), min(record.n, 2 * record.bn), record.baked_k or record.k)
+    if not record.predicated and record.family.startswith("sm80"):
+        shape = Shape(*record.padded(shape.launched(record))) if record.caller_pads else Shape(
+            record.bm, record.bn, record.baked_k or record.k
+        )  # fmt: skip
+    case, _ = run_case(record, artifact, compiler.launcher(), shape, "normal", hazards=False)
+    assert case.findings == ()
+
+
+# --- the value ---
+
+
+@given(fusions)
+def test_a_text_spells_a_fusion(fusion: Fusion) -> None:
+    assert Fusion.model_validate(fusion.text) == fusion
+    assert bool(fusion) == (fusion.text != "none") == (fusion != PLAIN)
+    assert json.loads(Fusion.model_dump_json(fusion)) == str(fusion)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("silu+bias_n", "must stand in the order of application, bias_n+silu"),
+        ("bias_n+bias_m", "bias appears more than once"),
+        ("relu+relu", "activation appears more than once"),
+        ("bias_n+", "'' is no part of a fusion; parts are alpha, bias_n"),
+        ("swish", "'swish' is no part"),
+        ("none+relu", "'none' is no part"),
+    ],
+)
+def test_what_is_no_fusion_is_refused_in_words_by_all(
+    text: str, words: str, library: Path, idle: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(IllegalRecord, match="fusion") as caught:
+        parse(json.loads(catalog.dump(small())) | {"fusion": text})
+    assert words in str(caught.value)
+    facts = small().launch.write() + f"fusion={text}\n"
+    with pytest.raises(LaunchFileError, match="fusion="):
+        read(facts)
+    (tmp_path / "kernel.launch").write_text(facts)
+    with pytest.raises(LaunchError, match=r"fusion=.*must be none, or parts such as"):
+        OpenKernel(library, tmp_path, {}, idle)
+
+
+@settings(max_examples=30)
+@given(fusions, st.lists(st.sampled_from([*PARTS, "none", ""]), max_size=3))
+def test_both_sides_of_the_contract_read_a_fusion(
+    library: Path, idle: Path, folder: Path, fusion: Fusion, parts: list[str]
+) -> None:
+    for text in (fusion.text, "+".join(parts)):
+        facts = small().launch.write() + f"fusion={text}\n"
+        (folder / "kernel.launch").write_text(facts)
+        try:
+            legal = read(facts).fusion.text == text
+        except LaunchFileError:
+            legal = False
+        try:
+            OpenKernel(library, folder, {}, idle).close()
+            opened = True
+        except LaunchError:
+            opened = False
+        assert opened == legal, text
+
+
+@pytest.mark.parametrize("record", [small(), direct(), ring(), once()])
+def test_a_plain_record_says_nothing_of_a_fusion(record: Record) -> None:
+    fusion = revise(record, fusion="bias_n+silu")
+    assert "fusion" not in catalog.dump(record) + record.launch.write() + record.name
+    assert "Fused" not in render(record)
+    assert revise(fusion, fusion="none") == record
+    assert parse(catalog.dump(fusion)) == fusion
+    assert "_bias_n_silu_" in fusion.name
+    assert "fusion=bias_n+silu\n" in fusion.launch.write()
+    assert json.loads(catalog.dump(fusion))["fusion"] == "bias_n+silu"
+
+
+# --- records that serve it ---
+
+
+def test_a_fused_problem_takes_the_record_of_the_plain_one_and_says_so() -> None:
+    plain = next(record for record in catalog.load() if record.gpu == "a100" and not record.caller_pads)
+    match = catalog.nearest(plain.problem.revised(fusion="bias_n+relu"), catalog.load())
+    assert match.record.fusion.text == "bias_n+relu"
+    assert match.record.at(plain.problem, origin=plain.origin) == plain
+    assert f"taking that of {plain.mnk}, with bias_n+relu fused" in match.note
+
+
+def test_a_plain_problem_prefers_plain_records() -> None:
+    plain = small()
+    other = revise(plain, fusion="relu")
+    assert catalog.nearest(plain.problem, [other, plain]).record == plain
+    assert catalog.nearest(other.problem, [plain, other]).record == other
+    assert catalog.nearest(plain.problem, [other]).record.decisions() == plain.decisions()
+    assert Problem.kind_of(json.loads(catalog.dump(other))) == other.problem.kind != plain.problem.kind
+
+
+def test_tensors_are_not_bound_to_a_fused_kernel(library: Path) -> None:
+    with pytest.raises(GpuError, match=r"is fused \(bias_n\+silu\): .* the emulator executes it"):
+        Kernel(FUSED["wgmma"], Path("nowhere"), library, lambda: 0)
+
+
+# --- what a launch takes ---
+
+TAKING = [small(fusion="bias_n+residual"), ring(fusion="residual", n=64), ring(fusion="residual", epilogue="direct")]
+TAKING += [small(fusion="residual+relu", padding="predicate", acc="f32", d="f32", **TO_GLOBAL)]
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(TAKING), st.sampled_from([56, 63, 64, 65, 66, 68, 72, MAX_EXTENT + 8]), st.booleans())
+def test_the_launcher_refuses_the_c_that_python_says_is_not_taken(
+    library: Path, idle: Path, folder: Path, record: Record, ldc: int, aligned: bool
+) -> None:
+    launch: Launch = record.launch
+    m, n, k = record.bm, 64, 64 * record.split_k
+    (folder / "kernel.launch").write_text(launch.write())
+    operands = Fused(1 << 23, (1 << 24) + (0 if aligned else 4), ldc, 1.0, 1.0)
+    with OpenKernel(library, folder, record.launch_options, idle) as kernel:
+        call = kernel.bound(1 << 20, k, 1 << 21, k, 1 << 22, n, m, n, k, fused=operands)
+        assert (call(0) == 0) == launch.takes_c(n, Matrix(ldc, aligned))
+
+
+def test_a_launch_without_what_is_fused_is_refused_in_words(library: Path, idle: Path, tmp_path: Path) -> None:
+    record = small(fusion="bias_n+residual")
+    (tmp_path / "kernel.launch").write_text(record.launch.write())
+    product = (1 << 20, 64, 1 << 21, 64, 1 << 22, 32, 32, 32, 64)
+    with OpenKernel(library, tmp_path, {}, idle) as kernel:
+        for operands, words in (
+            (None, "this kernel is fused: launch it by cudal2gen_launch_fused"),
+            (Fused(0, 1 << 23, 32), "adds a bias, which must be aligned to 16 bytes"),
+            (Fused((1 << 23) + 8, 1 << 23, 32), "adds a bias, which must be aligned to 16 bytes"),
+            (Fused(1 << 23, 0, 32), "adds beta C: C must be there"),
+            (Fused(1 << 23, 1 << 23, 24), "adds beta C: C must be there, ldc hold its rows"),
+            (Fused(1 << 23, 1 << 23, 33), "C must lie as D"),
+        ):
+            with pytest.raises(LaunchError, match=words):
+                kernel.launch(*product, fused=operands)
+        kernel.launch(*product, fused=Fused(1 << 23, 1 << 23, 32))
+
+
+# --- the reference ---
+
+
+def test_the_reference_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    z = np.linspace(-30, 30, 4001)
+    tensor = torch.from_numpy(z)
+    for activation, function in (
+        ("relu", torch.relu),
+        ("silu", torch.nn.functional.silu),
+        ("gelu", torch.nn.functional.gelu),
+        ("gelu_tanh", lambda value: torch.nn.functional.gelu(value, approximate="tanh")),
+    ):
+        np.testing.assert_allclose(fused.apply(activation, z), function(tensor).numpy(), rtol=1e-7, atol=1e-13)
+
+
+def test_no_activation_is_steeper_than_its_slope() -> None:
+    z = np.linspace(-20, 20, 400_001)
+    for activation, slope in fused.SLOPES.items():
+        steepest = float(abs(np.diff(fused.apply(activation, z)) / np.diff(z)).max())
+        assert 0.97 * slope < steepest < slope + 1e-9, activation
+
+
+@pytest.mark.parametrize(("fusion", "part"), [("bias_n+silu", "bias"), ("residual", "c"), ("alpha", "alpha")])
+def test_a_part_that_is_left_out_is_noticed(fusion: str, part: str) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((2, 32, 64)).astype(np.float16)
+    parts = Fusion.model_validate(fusion)
+    drawn = fused.draw(parts, "normal", 32, 32, rng, F16, F32)
+    order = [[range(64)]]
+    bounds = fused.reference("f32", parts, "normal", a, b, drawn, order, F32)
+    right = fused.compare("f32", parts, "normal", a, b, drawn, bounds.result.astype(np.float32), order, F32)
+    assert right.findings == []
+    without = drawn._replace(**{part: 1.0 if part == "alpha" else np.zeros_like(getattr(drawn, part))})
+    wrong = fused.reference("f32", parts, "normal", a, b, without, order, F32).result.astype(np.float32)
+    assert fused.compare("f32", parts, "normal", a, b, drawn, wrong, order, F32).wrong > 512
+
+
+# --- faults of a kernel that its verdict must show ---
+
+FAULTS: list[tuple[str, Record, str, str]] = [
+    (
+        "the bias of the wrong column",
+        small(fusion="bias_n+silu"),
+        "load_biases(gemm, col, bias)",
+        "load_biases(gemm, (col ^ 8), bias)",
+    ),
+    (
+        "the bias of columns for rows",
+        small(fusion="bias_m+relu", acc="f32"),
+        "load_bias(gemm, row + fused_x(i))",
+        "load_bias(gemm, row)",
+    ),
+    (
+        "beta applied per slice",
+        direct(fusion="residual", split_k=2, acc="f32"),
+        "  if (!reduce_slices(",
+        "  fuse(gemm, tile_m * kBM + warp_m * 16 + lane / 4, tile_n * kBN + warp_n * 16 + lane % 4 * 2, tCrD);\n"
+        "  if (!reduce_slices(",
+    ),
+    ("C of the row above", direct(fusion="residual"), "source + int64_t(e * 8)", "source + int64_t(e * 4)"),
+    (
+        "alpha behind the bias",
+        direct(fusion="alpha+bias_n"),
+        "fmaf(gemm.fused.alpha, sum.y, bias.y)",
+        "gemm.fused.alpha * (sum.y + bias.y)",
+    ),
+    ("gelu for silu", once(fusion="silu"), "-1.44269504f", "-2.45546696f"),
+    ("NaN lost by relu", direct(fusion="relu"), "max.NaN.f32", "max.f32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "record", "before", "after"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_fault_is_noticed(
+    fault: str, record: Record, before: str, after: str, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = render(record)
+    assert before in text, fault
+    monkeypatch.setattr(compiler, "render", lambda _: text.replace(before, after))
+    kinds = ("special",) if "NaN" in fault else ("normal",)
+    assert any("wrong-value" in finding for inputs in kinds for finding in findings(record, library, inputs)), fault
