@@ -87,6 +87,40 @@ WIDTHS: dict[str, Record] = {
     for n in range(16, 257, 16)
 }
 
+HALF_IN: dict[str, Any] = {"ab": "bf16", "acc": "f32"}
+FULL_OUT: dict[str, Any] = {"acc": "f32", "d": "f32"}
+BOTH = HALF_IN | FULL_OUT
+RAGGED: dict[str, Any] = {"padding": "predicate", "m": 61, "n": 59, "k": 248}
+
+# What the templates do with types: every macro that stores, converts or multiplies, in every family.
+TYPED: dict[str, Record] = {
+    "multistage bf16": small(**HALF_IN),
+    "multistage bf16 nn ragged": small(**HALF_IN, layout="nn", **RAGGED, **STRAIGHT),
+    "multistage bf16 split": small(**HALF_IN, split_k=2),
+    "multistage d": small(**BOTH, **TO_GLOBAL),
+    "multistage d of f16, ragged": small(**FULL_OUT, **RAGGED, **TO_GLOBAL),
+    "multistage d split persistent": small(**BOTH, split_k=2, raster="persistent", **TO_GLOBAL),
+    "direct bf16": direct(**HALF_IN),
+    "direct d nn ragged": direct(**BOTH, layout="nn", **RAGGED | {"k": 120}),
+    "direct d split": direct(**BOTH, split_k=2),
+    "wgmma bf16": ring(**HALF_IN),
+    "wgmma bf16 nn direct": ring(**HALF_IN, layout="nn", epilogue="direct"),
+    "wgmma bf16 swapped": ring(**HALF_IN, **SWAPPED, epilogue="direct"),
+    "wgmma d": ring(**BOTH),
+    "wgmma d, boxes of two widths": ring(**BOTH, bn=48, atom_n=48),
+    "wgmma d, narrow boxes": ring(**BOTH, bn=16, atom_n=16),
+    "wgmma d of f16, two consumers": ring(**FULL_OUT, bn=64, atom_n=64, **TWO),
+    "wgmma d swapped": ring(**BOTH, **SWAPPED),
+    "wgmma d swapped direct, any n": ring(**BOTH, **SWAPPED, epilogue="direct", n=133),
+    "wgmma d direct, any n": ring(**BOTH, epilogue="direct", n=133),
+    "wgmma d cluster": ring(**BOTH, split_k=2, **IN_CLUSTER),
+    "wgmma d workspace": ring(**BOTH, split_k=3, reduce="workspace"),
+    "wgmma d stream": ring(**BOTH, stream_k=True),
+    "once bf16": once(**HALF_IN),
+    "once d split": once(**BOTH, split_k=2),
+    "once d of f16 nn, any n": once(**FULL_OUT, layout="nn", n=56),
+}
+
 PATHS: dict[str, Record] = {
     "single": small(),
     "single f32": small(acc="f32"),
@@ -209,4 +243,5 @@ PATHS: dict[str, Record] = {
     "once split 2": once(split_k=2, k=256, pdl=True),
     "once split 4 f16 nn": once(split_k=4, k=512, acc="f16", layout="nn"),
     "once split 8": once(split_k=8, k=1000, m=1),
+    **TYPED,
 }

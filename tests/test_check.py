@@ -354,7 +354,7 @@ def test_device_code_that_no_file_defines_is_named(flag: str, reason: str, kerne
     result = linked(flag)
     assert result.refusals
     assert all(reason in text for _, text in result.refusals)
-    assert (result.code != 0, len(result.kernels)) == (True, kernels)
+    assert (result.code, result.ending, len(result.kernels)) == (2 - kernels, "ended with exit code 1", kernels)
 
 
 def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ OPTIONS = {
         if parameter.annotation is not typer.Context
     ]
     for verb, callback in VERBS.items()
-    if verb is not None and callback is not None
+    if verb is not None and callback is not None and verb != "mcp"  # serves bytes of a pipe: tests/test_mcp.py
 }  # fmt: skip
 
 

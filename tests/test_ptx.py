@@ -265,7 +265,9 @@ def test_a_code_field_changes_the_ptx(field: str) -> None:
 
 
 DIRECT_CHANGES: dict[str, dict[str, Any]] = {
+    "ab": {"acc": "f32", "ab": "bf16"},
     "acc": {"acc": "f32"},
+    "d": {"acc": "f32", "d": "f32"},
     "layout": {"layout": "nn"},
     "bm": {"bm": 16},
     "bn": {"bn": 16},

@@ -76,7 +76,7 @@ def unchecked(fields: dict[str, Any]) -> Sm90Wgmma:
     """A record that no rule has seen."""
     whole = WGMMA | fields
     whole |= {name: tuple(whole[name]) for name in ("cluster", "registers") if whole[name] is not None}
-    problem = Problem(**{name: whole.pop(name) for name in Problem.model_fields})
+    problem = Problem(**{name: whole.pop(name) for name in Problem.model_fields if name in whole})
     return Sm90Wgmma.model_construct(problem=problem, **whole)
 
 

@@ -254,7 +254,7 @@ def test_a_guarded_matrix_tells_where_it_was_written() -> None:
     def empty(*shape: int) -> Any:
         return torch.empty(shape, dtype=torch.float16)
 
-    matrix = Guarded(empty, "D", 4, 6, 8, F16.canary)
+    matrix = Guarded(empty, F16, "D", 4, 6, 8, F16.canary)
     matrix.matrix.fill_(1.0)
     assert list(matrix.changes()) == []
     matrix.keep()

@@ -25,11 +25,9 @@ from cudal2gen.validator.problems import Shape
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorDevice
 from tests.packages import require
-from tests.paths import IN_CLUSTER, RING, SWAPPED, TWO, once, ring, small
+from tests.paths import BOTH, FULL_OUT, HALF_IN, RING, ring, small
 from tests.strategies import (
-    STRAIGHT,
     TO_GLOBAL,
-    direct,
     direct_records,
     multistage_records,
     records,
@@ -42,58 +40,10 @@ torch = require("torch")
 
 from cudal2gen.operators import dispatch, emulated, shapes  # noqa: E402
 
-HALF_IN: dict[str, Any] = {"ab": "bf16", "acc": "f32"}
-FULL_OUT: dict[str, Any] = {"acc": "f32", "d": "f32"}
-BOTH = HALF_IN | FULL_OUT
-RAGGED: dict[str, Any] = {"padding": "predicate", "m": 61, "n": 59, "k": 248}
-
-# What the templates do with types: every macro that stores, converts or multiplies, in every family.
-TYPED: dict[str, Record] = {
-    "multistage bf16": small(**HALF_IN),
-    "multistage bf16 nn ragged": small(**HALF_IN, layout="nn", **RAGGED, **STRAIGHT),
-    "multistage bf16 split": small(**HALF_IN, split_k=2),
-    "multistage d": small(**BOTH, **TO_GLOBAL),
-    "multistage d of f16, ragged": small(**FULL_OUT, **RAGGED, **TO_GLOBAL),
-    "multistage d split persistent": small(**BOTH, split_k=2, raster="persistent", **TO_GLOBAL),
-    "direct bf16": direct(**HALF_IN),
-    "direct d nn ragged": direct(**BOTH, layout="nn", **RAGGED | {"k": 120}),
-    "direct d split": direct(**BOTH, split_k=2),
-    "wgmma bf16": ring(**HALF_IN),
-    "wgmma bf16 nn direct": ring(**HALF_IN, layout="nn", epilogue="direct"),
-    "wgmma bf16 swapped": ring(**HALF_IN, **SWAPPED, epilogue="direct"),
-    "wgmma d": ring(**BOTH),
-    "wgmma d, boxes of two widths": ring(**BOTH, bn=48, atom_n=48),
-    "wgmma d, narrow boxes": ring(**BOTH, bn=16, atom_n=16),
-    "wgmma d of f16, two consumers": ring(**FULL_OUT, bn=64, atom_n=64, **TWO),
-    "wgmma d swapped": ring(**BOTH, **SWAPPED),
-    "wgmma d swapped direct, any n": ring(**BOTH, **SWAPPED, epilogue="direct", n=133),
-    "wgmma d direct, any n": ring(**BOTH, epilogue="direct", n=133),
-    "wgmma d cluster": ring(**BOTH, split_k=2, **IN_CLUSTER),
-    "wgmma d workspace": ring(**BOTH, split_k=3, reduce="workspace"),
-    "wgmma d stream": ring(**BOTH, stream_k=True),
-    "once bf16": once(**HALF_IN),
-    "once d split": once(**BOTH, split_k=2),
-    "once d of f16 nn, any n": once(**FULL_OUT, layout="nn", n=56),
-}
-BUILT_AHEAD = [*TYPED.values()]
-
 
 @pytest.fixture(scope="module")
 def library() -> Path:
     return compiler.launcher()
-
-
-@pytest.mark.parametrize("name", TYPED)
-def test_a_kernel_of_any_type_computes(name: str, library: Path) -> None:
-    record = TYPED[name]
-    (artifact,) = compiler.build([record])
-    assert artifact.ptxas.findings == []
-    shape = Shape(record.m, record.n, record.k)
-    for inputs in ("binary", "normal"):
-        case, done = run_case(record, artifact, library, shape, inputs, hazards=inputs == "binary")
-        assert case.findings == (), inputs
-        assert done.d.dtype == record.output.numpy_dtype
-    assert read((artifact.directory / "kernel.launch").read_text()) == record.launch
 
 
 @settings(max_examples=5, deadline=None)

@@ -132,9 +132,11 @@ class MBarriers:
             text = f"an mbarrier at shared offset {at}: outside, or no multiple of 8"
             batch.report_lanes("shared-out-of-bounds", text, site, lanes[wrong], at)
             lanes, rows, offset = lanes[~wrong], rows[~wrong], offset[~wrong]
+            if lanes.size == 0:
+                return
         tokens = np.zeros(len(lanes), np.int64) if token is None else token[lanes].astype(np.int64)
         key = rows << 40 | offset << 20 | (tokens & 0xFFFFF)
-        if lanes.size and (key == key[0]).all():
+        if (key == key[0]).all():
             yield int(rows[0]), int(offset[0]), int(tokens[0]), lanes
             return
         cuts = np.flatnonzero(key[1:] != key[:-1]) + 1
