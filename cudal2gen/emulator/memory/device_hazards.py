@@ -16,18 +16,30 @@ from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.participants import Participant
-from cudal2gen.emulator.state.scopes import CHECKED, Scope, scope_of
+from cudal2gen.emulator.state.scopes import CHECKED, READ_MODIFY_WRITE, SIZE_SHIFT, Scope, scope_of
 
 
 class Origin(NamedTuple):
-    """The instructions that left the tags of an access's granules, if they are recorded."""
+    """The instructions that left the tags of an access's granules, if they are recorded; the sizes of strong
+    ones."""
 
     sites: Array | None
     granules: Places
+    sizes: Array | None = None
 
     def site(self, element: int) -> int:
         """Of one element, -1 if it is not recorded."""
         return -1 if self.sites is None else int(take(self.sites, self.granules)[element]) - 1
+
+    def alike(self, strong: int) -> Array | bool:
+        """Which of them, if strong, cover what a strong access covers, no more and no less? Read-modify-writes are
+        atomic for each other whatever their sizes."""
+        size = strong >> SIZE_SHIFT
+        if self.sizes is None or not size:
+            return True
+        sizes = take(self.sizes, self.granules)
+        both_modify = sizes & size & READ_MODIFY_WRITE != 0
+        return np.asarray(both_modify | (sizes | READ_MODIFY_WRITE == size | READ_MODIFY_WRITE))
 
 
 def places_of_bytes(buffer: Buffer, offset: Array, width: int, form: Form) -> Places:
@@ -68,16 +80,24 @@ class DeviceHazards:
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
-        if form is Form.PACKED and self.keeps_runs and tags.read_run(self._run(buffer, lanes, offset, width, strong)):
+        if (
+            form is Form.PACKED
+            and self.keeps_runs
+            and tags.read_run(run := self._run(buffer, lanes, offset, width, strong))
+        ):
+            if strong >> SIZE_SHIFT:
+                tags.size_read(slice(run.start, run.stop), strong >> SIZE_SHIFT)
             return
         stamp = self._stamp(lanes, strong)
         kind = "plain-first-load" if strong & CHECKED else "global-race"
         for touched in self._granules(buffer, offset, width, form):
             if tags.is_written:
-                tagged, origin = take(tags.written, touched), Origin(tags.written_at, touched)
+                tagged, origin = take(tags.written, touched), Origin(tags.written_at, touched, tags.written_sizes)
                 if self._check_order("read after write", tagged, lanes, offset, site, strong, origin, kind=kind):
                     break
             put(tags.read, touched, stamp)
+            if strong >> SIZE_SHIFT:
+                tags.size_read(touched, strong >> SIZE_SHIFT)
             if tags.read_at is not None:
                 put(tags.read_at, touched, site + 1)
 
@@ -146,11 +166,11 @@ class DeviceHazards:
             return False
         compared = 0 if strong & CHECKED else strong
         lanes = self.batch.everyone if lanes is None else lanes
-        bad &= self._unordered(lanes, tags, compared, what == "write after read")
+        bad &= self._unordered(lanes, tags, compared, what == "write after read", origin)
         if bad.any() and differs is not None:
             bad &= differs()
         if bad.any():
-            self._race(kind, what, site, lanes, offset, tags, bad, origin)
+            self._race(kind, what, site, lanes, offset, tags, bad, origin, compared)
         return bool(bad.any())
 
     def _check_written(
@@ -181,7 +201,7 @@ class DeviceHazards:
             # Lanes of several CTAs may have changed one place in this very instruction.
             for touched in self._granules(buffer, offset, width):
                 tags = self.state.tags(buffer, self.launch.recording)
-                origin = Origin(tags.written_at, touched)
+                origin = Origin(tags.written_at, touched, tags.written_sizes)
                 self._check_order("write after write", take(tags.written, touched), lanes, offset, site, strong, origin)
 
     def _report_unwritten(
@@ -208,7 +228,13 @@ class DeviceHazards:
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
-        if form is Form.PACKED and self.keeps_runs and tags.write_run(self._run(buffer, lanes, offset, width, strong)):
+        if (
+            form is Form.PACKED
+            and self.keeps_runs
+            and tags.write_run(run := self._run(buffer, lanes, offset, width, strong))
+        ):
+            if strong >> SIZE_SHIFT:
+                tags.size_written(slice(run.start, run.stop), strong >> SIZE_SHIFT)
             return
         stamp = self._stamp(lanes, strong)
         shared_places = False
@@ -220,6 +246,8 @@ class DeviceHazards:
                     self._report_read_only("writes what this launch reads by ld.global.nc", lanes, offset, bad, site)
             self._check_before_write(tags, touched, lanes, offset, site, strong, differs)
             put(tags.written, touched, stamp)
+            if strong >> SIZE_SHIFT:
+                tags.size_written(touched, strong >> SIZE_SHIFT)
             if tags.written_at is not None:
                 put(tags.written_at, touched, site + 1)
             if value is not None and form is not Form.PACKED:
@@ -239,12 +267,12 @@ class DeviceHazards:
     ) -> None:
         """A write of granules comes after earlier writes and reads of them."""
         if tags.is_written:
-            origin = Origin(tags.written_at, touched)
+            origin = Origin(tags.written_at, touched, tags.written_sizes)
             what = "write after write"
             if self._check_order(what, take(tags.written, touched), lanes, offset, site, strong, origin, differs):
                 return
         if tags.is_read:
-            origin = Origin(tags.read_at, touched)
+            origin = Origin(tags.read_at, touched, tags.read_sizes)
             self._check_order(
                 "write after read", take(tags.read, touched), lanes, offset, site, strong, origin, differs
             )
@@ -290,17 +318,17 @@ class DeviceHazards:
                     at,
                 )
 
-    def _unordered(self, lanes: Array, tags: Array, strong: int, reads: bool) -> Array:
+    def _unordered(self, lanes: Array, tags: Array, strong: int, reads: bool, origin: Origin) -> Array:
         """Which of these tagged accesses (``reads``: they read) race with what the lanes do now?
 
-        An access is ordered if it is the lane's own, if both are strong and their scopes reach each other, or if its
-        thread's tick is known: within a CTA and a cluster by the clocks, elsewhere by fences and flags.
+        An access is ordered if it is the lane's own, if both are strong and alike and their scopes reach each other, or
+        if its thread's tick is known: within a CTA and a cluster by the clocks, elsewhere by fences and flags.
         """
         batch = self.batch
         thread = tags & THREAD
         bad: Array = thread != batch.gthread[lanes]
         if strong and bad.any():
-            bad &= ~self._morally_strong(lanes, tags, thread, scope_of(strong))
+            bad &= ~(self._morally_strong(lanes, tags, thread, scope_of(strong)) & origin.alike(strong))
         if not bad.any():
             return bad
         todo = np.flatnonzero(bad)
@@ -359,7 +387,16 @@ class DeviceHazards:
             ordered[some] = order.ordered(int(own[some[0]]), warp, cta[some], local[some], tick[some], strong > 0)
 
     def _race(
-        self, kind: str, what: str, site: int, lanes: Array, offset: Array, tags: Array, bad: Array, origin: Origin
+        self,
+        kind: str,
+        what: str,
+        site: int,
+        lanes: Array,
+        offset: Array,
+        tags: Array,
+        bad: Array,
+        origin: Origin,
+        strong: int,
     ) -> None:
         batch, arena = self.batch, self.state.arena
         first = int(np.flatnonzero(bad)[0])
@@ -367,9 +404,12 @@ class DeviceHazards:
         where = self.launch.cta_index(cta)
         at = int(offset[first]) + arena.base
         relation = "in the same CTA" if where == batch.cta_index(int(batch.row_of[lanes[first]])) else "in another CTA"
+        both_strong = strong and int(tags[first]) >> SCOPE_SHIFT & SCOPE
+        mixed = both_strong and not np.broadcast_to(origin.alike(strong), len(tags))[first]
+        sizes = ": both are strong, but of different sizes" if mixed else ""
         batch.report_lanes(
             kind,
-            f"{what} by a thread {relation}, with no barrier or release and acquire between",
+            f"{what} by a thread {relation}, with no barrier or release and acquire between{sizes}",
             site,
             lanes[bad],
             at,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cudal2gen.emulator.memory.places import Places, put
 from cudal2gen.emulator.state.arrays import Array
 
 # A tag is tick << 34 | scope of a strong access (0: weak) << 32 | thread of the launch; 0: untouched in this launch.
@@ -79,7 +80,10 @@ class Tags:
     writes are kept granule by granule.
     """
 
-    __slots__ = ("_read", "_read_runs", "_written", "_written_runs", "granules", "read_at", "read_only", "written_at")
+    __slots__ = (
+        "_read", "_read_runs", "_written", "_written_runs", "granules", "read_at", "read_only", "read_sizes",
+        "written_at", "written_sizes",
+    )  # fmt: skip
 
     def __init__(self, granules: int, recording: bool) -> None:
         self.granules = granules
@@ -88,6 +92,9 @@ class Tags:
         self._read: Array | None = None
         # Granules read through the read-only path, once there are any.
         self.read_only: Array | None = None
+        # Of strong accesses, their sizes as of ``state.scopes``, once there are any; those of weak ones are stale.
+        self.read_sizes: Array | None = None
+        self.written_sizes: Array | None = None
         self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
         self.read_at: Array | None = np.zeros(granules, np.int32) if recording else None
 
@@ -123,6 +130,18 @@ class Tags:
             return False
         self._read_runs.put(run)
         return True
+
+    def size_read(self, granules: Places, size: int) -> None:
+        """A strong read has this size."""
+        if self.read_sizes is None:
+            self.read_sizes = np.zeros(self.granules, np.uint8)
+        put(self.read_sizes, granules, size)
+
+    def size_written(self, granules: Places, size: int) -> None:
+        """A strong write has this size."""
+        if self.written_sizes is None:
+            self.written_sizes = np.zeros(self.granules, np.uint8)
+        put(self.written_sizes, granules, size)
 
     def write_run(self, run: Run) -> bool:
         """Keep a write as a run, likewise."""

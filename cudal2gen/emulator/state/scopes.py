@@ -25,6 +25,17 @@ READ_ONLY = 16
 CHECKED = 8
 
 
+# Where the size of a strong access is in its number: 1 for 4 bytes and less, 2 for 8, 3 for 16; then whether it is a
+# read-modify-write. Narrow atomics are made of those of 4 bytes, so these are of one size.
+SIZE_SHIFT, READ_MODIFY_WRITE = 5, 4
+
+
+def sized(strong: int, width: int, read_modify_write: bool = False) -> int:
+    """A strong access with the bytes of its elements."""
+    size = max(width, 4).bit_length() - 2
+    return strong | (size | READ_MODIFY_WRITE * read_modify_write) << SIZE_SHIFT if strong else 0
+
+
 def scope_in(parts: Iterable[str], default: Scope) -> Scope:
     """The scope that an opcode names."""
     return next((_BY_NAME[part] for part in parts if part in _BY_NAME), default)

@@ -20,7 +20,7 @@ from cudal2gen.emulator.frontend.mutations import (
 )
 from cudal2gen.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym, Vec
 from cudal2gen.emulator.memory.atomics import AtomicKind
-from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_in
+from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_in, sized
 
 _SPACES = ("global", "shared", "local", "param", "const")
 # Cache operators are hints: .cg and .cv leave a load weak, whatever it may be used to poll.
@@ -104,7 +104,8 @@ def _strength(ins: Instr, strong: frozenset[str], orders: tuple[str, ...]) -> in
     """Scope and order of an access; 0 for a weak one."""
     if strong.isdisjoint(ins.parts):
         return 0
-    return scope_in(ins.parts, Scope.GPU) | (0 if set(orders).isdisjoint(ins.parts) else ORDERS)
+    strong_access = scope_in(ins.parts, Scope.GPU) | (0 if set(orders).isdisjoint(ins.parts) else ORDERS)
+    return sized(strong_access, TYPE_BYTES.get(ins.parts[-1], 4))
 
 
 def _address_shifted(s: Statement) -> Iterator[Change]:
@@ -248,7 +249,10 @@ def atomic(e: Emitter, ins: Instr) -> None:
     if space not in ("global", "shared", "generic"):
         raise e.fail(f"atomic on state space {space}")
     scope = scope_in(parts, Scope.GPU)
-    read, write = (scope | ORDERS * bool({"acq_rel", order} & set(parts)) for order in ("acquire", "release"))
+    read, write = (
+        sized(scope | ORDERS * bool({"acq_rel", order} & set(parts)), width, read_modify_write=True)
+        for order in ("acquire", "release")
+    )
     e.trace(at)
     mask = e.mask()
     values: tuple[Operand, ...] = operands[0].items if isinstance(operands[0], Vec) else (operands[0],)
