@@ -99,6 +99,8 @@ def test_limits_and_bad_input_end_a_call_and_not_the_server(tmp_path: Path) -> N
         assert 'identifier "not_declared" is undefined' in answer
         for arguments, message in (
             ({}, "give source"),
+            ({"path": str(file), "nvcc_args": "-I/etc"}, "'-I/etc' is not allowed"),
+            ({"source": '%:include "/etc/hosts"'}, "is not allowed here; put the text into source"),
             ({"path": str(tmp_path)}, "neither .cu nor .ptx"),
             ({"path": str(tmp_path / "no.cu")}, "no.cu: No such file"),
             ({"path": str(file), "device": "sm_12"}, "sm_12: one of"),

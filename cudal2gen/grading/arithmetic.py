@@ -14,6 +14,7 @@ _TYPE = re.compile(
     r"\.(f64|f32|tf32|f16x2|f16|bf16x2|bf16|e4m3x2|e4m3|e5m2x2|e5m2|e2m3|e3m2|e2m1|s8|u8|s4|u4|b1|s32)\b"
 )
 _ARITHMETIC = re.compile(r"(fma|mad|mul|add|sub)\.")
+_ATOMIC_ADD = re.compile(r"(atom|red)\..*\badd\..*(f64|f32|f16|f16x2|bf16|bf16x2)$")
 _INTEGER = re.compile(r"\.(s16|u16|s32|u32|s64|u64)$")
 
 
@@ -47,6 +48,8 @@ def matrix(opcode: str) -> Matrix | None:
 
 def scalar_flops(opcode: str, integers: bool) -> int:
     """Operations of one lane; ``integers``: those on integers count too."""
+    if _ATOMIC_ADD.match(opcode):
+        return 2 if "x2" in opcode else 1
     if (match := _ARITHMETIC.match(opcode)) is None:
         return {"dp4a": 8, "dp2a": 4}.get(opcode.split(".", maxsplit=1)[0], 0) if integers else 0
     whole = _INTEGER.search(opcode) is not None
@@ -81,12 +84,12 @@ class Downgrade(NamedTuple):
 
 
 def downgrades(
-    opcodes: Mapping[str, int], operands: str | None, accumulator: str | None, flops_needed: float
+    opcodes: Mapping[str, int], operands: str | None, accumulator: str | None, flops_needed: float, products: bool
 ) -> list[Downgrade]:
     """Instructions that multiply, sum or convert in a narrower type than asked (None: any is right).
 
     Sums outside of matrix units count where they amount to a quarter of ``flops_needed``: a scale or an epilogue in
-    fp16 is no accumulator."""
+    fp16 is no accumulator. So do ``products`` that are rounded before they are summed, unless weights are unpacked."""
     out, halves = [], 0.0
     narrow = ("", "")
     for opcode, runs in opcodes.items():
@@ -100,7 +103,7 @@ def downgrades(
         converted = _converted(opcode)
         if operands and converted and rank(converted) < rank(operands):
             out.append(Downgrade(opcode, "conversion", converted, operands, runs))
-        kind = _sum_type(opcode)
+        kind = _rounded_type(opcode, products)
         if accumulator and kind and rank(kind) < rank(accumulator):
             halves += runs * WARP * scalar_flops(opcode, integers=False)
             narrow = (opcode, kind)
@@ -128,9 +131,9 @@ def _converted(opcode: str) -> str:
     return target
 
 
-def _sum_type(opcode: str) -> str:
-    """The type that an fma or add rounds to, of floats."""
-    if not opcode.startswith(("fma.", "add.", "sub.", "mad.")):
+def _rounded_type(opcode: str, products: bool) -> str:
+    """The type that an fma or add of floats rounds to; of a mul too where ``products`` count."""
+    if not opcode.startswith(("fma.", "add.", "sub.", "mad.", *(["mul."] if products else []))):
         return ""
     types = [match[1].removesuffix("x2") for match in _TYPE.finditer(opcode)]
     return types[-1] if types and rank(types[-1]) else ""

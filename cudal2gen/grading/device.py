@@ -15,6 +15,7 @@ import numpy as np
 from cudal2gen.checking import compilation, devices
 from cudal2gen.checking.names import plain, resolved
 from cudal2gen.emulator import Buffer, EmulatorError, LaunchResult, Memory, Options, Program, Report, load
+from cudal2gen.emulator.frontend.ptx import GRID_WORKSPACE
 from cudal2gen.emulator.hopper.tensor_map import TensorMap
 from cudal2gen.emulator.host.execution import output_reports
 from cudal2gen.emulator.host.program import KernelArgument, pack_arguments
@@ -28,14 +29,6 @@ from cudal2gen.toolchain import discover
 MAP_TYPES = {"u8": 0, "u16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
 POISON = 0xFF  # in every byte: NaN in all floats, -1 in integers
 LANES = 8192  # threads that the emulator executes as one vector
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(include|include_next|import|embed)\b[ \t]*(.*)$", re.M)
-_ALLOWED = re.compile(r"<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\"")
-
-
-def outside_files(source: str) -> list[str]:
-    """Lines that include a file by an absolute path, a path upwards or a macro."""
-    joined = re.sub(r"/\*.*?\*/", " ", source.replace("\\\n", ""), flags=re.S)
-    return [match[0].strip() for match in _INCLUDE.finditer(joined) if not _ALLOWED.match(match[2])]
 
 
 def is_ptx(source: str) -> bool:
@@ -157,6 +150,8 @@ class DeviceCalls(MemoryCalls):
         self.count += 1
         result.reports += output_reports(self.memory, self.kernels[-1] if self.kernels else "")
         for key, buffer in self.memory.globals.items():
+            if key[1] == GRID_WORKSPACE:  # the driver's own: the barrier of cooperative grids
+                continue
             old = before.get(key)
             changed = buffer.bytes() != (_initial(self.program, key[1], buffer) if old is None else old)
             if changed.any():

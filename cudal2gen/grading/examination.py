@@ -57,13 +57,22 @@ class Task:
             return float(value(self.flops, shape))
         if self.tolerance.terms is None:
             return 0.0
-        terms = float(value(self.tolerance.terms, shape))
-        return 2 * terms * float(np.prod(self.contract.outputs[0].shape(shape))) if self.products else 0.0
+        terms = float(value(self.tolerance.terms, shape)) - 1  # one of them may be a bias
+        return 2 * terms * float(np.prod(self.contract.outputs[0].shape(shape))) if self._multiplies(shape) else 0.0
+
+    def _multiplies(self, shape: Shape) -> bool:
+        """Are terms products of inputs? Twice all inputs is more than twice their sum then."""
+        bits = inputs.draw(self.contract, "normal", shape, np.random.default_rng(self.seed))
+        drawn = [(item, item.format.values(bits[item.name])) for item in self.contract.inputs]
+        simple = self.reference({item.name: array for item, array in drawn}, shape)
+        double = self.reference({item.name: array if item.low else 2 * array for item, array in drawn}, shape)
+        return not all(np.allclose(2 * sums, doubled) for sums, doubled in zip(simple, double, strict=True))
 
     @property
-    def products(self) -> bool:
-        """Are there several inputs, so that terms are products?"""
-        return len(self.contract.inputs) > 1
+    def counts_integers(self) -> bool:
+        """Is arithmetic on integers the problem's? Of 8-bit inputs it may be, beside scales in floats."""
+        formats = [item.format for item in self.contract.inputs]
+        return not any(item.is_float for item in formats) or any(item.dtype.itemsize == 1 for item in formats)
 
 
 @dataclass
@@ -267,7 +276,7 @@ class Examination:
         whole = not any(item.format.is_float for item in task.contract.inputs)
         needed, total = task.flops_of(self.shape), 0
         for name, opcodes in call.opcodes.items():
-            flops, by_matrix = arithmetic.flops(opcodes, call.wgmma_flops[name], whole)
+            flops, by_matrix = arithmetic.flops(opcodes, call.wgmma_flops[name], task.counts_integers)
             total += flops
             self.kernels.append(
                 Kernel(
@@ -295,7 +304,8 @@ class Examination:
         operands = task.precision.operands if task.checks_operands else None
         accumulator = task.precision.accumulator if task.checks_accumulator else None
         quantises = any(item.format.dtype.itemsize == 1 for item in task.contract.buffers.values())
-        items = arithmetic.downgrades(opcodes, operands, accumulator, needed)
+        unpacks = any(not item.format.is_float for item in task.contract.inputs)
+        items = arithmetic.downgrades(opcodes, operands, accumulator, needed, products=not unpacks)
         return [item for item in items if arithmetic.rank(item.type) or not quantises]
 
     def _special(self, first: Answer, answer: Answer) -> None:

@@ -18,14 +18,14 @@ from typing import Any, Literal
 import numpy as np
 
 from cudal2gen import process_tree
-from cudal2gen.checking import devices
+from cudal2gen.checking import devices, includes
 from cudal2gen.checking.names import plain
 from cudal2gen.checking.supervision import GIB
 from cudal2gen.emulator import EmulatorError, LaunchRefused, PtxError, Report, by_cause
 from cudal2gen.errors import Failure, WrongInput
 from cudal2gen.grading import floor, inputs, launcher, modules
 from cudal2gen.grading.contract import Contract, HostCall, Launch, contract, named_shapes
-from cudal2gen.grading.device import DeviceCalls, WrongSignature, is_ptx, outside_files, program, ptx, read
+from cudal2gen.grading.device import DeviceCalls, WrongSignature, is_ptx, program, ptx, read
 from cudal2gen.grading.examination import DeviceFactory, Examination, Task
 from cudal2gen.grading.expressions import Number, Shape
 from cudal2gen.grading.launcher import HostFailure
@@ -89,7 +89,7 @@ def check_source(
     ``launches``: see ``Launch``; a call is all of them. ``reference`` gets inputs (fp64 of the rounded values,
     integers int64) and names of the shape by the names of its parameters, as ``arrays`` of NumPy or torch, and returns
     the outputs in the order of ``buffers``. ``tolerance``: see ``Tolerance``. ``flops``: operations needed; by
-    default, where the tolerance has terms and there are several inputs, 2 * terms per output. ``operands``: the least
+    default 2 * (terms - 1) per output where the tolerance has terms and inputs are multiplied. ``operands``: the least
     precise type to multiply in (f32, tf32, f16, bf16, e4m3, ...; "any"; default: the narrowest of inputs and outputs).
     ``accumulator``: likewise of sums (default: f32 where terms or flops are stated). ``claimed_us``: a measured time,
     or one per shape, compared with what ``gpu`` needs at least.
@@ -135,7 +135,7 @@ def _factory(
         if item.rule != "library-call" or last not in host_calls:
             verdict.findings.append(item)
     whole = module.host_text if module else text
-    if not is_ptx(text) and (lines := outside_files(whole)):
+    if not is_ptx(text) and (lines := includes.outside(whole)):
         verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:5]))
         return None
     try:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cudal2gen import files, process_tree, toolchain
-from cudal2gen.checking import compilation, devices, plan, supervision
+from cudal2gen.checking import compilation, devices, includes, plan, supervision
 from cudal2gen.errors import Failure, UserError, WrongInput, brief, reading
 from cudal2gen.mcp_server.requests import Request
 
@@ -80,6 +80,8 @@ def _file(request: Request) -> Path:
         with reading(path):
             path.read_bytes()
         return path
+    if lines := includes.outside(request.source):
+        raise WrongInput(f"source: {lines[0]!r} is not allowed here; put the text into source, or give path")
     return compilation.text_file(
         request.source, ".ptx" if re.search(r"^\s*\.version\s", request.source, re.M) else ".cu"
     )

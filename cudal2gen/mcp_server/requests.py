@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from cudal2gen.checking.plan import LaunchEntry
 from cudal2gen.errors import WrongInput
 
-# Options of nvcc that choose code; others name programs and files.
+# Options of nvcc that choose code; others name programs and files. Folders of headers lie where the server runs.
 _OPTION = re.compile(
-    r"-[DUI].+|-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|--?(fmad|ftz|prec-div|prec-sqrt)=(true|false)"
+    r"-[DU].+|-I(?!/)(?!.*\.\.).+|-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|--?(fmad|ftz|prec-div|prec-sqrt)=(true|false)"
     r"|--?maxrregcount=\d+|-(arch=|gencode=arch=)\w+(,code=\w+)?|--extended-lambda|--expt-(extended-lambda|relaxed-constexpr)"
 )
 
@@ -43,6 +43,7 @@ class Request(BaseModel):
         for word in words:
             if not _OPTION.fullmatch(word):
                 raise WrongInput(
-                    f"nvcc_args: {word!r} is not allowed here; write -DNAME=VALUE, -IFOLDER, -std=c++20, -O3"
+                    f"nvcc_args: {word!r} is not allowed here; write -DNAME=VALUE, -IFOLDER (below the server's), "
+                    "-std=c++20, -O3"
                 )
         return shlex.join(words)

@@ -29,7 +29,7 @@ Buffers = Annotated[
     dict[str, str], Field(description=f"Arrays that several launches share, by name. {FORM.partition('or ')[2]}.")
 ]
 Device = Annotated[str, Field(description="sm_80, sm_86, sm_89, sm_90a, sm_100, sm_120, or a GPU such as h200.")]
-Flags = Annotated[str, Field(description="-DNAME=VALUE, -IFOLDER, -std=c++20, --use_fast_math, ...")]
+Flags = Annotated[str, Field(description="-DNAME=VALUE, -IFOLDER (a relative path), -std=c++20, --use_fast_math, ...")]
 Adverse = Annotated[bool, Field(description="Another order of events that hardware may choose.")]
 Sample = Annotated[int, Field(description="CTAs of a grid to run, 0 all; counts are then of these.", ge=0)]
 Seconds = Annotated[float | None, Field(description="Limit of the run, at most the server's.", gt=0)]

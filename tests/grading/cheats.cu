@@ -266,6 +266,14 @@ KERNEL half2_sums(PRODUCT_TN(half, half)) {
     d[i * n + j] = s.x + s.y;
   }
 }
+KERNEL half_products(PRODUCT_TN(half, float)) {
+  for (int q = threadIdx.x; q < 256; q += 32) {
+    int i = blockIdx.y * 16 + q / 16, j = blockIdx.x * 16 + q % 16;
+    float s = 0;
+    for (int l = 0; l < k; l++) s += __half2float(__hmul(a[i * k + l], b[j * k + l]));
+    d[i * n + j] = s;
+  }
+}
 KERNEL i8_for_f32(PRODUCT_TN(float, float)) {
   for (int q = threadIdx.x; q < 256; q += 32) {
     int i = blockIdx.y * 16 + q / 16, j = blockIdx.x * 16 + q % 16, s = 0;

@@ -82,6 +82,7 @@ KINDS: dict[str, Table] = {
             product_tn("f32", "f32"),
             dict.fromkeys(("f16_for_f32", "bf16_for_f32", "tf32_for_f32"), "lower-precision"),
         ),
+        **table(product_tn("f16", "f32"), {"half_products": "lower-precision"}),
         **table(product_tn("f32", "f32"), {"i8_for_f32": "wrong-value"}),
         **table(product_tn("f16", "f16"), dict.fromkeys(("f16_sums", "half2_sums"), "lower-precision")),
         **table(ADD, {"cut_bits": "wrong-value", "half_elements": "lower-precision"}),

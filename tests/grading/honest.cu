@@ -1,4 +1,5 @@
 // Kernels that do what they say. Extents that do not divide by the tile are guarded.
+#include <cooperative_groups.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <mma.h>
@@ -488,4 +489,41 @@ KERNEL rope_f32(const float* x, const float* angle, float* y, int n, int d) {
     float s = sinf(angle[i]), c = cosf(angle[i]), u = x[2 * i], v = x[2 * i + 1];
     y[2 * i] = u * c - v * s, y[2 * i + 1] = u * s + v * c;
   }
+}
+KERNEL scale_by_norm(const float* x, float* y, float* partial, int n) {
+  auto grid = cooperative_groups::this_grid();
+  float s = 0, total = 0;
+  for (EACH(i, n)) s += x[i] * x[i];
+  s = block_reduce<false>(s);
+  if (threadIdx.x == 0) partial[blockIdx.x] = s;
+  grid.sync();
+  for (int p = 0; p < gridDim.x; p++) total += partial[p];
+  for (EACH(i, n)) y[i] = x[i] * rsqrtf(total);
+}
+KERNEL scatter_add(const float* x, const int* index, float* y, int n, int d) {
+  for (EACH(i, n * d)) atomicAdd(y + index[i / d] * d + i % d, x[i]);
+}
+KERNEL matmul_i8_scaled(const int8_t* a, const int8_t* b, const float* u, const float* v, half* d, int m, int n, int k) {
+  int i = blockIdx.y * 16 + threadIdx.y, j = blockIdx.x * 16 + threadIdx.x, s = 0;
+  if (i >= m || j >= n) return;
+  for (int l = 0; l < k; l += 4) s = __dp4a(*(const int*)(a + i * k + l), *(const int*)(b + j * k + l), s);
+  d[i * n + j] = __float2half(s * u[i] * v[j]);
+}
+KERNEL wmma_bias_relu_tn(const half* a, const half* b, const float* bias, half* d, int n, int k) {
+  using namespace nvcuda::wmma;
+  __shared__ float sums[256];
+  int i = blockIdx.y * 16, j = blockIdx.x * 16;
+  fragment<accumulator, 16, 16, 16, float> acc;
+  fragment<matrix_a, 16, 16, 16, half, row_major> fa;
+  fragment<matrix_b, 16, 16, 16, half, col_major> fb;
+  fill_fragment(acc, 0.f);
+  for (int l = 0; l < k; l += 16) {
+    load_matrix_sync(fa, a + i * k + l, k);
+    load_matrix_sync(fb, b + j * k + l, k);
+    mma_sync(acc, fa, fb, acc);
+  }
+  store_matrix_sync(sums, acc, 16, mem_row_major);
+  __syncwarp();
+  for (int q = threadIdx.x; q < 256; q += 32)
+    d[(i + q / 16) * n + j + q % 16] = __float2half(fmaxf(sums[q] + bias[j + q % 16], 0.f));
 }

@@ -125,6 +125,19 @@ PRODUCTS: Table = {
         "matmul_i8_tn", reference=lambda a, b: a @ b.T, shapes=[{"m": 17, "n": 20, "k": 32}],
         buffers={"a": "in:i8[m, k]=-100..100", "b": "in:i8[n, k]=-100..100", "d": "out:i32[m, n]"},
     ),
+    "matmul_i8_scaled": product("i8").of(
+        "matmul_i8_scaled", reference=lambda a, b, u, v: (a @ b.T) * u[:, None] * v,
+        shapes=[{"m": 17, "n": 20, "k": 32}], args=["a", "b", "u", "v", "d", "m", "n", "k"], tolerance=Tolerance(),
+        buffers={
+            "a": "in:i8[m, k]=-128..128", "b": "in:i8[n, k]=-128..128", "u": "in:f32[m]=0.001..0.002",
+            "v": "in:f32[n]=0.001..0.002", "d": "out:f16[m, n]",
+        },
+    ),
+    "wmma_bias_relu_tn": product_tn("f16", "f16", tolerance=Tolerance(terms="k + 1")).of(
+        "wmma_bias_relu_tn", reference=lambda a, b, c: np.maximum(a @ b.T + c, 0), args=["a", "b", "c", "d", "n", "k"],
+        shapes=[{"m": 32, "n": 16, "k": 16}],
+        buffers={"a": "in:f16[m, k]", "b": "in:f16[n, k]", "c": "in:f32[n]", "d": "out:f16[m, n]"},
+    ),
     "outer_product": product("f32").of(
         "outer_product", reference=np.outer, grid=4, block=64, args=["x", "y", "d", "m", "n"],
         buffers={"x": "in:f32[m]", "y": "in:f32[n]", "d": "out:f32[m, n]"},
@@ -151,6 +164,12 @@ def _rope(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
 def _cross_entropy(x: np.ndarray, label: np.ndarray) -> np.ndarray:
     top = x.max(1)
     return np.log(np.exp(x - top[:, None]).sum(1)) + top - x[np.arange(len(x)), label]
+
+
+def _scatter_add(x: np.ndarray, index: np.ndarray, r: int) -> np.ndarray:
+    y = np.zeros((r, x.shape[1]))
+    np.add.at(y, index, x)
+    return y
 
 
 TRANSPOSED = Form(
@@ -183,6 +202,23 @@ OTHERS: Table = {
         {"index": "in:i32[m]=0..v", "table": "in:f32[v, d]", "y": "out:f32[m, d]"},
         ["index", "table", "y", "d"], "m", 32,
     ).of("gather_rows"),
+    "scale_by_norm": unary("f32", lambda x: x / np.sqrt((x**2).sum())).of(
+        "", buffers={"x": "in:f32[n]", "y": "out:f32[n]", "partial": "scratch:f32[4]"},
+        launches=[
+            {
+                "entry": "scale_by_norm", "grid": 4, "block": 96, "cooperative": True,
+                "args": ["x", "y", "partial", "n"],
+            }
+        ],
+    ),
+    "scatter_add": Form(
+        _scatter_add, [{"n": 40, "r": 7, "d": 10}],
+        {"x": "in:f32[n, d]", "index": "in:i32[n]=0..r", "y": "out:f32[r, d]"}, [], 1, 1,
+        {"tolerance": Tolerance(terms="n"), "flops": "n * d"},
+    ).of("", launches=[
+        {"entry": "fill_zero", "grid": 2, "block": 64, "args": ["y", "r * d"]},
+        {"entry": "scatter_add", "grid": 3, "block": 64, "args": ["x", "index", "y", "n", "d"]},
+    ]),
     "scan_rows": rows("f32", lambda x: x.cumsum(1), block=32, tolerance=Tolerance(terms="n")).of("scan_rows"),
     "histogram": Form(
         lambda x: np.bincount(x, minlength=16), [{"n": 300}], {"x": "in:i32[n]=0..16", "y": "out:i32[16]"},

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import cudal2gen
+from cudal2gen import cli
 from cudal2gen.errors import WrongInput
-from cudal2gen.grading import RULES, Finding, Launch, Limits, Tolerance, Verdict, check_source
+from cudal2gen.grading import RULES, Finding, Launch, Limits, Tolerance, Verdict, check_source, description
 from cudal2gen.grading.contract import buffer
 from cudal2gen.grading.expressions import extents, value
 from cudal2gen.grading.floor import chip, floor
@@ -186,3 +189,48 @@ def test_every_rule_has_a_section_and_a_hint(checkout: Path) -> None:
     assert all(rule.meaning and rule.hint for rule in RULES.values())
     assert Finding.of("unwritten-output", "").page == "rules/unwritten-output/"
     assert Finding.of("stale-result", "").page == "grading/#stale-result"
+
+
+DESCRIPTION = """
+from pathlib import Path
+import numpy as np
+source, reference, shapes = Path("add.cu"), np.add, [{"n": 100}]
+buffers = {"x": "in:f32[n]", "y": "in:f32[n]", "z": "out:f32[n]"}
+launches = [{"entry": "add", "grid": "ceil_div(n, 64)", "block": 64, "args": ["x", "y", "z", "n"]}]
+"""
+KERNEL = """extern "C" __global__ void add(const float *x, const float *y, float *z, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) z[i] = x[i] + y[i];
+}"""
+
+
+def test_the_verb_grades_a_description_in_python_and_in_json(tmp_path: Path) -> None:
+    (tmp_path / "add.cu").write_text(KERNEL)
+    (tmp_path / "half.cu").write_text(KERNEL.replace("x[i] + y[i]", "x[i]"))
+    (tmp_path / "heap.cu").write_text(KERNEL.replace("int i", "if (n < 0) malloc(n); int i"))
+    (tmp_path / "add.py").write_text(DESCRIPTION)
+    names = {"shapes": [{"n": 100}], "buffers": ADD["buffers"], "tolerance": {"terms": 2}, "limits": {"seconds": 60}}
+    launches = [{"entry": "add", "grid": 2, "block": 64, "args": ["x", "y", "z", "n"]}]
+    document = {"source": "add.cu", "reference": "add.py:reference", "launches": launches, **names}
+    (tmp_path / "add.json").write_text(json.dumps(document))
+    (tmp_path / "other.json").write_text(json.dumps({**document, "sources": 1}))
+    runner = CliRunner()
+
+    def grade(*words: str) -> tuple[int, str]:
+        paths = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in words]
+        result = runner.invoke(cli.app, ["grade", *paths])
+        return result.exit_code, result.output
+
+    for words in (["add.py"], ["add.json"], ["add.py", "add.cu", "--seed", "3"]):
+        assert grade(*words)[0] == 0
+    code, output = grade("add.json", "half.cu", "--json")
+    assert code == 1
+    assert Verdict.model_validate_json(output).rules == {"wrong-value"}
+    assert grade("add.py", "heap.cu")[0] == 2
+    for words, message in (
+        (["other.json"], "sources: no argument of check_source"),
+        (["add.cu"], "describe in .py or .json"),
+        (["none.py"], "none.py: No such file"),
+    ):
+        with pytest.raises(WrongInput, match=message):
+            description.arguments(tmp_path / words[0])

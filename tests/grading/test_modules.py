@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cudal2gen.checking import includes
 from cudal2gen.errors import WrongInput
 from cudal2gen.grading import Limits, Verdict, check_source
 from cudal2gen.grading.modules import take_apart
@@ -96,3 +97,21 @@ def test_texts_that_are_no_constants_are_refused() -> None:
     text = replaced("cuda_sources=[source]", "cuda_sources=[read(path)]")
     with pytest.raises(WrongInput, match="no constant text"):
         take_apart(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#include "/etc/hosts"', "# include </etc/hosts>", '%:include "/etc/hosts"', "#include FILE",
+        '/* */ #/**/include/**/"../x.h"', 'char a[] = "/*";\n#include "/etc/hosts"\nchar b[] = "*/";',
+        '// /*\n#include "/etc/hosts"\n// */', '#inc\\  \nlude "/etc/hosts"', '//\r#include "/etc/hosts"',
+        '\v#include "/etc/hosts"', '\ufeff#include "a/../../b.h"', '#inc\\\r\nlude "/etc/hosts"',
+    ],
+)  # fmt: skip
+def test_files_outside_are_found_however_they_are_included(text: str) -> None:
+    assert len(includes.outside(f"{text}\n__global__ void f() {{}}\n")) == 1
+
+
+def test_headers_of_libraries_are_included() -> None:
+    text = '#include <mma.h> // half\n#include "cute/tensor.hpp" /* layouts */\n  #include <cuda/std/array>\n'
+    assert includes.outside(text) == []

@@ -1,0 +1,18 @@
+"""Files that a text from elsewhere includes, which ought to be the compiler's and the libraries' alone."""
+
+from __future__ import annotations
+
+import re
+
+_COMMENT = r"(?:\s|/\*(?s:.)*?\*/)*"
+# Directives of comments and strings match too: where those begin and end the text's author decides.
+_INCLUDE = re.compile(rf"(?:^|\*/){_COMMENT}(?:#|%:|\?\?=){_COMMENT}(?:include|include_next|import|embed)\b(.*)$", re.M)
+_ALLOWED = re.compile(rf"{_COMMENT}(?:<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\")")
+_NEWLINE = re.compile(r"\r\n|[\r\v\f]")
+_SPLICE = re.compile(r"(?:\\|\?\?/)[ \t]*\n")
+
+
+def outside(source: str) -> list[str]:
+    """Lines that include a file by an absolute path, a path upwards or a macro."""
+    joined = _SPLICE.sub("", _NEWLINE.sub("\n", source.removeprefix("\ufeff")))
+    return [match[0].strip() for match in _INCLUDE.finditer(joined) if not _ALLOWED.match(match[1])]
