@@ -38,6 +38,8 @@ def kinds(
 
 # The generic address of a local array at %i, written; thread 0 has the predicate %P.
 OWN = "mov.u64 %i, own; cvta.local.u64 %i, %i; st.v2.u32 [%i], {%t, %t}; setp.eq.u32 %P, %t, 0;"
+# Each thread copies 16 bytes of %p to its place at %a.
+COPY = "shl.b32 %a, %t, 4; add.u32 %a, %a, %s; mov.u64 %w, %p; cp.async.ca.shared.global [%a], [%w], 16;"
 DEFECTS = {
     "read-only-path": [
         "st.global.u32 [%g], 7; ld.global.nc.u32 %a, [%g]; st.global.u32 [%h], %a;",
@@ -55,6 +57,26 @@ DEFECTS = {
         "cp.async.ca.shared.global [%a], [%w], 16; cp.async.wait_all;",
         "ld.param.u64 %w, [shift]; setp.lt.u32 %P, %t, 70; selp.b64 %i, %g, %p, %P; add.u64 %i, %i, %w;"
         "st.u32 [%i], %t;",
+    ],
+    "in-flight": [
+        COPY + "xor.b32 %b, %a, 16; ld.shared.u32 %c, [%b]; st.global.u32 [%h], %c;",
+        COPY + "cp.async.commit_group; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%x0, %x1, %x2, %x3}, [%a];"
+        "st.global.u32 [%h], %x2;",
+        COPY + "cp.async.commit_group; cp.async.ca.shared.global [%a], [%p], 16; cp.async.wait_all;",
+        COPY + "st.shared.u32 [%a], 1; cp.async.wait_all;",
+        COPY + "cp.async.commit_group; setp.lt.u32 %P, %t, 63; @%P cp.async.wait_group 0; bar.sync 0;"
+        "xor.b32 %b, %a, 16; ld.shared.u32 %c, [%b]; st.global.u32 [%h], %c;",
+        COPY + "cp.async.commit_group; add.u32 %b, %a, 1024; cp.async.ca.shared.global [%b], [%w], 16;"
+        "cp.async.commit_group; cp.async.wait_group 1; ld.shared.u32 %c, [%b]; st.global.u32 [%h], %c;",
+    ],
+    "shared-race": [
+        COPY + "cp.async.wait_all; xor.b32 %b, %a, 512; ld.shared.u32 %c, [%b]; st.global.u32 [%h], %c;",
+        "shl.b32 %b, %t, 4; add.u32 %b, %b, %s; st.shared.v4.u32 [%b], {%t, %t, %t, %t}; bar.sync 0;"
+        "xor.b32 %b, %b, 512; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%x0, %x1, %x2, %x3}, [%b];"
+        "st.global.u32 [%h], %x0;" + COPY + "cp.async.wait_all;",
+        "shl.b32 %b, %t, 4; add.u32 %b, %b, %s; st.shared.v4.u32 [%b], {%t, %t, %t, %t};"
+        "xor.b32 %b, %t, 32; shl.b32 %b, %b, 4; add.u32 %b, %b, %s; cp.async.ca.shared.global [%b], [%p], 16;"
+        "cp.async.wait_all;",
     ],
     "barrier-count": [
         "bar.sync 1, 32;",

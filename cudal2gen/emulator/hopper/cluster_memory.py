@@ -9,6 +9,7 @@ import numpy as np
 
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.peers import WITHIN, Peers
+from cudal2gen.emulator.memory.late_copies import undefined
 from cudal2gen.emulator.memory.recorded import RecordedSites
 from cudal2gen.emulator.memory.shared import (
     READ_AFTER_WRITE,
@@ -273,7 +274,7 @@ class ClusterMemory(SharedMemory):
             at_of = np.repeat(at, tags.shape[1])
             tags = tags.reshape(-1)
         if int(tags.max()) >= self.IN_FLIGHT:
-            for kind, text, bad, doubtful in self.undefined(tags, reading=True):
+            for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
                 other = self._copy_under(tags, at_of, bad, kind)
                 self._complain(kind, f"{what} {text}", site, lane, int(at_of[bad][0]), doubtful, other)
             good = tags < self.IN_FLIGHT
@@ -399,7 +400,7 @@ class ClusterMemory(SharedMemory):
 
     def _check_overwrite(self, tags: Array, where: Array, lane: int, row: int, site: int, width: int) -> None:
         """A bulk copy overwrites what was written under these tags."""
-        for kind, text, bad, doubtful in self.undefined(tags, reading=False):
+        for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
             other = self._copy_under(tags, where, bad, kind)
             self._complain(kind, text, site, lane, int(where[bad][0]), doubtful, other)
         plain = np.flatnonzero((tags < self.IN_FLIGHT) & (tags > self.LONG_PAST))

@@ -314,7 +314,7 @@ class MBarriers:
         Without ``noinc`` the phase expects that arrival beside its own."""
         for bar, lanes in self._each(address, m, site):
             for copy in self.copies.take(lanes):
-                bar.flights.append(self.landing(copy.at, copy.data, copy.width, bar))
+                bar.flights.append(self.landing(copy.to.at, copy.data, copy.to.width, bar))
                 bar.copy_site = site
             if not noinc:
                 bar.pending += len(lanes)

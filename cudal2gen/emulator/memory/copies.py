@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudal2gen.emulator.memory.device import DeviceMemory
+from cudal2gen.emulator.memory.late_copies import LateCopy
 from cudal2gen.emulator.memory.shared import SharedMemory
 from cudal2gen.emulator.state.arrays import MOVER, Array, Mask, Scalar
 from cudal2gen.emulator.state.batch import BatchState
@@ -14,27 +15,31 @@ from cudal2gen.emulator.state.batch import BatchState
 
 @dataclass(slots=True)
 class Copy:
-    """One issued cp.async: the lanes (None: all), where it lands, what lands, and its group (per lane, or one number
-    while all agree; None before it is committed)."""
+    """One issued cp.async: where it lands, what lands, and its group (per lane, or one number while all agree; None
+    before it is committed)."""
 
-    lanes: Array | None
-    at: Array
+    to: LateCopy
     data: Array
-    width: int
     group: int | Array | None = None
 
+    @property
+    def lanes(self) -> Array | None:
+        """Whose copy it is (None: that of all)."""
+        return self.to.lanes
+
     def part(self, chosen: Array, everyone: Array) -> Copy:
-        """The copy of some of its lanes (bool per lane of the copy)."""
+        """The copy of some of its lanes (bool per lane of the copy). What is left of the whole has been called for."""
         group = self.group if self.group is None or isinstance(self.group, int) else self.group[chosen]
-        lanes = (everyone if self.lanes is None else self.lanes)[chosen]
-        return Copy(lanes, self.at[chosen], self.data[chosen], self.width, group)
+        to = self.to
+        lanes = (everyone if to.lanes is None else to.lanes)[chosen]
+        return Copy(LateCopy(to.low, to.high, lanes, to.at[chosen], to.width), self.data[chosen], group)
 
 
 class AsyncCopies:
     """The cp.async of a batch. Groups are counted per lane: ``committed`` is an int while all lanes agree.
 
     Invariants: ``open`` copies have no group yet; a ``flying`` copy has a group below its lanes' ``committed``, and its
-    destination is poison. It lands when a wait of its lane covers its group, never earlier.
+    destination is poison to whoever looks. It lands when a wait of its lane covers its group, never earlier.
     """
 
     def __init__(self, batch: BatchState, device: DeviceMemory, shared: SharedMemory) -> None:
@@ -65,8 +70,7 @@ class AsyncCopies:
             data = data[lanes]
         if self.counters is not None:
             self.counters.shared("cp.async", destination, width, m)
-        self.shared.write_pending(lanes, at, width, site, offset)
-        self.open.append(Copy(lanes, at, data, width))
+        self.open.append(Copy(self.shared.write_pending(lanes, at, width, site, offset), data))
 
     def _read_part(self, source: Array, width: int, bytes_read: Scalar, m: Mask, site: int) -> Array:
         """The first bytes of every lane from global memory, zeros behind them."""
@@ -110,6 +114,7 @@ class AsyncCopies:
             self.open = []
             self.committed += 1
             return
+        self.shared.leave_copies()
         committed = self._per_lane()
         mask = np.ones(self.batch.size, bool) if m is None else m
         left = []
@@ -135,6 +140,8 @@ class AsyncCopies:
     def wait(self, pending: int, m: Mask) -> None:
         """cp.async.wait_group: all but the ``pending`` newest groups of the lanes in ``m`` land."""
         together = isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m))
+        if not together:
+            self.shared.leave_copies()
         left: list[Copy] = []
         for copy in self.flying:
             if together and isinstance(self.committed, int) and isinstance(copy.group, int):
@@ -160,6 +167,7 @@ class AsyncCopies:
 
     def take(self, lanes: Array) -> list[Copy]:
         """The copies of these lanes that have not landed; they now belong to an mbarrier."""
+        self.shared.leave_copies()
         out: list[Copy] = []
         for copies in (self.open, self.flying):
             left = []
@@ -173,4 +181,4 @@ class AsyncCopies:
         return out
 
     def _land(self, copy: Copy) -> None:
-        self.shared.land_own(copy.lanes, copy.at, copy.data, copy.width)
+        self.shared.land_own(copy.to, copy.data)

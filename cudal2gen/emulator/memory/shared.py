@@ -7,7 +7,9 @@ from functools import partial
 
 import numpy as np
 
+from cudal2gen.emulator.memory.late_copies import ENDLESS, Extents, LateCopies, LateCopy, undefined
 from cudal2gen.emulator.memory.late_reads import LateRead, LateReads
+from cudal2gen.emulator.memory.located import Located
 from cudal2gen.emulator.memory.recorded import RecordedSites
 from cudal2gen.emulator.memory.shared_flags import SharedFlags
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
@@ -45,7 +47,8 @@ class SharedMemory(SharedFlags):
 
     TAG: type[np.uint32] | type[np.uint64] = np.uint32
     BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 11, 0xFFFFFFFF, 0x80000000, 1 << 20
-    # Barriers end reads: those of whole warps leave their tags only if somebody looks before.
+    # Barriers end reads: those of whole warps leave their tags only if somebody looks before. Copies under way leave
+    # theirs, and poison, only if somebody looks before they land.
     DEFERS = True
 
     def __init__(self, batch: BatchState, clocks: Clocks, size: int, granule: int) -> None:
@@ -66,7 +69,11 @@ class SharedMemory(SharedFlags):
         self.fresh = 0
         # Of the access located last: the window addresses [low, high) of its bytes.
         self.extent = 0, 0
-        self.late = LateReads()
+        self.located = Located(batch.size)
+        self.defers = self.DEFERS and not batch.launch.recording
+        self.late, self.late_copies = LateReads(), LateCopies()
+        # Invariant, where accesses are deferred: tags that are not long over, and those of copies, stand only there.
+        self.recent = Extents()
         if self.hazards:
             self._make_tags()
         if size:
@@ -122,8 +129,10 @@ class SharedMemory(SharedFlags):
                 self.latest[:] = 0
                 self.readers[:] = 0
                 self.late.reads.clear()
+                self.recent.forget(ENDLESS)
         self.fresh = self._first_fresh()
         self.late.forget(self.fresh)
+        self.recent.forget(self.fresh)
         if self.hazards:
             self.stamp = (tick + 1) << self.BITS
             self.lane_tag: Array = self.actor | self.TAG(self.stamp)
@@ -159,17 +168,6 @@ class SharedMemory(SharedFlags):
 
     # --- checks ---
 
-    def undefined(self, tags: Array, reading: bool) -> list[tuple[str, str, Array, bool]]:
-        """Accesses to what nobody has written (reads only) or is still under way: (kind, text, which, doubtful)."""
-        flying = (tags >= self.IN_FLIGHT) & (tags != self.UNWRITTEN)
-        verb = "reads data" if reading else "overwrites the destination"
-        text = f"{verb} of an asynchronous copy that has not been waited for"
-        out = [("in-flight", text, flying, reading)]
-        if reading:
-            unwritten = tags == self.UNWRITTEN
-            out.insert(0, ("uninitialised-shared", "reads shared memory that nobody has written", unwritten, True))
-        return [finding for finding in out if finding[2].any()]
-
     def _check_read(self, lanes: Array | None, tags: Array, site: int, offset: Array, tried: bool = False) -> None:
         """``tags``: last writers, (elements,) or (elements, granules); ``offset``: bytes in ``data``. ``tried``:
         another execution can give the reads other values."""
@@ -181,7 +179,7 @@ class SharedMemory(SharedFlags):
         if tags.ndim > 1:
             rows = np.repeat(which, tags.shape[1])
         lane = rows if lanes is None else lanes[rows]
-        for kind, text, bad, doubtful in self.undefined(flat, reading=True):
+        for kind, text, bad, doubtful in undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
             other = None if kind == "uninitialised-shared" else flat
             self._report(kind, text, site, lane, rows, offset, bad, other, doubtful)
         rest = flat < self.IN_FLIGHT
@@ -230,7 +228,8 @@ class SharedMemory(SharedFlags):
     ) -> None:
         """A write of elements ``at``. ``same``: which elements already hold what is written; that is harmless whoever
         comes first."""
-        self._leave_tags(self.late.take(*self.extent))
+        if not self._may_be_hot():
+            return
         writer, latest, readers = self.rows[width]
         tags, reads = writer[at], latest[at]
         fresh = max(self.fresh, 1)
@@ -242,7 +241,7 @@ class SharedMemory(SharedFlags):
         rows = np.repeat(which, per)
         lane = rows if lanes is None else lanes[rows]
         flat = tags[which].reshape(-1)
-        for kind, text, bad, doubtful in self.undefined(flat, reading=False):
+        for kind, text, bad, doubtful in undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
             self._report(kind, text, site, lane, rows, offset, bad, flat, doubtful)
         clash = (flat >= fresh) & (flat < self.IN_FLIGHT)
         if same is not None and clash.any():
@@ -323,20 +322,32 @@ class SharedMemory(SharedFlags):
     def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
         """Bounds and alignment: (lanes, element index, byte offset), or None if no lane is left."""
         self._follow_tick()
-        lanes = None
-        if m is not None:
+        lanes, whole = None, address
+        if m is None:
+            place = self.located.find(address, width, site)
+            if place is not None:
+                at, offset, self.extent = place
+                self.leave_copies(*self.extent)
+                return None, at, offset
+        else:
             lanes = self.batch.lanes(m)
             if lanes.size == 0:
                 return None
             address = address[lanes]
         low, high = int(address.min()), int(address.max())
         self.extent = low, high + width
+        self.leave_copies(*self.extent)
         top = WINDOW_START + self.size - width
         if low < WINDOW_START or high > top or int(np.bitwise_or.reduce(address)) & (width - 1):
             lanes, address = self._drop_invalid(address, width, self.batch.everyone if lanes is None else lanes, site)
             if lanes.size == 0:
                 return None
-        offset = address + (self.row if lanes is None else self.row[lanes])
+        if lanes is None:
+            offset = address + self.row
+            at = offset >> SHIFT[width]
+            self.located.remember(whole, width, site, at, offset, self.extent)
+            return None, at, offset
+        offset = address + self.row[lanes]
         return lanes, offset >> SHIFT[width], offset
 
     def _drop_invalid(self, address: Array, width: int, lanes: Array, site: int) -> tuple[Array, Array]:
@@ -385,6 +396,7 @@ class SharedMemory(SharedFlags):
         self._leave_tags(self.late.take(*self.extent))
         writer, latest, _ = self.rows[width]
         self._check_read(lanes, writer[at], site, offset, tried=True)
+        self.recent.add(*self.extent, self.stamp)
         lane_tag, column = self.lane_tag[some], self.reader_column[some]
         first = at * (per * self.columns) + column
         before = latest[at]
@@ -421,7 +433,7 @@ class SharedMemory(SharedFlags):
         column = self.reader_column if lanes is None else self.reader_column[lanes]
         mine = self.collective_tag if lanes is None else self.collective_tag[lanes]
         read = LateRead(*self.extent, width, at, self.stamp, mine, column)
-        if not self.DEFERS or self.recorded is not None or self.late.is_full:
+        if not self.defers or self.late.is_full:
             self._leave_tags([*self.late.take(0, 1 << 32), read])
         else:
             self.late.reads.append(read)
@@ -430,6 +442,7 @@ class SharedMemory(SharedFlags):
 
     def _leave_tags(self, reads: list[LateRead]) -> None:
         for read in reads:
+            self.recent.add(read.low, read.high, read.stamp)
             _, latest, readers = self.rows[read.width]
             latest[read.at] = read.stamp
             readers[read.at, :, read.columns] = read.tags[:, None]
@@ -462,6 +475,7 @@ class SharedMemory(SharedFlags):
         self._check_write(lanes, width, at, site, offset, lambda: equal_bits(view[at], value))
         mine = self.lane_tag if lanes is None else self.lane_tag[lanes]
         self.tag_written(width, at, mine, site)
+        self.recent.add(*self.extent, self.stamp)
         view[at] = value
         if strong:
             self._remember_strong(at, width)
@@ -488,18 +502,36 @@ class SharedMemory(SharedFlags):
         writer = self.rows[width][0]
         return np.asarray(writer[at] if writer.ndim == 1 else writer[at, 0])
 
-    def write_pending(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
-        """A copy by threads into elements ``at`` is under way: till it lands they are poison."""
+    def write_pending(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> LateCopy:
+        """A copy by threads into the elements ``at`` that were located last is under way: till it lands they are
+        poison."""
+        copy = LateCopy(*self.extent, lanes, at, width)
         if self.hazards:
-            if self._is_hot(at, width):
+            if self._may_be_hot() and self._is_hot(at, width):
                 self._check_write(lanes, width, at, site, offset)
-            actor = self.actor if lanes is None else self.actor[lanes]
-            self.tag_written(width, at, actor | self.TAG(self.IN_FLIGHT), site)
-        self.views[width][at] = self.poison[width]
+            if self.recorded is not None:
+                self.recorded.wrote(at, width // self.granule, site)
+        self.late_copies.copies.append(copy)
+        if not self.defers:
+            self.leave_copies(copy.low, copy.high)
+        return copy
+
+    def leave_copies(self, low: int = 0, high: int = 1 << 32) -> None:
+        """Somebody looks at bytes [low, high), or copies fall into parts: poison and tags of copies under way."""
+        for copy in self.late_copies.take(low, high):
+            if self.hazards:
+                actor = self.actor if copy.lanes is None else self.actor[copy.lanes]
+                self.tag_written(copy.width, copy.at, actor | self.TAG(self.IN_FLIGHT))
+                self.recent.add(copy.low, copy.high, ENDLESS)
+            self.views[copy.width][copy.at] = self.poison[copy.width]
+
+    def _may_be_hot(self) -> bool:
+        """Could a write to the bytes that were located last race, by what is recorded of them as a whole?"""
+        self._leave_tags(self.late.take(*self.extent))
+        return not self.defers or self.recent.meet(*self.extent)
 
     def _is_hot(self, at: Array, width: int) -> bool:
         """Could a write to these elements race? A cheap test for the common case that none can."""
-        self._leave_tags(self.late.take(*self.extent))
         writer, latest, _ = self.rows[width]
         fresh = max(self.fresh, 1)
         if bool((latest[at] >= fresh).any()):
@@ -507,12 +539,15 @@ class SharedMemory(SharedFlags):
         tags = writer[at]
         return bool(((tags >= fresh) & (tags != self.UNWRITTEN)).any())
 
-    def land_own(self, lanes: Array | None, at: Array, data: Array, width: int) -> None:
+    def land_own(self, copy: LateCopy, data: Array) -> None:
         """What threads copied arrives, as if they wrote it now."""
         self._follow_tick()
-        self.views[width][at] = data
+        self.late_copies.land(copy)
+        self.leave_copies(copy.low, copy.high)
+        self.views[copy.width][copy.at] = data
         if self.hazards:
-            self.tag_written(width, at, self.lane_tag if lanes is None else self.lane_tag[lanes])
+            self.tag_written(copy.width, copy.at, self.lane_tag if copy.lanes is None else self.lane_tag[copy.lanes])
+            self.recent.add(copy.low, copy.high, self.stamp)
         self.launch.version += 1
 
     # --- atomics and flags ---
@@ -534,6 +569,7 @@ class SharedMemory(SharedFlags):
                 self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
             self._check_write(lanes, width, at, site, offset, lambda: ~plain)
             self.tag_written(width, at, self.lane_tag[lanes], site)
+            self.recent.add(*self.extent, self.stamp)
             self._remember_strong(at, width)
             if self.fenced or self.flags or (read | write) & ORDERS:
                 # Lane by lane: a later lane may see the earlier one's release.
