@@ -21,7 +21,7 @@ from cudal2gen.element import ElementName, OutputName
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, Record, Use, ceil_div, explain, parse, serving
 from cudal2gen.kernel.launch import Operands, Sizes
-from cudal2gen.kernel.problem import MAX_EXTENT
+from cudal2gen.kernel.problem import MAX_EXTENT, Batch
 from cudal2gen.results import Extent, Measurement, Measurements
 
 Prefer = Literal["measured", "kernel", "vendor"]
@@ -94,6 +94,7 @@ class Row(NamedTuple):
     state: str
     ab: ElementName = "f16"
     d: OutputName = "same"
+    batch: Batch = "none"
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -393,7 +394,8 @@ def _row(problem: Problem, number: int, states: Mapping[str, Measurement]) -> Ro
     speedup = (round(ratio.value, 5), round(ratio.low, 5), round(ratio.high, 5))
     sizes = (problem.m, problem.n, problem.k)
     times = (round(us, 4), round(vendor_us, 4))
-    return Row(problem.acc, problem.layout, *sizes, number, *times, speedup, state, problem.ab, problem.d)
+    kind = problem.acc, problem.layout
+    return Row(*kind, *sizes, number, *times, speedup, state, problem.ab, problem.d, problem.batch)
 
 
 def _speedup(row: Row) -> str:

@@ -159,6 +159,13 @@ struct Matrix {
 
 constexpr int kMostRows = 1 << 24;
 
+// How many products a launch computes, and elements from the matrices of one to those of the next; 0 shares A or B.
+// Kernels take it as it is.
+struct Batches {
+  int count = 1;
+  int64_t a = 0, b = 0, d = 0;
+};
+
 // The workspace: a counter for each tile whose sum is kept in parts, padded to a multiple of 256 bytes; then the parts.
 struct Scratch {
   int64_t tiles = 0, parts = 0;
@@ -181,6 +188,7 @@ struct Launch {
   Box box_a, box_b, box_d, box_rest;
   Element element = kElements[0], output = kElements[0];  // of A and B; of D
   Fusion fusion;
+  bool batched = false;
 
   explicit Launch(Tokens& facts);
 
@@ -192,26 +200,27 @@ struct Launch {
   bool stores_vectors() const { return box_d.cols > 0 || !predicated; }
   int64_t tiles(int m, int n) const { return ceil_div(m, bm) * ceil_div(n, bn); }
   // Clusters that have work, of a GPU that holds as many at once as it likes.
-  int64_t clusters(int m, int n, int k) const {
+  int64_t clusters(int m, int n, int k, int count) const {
     int64_t const each = stream_k ? ceil_div(k, bk) : reduce == Reduce::kWorkspace ? split_k : 1;
-    return cluster_tiles(m, n) * each;
+    return cluster_tiles(m, n) * count * each;
   }
   int64_t cluster_tiles(int m, int n) const {
     return ceil_div(ceil_div(m, bm), cluster_m) * ceil_div(ceil_div(n, bn), cluster_n);
   }
-  Scratch scratch(int m, int n, int k, int64_t resident) const;
+  Scratch scratch(int m, int n, int k, int count, int64_t resident) const;
 
   Refusal refuse_sizes(int m, int n, int k) const;
   Refusal refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const;
   Refusal refuse_fused(void const* bias, Matrix const& c) const;
+  Refusal refuse_batches(Batches const& batches, int m, int n, int64_t ldd) const;
 };
 
 // What a launch needs of the workspace, where `resident` clusters run at once: of tiles whose sums are kept in parts.
-inline Scratch Launch::scratch(int m, int n, int k, int64_t resident) const {
+inline Scratch Launch::scratch(int m, int n, int k, int count, int64_t resident) const {
   if (!workspace()) return {};
-  int64_t const tiles = cluster_tiles(m, n);
+  int64_t const tiles = cluster_tiles(m, n) * count;
   if (!stream_k) return {tiles * cluster(), tiles * cluster() * split_k};
-  int64_t const running = std::min(clusters(m, n, k), resident), last_wave = tiles % running;
+  int64_t const running = std::min(clusters(m, n, k, count), resident), last_wave = tiles % running;
   return {last_wave * cluster(), last_wave ? (last_wave + running) * cluster() : 0};
 }
 
@@ -232,6 +241,7 @@ inline Launch::Launch(Tokens& facts) {
     element = kElements[facts.choice("element", names)];
   }
   output = facts.has("output") && facts.choice("output", {"same", "f32"}) ? kF32 : element;
+  batched = facts.has("batch") && facts.choice("batch", {"none", "strided"});
   auto const box = [&](std::string const& name) { return Box{facts.number(name + "_cols"), facts.number(name + "_rows")}; };
   switch (convention) {
     case Convention::kTiles:
@@ -302,6 +312,21 @@ inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c) const {
   if (stores_vectors() ? !c.in_vectors(output) : reinterpret_cast<uintptr_t>(c.address) % output.bytes != 0)
     return {cudaErrorMisalignedAddress, output.bytes == 4 ? "C must lie as D: aligned to 16 bytes, ldc a multiple of 4"
                                                           : "C must lie as D: aligned to 16 bytes, ldc a multiple of 8"};
+  return {};
+}
+
+// Refuses batches that the kernel does not take: products of D must not overlap, and start where single ones may.
+inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int64_t ldd) const {
+  if (batches.count < 1) return {cudaErrorInvalidValue, "a launch computes at least one product"};
+  if (tiles(m, n) * split_k * batches.count > (1 << 30))
+    return {cudaErrorInvalidValue, "the batch has more CTA tiles than are counted"};
+  if (batches.count == 1) return {};
+  if (!batched) return {cudaErrorInvalidValue, "this kernel computes one product a launch; one of batch=strided computes several"};
+  if (batches.a < 0 || batches.b < 0) return {cudaErrorInvalidValue, "strides of a batch must not be negative"};
+  bool const behind = batches.d >= (m - 1) * ldd + n, beside = batches.d >= n && (batches.count - 1) * batches.d + n <= ldd;
+  if (!behind && !beside) return {cudaErrorInvalidValue, "matrices D of a batch overlap"};
+  if (batches.a * element.bytes % 16 || batches.b * element.bytes % 16 || (stores_vectors() && batches.d * output.bytes % 16))
+    return {cudaErrorMisalignedAddress, "matrices of a batch must be aligned to 16 bytes, as the first ones are"};
   return {};
 }
 

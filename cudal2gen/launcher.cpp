@@ -96,26 +96,30 @@ bool connect_capture(void* library, Runtime& runtime) {
 
 // ---- tensor maps ----
 
-// Tensor maps by what they describe: address, columns, rows, elements from row to row, box, type. Encoding takes a
+// Tensor maps by what they describe: address, columns, rows, elements from row to row, box, type; of a batch also how many
+// matrices there are, at least one, and elements from one to the next. Encoding takes a
 // microsecond, so that of operands that come again is kept; a caller with ever new ones costs no memory.
 class MapCache {
  public:
-  using Key = std::array<uint64_t, 7>;
+  using Key = std::array<uint64_t, 9>;
   decltype(&cuTensorMapEncodeTiled) encode = nullptr;
 
-  bool find(Matrix const& matrix, int64_t rows, Box box, Element const& element, CUtensorMap& map) {
+  // depth: 0 for a map of two dimensions.
+  bool find(Matrix const& matrix, int64_t rows, int depth, int64_t stride, Box box, Element const& element, CUtensorMap& map) {
     Key const key = {reinterpret_cast<uint64_t>(matrix.address), uint64_t(matrix.cols), uint64_t(rows), uint64_t(matrix.ld),
-                     uint64_t(box.cols), uint64_t(box.rows), uint64_t(element.map_type)};
+                     uint64_t(box.cols), uint64_t(box.rows), uint64_t(element.map_type), uint64_t(depth),
+                     uint64_t(stride)};
     std::lock_guard<std::mutex> const guard(mutex_);
     auto kept = maps_.find(key);
     if (kept == maps_.end()) {
-      cuuint64_t const extents[] = {cuuint64_t(matrix.cols), cuuint64_t(rows)}, strides[] = {cuuint64_t(matrix.ld * element.bytes)};
-      cuuint32_t const sizes[] = {cuuint32_t(box.cols), cuuint32_t(box.rows)}, steps[] = {1, 1};
+      cuuint64_t const extents[] = {cuuint64_t(matrix.cols), cuuint64_t(rows), cuuint64_t(depth)};
+      cuuint64_t const strides[] = {cuuint64_t(matrix.ld * element.bytes), cuuint64_t(stride * element.bytes)};
+      cuuint32_t const sizes[] = {cuuint32_t(box.cols), cuuint32_t(box.rows), 1}, steps[] = {1, 1, 1};
       int const row_bytes = box.cols * element.bytes;
       CUtensorMapSwizzle const swizzle = row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                          : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                            : CU_TENSOR_MAP_SWIZZLE_32B;
-      if (encode(&map, element.map_type, 2, const_cast<void*>(matrix.address), extents, strides, sizes, steps,
+      if (encode(&map, element.map_type, depth ? 3 : 2, const_cast<void*>(matrix.address), extents, strides, sizes, steps,
                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
         return false;
@@ -231,22 +235,23 @@ int clear_counters(cudal2gen_kernel const& own, Scratch const& scratch, void* wo
   return error ? own.runtime.refuse(error) : cudaSuccess;
 }
 
-int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, dim3& grid) {
+int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, dim3& grid) {
   Launch const& launch = own.launch;
   int64_t const tiles_n = ceil_div(n, launch.bn);
-  int64_t x = tiles_n, y = ceil_div(m, launch.bm) * launch.split_k, z = 1;
+  int64_t x = tiles_n, y = ceil_div(m, launch.bm) * launch.split_k, z = count;
   if (launch.convention != Convention::kTiles) {
-    int64_t const clusters = launch.clusters(m, n, k);
+    int64_t const clusters = launch.clusters(m, n, k, count);
     x = (launch.persistent ? std::min(clusters, own.resident) : clusters) * launch.cluster();
-    y = 1;
+    y = z = 1;
   } else if (launch.raster == Raster::kZsplit) {
-    z = ceil_div(tiles_n * launch.bn, own.options.swizzle_stride);
-    x = ceil_div(tiles_n, z);
+    int64_t const slices = ceil_div(tiles_n * launch.bn, own.options.swizzle_stride);
+    x = ceil_div(tiles_n, slices);
+    z = slices * count;
   } else if (launch.persistent) {
-    x = std::min(tiles_n * y, own.resident);
-    y = 1;
+    x = std::min(tiles_n * y * count, own.resident);
+    y = z = 1;
   }
-  if (y > 65535 || z > 65535) return invalid("the problem needs more rows or slices of CTAs than a grid has");
+  if (y > 65535 || z > 65535) return invalid("the problem needs more rows or slices of CTAs, or products, than a grid has");
   grid = dim3(unsigned(x), unsigned(y), unsigned(z));
   return cudaSuccess;
 }
@@ -315,11 +320,15 @@ int cudal2gen_close(cudal2gen_kernel* kernel) {
   return error ? own->runtime.refuse(error) : cudaSuccess;
 }
 
-// Bytes of workspace, aligned to 256, that a launch of this size needs; 0 where none.
-int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k) {
+// Bytes of workspace, aligned to 256, that a launch of `count` products of this size needs; 0 where none.
+int64_t cudal2gen_batch_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k, int count) {
   Launch const& launch = kernel->launch;
-  Scratch const scratch = launch.scratch(m, n, k, kernel->resident);
+  Scratch const scratch = launch.scratch(m, n, k, count, kernel->resident);
   return scratch.parts_at() + scratch.parts * launch.bm * launch.bn * int64_t(4);
+}
+
+int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k) {
+  return cudal2gen_batch_workspace_bytes(kernel, m, n, k, 1);
 }
 
 // What a fused kernel reads beside A and B; the struct of its last parameter. Only what its parts need counts: `bias` in
@@ -330,10 +339,11 @@ struct cudal2gen_fused {
   float alpha, beta;
 };
 
-// D(m,n) = activation(alpha A(m,k) * B + bias + beta C), as far as the kernel has these parts; of a kernel that has none
-// `fused` may be null. On the given stream; leading dimensions in elements; workspace: cudal2gen_workspace_bytes().
-int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
-                           int m, int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream) {
+namespace {
+
+// D(m,n) = A(m,k) * B on the given stream, of each product of a batch, or fused.
+int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd, int m, int n, int k,
+            Batches batches, cudal2gen_fused const* fused, void* workspace, void* stream) {
   message.clear();
   cudal2gen_kernel const& own = *kernel;
   Launch const& launch = own.launch;
@@ -348,13 +358,14 @@ int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int ld
     refusal = {cudaErrorInvalidValue, "this kernel is fused: launch it by cudal2gen_launch_fused, with what it reads"};
   cudal2gen_fused operands = fused ? *fused : cudal2gen_fused{};
   if (!refusal) refusal = launch.refuse_fused(operands.bias, {operands.c, operands.ldc, n});
+  if (!refusal) refusal = launch.refuse_batches(batches, m, n, ldd);
   if (refusal) return refuse(refusal.code, refusal.why);
-  int code = choose_grid(own, m, n, k, config.gridDim);
+  int code = choose_grid(own, m, n, k, batches.count, config.gridDim);
   if (code) return code;
 
   float* partials = nullptr;
   unsigned* arrivals = nullptr;
-  if (Scratch const scratch = launch.scratch(m, n, k, own.resident); scratch.tiles) {
+  if (Scratch const scratch = launch.scratch(m, n, k, batches.count, own.resident); scratch.tiles) {
     if ((code = clear_counters(own, scratch, workspace, config.stream))) return code;
     arrivals = static_cast<unsigned*>(workspace);
     partials = reinterpret_cast<float*>(static_cast<char*>(workspace) + scratch.parts_at());
@@ -374,41 +385,55 @@ int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int ld
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &partials, &arrivals, &operands};
+  // Arguments are read as far as a kernel takes some; the last one is of what it computes beside one plain product.
+  void* const last = launch.batched ? static_cast<void*>(&batches) : &operands;
+  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &partials, &arrivals, last};
   CUtensorMap map_a = {}, map_b = {}, map_d = {}, map_rest = {};
   Options options = own.options;
-  void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &options.along_n, &options.band,
-                  &options.policy_a, &options.policy_b, &partials, &arrivals, &map_rest, &operands};  // read as far as a kernel takes
-  if (!launch.box_rest.cols) maps[14] = &operands;
+  void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &options.along_n, &options.band, &options.policy_a,
+                  &options.policy_b, &partials, &arrivals, launch.box_rest.cols ? &map_rest : last, last};
   bool const tma = launch.convention == Convention::kTma;
-  auto const map = [&](Matrix const& matrix, int64_t rows, Box box, Element const& element, CUtensorMap& to) {
-    return own.maps.find(matrix, rows, box, element, to);
+  auto const map = [&](Matrix const& matrix, int64_t rows, int64_t stride, Box box, Element const& element, CUtensorMap& to) {
+    int const depth = !launch.batched ? 0 : stride ? batches.count : 1;
+    // Where there is one matrix its stride is of no meaning; the driver wants one.
+    return own.maps.find(matrix, rows, depth, depth > 1 ? stride : matrix.ld, box, element, to);
   };
-  if (tma && !(map(in_a, m, launch.box_a, launch.element, map_a) &&
-               map(in_b, launch.nn ? k : n, launch.box_b, launch.element, map_b) &&
-               (!launch.box_d.cols || map(out_d, m, launch.box_d, launch.output, map_d)) &&
-               (!launch.box_rest.cols || map(out_d, m, launch.box_rest, launch.output, map_rest))))
+  if (tma && !(map(in_a, m, batches.a, launch.box_a, launch.element, map_a) &&
+               map(in_b, launch.nn ? k : n, batches.b, launch.box_b, launch.element, map_b) &&
+               (!launch.box_d.cols || map(out_d, m, batches.d, launch.box_d, launch.output, map_d)) &&
+               (!launch.box_rest.cols || map(out_d, m, batches.d, launch.box_rest, launch.output, map_rest))))
     return invalid("the driver does not encode a tensor map of these operands");
   cudaError_t const error = own.runtime.launch(&config, own.function(), tma ? maps : matrices);
   return error ? own.runtime.refuse(error) : cudaSuccess;
 }
 
+}  // namespace
+
+// D(m,n) = activation(alpha A(m,k) * B + bias + beta C), as far as the kernel has these parts; of a kernel that has none
+// `fused` may be null. On the given stream; leading dimensions in elements; workspace: cudal2gen_workspace_bytes().
+int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                           int m, int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream) {
+  return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {}, fused, workspace, stream);
+}
+
 // The same of a kernel that has no such parts.
 int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                      int m, int n, int k, void* workspace, void* stream) {
-  return cudal2gen_launch_fused(kernel, a, lda, b, ldb, d, ldd, m, n, k, nullptr, workspace, stream);
+  return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {}, nullptr, workspace, stream);
 }
 
-// A launch whose sizes are known beforehand, for callers to whom each argument of a call costs time.
+// A launch whose sizes are known beforehand, for callers to whom each argument of a call costs time; also of a batch, whose
+// workspace is cudal2gen_batch_workspace_bytes().
 struct cudal2gen_sized {
   cudal2gen_kernel const* kernel;
   int lda, ldb, ldd, m, n, k;
+  Batches batches;
 };
 
 int cudal2gen_launch_sized(cudal2gen_sized const* sized, void const* a, void const* b, void* d, void* workspace,
                            void* stream) {
-  return cudal2gen_launch(sized->kernel, a, sized->lda, b, sized->ldb, d, sized->ldd, sized->m, sized->n, sized->k, workspace,
-                          stream);
+  return enqueue(sized->kernel, a, sized->lda, b, sized->ldb, d, sized->ldd, sized->m, sized->n, sized->k,
+                 sized->batches, nullptr, workspace, stream);
 }
 
 }  // extern "C"

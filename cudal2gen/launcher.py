@@ -11,15 +11,27 @@ from pathlib import Path
 from types import TracebackType
 
 from cudal2gen.errors import Failure
+from cudal2gen.kernel.launch import Batches
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+ALONE = Batches()
 _LAUNCH = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER)
+
+
+class _Batches(ctypes.Structure):
+    """``Batches`` of launch.h."""
+
+    _fields_ = [("count", _INT), *((name, ctypes.c_int64) for name in ("a", "b", "d"))]
 
 
 class _Sized(ctypes.Structure):
     """``cudal2gen_sized`` of launcher.cpp."""
 
-    _fields_ = [("kernel", _POINTER), *((name, _INT) for name in ("lda", "ldb", "ldd", "m", "n", "k"))]
+    _fields_ = [
+        ("kernel", _POINTER),
+        *((name, _INT) for name in ("lda", "ldb", "ldd", "m", "n", "k")),
+        ("batches", _Batches),
+    ]
 
 
 class Fused(ctypes.Structure):
@@ -50,8 +62,8 @@ class OpenKernel:
         self._api = ctypes.CDLL(str(library))
         self._api.cudal2gen_message.restype = ctypes.c_char_p
         self._api.cudal2gen_launch_fused.argtypes = _LAUNCH
-        self._api.cudal2gen_workspace_bytes.argtypes = (_POINTER, _INT, _INT, _INT)
-        self._api.cudal2gen_workspace_bytes.restype = ctypes.c_int64
+        self._api.cudal2gen_batch_workspace_bytes.argtypes = (_POINTER, _INT, _INT, _INT, _INT)
+        self._api.cudal2gen_batch_workspace_bytes.restype = ctypes.c_int64
         self._api.cudal2gen_close.argtypes = (_POINTER,)
         self._handle = ctypes.c_void_p()
         text = " ".join(f"{name}={value}" for name, value in (options or {}).items())
@@ -64,9 +76,9 @@ class OpenKernel:
             )
         )
 
-    def workspace_bytes(self, m: int, n: int, k: int) -> int:
-        """Bytes of scratch memory, aligned to 256, that a launch of this size needs."""
-        return int(self._api.cudal2gen_workspace_bytes(self._handle, m, n, k))
+    def workspace_bytes(self, m: int, n: int, k: int, count: int = 1) -> int:
+        """Bytes of scratch memory, aligned to 256, that a launch of ``count`` products of this size needs."""
+        return int(self._api.cudal2gen_batch_workspace_bytes(self._handle, m, n, k, count))
 
     def launch(
         self,
@@ -82,31 +94,45 @@ class OpenKernel:
         workspace: int = 0,
         stream: int = 0,
         fused: Fused | None = None,
+        batches: Batches = ALONE,
     ) -> None:
-        """D = A B on the stream, with what ``fused`` says of a fused kernel's operands; pointers are device addresses,
-        leading dimensions count elements.
+        """D = A B on the stream, with what ``fused`` says of a fused kernel's operands, or of each product of a batch;
+        pointers are device addresses, leading dimensions count elements.
 
         Raises LaunchError for what the kernel or the runtime refuses, and for numbers that no C int holds.
         """
-        self.check(self.bound(a, lda, b, ldb, d, ldd, m, n, k, workspace, fused)(stream))
+        if batches == ALONE:
+            self.check(self.bound(a, lda, b, ldb, d, ldd, m, n, k, workspace, fused)(stream))
+        else:
+            self.check(self.sized(lda, ldb, ldd, m, n, k, batches)(a, b, d, workspace, stream))
 
     def bound(
         self, a: int, lda: int, b: int, ldb: int, d: int, ldd: int, m: int, n: int, k: int, workspace: int = 0,
         fused: Fused | None = None,
     ) -> Callable[[int], int]:  # fmt: skip
         """``launch`` of fixed operands: a function of the stream that returns a code for ``check``."""
-        if not all(0 <= number < 2**31 for number in (lda, ldb, ldd, m, n, k)):
-            raise LaunchError(1, f"a size or leading dimension of {m}_{n}_{k} is out of range")
+        self._check_extents(lda, ldb, ldd, m, n, k)
         values = (self._handle.value or 0, a, lda, b, ldb, d, ldd, m, n, k)
         # Converted once: ctypes would do it at every call.
         converted = [kind(value) for kind, value in zip(_LAUNCH, values, strict=False)]
         operands = None if fused is None else ctypes.byref(fused)
         return partial(self._api.cudal2gen_launch_fused, *converted, operands, _POINTER(workspace))
 
-    def sized(self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int) -> Callable[[int, int, int, int, int], int]:
+    @staticmethod
+    def _check_extents(lda: int, ldb: int, ldd: int, m: int, n: int, k: int) -> None:
+        if not all(0 <= number < 2**31 for number in (lda, ldb, ldd, m, n, k)):
+            raise LaunchError(1, f"a size or leading dimension of {m}_{n}_{k} is out of range")
+
+    def sized(
+        self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches = ALONE
+    ) -> Callable[[int, int, int, int, int], int]:
         """``launch`` of fixed sizes: a function of a, b, d, workspace (addresses) and stream that returns a code
-        for ``check``. ctypes takes time for every argument, so sizes are converted here."""
-        sizes = _Sized(self._handle.value, lda, ldb, ldd, m, n, k)
+        for ``check``. ctypes takes time for every argument, so sizes are converted here. ``batches``: of these sizes,
+        each in a, b and d behind the one before."""
+        self._check_extents(lda, ldb, ldd, m, n, k)
+        if not (1 <= batches.products < 2**31 and all(0 <= stride < 2**63 for stride in batches[1:])):
+            raise LaunchError(1, f"a batch of {batches.products} products or one of its strides is out of range")
+        sizes = _Sized(self._handle.value, lda, ldb, ldd, m, n, k, _Batches(*batches))
         call = self._api.cudal2gen_launch_sized
         call.argtypes = (_POINTER,) * 6
         address = _POINTER(ctypes.addressof(sizes))

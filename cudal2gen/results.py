@@ -31,7 +31,7 @@ from cudal2gen.chips import tensor_flops
 from cudal2gen.element import ElementName, OutputName
 from cudal2gen.errors import SkippedLine, WrongInput, parse_json, reading
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, explain, parse
-from cudal2gen.kernel.problem import MAX_EXTENT
+from cudal2gen.kernel.problem import MAX_EXTENT, Batch
 from cudal2gen.ratios import Pair, Ratio, paired, paired_each
 
 ProtocolName = Literal["device", "offline", "server"]
@@ -68,6 +68,7 @@ class Typed(Line):
 
     ab: ElementName = "f16"
     d: OutputName = "same"
+    batch: Batch = "none"
 
     @model_serializer(mode="wrap")
     def _spell(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -96,7 +97,7 @@ class Case(Line):
     allowed: float | None
     ctas: int
     findings: tuple[str, ...]
-    options: dict[str, int] = {}  # launch options in place of the record's own
+    options: dict[str, int] = {}  # launch options in place of the record's own; of a batch also its products
     remarks: tuple[str, ...] = ()  # findings that are no errors: benign, or lint
 
     @property

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from cudal2gen.element import ElementName, OutputName, stored
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel.fusion import PLAIN, Fusion
-from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Layout, aligned
+from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Batch, Layout, aligned
 from cudal2gen.kernel.schema import Schema
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -37,8 +37,18 @@ class Sizes(NamedTuple):
         return f"{self.m}_{self.n}_{self.k}"
 
 
+class Batches(NamedTuple):
+    """Products of a launch, and elements from the matrices of one to those of the next; 0 shares A or B."""
+
+    products: int = 1
+    a: int = 0
+    b: int = 0
+    d: int = 0
+
+
 class Matrix(NamedTuple):
-    """How a caller's matrix lies: leading dimension, and whether its address is a multiple of 16 bytes."""
+    """How a caller's matrix lies: leading dimension, and whether its address, each one's of a batch, is a multiple of
+    16 bytes."""
 
     ld: int
     aligned: bool = True
@@ -97,6 +107,7 @@ class Launch(Schema):
     fusion: Fusion = PLAIN
     element: ElementName = "f16"
     output: OutputName = "same"
+    batch: Batch = "none"
 
     @property
     def d_vector(self) -> int:

@@ -13,6 +13,7 @@ from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 
 Acc = Literal["f16", "f32"]
 Layout = Literal["tn", "nn"]
+Batch = Literal["none", "strided"]
 SizeClass = Literal["small-m", "split-k", "tiny", "medium", "large", "huge"]
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 MAX_EXTENT = 2**24  # offsets within a CTA tile are 32-bit: a row may have so many elements
@@ -36,9 +37,10 @@ def types(ab: str, acc: str, d: str) -> str:
 
 
 class Problem(Schema):
-    """The question: D(m,n) = A(m,k) B, on one GPU, with what ``fusion`` says applied before D is stored."""
+    """The question: D(m,n) = A(m,k) B, on one GPU, with what ``fusion`` says applied before D is stored; of a batch the
+    sizes of each product."""
 
-    KIND: ClassVar[tuple[str, ...]] = ("ab", "d", "acc", "layout")
+    KIND: ClassVar[tuple[str, ...]] = ("ab", "d", "acc", "layout", "batch")
 
     gpu: Annotated[str, Field(description="GPU model whose limits the record keeps, e.g. a100")]
     acc: Annotated[Acc, Field(description="type of the accumulator in the MMA: f16 or f32")]
@@ -51,12 +53,19 @@ class Problem(Schema):
     fusion: Annotated[
         Fusion, Field(description="applied to the sums in fp32 before D is stored: none, or parts such as bias_n+silu")
     ] = PLAIN
+    batch: Annotated[
+        Batch, Field(description="none: one product a launch; strided: as many as it is asked for, evenly spaced")
+    ] = "none"
 
     @model_validator(mode="after")
     def _types_agree(self) -> Self:
         if not self.exists(self.ab, self.d, self.acc):
             cause = f"d={self.d}" if self.ab == "f16" else f"ab={self.ab}"
             raise ValueError(f"acc={self.acc}: must be f32 for {cause}")
+        if self.batched and self.fusion:
+            raise ValueError(
+                f"batch={self.batch}: must be none for fusion={self.fusion}, whose operands have no strides"
+            )
         return self
 
     @staticmethod
@@ -94,11 +103,17 @@ class Problem(Schema):
     @property
     def title(self) -> str:
         """The problem in a line."""
-        return f"{self.gpu} {self.types} {self.layout} {self.mnk}{f' {self.fusion}' if self.fusion else ''}"
+        later = f"{f' {self.fusion}' if self.fusion else ''}{' batched' if self.batched else ''}"
+        return f"{self.gpu} {self.types} {self.layout} {self.mnk}{later}"
+
+    @property
+    def batched(self) -> bool:
+        """Whether a launch computes several products, as many as it says."""
+        return self.batch != "none"
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Types, layout and fusion: a kernel computes other sizes than its own, but of its kind only."""
+        """Types, layout, batch and fusion: a kernel computes other sizes than its own, but of its kind only."""
         return (*(getattr(self, name) for name in self.KIND), str(self.fusion))
 
     @classmethod

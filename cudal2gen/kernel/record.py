@@ -16,7 +16,7 @@ from cudal2gen.chips import GPUS, Chip, Residency
 from cudal2gen.element import Element, ElementName, OutputName
 from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.launch import Launch, Sizes
-from cudal2gen.kernel.problem import VECTOR, Acc, Layout, Problem, ceil_div
+from cudal2gen.kernel.problem import VECTOR, Acc, Batch, Layout, Problem, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 from cudal2gen.kernel.work import Work
 
@@ -108,6 +108,14 @@ class Record(Schema):
     @property
     def fusion(self) -> Fusion:
         return self.problem.fusion
+
+    @property
+    def batch(self) -> Batch:
+        return self.problem.batch
+
+    @property
+    def batched(self) -> bool:
+        return self.problem.batched
 
     @property
     def layout(self) -> Layout:
@@ -221,6 +229,7 @@ class Record(Schema):
             "element": self.element.name,
             "output": self.problem.d,
             "fusion": self.fusion,
+            "batch": self.batch,
         }
 
     def output_fields(self, problem: Problem) -> Fields:  # noqa: ARG002
@@ -406,11 +415,12 @@ class Record(Schema):
 
     @property
     def name(self) -> str:
-        """The kernel's name: family, types, layout, fusion, tile and a digest of the fields of its text."""
+        """The kernel's name: family, types, layout, fusion, batch, tile and a digest of the fields of its text."""
         digest = hashlib.sha256(json.dumps(self.code(), sort_keys=True).encode()).hexdigest()
         types = self.problem.types.replace(" d=", "_d").replace(" ", "_")
         fusion = f"_{self.fusion.text.replace('+', '_')}" if self.fusion else ""
-        return f"hgemm_{self.family}_{types}_{self.layout}{fusion}_{self.tile}_{digest[:10]}"
+        batch = "_batched" if self.batched else ""
+        return f"hgemm_{self.family}_{types}_{self.layout}{fusion}{batch}_{self.tile}_{digest[:10]}"
 
     @property
     def kernel_key(self) -> tuple[str, tuple[tuple[str, int], ...]]:

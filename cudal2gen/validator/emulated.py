@@ -7,11 +7,11 @@ compiled in, and what lies between is NaN in A and B, forbidden in D.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from cudal2gen.correctness import Comparison, compare, operands
 from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
-from cudal2gen.validator.problems import Shape, kinds, stress_shapes, strides, thorough_shape
+from cudal2gen.validator.problems import Shape, batches, kinds, stress_shapes, strides, thorough_shape
 from cudal2gen.workers import Lost, Task
 
 Array = NDArray[Any]
@@ -30,16 +30,24 @@ Array = NDArray[Any]
 SMS = 2
 
 
-@dataclass(frozen=True)
-class Execution:
-    """What one launch gave: the part of the problem's D that was computed, and the operands of that part, as long in k
-    as the launch; ``fused``: of bias and C that part. ``findings`` are errors, ``remarks`` what else the
-    emulator lists.
-    """
+class Product(NamedTuple):
+    """Operands of one product, as far as it was computed, and its D."""
 
     a: Array
     b: Array
     d: Array
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What one launch gave: the part of the problem's D that was computed, and the operands of that part, as long in k
+    as the launch; of a batch those of the first product, and ``others``. ``fused``: of bias and C
+    that part. ``findings`` are errors, ``remarks`` what else the emulator lists."""
+
+    a: Array
+    b: Array
+    d: Array
+    others: tuple[Product, ...]
     ctas: int
     tiles: int
     findings: tuple[str, ...]
@@ -78,19 +86,33 @@ class _Matrices:
         self.memory = emulator.Memory()
         self._rows, self._cols = rows[rows < shape.m], cols[cols < shape.n]
         self._type, self._type_d = record.element.numpy_dtype, record.output.numpy_dtype
+        self.batches = batches(record, shape, packed)
         rng = np.random.default_rng(seed)
-        a, b = operands(inputs, len(self._rows), len(self._cols), shape.k, rng, record.element)
-        wide_a, wide_b = _widened(a, len(rows), k), _widened(b, len(cols), k)
-        self.a, self.b = wide_a[: len(self._rows)], wide_b[: len(self._cols)]
-        self._d_shape = (m, ldd)
+        drawn = [
+            operands(inputs, len(self._rows), len(self._cols), shape.k, rng, record.element)
+            for _ in range(self.batches.products)
+        ]
+        wide_a = [_widened(a, len(rows), k) for a, _ in drawn]
+        wide_b = [_widened(b, len(cols), k) for _, b in (drawn[:1] if shape.shared_b else drawn)]
+        self._operands = [
+            (a[: len(self._rows)], b[: len(self._cols)])
+            for a, b in zip(wide_a, wide_b * (self.batches.products if shape.shared_b else 1), strict=True)
+        ]
         along_k = np.arange(k)
-        address_a = self._input("A", (m, lda), rows, along_k, wide_a)
+        address_a = self._input("A", (m, lda), rows, along_k, wide_a, self.batches.a)
         if record.layout == "tn":
-            ldb, address_b = ldb_tn, self._input("B", (n, ldb_tn), cols, along_k, wide_b)
+            ldb, address_b = ldb_tn, self._input("B", (n, ldb_tn), cols, along_k, wide_b, self.batches.b)
         else:
-            ldb, address_b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, wide_b.T)
-        zeros = np.broadcast_to(self._type_d.type(0), self._d_shape)
-        self._d = self.memory.upload(zeros, "output", region=np.s_[:, :n], name="D")
+            wide_b = [b.T for b in wide_b]
+            ldb, address_b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, wide_b, self.batches.b)
+        self._d_shape = (m, ldd)
+        written = np.zeros((self.batches.products - 1) * self.batches.d + m * ldd, bool)
+        for place in self._places_d():
+            written[place].reshape(self._d_shape)[:, :n] = True
+        if self.batches.products == 1:
+            written = written.reshape(self._d_shape)
+        zeros = np.broadcast_to(self._type_d.type(0), written.shape)
+        self._d = self.memory.upload(zeros, "output", region=written, name="D")
         self.arguments = (address_a, lda, address_b, ldb, self._d.address, ldd, m, n, k)
         self.fused = fused.draw(
             record.fusion, inputs, len(self._rows), len(self._cols), rng, record.element, record.output
@@ -104,31 +126,49 @@ class _Matrices:
         if operands.bias is not None:
             places, extent = (cols, n) if record.fusion.bias == "n" else (rows, m)
             values = _widened(operands.bias[None, :], 1, len(places))
-            bias = self._input("bias", (1, extent), np.arange(1), places, values)
+            bias = self._input("bias", (1, extent), np.arange(1), places, [values])
         if operands.c is not None:
             values = _widened(operands.c, len(rows), len(cols))
-            c = self._input("C", (m, ld), rows, cols, values, of_d=True)
+            c = self._input("C", (m, ld), rows, cols, [values], of_d=True)
         return Fused(bias, c, ld, operands.alpha, operands.beta)
 
     def _input(
-        self, name: str, size: tuple[int, int], rows: Array, cols: Array, values: Array, of_d: bool = False
+        self,
+        name: str,
+        size: tuple[int, int],
+        rows: Array,
+        cols: Array,
+        values: list[Array],
+        stride: int = 0,
+        of_d: bool = False,
     ) -> int:
-        """The address of an input that has these values in some rows and columns; the rest of those rows is NaN.
-        ``of_d``: in the type of D."""
+        """The address of inputs, one for each of the values, so far apart: these are in some rows and columns; the
+        rest of those rows, and of a batch what lies between its matrices, is NaN. ``of_d``: in the type of D."""
         dtype = self._type_d if of_d else self._type
-        buffer = self.memory.allocate(size[0] * size[1] * dtype.itemsize, "inout", name=name)
-        matrix = buffer.bytes().view(dtype).reshape(size)
-        matrix[rows] = np.nan
-        matrix[np.ix_(rows, cols)] = values
+        elements = (len(values) - 1) * stride + size[0] * size[1]
+        buffer = self.memory.allocate(elements * dtype.itemsize, "inout", name=name)
+        whole = buffer.bytes().view(dtype)
+        if len(values) > 1:
+            whole[:] = np.nan
+        for number, value in enumerate(values):
+            matrix = whole[number * stride :][: size[0] * size[1]].reshape(size)
+            matrix[rows] = np.nan
+            matrix[np.ix_(rows, cols)] = value
         buffer.role = "input"
         return buffer.address
 
+    def _places_d(self) -> Iterator[slice]:
+        """Where in D's elements each product is."""
+        m, ldd = self._d_shape
+        for number in range(self.batches.products):
+            yield slice(number * self.batches.d, number * self.batches.d + m * ldd)
+
     @property
-    def d(self) -> Array:
-        """The computed part of the problem's D."""
-        whole = self._d.bytes().view(self._type_d).reshape(self._d_shape)
-        part: Array = whole[np.ix_(self._rows, self._cols)]
-        return part
+    def products(self) -> list[Product]:
+        """The computed part of each product."""
+        whole = self._d.bytes().view(self._type_d)
+        parts = [whole[place].reshape(self._d_shape)[np.ix_(self._rows, self._cols)] for place in self._places_d()]
+        return [Product(a, b, d) for (a, b), d in zip(self._operands, parts, strict=True)]
 
 
 def execute(
@@ -155,7 +195,7 @@ def execute(
     options = record.launch_options | shape.launch_options
     corners = partial(_corner_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
     # No loop of a right kernel turns more often than all its tiles have steps; the rest is room for copies and stores.
-    turns = 10_000 + 16 * ceil_div(m, record.bm) * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
+    turns = 10_000 + 16 * ceil_div(m, record.bm) * ceil_div(n, record.bn) * ceil_div(k, record.k_step) * shape.batch
     modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse, rounding=rounding)
     device = device_of(record, SMS * record.cluster_ctas)
     findings: list[str] = []
@@ -163,21 +203,21 @@ def execute(
     with emulator.session(memory, device, modes, cta_filter=cta_filter) as session:
         try:
             with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
-                size = kernel.workspace_bytes(m, n, k)
+                size = kernel.workspace_bytes(m, n, k, matrices.batches.products)
                 workspace = memory.allocate(size, "scratch", name="workspace").address if size else 0
-                kernel.launch(*matrices.arguments, workspace, fused=matrices.fused_arguments)
+                kernel.launch(*matrices.arguments, workspace, fused=matrices.fused_arguments, batches=matrices.batches)
         except LaunchError as error:
             findings.append(f"launch-refused: {error}")
     findings += [str(report) for report in session.reports if report.is_error]
     findings += [f"emulator: {error}" for error in session.errors]
     launch = session.launches[-1] if session.launches else None
     ctas = 0 if launch is None else len(launch.ctas) if launch.ctas is not None else int(np.prod(launch.grid))
+    first, *others = matrices.products
     return Execution(
-        matrices.a,
-        matrices.b,
-        matrices.d,
+        *first,
+        tuple(others),
         ctas,
-        len(tiles_m) * len(tiles_n),
+        len(tiles_m) * len(tiles_n) * shape.batch,
         tuple(findings),
         tuple(str(report) for report in session.reports if not report.is_error),
         launch.counters if launch else None,
@@ -214,22 +254,30 @@ def _extents(tiles: list[int], tile: int, extent: int) -> Array:
     return np.concatenate([np.arange(i * tile, min((i + 1) * tile, extent)) for i in tiles])
 
 
+def _compared(
+    record: Record, inputs: str, product: Product, operands: fused.FusedOperands, order: list[list[list[int]]]
+) -> Comparison:
+    if record.fusion:
+        return fused.compare(
+            record.acc, record.fusion, inputs, product.a, product.b, operands, product.d, order, record.output
+        )
+    return compare(record.acc, inputs, *product, order)
+
+
 def run_case(
     record: Record, artifact: Artifact, library: Path, shape: Shape, inputs: str, **modes: Unpack[Modes]
 ) -> tuple[Case, Execution]:
     """Executes one problem with one kind of inputs and compares. ``modes``: as of ``execute``."""
     execution = execute(record, artifact, library, shape, inputs, **modes)
-    comparison = Comparison("nothing", 0)
+    comparison, wrong = Comparison("nothing", 0), []
     if execution.ctas:
         order = record.k_order(execution.a.shape[1])
-        a, b, d = execution.a, execution.b, execution.d
-        comparison = (
-            fused.compare(record.acc, record.fusion, inputs, a, b, execution.fused, d, order, record.output)
-            if record.fusion
-            else compare(record.acc, inputs, a, b, d, order)
-        )
+        products = (Product(execution.a, execution.b, execution.d), *execution.others)
+        comparisons = [_compared(record, inputs, product, execution.fused, order) for product in products]
+        comparison = max(comparisons, key=lambda each: (each.wrong, each.max_error))
+        wrong = [finding for each in comparisons for finding in each.findings]
     compared = comparison.compared + (", warpgroups in adverse order" if modes.get("adverse") else "")
-    findings = [*execution.findings, *comparison.findings]
+    findings = [*execution.findings, *wrong]
     case = shape.case(
         inputs, execution.ctas, compared, findings, comparison.max_error, comparison.allowed, execution.remarks
     )

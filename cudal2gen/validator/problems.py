@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cudal2gen.kernel import Problem, Record, aligned, ceil_div
-from cudal2gen.kernel.launch import Sizes
+from cudal2gen.kernel import VECTOR, Problem, Record, aligned, ceil_div
+from cudal2gen.kernel.launch import Batches, Sizes
 from cudal2gen.results import Case
 
 SMALL_PROBLEM = 1 << 24  # m n k up to which a record's own problem is executed as a whole
@@ -19,7 +19,7 @@ class Shape:
     """A problem to execute; where its record has the caller pad, the launch is larger and the rest of A and B is zero.
 
     ``swizzle_stride`` and ``options``: launch options in place of the record's own.
-    ``corners``: the corner CTAs of the grid only.
+    ``corners``: the corner CTAs of the grid only. ``batch``: products of one launch; ``shared_b``: of one B.
     """
 
     m: int
@@ -28,6 +28,8 @@ class Shape:
     swizzle_stride: int | None = None
     corners: bool = False
     options: tuple[tuple[str, int], ...] = ()
+    batch: int = 1
+    shared_b: bool = False
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -43,9 +45,14 @@ class Shape:
         stride = {} if self.swizzle_stride is None else {"swizzle_stride": self.swizzle_stride}
         return stride | dict(self.options)
 
+    @property
+    def products(self) -> dict[str, int]:
+        """What a case says of a batch: nothing where there is one product."""
+        return ({"batch": self.batch} if self.batch > 1 else {}) | ({"shared_b": 1} if self.shared_b else {})
+
     def ctas(self, record: Record) -> int:
         """CTA tiles of the whole problem, slices of k included."""
-        return ceil_div(self.m, record.bm) * ceil_div(self.n, record.bn) * record.split_k
+        return ceil_div(self.m, record.bm) * ceil_div(self.n, record.bn) * record.split_k * self.batch
 
     def of(self, record: Record) -> Problem:
         """The record's problem in this size."""
@@ -73,7 +80,7 @@ class Shape:
             allowed=allowed,
             ctas=ctas,
             findings=tuple(findings),
-            options=dict(self.options),
+            options=dict(self.options) | self.products,
             remarks=remarks,
         )
 
@@ -93,6 +100,19 @@ def strides(record: Record, n: int, k: int, packed: bool = False) -> Strides:
     gap = 0 if packed else PADDING
     a, _, d = record.launch.spaced(n, k, gap)
     return Strides(a.ld, a.ld, aligned(n) + gap, d.ld)
+
+
+def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
+    """The products of a launch: one behind the other, with room between them unless ``packed``."""
+    if shape.batch == 1 and not shape.shared_b:
+        return Batches()
+    m, n, k = shape.launched(record)
+    lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
+    gap = 0 if packed else PADDING
+    size_b = n * ldb_tn if record.layout == "tn" else k * ldb_nn
+    # Where D is stored in vectors its matrices start on them.
+    gap_d = gap if packed or record.launch.stores_vectors else 1
+    return Batches(shape.batch, m * lda + gap, 0 if shape.shared_b else size_b + 2 * gap, m * ldd + 3 * gap_d)
 
 
 def stress_shapes(record: Record) -> list[Shape]:
@@ -119,7 +139,17 @@ def stress_shapes(record: Record) -> list[Shape]:
     ]
     # Other orders of tiles than the record's own.
     m, n, k = 2 * bm, 3 * bn, record.baked_k or bk * record.split_k
-    return shapes + [Shape(m, n, k, options=tuple(options.items())) for options in record.other_options]
+    shapes += [Shape(m, n, k, options=tuple(options.items())) for options in record.other_options]
+    return shapes + (list(_batches(shapes)) if record.batched else [])
+
+
+def _batches(shapes: list[Shape]) -> Iterator[Shape]:
+    """Batches of two and three: of the smallest problem, of a ragged one, and of the one with the longest sums."""
+    smallest = min(shapes, key=lambda shape: shape.m * shape.n * shape.k)
+    ragged = max(shapes, key=lambda shape: (shape.n % VECTOR > 0, shape.m * shape.n))
+    yield replace(smallest, batch=3)
+    yield replace(ragged, batch=3, shared_b=True)
+    yield replace(thorough_shape(shapes), batch=2)
 
 
 def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:

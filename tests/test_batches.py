@@ -1,0 +1,225 @@
+"""Batches: several products in one launch, in every family, at strides that the caller gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudal2gen import catalog, compiler, emulator
+from cudal2gen.kernel import IllegalRecord, Record, ceil_div, edit
+from cudal2gen.kernel.launch import Batches, Sizes, read
+from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.renderer import render
+from cudal2gen.validator import emulated, problems, run_case
+from cudal2gen.validator.problems import Shape
+from tests.paths import IN_CLUSTER, PINGPONG, SWAPPED, TWO, once, ring, small
+from tests.strategies import (
+    STRAIGHT,
+    TO_GLOBAL,
+    direct,
+    direct_records,
+    multistage_records,
+    single_shot_records,
+    wgmma_records,
+)
+
+STRIDED: dict[str, Any] = {"batch": "strided"}
+RAGGED: dict[str, Any] = {"padding": "predicate", "m": 61, "n": 59, "k": 248}
+
+# What the templates do with a batch, in every family: each raster, each way of summing slices, each way of storing D.
+BATCHED: dict[str, Record] = {
+    "plain": small(**STRIDED),
+    "plain nn ragged split": small(**STRIDED, layout="nn", split_k=2, **RAGGED, **STRAIGHT),
+    "zsplit": small(**STRIDED, raster="zsplit", swizzle_stride=48, n=160),
+    "zsplit split": small(**STRIDED, raster="zsplit", swizzle_stride=32, split_k=3, acc="f32"),
+    "persistent": small(**STRIDED, raster="persistent"),
+    "persistent nn split ragged": small(**STRIDED, layout="nn", raster="persistent", split_k=2, **RAGGED, **TO_GLOBAL),
+    "baked k": small(**STRIDED, bake=["k"], k=192),
+    "direct": direct(**STRIDED),
+    "direct nn ragged split": direct(**STRIDED, layout="nn", split_k=2, **RAGGED | {"k": 120}),
+    "wgmma": ring(**STRIDED),
+    "wgmma 2x1 nn": ring(**STRIDED, cluster=[2, 1], layout="nn"),
+    "wgmma two maps of D, pingpong": ring(**STRIDED, **PINGPONG, bn=96, atom_n=96, n=200, cluster=[1, 2], acc="f16"),
+    "wgmma swapped f32": ring(**STRIDED, **SWAPPED, acc="f32", d="f32"),
+    "wgmma direct, any n": ring(**STRIDED, epilogue="direct", n=133),
+    "wgmma workspace": ring(**STRIDED, **TWO, split_k=3, reduce="workspace"),
+    "wgmma stream": ring(**STRIDED, stream_k=True, m=150, layout="nn"),
+    "wgmma cluster": ring(**STRIDED, **IN_CLUSTER, split_k=2),
+    "once": once(**STRIDED),
+    "once nn split": once(**STRIDED, layout="nn", split_k=2, k=256, n=56),
+}
+BUILT_AHEAD = [*BATCHED.values()]
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+def own(record: Record, batch: int, shared_b: bool = False) -> Shape:
+    stride = record.launch_options.get("swizzle_stride")
+    return Shape(record.m, record.n, record.k, stride, batch=batch, shared_b=shared_b)
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_each_product_of_a_batch_is_computed(name: str, library: Path) -> None:
+    record = BATCHED[name]
+    (artifact,) = compiler.build([record])
+    assert artifact.ptxas.findings == []
+    assert read((artifact.directory / "kernel.launch").read_text()) == record.launch
+    for shape, inputs in (
+        (own(record, 3), "binary"),
+        (own(record, 2, shared_b=True), "normal"),
+        (own(record, 1), "normal"),
+    ):
+        case, done = run_case(record, artifact, library, shape, inputs, hazards=inputs == "binary")
+        assert case.findings == (), shape
+        assert 1 + len(done.others) == shape.batch
+        assert not shape.shared_b or (done.b == done.others[0].b).all()
+        assert not (done.a == done.others[0].a).all() if done.others else True
+
+
+@st.composite
+def batched_records(draw: st.DrawFn) -> Record:
+    drawn = st.one_of(
+        direct_records(), single_shot_records(), multistage_records(max_tile=64), wgmma_records(max_cols=64)
+    )
+    record = draw(drawn)
+    return record.at(record.problem.revised(batch="strided"))
+
+
+@settings(max_examples=3, deadline=None)
+@given(batched_records(), st.integers(1, 3), st.booleans())
+def test_drawn_batches_are_computed(record: Record, batch: int, shared_b: bool) -> None:
+    (artifact,) = compiler.build([record])
+    m, n = min(record.m, 2 * record.bm), min(record.n, 2 * record.bn)
+    shape = replace(own(record, batch, shared_b), m=m, n=n, k=record.baked_k or record.k)
+    if not record.predicated and record.family.startswith("sm80"):
+        m, n, k = record.padded(Sizes(record.bm, record.bn, record.baked_k or record.k))
+        shape = replace(shape, m=m, n=n, k=k)
+    case, _ = run_case(record, artifact, compiler.launcher(), shape, "normal", hazards=False)
+    assert case.findings == ()
+
+
+@settings(max_examples=40)
+@given(batched_records())
+def test_a_batch_changes_names_and_texts_and_nothing_of_plain_records(record: Record) -> None:
+    plain = record.at(record.problem.revised(batch="none"))
+    assert plain.name != record.name
+    assert "_batched_" in record.name
+    assert "product" not in render(plain)
+    assert '"batch"' not in catalog.dump(plain)
+    assert "batch" not in plain.launch.write()
+    assert read(record.launch.write()) == record.launch
+    assert edit(plain, {"batch": "strided"}).fitted().record.name == record.name
+
+
+def test_a_verdict_tries_batches_of_batched_records_only() -> None:
+    record = BATCHED["plain nn ragged split"]
+    shapes = problems.stress_shapes(record)
+    assert {(shape.batch, shape.shared_b) for shape in shapes} == {(1, False), (2, False), (3, False), (3, True)}
+    plain = problems.stress_shapes(record.at(record.problem.revised(batch="none")))
+    assert {shape.batch for shape in plain} == {1}
+    case = next(shape for shape in shapes if shape.shared_b).case("binary", 1)
+    assert case.options == {"batch": 3, "shared_b": 1}
+
+
+def test_room_between_products_is_forbidden_ground(library: Path) -> None:
+    record = BATCHED["direct"]
+    shape = own(record, 2)
+    _, b, d = (problems.batches(record, shape)[index] for index in (1, 2, 3))
+    lda, *_, ldd = problems.strides(record, record.n, record.k)
+    assert d > record.m * ldd
+    assert b > record.n * lda
+    assert problems.batches(record, replace(shape, batch=1)) == Batches()
+
+
+# --- faults are seen ---
+
+FAULTS: dict[str, tuple[str, str]] = {
+    "the batch of a product is off by one": ("product_of(gemm, blockIdx.z)", "product_of(gemm, blockIdx.z + 1)"),
+    "every product is the first": ("product_of(gemm, blockIdx.z)", "product_of(gemm, 0)"),
+    "A advances by B's stride": ("gemm.a += batch * gemm.batches.a", "gemm.a += batch * gemm.batches.b"),
+    "B advances by A's stride": ("gemm.b += batch * gemm.batches.b", "gemm.b += batch * gemm.batches.a"),
+    "D advances by A's stride": ("gemm.d += batch * gemm.batches.d", "gemm.d += batch * gemm.batches.a"),
+    "D does not advance": ("gemm.d += batch * gemm.batches.d;", ""),
+    "products share arrivals": ("gemm.arrivals += batch * tiles;", ""),
+    "products share partial sums": ("gemm.partials += batch * tiles * kSplitK * (kBM * kBN);", ""),
+}
+OF_MAPS: dict[str, tuple[str, str]] = {
+    "the batch of a tile is off by one": ("* kBN, batch}", "* kBN, batch + 1}"),
+    "B is not shared": ("gemm.batches.b ? work.batch : 0", "work.batch"),
+    "A is shared": ("gemm.batches.a ? work.batch : 0", "0"),
+    "D is stored to the first": ("gemm.batch = batch;", ""),
+    "one product is computed": ("clusters_n(gemm) * gemm.batches.count;", "clusters_n(gemm);"),
+}
+# A record whose text has each fault's place, and the faults.
+PLACES = [("plain nn ragged split", FAULTS), ("wgmma", OF_MAPS)]
+PLACED = [(name, fault) for name, faults in PLACES for fault in faults]
+
+
+@pytest.mark.parametrize(("name", "fault"), PLACED)
+def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = BATCHED[name]
+    before, after = (FAULTS | OF_MAPS)[fault]
+    text = render(record)
+    assert text.count(before) == 1, "the fault has one place"
+    monkeypatch.setattr(compiler, "render", lambda _: text.replace(before, after))
+    (artifact,) = compiler.build([record])
+    cases = [run_case(record, artifact, library, own(record, 3, shared_b), "integers")[0] for shared_b in (False, True)]
+    assert not all(case.passed for case in cases)
+
+
+# --- what is refused ---
+
+
+def test_a_fused_kernel_computes_one_product_a_launch() -> None:
+    with pytest.raises(IllegalRecord, match="batch=strided: must be none for fusion=bias_n"):
+        small(**STRIDED, acc="f32", fusion="bias_n")
+
+
+REFUSED = [
+    ({}, Batches(0), "a batch of 0 products"),
+    ({}, Batches(2, 64, 64, 8), "matrices D of a batch overlap"),
+    ({}, Batches(2, 4, 64, 32 * 32), "aligned to 16 bytes"),
+    ({}, Batches(2, 64, 64, 32 * 32 + 4), "aligned to 16 bytes"),
+    ({}, Batches(65536, 64, 64, 32 * 32), "or products, than a grid has"),
+    ({"raster": "persistent"}, Batches(2**30 + 1, 0, 0, 32 * 32), "more CTA tiles than are counted"),
+    ({"batch": "none"}, Batches(2, 64, 64, 32 * 32), "one of batch=strided computes several"),
+    ({}, Batches(2, -8, 64, 32 * 32), "out of range"),
+]
+
+
+@pytest.mark.parametrize(("changes", "batches", "message"), REFUSED)
+def test_batches_that_no_launch_takes_are_refused(
+    changes: dict[str, Any], batches: Batches, message: str, library: Path
+) -> None:
+    record = small(**STRIDED | changes)
+    (artifact,) = compiler.build([record])
+    with (
+        emulator.session(device=emulator.Device(sm_count=2)) as session,
+        OpenKernel(library, artifact.directory, record.launch_options, emulator.runtime_path()) as kernel,
+        pytest.raises(LaunchError, match=message),
+    ):
+        kernel.launch(1 << 20, 64, 1 << 21, 64, 1 << 22, 32, 32, 32, 64, batches=batches)
+    assert session.launches == []
+
+
+def test_scratch_is_of_all_products(library: Path) -> None:
+    for name in ("zsplit split", "wgmma workspace"):
+        record = BATCHED[name]
+        (artifact,) = compiler.build([record])
+        with (
+            emulator.session(device=emulated.device_of(record)),
+            OpenKernel(library, artifact.directory, record.launch_options, emulator.runtime_path()) as kernel,
+        ):
+            tiles = ceil_div(record.m, record.bm) * ceil_div(record.n, record.bn)
+            for products in (1, 3):
+                counters = ceil_div(4 * tiles * products, 256) * 256
+                partials = 4 * products * tiles * record.split_k * record.bm * record.bn
+                assert kernel.workspace_bytes(record.m, record.n, record.k, products) == counters + partials
