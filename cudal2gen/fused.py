@@ -37,9 +37,9 @@ SLOPES: dict[Activation, float] = {"none": 1.0, "relu": 1.0, "silu": 1.1, "gelu"
 # x times 1 / (1 + 2^(x f(x))): ex2.approx and rcp.approx err by 2 ulp each at most (PTX ISA 9.0, 2^-22 and 1 ulp), the
 # sum and the products by half an ulp each; the exponent's own roundings count with their size, below.
 SIGMOID_ULPS = 16.0
-ERF_ERROR = (
-    4 * SINGLE_ERROR
-)  # absolute, of erff: 2 ulp of at most 1 (CUDA C++ Programming Guide, mathematical functions)
+# Absolute, of the normal distribution: 7.5e-8 of its polynomial (Abramowitz and Stegun 26.2.17), and roundings of terms
+# whose sum of magnitudes is below 2.3.
+NORMAL_ERROR = 8 * SINGLE_ERROR
 LEAST = 2.0**-118  # where ex2 overflows or its flushed result is 0: the largest silu or gelu that is lost so
 
 
@@ -87,7 +87,7 @@ def _erf(z: Array) -> Array:
 def own_error(activation: Activation, z: Array, result: Array) -> Array:
     """What the kernel's evaluation of an activation adds, beyond the error that its argument has."""
     if activation == "gelu":
-        return ERF_ERROR * abs(z) + 4 * SINGLE_ERROR * abs(result) + LEAST
+        return NORMAL_ERROR * abs(z) + 4 * SINGLE_ERROR * abs(result) + LEAST
     if activation in ("silu", "gelu_tanh"):
         exponent = 1.45 * abs(z) if activation == "silu" else abs(z) * (2.31 + 0.103 * z * z)
         # Two roundings of the exponent, or of three factors of it, each relative; e^x - 1 < 2 x for what stays small.
