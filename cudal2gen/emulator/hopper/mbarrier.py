@@ -172,6 +172,9 @@ class MBarriers:
                 bar.trusted.add(-1)
                 text = f"a bulk copy completes on the mbarrier at shared offset {offset}, {UNFENCED}"
                 batch.report_lanes("mbarrier", text, site, lanes, offset)
+            first, last = int(lanes[0]) >> 5, int(lanes[-1]) >> 5
+            if bar.trusted.issuperset(range(first, last + 1)):
+                return bar
             for warp in distinct(lanes >> 5):
                 if int(warp) not in bar.trusted:
                     self._check_visible(bar, int(lanes[lanes >> 5 == warp][0]), site)
@@ -180,6 +183,8 @@ class MBarriers:
     def _check_intact(self, bar: MBarrier, lanes: Array, site: int) -> None:
         """Its words count as never written, so a tag there is of something else."""
         tags = self.shared.writer[bar.granules]
+        if min(tags.tolist()) == self.shared.UNWRITTEN:
+            return
         changed = np.flatnonzero(tags != self.shared.UNWRITTEN)
         if changed.size:
             first = int(changed[0])
@@ -284,8 +289,11 @@ class MBarriers:
         Whatever its scope, waiting for it shows that what the lanes had waited for has ended, and by a release all that
         they did."""
         clocks, scope = self.clocks, scope_of(order)
-        near = self.batch.row_of[lanes] == bar.row
-        for some, reach in ((lanes[near], Scope.CTA), (lanes[~near], Scope.CLUSTER)):
+        sides = [(lanes, Scope.CTA)]
+        if clocks.cluster > 1:
+            near = self.batch.row_of[lanes] == bar.row
+            sides = [(lanes[near], Scope.CTA), (lanes[~near], Scope.CLUSTER)]
+        for some, reach in sides:
             if not some.size:
                 continue
             clock = clocks.publish(some) if order & ORDERS else clocks.knowledge(some)
