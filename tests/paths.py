@@ -121,6 +121,40 @@ TYPED: dict[str, Record] = {
     "once d of f16 nn, any n": once(**FULL_OUT, layout="nn", n=56),
 }
 
+# Every activation and every bias in every family, and every way in which the templates store or sum.
+ALL = "alpha+bias_n+residual"
+FUSED: dict[str, Record] = {
+    "multistage staged": small(fusion="bias_n+silu"),
+    "multistage staged, wide": small(fusion="bias_n+residual+relu", acc="f32", **STAGED_16),
+    "multistage direct, ragged": small(fusion=f"{ALL}+gelu", **HALF_IN, layout="nn", **RAGGED | {"k": 120}, **STRAIGHT),
+    "multistage global, d": small(fusion="bias_m+gelu_tanh", **BOTH, **TO_GLOBAL),
+    "multistage global, ragged": small(fusion="alpha+bias_m+residual", **RAGGED | {"k": 120}, **TO_GLOBAL),
+    "multistage padded by its caller": small(fusion=f"{ALL}+silu", padding="pad", m=61, n=59, k=250),
+    "multistage alpha": small(fusion="alpha", acc="f32"),
+    "multistage split": small(fusion=f"{ALL}+relu", split_k=2),
+    "multistage split persistent": small(fusion="residual+silu", **BOTH, split_k=3, raster="persistent", **TO_GLOBAL),
+    "direct": direct(fusion="bias_n+gelu", acc="f32"),
+    "direct ragged": direct(fusion=f"{ALL}+silu", **RAGGED | {"k": 120}),
+    "direct d split": direct(fusion="bias_m+relu", **BOTH, split_k=2),
+    "direct tanh": direct(fusion="bias_n+gelu_tanh"),
+    "wgmma": ring(fusion="bias_n+silu", **HALF_IN),
+    "wgmma f16": ring(fusion=f"{ALL}+gelu_tanh", acc="f16", bn=48, atom_n=48),
+    "wgmma swapped": ring(fusion=f"{ALL}+gelu", **SWAPPED),
+    "wgmma swapped, any n": ring(fusion="bias_m+residual+silu", **BOTH, **SWAPPED, epilogue="direct", n=133),
+    "wgmma any n": ring(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133),
+    "wgmma pingpong": ring(fusion="bias_n", **PINGPONG),
+    "wgmma two consumers": ring(fusion="residual", **TWO),
+    "wgmma cluster": ring(fusion=f"{ALL}+silu", split_k=2, **BOTH, **IN_CLUSTER),
+    "wgmma swapped cluster": ring(fusion=f"{ALL}+relu", split_k=2, **SWAPPED, **IN_CLUSTER),
+    "wgmma workspace": ring(fusion=f"{ALL}+silu", split_k=3, reduce="workspace"),
+    "wgmma stream": ring(fusion=f"{ALL}+relu", stream_k=True),
+    "once": once(fusion="bias_n+gelu"),
+    "once f16": once(fusion="bias_m+silu", acc="f16"),
+    "once split": once(fusion=f"{ALL}+gelu_tanh", split_k=2, n=56),
+    "once split, no bias": once(fusion="residual+relu", split_k=2),
+    "once bf16": once(fusion="bias_n+residual+relu", **HALF_IN, n=56),
+}
+
 PATHS: dict[str, Record] = {
     "single": small(),
     "single f32": small(acc="f32"),
@@ -244,4 +278,5 @@ PATHS: dict[str, Record] = {
     "once split 4 f16 nn": once(split_k=4, k=512, acc="f16", layout="nn"),
     "once split 8": once(split_k=8, k=1000, m=1),
     **TYPED,
+    **FUSED,
 }

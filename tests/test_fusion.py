@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +23,8 @@ from cudal2gen.renderer import render
 from cudal2gen.validator import run_case
 from cudal2gen.validator.problems import Shape
 from tests import idle_runtime
-from tests.paths import IN_CLUSTER, PINGPONG, SWAPPED, TWO, once, ring, small
+from tests.paths import FUSED, once, ring, small
 from tests.strategies import (
-    STAGED_16,
-    STRAIGHT,
     TO_GLOBAL,
     direct,
     direct_records,
@@ -36,42 +33,6 @@ from tests.strategies import (
     wgmma_records,
 )
 
-HALF_IN: dict[str, Any] = {"ab": "bf16", "acc": "f32"}
-BOTH: dict[str, Any] = {"ab": "bf16", "acc": "f32", "d": "f32"}
-RAGGED: dict[str, Any] = {"padding": "predicate", "m": 61, "n": 59, "k": 120}
-ALL = "alpha+bias_n+residual"
-
-# Every activation and every bias in every family, and every way in which the templates store or sum.
-FUSED: dict[str, Record] = {
-    "multistage staged": small(fusion="bias_n+silu"),
-    "multistage staged, wide": small(fusion="bias_n+residual+relu", acc="f32", **STAGED_16),
-    "multistage direct, ragged": small(fusion=f"{ALL}+gelu", **HALF_IN, layout="nn", **RAGGED, **STRAIGHT),
-    "multistage global, d": small(fusion="bias_m+gelu_tanh", **BOTH, **TO_GLOBAL),
-    "multistage global, ragged": small(fusion="alpha+bias_m+residual", **RAGGED, **TO_GLOBAL),
-    "multistage padded by its caller": small(fusion=f"{ALL}+silu", padding="pad", m=61, n=59, k=250),
-    "multistage alpha": small(fusion="alpha", acc="f32"),
-    "multistage split": small(fusion=f"{ALL}+relu", split_k=2),
-    "multistage split persistent": small(fusion="residual+silu", **BOTH, split_k=3, raster="persistent", **TO_GLOBAL),
-    "direct": direct(fusion="bias_n+gelu", acc="f32"),
-    "direct ragged": direct(fusion=f"{ALL}+silu", **RAGGED),
-    "direct d split": direct(fusion="bias_m+relu", **BOTH, split_k=2),
-    "direct tanh": direct(fusion="bias_n+gelu_tanh"),
-    "wgmma": ring(fusion="bias_n+silu", **HALF_IN),
-    "wgmma f16": ring(fusion=f"{ALL}+gelu_tanh", acc="f16", bn=48, atom_n=48),
-    "wgmma swapped": ring(fusion=f"{ALL}+gelu", **SWAPPED),
-    "wgmma swapped, any n": ring(fusion="bias_m+residual+silu", **BOTH, **SWAPPED, epilogue="direct", n=133),
-    "wgmma any n": ring(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133),
-    "wgmma pingpong": ring(fusion="bias_n", **PINGPONG),
-    "wgmma two consumers": ring(fusion="residual", **TWO),
-    "wgmma cluster": ring(fusion=f"{ALL}+silu", split_k=2, **BOTH, **IN_CLUSTER),
-    "wgmma swapped cluster": ring(fusion=f"{ALL}+relu", split_k=2, **SWAPPED, **IN_CLUSTER),
-    "wgmma workspace": ring(fusion=f"{ALL}+silu", split_k=3, reduce="workspace"),
-    "wgmma stream": ring(fusion=f"{ALL}+relu", stream_k=True),
-    "once": once(fusion="bias_n+gelu"),
-    "once f16": once(fusion="bias_m+silu", acc="f16"),
-    "once split": once(fusion=f"{ALL}+gelu_tanh", split_k=2, n=56),
-    "once bf16": once(fusion="bias_n+residual+relu", **HALF_IN, n=56),
-}
 BUILT_AHEAD = [*FUSED.values()]
 
 

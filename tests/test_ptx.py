@@ -268,6 +268,7 @@ DIRECT_CHANGES: dict[str, dict[str, Any]] = {
     "ab": {"acc": "f32", "ab": "bf16"},
     "acc": {"acc": "f32"},
     "d": {"acc": "f32", "d": "f32"},
+    "fusion": {"fusion": "relu"},
     "layout": {"layout": "nn"},
     "bm": {"bm": 16},
     "bn": {"bn": 16},
