@@ -246,3 +246,19 @@ def sort_and_sum(x_ptr, sorted_ptr, sums_ptr, BLOCK: tl.constexpr):
     first = tl.load(x_ptr)
     tl.device_print("first", first)
     tl.device_assert(first > 0, "not positive")
+
+
+@triton.jit
+def double_in_place(x_ptr, size, BLOCK: tl.constexpr):
+    """x = 2 x, also by more threads than elements: each has a copy, one of them stores it."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < size
+    tl.store(x_ptr + index, 2 * tl.load(x_ptr + index, mask=mask), mask=mask)
+
+
+@triton.jit
+def take_numbers(count_ptr, out_ptr, BLOCK: tl.constexpr):
+    """Wrong: without a barrier some threads read the count behind the store of another one, and use it."""
+    count = tl.load(count_ptr)
+    tl.store(count_ptr, count + BLOCK)
+    tl.store(out_ptr + tl.arange(0, BLOCK), count + tl.arange(0, BLOCK))

@@ -157,6 +157,24 @@ def test_unordered_programs_race() -> None:
     assert "global-race" in {report.kind for report in session.reports}
 
 
+@pytest.mark.parametrize("block", [16, 64, 256])
+def test_copies_of_an_element_that_are_not_used_do_not_race(block: int) -> None:
+    x = torch.randn(300)
+    expected = 2 * x
+    with triton_emulation.emulate() as session:
+        triton_kernels.double_in_place[(triton.cdiv(300, block),)](x, 300, BLOCK=block)
+    assert torch.equal(x, expected)
+    assert {report.kind for report in session.compiler_reports} == ({"global-race"} if block < 128 else set())
+
+
+def test_copies_that_are_used_race() -> None:
+    count, numbers = torch.zeros(1, dtype=torch.int32), torch.empty(128, dtype=torch.int32)
+    with triton_emulation.emulate(check=False) as session:
+        triton_kernels.take_numbers[(1,)](count, numbers, BLOCK=128)
+    assert [report.kind for report in session.reports] == ["global-race"]
+    assert not session.compiler_reports
+
+
 @pytest.mark.parametrize(("config", "block", "warps"), [(None, 128, 1), (2, 512, 4)])
 def test_an_autotuned_kernel_takes_one_configuration(config: int | None, block: int, warps: int) -> None:
     x = torch.randn(1000)

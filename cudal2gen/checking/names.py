@@ -82,7 +82,7 @@ def resolved(text: str, names: Iterable[str]) -> str:
         if len(same) == 1:
             return same[0]
         if same:
-            raise WrongInput(f"--entry {text} is ambiguous: {'; '.join(map(demangled, same))}; write one in full")
+            raise WrongInput(f"kernel {text} is ambiguous: {'; '.join(map(demangled, same))}; write one in full")
     raise WrongInput(f"no kernel {text}; there are {', '.join(short_names(everything).values()) or 'none'}")
 
 

@@ -75,7 +75,8 @@ def _settings(item: pytest.Item) -> Settings:
     try:
         return Settings.of(options)
     except WrongInput as error:
-        pytest.fail(f"@pytest.mark.{MARK}: {error}", pytrace=False)
+        refusal = str(error)
+    pytest.fail(f"@pytest.mark.{MARK}: {refusal}", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

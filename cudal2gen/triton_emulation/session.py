@@ -20,6 +20,7 @@ from cudal2gen.emulator.host.tensors import Tensors
 from cudal2gen.emulator.memory.tensors import Tensor, host_bytes, is_tensor
 from cudal2gen.errors import WrongInput
 from cudal2gen.triton_emulation.backend import EmulatedDriver, backend
+from cudal2gen.triton_emulation.copies import is_of_copies
 from cudal2gen.triton_emulation.findings import Findings
 from cudal2gen.triton_emulation.parameters import Parameters, scratch
 
@@ -41,11 +42,16 @@ class Launch:
     @property
     def reports(self) -> list[Report]:
         """Its findings, but for what Triton's compiler leaves out of every kernel."""
-        return [report for report in self.result.reports if not _is_compilers(report)]
+        return [report for report in self.result.reports if not self.is_compilers(report)]
 
+    @property
+    def compiler_reports(self) -> list[Report]:
+        """Its findings that no change of the kernel can mend."""
+        return [report for report in self.result.reports if self.is_compilers(report)]
 
-def _is_compilers(report: Report) -> bool:
-    return report.kind == "mbarrier" and report.message.endswith(UNFENCED)
+    def is_compilers(self, report: Report) -> bool:
+        """Is a finding Triton's? A fence that it leaves out, or loads by threads that hold copies."""
+        return (report.kind == "mbarrier" and report.message.endswith(UNFENCED)) or is_of_copies(report, self.ptx)
 
 
 @dataclass
@@ -73,9 +79,10 @@ class Session:
 
     @property
     def compiler_reports(self) -> list[Report]:
-        """Findings in what Triton's compiler adds to every kernel: between the initialisation of an mbarrier and copies
-        by TMA that complete on it it leaves out the fence that PTX asks for."""
-        return by_cause(report for launch in self.launches for report in launch.result.reports if _is_compilers(report))
+        """Findings in what Triton's compiler adds: before copies by TMA it leaves out the fence behind the
+        initialisation of their mbarrier; of tensors with fewer elements than threads several threads load an
+        element, and one stores it in place."""
+        return by_cause(report for launch in self.launches for report in launch.compiler_reports)
 
     # --- what is expected of tensors ---
 
