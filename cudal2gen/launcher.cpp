@@ -251,7 +251,7 @@ int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, dim
     x = std::min(tiles_n * y * count, own.resident);
     y = z = 1;
   }
-  if (y > 65535 || z > 65535) return invalid("the problem needs more rows or slices of CTAs, or products, than a grid has");
+  if (y > 65535 || z > 65535) return invalid("the problem needs more rows or slices of CTAs than a grid has, or more products");
   grid = dim3(unsigned(x), unsigned(y), unsigned(z));
   return cudaSuccess;
 }

@@ -155,6 +155,13 @@ FUSED: dict[str, Record] = {
     "once bf16": once(fusion="bias_n+residual+relu", **HALF_IN, n=56),
 }
 
+# What the templates do with a batch.
+BATCHED: dict[str, Record] = {
+    "batched zsplit split": small(batch="strided", raster="zsplit", swizzle_stride=32, split_k=3, acc="f32"),
+    "batched wgmma": ring(batch="strided"),
+    "batched once": once(batch="strided"),
+}
+
 PATHS: dict[str, Record] = {
     "single": small(),
     "single f32": small(acc="f32"),
@@ -278,5 +285,6 @@ PATHS: dict[str, Record] = {
     "once split 4 f16 nn": once(split_k=4, k=512, acc="f16", layout="nn"),
     "once split 8": once(split_k=8, k=1000, m=1),
     **TYPED,
-    **FUSED,
+    **{f"fused {name}": record for name, record in FUSED.items()},
+    **BATCHED,
 }

@@ -188,7 +188,7 @@ REFUSED = [
     ({}, Batches(2, 64, 64, 8), "matrices D of a batch overlap"),
     ({}, Batches(2, 4, 64, 32 * 32), "aligned to 16 bytes"),
     ({}, Batches(2, 64, 64, 32 * 32 + 4), "aligned to 16 bytes"),
-    ({}, Batches(65536, 64, 64, 32 * 32), "or products, than a grid has"),
+    ({}, Batches(65536, 64, 64, 32 * 32), "than a grid has, or more products"),
     ({"raster": "persistent"}, Batches(2**30 + 1, 0, 0, 32 * 32), "more CTA tiles than are counted"),
     ({"batch": "none"}, Batches(2, 64, 64, 32 * 32), "one of batch=strided computes several"),
     ({}, Batches(2, -8, 64, 32 * 32), "out of range"),

@@ -269,6 +269,7 @@ DIRECT_CHANGES: dict[str, dict[str, Any]] = {
     "acc": {"acc": "f32"},
     "d": {"acc": "f32", "d": "f32"},
     "fusion": {"fusion": "relu"},
+    "batch": {"batch": "strided"},
     "layout": {"layout": "nn"},
     "bm": {"bm": 16},
     "bn": {"bn": 16},
