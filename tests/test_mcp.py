@@ -113,6 +113,7 @@ def test_limits_and_bad_input_end_a_call_and_not_the_server(tmp_path: Path) -> N
             failed, answer = await call("check", **{"launches": [launch], **arguments})
             assert failed, arguments
             assert message in answer
+            assert "Traceback" not in answer
         failed, answer = await call("explain", subject="nothing")
         assert failed
         assert "no rule in 'nothing'" in answer

@@ -53,6 +53,8 @@ def answer(request: Request) -> dict[str, Any]:
 
 def run(request: Request) -> dict[str, Any]:
     """The document of a request, by compiling and running it in this process. Raises UserError."""
+    if lines := includes.outside(request.source):
+        raise WrongInput(f"source: {lines[0]!r} is not allowed here; put the text into source, or give path")
     path = _file(request)
     launches, buffers = plan.LaunchFile(launches=request.launches, buffers=request.buffers).specifications()
     arguments, sm = compilation.split_arguments(request.options())
@@ -80,8 +82,6 @@ def _file(request: Request) -> Path:
         with reading(path):
             path.read_bytes()
         return path
-    if lines := includes.outside(request.source):
-        raise WrongInput(f"source: {lines[0]!r} is not allowed here; put the text into source, or give path")
     return compilation.text_file(
         request.source, ".ptx" if re.search(r"^\s*\.version\s", request.source, re.M) else ".cu"
     )
