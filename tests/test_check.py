@@ -35,7 +35,7 @@ def rules(result: Result) -> dict[str, int]:
 
 RIGHT = [
     "right", "barrier", "ordered", "graph", "driver", "memory", "timed", "reset", "changed", "callback", "nodes",
-    "pools", "driver nodes", "halves", "long loop", "chain",
+    "pools", "driver nodes", "halves", "long loop", "relay",
 ]  # fmt: skip
 WRONG = [
     ("bounds", {"global-out-of-bounds": 2}, 0), ("race", {"shared-race": 64}, 0), ("threads", {"launch-refused": 1}, 0),
@@ -127,7 +127,7 @@ def test_a_limit_names_the_launch(library: Path) -> None:
     ("case", "sample", "reason"),
     [
         ("late flag", 0, "poll waits for memory that the host writes, which goes on only when the kernel has ended"),
-        ("chain", 5, "chain waits for some of the 10 CTAs that are left out of 16"),
+        ("relay", 5, "relay waits for some of the 10 CTAs that are left out of 16"),
     ],
 )
 def test_waiting_for_what_is_not_executed_is_not_checked(library: Path, case: str, sample: int, reason: str) -> None:

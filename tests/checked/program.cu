@@ -43,7 +43,7 @@ __global__ void poll(volatile int *flag, int *y) {
   y[threadIdx.x] = 1;
 }
 // Every CTA waits for the one before.
-__global__ void chain(volatile int *flags, int *y) {
+__global__ void relay(volatile int *flags, int *y) {
   if (threadIdx.x == 0 && blockIdx.x > 0)
     while (flags[blockIdx.x - 1] == 0) {}
   __syncthreads();
@@ -396,7 +396,7 @@ int main(int argc, char **argv) {
   if (is("endless kernel")) cudaMemset(y, 0, 4), waiting<<<2, 32>>>(y), cudaDeviceSynchronize();
   if (is("long loop")) serial<<<1, 1>>>(y, 1100000), cudaDeviceSynchronize();
   if (is("circle")) circle<<<1, 1>>>(y, 1), cudaDeviceSynchronize();
-  if (is("chain") || is("poll")) cudaMemset(x, 0, 4 * n), is("poll") ? poll<<<1, 32>>>(x, y) : chain<<<16, 32>>>(x, y);
+  if (is("relay") || is("poll")) cudaMemset(x, 0, 4 * n), is("poll") ? poll<<<1, 32>>>(x, y) : relay<<<16, 32>>>(x, y);
   if (is("late flag")) {
     int *flag;
     cudaMallocManaged(&flag, 4);
