@@ -152,7 +152,7 @@ def test_every_verb_that_sets_fields_fits_them() -> None:
         (["--set", "pingpong=true"], "did you mean prefetch.kind=pingpong?"),
         (["--gpu", "h200", "--set", "pingpong=true"], "did you mean schedule=pingpong?"),
         (["--gpu", "h200", "--set", "prefetch=multi"], "add --set family=sm80_multistage"),
-        (["--set", "zebra=1"], "which has gpu, acc, layout, m, n, k, ab, d, family"),
+        (["--set", "zebra=1"], "which has gpu, acc, layout, m, n, k, ab, d, fusion, batch, family"),
     ],
 )
 def test_a_field_that_is_not_there_gets_a_suggestion(arguments: list[str], message: str) -> None:
