@@ -102,8 +102,8 @@ def test_operands_that_do_not_lie_as_the_kernel_asks(
 # What a caller who pads hands over: whole tiles to mma.sync, whole vectors along the rows to wgmma and cp.async.
 PADDED = {
     "pad": (small(padding="pad", m=61, n=59, k=250), Sizes(64, 64, 256), (True, True, True)),
-    "multistage padded by its caller": (
-        PATHS["multistage padded by its caller"],
+    "fused multistage padded by its caller": (
+        PATHS["fused multistage padded by its caller"],
         Sizes(64, 64, 256),
         (True, True, True),
     ),
