@@ -47,7 +47,7 @@ class Place:
         process.send_signal(number)
         until(lambda: not processes.alive(self.mark), processes.END_S)
         _, errors = process.communicate(timeout=1)
-        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), errors
         assert "Traceback" not in errors
         return errors
 

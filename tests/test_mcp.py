@@ -136,9 +136,9 @@ def test_pages_of_a_report() -> None:
 
 def test_options_choose_device_code_only() -> None:
     launch = {"entry": "f", "block": 1}
-    for word in ("-DN=5", "-I/usr/include", "-std=c++20", "--use_fast_math", "-O2", "-arch=sm_90a"):
+    for word in ("-DN=5", "-Iinclude", "-std=c++20", "--use_fast_math", "-O2", "-arch=sm_90a"):
         assert Request(launches=[launch], nvcc_args=word, seconds=1, gib=1).options() == word
-    for word in ("-Xcompiler x", "-ccbin=x", "--run", "-o x", "x.cu", "-include x", "-", "'"):
+    for word in ("-I/usr/include", "-Xcompiler x", "-ccbin=x", "--run", "-o x", "x.cu", "-include x", "-", "'"):
         with pytest.raises(WrongInput, match="nvcc_args"):
             Request(launches=[launch], nvcc_args=word, seconds=1, gib=1).options()
 

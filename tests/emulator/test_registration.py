@@ -13,6 +13,7 @@ from cudal2gen.emulator.frontend.instruction import Writes, instruction, registe
 from cudal2gen.emulator.frontend.mutations import drop, shift
 from cudal2gen.emulator.frontend.ptx import Instr
 from cudal2gen.emulator.machine.batch import Batch
+from cudal2gen.emulator.memory.late_copies import LateCopy
 from cudal2gen.emulator.state.arrays import Array, Mask
 
 TEXT = """
@@ -43,19 +44,18 @@ class Flights:
     """What toy.copy has under way in each batch: it lands with toy.wait."""
 
     def __init__(self) -> None:
-        self.copies: dict[Batch, list[tuple[Array | None, Array, Array]]] = {}
+        self.copies: dict[Batch, list[tuple[LateCopy, Array]]] = {}
 
     def issue(self, batch: Batch, to: Array, source: Array, m: Mask, site: int) -> None:
         data = batch.memory.load(source, 4, m, site)
         access = batch.shared.locate(to, 4, m, site)
         assert access is not None
         lanes, at, offset = access
-        batch.shared.write_pending(lanes, at, 4, site, offset)
-        self.copies.setdefault(batch, []).append((lanes, at, data))
+        self.copies.setdefault(batch, []).append((batch.shared.write_pending(lanes, at, 4, site, offset), data))
 
     def land(self, batch: Batch) -> None:
-        for lanes, at, data in self.copies.pop(batch, ()):
-            batch.shared.land_own(lanes, at, data, 4)
+        for copy, data in self.copies.pop(batch, ()):
+            batch.shared.land_own(copy, data)
 
 
 @pytest.fixture
