@@ -60,7 +60,7 @@ T = TypeVar("T")
 class Line(BaseModel):
     """A row of a store: one line of JSON. Infinite errors, which a NaN in D gives, stay infinite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants", defer_build=True)
 
 
 class Typed(Line):
