@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 
 from cudal2gen import places
 from cudal2gen.kernel import Record
@@ -20,6 +23,38 @@ def _cxx(value: Any) -> str | int:
     return value
 
 
+class _Syntax(TypedDict):
+    """How Jinja reads a template."""
+
+    trim_blocks: bool
+    lstrip_blocks: bool
+    keep_trailing_newline: bool
+    autoescape: bool
+
+
+SYNTAX = _Syntax(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
+
+
+class _CompiledTemplates(FileSystemBytecodeCache):
+    """Templates compiled to Python, in the user's cache: they are half of a cold start. Jinja compares their source;
+    the folder's name stands for the syntax."""
+
+    def __init__(self) -> None:
+        syntax = hashlib.sha256(repr(SYNTAX).encode()).hexdigest()[:16]
+        super().__init__(str(places.user_cache() / "templates" / syntax), "%s")
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Load, where the cache can be read."""
+        with suppress(OSError):
+            super().load_bytecode(bucket)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Store; where the cache cannot be written, the next process compiles again."""
+        with suppress(OSError):
+            Path(self.directory).mkdir(parents=True, exist_ok=True)
+            super().dump_bytecode(bucket)
+
+
 @cache
 def _environment(folder: Path | None) -> Environment:
     """Templates of the project, behind those of a family's own folder."""
@@ -28,10 +63,8 @@ def _environment(folder: Path | None) -> Environment:
         loader=FileSystemLoader(folders),
         undefined=StrictUndefined,
         finalize=_cxx,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
+        bytecode_cache=_CompiledTemplates(),
+        **SYNTAX,
     )
 
 

@@ -364,6 +364,31 @@ def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
         compilation.library([source], [], "sm_80", toolchain.discover())
 
 
+def test_exit_runs_the_programs_handlers_and_no_others(tmp_path: Path) -> None:
+    """A handler of the process that asks (Ray leaves one) may wait for a thread that a fork does not have."""
+    source = tmp_path / "x.cu"
+    source.write_text(
+        "#include <cstdio>\n#include <cstdlib>\n#include <iostream>\n"
+        'struct Static { ~Static() { std::cout << "static\\n"; printf("the end"); } } object;\n'
+        "int main(int count, char **) {\n  std::ios::sync_with_stdio(false);\n"
+        '  atexit([] { std::cout << "handler, "; });\n  if (count > 1) exit(3);\n  return 4;\n}\n'
+    )
+    program = (
+        "import ctypes, os, sys; from pathlib import Path; from cudal2gen import toolchain\n"
+        "from cudal2gen.checking import compilation, plan, supervision\n"
+        "libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.pause, None, None)\n"
+        f"library = compilation.library([Path({str(source)!r})], [], 'sm_80', toolchain.discover())\n"
+        "check = plan.Plan('sm_80', library, main=('x', *sys.argv[1:]))\n"
+        "result = supervision.run(check, 'x.cu', 10, 4); print(f': {result.ending}', flush=True); os._exit(0)"
+    )
+    for words, code in ([], 4), (["early"], 3):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, timeout=50
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert sorted(done.stdout) == sorted(f"handler, static\nthe end: ended with exit code {code}\n")
+
+
 def test_kernels_in_a_cpp_file_compile_as_cuda(tmp_path: Path) -> None:
     source = tmp_path / "x.cpp"
     source.write_text("__global__ void k() {} int main() { k<<<1, 1>>>(); }")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -257,6 +258,30 @@ def test_rendering_is_the_same_in_another_process() -> None:
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
         )
         assert process.stdout == render(record)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_compiled_templates_are_reused_where_the_cache_can_be_written(tmp_path: Path, writable: bool) -> None:
+    record, cache = multistage(), tmp_path / "cache"
+    if not writable:
+        cache.write_text("a file")
+    program = (
+        "import jinja2; from cudal2gen.kernel import parse; from cudal2gen.renderer import render; compiled = []\n"
+        "compile = jinja2.Environment._compile\n"
+        "jinja2.Environment._compile = lambda self, *words: (compiled.append(words), compile(self, *words))[1]\n"
+        f"text = render(parse({record.model_dump_json()!r})); print(len(compiled)); print(text, end='')"
+    )
+    counts = []
+    for _ in range(2):
+        process = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+            env=os.environ | {"CUDAL2GEN_CACHE_DIR": str(cache)},
+        )  # fmt: skip
+        count, text = process.stdout.split("\n", 1)
+        assert text == render(record)
+        counts.append(int(count))
+    assert counts[0] > 5
+    assert counts[1] == (0 if writable else counts[0])
 
 
 @pytest.mark.parametrize("value", [None, True, 1.5, (1, 2), [1]])

@@ -237,6 +237,7 @@ def serve(pipe: Connection, plan: Plan) -> None:
     faulthandler.disable()  # a crash is the program's
     if plan.output_to_stderr:
         os.dup2(2, 1)
+    _cut_exit_handlers()
     reporter = Reporter(pipe, plan.quiet)
     try:
         with CheckSession(plan, reporter) as session:
@@ -251,6 +252,19 @@ def serve(pipe: Connection, plan: Plan) -> None:
                 _launch_all(plan, session)
     except (UserError, EmulatorError, PtxError) as error:
         reporter.send(Message("wrong", text=str(error)))
+
+
+def _cut_exit_handlers() -> None:
+    """Exit runs what was registered after this call, flushes, and ends the process: handlers of the libraries of the
+    process that forked (Ray, gRPC) wait for threads that a fork does not have."""
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)  # the last registered runs first
+    libc.__cxa_atexit(libc.fflush, None, None)
+    with suppress(OSError):
+        streams = ctypes.CDLL("libstdc++.so.6")
+        streams._ZNSt8ios_base4InitC1Ev(ctypes.create_string_buffer(8))  # before it they are raw memory
+        for stream in ("_ZSt4cout", "_ZSt4clog"):
+            libc.__cxa_atexit(streams._ZNSo5flushEv, ctypes.byref(ctypes.c_char.in_dll(streams, stream)), None)
 
 
 def _open(path: Path) -> ctypes.CDLL:
