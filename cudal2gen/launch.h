@@ -45,7 +45,7 @@ inline bool parse_fusion(std::string const& text, Fusion& fusion) {
   for (size_t begin = 0; begin <= text.size();) {
     size_t const end = std::min(text.find('+', begin), text.size());
     std::string const word = text.substr(begin, end - begin);
-    auto const part = std::find_if(std::begin(kParts), std::end(kParts), [&](auto const& each) { return word == each.first; });
+    auto const part = std::find_if(std::begin(kParts), std::end(kParts), [&](auto const& candidate) { return word == candidate.first; });
     if (part == std::end(kParts) || part->second <= last) return false;
     last = part->second;
     fusion.any = true;
@@ -71,42 +71,42 @@ class Tokens {
   }
 
   std::string word(std::string const& name) {
-    auto const found = values_.find(name);
-    if (found == values_.end()) {
+    auto const token = values_.find(name);
+    if (token == values_.end()) {
       blame(noun_ + " " + name + " is missing");
       return "";
     }
-    std::string const value = found->second;
-    values_.erase(found);
+    std::string const value = token->second;
+    values_.erase(token);
     return value;
   }
 
   // The place of a word among those that it may be.
   int choice(std::string const& name, std::vector<char const*> const& words) {
     std::string const value = word(name);
-    auto const found = std::find(words.begin(), words.end(), value);
-    if (found != words.end()) return int(found - words.begin());
-    std::string known;
-    for (char const* each : words) known += (known.empty() ? "" : ", ") + std::string(each);
-    blame(name + "=" + value + ": must be one of " + known);
+    auto const place = std::find(words.begin(), words.end(), value);
+    if (place != words.end()) return int(place - words.begin());
+    std::string list;
+    for (char const* option : words) list += (list.empty() ? "" : ", ") + std::string(option);
+    blame(name + "=" + value + ": must be one of " + list);
     return 0;
   }
 
   int number(std::string const& name, int least = 0) {
     std::string const value = word(name);
     char* end = nullptr;
-    long long const read = std::strtoll(value.c_str(), &end, 10);
-    if (value.empty() || *end || read < least || read > INT_MAX)
+    long long const parsed = std::strtoll(value.c_str(), &end, 10);
+    if (value.empty() || *end || parsed < least || parsed > INT_MAX)
       blame(name + "=" + value + ": must be a number from " + std::to_string(least) + " to " + std::to_string(INT_MAX));
-    return int(read);
+    return int(parsed);
   }
 
   // A fusion, by its text.
   Fusion fusion(std::string const& name) {
     std::string const value = word(name);
-    Fusion read;
-    if (!parse_fusion(value, read)) blame(name + "=" + value + ": must be none, or parts such as bias_n+silu, each once and in order");
-    return read;
+    Fusion fusion;
+    if (!parse_fusion(value, fusion)) blame(name + "=" + value + ": must be none, or parts such as bias_n+silu, each once and in order");
+    return fusion;
   }
 
   bool has(std::string const& name) const { return values_.count(name) != 0; }
@@ -201,8 +201,8 @@ struct Launch {
   int64_t tiles(int m, int n) const { return ceil_div(m, bm) * ceil_div(n, bn); }
   // Clusters that have work, of a GPU that holds as many at once as it likes.
   int64_t clusters(int m, int n, int k, int count) const {
-    int64_t const each = stream_k ? ceil_div(k, bk) : reduce == Reduce::kWorkspace ? split_k : 1;
-    return cluster_tiles(m, n) * count * each;
+    int64_t const slices = stream_k ? ceil_div(k, bk) : reduce == Reduce::kWorkspace ? split_k : 1;
+    return cluster_tiles(m, n) * count * slices;
   }
   int64_t cluster_tiles(int m, int n) const {
     return ceil_div(ceil_div(m, bm), cluster_m) * ceil_div(ceil_div(n, bn), cluster_n);
@@ -237,7 +237,7 @@ inline Launch::Launch(Tokens& facts) {
   if (facts.has("fusion")) fusion = facts.fusion("fusion");
   if (facts.has("element")) {
     std::vector<char const*> names;
-    for (Element const& each : kElements) names.push_back(each.name);
+    for (Element const& type : kElements) names.push_back(type.name);
     element = kElements[facts.choice("element", names)];
   }
   output = facts.has("output") && facts.choice("output", {"same", "f32"}) ? kF32 : element;

@@ -294,13 +294,13 @@ int cudal2gen_open(char const* directory, char const* options, char const* runti
   if (std::string const fault = facts.fault(); !fault.empty())
     return invalid(facts_file + ": " + fault + "; build the kernel anew with this version");
   std::istringstream text(options ? options : "");
-  Tokens chosen(text, "option");
-  Options const read(chosen, launch);
-  if (std::string const fault = chosen.fault(); !fault.empty()) return invalid(fault);
-  if (launch.raster == Raster::kZsplit && !read.swizzle_stride)
+  Tokens option_tokens(text, "option");
+  Options const settings(option_tokens, launch);
+  if (std::string const fault = option_tokens.fault(); !fault.empty()) return invalid(fault);
+  if (launch.raster == Raster::kZsplit && !settings.swizzle_stride)
     return invalid("a zsplit kernel needs the option swizzle_stride=<columns>");
 
-  auto kernel = std::make_unique<cudal2gen_kernel>(launch, read);
+  auto kernel = std::make_unique<cudal2gen_kernel>(launch, settings);
   if (int const code = connect_runtime(runtime, *kernel)) return code;
   Runtime const& cuda = kernel->runtime;
   cudaError_t const error = cuda.load(&kernel->library, cubin.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0);

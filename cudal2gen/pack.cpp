@@ -64,12 +64,12 @@ class Sha256 {
 
  private:
   Sha256() {
-    for (int number = 2, found = 0; found < 64; ++number) {
+    for (int number = 2, primes = 0; primes < 64; ++number) {
       bool prime = true;
       for (int divisor = 2; divisor * divisor <= number; ++divisor) prime = prime && number % divisor;
       if (!prime) continue;
-      if (found < 8) hash_[found] = fraction(std::sqrt((long double)number));
-      rounds_[found++] = fraction(std::cbrt((long double)number));
+      if (primes < 8) hash_[primes] = fraction(std::sqrt((long double)number));
+      rounds_[primes++] = fraction(std::cbrt((long double)number));
     }
   }
 
@@ -224,17 +224,17 @@ int check_device(Tokens const& facts, char const* runtime) {
 }
 
 int number(Tokens const& tokens, char const* name) {
-  auto const found = tokens.find(name);
-  return found == tokens.end() ? 0 : std::atoi(found->second.c_str());
+  auto const token = tokens.find(name);
+  return token == tokens.end() ? 0 : std::atoi(token->second.c_str());
 }
 
 int enumerated(Tokens const& tokens, char const* name, char const* second) { return tokens.at(name) == second; }
 
 // The types that a line spells where they are not the first of their enum.
 int typed(Tokens const& tokens, char const* name, char const* second) {
-  auto const found = tokens.find(name);
-  if (found != tokens.end() && found->second != second) throw std::runtime_error(std::string(name) + " is unknown");
-  return found != tokens.end();
+  auto const token = tokens.find(name);
+  if (token != tokens.end() && token->second != second) throw std::runtime_error(std::string(name) + " is unknown");
+  return token != tokens.end();
 }
 
 // Reads the line of a kernel or of a choice, and passes over others. Throws where one lacks what it must have.
