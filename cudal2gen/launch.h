@@ -31,15 +31,17 @@ struct Refusal {
 
 // What a kernel applies to its sums, as kernel/fusion.py's `Fusion`; of the activation the launcher needs to know nothing.
 struct Fusion {
-  bool any = false, bias_n = false, bias_m = false, residual = false;
+  bool any = false, bias_n = false, bias_m = false, residual = false, aux = false, gate = false;
 
   bool bias() const { return bias_n || bias_m; }
 };
 
-// Parts joined by +, in the order of application, at most one of each kind; "none" for no parts. False if it is neither.
+// Parts joined by +, in the order of application, at most one of each kind, that go together; "none" for no parts. False if
+// it is neither.
 inline bool parse_fusion(std::string const& text, Fusion& fusion) {
   static constexpr std::pair<char const*, int> kParts[] = {
-      {"alpha", 0}, {"bias_n", 1}, {"bias_m", 1}, {"residual", 2}, {"relu", 3}, {"gelu_tanh", 3}, {"gelu", 3}, {"silu", 3}};
+      {"alpha", 0}, {"bias_n", 1}, {"bias_m", 1}, {"residual", 2},
+      {"aux", 3},   {"relu", 4},   {"gelu_tanh", 4}, {"gelu", 4},  {"silu", 4}, {"gate", 5}};
   if (text == "none") return true;
   int last = -1;
   for (size_t begin = 0; begin <= text.size();) {
@@ -52,9 +54,11 @@ inline bool parse_fusion(std::string const& text, Fusion& fusion) {
     fusion.bias_n |= word == "bias_n";
     fusion.bias_m |= word == "bias_m";
     fusion.residual |= word == "residual";
+    fusion.aux |= word == "aux";
+    fusion.gate |= word == "gate";
     begin = end + 1;
   }
-  return true;
+  return !(fusion.residual && fusion.gate) && !(fusion.aux && last < 4);
 }
 
 // `name=value` tokens separated by white space. Remembers which were read, and the first fault.
@@ -198,6 +202,8 @@ struct Launch {
   // Whether its CTAs wait for each other's partial sums, so that all must run at once, whatever else the device does.
   bool waits() const { return convention == Convention::kTma && workspace(); }
   bool stores_vectors() const { return box_d.cols > 0 || !predicated; }
+  // Columns of D where those of the product are n.
+  int d_cols(int n) const { return fusion.gate ? n / 2 : n; }
   int64_t tiles(int m, int n) const { return ceil_div(m, bm) * ceil_div(n, bn); }
   // Clusters that have work, of a GPU that holds as many at once as it likes.
   int64_t clusters(int m, int n, int k, int count) const {
@@ -211,7 +217,7 @@ struct Launch {
 
   Refusal refuse_sizes(int m, int n, int k) const;
   Refusal refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const;
-  Refusal refuse_fused(void const* bias, Matrix const& c) const;
+  Refusal refuse_fused(void const* bias, Matrix const& c, Matrix const& aux) const;
   Refusal refuse_batches(Batches const& batches, int m, int n, int64_t ldd) const;
 };
 
@@ -279,6 +285,7 @@ inline Refusal Launch::refuse_sizes(int m, int n, int k) const {
     return {cudaErrorInvalidValue, "the tile does not divide the problem, and this kernel has no predicates"};
   if (convention != Convention::kTma && predicated && k % 8)
     return {cudaErrorInvalidValue, "k must be a multiple of 8: rows along k are read in 16-byte vectors"};
+  if (fusion.gate && n % 16) return {cudaErrorInvalidValue, "n must be a multiple of 16: this kernel gates 8 columns by the next 8"};
   if (baked_k && k != baked_k) return {cudaErrorInvalidValue, "this kernel has k baked in: it takes that k only"};
   if (ceil_div(k, bk) < split_k) return {cudaErrorInvalidValue, "k has fewer steps than this kernel has slices"};
   if (k_steps && ceil_div(ceil_div(k, bk), split_k) > k_steps)
@@ -302,10 +309,13 @@ inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix 
   return {};
 }
 
-// Refuses a bias or C that the kernel does not take where they lie: C must lie as D must.
-inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c) const {
+// Refuses a bias, C or aux that the kernel does not take where they lie: C must lie as D must.
+inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c, Matrix const& aux) const {
   if (fusion.bias() && (!bias || reinterpret_cast<uintptr_t>(bias) % 16))
     return {cudaErrorMisalignedAddress, "this kernel adds a bias, which must be aligned to 16 bytes"};
+  if (fusion.aux && (!aux.address || aux.ld < aux.cols || aux.ld > kMostRows || !aux.in_vectors(output)))
+    return {cudaErrorInvalidValue, "this kernel stores aux (m,n): it must be there, aligned to 16 bytes, ldaux a multiple of 8 (4 for f32)"
+                                   " that holds its rows and does not exceed 16777216"};
   if (!fusion.residual) return {};
   if (!c.address || c.ld < c.cols || c.ld > kMostRows)
     return {cudaErrorInvalidValue, "this kernel adds beta C: C must be there, ldc hold its rows and not exceed 16777216"};
@@ -323,7 +333,8 @@ inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int6
   if (batches.count == 1) return {};
   if (!batched) return {cudaErrorInvalidValue, "this kernel computes one product a launch; one of batch=strided computes several"};
   if (batches.a < 0 || batches.b < 0) return {cudaErrorInvalidValue, "strides of a batch must not be negative"};
-  bool const behind = batches.d >= (m - 1) * ldd + n, beside = batches.d >= n && (batches.count - 1) * batches.d + n <= ldd;
+  int const cols = d_cols(n);
+  bool const behind = batches.d >= (m - 1) * ldd + cols, beside = batches.d >= cols && (batches.count - 1) * batches.d + cols <= ldd;
   if (!behind && !beside) return {cudaErrorInvalidValue, "matrices D of a batch overlap"};
   if (batches.a * element.bytes % 16 || batches.b * element.bytes % 16 || (stores_vectors() && batches.d * output.bytes % 16))
     return {cudaErrorMisalignedAddress, "matrices of a batch must be aligned to 16 bytes, as the first ones are"};

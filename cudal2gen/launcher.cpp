@@ -331,12 +331,15 @@ int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, 
   return cudal2gen_batch_workspace_bytes(kernel, m, n, k, 1);
 }
 
-// What a fused kernel reads beside A and B; the struct of its last parameter. Only what its parts need counts: `bias` in
-// the type of A and B, C (m,n) by rows in that of D, ldc in elements. A later member goes behind these.
+// What a fused kernel reads beside A and B, and stores beside D; the struct of its last parameter. Only what its parts need
+// counts: `bias` in the type of A and B; C and aux (m,n) by rows in that of D, ldc and ldaux in elements. A later member
+// goes behind these.
 struct cudal2gen_fused {
   void const *bias, *c;
   int ldc;
   float alpha, beta;
+  void* aux;
+  int ldaux;
 };
 
 namespace {
@@ -347,7 +350,7 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   message.clear();
   cudal2gen_kernel const& own = *kernel;
   Launch const& launch = own.launch;
-  Matrix const in_a = {a, lda, k}, in_b = {b, ldb, launch.nn ? n : k}, out_d = {d, ldd, n};
+  Matrix const in_a = {a, lda, k}, in_b = {b, ldb, launch.nn ? n : k}, out_d = {d, ldd, launch.d_cols(n)};
   cudaLaunchConfig_t config = {};
   config.blockDim = dim3(unsigned(launch.threads), 1, 1);
   config.dynamicSmemBytes = launch.smem_bytes;
@@ -357,7 +360,7 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   if (!refusal && launch.fusion.any && !fused)
     refusal = {cudaErrorInvalidValue, "this kernel is fused: launch it by cudal2gen_launch_fused, with what it reads"};
   cudal2gen_fused operands = fused ? *fused : cudal2gen_fused{};
-  if (!refusal) refusal = launch.refuse_fused(operands.bias, {operands.c, operands.ldc, n});
+  if (!refusal) refusal = launch.refuse_fused(operands.bias, {operands.c, operands.ldc, n}, {operands.aux, operands.ldaux, n});
   if (!refusal) refusal = launch.refuse_batches(batches, m, n, ldd);
   if (refusal) return refuse(refusal.code, refusal.why);
   int code = choose_grid(own, m, n, k, batches.count, config.gridDim);
@@ -410,7 +413,7 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
 }  // namespace
 
 // D(m,n) = activation(alpha A(m,k) * B + bias + beta C), as far as the kernel has these parts; of a kernel that has none
-// `fused` may be null. On the given stream; leading dimensions in elements; workspace: cudal2gen_workspace_bytes().
+// `fused` may be null. D of a gated kernel has n / 2 columns. On the given stream; leading dimensions in elements; workspace: cudal2gen_workspace_bytes().
 int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                            int m, int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream) {
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {}, fused, workspace, stream);

@@ -35,10 +35,13 @@ class _Sized(ctypes.Structure):
 
 
 class Fused(ctypes.Structure):
-    """``cudal2gen_fused`` of launcher.cpp: what a fused kernel reads beside A and B. ``bias`` and ``c`` are addresses,
-    0 where the kernel has no such part."""
+    """``cudal2gen_fused`` of launcher.cpp: what a fused kernel reads beside A and B, and stores beside D. ``bias``,
+    ``c`` and ``aux`` are addresses, 0 where the kernel has no such part; leading dimensions count elements."""
 
-    _fields_ = [("bias", _POINTER), ("c", _POINTER), ("ldc", _INT), ("alpha", _FLOAT), ("beta", _FLOAT)]
+    _fields_ = [
+        *(("bias", _POINTER), ("c", _POINTER), ("ldc", _INT), ("alpha", _FLOAT), ("beta", _FLOAT)),
+        *(("aux", _POINTER), ("ldaux", _INT)),
+    ]
 
 
 class LaunchError(Failure):

@@ -1,13 +1,16 @@
 """What a kernel does to the sums of a product before it rounds and stores them, as data of the problem.
 
-D = activation(alpha A B + bias + beta C), in fp32, then one rounding to D's type. ``Fusion`` says which of these parts
-there are: they are code of the kernel. alpha and beta, and where bias and C lie, are data of a launch.
+D = activation(Z), Z = alpha A B + bias + beta C, in fp32, then one rounding to D's type. ``Fusion`` says which of these
+parts there are: they are code of the kernel. alpha and beta, and where bias and C lie, are data of a launch.
+
+``gate`` makes D half as wide as Z, whose columns are pairs interleaved by 8: with Z1 the columns 16 j to 16 j + 7 and
+Z3 the columns 16 j + 8 to 16 j + 15, D = activation(Z1) Z3. ``aux`` stores Z beside D, whole and in D's type.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, model_serializer, model_validator
 
@@ -22,17 +25,21 @@ PARTS: dict[str, dict[str, Any]] = {
     "bias_n": {"bias": "n"},
     "bias_m": {"bias": "m"},
     "residual": {"residual": True},
+    "aux": {"aux": True},
     **{name: {"activation": name} for name in ACTIVATIONS if name != NONE},
+    "gate": {"gate": True},
 }
+GATE_COLS = 16  # columns of Z that make 8 of D: n is a multiple of it
 
 
 class Fusion(BaseModel):
     """The parts of a fused product; without any it is the plain product.
 
     ``scale``: the sums are multiplied by alpha. ``bias``: a vector that is added, of n elements, one for each column of
-    D, or of m, one for each row; in the type of A and B. ``residual``: beta C is added, C (m,n) in the type of D.
-    ``activation``: gelu is by the error function, gelu_tanh the usual approximation of it. A text spells the parts that
-    there are, in this order, such as ``bias_n+silu``; it is also how JSON has a fusion.
+    Z, or of m, one for each row; in the type of A and B. ``residual``: beta C is added, C (m,n) in the type of D.
+    ``aux``: Z (m,n) is stored as well, rounded to D's type. ``activation``: gelu is by the error function, gelu_tanh
+    the usual approximation of it. ``gate``: columns of Z are pairs, D (m,n/2) the product of activated and other half.
+    A text spells the parts that there are, in this order, such as ``bias_n+silu``; it is also how JSON has a fusion.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -40,7 +47,9 @@ class Fusion(BaseModel):
     scale: bool = False
     bias: Bias = "none"
     residual: bool = False
+    aux: bool = False
     activation: Activation = "none"
+    gate: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -54,9 +63,17 @@ class Fusion(BaseModel):
             if twice := fields.keys() & PARTS[part].keys():
                 raise ValueError(f"{value}: {twice.pop()} appears more than once")
             fields |= PARTS[part]
-        if value != (text := cls(**fields).text):
+        if value != (text := "+".join(part for part in PARTS if PARTS[part].items() <= fields.items()) or NONE):
             raise ValueError(f"{value}: parts must stand in the order of application, {text}")
         return fields
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        if self.residual and self.gate:
+            raise ValueError(f"{self}: residual goes without gate, C is as wide as D and is added before it is gated")
+        if self.aux and not self.gate and self.activation == NONE:
+            raise ValueError(f"{self}: aux needs an activation or gate, before which it stores; else it is D itself")
+        return self
 
     @model_serializer
     def _spell(self) -> str:
@@ -67,6 +84,10 @@ class Fusion(BaseModel):
         """The parts joined by +, ``none`` where there are none."""
         parts = [part for part, fields in PARTS.items() if all(getattr(self, name) == fields[name] for name in fields)]
         return "+".join(parts) or NONE
+
+    def d_cols(self, n: int) -> int:
+        """Columns of D where those of the product are n."""
+        return n // 2 if self.gate else n
 
     def __str__(self) -> str:
         return self.text

@@ -60,16 +60,16 @@ class Matrix(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The matrices of a product as a caller has them: A (m,k), B as the layout stores it, D (m,n)."""
+    """The matrices of a product as a caller has them: A (m,k), B as the layout stores it, D (m,n), or (m,n/2) gated."""
 
     a: Matrix
     b: Matrix
     d: Matrix
 
     @classmethod
-    def packed(cls, layout: Layout, n: int, k: int) -> Operands:
+    def packed(cls, layout: Layout, n: int, k: int, fusion: Fusion = PLAIN) -> Operands:
         """Matrices without gaps between their rows."""
-        return cls(Matrix(k), Matrix(k if layout == "tn" else n), Matrix(n))
+        return cls(Matrix(k), Matrix(k if layout == "tn" else n), Matrix(fusion.d_cols(n)))
 
 
 class Option(NamedTuple):
@@ -139,7 +139,11 @@ class Launch(Schema):
 
     def takes_c(self, n: int, c: Matrix) -> bool:
         """Whether a launch of n columns takes the C that a fused kernel adds where it lies: as it takes D."""
-        return n <= c.ld <= MAX_EXTENT and (self._in_vectors(c) or not self.stores_vectors)
+        return self.fusion.d_cols(n) <= c.ld <= MAX_EXTENT and (self._in_vectors(c) or not self.stores_vectors)
+
+    def takes_aux(self, n: int, aux: Matrix) -> bool:
+        """Whether a launch of n columns takes the matrix (m,n) that a fused kernel stores beside D where it lies."""
+        return n <= aux.ld <= MAX_EXTENT and self._in_vectors(aux)
 
     def _in_vectors(self, d: Matrix) -> bool:
         return d.aligned and d.ld % self.d_vector == 0
@@ -150,10 +154,9 @@ class Launch(Schema):
     def spaced(self, n: int, k: int, gap: int = VECTOR) -> Operands:
         """Matrices with ``gap`` elements between their rows where the kernel takes such: what a test launches with."""
         rows_k = Matrix(aligned(k) + (0 if self.packed_k else gap))
-        rows_n = Matrix(aligned(n) + gap)
-        return Operands(
-            rows_k, rows_k if self.layout == "tn" else rows_n, rows_n if self.stores_vectors else Matrix(n + gap)
-        )
+        cols = self.fusion.d_cols(n)
+        rows_b = rows_k if self.layout == "tn" else Matrix(aligned(n) + gap)
+        return Operands(rows_k, rows_b, Matrix((aligned(cols) if self.stores_vectors else cols) + gap))
 
     def write(self) -> str:
         """The file ``kernel.launch``. Digests of binaries cover its lines, so their order stays."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from cudal2gen.element import ELEMENTS, F16, Element, ElementName, OutputName, stored
-from cudal2gen.kernel.fusion import PLAIN, Fusion
+from cudal2gen.kernel.fusion import GATE_COLS, PLAIN, Fusion
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 
 Acc = Literal["f16", "f32"]
@@ -66,6 +66,8 @@ class Problem(Schema):
             raise ValueError(
                 f"batch={self.batch}: must be none for fusion={self.fusion}, whose operands have no strides"
             )
+        if self.fusion.gate and self.n % GATE_COLS:
+            raise ValueError(f"n={self.n}: must be a multiple of {GATE_COLS} for fusion={self.fusion}, 8 columns by 8")
         return self
 
     @staticmethod
@@ -94,6 +96,11 @@ class Problem(Schema):
     def widths(self) -> tuple[int, int, int]:
         """Bytes of an element of A, B and D."""
         return self.element.bytes, self.element.bytes, self.output.bytes
+
+    @property
+    def d_cols(self) -> int:
+        """Columns of D: n, or half of it where pairs of columns are gated."""
+        return self.fusion.d_cols(self.n)
 
     @property
     def types(self) -> str:
@@ -138,7 +145,7 @@ class Problem(Schema):
     @property
     def traffic_bytes(self) -> int:
         """Each operand once between device memory and the chip: the least that any kernel moves."""
-        return self.element.bytes * self.k * (self.m + self.n) + self.output.bytes * self.m * self.n
+        return self.element.bytes * self.k * (self.m + self.n) + self.output.bytes * self.m * self.d_cols
 
     @property
     def size_class(self) -> SizeClass:

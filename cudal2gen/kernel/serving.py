@@ -83,7 +83,7 @@ def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> t
     Of the family's variants (tiles predicated, operands padded) it is the one with the fewest copies; with
     ``same_binary`` only of those that leave the binary as it is. The origin names what changed.
     """
-    sizes, operands = sizes_of(problem), Operands.packed(problem.layout, problem.n, problem.k)
+    sizes, operands = sizes_of(problem), Operands.packed(problem.layout, problem.n, problem.k, problem.fusion)
     pairs: list[tuple[Record, Use]] = []
     for fields in record.SIZE_VARIANTS:
         variant = _variant(record, problem, fields)
