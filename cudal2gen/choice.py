@@ -2,8 +2,11 @@
 
 A kernel is chosen where it was measured faster than the vendor's library by more than noise: in each L2 state, and by
 the lower end of the interval. Off the measured problems it must have won on all neighbours, and win after what its
-tiles waste and what copying to padded matrices costs. Where nothing was measured, the vendor's library answers. Times
-are in microseconds; nothing here needs torch or a GPU.
+tiles waste and what copying to padded matrices costs. Where nothing was measured, the vendor's library answers.
+
+A fused, batched or grouped problem is measured by itself. Where it was not, the measurement of its plain product says
+which kernel would take it, and that nothing is known of its speed: the vendor's library answers unless the caller
+prefers ``inferred``. Times are in microseconds; nothing here needs torch or a GPU.
 """
 
 from __future__ import annotations
@@ -20,11 +23,13 @@ from cudal2gen import catalog, results
 from cudal2gen.element import ElementName, OutputName
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, Record, Use, ceil_div, explain, parse, serving
+from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.launch import Operands, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT, Batch
-from cudal2gen.results import Extent, Measurement, Measurements
+from cudal2gen.results import NEUTRAL, Extent, Measurement, Measurements, Products
 
-Prefer = Literal["measured", "kernel", "vendor"]
+# ``inferred``: as ``measured``, and where a fusion or batch was not measured, by the measurement of its plain product.
+Prefer = Literal["measured", "inferred", "kernel", "vendor"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 MARGIN = 0.01  # by which a kernel must win where it was measured
@@ -79,7 +84,8 @@ class Kernel:
 class Row(NamedTuple):
     """One measured problem: its best kernel by number, None where that is not in the table; what it won or lost.
 
-    ``us`` and ``vendor_us`` are medians in the worst L2 state; ``speedup``: value, low and high there.
+    ``us`` and ``vendor_us`` are medians in the worst L2 state; ``speedup``: value, low and high there. ``products``: of
+    the launch that was measured, more than one of a batch only.
     """
 
     acc: Acc
@@ -95,6 +101,15 @@ class Row(NamedTuple):
     ab: ElementName = "f16"
     d: OutputName = "same"
     batch: Batch = "none"
+    fusion: Fusion = PLAIN
+    products: Products = 1
+
+    @property
+    def spelled(self) -> dict[str, Any]:
+        """The fields that are not neutral, a fusion by its text."""
+        fields = self._asdict()
+        spelled = {name: value for name, value in fields.items() if name not in NEUTRAL or value != NEUTRAL[name]}
+        return spelled | ({"fusion": self.fusion.text} if self.fusion else {})
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -106,18 +121,26 @@ class Row(NamedTuple):
         return Sizes(self.m, self.n, self.k)
 
     @property
+    def text(self) -> str:
+        """Sizes, fusion and batch in words."""
+        fusion = f" {self.fusion}" if self.fusion else ""
+        return f"{self.sizes.text}{fusion}{f' x{self.products}' if self.batch != 'none' else ''}"
+
+    @property
     def wins(self) -> bool:
         return self.kernel is not None and self.speedup[1] >= 1 + MARGIN
 
 
 class Choice(NamedTuple):
     """What answers a problem. ``kernel``: its number in the table, None for the vendor's library. ``reason``: why, with
-    the numbers; ``short``: the same without, equal for all problems alike, so that it can be counted."""
+    the numbers; ``short``: the same without, equal for all problems alike, so that it can be counted. ``inferred``:
+    whether only the plain product was measured, so that nothing says that the kernel is faster."""
 
     kernel: int | None
     use: Use | None
     reason: str
     short: str
+    inferred: bool = False
 
 
 @dataclass
@@ -131,13 +154,23 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     @cached_property
-    def _by_problem(self) -> dict[tuple[tuple[Any, ...], Sizes], Row]:
-        return {(row.kind, row.sizes): row for row in self.rows}
+    def _by_problem(self) -> dict[tuple[tuple[Any, ...], Sizes, int], Row]:
+        return {(row.kind, row.sizes, row.products): row for row in self.rows}
 
     def choose(
-        self, problem: Problem, operands: Operands, prefer: Prefer = "measured", extra_us: float = 0.0
+        self,
+        problem: Problem,
+        operands: Operands,
+        prefer: Prefer = "measured",
+        extra_us: float = 0.0,
+        products: int = 1,
     ) -> Choice:
-        """What answers the problem; ``extra_us``: what a kernel's caller must do besides and the vendor's need not."""
+        """What answers the problem, fused, batched or grouped as it says.
+
+        ``operands``: how A, B and D lie, of a batch each product's. ``products``: how many a launch of a batch
+        computes, or the groups of a grouped one, whose ``m`` counts the rows of all. ``extra_us``: what a kernel's
+        caller must do besides and the vendor's need not. A kernel that answers a fused problem does all of its fusion.
+        """
         sizes = Sizes(problem.m, problem.n, problem.k)
         if prefer == "vendor":
             return Choice(None, None, "the vendor's library was asked for", "asked for")
@@ -145,17 +178,20 @@ class Table:
             reason = f"an extent or leading dimension exceeds {MAX_EXTENT}"
             return Choice(None, None, f"{problem.mnk}: {reason}", reason)
         if not any(kernel.computes(problem) for kernel in self.kernels):
-            reason = f"no kernels for {self.gpu} {problem.types} {problem.layout}"
+            reason = f"no kernels for {self.gpu} {problem.types} {problem.layout}{problem.later}"
             return Choice(None, None, reason, reason)
         if prefer == "kernel":
             return self._nearest(problem, sizes, operands)
-        row = self._by_problem.get((problem.kind, sizes))
+        row = self._by_problem.get((problem.kind, sizes, products))
         if row is not None:
             return self._measured(row, operands, extra_us)
-        return self._estimated(problem, sizes, operands, extra_us)
+        near = self._near(problem, sizes, products)
+        if near or not problem.later:
+            return self._estimated(near, sizes, products, operands, extra_us)
+        return self._inferred(problem, sizes, operands, prefer, extra_us)
 
     def _measured(self, row: Row, operands: Operands, extra_us: float) -> Choice:
-        measured = f"{row.sizes.text} was measured: {_speedup(row)}"
+        measured = f"{row.text} was measured: {_speedup(row)}"
         if row.kernel is None or not row.wins:
             return Choice(None, None, f"{measured}, which is not faster beyond noise", "measured, not faster")
         kernel = self.kernels[row.kernel]
@@ -171,18 +207,46 @@ class Table:
             return Choice(None, None, f"{measured}{price}: not faster then", "copies too dear")
         return Choice(row.kernel, use, f"{measured}{price}", "measured")
 
-    def _estimated(self, problem: Problem, sizes: Sizes, operands: Operands, extra_us: float) -> Choice:
-        near = self._near(problem, sizes)
+    def _inferred(self, problem: Problem, sizes: Sizes, operands: Operands, prefer: Prefer, extra_us: float) -> Choice:
+        """A fused or batched problem of which nothing was measured: the kernel of its plain product, with its fusion
+        or batch, where that was measured faster and the caller takes such a kernel."""
+        what = f"{sizes.text}{problem.later} was not measured"
+        plain = self.choose(problem.revised(fusion=PLAIN, batch="none"), operands, "measured", extra_us)
+        if plain.kernel is None:
+            reason = f"{what}; the plain product: {plain.reason}"
+            return Choice(None, None, reason, "fusion or batch not measured, plain not faster")
+        source = self.kernels[plain.kernel].record
+        # The record of the plain product with this fusion or batch: the same decisions for the same sizes.
+        same = (
+            number
+            for number, kernel in enumerate(self.kernels)
+            if kernel.computes(problem)
+            and kernel.sizes == self.kernels[plain.kernel].sizes
+            and kernel.record.decisions() == source.decisions()
+        )
+        number = next(same, None)
+        use = None if number is None else self.kernels[number].use(sizes, operands)
+        if number is None or use is None:
+            reason = f"{what}, and {source.name}, which the plain product takes, is not here{problem.later}"
+            return Choice(None, None, reason, "no kernel with this fusion or batch")
+        reason = f"{what}; the plain product: {plain.reason}"
+        if prefer != "inferred":
+            return Choice(None, None, f"{reason}; prefer=inferred takes its kernel", "fusion or batch not measured")
+        return Choice(number, use, reason, "inferred from the plain product", inferred=True)
+
+    def _estimated(
+        self, near: Sequence[Row], sizes: Sizes, products: int, operands: Operands, extra_us: float
+    ) -> Choice:
         if min(sizes.m, sizes.n) == 1:
             reason = "a product with a vector, which the vendor's library computes in other ways, was not measured"
             return Choice(None, None, f"{sizes.text}: {reason}", "vector, not measured")
         if not near:
             reason = "nothing was measured within a factor of two"
             return Choice(None, None, f"{sizes.text}: {reason}", reason)
-        neighbours = "; ".join(f"{row.sizes.text} {_speedup(row)}" for row in near)
+        neighbours = "; ".join(f"{row.text} {_speedup(row)}" for row in near)
         if not all(row.wins for row in near):
             return Choice(None, None, f"not every measured neighbour is won: {neighbours}", "neighbours not all won")
-        predicted = [(*self._predicted(row, sizes, operands, extra_us), row) for row in near]
+        predicted = [(*self._predicted(row, sizes, products, operands, extra_us), row) for row in near]
         usable = [(low, use, row) for low, use, row in predicted if use is not None]
         if not usable:
             return Choice(None, None, f"no neighbour's kernel serves {sizes.text}: {neighbours}", "operands not taken")
@@ -192,13 +256,18 @@ class Table:
             return Choice(None, None, f"only {estimate}", "estimated, not faster")
         return Choice(row.kernel, use, estimate, "estimated")
 
-    def _near(self, problem: Problem, sizes: Sizes) -> list[Row]:
-        """Measured neighbours, the nearest first."""
+    def _near(self, problem: Problem, sizes: Sizes, products: int) -> list[Row]:
+        """Measured neighbours, the nearest first; of a batch also in the number of products."""
         alike = [row for row in self.rows if row.kind == problem.kind]
-        measured = [(steps, row) for row in alike if max(steps := _octaves(sizes, row.sizes)) <= OCTAVE]
+        extents = (*sizes, products)
+        measured = [
+            (steps, row) for row in alike if max(steps := _octaves(extents, (*row.sizes, row.products))) <= OCTAVE
+        ]
         return [row for _, row in sorted(measured, key=lambda pair: (sum(pair[0]), pair[1].sizes))[:NEIGHBOURS]]
 
-    def _predicted(self, row: Row, sizes: Sizes, operands: Operands, extra_us: float) -> tuple[float, Use | None]:
+    def _predicted(
+        self, row: Row, sizes: Sizes, products: int, operands: Operands, extra_us: float
+    ) -> tuple[float, Use | None]:
         """The low end of a speedup at other sizes: the neighbour's, less what the tiles waste and what is copied.
 
         The vendor's library is taken to waste nothing, and both to take time in proportion to their work.
@@ -209,8 +278,9 @@ class Table:
         packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k))
         if use is None or packed is None:
             return 0.0, None
-        useful = math.prod(sizes) / math.prod(row.sizes)
-        tiled = _work(kernel.record, use.launched) / _work(kernel.record, packed.launched)
+        more_products = products / row.products
+        useful = more_products * math.prod(sizes) / math.prod(row.sizes)
+        tiled = more_products * _work(kernel.record, use.launched) / _work(kernel.record, packed.launched)
         kernel_us = row.us * tiled
         more = max(0.0, self._copied_us(kernel, use, sizes) - self._copied_us(kernel, packed, row.sizes) * tiled)
         return row.speedup[1] * row.us * useful / (kernel_us + more + extra_us), use
@@ -239,8 +309,16 @@ class Table:
         return COPY_US * sum(use.copied) + moved / (self.bandwidth * COPY_SHARE)
 
     def chosen(self) -> Table:
-        """The same with only those kernels that a measurement chooses; the other rows stay, as reasons."""
-        winners = sorted({row.kernel for row in self.rows if row.wins and row.kernel is not None})
+        """The same with only those kernels that a measurement chooses, and those with their decisions for fused and
+        batched problems; the other rows stay, as reasons."""
+        won = {row.kernel for row in self.rows if row.wins and row.kernel is not None}
+        alike = {(kernel.sizes, str(kernel.record.decisions())) for kernel in map(self.kernels.__getitem__, won)}
+        winners = [
+            number
+            for number, kernel in enumerate(self.kernels)
+            if number in won
+            or (kernel.record.problem.later and (kernel.sizes, str(kernel.record.decisions())) in alike)
+        ]
         numbers = {old: new for new, old in enumerate(winners)}
         rows = [row._replace(kernel=None if row.kernel is None else numbers.get(row.kernel)) for row in self.rows]
         return Table(self.gpu, [self.kernels[old] for old in winners], rows, self.bandwidth, self.notes)
@@ -248,7 +326,7 @@ class Table:
     def dump(self) -> dict[str, Any]:
         """As JSON values."""
         kernels = [{"digest": kernel.digest, "record": dict(kernel.fields)} for kernel in self.kernels]
-        rows = [Problem.without_neutral(row._asdict()) for row in self.rows]
+        rows = [row.spelled for row in self.rows]
         return {"gpu": self.gpu, "bandwidth_bytes_us": self.bandwidth, "kernels": kernels, "rows": rows}
 
     @classmethod
@@ -357,45 +435,50 @@ def tabulate(
     kernels = [Kernel(identify(record), record.model_dump(mode="json")) for record in records]
     numbers = {(record.problem, record.name): number for number, record in enumerate(records)}
     cards = {name: environment for name, environment in measured.environments.items() if environment.gpu == gpu}
-    latest: dict[tuple[Problem, str], dict[str, Measurement]] = {}
+    latest: dict[tuple[Problem, int, str], dict[str, Measurement]] = {}
     for measurement in measured.measurements:
         timing = measurement.timing(results.KERNEL)
         counts = measurement.environment in cards and measurement.protocol == "device"
         if counts and timing is not None and timing.record:
-            latest.setdefault((measurement.problem, timing.record), {})[measurement.l2] = measurement
-    rows: dict[Problem, Row] = {}
+            key = (measurement.problem, measurement.products, timing.record)
+            latest.setdefault(key, {})[measurement.l2] = measurement
+    rows: dict[tuple[Problem, int], Row] = {}
     strangers = 0
-    for (problem, name), states in latest.items():
+    for (problem, products, name), states in latest.items():
         number = numbers.get((problem, name))
         binaries = {measurement.digest for measurement in states.values()}
         if number is None or (digest and binaries != {kernels[number].digest}):
             strangers += 1
-        elif (row := _row(problem, number, states)) and (
-            problem not in rows or row.speedup[1] > rows[problem].speedup[1]
+        elif (row := _row(problem, products, number, states)) and (
+            (problem, products) not in rows or row.speedup[1] > rows[problem, products].speedup[1]
         ):
-            rows[problem] = row
+            rows[problem, products] = row
     bandwidth = min((card.bandwidth_bytes_us for card in cards.values()), default=BANDWIDTH)
     notes = [f"{strangers} measured kernels are not among these, or were compiled otherwise"] if strangers else []
-    return Table(gpu, kernels, sorted(rows.values(), key=lambda row: (row[:5], row.kind)), bandwidth, notes)
+    ordered = sorted(rows.values(), key=lambda row: (row[:5], row.kind, row.products))
+    return Table(gpu, kernels, ordered, bandwidth, notes)
 
 
-def _row(problem: Problem, number: int, states: Mapping[str, Measurement]) -> Row | None:
-    """The state in which the kernel does worst against what torch.matmul calls; None where that was not measured."""
+def _row(problem: Problem, products: int, number: int, states: Mapping[str, Measurement]) -> Row | None:
+    """The state in which the kernel does worst against its rivals; None where the first of them was not measured."""
+    rivals = results.rivals(problem)
     contests = []
     for state, measurement in sorted(states.items()):
         kernel = measurement.timing(results.KERNEL)
-        for baseline in ("torch.matmul", f"cublas-{problem.layout}"):
+        for baseline in rivals:
             vendor, ratio = measurement.timing(baseline), results.speedup(measurement, baseline)
             if kernel is not None and vendor is not None and ratio is not None:
                 contests.append((ratio, kernel.median_us, vendor.median_us, f"{state} L2, {baseline}"))
-    if not any(state.endswith("torch.matmul") for *_, state in contests):
+    if not any(state.endswith(rivals[0]) for *_, state in contests):
         return None
     ratio, us, vendor_us, state = min(contests, key=lambda contest: contest[0].low)
     speedup = (round(ratio.value, 5), round(ratio.low, 5), round(ratio.high, 5))
     sizes = (problem.m, problem.n, problem.k)
     times = (round(us, 4), round(vendor_us, 4))
-    kind = problem.acc, problem.layout
-    return Row(*kind, *sizes, number, *times, speedup, state, problem.ab, problem.d, problem.batch)
+    return Row(
+        problem.acc, problem.layout, *sizes, number, *times, speedup, state,
+        problem.ab, problem.d, problem.batch, problem.fusion, products,
+    )  # fmt: skip
 
 
 def _speedup(row: Row) -> str:
@@ -403,8 +486,8 @@ def _speedup(row: Row) -> str:
     return f"{value:.3f}x [{low:.3f}, {high:.3f}] ({row.state})"
 
 
-def _octaves(sizes: Sizes, other: Sizes) -> tuple[float, ...]:
-    return tuple(abs(math.log2(a / b)) for a, b in zip(sizes, other, strict=True))
+def _octaves(extents: Sequence[int], others: Sequence[int]) -> tuple[float, ...]:
+    return tuple(abs(math.log2(a / b)) for a, b in zip(extents, others, strict=True))
 
 
 def _work(record: Record, sizes: Sizes) -> int:

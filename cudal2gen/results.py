@@ -31,6 +31,7 @@ from cudal2gen.chips import tensor_flops
 from cudal2gen.element import ElementName, OutputName
 from cudal2gen.errors import SkippedLine, WrongInput, parse_json, reading
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, explain, parse
+from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT, Batch
 from cudal2gen.ratios import Pair, Ratio, paired, paired_each
 
@@ -48,13 +49,25 @@ DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
 }
 
+# What computes fused and batched products without our kernels, beside torch.matmul of plain ones.
+UNFUSED, EPILOGUE, BATCHED = "torch.unfused", "torch.epilogue", "torch.bmm"
+
 # A sample. A zero, a NaN or an infinity is a fault of the clock or of the file.
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Extent = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
+Products = Annotated[int, Field(ge=1, lt=2**31)]
+NEUTRAL = Problem.NEUTRAL | {"products": 1}  # what a row does not spell
 MOST_WARNINGS = 5  # of a file's lines, each by itself
 
 T = TypeVar("T")
+
+
+def rivals(problem: Problem) -> tuple[str, ...]:
+    """The contenders that a kernel must beat before it is chosen; the first of them must have been measured."""
+    if problem.batched:
+        return (BATCHED,)
+    return (UNFUSED, EPILOGUE) if problem.fusion else ("torch.matmul", f"cublas-{problem.layout}")
 
 
 class Line(BaseModel):
@@ -72,11 +85,18 @@ class Typed(Line):
 
     @model_serializer(mode="wrap")
     def _spell(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return Problem.without_neutral(handler(self))
+        spelled: dict[str, Any] = handler(self)
+        for name, neutral in NEUTRAL.items():
+            if getattr(self, name, None) == neutral:
+                spelled.pop(name, None)
+        return spelled
 
 
 class Posed(Typed):
-    """A row with all fields of a problem but its fusion: of plain products."""
+    """A row with all fields of a problem. ``products``: how many a launch computed, more than one of a batch only."""
+
+    fusion: Fusion = PLAIN
+    products: Products = 1
 
     @property
     def problem(self) -> Problem:
@@ -170,14 +190,15 @@ class Environment(Line):
         """Dense peak of the tensor cores on 16-bit elements, at the highest clock the card allows; 0 if not known."""
         return tensor_flops(self.capability, self.name, acc == "f32") * self.sms * self.max_sm_mhz
 
-    def floor_us(self, problem: Problem, cold: bool) -> float:
-        """A lower bound of any kernel's time: the MMAs at peak; from a cold L2, A and B once through device memory.
+    def floor_us(self, problem: Problem, cold: bool, products: int = 1) -> float:
+        """A lower bound of any kernel's time in microseconds for so many ``products``: the MMAs at peak; from a cold
+        L2, A and B of each once through device memory.
 
-        D does not count, since it may stay in the L2 until after the kernel.
+        D does not count, since it may stay in the L2 until after the kernel; nor does what a fused kernel reads beside.
         """
         peak = self.peak_flops_us(problem.acc)
-        floor = problem.flops / peak if peak else 0.0
-        read = problem.element.bytes * problem.k * (problem.m + problem.n)
+        floor = products * problem.flops / peak if peak else 0.0
+        read = products * problem.element.bytes * problem.k * (problem.m + problem.n)
         return max(floor, read / self.bandwidth_bytes_us) if cold and self.bandwidth_bytes_us else floor
 
 
@@ -501,7 +522,14 @@ class Measurements(NamedTuple):
     def latest(self) -> list[Measurement]:
         """The last measurement of each problem, protocol and L2 state, per GPU."""
         last = {
-            (row.problem.key, self.environments[row.environment].name, row.protocol, row.l2, row.target_qps): row
+            (
+                row.problem.key,
+                row.products,
+                self.environments[row.environment].name,
+                row.protocol,
+                row.l2,
+                row.target_qps,
+            ): row
             for row in self.measurements
         }
         return list(last.values())

@@ -24,12 +24,13 @@ RECORDS: dict[str, Record] = {
 }
 
 
-def row(record: Record, number: int, low: float, us: float = 100.0) -> Row:
+def row(record: Record, number: int, low: float, us: float = 100.0, products: int = 1) -> Row:
     """As if the kernel had been measured so many times faster than torch.matmul."""
     speedup = (low + 0.01, low, low + 0.02)
     sizes = (record.m, record.n, record.k)
     state = "cold L2, torch.matmul"
-    return Row(record.acc, record.layout, *sizes, number, us, us * low, speedup, state, record.ab, record.d)
+    types = (record.ab, record.d, record.batch, record.fusion)
+    return Row(record.acc, record.layout, *sizes, number, us, us * low, speedup, state, *types, products)
 
 
 def table(records: Sequence[Record], lows: dict[int, float] | None = None, bandwidth: float = 1e9) -> Table:

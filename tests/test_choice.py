@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,74 @@ def test_what_no_launcher_takes_is_the_vendors() -> None:
         assert answer.short == "an extent or leading dimension exceeds 16777216"
 
 
+# --- fused and batched problems ---
+
+
+FUSED = PREDICATED.at(PREDICATED.problem.revised(fusion="bias_n+silu"))
+BATCHED = PREDICATED.at(PREDICATED.problem.revised(batch="strided"))
+WITH_FUSED = [PREDICATED, FUSED, BATCHED]
+
+
+def ask_fused(own: Table, record: Record, **more: Any) -> choice.Choice:
+    return own.choose(record.problem, Operands.packed("tn", record.n, record.k), **more)
+
+
+@pytest.mark.parametrize("record", [FUSED, BATCHED], ids=["fused", "batched"])
+def test_an_unmeasured_fusion_claims_no_speed(record: Record) -> None:
+    number = WITH_FUSED.index(record)
+    won = table({0: 1.5}, WITH_FUSED)
+    answer = ask_fused(won, record)
+    assert (answer.kernel, answer.short) == (None, "fusion or batch not measured")
+    assert f"64_64_128{record.problem.later} was not measured; the plain product: 64_64_128 was measured: 1.5" in (
+        answer.reason
+    )
+    allowed = ask_fused(won, record, prefer="inferred")
+    assert (allowed.kernel, allowed.inferred) == (number, True)
+    lost = ask_fused(table({0: 0.9}, WITH_FUSED), record, prefer="inferred")
+    assert (lost.kernel, lost.short) == (None, "fusion or batch not measured, plain not faster")
+    absent = ask_fused(table({0: 1.5}, [PREDICATED, WHOLE.at(WHOLE.problem.revised(fusion="bias_n+silu"))]), FUSED)
+    assert absent.short == "no kernel with this fusion or batch"
+    assert ask_fused(table({0: 1.5}), record, prefer="inferred").reason == (
+        f"no kernels for a100 f32 tn{record.problem.later}"
+    )
+    assert ask_fused(won, record, prefer="kernel").kernel == number
+    assert ask_fused(won, record, prefer="vendor").kernel is None
+    assert not ask_fused(won, PREDICATED, prefer="inferred").inferred, "it was measured"
+
+
+def test_a_fusion_that_was_measured_speaks_for_itself() -> None:
+    own = table({0: 1.5, 1: 0.9}, WITH_FUSED)
+    assert ask_fused(own, FUSED, prefer="inferred").short == "measured, not faster"
+    won = ask_fused(table({0: 0.9, 1: 1.2}, WITH_FUSED), FUSED)
+    assert (won.kernel, won.inferred) == (1, False)
+    assert won.reason.startswith("64_64_128 bias_n+silu was measured: 1.210x")
+    near = FUSED.problem.revised(m=60)
+    assert table({1: 1.5}, WITH_FUSED).choose(near, Operands.packed("tn", 64, 128)).short == "estimated"
+
+
+def test_batches_are_measured_by_their_number_of_products() -> None:
+    own = replace(table({}, WITH_FUSED), rows=[row(BATCHED, 2, 1.5, products=8)])
+    assert ask_fused(own, BATCHED, products=8).short == "measured"
+    assert ask_fused(own, BATCHED, products=8).reason.startswith("64_64_128 x8 was measured")
+    assert ask_fused(own, BATCHED, products=12).short == "estimated"
+    assert ask_fused(own, BATCHED, products=17).short == "fusion or batch not measured, plain not faster"
+
+
+def test_a_pack_keeps_what_goes_with_a_winner() -> None:
+    own = table({0: 1.5, 3: 0.9}, [*WITH_FUSED, WHOLE, WHOLE.at(WHOLE.problem.revised(fusion="bias_n"))])
+    assert [kernel.record for kernel in own.chosen().kernels] == WITH_FUSED
+
+
+def test_old_tables_say_nothing_of_fusions() -> None:
+    plain = table({0: 1.5}).dump()
+    assert "fusion" not in str(plain["rows"])
+    assert "products" not in str(plain["rows"])
+    fused = replace(table({1: 1.5}, WITH_FUSED), rows=[row(FUSED, 1, 1.5), row(BATCHED, 2, 1.5, products=8)])
+    again = Table.load(json.loads(json.dumps(fused.dump())))
+    assert again.rows == fused.rows
+    assert again.dump() == fused.dump()
+
+
 # --- from measurements ---
 
 
@@ -311,6 +380,37 @@ def test_the_last_measurement_of_a_kernel_and_the_best_kernel_count() -> None:
     both = campaign(RECORD, EVEN) + campaign(better, dict.fromkeys(EVEN, 1.5))
     (only,) = tabled([RECORD, better], both).rows
     assert only.kernel == 1
+
+
+def test_fused_and_batched_measurements_have_rivals_of_their_own() -> None:
+    fused = RECORD.at(RECORD.problem.revised(fusion="bias_n"))
+    batched = RECORD.at(RECORD.problem.revised(batch="strided"))
+    unfused = {"torch.unfused cold": 1.3, "torch.unfused hot": 1.3, "torch.epilogue cold": 1.1}
+    products = {"torch.bmm cold": 1.4, "torch.bmm hot": 1.2}
+    measurements = [
+        *campaign(RECORD, EVEN),
+        *campaign(fused, unfused, fusion="bias_n"),
+        *campaign(batched, products, batch="strided", products=4),
+        *campaign(batched, dict.fromkeys(products, 0.8), batch="strided", products=8),
+    ]
+    rows = tabled([RECORD, fused, batched], measurements).rows
+    states = {(row.fusion.text, row.products, row.state, round(row.speedup[1], 3)) for row in rows}
+    assert states == {
+        ("none", 1, "hot L2, torch.matmul", 1.1),
+        ("bias_n", 1, "cold L2, torch.epilogue", 1.1),
+        ("none", 4, "hot L2, torch.bmm", 1.2),
+        ("none", 8, "cold L2, torch.bmm", 0.8),
+    }
+    latest = results.Measurements({measured.H200.id: measured.H200}, measurements).latest()
+    assert len(latest) == len(measurements)
+    plain, *others = (json.loads(each.model_dump_json()) for each in latest[::2])
+    assert not {"fusion", "batch", "products"} & plain.keys()
+    assert [(each.get("fusion"), each.get("batch"), each.get("products")) for each in others] == [
+        ("bias_n", None, None),
+        (None, "strided", 4),
+        (None, "strided", 8),
+    ]
+    assert tabled([fused], campaign(fused, {"torch.matmul cold": 1.3}, fusion="bias_n")).rows == []
 
 
 def test_a_table_is_what_was_dumped() -> None:

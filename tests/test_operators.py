@@ -295,7 +295,7 @@ def test_one_may_ask_for_kernels_or_for_torch(device: EmulatedDevice, measured: 
         cudal2gen.matmul(drawn(device, 64, 128), drawn(device, 64, 128).t())
     assert ran(measured) == (1, ["asked for"])
     with (
-        pytest.raises(ValueError, match="prefer='fast': must be one of measured, kernel, vendor"),
+        pytest.raises(ValueError, match="prefer='fast': must be one of measured, inferred, kernel, vendor"),
         cudal2gen.prefer("fast"),
     ):  # type: ignore[arg-type]
         pass
@@ -314,7 +314,7 @@ def test_a_plan_made_before_gives_way_to_a_preference(device: EmulatedDevice, me
 def test_the_environment_may_ask(directory: Path) -> None:
     program = "import cudal2gen, torch; cudal2gen.matmul(torch.ones(8, 8).half(), torch.ones(8, 8).half())"
     done = run(program, CUDAL2GEN_PREFER="sometimes")
-    assert "CUDAL2GEN_PREFER=sometimes: must be one of measured, kernel, vendor" in done.stderr
+    assert "CUDAL2GEN_PREFER=sometimes: must be one of measured, inferred, kernel, vendor" in done.stderr
     assert run(program, CUDAL2GEN_PREFER="kernel").returncode == 0
 
 

@@ -110,8 +110,12 @@ class Problem(Schema):
     @property
     def title(self) -> str:
         """The problem in a line."""
-        later = f"{f' {self.fusion}' if self.fusion else ''}{' batched' if self.batched else ''}"
-        return f"{self.gpu} {self.types} {self.layout} {self.mnk}{later}"
+        return f"{self.gpu} {self.types} {self.layout} {self.mnk}{self.later}"
+
+    @property
+    def later(self) -> str:
+        """Fusion and batch in words, each behind a space; empty for one plain product."""
+        return f"{f' {self.fusion}' if self.fusion else ''}{' batched' if self.batched else ''}"
 
     @property
     def batched(self) -> bool:
