@@ -57,6 +57,7 @@ FLOORS = {
     "grid": 6,
     "tuner": 6,
     "operators": 6,
+    "plugins": 7,
     "evidence": 7,
     "cli": 8,
     "__main__": 9,
@@ -68,8 +69,8 @@ NO_NAMES = frozenset(
      "these", "fitting", "theirs", "ours", "bed")
 )  # fmt: skip
 TORCH = {
-    "element", "grading", "correctness", "validator", "gpu", "baselines", "bench", "operators", "triton_emulation",
-    "tuner",
+    "element", "grading", "correctness", "validator", "gpu", "baselines", "bench", "operators", "plugins",
+    "triton_emulation", "tuner",
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ class Check(NamedTuple):
 @verb(app, "doctor")
 def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     """Print what this machine can do, and how to add what is missing."""
-    from cudal2gen import build_folder
+    from cudal2gen import build_folder, plugins
 
     checks = {
         "catalog": _catalog(),
@@ -36,6 +36,7 @@ def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
         "build directory": Check(*build_folder.writable(places.build_dir())),
         "packs": _packs(),
         "gpu": _driver(),
+        **{host.name: Check(bool(host.version), host.state()) for host in plugins.HOSTS},
     }
     if as_json:
         print(json.dumps({name: check._asdict() for name, check in checks.items()}, indent=1))

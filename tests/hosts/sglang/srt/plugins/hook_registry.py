@@ -1,0 +1,37 @@
+"""Hooks by the dotted path of a function; all of them take effect by one call, behind the plugins."""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+
+class HookType(Enum):
+    AROUND = "around"
+
+
+class HookRegistry:
+    hooks: list[tuple[str, Callable[..., Any]]] = []
+
+    @classmethod
+    def register(cls, target: str, hook: Callable[..., Any], hook_type: HookType) -> None:
+        assert hook_type is HookType.AROUND
+        cls.hooks.append((target, hook))
+
+    @classmethod
+    def apply_hooks(cls) -> None:
+        for target, hook in cls.hooks:
+            path, name = target.rsplit(".", 1)
+            owner = pkgutil.resolve_name(path)
+            setattr(owner, name, _around(getattr(owner, name), hook))
+
+
+def _around(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def hooked(*words: Any, **named: Any) -> Any:
+        return hook(original, *words, **named)
+
+    return hooked
