@@ -434,10 +434,11 @@ def append(lines: Iterable[Line], path: Path | None = None) -> None:
     """
     target = path or store()
     target.parent.mkdir(parents=True, exist_ok=True)
+    rows = "".join(line.model_dump_json() + "\n" for line in lines).encode()
     with target.open("a+b", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(_whole_lines(file.fileno()))
-        files.append(file, "".join(line.model_dump_json() + "\n" for line in lines).encode())
+        files.append(file, rows)
 
 
 def _whole_lines(descriptor: int) -> int:

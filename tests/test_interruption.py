@@ -120,7 +120,7 @@ def test_an_interrupted_search_keeps_its_trials(place: Place) -> None:
     process = place.start(
         "tune", *arguments, "--proposers", "random", "--evaluations", "100000", "--trials", str(trials)
     )
-    until(trials.is_file)
+    until(lambda: trials.is_file() and trials.stat().st_size)
     place.end(process, signal.SIGINT)
     assert results.trials(trials)
 
@@ -154,6 +154,29 @@ def test_a_call_that_never_returns_is_ended_too(place: Place) -> None:
     assert process.stdout.readline() == "locked\n"
     process.terminate()
     assert process.wait(processes.END_S) == 128 + signal.SIGTERM
+
+
+# The signal comes while a row is written: pydantic replaces what its serializer raises by a ValueError.
+WRITING = """
+import os, signal
+from pydantic import BaseModel, model_serializer
+from cudal2gen.cli import app, main
+
+class Row(BaseModel):
+    @model_serializer
+    def spell(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return {}
+
+app.command("write")(lambda: Row().model_dump_json())
+main()
+"""
+
+
+def test_a_signal_while_a_row_is_written_ends_with_its_code(place: Place) -> None:
+    command = [sys.executable, "-c", WRITING, "write"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=processes.marked(place.mark))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize("interruption", [SystemExit(143), KeyboardInterrupt()])

@@ -38,7 +38,7 @@ class Program(TyperGroup):
         """Runs a command line."""
         get_completion_inspect_parameters()  # registers Typer's completion of each shell
         try:
-            with _skipped_lines_as_notes():
+            with _skipped_lines_as_notes(), signals.exit_restored():
                 code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.Abort:
             sys.exit(EXIT_FAILED)

@@ -7,11 +7,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GRACE_S = 1.0  # for compilers to be ended, scratch folders removed and results closed
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
+_received: list[int] = []  # the number of the signal that ends this process
 
 
 def handle() -> None:
@@ -29,7 +32,22 @@ def handle() -> None:
     threading.Thread(target=_end, args=(wakeups,), daemon=True).start()
 
 
+@contextmanager
+def exit_restored() -> Iterator[None]:
+    """Raises the SystemExit of a signal where a library replaced it by an exception of its own.
+
+    pydantic does so: whatever a serializer raises becomes a ValueError.
+    """
+    try:
+        yield
+    except Exception:
+        if _received:
+            sys.exit(128 + _received[0])
+        raise
+
+
 def _leave(number: int, _frame: FrameType | None) -> None:
+    _received.append(number)
     for other in ENDING:
         signal.signal(other, signal.SIG_IGN)  # a second one would interrupt what tidies up
     sys.exit(128 + number)

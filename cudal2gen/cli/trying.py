@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cudal2gen.cli import progress, spellings
+from cudal2gen.cli import progress, signals, spellings
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.groups import verb
 from cudal2gen.cli.messages import EXIT_FAILED, note, refuse
@@ -121,7 +121,7 @@ def _rows(kernels: Sequence[grid.Candidate], compilation: Compilation, card: Gpu
         rows = grid.built(kernels, compilation.toolchain(), compilation.jobs, report)
     library = compilation.launcher()
     try:
-        with progress.bar("validating") as report:
+        with signals.exit_restored(), progress.bar("validating") as report:
             rows = grid.judged(rows, library, compilation.jobs or os.cpu_count() or 1, report)
     except (SystemExit, KeyboardInterrupt):
         note("verdicts so far are stored; the same command goes on from there")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cudal2gen.cli import progress
+from cudal2gen.cli import progress, signals
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.groups import verb
 from cudal2gen.cli.messages import EXIT_FAILED, error, note, refuse
@@ -228,7 +228,7 @@ def _stored(judgements: Iterator[Verdict | Lost], total: int) -> list[Verdict]:
 
     verdicts: list[Verdict] = []
     try:
-        with progress.bar("validating") as show:
+        with signals.exit_restored(), progress.bar("validating") as show:
             for done, judgement in enumerate(judgements, 1):
                 if isinstance(judgement, Lost):
                     error(f"{judgement.name}: {judgement.reason}")
