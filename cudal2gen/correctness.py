@@ -14,6 +14,7 @@ the product of A (m,k) and B (n,k), in their ``Element`` or in fp32. What is com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
@@ -68,6 +69,12 @@ class Library(Protocol[Array]):
 
     def zeros(self, like: Array) -> Array: ...
 
+    def exp(self, values: Array) -> Array: ...
+
+    def erf(self, values: Array) -> Array:
+        """The error function, in the type of the values."""
+        ...
+
 
 class Draws(Protocol[Drawn_co]):
     """Random matrices of one library, each of ``rows`` by ``cols`` elements."""
@@ -113,6 +120,15 @@ class _NumPy:
     def zeros(self, like: NDArray[Any]) -> NDArray[Any]:
         return np.zeros_like(like)
 
+    def exp(self, values: NDArray[Any]) -> NDArray[Any]:
+        with np.errstate(all="ignore"):
+            powers: NDArray[Any] = np.exp(values)
+        return powers
+
+    def erf(self, values: NDArray[Any]) -> NDArray[Any]:
+        erf: NDArray[Any] = np.vectorize(math.erf, otypes=[float])(values)
+        return erf
+
 
 class _Torch:
     """Torch's spelling, on the tensors' device."""
@@ -137,6 +153,12 @@ class _Torch:
 
     def zeros(self, like: torch.Tensor) -> torch.Tensor:
         return like.new_zeros(like.shape)
+
+    def exp(self, values: torch.Tensor) -> torch.Tensor:
+        return values.exp()
+
+    def erf(self, values: torch.Tensor) -> torch.Tensor:
+        return values.erf()
 
 
 @overload

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudal2gen import catalog, compiler, fused
+from cudal2gen.correctness import operands
 from cudal2gen.element import F16, F32
 from cudal2gen.gpu import GpuError, Kernel
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
-from cudal2gen.kernel.fusion import ACTIVATIONS, PARTS, PLAIN, Fusion
+from cudal2gen.kernel.fusion import ACTIVATIONS, PARTS, PLAIN, Activation, Fusion
 from cudal2gen.kernel.launch import Launch, LaunchFileError, Matrix, read
 from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.launcher import Fused, LaunchError, OpenKernel
@@ -277,6 +278,40 @@ def test_a_part_that_is_left_out_is_noticed(fusion: str, part: str) -> None:
     without = drawn._replace(**{part: 1.0 if part == "alpha" else np.zeros_like(getattr(drawn, part))})
     wrong = fused.reference("f32", parts, "normal", a, b, without, order, F32).result.astype(np.float32)
     assert fused.compare("f32", parts, "normal", a, b, drawn, wrong, order, F32).wrong > 512
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("inputs", ["integers", "normal", "special"])
+def test_tensors_are_compared_as_arrays_and_a_part_as_the_whole(
+    activation: Activation, inputs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    for acc, bias in (("f32", "m"), ("f16", "n")):
+        parts = Fusion(scale=True, bias=bias, residual=True, activation=activation)
+        rng, order = np.random.default_rng(3), [[range(0, 8), range(8, 16)]]
+        a, b = operands(inputs, 24, 40, 16, rng, F16)
+        drawn = fused.draw(parts, inputs, 24, 40, rng, F16, F16)
+        d = fused.reference(acc, parts, inputs, a, b, drawn, order, F16).result.astype(np.float16)
+        d[5, 7], d[20, 3] = 300.0, np.inf
+        answers = []
+        for chunk in (1 << 27, 200):
+            monkeypatch.setattr(fused, "CHUNK", chunk)
+            for arrays in (np.asarray, torch.from_numpy):
+                read = fused.FusedOperands(arrays(drawn.bias), arrays(drawn.c))
+                answers.append(fused.compare(acc, parts, inputs, arrays(a), arrays(b), read, arrays(d), order, F16))
+        first, *others = answers
+        assert first.wrong in (1, 2)
+        for other in others:
+            assert (other.wrong, other.first, other.compared) == (first.wrong, first.first, first.compared)
+            bounds = [(each.max_error, each.allowed or 0.0) for each in (other, first)]
+            assert bounds[0] == pytest.approx(bounds[1], rel=1e-6)
+        monkeypatch.setattr(fused, "SAMPLED", 24 * 40 * 4)
+        sampled = fused.compare(acc, parts, inputs, a, b, drawn, d, order, F16)
+        assert sampled.wrong - first.wrong in (0, 1), "elements of compared rows count twice"
+        assert ("in 6 rows" in sampled.compared) == (acc == "f16" and inputs == "normal")
+        monkeypatch.undo()
 
 
 # --- faults of a kernel that its verdict must show ---

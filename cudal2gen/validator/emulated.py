@@ -53,7 +53,7 @@ class Execution:
     findings: tuple[str, ...]
     remarks: tuple[str, ...]
     counters: emulator.Counters | None
-    fused: fused.FusedOperands
+    fused: fused.FusedOperands[Array]
 
 
 def device_of(record: Record, sms: int = SMS) -> emulator.Device:
@@ -255,7 +255,7 @@ def _extents(tiles: list[int], tile: int, extent: int) -> Array:
 
 
 def _compared(
-    record: Record, inputs: str, product: Product, operands: fused.FusedOperands, order: list[list[list[int]]]
+    record: Record, inputs: str, product: Product, operands: fused.FusedOperands[Array], order: list[list[list[int]]]
 ) -> Comparison:
     if record.fusion:
         return fused.compare(
