@@ -163,12 +163,24 @@ struct Matrix {
 
 constexpr int kMostRows = 1 << 24;
 
-// How many products a launch computes, and elements from the matrices of one to those of the next; 0 shares A or B.
-// Kernels take it as it is.
+// How many products a launch computes, and elements from the matrices of one to those of the next; 0 shares A, B,
+// bias or C. Kernels take it as it is; those that are not fused without the last three.
 struct Batches {
   int count = 1;
   int64_t a = 0, b = 0, d = 0;
+  int64_t bias = 0, c = 0, aux = 0;
 };
+
+// Consecutive rows of A and D in groups, each times its own B: on the device, the row behind each group's last, ascending;
+// elements from a group's B, and from its bias along n, to the next one's, 0 shares it. Kernels take it as it is.
+struct Groups {
+  int const* ends = nullptr;
+  int count = 0;
+  int64_t b = 0, bias = 0;
+};
+
+enum class Batch { kNone, kStrided, kGrouped };
+constexpr int kMostGroups = 65535;
 
 // The workspace: a counter for each tile whose sum is kept in parts, padded to a multiple of 256 bytes; then the parts.
 struct Scratch {
@@ -192,7 +204,7 @@ struct Launch {
   Box box_a, box_b, box_d, box_rest;
   Element element = kElements[0], output = kElements[0];  // of A and B; of D
   Fusion fusion;
-  bool batched = false;
+  Batch batch = Batch::kNone;
 
   explicit Launch(Tokens& facts);
 
@@ -204,14 +216,16 @@ struct Launch {
   bool stores_vectors() const { return box_d.cols > 0 || !predicated; }
   // Columns of D where those of the product are n.
   int d_cols(int n) const { return fusion.gate ? n / 2 : n; }
-  int64_t tiles(int m, int n) const { return ceil_div(m, bm) * ceil_div(n, bn); }
+  // Tiles along m; of several groups the most that their rows may take, whose kernel finds which of them it needs.
+  int64_t row_tiles(int m, int groups) const { return (m + int64_t(groups) * (bm - 1)) / bm; }
+  int64_t tiles(int m, int n, int groups = 1) const { return row_tiles(m, groups) * ceil_div(n, bn); }
   // Clusters that have work, of a GPU that holds as many at once as it likes.
-  int64_t clusters(int m, int n, int k, int count) const {
+  int64_t clusters(int m, int n, int k, int count, int groups = 1) const {
     int64_t const slices = stream_k ? ceil_div(k, bk) : reduce == Reduce::kWorkspace ? split_k : 1;
-    return cluster_tiles(m, n) * count * slices;
+    return cluster_tiles(m, n, groups) * count * slices;
   }
-  int64_t cluster_tiles(int m, int n) const {
-    return ceil_div(ceil_div(m, bm), cluster_m) * ceil_div(ceil_div(n, bn), cluster_n);
+  int64_t cluster_tiles(int m, int n, int groups = 1) const {
+    return ceil_div(row_tiles(m, groups), cluster_m) * ceil_div(ceil_div(n, bn), cluster_n);
   }
   Scratch scratch(int m, int n, int k, int count, int64_t resident) const;
 
@@ -219,6 +233,7 @@ struct Launch {
   Refusal refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const;
   Refusal refuse_fused(void const* bias, Matrix const& c, Matrix const& aux) const;
   Refusal refuse_batches(Batches const& batches, int m, int n, int64_t ldd) const;
+  Refusal refuse_groups(Groups const& groups, int m, int n) const;
 };
 
 // What a launch needs of the workspace, where `resident` clusters run at once: of tiles whose sums are kept in parts.
@@ -247,7 +262,7 @@ inline Launch::Launch(Tokens& facts) {
     element = kElements[facts.choice("element", names)];
   }
   output = facts.has("output") && facts.choice("output", {"same", "f32"}) ? kF32 : element;
-  batched = facts.has("batch") && facts.choice("batch", {"none", "strided"});
+  if (facts.has("batch")) batch = Batch(facts.choice("batch", {"none", "strided", "grouped"}));
   auto const box = [&](std::string const& name) { return Box{facts.number(name + "_cols"), facts.number(name + "_rows")}; };
   switch (convention) {
     case Convention::kTiles:
@@ -331,13 +346,34 @@ inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int6
   if (tiles(m, n) * split_k * batches.count > (1 << 30))
     return {cudaErrorInvalidValue, "the batch has more CTA tiles than are counted"};
   if (batches.count == 1) return {};
-  if (!batched) return {cudaErrorInvalidValue, "this kernel computes one product a launch; one of batch=strided computes several"};
-  if (batches.a < 0 || batches.b < 0) return {cudaErrorInvalidValue, "strides of a batch must not be negative"};
+  if (batch != Batch::kStrided)
+    return {cudaErrorInvalidValue, "this kernel computes one product a launch; one of batch=strided computes several"};
+  if (batches.a < 0 || batches.b < 0 || batches.bias < 0 || batches.c < 0)
+    return {cudaErrorInvalidValue, "strides of a batch must not be negative"};
   int const cols = d_cols(n);
   bool const behind = batches.d >= (m - 1) * ldd + cols, beside = batches.d >= cols && (batches.count - 1) * batches.d + cols <= ldd;
   if (!behind && !beside) return {cudaErrorInvalidValue, "matrices D of a batch overlap"};
   if (batches.a * element.bytes % 16 || batches.b * element.bytes % 16 || (stores_vectors() && batches.d * output.bytes % 16))
     return {cudaErrorMisalignedAddress, "matrices of a batch must be aligned to 16 bytes, as the first ones are"};
+  if (fusion.bias() && batches.bias * element.bytes % 16)
+    return {cudaErrorMisalignedAddress, "each bias of a batch must be aligned to 16 bytes, as the first one is"};
+  if (fusion.residual && stores_vectors() && batches.c * output.bytes % 16)
+    return {cudaErrorMisalignedAddress, "matrices C of a batch must be aligned to 16 bytes, as the first one is"};
+  return {};
+}
+
+// Refuses groups that the kernel does not take. What `ends` holds is on the device: no launch sees it.
+inline Refusal Launch::refuse_groups(Groups const& groups, int m, int n) const {
+  if (batch != Batch::kGrouped)
+    return {cudaErrorInvalidValue, "this kernel computes no groups; one of batch=grouped does"};
+  if (groups.count < 1 || groups.count > kMostGroups)
+    return {cudaErrorInvalidValue, "a grouped launch has from 1 to 65535 groups"};
+  if (!groups.ends || reinterpret_cast<uintptr_t>(groups.ends) % 4)
+    return {cudaErrorInvalidValue, "a grouped launch needs the ends of its groups: int32 on the device, aligned to 4 bytes"};
+  if (tiles(m, n, groups.count) > (1 << 30)) return {cudaErrorInvalidValue, "the groups have more CTA tiles than are counted"};
+  if (groups.b < 0 || groups.bias < 0) return {cudaErrorInvalidValue, "strides of groups must not be negative"};
+  if (groups.b * element.bytes % 16 || (fusion.bias_n && groups.bias * element.bytes % 16))
+    return {cudaErrorMisalignedAddress, "B and bias of each group must be aligned to 16 bytes, as the first ones are"};
   return {};
 }
 

@@ -235,12 +235,12 @@ int clear_counters(cudal2gen_kernel const& own, Scratch const& scratch, void* wo
   return error ? own.runtime.refuse(error) : cudaSuccess;
 }
 
-int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, dim3& grid) {
+int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int groups, dim3& grid) {
   Launch const& launch = own.launch;
   int64_t const tiles_n = ceil_div(n, launch.bn);
-  int64_t x = tiles_n, y = ceil_div(m, launch.bm) * launch.split_k, z = count;
+  int64_t x = tiles_n, y = launch.row_tiles(m, groups) * launch.split_k, z = count;
   if (launch.convention != Convention::kTiles) {
-    int64_t const clusters = launch.clusters(m, n, k, count);
+    int64_t const clusters = launch.clusters(m, n, k, count, groups);
     x = (launch.persistent ? std::min(clusters, own.resident) : clusters) * launch.cluster();
     y = z = 1;
   } else if (launch.raster == Raster::kZsplit) {
@@ -344,13 +344,28 @@ struct cudal2gen_fused {
 
 namespace {
 
-// D(m,n) = A(m,k) * B on the given stream, of each product of a batch, or fused.
+// The several products of a launch: evenly spaced, or groups of rows, of which there is at least one.
+struct Several {
+  Batches batches;
+  Groups groups;
+};
+
+Refusal refuse_several(Launch const& launch, Several const& several, int m, int n, int64_t ldd) {
+  if (several.groups.count) return launch.refuse_groups(several.groups, m, n);
+  if (launch.batch == Batch::kGrouped)
+    return {cudaErrorInvalidValue, "this kernel is grouped: launch it by cudal2gen_launch_grouped, with the ends of its groups"};
+  return launch.refuse_batches(several.batches, m, n, ldd);
+}
+
+// D(m,n) = A(m,k) * B on the given stream, of each product of a batch or of groups, or fused.
 int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd, int m, int n, int k,
-            Batches batches, cudal2gen_fused const* fused, void* workspace, void* stream) {
+            Several several, cudal2gen_fused const* fused, void* workspace, void* stream) {
   message.clear();
   cudal2gen_kernel const& own = *kernel;
   Launch const& launch = own.launch;
   Matrix const in_a = {a, lda, k}, in_b = {b, ldb, launch.nn ? n : k}, out_d = {d, ldd, launch.d_cols(n)};
+  Batches& batches = several.batches;
+  Groups& groups = several.groups;
   cudaLaunchConfig_t config = {};
   config.blockDim = dim3(unsigned(launch.threads), 1, 1);
   config.dynamicSmemBytes = launch.smem_bytes;
@@ -361,9 +376,9 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
     refusal = {cudaErrorInvalidValue, "this kernel is fused: launch it by cudal2gen_launch_fused, with what it reads"};
   cudal2gen_fused operands = fused ? *fused : cudal2gen_fused{};
   if (!refusal) refusal = launch.refuse_fused(operands.bias, {operands.c, operands.ldc, n}, {operands.aux, operands.ldaux, n});
-  if (!refusal) refusal = launch.refuse_batches(batches, m, n, ldd);
+  if (!refusal) refusal = refuse_several(launch, several, m, n, ldd);
   if (refusal) return refuse(refusal.code, refusal.why);
-  int code = choose_grid(own, m, n, k, batches.count, config.gridDim);
+  int code = choose_grid(own, m, n, k, batches.count, groups.count ? groups.count : 1, config.gridDim);
   if (code) return code;
 
   float* partials = nullptr;
@@ -388,21 +403,26 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  // Arguments are read as far as a kernel takes some; the last one is of what it computes beside one plain product.
-  void* const last = launch.batched ? static_cast<void*>(&batches) : &operands;
-  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &partials, &arrivals, last};
   CUtensorMap map_a = {}, map_b = {}, map_d = {}, map_rest = {};
+  // Arguments are read as far as a kernel takes some; behind those of all: of what it does beside one plain product.
+  void* more[3] = {};
+  int count = 0;
+  if (launch.box_rest.cols) more[count++] = &map_rest;
+  if (launch.fusion.any) more[count++] = &operands;
+  if (launch.batch != Batch::kNone) more[count++] = groups.count ? static_cast<void*>(&groups) : &batches;
+  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &partials, &arrivals, more[0], more[1]};
   Options options = own.options;
   void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &options.along_n, &options.band, &options.policy_a,
-                  &options.policy_b, &partials, &arrivals, launch.box_rest.cols ? &map_rest : last, last};
+                  &options.policy_b, &partials, &arrivals, more[0], more[1], more[2]};
   bool const tma = launch.convention == Convention::kTma;
+  int const depths = groups.count ? groups.count : batches.count;
   auto const map = [&](Matrix const& matrix, int64_t rows, int64_t stride, Box box, Element const& element, CUtensorMap& to) {
-    int const depth = !launch.batched ? 0 : stride ? batches.count : 1;
+    int const depth = launch.batch == Batch::kNone ? 0 : stride ? depths : 1;
     // Where there is one matrix its stride is of no meaning; the driver wants one.
     return own.maps.find(matrix, rows, depth, depth > 1 ? stride : matrix.ld, box, element, to);
   };
   if (tma && !(map(in_a, m, batches.a, launch.box_a, launch.element, map_a) &&
-               map(in_b, launch.nn ? k : n, batches.b, launch.box_b, launch.element, map_b) &&
+               map(in_b, launch.nn ? k : n, groups.count ? groups.b : batches.b, launch.box_b, launch.element, map_b) &&
                (!launch.box_d.cols || map(out_d, m, batches.d, launch.box_d, launch.output, map_d)) &&
                (!launch.box_rest.cols || map(out_d, m, batches.d, launch.box_rest, launch.output, map_rest))))
     return invalid("the driver does not encode a tensor map of these operands");
@@ -417,6 +437,23 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
 int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                            int m, int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream) {
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {}, fused, workspace, stream);
+}
+
+// The same of several products, evenly spaced; workspace: cudal2gen_batch_workspace_bytes().
+int cudal2gen_launch_batched(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                             int m, int n, int k, Batches const* batches, cudal2gen_fused const* fused, void* workspace,
+                             void* stream) {
+  return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {*batches, {}}, fused, workspace, stream);
+}
+
+// The same of groups of rows: A (m,k) and D (m,n) of all groups, B of the first. A group ends where `groups->ends` says on
+// the device when the kernel runs; the host waits for nothing. Rows behind the last group keep their values in D. Ends that
+// descend or exceed m give rows of D undefined values, and nothing outside of D.
+int cudal2gen_launch_grouped(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                             int m, int n, int k, Groups const* groups, cudal2gen_fused const* fused, void* stream) {
+  message.clear();
+  if (!groups || groups->count < 1) return invalid("a grouped launch has from 1 to 65535 groups");
+  return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {{}, *groups}, fused, nullptr, stream);
 }
 
 // The same of a kernel that has no such parts.
@@ -436,7 +473,7 @@ struct cudal2gen_sized {
 int cudal2gen_launch_sized(cudal2gen_sized const* sized, void const* a, void const* b, void* d, void* workspace,
                            void* stream) {
   return enqueue(sized->kernel, a, sized->lda, b, sized->ldb, d, sized->ldd, sized->m, sized->n, sized->k,
-                 sized->batches, nullptr, workspace, stream);
+                 {sized->batches, {}}, nullptr, workspace, stream);
 }
 
 }  // extern "C"

@@ -11,17 +11,24 @@ from pathlib import Path
 from types import TracebackType
 
 from cudal2gen.errors import Failure
-from cudal2gen.kernel.launch import Batches
+from cudal2gen.kernel.launch import Batches, Groups
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 ALONE = Batches()
-_LAUNCH = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER)
+_OPERANDS = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT)
+_LAUNCH = (*_OPERANDS, _POINTER, _POINTER, _POINTER)
 
 
 class _Batches(ctypes.Structure):
     """``Batches`` of launch.h."""
 
-    _fields_ = [("count", _INT), *((name, ctypes.c_int64) for name in ("a", "b", "d"))]
+    _fields_ = [("count", _INT), *((name, ctypes.c_int64) for name in ("a", "b", "d", "bias", "c", "aux"))]
+
+
+class _Groups(ctypes.Structure):
+    """``Groups`` of launch.h."""
+
+    _fields_ = [("ends", _POINTER), ("count", _INT), ("b", ctypes.c_int64), ("bias", ctypes.c_int64)]
 
 
 class _Sized(ctypes.Structure):
@@ -65,6 +72,8 @@ class OpenKernel:
         self._api = ctypes.CDLL(str(library))
         self._api.cudal2gen_message.restype = ctypes.c_char_p
         self._api.cudal2gen_launch_fused.argtypes = _LAUNCH
+        self._api.cudal2gen_launch_batched.argtypes = (*_OPERANDS, _POINTER, _POINTER, _POINTER, _POINTER)
+        self._api.cudal2gen_launch_grouped.argtypes = (*_OPERANDS, _POINTER, _POINTER, _POINTER)
         self._api.cudal2gen_batch_workspace_bytes.argtypes = (_POINTER, _INT, _INT, _INT, _INT)
         self._api.cudal2gen_batch_workspace_bytes.restype = ctypes.c_int64
         self._api.cudal2gen_close.argtypes = (_POINTER,)
@@ -98,16 +107,26 @@ class OpenKernel:
         stream: int = 0,
         fused: Fused | None = None,
         batches: Batches = ALONE,
+        groups: Groups | None = None,
     ) -> None:
-        """D = A B on the stream, with what ``fused`` says of a fused kernel's operands, or of each product of a batch;
-        pointers are device addresses, leading dimensions count elements.
+        """D = A B on the stream, with what ``fused`` says of a fused kernel's operands; of each product of a batch, or
+        of ``groups`` of rows of A. Pointers are device addresses, leading dimensions count elements.
 
         Raises LaunchError for what the kernel or the runtime refuses, and for numbers that no C int holds.
         """
-        if batches == ALONE:
-            self.check(self.bound(a, lda, b, ldb, d, ldd, m, n, k, workspace, fused)(stream))
+        self._check_extents(lda, ldb, ldd, m, n, k)
+        operands = (self._handle, a, lda, b, ldb, d, ldd, m, n, k)
+        extra = None if fused is None else ctypes.byref(fused)
+        if groups is not None:
+            self._check_several("groups", groups.products, groups.b, groups.bias)
+            several = ctypes.byref(_Groups(*groups))
+            self.check(self._api.cudal2gen_launch_grouped(*operands, several, extra, stream))
+        elif batches == ALONE:
+            self.check(self._api.cudal2gen_launch_fused(*operands, extra, workspace, stream))
         else:
-            self.check(self.sized(lda, ldb, ldd, m, n, k, batches)(a, b, d, workspace, stream))
+            self._check_several("products", *batches)
+            batch = ctypes.byref(_Batches(*batches))
+            self.check(self._api.cudal2gen_launch_batched(*operands, batch, extra, workspace, stream))
 
     def bound(
         self, a: int, lda: int, b: int, ldb: int, d: int, ldd: int, m: int, n: int, k: int, workspace: int = 0,
@@ -126,6 +145,11 @@ class OpenKernel:
         if not all(0 <= number < 2**31 for number in (lda, ldb, ldd, m, n, k)):
             raise LaunchError(1, f"a size or leading dimension of {m}_{n}_{k} is out of range")
 
+    @staticmethod
+    def _check_several(noun: str, count: int, *strides: int) -> None:
+        if not (1 <= count < 2**31 and all(0 <= stride < 2**63 for stride in strides)):
+            raise LaunchError(1, f"a batch of {count} {noun} or one of its strides is out of range")
+
     def sized(
         self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches = ALONE
     ) -> Callable[[int, int, int, int, int], int]:
@@ -133,8 +157,7 @@ class OpenKernel:
         for ``check``. ctypes takes time for every argument, so sizes are converted here. ``batches``: of these sizes,
         each in a, b and d behind the one before."""
         self._check_extents(lda, ldb, ldd, m, n, k)
-        if not (1 <= batches.products < 2**31 and all(0 <= stride < 2**63 for stride in batches[1:])):
-            raise LaunchError(1, f"a batch of {batches.products} products or one of its strides is out of range")
+        self._check_several("products", *batches)
         sizes = _Sized(self._handle.value, lda, ldb, ldd, m, n, k, _Batches(*batches))
         call = self._api.cudal2gen_launch_sized
         call.argtypes = (_POINTER,) * 6

@@ -38,12 +38,29 @@ class Sizes(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Products of a launch, and elements from the matrices of one to those of the next; 0 shares A or B."""
+    """Products of a launch, and elements from the matrices of one to those of the next; 0 shares A, B, bias or C."""
 
     products: int = 1
     a: int = 0
     b: int = 0
     d: int = 0
+    bias: int = 0
+    c: int = 0
+    aux: int = 0
+
+
+class Groups(NamedTuple):
+    """Groups of rows of A and D, each times its own B.
+
+    ``ends``: device address of as many ascending int32 as ``products``, the row behind each group's last; the first
+    group starts at row 0, rows behind the last group are not computed. ``b``: elements from a group's B to the next
+    one's, 0 shares it; ``bias``: the same of a bias along n. A bias along m and C go by rows, as D.
+    """
+
+    ends: int
+    products: int
+    b: int = 0
+    bias: int = 0
 
 
 class Matrix(NamedTuple):

@@ -100,6 +100,9 @@ class MmaSyncKernel(MmaTiles):
                     )
         if self.padding == "predicate":
             yield from self.vector_violations("k")
+        elif self.grouped:
+            yield f"padding={self.padding}: must be predicate for batch=grouped, whose groups end at any row"
+        yield from self.group_violations()
         rows = self.tiles_m * self.split_k
         if rows > MAX_GRID_YZ and not self.persistent:
             yield f"bm={self.bm}: {rows} rows of CTAs exceed the grid's {MAX_GRID_YZ}"
@@ -177,6 +180,6 @@ class MmaSyncKernel(MmaTiles):
     @classmethod
     def least_padding(cls, problem: Problem, bm: int, bn: int, k_step: int) -> Padding:
         """The cheapest ``padding`` with which a tile is legal."""
-        if not (problem.m % bm or problem.n % bn or problem.k % k_step):
+        if not (problem.grouped or problem.m % bm or problem.n % bn or problem.k % k_step):
             return "none"
         return "pad" if problem.k % VECTOR else "predicate"

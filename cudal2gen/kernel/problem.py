@@ -13,8 +13,9 @@ from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 
 Acc = Literal["f16", "f32"]
 Layout = Literal["tn", "nn"]
-Batch = Literal["none", "strided"]
+Batch = Literal["none", "strided", "grouped"]
 SizeClass = Literal["small-m", "split-k", "tiny", "medium", "large", "huge"]
+BATCH_TITLES: dict[Batch, str] = {"strided": "batched", "grouped": "grouped"}
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 MAX_EXTENT = 2**24  # offsets within a CTA tile are 32-bit: a row may have so many elements
 
@@ -37,8 +38,8 @@ def types(ab: str, acc: str, d: str) -> str:
 
 
 class Problem(Schema):
-    """The question: D(m,n) = A(m,k) B, on one GPU, with what ``fusion`` says applied before D is stored; of a batch the
-    sizes of each product."""
+    """The question: D(m,n) = A(m,k) B, on one GPU, with what ``fusion`` says applied before D is stored; of a strided
+    batch the sizes of each product, of a grouped one m of all groups together."""
 
     KIND: ClassVar[tuple[str, ...]] = ("ab", "d", "acc", "layout", "batch")
 
@@ -54,7 +55,10 @@ class Problem(Schema):
         Fusion, Field(description="applied to the sums in fp32 before D is stored: none, or parts such as bias_n+silu")
     ] = PLAIN
     batch: Annotated[
-        Batch, Field(description="none: one product a launch; strided: as many as it is asked for, evenly spaced")
+        Batch,
+        Field(
+            description="products of a launch: none, one; strided, several; grouped, rows of A in groups times a B each"
+        ),
     ] = "none"
 
     @model_validator(mode="after")
@@ -115,12 +119,17 @@ class Problem(Schema):
     @property
     def later(self) -> str:
         """Fusion and batch in words, each behind a space; empty for one plain product."""
-        return f"{f' {self.fusion}' if self.fusion else ''}{' batched' if self.batched else ''}"
+        return f"{f' {self.fusion}' if self.fusion else ''}{f' {BATCH_TITLES[self.batch]}' if self.batched else ''}"
 
     @property
     def batched(self) -> bool:
         """Whether a launch computes several products, as many as it says."""
         return self.batch != "none"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether these products share out the rows of one A, by offsets on the device."""
+        return self.batch == "grouped"
 
     @property
     def kind(self) -> tuple[Any, ...]:

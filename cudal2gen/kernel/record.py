@@ -16,7 +16,7 @@ from cudal2gen.chips import GPUS, Chip, Residency
 from cudal2gen.element import Element, ElementName, OutputName
 from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.launch import Launch, Sizes
-from cudal2gen.kernel.problem import VECTOR, Acc, Batch, Layout, Problem, ceil_div
+from cudal2gen.kernel.problem import BATCH_TITLES, VECTOR, Acc, Batch, Layout, Problem, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 from cudal2gen.kernel.work import Work
 
@@ -118,6 +118,10 @@ class Record(Schema):
         return self.problem.batched
 
     @property
+    def grouped(self) -> bool:
+        return self.problem.grouped
+
+    @property
     def layout(self) -> Layout:
         return self.problem.layout
 
@@ -170,6 +174,11 @@ class Record(Schema):
             yield f"split_k={self.split_k}: exceeds the {steps} k-steps of {self.k_step}"
         if self.ctas > 2**30:
             yield f"bm={self.bm}: {self.ctas} CTA tiles exceed the {2**30} that are counted"
+
+    def group_violations(self) -> Iterator[str]:
+        """Whether sums over slices of k stay within a CTA where the tiles of groups are counted on the device."""
+        if self.grouped and self.split_k > 1:
+            yield f"split_k={self.split_k}: must be 1 for batch=grouped, whose tiles the host does not know"
 
     def vector_violations(self, *extents: str) -> Iterator[str]:
         """Rows along these extents of the problem must be whole 16-byte vectors, for cp.async as for tensor maps."""
@@ -421,7 +430,7 @@ class Record(Schema):
         digest = hashlib.sha256(json.dumps(self.code(), sort_keys=True).encode()).hexdigest()
         types = self.problem.types.replace(" d=", "_d").replace(" ", "_")
         fusion = f"_{self.fusion.text.replace('+', '_')}" if self.fusion else ""
-        batch = "_batched" if self.batched else ""
+        batch = f"_{BATCH_TITLES[self.batch]}" if self.batched else ""
         return f"hgemm_{self.family}_{types}_{self.layout}{fusion}{batch}_{self.tile}_{digest[:10]}"
 
     @property

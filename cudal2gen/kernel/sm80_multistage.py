@@ -164,6 +164,8 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     def _raster_violations(self) -> Iterator[str]:
         if (self.swizzle_stride is not None) != (self.raster == "zsplit"):
             yield f"swizzle_stride={self.swizzle_stride}: is given for raster zsplit, and only there"
+        elif self.grouped and self.raster == "zsplit":
+            yield "raster=zsplit: must be plain or persistent for batch=grouped"
         elif self.slices_n > MAX_GRID_YZ:
             yield f"swizzle_stride={self.swizzle_stride}: {self.slices_n} slices exceed the grid's {MAX_GRID_YZ}"
 

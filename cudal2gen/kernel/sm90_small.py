@@ -51,6 +51,8 @@ class Sm90Small(SmemTiles, Sm90Kernel):
             return
         yield from self.row_violations()
         yield from self.count_violations()
+        if self.grouped:
+            yield "batch=grouped: must be none or strided for family sm90_small, whose grid is of whole tiles"
         chunks = ceil_div(self.k, CHUNK)
         if (slice_chunks := ceil_div(chunks, self.split_k)) > self.k_chunks:
             each = f" / split_k={self.split_k}" if self.split_k > 1 else ""

@@ -152,6 +152,7 @@ class Sm90Wgmma(Sm90Kernel):
             return
         yield from self.row_violations()
         yield from self.count_violations()
+        yield from self._group_violations()
         yield from self._box_violations()
         yield from self._register_violations()
         if broken := list(self.smem_violations(f"stages={self.stages}")):
@@ -200,6 +201,16 @@ class Sm90Wgmma(Sm90Kernel):
             yield "schedule=pingpong: must be cooperative for stream_k, whose shares of k are of all consumers"
         if self.acc != "f32":
             yield "acc=f16: must be f32 for stream_k, where sums begin depends on the GPU and fp16 sums round with it"
+
+    def _group_violations(self) -> Iterator[str]:
+        yield from self.group_violations()
+        if not self.grouped:
+            return
+        yield "batch=grouped: must be none or strided for family sm90_wgmma"
+        if self.stream_k:
+            yield "stream_k=true: must be false for batch=grouped, whose tiles the host does not know"
+        if self.cluster[0] > 1:
+            yield f"cluster={list(self.cluster)}: must be [1, ..] for batch=grouped, tiles of two groups share no B"
 
     def _box_violations(self) -> Iterator[str]:
         cluster_m, cluster_n = self.cluster
