@@ -69,7 +69,7 @@ NO_NAMES = frozenset(
      "these", "fitting", "theirs", "ours", "bed")
 )  # fmt: skip
 TORCH = {
-    "element", "grading", "correctness", "validator", "gpu", "baselines", "bench", "operators", "plugins",
+    "element", "fused", "grading", "correctness", "validator", "gpu", "baselines", "bench", "operators", "plugins",
     "triton_emulation", "tuner",
 }  # fmt: skip
 
