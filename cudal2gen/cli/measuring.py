@@ -1,4 +1,4 @@
-"""The verbs on measurements: bench takes them, report shows them."""
+"""The verbs on measurements: bench takes them, report shows them, contribute hands them on."""
 
 from __future__ import annotations
 
@@ -163,10 +163,17 @@ def write_report(
         Path | None,
         typer.Option("--validation", metavar="FILE", help="What model --validate --json printed, as a section."),
     ] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option("--verify", metavar="FILE", help="Only check a file of measurements: exit 1 where it cannot be."),
+    ] = None,
 ) -> None:
     """Report what was measured, in tables and pictures, beside the catalog's choices and published figures."""
     from cudal2gen import report
 
+    if verify is not None:
+        _verify(verify)
+        return
     if compare is not None:
         before, after = (measurements([path]) for path in compare)
         content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.admits)
@@ -182,6 +189,38 @@ def write_report(
         print(f"written to {path}", file=sys.stderr)
     if not texts:
         print(content.markdown(), end="")
+
+
+def _verify(path: Path) -> None:
+    """Prints what a file of measurements holds and what speaks against it."""
+    from cudal2gen import report
+
+    if not path.is_file():
+        refuse(f"no results file at {path}")
+    inspection = report.inspect(path)
+    for fault in inspection.faults:
+        print(f"fault: {fault}")
+    print(f"{path}: {inspection.summary}; faults: {len(inspection.faults) or 'none'}")
+    if inspection.faults:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@verb(app, "contribute")
+def contribute(
+    selection: Filter,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("contribution.jsonl"),
+    result_files: ResultFiles = (),
+) -> None:
+    """Write your measurements as one file to hand on, without names of your machine, and check it."""
+    from cudal2gen import report
+
+    rows = report.anonymous(measurements(result_files), selection.admits)
+    if not rows.measurements:
+        refuse("no measurements to contribute: run `cudal2gen bench` on a GPU first, or name a file with --results")
+    lines = [*rows.environments.values(), *rows.measurements]
+    write(out, "".join(f"{line.model_dump_json()}\n" for line in lines))
+    _verify(out)
+    print(f"attach {out} to a pull request as results/contributed/<gpu>-<date>.jsonl; it names no host and no folder")
 
 
 def _stock(result_files: Sequence[Path]) -> report.Stock:

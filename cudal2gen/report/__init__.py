@@ -13,6 +13,8 @@ from cudal2gen.kernel import Record
 from cudal2gen.pages import Section
 from cudal2gen.report import choices, floors, page, published, sections, validation
 from cudal2gen.report.comparison import compare
+from cudal2gen.report.contribution import anonymous as anonymous
+from cudal2gen.report.contribution import inspect as inspect
 from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.stock import Stock as Stock
 from cudal2gen.report.stock import section as in_stock

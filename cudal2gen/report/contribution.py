@@ -1,0 +1,150 @@
+"""Measurements that a user hands on, as one file of JSON lines; and what makes such a file unbelievable."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import platform
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from cudal2gen import results
+from cudal2gen.bench.protocols import LEAST_ROUNDS
+from cudal2gen.errors import SkippedLine
+from cudal2gen.report.groups import Group, by_conditions
+from cudal2gen.results import Environment, Measurement, Measurements
+
+LEAST_SAMPLES = 2 * LEAST_ROUNDS  # of a contender, as `bench` takes them: two a round
+# Of an environment: without them no floor can be computed, and no two cards compared.
+NEEDED = ("sms", "l2_bytes", "max_sm_mhz", "max_memory_mhz", "memory_bus_bits", "driver", "versions")
+
+Row = TypeVar("Row", Environment, Measurement)
+
+_FOLDERS = re.compile(r"(?<![\w.])~?(?:/[\w.+@ -]+)+/(?=[\w.+-])")
+
+
+def anonymous(measurements: Measurements, admits: Callable[[Measurement], bool]) -> Measurements:
+    """The measurements that a filter admits and their environments, without folders, host and user names in texts.
+
+    Environments are numbered, since an id may be made of anything.
+    """
+    rows = [row for row in measurements.measurements if admits(row)]
+    numbers = {name: f"card-{number}" for number, name in enumerate(dict.fromkeys(row.environment for row in rows), 1)}
+    environments = {
+        number: _cleaned(measurements.environments[name]).model_copy(update={"id": number})
+        for name, number in numbers.items()
+    }
+    return Measurements(
+        environments, [_cleaned(row).model_copy(update={"environment": numbers[row.environment]}) for row in rows]
+    )
+
+
+def _cleaned(row: Row) -> Row:
+    """A row, its texts without names of this machine."""
+    return type(row).model_validate(_without_names(row.model_dump()))
+
+
+def _without_names(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_names(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_without_names(item) for item in value)
+    if not isinstance(value, str):
+        return value
+    value = _FOLDERS.sub("", value)
+    for name in _names():
+        value = re.sub(rf"\b{re.escape(name)}\b", "(name)", value)
+    return value
+
+
+def _names() -> set[str]:
+    """Of this machine and its user, where they are no words of every report."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = ""
+    node = platform.node()
+    return {name for name in (user, node, node.split(".")[0]) if len(name) > 3}
+
+
+class Inspection(NamedTuple):
+    """What a file of measurements holds, and what speaks against it, a sentence each."""
+
+    measurements: Measurements
+    faults: list[str]
+
+    @property
+    def summary(self) -> str:
+        """How many measurements of what."""
+        rows = self.measurements.measurements
+        cards = ", ".join(sorted({environment.name for environment in self.measurements.environments.values()}))
+        problems = len({row.problem for row in rows})
+        return f"{len(rows)} measurements of {problems} problems on {cards or 'no card'}"
+
+
+def inspect(path: Path) -> Inspection:
+    """Reads a file as a stranger's: every line must be whole, every time possible, every sample its own."""
+    with warnings.catch_warnings(record=True) as skipped:
+        warnings.simplefilter("always", SkippedLine)
+        measurements = results.measurements(path)
+    faults = [str(warning.message) for warning in skipped if issubclass(warning.category, SkippedLine)]
+    for environment in measurements.environments.values():
+        faults += _missing(environment)
+    for row in measurements.measurements:  # each by itself: a later one must not hide it
+        for group in by_conditions(measurements._replace(measurements=[row])):
+            faults += [doubt.words for doubt in group.doubts]
+            faults += _fast_samples(group)
+    faults += [fault for row in measurements.measurements for fault in _of_measurement(row)]
+    faults += _copies(measurements)
+    if not measurements.measurements:
+        faults.append("no measurement is in it")
+    return Inspection(measurements, faults)
+
+
+def _missing(environment: Environment) -> Iterator[str]:
+    lacks = [name for name in NEEDED if not getattr(environment, name)]
+    if lacks:
+        yield f"environment {environment.id}: {', '.join(lacks)} not stated, so its times have no floor"
+
+
+def _fast_samples(group: Group) -> Iterator[str]:
+    """Medians are judged by the group's doubts; a sample by itself must not be below the floor either."""
+    for row in group.measurements:
+        floor = group.floor_us(row)
+        for timing in row.timings:
+            if min(timing.samples_us) < floor <= timing.median_us:
+                least = f"{min(timing.samples_us):g} us"
+                yield f"{row.mnk}, {timing.contender}: a sample of {least} is below the card's floor of {floor:g} us"
+
+
+def _of_measurement(row: Measurement) -> Iterator[str]:
+    for timing in row.timings:
+        if len(timing.samples_us) < LEAST_SAMPLES:
+            yield f"{row.mnk}, {timing.contender}: {len(timing.samples_us)} samples; a measurement has {LEAST_SAMPLES}"
+        elif len(set(timing.samples_us)) == 1:
+            yield f"{row.mnk}, {timing.contender}: all samples are {timing.samples_us[0]:g} us, which no clock reads"
+        if not math.isfinite(timing.error):
+            yield f"{row.mnk}, {timing.contender}: its result is wrong by {timing.error}"
+    if len(row.timings) < 2:
+        yield f"{row.mnk}: one contender by itself; a comparison takes turns with at least one of the vendor's"
+
+
+def _copies(measurements: Measurements) -> Iterator[str]:
+    """Measurements, or the samples of contenders, that appear more than once."""
+    texts = [row.model_dump_json() for row in measurements.measurements]
+    rows = dict(zip(texts, measurements.measurements, strict=True))
+    for text, count in Counter(texts).items():
+        if count > 1:
+            row = rows[text]
+            yield f"{row.mnk}, {row.protocol}, L2 {row.l2}: the same measurement appears {count} times"
+    owners: dict[tuple[float, ...], str] = {}
+    for row in rows.values():
+        for timing in row.timings:
+            samples, owner = timing.samples_us, f"{row.mnk}, {row.protocol}, L2 {row.l2}, {timing.contender}"
+            if len(set(samples)) > 1 and samples in owners:
+                yield f"{owner}: sample for sample those of {owners[samples]}"
+            owners.setdefault(samples, owner)
