@@ -206,7 +206,6 @@ class Sm90Wgmma(Sm90Kernel):
         yield from self.group_violations()
         if not self.grouped:
             return
-        yield "batch=grouped: must be none or strided for family sm90_wgmma"
         if self.stream_k:
             yield "stream_k=true: must be false for batch=grouped, whose tiles the host does not know"
         if self.cluster[0] > 1:
