@@ -8,6 +8,7 @@ from cudal2gen.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from cudal2gen.grading import check_source as check_source
+    from cudal2gen.operators import bmm as bmm
     from cudal2gen.operators import explain as explain
     from cudal2gen.operators import linear as linear
     from cudal2gen.operators import load_pack as load_pack
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from cudal2gen.operators import unpatch as unpatch
 
 _GRADING = ("check_source",)
-_OPERATORS = ("explain", "linear", "load_pack", "matmul", "patch", "prefer", "stats", "unpatch")
+_OPERATORS = ("bmm", "explain", "linear", "load_pack", "matmul", "patch", "prefer", "stats", "unpatch")
 
 
 def __getattr__(name: str) -> Any:

@@ -428,8 +428,16 @@ REFUSED: list[tuple[tuple[Any, Any], dict[str, Any], type[Exception], str]] = [
     ((HALF.float(), HALF), {}, TypeError, "a: expected torch.float16 or torch.bfloat16, got torch.float32"),
     ((HALF, HALF.bfloat16()), {}, TypeError, "b: expected torch.float16, got torch.bfloat16"),
     ((HALF, HALF.to_sparse()), {}, (TypeError, NotImplementedError), "b: expected a strided tensor|sparse|Sparse"),  # type: ignore[list-item]
-    ((HALF[0], HALF), {}, ValueError, r"a and b must be matrices, got shapes \(8,\) and \(8, 8\)"),
-    ((HALF[None], HALF), {}, ValueError, r"must be matrices, got shapes \(1, 8, 8\)"),
+    ((HALF.sum(), HALF), {}, ValueError, r"a and b must have dimensions, got shapes \(\) and \(8, 8\)"),
+    ((HALF[0, :4], HALF), {}, ValueError, r"a \(4,\) and b \(8, 8\) do not fit: K is 4 and 8"),
+    (
+        (HALF.expand(3, 8, 8), HALF.expand(5, 2, 8, 8)),
+        {},
+        ValueError,
+        r"a \(3, 8, 8\) and b \(5, 2, 8, 8\) do not fit: batch dimensions \(3,\) and \(5, 2\)",
+    ),
+    ((HALF.float(), HALF.float()), {"out_dtype": torch.half}, TypeError, "a: expected torch.float16 or .* got torch.f"),
+    ((HALF.float(), HALF.float()), {"acc": "f16"}, TypeError, "with acc or out_dtype, got torch.float32"),
     ((HALF, HALF[:4]), {}, ValueError, r"a \(8, 8\) and b \(4, 8\) do not fit: K is 8 and 4"),
     ((HALF, HALF), {"acc": "bf16"}, ValueError, "acc='bf16': must be f32 or f16"),
     ((HALF, HALF), {"out": HALF.float()}, TypeError, "out: expected torch.float16"),

@@ -7,10 +7,11 @@ Imports and calls go down, a module per floor: ``torch_operators`` (what torch s
 
 from cudal2gen.operators.dispatch import emulated, load_pack, prefer, stats
 from cudal2gen.operators.layers import Replaced, patch, unpatch
-from cudal2gen.operators.torch_operators import explain, linear, matmul
+from cudal2gen.operators.torch_operators import bmm, explain, linear, matmul
 
 __all__ = [
     "Replaced",
+    "bmm",
     "emulated",
     "explain",
     "linear",

@@ -102,7 +102,8 @@ def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout:
 
 def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
     a, b, d = request.operands
-    launch, scratch_size = kernel.sized(a.ld, b.ld, d.ld, *use.launched), _workspace(kernel, use)
+    launch = kernel.sized(a.ld, b.ld, d.ld, *use.launched, request.batches)
+    scratch_size = _workspace(kernel, use, request.batches.products)
     empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
     empty_d = _empty_d(device, request)
 
@@ -160,9 +161,9 @@ def _empty_d(device: Device, request: Request) -> Callable[..., torch.Tensor]:
     return empty
 
 
-def _workspace(kernel: OpenKernel, use: Use) -> int:
-    """Elements of scratch memory that a launch needs."""
-    return ceil_div(kernel.workspace_bytes(*use.launched), F16.bytes)
+def _workspace(kernel: OpenKernel, use: Use, products: int = 1) -> int:
+    """Elements of scratch memory that a launch of so many products needs."""
+    return ceil_div(kernel.workspace_bytes(*use.launched, products), F16.bytes)
 
 
 def _wide(device: Device, matrix: torch.Tensor, extents: tuple[int, int]) -> torch.Tensor:

@@ -117,6 +117,8 @@ class Dispatcher:
         choice = self._choose(pack, request.problem.model_copy(update={"gpu": pack.gpu}), request)
         if choice.kernel is None or choice.use is None:
             raise ByTorch(choice.short, choice.reason)
+        if request.batches.products > 1 and any(choice.use.copied):
+            raise ByTorch("a batch that a kernel would copy", f"{choice.reason}: {choice.use.matrices} would be copied")
         kernel = pack.table.kernels[choice.kernel]
         opened = self._open(pack, kernel, request.device, device)
         run = bind(device, opened, choice.use, request, request.problem.layout)

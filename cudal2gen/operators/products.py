@@ -1,18 +1,22 @@
-"""Which product a caller's tensors ask for: checks, tensors as row-major matrices of a layout, and torch's own product.
+"""Which product a caller's tensors ask for: checks, and tensors as row-major matrices of a layout.
 
-Shapes and strides only; nothing here reads a tensor's elements but the products by torch.
+Shapes and strides only; nothing here reads a tensor's elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from cudal2gen.element import F32, ElementName, OutputName, dtypes, element_or_none, name_of
 from cudal2gen.kernel import VECTOR, Acc, Layout, Problem, aligned
-from cudal2gen.kernel.launch import Matrix, Operands, Sizes
+from cudal2gen.kernel.launch import Batches, Matrix, Operands, Sizes
+from cudal2gen.operators import batches
+from cudal2gen.operators.batches import Stack, result_shape
+from cudal2gen.operators.torch_products import torch_linear, torch_matmul
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], "torch.Tensor"]
 MaybeMatrix = Matrix | None  # None: no layout serves the strides
 Kind = tuple[ElementName, OutputName, Acc, Layout]  # as a problem's
+Posed = tuple[Problem | None, str, Operands]
 
 
 class Request(NamedTuple):
@@ -27,7 +32,8 @@ class Request(NamedTuple):
 
     ``problem``: its GPU to be filled in; None where no kernel can compute it, and ``obstacle`` says why. ``operands``:
     the tensors as matrices, B as the layout stores it. ``shape``: of the result. ``device``: the CUDA device's index,
-    -1 for the CPU. ``biased``: whether the caller adds a bias to D. ``by_torch``: torch's own product.
+    -1 for the CPU. ``biased``: whether the caller adds a bias to D. ``by_torch``: torch's own product. ``batches``:
+    the products of a batch, each of ``sizes``.
     """
 
     problem: Problem | None
@@ -38,35 +44,36 @@ class Request(NamedTuple):
     device: int
     biased: bool
     by_torch: Run
+    batches: Batches = Batches()
 
 
 # --- checks, also of tensors without data ---
 
 
 def check_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None = None) -> None:
-    """Raises TypeError or ValueError for what is no product of two matrices of one element on one device."""
+    """Raises TypeError or ValueError for what is no product of two tensors of one type on one device."""
     if acc not in get_args(Acc):
         raise ValueError(f"acc={acc!r}: must be f32 or f16")
     _check_types(a=a, b=b)
-    if out_dtype is not None and out_dtype not in (a.dtype, F32.torch_dtype):
+    name = name_of(a.dtype)
+    if name is None and (acc, out_dtype) not in (("f32", None), ("f32", a.dtype)):
+        raise TypeError(f"a: expected {dtypes(a)} with acc or out_dtype, got {a.dtype}")
+    if name is not None and out_dtype is not None and out_dtype not in (a.dtype, F32.torch_dtype):
         raise TypeError(f"out_dtype: expected {a.dtype} or {F32.torch_dtype}, got {out_dtype}")
-    if not Problem.exists(_name(a.dtype), _output(a, out_dtype), acc):
+    if name is not None and not Problem.exists(name, _output(a, out_dtype), acc):
         raise ValueError(f"acc={acc!r}: must be f32 for {out_dtype or a.dtype}")
-    if a.ndim != 2 or b.ndim != 2:
-        raise ValueError(f"a and b must be matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} do not fit: K is {a.shape[1]} and {b.shape[0]}")
+    result_shape(a, b)
 
 
 def check_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
-    """Raises TypeError or ValueError for what is no matrix that the product can be written to."""
+    """Raises TypeError or ValueError for what is no tensor that the product can be written to."""
     import torch
 
     if out.dtype != (out_dtype or a.dtype):
         raise TypeError(f"out: expected {out_dtype or a.dtype}, got {out.dtype}")
     _check_places(a=a, out=out)
-    if tuple(out.shape) != (a.shape[0], b.shape[1]):
-        raise ValueError(f"out: expected the shape {(a.shape[0], b.shape[1])}, got {tuple(out.shape)}")
+    if tuple(out.shape) != (shape := result_shape(a, b)):
+        raise ValueError(f"out: expected the shape {shape}, got {tuple(out.shape)}")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
         raise ValueError("out: is not differentiable; use the result, or torch.no_grad()")
 
@@ -87,12 +94,13 @@ def check_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _check_types(**tensors: torch.Tensor) -> None:
-    """All of the first one's element, and in places that a product takes."""
+    """All of one type, which torch computes where it is no element's, and in places that a product takes."""
     first = next(iter(tensors.values()))
     for name, tensor in tensors.items():
-        if element_or_none(tensor.dtype) is None or tensor.dtype != first.dtype:
-            expected = first.dtype if element_or_none(first.dtype) and tensor is not first else dtypes(tensor)
-            raise TypeError(f"{name}: expected {expected}, got {tensor.dtype}")
+        if tensor.dtype != first.dtype:
+            expected = first.dtype if element_or_none(first.dtype) else dtypes(first)
+            odd = (name, tensor) if element_or_none(first.dtype) else (next(iter(tensors)), first)
+            raise TypeError(f"{odd[0]}: expected {expected}, got {odd[1].dtype}")
     _check_places(**tensors)
 
 
@@ -124,22 +132,75 @@ def _output(a: torch.Tensor, out_dtype: torch.dtype | None) -> OutputName:
 def request_matmul(
     a: torch.Tensor, b: torch.Tensor, acc: Acc, out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Request:
-    """The product of a (M,K) and b (K,N), checked before, in the layout that serves b's strides."""
-    (m, k), n = a.shape, b.shape[1]
-    layout: Layout = "nn"
-    as_a, as_b = matrix(a, m, k, *a.stride()), matrix(b, k, n, *b.stride())
+    """``torch.matmul(a, b)``, checked before: one product, also of all rows of A with a B that they share, or a batch.
+
+    The layout is what serves b's strides.
+    """
+    import torch
+
+    shape, sizes, d_type = result_shape(a, b), batches.sizes_of(a, b), _output(a, out_dtype)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    of_a, of_b = batches.stack(a, batch), batches.stack(b, batch, column=True)
+    of_d = _stack_of_d(out, batch, sizes, (a.ndim > 1, b.ndim > 1))
+    own, spacing, obstacle = sizes, Batches(), ""
+    if 0 in batch:
+        own = sizes._replace(m=0)
+    elif batch and (as_rows := _as_rows(of_a, of_b, of_d, batch, sizes)) is not None:
+        own, of_a, of_d = as_rows
+    elif batch:
+        even, obstacle = batches.spaced(batch, of_a, of_b, of_d)
+        spacing = even or spacing
+    as_a = _placed(a, own.m, own.k, of_a, spacing.a)
+    layout, as_b = _laid_out(b, own, of_b, spacing.b)
+    as_d = Matrix(own.n) if out is None else _placed(out, own.m, own.n, of_d, spacing.d)
+    by_torch = torch_matmul if d_type == "same" else partial(torch_matmul, out_dtype=out_dtype)
+    if name_of(a.dtype) is None:
+        obstacle = f"no kernels of {a.dtype}"
+    posed: Posed = None, obstacle, Operands.packed(layout, own.n, own.k)
+    if not obstacle:
+        features = {"batch": "strided"} if spacing.products != 1 else {}
+        posed = _posed((_name(a.dtype), d_type, acc, layout), own, (as_a, as_b, as_d), **features)
+    return Request(posed[0], posed[1], own, posed[2], shape, a.get_device(), False, by_torch, spacing)
+
+
+def _stack_of_d(out: torch.Tensor | None, batch: Sequence[int], sizes: Sizes, matrix: tuple[bool, bool]) -> Stack:
+    """The result's matrices, or contiguous ones. ``matrix``: whether A and B are more than vectors."""
+    whole = (*batch, sizes.m, sizes.n)
+    if out is None:
+        strides = [math.prod(whole[place + 1 :]) for place in range(len(whole))]
+        return Stack(strides[-2], 1, tuple(strides[:-2]))
+    strides = list(out.stride())
+    if not matrix[1]:
+        strides.append(1)
+    if not matrix[0]:
+        strides.insert(len(strides) - 1, sizes.n)
+    return Stack(strides[-2], strides[-1], tuple(strides[:-2]))
+
+
+def _as_rows(a: Stack, b: Stack, d: Stack, batch: Sequence[int], sizes: Sizes) -> tuple[Sizes, Stack, Stack] | None:
+    """A batch as one product: its sizes, A and D; None where B differs, or rows of A or D are no matrix's."""
+    as_a, as_d = batches.folded(a, b, batch, sizes), batches.folded(d, b, batch, sizes)
+    return None if as_a is None or as_d is None else (*as_a, as_d[1])
+
+
+def _laid_out(b: torch.Tensor, sizes: Sizes, lies: Stack, step: int) -> tuple[Layout, MaybeMatrix]:
+    """B's layout, and B as it stores it."""
+    as_nn = _placed(b, sizes.k, sizes.n, lies, step)
     # A single row or column may be either; rows that start on 16 bytes need no copy.
-    if (as_b is None or as_b.ld % VECTOR) and (as_tn := matrix(b, n, k, b.stride(1), b.stride(0))):
-        layout, as_b = "tn", as_tn
-    as_d = Matrix(n) if out is None else matrix(out, m, n, *out.stride())
-    ab, d = _name(a.dtype), _output(a, out_dtype)
-    problem, obstacle, operands = _posed((ab, d, acc, layout), Sizes(m, n, k), (as_a, as_b, as_d))
-    by_torch = torch_matmul if d == "same" else partial(torch_matmul, out_dtype=out_dtype)
-    return Request(problem, obstacle, Sizes(m, n, k), operands, (m, n), a.get_device(), False, by_torch)
+    turned = lies._replace(rows=lies.cols, cols=lies.rows)
+    if (as_nn is None or as_nn.ld % VECTOR) and (as_tn := _placed(b, sizes.n, sizes.k, turned, step)):
+        return "tn", as_tn
+    return "nn", as_nn
+
+
+def _placed(tensor: torch.Tensor, rows: int, cols: int, lies: Stack, step: int) -> MaybeMatrix:
+    """A tensor's first matrix; in vectors only where all later ones are."""
+    first = matrix(tensor, rows, cols, lies.rows, lies.cols)
+    return first and first._replace(aligned=first.aligned and step * tensor.element_size() % 16 == 0)
 
 
 def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Request:
-    """The product of x (..., K) and weight (N,K), checked before."""
+    """The product of x (..., K) and weight (N,K), checked before, in the layout that serves weight's strides."""
     k, n = x.shape[-1], weight.shape[0]
     sizes = Sizes(x.numel() // k if k else 0, n, k)
     as_x = None
@@ -148,17 +209,18 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
         with suppress(RuntimeError):
             flat = x.view(sizes.m, k)
             as_x = matrix(flat, sizes.m, k, *flat.stride())
-    matrices = (as_x, matrix(weight, n, k, *weight.stride()), Matrix(n))
-    problem, obstacle, operands = _posed((_name(x.dtype), "same", "f32", "tn"), sizes, matrices)
+    layout, as_weight = _laid_out(weight, sizes, Stack(weight.stride(1), weight.stride(0), ()), 0)
+    matrices = (as_x, as_weight, Matrix(n))
+    posed: Posed = None, f"no kernels of {x.dtype}", Operands.packed(layout, n, k)
+    if name_of(x.dtype) is not None:
+        posed = _posed((_name(x.dtype), "same", "f32", layout), sizes, matrices)
     shape = (*x.shape[:-1], n)
-    return Request(problem, obstacle, sizes, operands, shape, x.get_device(), biased, torch_linear)
+    return Request(posed[0], posed[1], sizes, posed[2], shape, x.get_device(), biased, torch_linear)
 
 
-def _posed(
-    kind: Kind, sizes: Sizes, matrices: tuple[MaybeMatrix, MaybeMatrix, MaybeMatrix]
-) -> tuple[Problem | None, str, Operands]:
-    """The problem and its operands; or None, and why no kernel can compute it."""
-    problem, obstacle = problem_of(kind, sizes)
+def _posed(kind: Kind, sizes: Sizes, matrices: tuple[MaybeMatrix, MaybeMatrix, MaybeMatrix], **features: str) -> Posed:
+    """The problem and its operands; or None, and why no kernel can compute it. ``features``: further fields."""
+    problem, obstacle = problem_of(kind, sizes, **features)
     strange = [name for name, lies in zip("ABD", matrices, strict=True) if lies is None]
     if problem is not None and strange:
         problem, obstacle = None, f"strides of {' and '.join(strange)} that no layout serves"
@@ -176,13 +238,14 @@ def matrix(tensor: torch.Tensor, rows: int, cols: int, row_stride: int, col_stri
     return Matrix(ld, tensor.data_ptr() % 16 == 0) if ld >= cols else None
 
 
-def problem_of(kind: Kind, sizes: Sizes) -> tuple[Problem | None, str]:
-    """The problem, its GPU to be filled in; or None, and why there is none."""
+def problem_of(kind: Kind, sizes: Sizes, **features: str) -> tuple[Problem | None, str]:
+    """The problem, its GPU to be filled in; or None, and why there is none. ``features``: further fields."""
     from pydantic import ValidationError
 
     try:
         ab, d, acc, layout = kind
-        return Problem(gpu="", ab=ab, d=d, acc=acc, layout=layout, **sizes._asdict()), ""
+        fields = {"gpu": "", "ab": ab, "d": d, "acc": acc, "layout": layout, **sizes._asdict(), **features}
+        return Problem.model_validate(fields), ""
     except ValidationError:
         return None, "an extent is 0" if 0 in sizes else "an extent is too large"
 
@@ -193,30 +256,3 @@ def span(tensor: torch.Tensor) -> int:
         return 0
     reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int(tensor.element_size()) * (int(reach) + 1)
-
-
-# --- torch's own product ---
-
-
-def torch_matmul(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """a (M,K) times b (K,N) by torch, with fp32 sums on the CPU too. ``out_dtype``: where it is not theirs."""
-    import torch
-
-    if a.device.type == "cuda":
-        typed = {} if out_dtype is None else {"out_dtype": out_dtype}
-        return torch.mm(a, b, **typed) if out is None else torch.mm(a, b, **typed, out=out)
-    # The CPU's own product of 16-bit elements need not sum in fp32.
-    product = torch.mm(a.float(), b.float())
-    return product.to(out_dtype or a.dtype) if out is None else out.copy_(product)
-
-
-def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x (..., K) times weight (N,K) transposed, plus bias, by torch, with fp32 sums on the CPU too."""
-    import torch
-
-    if x.device.type == "cuda":
-        return torch.nn.functional.linear(x, weight, bias).contiguous()
-    wide = None if bias is None else bias.float()
-    return torch.nn.functional.linear(x.float(), weight.float(), wide).to(x.dtype).contiguous()

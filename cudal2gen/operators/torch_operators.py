@@ -1,40 +1,37 @@
-"""The operators ``cudal2gen::matmul``, ``cudal2gen::matmul.out`` and ``cudal2gen::linear``, registered with torch.
-
-Each has kernels for CUDA and CPU tensors, a fake one for torch.compile and meta tensors, and, where it returns a
-tensor, a derivative. Defined by schema and not by ``torch.library.custom_op``, whose checks cost microseconds a call.
-"""
+"""The operators ``cudal2gen::matmul``, ``cudal2gen::matmul.out`` and ``cudal2gen::linear``, and the functions that
+call them, past torch's dispatcher where nothing in torch would see the call."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.kernel import Acc
 from cudal2gen.launcher import LaunchError
+from cudal2gen.operators import vmapping
+from cudal2gen.operators.batches import result_shape
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import check_linear, check_matmul, check_out, request_linear, request_matmul, span
+from cudal2gen.operators.registration import Operator, no_script, register
 
 if TYPE_CHECKING:
     import torch
 
-NAMESPACE = "cudal2gen"
-SCHEMAS = (
-    'matmul(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None) -> Tensor',
-    'matmul.out(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None, *, Tensor(a!) out) -> ()',
-    "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-)
 
-
+@no_script
 def matmul(
     a: torch.Tensor, b: torch.Tensor, *, acc: Acc = "f32", out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product of fp16 or bf16 matrices, a (M,K) and b (K,N), by the fastest kernel known, else by torch.
+    """``torch.matmul`` of fp16 or bf16 tensors, a (..., M,K) and b (..., K,N), by the fastest kernel measured, else by
+    torch.
 
-    ``acc``: the accumulator, f32, or for fp16 also f16 where that is asked for and a kernel has it. ``out_dtype``: of
-    the result (M,N), that of a and b, or torch.float32, the sums as they are. Row-major ``a``, and ``b``
-    row-major or a transposed view of a row-major (N,K), are read where they lie, with any leading dimension; other
-    strides are torch's. On CPU tensors torch computes, with fp32 sums. ``out``: (M,N), written in place; not with
-    gradients. Raises TypeError for other types, ValueError for what does not fit.
+    Vectors and batch dimensions are torch.matmul's: rows of a with one b are one product, others a batch, its matrices
+    evenly spaced. ``acc``: the accumulator, f32, or for fp16 also f16 where that is asked for and a kernel has it.
+    ``out_dtype``: of the result (..., M,N), that of a and b, or torch.float32, the sums as they are. Row-major ``a``,
+    and ``b`` row-major or a transposed view of a row-major (N,K), are read where they lie, with any leading dimension;
+    other strides and other types are torch's. On CPU tensors torch computes, with fp32 sums. ``out``: written in place;
+    not with gradients. Raises TypeError for types that differ, ValueError for what does not fit.
     """
     if out is not None:
         direct = _undispatched(a, b) and _undispatched(out, out)
@@ -45,6 +42,18 @@ def matmul(
     return cast("torch.Tensor", _OPS["matmul"](a, b, acc, out_dtype))
 
 
+@no_script
+def bmm(
+    a: torch.Tensor, b: torch.Tensor, *, acc: Acc = "f32", out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """``torch.bmm``: ``matmul`` of a (B,M,K) and b (B,K,N). Raises ValueError for other shapes, else as ``matmul``."""
+    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0]:
+        raise ValueError(f"a and b must be (B,M,K) and (B,K,N), got shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    return matmul(a, b, acc=acc, out=out, out_dtype=out_dtype)
+
+
+@no_script
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x @ weight.T + bias`` for x (..., K), weight (N,K) and bias (N,) of fp16 or bf16, as (..., N); sums in fp32.
 
@@ -166,7 +175,7 @@ def _fake_matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:  # fmt: skip
     check_matmul(a, b, acc, out_dtype)
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype)
+    return a.new_empty(result_shape(a, b), dtype=out_dtype or a.dtype)
 
 
 def _fake_matmul_out(
@@ -185,15 +194,47 @@ def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noq
     a, b, acc, _ = inputs
     # Only what a wanted gradient needs is kept.
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
-    ctx.acc, ctx.dtype = acc, a.dtype
+    ctx.acc, ctx.dtype, ctx.shapes = acc, a.dtype, (a.shape, b.shape)
 
 
 def _matmul_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     grad = grad.to(ctx.dtype)  # of an fp32 result: a product's operands are of one type
-    of_a = _OPS["matmul"](grad, b.t(), ctx.acc) if ctx.needs_input_grad[0] else None
-    of_b = _OPS["matmul"](a.t(), grad, ctx.acc) if ctx.needs_input_grad[1] else None
+    of_a, of_b = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc)
     return of_a, of_b, None, None
+
+
+def matmul_gradients(
+    a: torch.Tensor | None, b: torch.Tensor | None, grad: torch.Tensor, shapes: tuple[Any, Any],
+    needs: Sequence[bool], acc: str = "f32",
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """Those of ``matmul(a, b)``; a is absent where b needs none, and the other way round. ``shapes``: theirs."""
+    of_a, of_b = (len(shape) for shape in shapes)
+    product = _OPS["matmul"]
+    grad = grad.unsqueeze(-1) if of_b == 1 else grad
+    grad = grad.unsqueeze(-2) if of_a == 1 else grad
+    gradient_a = gradient_b = None
+    if needs[0] and b is not None:
+        matrices = b.unsqueeze(-1) if of_b == 1 else b
+        extents = (1, *shapes[0]) if of_a == 1 else shapes[0]
+        gradient_a = _summed(product(grad, _adjoint(matrices), acc), extents).view(shapes[0])
+    if needs[1] and a is not None:
+        matrices = a.unsqueeze(0) if of_a == 1 else a
+        if of_b <= 2:  # one product, of all rows
+            rows = matrices.reshape(-1, matrices.shape[-1])
+            gradient_b = product(_adjoint(rows), grad.reshape(-1, grad.shape[-1]), acc).view(shapes[1])
+        else:
+            gradient_b = _summed(product(_adjoint(matrices), grad, acc), shapes[1])
+    return gradient_a, gradient_b
+
+
+def _adjoint(matrices: torch.Tensor) -> torch.Tensor:
+    return matrices.mH if matrices.is_complex() else matrices.mT
+
+
+def _summed(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Of a broadcast operand: over all its uses."""
+    return gradient if gradient.shape == tuple(shape) else gradient.sum_to_size(shape)
 
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
@@ -204,40 +245,49 @@ def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noq
 
 def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
-    needs_x, needs_weight, *needs_bias = ctx.needs_input_grad  # none of a bias that is absent
+    return linear_gradients(x, weight, grad, (*ctx.needs_input_grad[:2], ctx.biased and ctx.needs_input_grad[2]))
+
+
+def linear_gradients(
+    x: torch.Tensor | None, weight: torch.Tensor | None, grad: torch.Tensor, needs: Sequence[bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Those of ``linear(x, weight, bias)``; x is absent where weight needs none, and the other way round."""
     rows = grad.reshape(-1, grad.shape[-1])
-    of_x = of_weight = of_bias = None
-    if needs_x:
-        of_x = _OPS["matmul"](rows, weight, "f32").reshape(*grad.shape[:-1], weight.shape[1])
-    if needs_weight:
-        of_weight = _OPS["matmul"](rows.t(), x.reshape(-1, x.shape[-1]), "f32")
-    if ctx.biased and needs_bias[0]:
-        of_bias = rows.sum(0)
-    return of_x, of_weight, of_bias
+    of_x = of_weight = None
+    if needs[0] and weight is not None:
+        flat = weight.conj() if weight.is_complex() else weight
+        of_x = _OPS["matmul"](rows, flat, "f32").reshape(*grad.shape[:-1], weight.shape[1])
+    if needs[1] and x is not None:
+        flat = x.reshape(-1, x.shape[-1])
+        of_weight = _OPS["matmul"](rows.t(), flat.conj() if flat.is_complex() else flat, "f32")
+    return of_x, of_weight, rows.sum(0) if needs[2] else None
 
 
-def _register() -> tuple[Any, dict[str, Any]]:
-    """Defines the operators; the library that holds them, which must live on, and their overloads."""
-    import torch
+# --- under torch.vmap: a further batch dimension ---
 
-    library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    for schema in SCHEMAS:
-        library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
-    for name, run, fake in (
-        ("matmul", _matmul, _fake_matmul),
-        ("matmul.out", _matmul_out, _fake_matmul_out),
-        ("linear", _linear, _fake_linear),
-    ):
-        for key in ("CPU", "CUDA"):
-            library.impl(name, run, key)
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
-    for name, backward, keep in (
-        ("matmul", _matmul_backward, _keep_matmul),
-        ("linear", _linear_backward, _keep_linear),
-    ):
-        torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=keep, lib=library)
-    ops = torch.ops.cudal2gen
-    return library, {"matmul": ops.matmul.default, "matmul.out": ops.matmul.out, "linear": ops.linear.default}
+
+def _vmap_matmul(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:  # noqa: ARG001
+    return vmapping.matmul(_OPS["matmul"], in_dims, *arguments)
+
+
+def _vmap_linear(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:  # noqa: ARG001
+    return vmapping.linear(_OPS["matmul"], _OPS["linear"], in_dims, *arguments)
+
+
+OPERATORS = (
+    Operator(
+        'matmul(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None) -> Tensor',
+        _matmul, _fake_matmul, _keep_matmul, _matmul_backward, _vmap_matmul,
+    ),
+    Operator(
+        'matmul.out(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None, *, Tensor(a!) out) -> ()',
+        _matmul_out, _fake_matmul_out,
+    ),
+    Operator(
+        "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+        _linear, _fake_linear, _keep_linear, _linear_backward, _vmap_linear,
+    ),
+)  # fmt: skip
 
 
 def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
@@ -258,5 +308,5 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
     return torch, {torch.Tensor, torch.nn.Parameter}, watchers
 
 
-_LIBRARY, _OPS = _register()
+_OPS = register(*OPERATORS)
 _TORCH, _PLAIN, _WATCHERS = _watchers()

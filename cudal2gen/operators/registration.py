@@ -1,0 +1,98 @@
+"""How an operator becomes one of torch's: by schema and not by ``torch.library.custom_op``, whose checks cost
+microseconds a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+NAMESPACE = "cudal2gen"
+
+_LIBRARIES: list[Any] = []  # an operator ends with its library
+
+
+class Operator(NamedTuple):
+    """``run``: on CUDA and CPU tensors. ``fake``: without data, for torch.compile and meta tensors. ``keep`` and
+    ``backward``: the derivative's ``setup_context`` and itself. ``vmap``: see ``torch.library.register_vmap``."""
+
+    schema: str
+    run: Callable[..., Any]
+    fake: Callable[..., Any]
+    keep: Callable[..., None] | None = None
+    backward: Callable[..., Any] | None = None
+    vmap: Callable[..., Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.schema.partition("(")[0]
+
+
+def register(*operators: Operator) -> dict[str, Any]:
+    """Defines operators; their overloads by name."""
+    import torch
+
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    _LIBRARIES.append(library)
+    overloads = {}
+    for operator in operators:
+        library.define(operator.schema, tags=(torch.Tag.needs_fixed_stride_order,))
+        for key in ("CPU", "CUDA"):
+            library.impl(operator.name, operator.run, key)
+        qualified = f"{NAMESPACE}::{operator.name}"
+        torch.library.register_fake(qualified, operator.fake, lib=library)
+        packet, _, overload = operator.name.partition(".")
+        overloads[operator.name] = own = getattr(getattr(torch.ops.cudal2gen, packet), overload or "default")
+        if operator.vmap is not None:
+            torch.library.register_vmap(qualified, operator.vmap, lib=library)
+        if operator.backward is not None:
+            library.impl(operator.name, _differentiable(operator, own), "Autograd")
+    return overloads
+
+
+def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
+    """The operator with its derivative, as torch's dispatcher calls it.
+
+    ``torch.library.register_autograd`` makes functions that torch.func.grad refuses.
+    """
+    import torch
+    from torch._functorch.utils import enable_single_level_autograd_function
+
+    defaults = [argument.default_value for argument in overload._schema.arguments]
+
+    def below(*arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*arguments)
+
+    def forward(*arguments: Any) -> Any:
+        with torch.enable_grad():  # for the next level of nested transforms; below autograd it means nothing
+            return below(*arguments)
+
+    class Derivative(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]  # torch has no types here
+        """As functorch's own: of one level of transforms."""
+
+    Derivative.__name__ = f"{operator.name}_derivative"
+    methods = {"forward": forward, "setup_context": operator.keep, "backward": operator.backward}
+    for name, method in methods.items():
+        setattr(Derivative, name, staticmethod(cast("Callable[..., Any]", method)))
+
+    def run(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            with enable_single_level_autograd_function():
+                return Derivative.apply(*arguments, *defaults[len(arguments) :])
+        return below(*arguments)
+
+    return run
+
+
+def no_script(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets ``torch.jit.script`` refuse a function in words."""
+    function.__prepare_scriptable__ = partial(_refuse, function.__name__)  # type: ignore[attr-defined]
+    return function
+
+
+def _refuse(name: str) -> None:
+    raise TypeError(
+        f"cudal2gen.{name}: torch.jit.script cannot compile it, which chooses a kernel at each call; "
+        "use torch.compile or torch.export"
+    )

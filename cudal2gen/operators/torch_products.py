@@ -1,0 +1,73 @@
+"""torch's own products: what runs where no kernel does. On the CPU they sum in fp32, and no autocast changes a type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec
+
+from cudal2gen.element import element_or_none
+
+if TYPE_CHECKING:
+    import torch
+
+Arguments = ParamSpec("Arguments")
+
+
+def _as_typed(product: Callable[Arguments, torch.Tensor]) -> Callable[Arguments, torch.Tensor]:
+    """The product outside of any autocast, which would give its result another type than the operator's."""
+
+    @wraps(product)
+    def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> torch.Tensor:
+        import torch
+
+        if not torch._C._is_any_autocast_enabled():
+            return product(*arguments, **options)
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+            return product(*arguments, **options)
+
+    return run
+
+
+@_as_typed
+def torch_matmul(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """``torch.matmul(a, b)``, contiguous. ``out_dtype``: where it is not theirs."""
+    import torch
+
+    if element_or_none(a.dtype) is not None and a.device.type != "cuda":
+        # The CPU's own product of 16-bit elements need not sum in fp32.
+        product = torch.matmul(a.float(), b.float())
+        return product.to(out_dtype or a.dtype).contiguous() if out is None else out.copy_(product)
+    if out_dtype in (None, a.dtype):
+        return torch.matmul(a, b).contiguous() if out is None else torch.matmul(a, b, out=out)
+    product = _in_type(a, b, out_dtype)
+    return product if out is None else out.copy_(product)
+
+
+def _in_type(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
+    """The product as torch.mm and torch.bmm give it in another type; torch.matmul has no such option."""
+    import torch
+
+    if a.ndim == b.ndim == 2:
+        return torch.mm(a, b, out_dtype=out_dtype)
+    rows, cols = a.shape[-2:-1], b.shape[-1:] if b.ndim > 1 else ()
+    a, b = a if a.ndim > 1 else a[None], b if b.ndim > 1 else b[:, None]
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    wide_a, wide_b = (
+        tensor.expand(*batch, *tensor.shape[-2:]).reshape(math.prod(batch), *tensor.shape[-2:]) for tensor in (a, b)
+    )
+    return torch.bmm(wide_a, wide_b, out_dtype=out_dtype).view(*batch, *rows, *cols)
+
+
+@_as_typed
+def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x (..., K) times weight (N,K) transposed, plus bias, contiguous."""
+    import torch
+
+    if element_or_none(x.dtype) is not None and x.device.type != "cuda":
+        wide = None if bias is None else bias.float()
+        return torch.nn.functional.linear(x.float(), weight.float(), wide).to(x.dtype).contiguous()
+    return torch.nn.functional.linear(x, weight, bias).contiguous()

@@ -1,0 +1,54 @@
+"""Operators under ``torch.vmap``: the mapped dimension becomes a batch dimension of a product, the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Mapped = tuple["torch.Tensor", int]  # the result, and its mapped dimension
+Product = Callable[..., "torch.Tensor"]
+
+
+def first(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """The tensor with its mapped dimension, if it has one, before all others."""
+    return tensor if dim is None else tensor.movedim(dim, 0)
+
+
+def matmul(product: Product, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, *options: Any) -> Mapped:
+    """Vectors become matrices, so that all batch dimensions are in line."""
+    ranks = [tensor.ndim - (dim is not None) for tensor, dim in zip((a, b), in_dims, strict=False)]
+    a, b = first(a, in_dims[0]), first(b, in_dims[1])
+    a, b = a.unsqueeze(-2) if ranks[0] == 1 else a, b.unsqueeze(-1) if ranks[1] == 1 else b
+    rank = max(2, *ranks)
+    a, b = (tensor if dim is None else _widened(tensor, rank + 1) for tensor, dim in zip((a, b), in_dims, strict=False))
+    d = product(a, b, *options)
+    d = d.squeeze(-1) if ranks[1] == 1 else d
+    return (d.squeeze(-1 if ranks[1] == 1 else -2) if ranks[0] == 1 else d), 0
+
+
+def _widened(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """With dimensions of one element behind the first."""
+    return tensor.reshape(tensor.shape[0], *(1,) * (rank - tensor.ndim), *tensor.shape[1:])
+
+
+def linear(
+    product: Product, layer: Product, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> Mapped:  # fmt: skip
+    """``product`` and ``layer``: the operators matmul and linear. Weights of which each is another's make a batch."""
+    of_x, of_weight, of_bias = (*in_dims, None)[:3]
+    if of_weight is None and of_bias is None:
+        return layer(first(x, of_x), weight, bias), 0
+    x, weight = first(x, of_x), first(weight, of_weight)
+    lead = x.shape[:-1] if of_x is None else x.shape[1:-1]
+    mapped = () if of_x is None else x.shape[:1]
+    d = product(x.reshape(*mapped, lead.numel(), x.shape[-1]), weight.mT)
+    d = d.reshape(*d.shape[:-2], *lead, d.shape[-1])
+    if bias is None:
+        return d, 0
+    bias = first(bias, of_bias)
+    wide = bias.view(*bias.shape[:-1], *(1,) * len(lead), bias.shape[-1])
+    return (d.expand(*wide.shape[:1], *d.shape) if d.ndim == len(lead) + 1 else d) + wide, 0
