@@ -35,14 +35,15 @@ def rules(result: Result) -> dict[str, int]:
 
 RIGHT = [
     "right", "barrier", "ordered", "graph", "driver", "memory", "timed", "reset", "changed", "callback", "nodes",
-    "pools", "driver nodes", "halves", "long loop", "relay",
+    "pools", "driver nodes", "halves", "long loop", "relay", "graph memory",
 ]  # fmt: skip
 WRONG = [
     ("bounds", {"global-out-of-bounds": 2}, 0), ("race", {"shared-race": 64}, 0), ("threads", {"launch-refused": 1}, 0),
     ("unordered", {"stream-race": 1}, 0), ("long copy", {"copy-out-of-bounds": 1}, 0), ("assert", {"trap": 24}, 0),
     ("abort", {"global-out-of-bounds": 2}, -6), ("no path", {"stream-race": 1}, 0), ("early", {"stream-race": 4}, 0),
     ("hidden", {"global-out-of-bounds": 2}, 0), ("overlap", {"stream-race": 1}, 0), ("circle", {"runaway": 1}, 0),
-    ("poll", {"deadlock": 1}, 0),
+    ("poll", {"deadlock": 1}, 0), ("freed", {"global-out-of-bounds": 1}, 0),
+    ("launched twice", {"launch-refused": 1}, 0),
 ]  # fmt: skip
 
 

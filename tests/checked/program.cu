@@ -197,10 +197,92 @@ static int driver_nodes(bool path) {
   check("other value", cuGraphExecMemsetNodeSetParams(executable, fill, &zero, 0), 0);
   check("launch", cuGraphLaunch(executable, 0), 0);
   if (path) check("other word", into[0], 31);
-  box.dstPitch = 0, box.Height = 1, into[0] = 0;
+  box.srcDevice = (CUdeviceptr)x, box.dstPitch = 0, box.Height = 1;  // what the graph allocated is free by now
   check("box", cuMemcpy3D(&box), 0);
-  if (path) check("word of a box", into[0], 31);
+  check("word of a box", into[0], host[11]);
   return cudaDeviceSynchronize();
+}
+// A graph allocates "a" and "b", frees "a" and leaves "b" to whoever launches it; by nodes or by capture.
+struct Left {
+  cudaGraph_t graph;
+  int *a, *b;
+};
+static Left by_nodes() {
+  Left left;
+  cudaMemAllocNodeParams space = {};
+  cudaMemsetParams fill = {};
+  cudaGraphNode_t node[5];
+  space.poolProps.allocType = cudaMemAllocationTypePinned, space.poolProps.location.type = cudaMemLocationTypeDevice;
+  space.bytesize = 400, fill.elementSize = 4, fill.width = 100, fill.height = 1, fill.value = 7;
+  check("create", cudaGraphCreate(&left.graph, 0), 0);
+  check("a", cudaGraphAddMemAllocNode(node, left.graph, 0, 0, &space), 0);
+  left.a = (int *)space.dptr, fill.dst = space.dptr;
+  check("fill", cudaGraphAddMemsetNode(node + 1, left.graph, node, 1, &fill), 0);
+  check("b", cudaGraphAddMemAllocNode(node + 2, left.graph, node + 1, 1, &space), 0);
+  left.b = (int *)space.dptr;
+  check("copy", cudaGraphAddMemcpyNode1D(node + 3, left.graph, node + 2, 1, left.b, left.a, 400, cudaMemcpyDeviceToDevice), 0);
+  check("free", cudaGraphAddMemFreeNode(node + 4, left.graph, node + 3, 1, left.a), 0);
+  return left;
+}
+static Left by_capture() {
+  Left left;
+  cudaStream_t s;
+  cudaStreamCreate(&s);
+  cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
+  check("a", cudaMallocAsync(&left.a, 400, s), 0);
+  cuMemsetD32Async((CUdeviceptr)left.a, 7, 100, s);
+  check("b", cudaMallocAsync(&left.b, 400, s), 0);
+  check("copy", cudaMemcpyAsync(left.b, left.a, 400, cudaMemcpyDeviceToDevice, s), 0);
+  check("free", cudaFreeAsync(left.a, s), 0);
+  cudaStreamEndCapture(s, &left.graph);
+  cudaStreamDestroy(s);
+  return left;
+}
+static size_t used(cudaGraphMemAttributeType attribute) {
+  size_t bytes;
+  check("attribute", cudaDeviceGetGraphMemAttribute(0, attribute, &bytes), 0);
+  return bytes;
+}
+// Freed by the host, on a stream, by another graph, by the next launch, or "never".
+static int graph_memory(Left left, bool never) {
+  cudaGraph_t freeing, other;
+  cudaGraphExec_t executable, second, end;
+  cudaGraphNode_t node;
+  cudaStream_t s;
+  cudaStreamCreate(&s);
+  check("instantiate", cudaGraphInstantiate(&executable, left.graph, 0), 0);
+  check("two at a time", cudaGraphInstantiate(&second, left.graph, 0) != 0, 1);
+  check("clone", cudaGraphClone(&other, left.graph) != 0, 1);
+  check("freed in its own graph", cudaGraphCreate(&freeing, 0) || !cudaGraphAddMemFreeNode(&node, freeing, 0, 0, left.a), 0);
+  check("of no graph", cudaGraphAddMemFreeNode(&node, freeing, 0, 0, y) != 0, 1);
+  check("free node", cudaGraphAddMemFreeNode(&node, freeing, 0, 0, left.b), 0);
+  check("twice", cudaGraphAddMemFreeNode(&node, freeing, 0, 0, left.b) != 0, 1);
+  check("in both", cudaGraphAddMemFreeNode(&node, left.graph, 0, 0, left.b) != 0, 1);
+  check("free graph", cudaGraphInstantiate(&end, freeing, 0), 0);
+  check("before", used(cudaGraphMemAttrUsedMemCurrent), 0);
+  for (int i = 0; i < 3; ++i) {
+    host[99] = 0;
+    check("launch", cudaGraphLaunch(executable, s), 0);
+    increment<<<1, 32, 0, s>>>(left.b + 99);
+    cudaMemcpyAsync(host, left.b, 400, cudaMemcpyDeviceToHost, s);
+    cudaStreamSynchronize(s);
+    check("7 and 32", host[99], 39);
+    check("current", used(cudaGraphMemAttrUsedMemCurrent), 400);
+    if (never) return cudaGraphLaunch(executable, s) == cudaErrorInvalidValue ? 0 : 1;
+    if (i == 0) check("free", cudaFree(left.b), 0);
+    if (i == 1) check("free", cudaFreeAsync(left.b, s), 0);
+    if (i == 2) check("free", cudaGraphLaunch(end, s), 0);
+  }
+  check("high", used(cudaGraphMemAttrUsedMemHigh), 800);
+  check("reserved", used(cudaGraphMemAttrReservedMemCurrent), 800);
+  check("trim", cudaDeviceGraphMemTrim(0), 0);
+  check("trimmed", used(cudaGraphMemAttrReservedMemCurrent), 0);
+  check("destroy", cudaGraphExecDestroy(executable), 0);
+  check("again", cudaGraphInstantiate(&executable, left.graph, cudaGraphInstantiateFlagAutoFreeOnLaunch), 0);
+  for (int i = 0; i < 3; ++i) check("free on launch", cudaGraphLaunch(executable, s), 0);
+  increment<<<1, 1, 0, s>>>(left.b);
+  check("free", cudaFree(left.b), 0);
+  return cudaStreamSynchronize(s);
 }
 static int pools(bool ordered) {
   cudaMemPool_t pool;
@@ -378,6 +460,14 @@ int main(int argc, char **argv) {
   if (is("graph")) return graph();
   if (is("nodes")) return nodes(true);
   if (is("no path")) return nodes(false);
+  if (is("graph memory")) return graph_memory(by_nodes(), false) | graph_memory(by_capture(), false);
+  if (is("launched twice")) return graph_memory(by_capture(), true);
+  if (is("freed")) {
+    const Left left = by_nodes();
+    cudaGraphExec_t executable;
+    cudaGraphInstantiate(&executable, left.graph, 0), cudaGraphLaunch(executable, 0);
+    increment<<<1, 1>>>(left.b), increment<<<1, 1>>>(left.a);
+  }
   if (is("pools")) return pools(true);
   if (is("early")) return pools(false);
   if (is("boxes")) return boxes();

@@ -70,13 +70,16 @@ FACE(cuGraphGetRootNodes, cudaGraphGetRootNodes(graph, nodes, n), (void *graph, 
 FACE(cuGraphAddDependencies_v2, cudaGraphAddDependencies(graph, from, to, edges, n), (void *graph, void *const *from, void *const *to, const void *edges, size_t n))
 FACE(cuGraphAddDependencies, cudaGraphAddDependencies(graph, from, to, 0, n), (void *graph, void *const *from, void *const *to, size_t n))
 FACE(cuGraphInstantiateWithFlags, cudaGraphInstantiate(executable, graph, flags), (void **executable, void *graph, unsigned long long flags))
-FACE(cuGraphInstantiateWithParams, cudaGraphInstantiate(executable, graph, 0), (void **executable, void *graph, void *params))
-FACE(cuGraphInstantiateWithParams_ptsz, cudaGraphInstantiate(executable, graph, 0), (void **executable, void *graph, void *params))
+FACE(cuGraphInstantiateWithParams, cudaGraphInstantiateWithParams(executable, graph, params), (void **executable, void *graph, instantiate_t *params))
+FACE(cuGraphInstantiateWithParams_ptsz, cudaGraphInstantiateWithParams(executable, graph, params), (void **executable, void *graph, instantiate_t *params))
 FACE(cuGraphInstantiate_v2, cudaGraphInstantiate(executable, graph, 0), (void **executable, void *graph, void **node, char *log, size_t room))
 FACE(cuGraphUpload, cudaGraphUpload(executable, s), (void *executable, void *s))
 FACE(cuGraphUpload_ptsz, cudaGraphUpload(executable, s), (void *executable, void *s))
 FACE(cuGraphLaunch, cudaGraphLaunch(executable, s), (void *executable, void *s))
 FACE(cuGraphLaunch_ptsz, cudaGraphLaunch(executable, s), (void *executable, void *s))
+FACE(cuDeviceGetGraphMemAttribute, cudaDeviceGetGraphMemAttribute(device, attribute, value), (int device, int attribute, void *value))
+FACE(cuDeviceSetGraphMemAttribute, cudaDeviceSetGraphMemAttribute(device, attribute, value), (int device, int attribute, void *value))
+FACE(cuDeviceGraphMemTrim, cudaDeviceGraphMemTrim(device), (int device))
 FACE(cuGraphExecUpdate_v2, cudaGraphExecUpdate(executable, graph, result), (void *executable, void *graph, void **result))
 
 /* --- nodes --- */

@@ -136,7 +136,7 @@ EXPORT int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *cons
   (void)kind;
   return rc ? rc : ended(from_symbol(to, symbol, bytes, offset, NODE, 1));
 }
-/* cudaMemAllocNodeParams. The memory exists from here on and stays: the graph may be launched again. */
+/* cudaMemAllocNodeParams. The address is fixed here; a launch allocates. */
 typedef struct { char pool[88]; const void *access; size_t count, bytes; void *address; } allocation_node_t;
 EXPORT int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *before, size_t n, allocation_node_t *p) {
   int rc = begin(node, graph, before, n);
@@ -159,7 +159,7 @@ EXPORT int cudaGraphAddNode(void **node, void *graph, void *const *before, const
   }
 }
 EXPORT int cudaGraphCreate(void **graph, unsigned flags) { (void)flags; CALL("graph_create", W(graph)); }
-EXPORT int cudaGraphClone(void **copy, void *graph) { CALL("graph_instantiate", W(copy), W(graph)); }
+EXPORT int cudaGraphClone(void **copy, void *graph) { CALL("graph_clone", W(copy), W(graph)); }
 EXPORT int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges, size_t n) { (void)edges; CALL("graph_edges", W(graph), W(from), W(to), W(n)); }
 EXPORT int cudaGraphGetNodes(void *graph, void **nodes, size_t *n) { CALL("graph_nodes", W(graph), W(nodes), W(n), 0); }
 EXPORT int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *n) { CALL("graph_nodes", W(graph), W(nodes), W(n), 1); }
@@ -167,4 +167,17 @@ EXPORT int cudaGraphExecUpdate(void *executable, void *graph, void **result) {
   memset(result, 0, 3 * sizeof *result);
   CALL("graph_update", W(executable), W(graph));
 }
-EXPORT int cudaGraphInstantiateWithParams(void **executable, void *graph, void *params) { (void)params; return cudaGraphInstantiate(executable, graph, 0); }
+/* cudaGraphInstantiateParams; results: 0 success, 1 error. */
+typedef struct { unsigned long long flags; void *stream, *failed; int result; } instantiate_t;
+BOTH_ASYNC(cudaGraphInstantiateWithParams, (void **executable, void *graph, instantiate_t *p), (executable, graph, p)) {
+  int rc = cudaGraphInstantiate(executable, graph, p->flags);
+  p->failed = 0;
+  p->result = rc != 0;
+  return rc;
+}
+static int graph_memory(int attribute, void *value) { CALL("graph_memory", W(attribute), W(value)); }
+static int graph_memory_reset(int attribute) { CALL("graph_memory_reset", W(attribute)); }
+static int graph_memory_trim(void) { CALL("graph_memory_trim", 0); }
+EXPORT int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value) { return device ? 101 : graph_memory(attribute, value); }
+EXPORT int cudaDeviceSetGraphMemAttribute(int device, int attribute, void *value) { (void)value; return device ? 101 : graph_memory_reset(attribute); }
+EXPORT int cudaDeviceGraphMemTrim(int device) { return device ? 101 : graph_memory_trim(); }

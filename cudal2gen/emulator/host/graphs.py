@@ -12,27 +12,36 @@ from ctypes import string_at
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
-from cudal2gen.emulator.host.cuda import INVALID_HANDLE, INVALID_VALUE, SUCCESS, LaunchRefused
+from cudal2gen.emulator.host.cuda import INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS, LaunchRefused
+from cudal2gen.emulator.host.graph_memory import GraphMemory, MemoryNodes
 from cudal2gen.emulator.host.runtime_state import Call, put
 from cudal2gen.emulator.host.standin import Words
 
 Work = Callable[[int], int]  # of a stream
 NODE = 3  # the stream on which graphs.c gives the work of a node
+AUTO_FREE = 1  # cudaGraphInstantiateFlagAutoFreeOnLaunch
 
 
 @dataclass
 class Graph:
     """``work``: captured, in the order in which it was given; ``nodes``: each with its own work, by handle; ``before``:
-    of a node, those that it waits for."""
+    of a node, those that it waits for; ``memory``: what its nodes allocate and free, one for the graph and its
+    executable one. Of an executable graph, ``source``: the graph that it is of, ``auto_free``: it frees before a launch
+    what its last one allocated; ``instance``: the executable one of a graph that allocates or frees memory."""
 
     work: list[Work] = field(default_factory=list)
     nodes: dict[int, list[Work]] = field(default_factory=dict)
     before: dict[int, set[int]] = field(default_factory=dict)
+    memory: MemoryNodes = field(default_factory=MemoryNodes)
+    source: Graph | None = None
+    auto_free: bool = False
+    instance: Graph | None = None
 
     def copy(self) -> Graph:
         """Another graph of the same work: what is changed in one does not change the other."""
         nodes = {node: list(work) for node, work in self.nodes.items()}
-        return Graph(list(self.work), nodes, {node: set(before) for node, before in self.before.items()})
+        before = {node: set(others) for node, others in self.before.items()}
+        return Graph(list(self.work), nodes, before, self.memory)
 
     def ordered(self) -> list[int]:
         """The nodes, each behind those that it waits for. Raises LaunchRefused for a cycle."""
@@ -44,19 +53,23 @@ class Graph:
 
 class Graphs:
     """The graphs of a session, and which of them records. ``new_handle`` writes a fresh one through a pointer; ``play``
-    runs a graph on a stream."""
+    runs a graph on a stream; ``memory``: what graphs allocate."""
 
-    def __init__(self, new_handle: Callable[[int], int], play: Callable[[Graph, int], int]) -> None:
-        self.new_handle, self.play = new_handle, play
+    def __init__(
+        self, new_handle: Callable[[int], int], play: Callable[[Graph, int], int], memory: GraphMemory
+    ) -> None:
+        self.new_handle, self.play, self.memory = new_handle, play, memory
         self.by_handle: dict[int, Graph] = {}
         self.capturing: dict[int, list[Work]] = {}  # by stream: where its work is recorded
-        self.captured: dict[int, Graph] = {}  # by stream
+        self.captured: dict[int, Graph] = {}  # by stream; of NODE, the graph that gets a node
         self.calls: dict[str, Call] = {
             "capture_status": self.capture_status,
             "capture_begin": self.begin_capture,
             "capture_end": self.end_capture,
             "graph_create": self.create,
+            "graph_clone": self.clone,
             "graph_instantiate": self.instantiate,
+            "graph_destroy_executable": self.destroy_executable,
             "graph_update": self.update,
             "graph_launch": self.launch,
             "graph_edges": self.add_edges,
@@ -65,6 +78,7 @@ class Graphs:
             "node_begin": self.begin_node,
             "node_again": self.change_node,
             "node_end": self.end_node,
+            **memory.calls,
         }
 
     def _graph(self, handle: int) -> Graph:
@@ -116,23 +130,49 @@ class Graphs:
         self.by_handle[self.new_handle(a[0])] = Graph()
         return SUCCESS
 
+    def clone(self, a: Words) -> int:
+        """cudaGraphClone: out, graph."""
+        graph = self._graph(a[1])
+        if graph.memory:
+            raise LaunchRefused(NOT_SUPPORTED, "a graph that allocates or frees memory cannot be cloned")
+        self.by_handle[self.new_handle(a[0])] = graph.copy()
+        return SUCCESS
+
     def instantiate(self, a: Words) -> int:
-        """cudaGraphInstantiate and cudaGraphClone: out, graph."""
+        """cudaGraphInstantiate: out, graph, flags."""
         graph = self._graph(a[1])
         graph.ordered()
-        self.by_handle[self.new_handle(a[0])] = graph.copy()
+        if graph.memory and graph.instance is not None:
+            raise LaunchRefused(
+                NOT_SUPPORTED, "a graph that allocates or frees memory has one executable graph at a time"
+            )
+        executable = graph.instance = graph.copy()
+        executable.source, executable.auto_free = graph, bool(a[2] & AUTO_FREE)
+        self.by_handle[self.new_handle(a[0])] = executable
+        return SUCCESS
+
+    def destroy_executable(self, a: Words) -> int:
+        """cudaGraphExecDestroy: executable graph."""
+        graph = self.by_handle.pop(a[0], None)
+        if graph is not None and graph.source is not None and graph.source.instance is graph:
+            graph.source.instance = None
         return SUCCESS
 
     def update(self, a: Words) -> int:
         """cudaGraphExecUpdate: executable graph, graph whose work it gets."""
-        self._graph(a[0])
-        self.by_handle[a[0]] = self._graph(a[1]).copy()
+        executable, graph = self._graph(a[0]), self._graph(a[1]).copy()
+        executable.work, executable.nodes, executable.before = graph.work, graph.nodes, graph.before
         return SUCCESS
 
     def launch(self, a: Words) -> int:
         """cudaGraphLaunch: executable graph, stream."""
         graph = self._graph(a[0])
-        return self.give(a[1], lambda stream: self.play(graph, stream))
+
+        def work(stream: int) -> int:
+            self.memory.begin_launch(graph.memory, stream, graph.auto_free)
+            return self.play(graph, stream)
+
+        return self.give(a[1], work)
 
     # --- nodes ---
 
@@ -144,6 +184,7 @@ class Graphs:
         node = self.new_handle(a[0])
         graph.before[node] = before
         graph.nodes[node] = self.capturing[NODE] = []
+        self.captured[NODE] = graph
         return SUCCESS
 
     def change_node(self, a: Words) -> int:
@@ -156,14 +197,19 @@ class Graphs:
         graphs[0].nodes[a[1]] = self.capturing[NODE] = []
         return SUCCESS
 
-    def end_node(self, _: Words) -> int:
-        """The work of a node is complete."""
-        self.capturing.pop(NODE, None)
+    def end_node(self, a: Words) -> int:
+        """The work of a node is complete: the code of the call that gave it. One that failed makes no node."""
+        graph, work = self.captured.pop(NODE, None), self.capturing.pop(NODE, None)
+        if a[0] and graph is not None:
+            node = next(node for node in graph.nodes if graph.nodes[node] is work)
+            del graph.nodes[node], graph.before[node]
         return SUCCESS
 
     def add_child(self, a: Words) -> int:
         """cudaGraphAddChildGraphNode: graph, stream."""
         graph = self._graph(a[0]).copy()
+        if graph.memory:
+            raise LaunchRefused(NOT_SUPPORTED, "a graph that allocates or frees memory cannot be part of another one")
         return self.give(a[1], lambda stream: self.play(graph, stream))
 
     def add_edges(self, a: Words) -> int:

@@ -16,6 +16,7 @@ from cudal2gen.emulator.host.cuda import (
     LaunchRefused,
 )
 from cudal2gen.emulator.host.execution import load_globals
+from cudal2gen.emulator.host.graphs import Graph
 from cudal2gen.emulator.host.images import registered
 from cudal2gen.emulator.host.program import owners
 from cudal2gen.emulator.host.runtime_state import Call, RuntimeState, put
@@ -36,7 +37,7 @@ class MemoryCalls:
     """Device ranges are checked against the arena's buffers; what the host writes counts as written."""
 
     def __init__(self, state: RuntimeState, streams: Streams) -> None:
-        self.state, self.memory, self.streams = state, state.memory, streams
+        self.state, self.memory, self.streams, self.graphs = state, state.memory, streams, streams.graphs
         self.kinds: dict[int, int] = {}  # of allocations, by address
         self.calls: dict[str, Call] = {
             "malloc": self.malloc,
@@ -65,6 +66,13 @@ class MemoryCalls:
         if buffer is None or offset + count > buffer.end:
             raise LaunchRefused(INVALID_VALUE, f"{count} bytes at {hex(address)}: {self.memory.describe(address)}")
         return buffer
+
+    def _check(self, address: int, count: int, stream: int) -> bool:
+        """Is it a device range? What is recorded for a graph may use memory that graphs allocate once they run. Raises
+        LaunchRefused as ``_region``."""
+        if stream in self.graphs.capturing and self.graphs.memory.covers(address, count):
+            return True
+        return self._region(address, count) is not None
 
     def _touch(self, address: int, count: int) -> Buffer | None:
         """The region, about to be written."""
@@ -95,27 +103,38 @@ class MemoryCalls:
 
     def malloc_async(self, a: Words) -> int:
         """cudaMallocAsync: out, bytes, stream. Work of another stream has to wait for the allocation."""
+        graph = self.graphs.captured.get(a[2])
+        if graph is not None:
+            return self._allocate_in_graph(a[0], a[1], a[2], graph)
         code = self._allocate(a[0], a[1], "scratch", DEVICE)
-        if code == SUCCESS and a[2] not in self.streams.graphs.capturing:
+        if code == SUCCESS:
             (address,) = struct.unpack("<Q", ctypes.string_at(a[0], 8))
-            self._own(a[2], "an allocation", address)
+            buffer = self._begins(address)
+            assert buffer is not None
+            self.streams.own(a[2], "an allocation", buffer)
         return code
 
-    def free_async(self, a: Words) -> int:
-        """cudaFreeAsync: address, stream; it has to wait for the work of other streams. A captured one frees nothing:
-        the graph may be launched again."""
-        if a[0] and self._begins(a[0]) is None:
-            return INVALID_VALUE
-        if not a[0] or a[1] in self.streams.graphs.capturing:
-            return SUCCESS
-        self._own(a[1], "a free", a[0])
-        return self.free(a)
+    def _allocate_in_graph(self, out: int, nbytes: int, stream: int, graph: Graph) -> int:
+        try:
+            buffer = self.graphs.memory.reserve(graph.memory, nbytes)
+        except EmulatorError:
+            return OUT_OF_MEMORY
+        put(out, "Q", buffer.address)
+        return self.graphs.give(stream, lambda on: self.graphs.memory.allocate(buffer, on))
 
-    def _own(self, stream: int, name: str, address: int) -> None:
-        """An allocation begins or ends on a stream: an access to all of its bytes, for the order of streams."""
-        buffer = self._begins(address)
-        assert buffer is not None
-        self._account(stream, name, (None, 0), (buffer, address), buffer.nbytes, asynchronous=True)
+    def free_async(self, a: Words) -> int:
+        """cudaFreeAsync: address, stream; it has to wait for the work of other streams."""
+        if not a[0]:
+            return SUCCESS
+        graph = self.graphs.captured.get(a[1])
+        if graph is not None:
+            freed = self.graphs.memory.freed_by(graph.memory, a[0])
+            return self.graphs.give(a[1], lambda on: self.graphs.memory.free(freed, on))
+        buffer = self._begins(a[0])
+        if buffer is None:
+            return INVALID_VALUE
+        self.streams.own(a[1], "a free", buffer)
+        return self.free(a)
 
     def _begins(self, address: int) -> Buffer | None:
         """The buffer that begins at an address."""
@@ -143,8 +162,8 @@ class MemoryCalls:
             if count and on_device and not self._inside(address):
                 raise LaunchRefused(INVALID_VALUE, f"the {what} {hex(address)} of a copy is not device memory")
         if count:  # a copy of no bytes may begin behind a buffer's end
-            self._region(to, count)
-            self._region(source, count)
+            self._check(to, count, stream)
+            self._check(source, count, stream)
         return self.streams.give(stream, lambda on: self._copy(to, source, count, on, bool(asynchronous)))
 
     def _copy(self, to: int, source: int, count: int, stream: int, asynchronous: bool) -> int:
@@ -192,7 +211,7 @@ class MemoryCalls:
     def memset(self, a: Words) -> int:
         """cudaMemset: destination, value, bytes, bytes of the value, stream, whether it is asynchronous."""
         to, value, count, size, stream, asynchronous = (a[i] for i in range(6))
-        if count and self._region(to, count) is None:
+        if count and not self._check(to, count, stream):
             raise LaunchRefused(INVALID_VALUE, f"memset of {hex(to)}, which is not device memory")
         return self.streams.give(stream, lambda on: self._fill(to, value, count, size, on, bool(asynchronous)))
 

@@ -377,12 +377,12 @@ EXPORT int cudaStreamGetCaptureInfo(void *s, int *status, void *id, void *graph,
 }
 BOTH_ASYNC(cudaStreamBeginCapture, (void *s, int mode), (s, mode)) { (void)mode; CALL("capture_begin", W(s)); }
 BOTH_ASYNC(cudaStreamEndCapture, (void *s, void **graph), (s, graph)) { CALL("capture_end", W(s), W(graph)); }
-EXPORT int cudaGraphInstantiate(void **executable, void *graph, unsigned long long flags) { (void)flags; CALL("graph_instantiate", W(executable), W(graph)); }
+EXPORT int cudaGraphInstantiate(void **executable, void *graph, unsigned long long flags) { CALL("graph_instantiate", W(executable), W(graph), W(flags)); }
 EXPORT int cudaGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) { return cudaGraphInstantiate(executable, graph, flags); }
 BOTH_ASYNC(cudaGraphLaunch, (void *executable, void *s), (executable, s)) { CALL("graph_launch", W(executable), W(s)); }
 EXPORT int cudaGraphUpload(void *executable, void *s) { (void)executable; (void)s; return 0; }
 EXPORT int cudaGraphDestroy(void *graph) { (void)graph; return 0; }
-EXPORT int cudaGraphExecDestroy(void *executable) { (void)executable; return 0; }
+EXPORT int cudaGraphExecDestroy(void *executable) { CALL("graph_destroy_executable", W(executable)); }
 EXPORT int cudaGraphNodeGetType(void *node, int *type) { (void)node; (void)type; return g_last_error = 1; }
 EXPORT int cudaEventCreateWithFlags(void **e, unsigned flags) { (void)flags; CALL("event_create", W(e)); }
 EXPORT int cudaEventCreate(void **e) { return cudaEventCreateWithFlags(e, 0); }

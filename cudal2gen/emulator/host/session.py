@@ -101,7 +101,7 @@ class Session(RuntimeState):
         programs may make to see what there is. A file without PTX for the device says nothing about the program."""
         if refused.code == NO_IMAGE:
             return Report("launch-error", str(refused), refused.kernel)
-        if call == "launch":
+        if call in ("launch", "graph_launch"):
             return Report("launch-refused", str(refused), refused.kernel)
         if call in ("memcpy", "memset", "memcpy_to_symbol", "memcpy_from_symbol"):
             return Report("copy-out-of-bounds", str(refused))

@@ -17,6 +17,7 @@ import numpy as np
 
 from cudal2gen.emulator.frontend.mangled import plain_name
 from cudal2gen.emulator.host.cuda import INVALID_HANDLE, SUCCESS
+from cudal2gen.emulator.host.graph_memory import GraphMemory
 from cudal2gen.emulator.host.graphs import Graph, Graphs
 from cudal2gen.emulator.host.runtime_state import Call, RuntimeState, put
 from cudal2gen.emulator.host.standin import Words
@@ -80,7 +81,7 @@ class Streams:
         self.blocking: set[int] = set()
         self.events: dict[int, _Event] = {}
         self.last_handle = FIRST_HANDLE
-        self.graphs = Graphs(self._handle, self._play)
+        self.graphs = Graphs(self._handle, self._play, GraphMemory(state.memory, self.own, self.forget))
         self.give = self.graphs.give
         self.history: dict[int, list[_Access]] = {}
         self.calls: dict[str, Call] = {
@@ -119,6 +120,11 @@ class Streams:
                 self._compare(buffer, _Access(stream, clock[stream], name, size, read, written, at), clock)
         if wait:
             _join(self.clocks[HOST], clock)
+
+    def own(self, stream: int, name: str, buffer: Buffer) -> None:
+        """An allocation begins or ends on a stream: an access to all of its bytes, for the order of streams."""
+        everything = np.broadcast_to(np.True_, buffer.nbytes)
+        self.touch(stream, name, [Touched(buffer, 1, None, everything)] if self.several else [])
 
     def _number(self, stream: int) -> int:
         """A stream whose clock exists: the default one for handles of no stream of this session."""

@@ -170,6 +170,14 @@ class Memory:
         i = self.buffers.index(buffer)
         del self.buffers[i], self.starts[i]
 
+    def restore(self, buffer: Buffer) -> None:
+        """Allocate a buffer that was freed again, at its address; its contents are undefined."""
+        self.writes += 1
+        i = bisect_right(self.starts, buffer.start)
+        self.starts.insert(i, buffer.start)
+        self.buffers.insert(i, buffer)
+        buffer.written = np.zeros(buffer.nbytes, np.uint8) if buffer.role in ("output", "scratch") else None
+
     def find(self, offset: int) -> Buffer | None:
         """The buffer that contains this arena offset."""
         i = bisect_right(self.starts, offset) - 1
