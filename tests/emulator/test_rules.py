@@ -87,6 +87,53 @@ def test_the_first_load_of_a_loop_of_swaps_is_benign(load: str, kinds: set[str])
     assert all(report.is_error == (report.kind == "global-race") for report in result.reports)
 
 
+# Two counters; the first swap of each stands before the loops, which go on with what those return.
+TWO_COUNTERS = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 y) {
+  .reg .b32 %v, %w, %n, %o, %u; .reg .b64 %q, %p; .reg .pred %P, %Q;
+  ld.param.u64 %q, [y];
+  add.s64 %p, %q, 64;
+  ld.global.cg.u32 %v, [%q];
+  ld.global.cg.u32 %w, [%p];
+  add.u32 %n, %v, 1;
+  atom.global.cas.b32 %o, [%q], %v, %n;
+  setp.eq.u32 %P, %o, %v;
+  add.u32 %n, %w, 1;
+  atom.global.cas.b32 %u, [%p], %w, %n;
+  setp.eq.u32 %Q, %u, %w;
+  @%P bra second;
+first:
+  add.u32 %n, %o, 1;
+  atom.global.cas.b32 %v, [%q], %o, %n;
+  setp.ne.u32 %P, %v, %o;
+  mov.u32 %o, %v;
+  @%P bra first;
+second:
+  @%Q bra done;
+again:
+  add.u32 %n, %u, 1;
+  atom.global.cas.b32 %w, [LAST], %u, %n;
+  setp.ne.u32 %Q, %w, %u;
+  mov.u32 %u, %w;
+  @%Q bra again;
+done: ret;
+}
+"""
+
+
+@pytest.mark.parametrize(("last", "kinds"), [("%p", {"plain-first-load"}), ("%q", {"plain-first-load", "global-race"})])
+def test_a_first_load_is_benign_though_its_first_swap_stands_before_the_loop(last: str, kinds: set[str]) -> None:
+    memory = Memory()
+    y = memory.upload(np.zeros(32, np.uint32), "inout")
+    text = TWO_COUNTERS.replace("LAST", last)
+    result = emulator.load(text).launch("k", 4, 64, [y], memory=memory, options=emulator.Options(lanes=64))
+    assert y.download()[0] + y.download()[16] == 512
+    assert {report.kind for report in result.reports} == kinds
+
+
 # 64 threads of two warps; each writes its word, and reads one of the other warp's.
 READ = "xor.b32 %u, %t, 32; mad.lo.u32 %u, %u, 4, %s; ld.shared.u32 %w, [%u];"
 RACES = {

@@ -34,7 +34,7 @@ def checked_loads(blocks: list[Block]) -> set[int]:
             for name in defs_uses(ins)[0]:
                 writers.setdefault(name, []).append(ins)
                 places[id(ins)] = _Definition(index, at, name)
-            if ins.base == "atom" and "cas" in ins.parts:
+            if _is_swap(ins):
                 swaps.append(ins)
     if not swaps:
         return set()
@@ -141,9 +141,15 @@ class _Fates:
         return True
 
 
+def _is_swap(ins: Instr) -> bool:
+    return ins.base == "atom" and "cas" in ins.parts
+
+
 def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
-    """The loads behind what one atom.cas compares with; none if anything but moves and swaps is between."""
+    """The loads behind what one atom.cas compares with, directly or as the result of an earlier swap at the same
+    address; none if anything but moves and such swaps is between."""
     out: set[int] = set()
+    place = _place(swap.operands[1], writers)
     todo, visited = [swap.operands[2]], set[str]()
     while todo:
         operand = todo.pop()
@@ -155,10 +161,12 @@ def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
         for ins in writers.get(operand.name, ()):
             if ins.base == "mov":
                 todo.append(ins.operands[1])
-            elif ins.base == "ld" and _place(ins.operands[1], writers) == _place(swap.operands[1], writers):
-                out.add(id(ins))
-            elif ins is not swap:
+            elif (ins.base != "ld" and not _is_swap(ins)) or _place(ins.operands[1], writers) != place:
                 return set()
+            elif ins.base == "ld":
+                out.add(id(ins))
+            else:
+                todo.append(ins.operands[2])
     return out
 
 
