@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from cudal2gen import results
 from cudal2gen.element import F16, Element, element_of, output_of
-from cudal2gen.gpu import Absent, Binder, Call, Contender, Device, GpuError, Operands, Race
+from cudal2gen.gpu import Absent, Binder, Call, Contender, Device, GpuError, Race
 from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
+from cudal2gen.operands import Operands
 
 if TYPE_CHECKING:
     import torch

@@ -32,12 +32,11 @@ from cudal2gen.correctness import (
 )
 from cudal2gen.element import F16, Element
 from cudal2gen.kernel import Acc
-from cudal2gen.kernel.fusion import Activation, Fusion
+from cudal2gen.kernel.fusion import ALPHA, BETA, Activation, Fusion
 
 if TYPE_CHECKING:
     import torch
 
-ALPHA, BETA = 1.5, -0.5  # of tests: exact in every type, neither neutral nor each other's negative
 # Steepest slopes: of silu at 2.4, of both gelu at sqrt(2), rounded up.
 SLOPES: dict[Activation, float] = {"none": 1.0, "relu": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}
 # x times 1 / (1 + 2^(x f(x))): ex2.approx and rcp.approx err by 2 ulp each at most (PTX ISA 9.0, 2^-22 and 1 ulp), the

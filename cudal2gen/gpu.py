@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cudal2gen import places
 from cudal2gen.chips import model_of
-from cudal2gen.element import F16, Element
+from cudal2gen.element import F16
 from cudal2gen.errors import MissingTool
-from cudal2gen.kernel import Layout, Problem, Record, aligned, ceil_div, serving
-from cudal2gen.kernel.launch import Matrix
+from cudal2gen.kernel import Problem, Record, ceil_div, serving
+from cudal2gen.kernel.launch import Batches, Sizes
 from cudal2gen.kernel.launch import Operands as LaunchOperands
-from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.launcher import Fused, LaunchError, OpenKernel
+from cudal2gen.operands import Empty, Operands, check, draw, launched, matrices
 from cudal2gen.results import Environment
 
 if TYPE_CHECKING:
@@ -37,18 +38,7 @@ if TYPE_CHECKING:
 
 Call = Callable[[], None]
 Stream = Callable[[], int]
-Empty = Callable[..., "torch.Tensor"]
-Binder = Callable[["Operands"], Call]
-
-
-def typed(empty: Empty, dtype: torch.dtype) -> Empty:
-    """``empty``, whose elements have 16 bits, for tensors of this type."""
-    words = dtype.itemsize // 2
-
-    def of_type(*shape: int) -> torch.Tensor:
-        return empty(*shape[:-1], shape[-1] * words).view(dtype)
-
-    return of_type
+Binder = Callable[[Operands], Call]
 
 
 @dataclass(frozen=True)
@@ -62,7 +52,6 @@ class Winner:
 
 Race = Callable[[Sequence[Binder]], Winner]
 
-ALIGNMENT = 256  # bytes, as torch's allocator gives them
 RESERVE = 2 << 30  # bytes of device memory left to libraries
 STAND_IN = "CUDAL2GEN_GPU"
 HANG_S = 60  # seconds; what is tried takes a fraction of one
@@ -72,20 +61,6 @@ HOLD_CYCLES = 40_000_000  # some 20 ms at any clock of a GPU
 
 class GpuError(MissingTool):
     """There is no GPU to use, or not the one that is needed; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Operands:
-    """One set of matrices, row-major: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n)."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    b_nn: torch.Tensor
-    d: torch.Tensor
-
-    def stored(self, layout: Layout) -> torch.Tensor:
-        """B as the layout has it."""
-        return self.b if layout == "tn" else self.b_nn
 
 
 @dataclass(frozen=True)
@@ -100,7 +75,7 @@ class Reading:
 
 
 class Contender(Protocol):
-    """Something that computes D = A B: our kernel, or a baseline."""
+    """Something that computes D = A B, fused or batched where the problem is: our kernel, or a baseline."""
 
     @property
     def name(self) -> str: ...
@@ -110,7 +85,8 @@ class Contender(Protocol):
         ...
 
     def bind(self, operands: Operands) -> Call:
-        """A call that enqueues one product on the device's current stream. Raises Absent where it cannot."""
+        """A call that enqueues one product, or one batch, on the device's current stream. Raises Absent where it
+        cannot."""
         ...
 
     @property
@@ -137,8 +113,8 @@ class Device(Protocol):
         """Memory of this shape for 16-bit elements, of undefined content."""
         ...
 
-    def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
-        """Sets of random normal matrices, each matrix at an address of its own."""
+    def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
+        """Sets of random normal matrices, each matrix at an address of its own; of a batch of so many products."""
         ...
 
     def capture(self, calls: Sequence[Call]) -> Call:
@@ -214,9 +190,6 @@ class Kernel:
         runtime_library: Path | None = None,
         empty: Empty | None = None,
     ) -> None:
-        if record.fusion:
-            why = "on tensors plain products are computed; the emulator executes it: validate --on emulator"
-            raise GpuError(f"{record.name} is fused ({record.fusion}): {why}")
         self.record = record
         self.digest = directory.name
         self.detail = ""
@@ -226,67 +199,58 @@ class Kernel:
 
     def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
         """Nothing to choose: tuning is done before, into the record."""
-        operands = LaunchOperands.packed(problem.layout, problem.n, problem.k)
+        operands = LaunchOperands.packed(problem.layout, problem.n, problem.k, problem.fusion)
         use = serving.own_use(self.record, serving.sizes_of(problem), operands)
         how = f"padded to {use.launched.text}" if use.launched.text != problem.mnk else f"copies of {use.matrices}"
         self.detail = f"{how}, in the timing" if any(use.copied) else ""
 
     def bind(self, operands: Operands) -> Call:
-        """One product on these tensors; raises ValueError for tensors that are not what the kernel computes."""
+        """One product, or one batch, of these tensors. Raises ValueError where the kernel does not compute them."""
         launched, _ = self.stages(operands)
         return launched
 
     def stages(self, operands: Operands) -> tuple[Call, Call | None]:
-        """The whole call, and the part of it that copies to and from padded matrices, if there is any."""
+        """The whole call, and the part of it that copies to and from padded matrices, if there is any. Raises
+        ValueError as ``bind``."""
         record = self.record
-        a, b, d = operands.a, operands.stored(record.layout), operands.d
-        problem = _problem(record, a, b, d)
-        use = serving.own_use(record, serving.sizes_of(problem), LaunchOperands(*map(_lies, (a, b, d))))
-        if not any(use.copied):
-            return self._bound(a, b, d), None
-        m, n, k = use.launched
-        wide_a, wide_b, wide_d = (
-            self._wide(matrix, shape) if copied else matrix
-            for matrix, shape, copied in zip(
-                (a, b, d), ((m, k), (n, k) if record.layout == "tn" else (k, n), (m, n)), use.copied, strict=True
-            )
-        )
-        run = self._bound(wide_a, wide_b, wide_d)
-        inputs = [
-            (wide[: own.shape[0], : own.shape[1]], own) for wide, own in ((wide_a, a), (wide_b, b)) if wide is not own
-        ]
-        outputs = [(d, wide_d[: problem.m, : problem.n])] if wide_d is not d else []
+        problem = check(record, operands)
+        use = serving.own_use(record, serving.sizes_of(problem), matrices(operands, record.layout))
+        ready = launched(record, operands, use, self._empty)
+        run = self._bound(ready.operands, use.launched)
+        if not ready.copies:
+            return run, None
 
         def whole() -> None:
-            for wide, own in inputs:
-                wide.copy_(own)
+            for target, source in ready.before:
+                target.copy_(source)
             run()
-            for own, wide in outputs:
-                own.copy_(wide)
+            for target, source in ready.after:
+                target.copy_(source)
 
         def copies() -> None:
-            for target, source in (*inputs, *outputs):
+            for target, source in ready.copies:
                 target.copy_(source)
 
         return whole, copies
 
-    def _wide(self, like: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-        """Zeros of this shape, whose rows start on 16 bytes."""
-        rows, cols = shape[0], aligned(shape[1])
-        empty = like.new_empty((rows, cols)) if self._empty is None else typed(self._empty, like.dtype)(rows, cols)
-        return empty.zero_()[:, : shape[1]]
+    def _bound(self, operands: Operands, sizes: Sizes) -> Call:
+        a, b, d, products = operands.a, operands.b, operands.d, operands.products
+        size = ceil_div(self._kernel.workspace_bytes(*sizes, products), F16.bytes)
+        workspace = a.new_empty(size, dtype=F16.torch_dtype) if self._empty is None else self._empty(size)
+        scratch = workspace.data_ptr() if size else 0
+        pointers = (a.data_ptr(), a.stride(-2), b.data_ptr(), b.stride(-2), d.data_ptr(), d.stride(-2))
+        launch: Callable[[int], int]
+        if self.record.batched:
+            batches = Batches(products, *(each.stride(0) if products > 1 else 0 for each in (a, b, d)))
+            sized = self._kernel.sized(a.stride(-2), b.stride(-2), d.stride(-2), *sizes, batches)
+            launch = partial(sized, a.data_ptr(), b.data_ptr(), d.data_ptr(), scratch)
+        else:
+            launch = self._kernel.bound(*pointers, *sizes, scratch, _fused(operands) if self.record.fusion else None)
+        stream, check_code = self._stream, self._kernel.check
 
-    def _bound(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Call:
-        m, k = a.shape
-        n = d.shape[1]
-        workspace = (self._empty or a.new_empty)(ceil_div(self._kernel.workspace_bytes(m, n, k), a.element_size()))
-        pointers = (a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), d.data_ptr(), d.stride(0))
-        launch = self._kernel.bound(*pointers, m, n, k, workspace.data_ptr() if workspace.numel() else 0)
-        stream, check = self._stream, self._kernel.check
-
-        def call(_keep: Any = (a, b, d, workspace)) -> None:
+        def call(_keep: Any = (operands, workspace)) -> None:
             if code := launch(stream()):
-                check(code)
+                check_code(code)
 
         return call
 
@@ -303,23 +267,16 @@ class Kernel:
             self.close()
 
 
-def _lies(matrix: torch.Tensor) -> Matrix:
-    return Matrix(matrix.stride(0), matrix.data_ptr() % 16 == 0)
-
-
-def _problem(record: Record, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Problem:
-    """The problem that these tensors pose; ValueError where they pose none of the record's layout."""
-    for name, tensor, element in (("A", a, record.element), ("B", b, record.element), ("D", d, record.output)):
-        if tensor.ndim != 2 or tensor.stride(1) != 1 or tensor.dtype != element.torch_dtype:
-            raise ValueError(
-                f"{name}: expected a matrix of {element.title} with contiguous rows, "
-                f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
-            )
-    (m, k), n = a.shape, d.shape[1]
-    expected = (n, k) if record.layout == "tn" else (k, n)
-    if tuple(b.shape) != expected or d.shape[0] != m:
-        raise ValueError(f"A {tuple(a.shape)}, B {tuple(b.shape)} as {record.layout} and D {tuple(d.shape)} do not fit")
-    return record.problem.revised(m=m, n=n, k=k)
+def _fused(operands: Operands) -> Fused:
+    """What a fused kernel reads beside A and B, and stores beside D, by address."""
+    bias, c, aux = operands.bias, operands.c, operands.aux
+    return Fused(
+        0 if bias is None else bias.data_ptr(),
+        *((0, 0) if c is None else (c.data_ptr(), c.stride(0))),
+        operands.alpha,
+        operands.beta,
+        *((0, 0) if aux is None else (aux.data_ptr(), aux.stride(0))),
+    )
 
 
 class Gpu:
@@ -475,14 +432,15 @@ class Gpu:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
+    def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
         m, n, k = problem.m, problem.n, problem.k
         free, _ = self._torch.cuda.mem_get_info(self.device)
-        needed = count * (problem.element.bytes * (m * k + 2 * n * k) + problem.output.bytes * m * n)
+        stored = (1 + problem.fusion.residual + problem.fusion.aux) * problem.output.bytes * m * n
+        needed = count * products * (problem.element.bytes * (m * k + 2 * n * k) + stored)
         if needed > free + self._torch.cuda.memory_reserved(self.device) - RESERVE:
             raise GpuError(f"{problem.mnk}: {count} sets of operands need {needed >> 20} MiB, {free >> 20} are free")
         generator = self._torch.Generator(self.device).manual_seed(seed)
-        return draw(problem, count, generator, self.device)
+        return draw(problem, count, generator, self.device, products)
 
     def capture(self, calls: Sequence[Call]) -> Call:
         graph = self._torch.cuda.CUDAGraph()
@@ -518,26 +476,6 @@ class Gpu:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-
-def draw(problem: Problem, count: int, generator: torch.Generator, device: Any) -> list[Operands]:
-    """``count`` sets of standard normal operands; every matrix starts at a multiple of 256 bytes."""
-    import torch
-
-    def matrices(element: Element, rows: int, cols: int) -> torch.Tensor:
-        size = ceil_div(rows * cols * element.bytes, ALIGNMENT) * ALIGNMENT // element.bytes
-        pool = torch.empty(count * size, dtype=element.torch_dtype, device=device)
-        return pool.as_strided((count, rows, cols), (size, cols, 1))
-
-    ab = problem.element
-    a, b = matrices(ab, problem.m, problem.k), matrices(ab, problem.n, problem.k)
-    for matrix in (a, b):
-        for drawn in matrix:
-            drawn.normal_(generator=generator)
-    b_nn, d = matrices(ab, problem.k, problem.n), matrices(problem.output, problem.m, problem.n)
-    b_nn.copy_(b.transpose(1, 2))
-    d.fill_(float("nan"))
-    return [Operands(*matrix) for matrix in zip(a, b, b_nn, d, strict=True)]
 
 
 def connect(index: int = 0) -> Gpu:

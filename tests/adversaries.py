@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen.gpu import Call, Contender, Operands
+from cudal2gen.gpu import Call, Contender
 from cudal2gen.kernel import Problem
+from cudal2gen.operands import Operands
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudal2gen.gpu import Absent, Call, Kernel, Operands, Race, Reading, draw
+from cudal2gen.gpu import Absent, Call, Kernel, Race, Reading
 from cudal2gen.kernel import Problem, Record
+from cudal2gen.operands import Operands, draw
 from cudal2gen.results import Environment
 
 ENVIRONMENT = Environment(

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cudal2gen import emulator, gpu
-from cudal2gen.gpu import Call, Operands, Reading
+from cudal2gen.gpu import Call, Reading
 from cudal2gen.kernel import Problem
+from cudal2gen.operands import Operands, draw
 from cudal2gen.results import Environment
 from tests import vendor
 from tests.devices import ENVIRONMENT
@@ -82,7 +83,7 @@ class Rehearsal(gpu.Gpu):
         """As many sets as asked for that are one set: nothing here depends on addresses."""
         import torch
 
-        drawn = gpu.draw(problem, 1, torch.Generator().manual_seed(seed), "cpu")[0]
+        drawn = draw(problem, 1, torch.Generator().manual_seed(seed), "cpu")[0]
         tensors = []
         for matrix in (drawn.a, drawn.b, drawn.b_nn, drawn.d):
             tensors.append(self.empty(*matrix.shape))

@@ -40,6 +40,7 @@ FLOORS = {
     "compiler": 3,
     "emulator": 3,
     "gpu": 3,
+    "operands": 2,
     "triton_emulation": 5,
     "triton_matmul": 3,
     "results": 2,

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from cudal2gen import baselines, bench, results
-from cudal2gen.gpu import Absent, Binder, Contender, GpuError, Operands, Winner
+from cudal2gen.gpu import Absent, Binder, Contender, GpuError, Winner
 from cudal2gen.kernel import Problem
+from cudal2gen.operands import Operands
 from tests import vendor
 from tests.devices import FakeDevice
 

@@ -21,9 +21,10 @@ from cudal2gen import bench, catalog, ratios, results
 from cudal2gen.bench import Reference, Settings, TooGood, Work, measure, states, stratified
 from cudal2gen.bench.check import bands
 from cudal2gen.cli import options
-from cudal2gen.gpu import Operands, alone
+from cudal2gen.gpu import alone
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import LaunchError
+from cudal2gen.operands import Operands
 from tests.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
 from tests.paths import small
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from cudal2gen import catalog, compiler, fused
 from cudal2gen.correctness import operands
 from cudal2gen.element import F16, F32
-from cudal2gen.gpu import GpuError, Kernel
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, revise
 from cudal2gen.kernel.fusion import ACTIVATIONS, PARTS, PLAIN, Activation, Fusion
 from cudal2gen.kernel.launch import Launch, LaunchFileError, Matrix, read
@@ -197,11 +196,6 @@ def test_a_plain_problem_prefers_plain_records() -> None:
     assert catalog.nearest(other.problem, [plain, other]).record == other
     assert catalog.nearest(plain.problem, [other]).record.decisions() == plain.decisions()
     assert Problem.kind_of(json.loads(catalog.dump(other))) == other.problem.kind != plain.problem.kind
-
-
-def test_tensors_are_not_bound_to_a_fused_kernel(library: Path) -> None:
-    with pytest.raises(GpuError, match=r"is fused \(bias_n\+silu\): .* the emulator executes it"):
-        Kernel(FUSED["wgmma"], Path("nowhere"), library, lambda: 0)
 
 
 # --- what a launch takes ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ import torch
 
 from cudal2gen import chips, compiler, gpu
 from cudal2gen.element import F16
-from cudal2gen.gpu import Gpu, GpuError, Operands
+from cudal2gen.gpu import Gpu, GpuError
 from cudal2gen.kernel import Record, revise
+from cudal2gen.kernel.fusion import ALPHA, BETA
 from cudal2gen.launcher import LaunchError
+from cudal2gen.operands import ALIGNMENT, Operands, draw
 from cudal2gen.validator.matrices import Matrices
 from tests.emulated import EmulatedDevice
 from tests.paths import PATHS, small
@@ -365,7 +368,7 @@ def test_the_stream_is_asked_at_every_call(device: EmulatedDevice, library: Path
 
 def test_drawn_operands_are_aligned_and_the_same_b(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = small().problem.model_copy(update={"m": 3, "n": 5, "k": 24})
-    sets = gpu.draw(problem, 3, torch.Generator().manual_seed(1), "cpu")
+    sets = draw(problem, 3, torch.Generator().manual_seed(1), "cpu")
     assert len(sets) == 3
     for operands in sets:
         assert (operands.a.shape, operands.b.shape, operands.b_nn.shape, operands.d.shape) == (
@@ -376,11 +379,102 @@ def test_drawn_operands_are_aligned_and_the_same_b(monkeypatch: pytest.MonkeyPat
         )
         assert torch.equal(operands.b.T, operands.b_nn)
         assert bool(operands.d.isnan().all())
-        pointers = [tensor.data_ptr() - sets[0].__dict__[name].data_ptr() for name, tensor in operands.__dict__.items()]
-        assert all(pointer % gpu.ALIGNMENT == 0 for pointer in pointers)
+        pointers = [tensor.data_ptr() - sets[0].inputs[name].data_ptr() for name, tensor in operands.inputs.items()]
+        pointers.append(operands.d.data_ptr() - sets[0].d.data_ptr())
+        assert all(pointer % ALIGNMENT == 0 for pointer in pointers)
     assert not torch.equal(sets[0].a, sets[1].a)
-    again = gpu.draw(problem, 3, torch.Generator().manual_seed(1), "cpu")
+    again = draw(problem, 3, torch.Generator().manual_seed(1), "cpu")
     assert torch.equal(again[2].b, sets[2].b)
+
+
+FUSED = small(fusion="alpha+bias_n+residual+silu", acc="f32")
+BATCHED = small(batch="strided")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("bias", lambda _: None, r"bias: fusion=alpha\+bias_n\+residual\+silu has one of fp16 \(64,\), got none"),
+        ("bias", lambda it: it[:32], r"bias: .* has one of fp16 \(64,\), got torch.float16 \(32,\)"),
+        ("bias", lambda it: it.float(), r"bias: .* has one of fp16 \(64,\), got torch.float32 \(64,\)"),
+        ("bias", lambda it: torch.stack([it, it], 1)[:, 0], r"bias: expected contiguous rows, got strides \(2,\)"),
+        ("c", lambda it: it[:, :32], r"C: .* has one of fp16 \(64, 64\), got torch.float16 \(64, 32\)"),
+        ("c", lambda it: it.T, r"C: expected contiguous rows, got strides \(1, 64\)"),
+        ("aux", lambda _: torch.zeros(64, 64), r"aux: fusion=.* has none, got \(64, 64\)"),
+    ],
+)
+def test_parts_of_a_fusion_that_a_kernel_does_not_take(
+    name: str, change: Any, message: str, device: EmulatedDevice, library: Path
+) -> None:
+    (operands,) = draw(FUSED.problem, 1, torch.Generator().manual_seed(1), "cpu")
+    changed = dataclasses.replace(operands, **{name: change(getattr(operands, name))})
+    with on(device, FUSED, library) as kernel, pytest.raises(ValueError, match=message):
+        kernel.bind(changed)
+
+
+def test_a_plain_kernel_has_no_bias_and_no_alpha(device: EmulatedDevice, library: Path) -> None:
+    operands = Operands(**matrices(device))
+    with on(device, small(), library) as kernel:
+        with pytest.raises(ValueError, match=r"bias: fusion=none has none, got \(64,\)"):
+            kernel.bind(dataclasses.replace(operands, bias=device.empty(64)))
+        for name in ("alpha", "beta"):
+            with pytest.raises(ValueError, match=f"{name}=2.0: fusion=none has none, so it must be 1"):
+                kernel.bind(dataclasses.replace(operands, **{name: 2.0}))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "a",
+            lambda it: it[0],
+            r"A: expected a batch of matrices of fp16, \(products, rows, columns\), .* \(64, 256\)",
+        ),
+        ("a", lambda it: it[:2], r"A \(2, 64, 256\), B \(3, 64, 256\) as tn and D \(3, 64, 64\) do not fit"),
+        ("d", lambda it: it[:1].expand(3, -1, -1), "D: 3 products would be stored in one matrix; it must not be exp"),
+    ],
+)
+def test_batches_that_a_kernel_does_not_take(
+    name: str, change: Any, message: str, device: EmulatedDevice, library: Path
+) -> None:
+    (operands,) = draw(BATCHED.problem, 1, torch.Generator().manual_seed(1), "cpu", products=3)
+    changed = dataclasses.replace(operands, **{name: change(getattr(operands, name))})
+    with on(device, BATCHED, library) as kernel, pytest.raises(ValueError, match=message):
+        kernel.bind(changed)
+
+
+def in_memory(device: EmulatedDevice, operands: Operands) -> Operands:
+    """The same operands in the device's memory, off 16 bytes where a kernel may copy them."""
+    placed = {}
+    for name, tensor in operands.__dict__.items():
+        placed[name] = tensor
+        if isinstance(tensor, torch.Tensor):
+            wide = device.empty(*tensor.shape[:-1], tensor.shape[-1] + 3)
+            placed[name] = wide[..., 1 : 1 + tensor.shape[-1]]
+            placed[name].copy_(tensor)
+    return Operands(**placed)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [FUSED, small(fusion="alpha+bias_m+residual+relu", padding="pad", m=61, n=59, k=250), BATCHED],
+    ids=["fused", "fused padded", "batched"],
+)
+def test_operands_off_16_bytes_are_copied(record: Record, device: EmulatedDevice, library: Path) -> None:
+    products = 2 if record.batched else 1
+    (operands,) = draw(record.problem, 1, torch.Generator().manual_seed(1), "cpu", products)
+    placed = in_memory(device, operands)
+    with on(device, record, library) as kernel:
+        run, copies = kernel.stages(placed)
+        run()
+        device.wait()
+    assert copies is not None
+    product = placed.a.double() @ placed.b.double().transpose(-2, -1)
+    if record.fusion:
+        bias = placed.bias.double() if record.fusion.bias == "n" else placed.bias.double()[:, None]
+        product = ALPHA * product + bias + BETA * placed.c.double()
+        product = product.relu() if record.fusion.activation == "relu" else torch.nn.functional.silu(product)
+    assert torch.allclose(placed.d.double(), product, atol=0.3, rtol=0.01)
 
 
 HANGING = """

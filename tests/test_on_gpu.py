@@ -18,9 +18,9 @@ import pytest
 
 from cudal2gen import compiler, emulator, gpu, rounding, toolchain
 from cudal2gen.element import F16
-from cudal2gen.gpu import Operands
 from cudal2gen.kernel import GPUS, IllegalRecord, Record, revise
 from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.operands import Operands
 from cudal2gen.results import Case
 from cudal2gen.validator import Shape, device, sanitizer
 from cudal2gen.validator.agreement import against_emulator
@@ -55,8 +55,6 @@ def here(card: gpu.Gpu) -> Callable[[Record], Record]:
     def revised(record: Record) -> Record:
         if not models:
             pytest.skip(f"no model in GPUS is like {card.model}")
-        if record.fusion:
-            pytest.skip("fused kernels are not bound to tensors; the emulator executes them")
         try:
             return revise(record, gpu=models[0])
         except IllegalRecord as error:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from cudal2gen.compiler import Artifact, BuildError, Ptxas
-from cudal2gen.gpu import Kernel, Operands
+from cudal2gen.gpu import Kernel
 from cudal2gen.kernel import Problem, Record, revise
 from cudal2gen.launcher import LaunchError
+from cudal2gen.operands import Operands
 from cudal2gen.results import INCUMBENT, Case, Environment, Measurements, Verdict
 from cudal2gen.tuner import executor, race, space
 from cudal2gen.tuner.on_gpu import GpuEnvironment, best_baseline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from typer.testing import CliRunner
 
 from cudal2gen import baselines, bench, catalog, cli, compiler, gpu, results, rounding, validator
 from cudal2gen.element import F16
-from cudal2gen.gpu import Absent, Contender, Operands
+from cudal2gen.gpu import Absent, Contender
 from cudal2gen.kernel import Record, revise
+from cudal2gen.operands import Operands
 from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, agreement, device, sanitizer
 from cudal2gen.validator.matrices import GUARD, Guarded, Matrices
@@ -27,6 +29,8 @@ pytestmark = pytest.mark.torch
 EMULATED = ["single", "nn", "single f32", "zsplit", "persistent", "predicate nn", "pad", "split_k f32 zsplit"]
 EMULATED += ["baked k nn persistent", "small direct predicate", "small direct split_k", "small direct baked"]
 EMULATED += ["wgmma direct, any n", "wgmma cluster split 4 f16 nn", "once split 2"]
+EMULATED += ["fused multistage direct, ragged", "fused multistage padded by its caller", "fused multistage split"]
+EMULATED += ["fused once split", "batched once"]
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +273,67 @@ def test_a_guarded_matrix_tells_where_it_was_written() -> None:
         " column 0 behind D",
         " column 0 between rows of D",
     ]
+
+
+def test_a_guarded_batch_tells_which_product_was_written() -> None:
+    def empty(*shape: int) -> Any:
+        return torch.empty(shape, dtype=torch.float16)
+
+    matrix = Guarded(empty, F16, "D", 4, 6, 8, F16.canary, count=3, gap=5)
+    matrix.matrix.fill_(1.0)
+    assert matrix.matrix.shape == (3, 4, 6)
+    assert list(matrix.changes()) == []
+    matrix.keep()
+    matrix.matrix[1, 2, 3] = 2.0
+    assert list(matrix.changes()) == ["input-changed: 1 of 72 elements, first at product 1, row 2, column 3 of D"]
+    matrix.matrix[1, 2, 3] = 1.0
+    for place in (GUARD + 6, GUARD + 32, GUARD + 3 * 37):
+        matrix.matrix.as_strided((1,), (1,), place).fill_(0)
+    assert [finding.split(",")[-1] for finding in matrix.changes()] == [
+        " column 0 behind D",
+        " column 0 between rows of D",
+        " column 0 between products of D",
+    ]
+
+
+class FirstProductOnly(Adversary):
+    """Computes one product of a batch, and stores it as all of them."""
+
+    def bind(self, operands: Operands) -> Any:
+        alone = {name: tensor[:1] for name, tensor in operands.inputs.items()}
+        run = self.right.bind(replace(operands, **alone, d=operands.d[:1]))
+
+        def call() -> None:
+            run()
+            operands.d[1:] = operands.d[0]
+
+        return call
+
+
+class BetaTwice(Adversary):
+    """Adds beta C once more."""
+
+    def bind(self, operands: Operands) -> Any:
+        return self.right.bind(replace(operands, beta=2 * operands.beta))
+
+
+@pytest.mark.parametrize(
+    ("name", "adversary", "finding"),
+    [
+        ("batched once", FirstProductOnly, "first at product 1, row 0, column 0"),
+        ("fused multistage split", BetaTwice, "wrong-value"),
+    ],
+)
+def test_faults_of_batches_and_fusions_are_caught(
+    name: str, adversary: type[Adversary], finding: str, library: Path
+) -> None:
+    record = PATHS[name]
+    artifact = compiler.build([record])[0]
+    shape = next(shape for shape in validator.stress_shapes(record) if shape.batch > 1 or not record.batched)
+    with EmulatedDevice(record) as card:
+        wrong = adversary(card.open(record, artifact, library), card.empty)
+        case, _ = device.run_case(card, record, wrong, shape, "integers")
+    assert any(finding in found for found in case.findings), case.findings
 
 
 def test_every_adversary_is_right_but_for_its_fault(library: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from cudal2gen.correctness import Bounds, in_order
-from cudal2gen.gpu import Call, Device, Operands
+from cudal2gen.gpu import Call, Device
 from cudal2gen.kernel import Problem
+from cudal2gen.operands import Operands
 
 BANDS = 256  # of rows and of columns of D, in each of which one is compared
 

@@ -26,9 +26,10 @@ from typing import NamedTuple
 from cudal2gen.bench.check import Reference
 from cudal2gen.bench.race import RACE_CALLS, race
 from cudal2gen.errors import Failure
-from cudal2gen.gpu import Absent, Call, Contender, Device, Kernel, Operands, Reading
+from cudal2gen.gpu import Absent, Call, Contender, Device, Kernel, Reading
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import LaunchError
+from cudal2gen.operands import Operands
 from cudal2gen.results import L2, LEAST_US, Conditions, Environment, Measurement, ProtocolName, Timing
 
 SAMPLE_US = 200.0  # device time of one sample, where the problem allows it

@@ -16,6 +16,8 @@ def autotuned_vendor(card: Gpu, tuned: Path) -> Callable[[Problem], Contender]:
     contenders: dict[tuple[str, str], Contender] = {}
 
     def prepared(problem: Problem) -> Contender:
+        if problem.later:
+            raise Absent(f"{problem.title}: the vendor's product is one plain product")
         key = (problem.acc, problem.layout)
         if key not in contenders:
             try:

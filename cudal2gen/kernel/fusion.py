@@ -29,6 +29,7 @@ PARTS: dict[str, dict[str, Any]] = {
     **{name: {"activation": name} for name in ACTIVATIONS if name != NONE},
     "gate": {"gate": True},
 }
+ALPHA, BETA = 1.5, -0.5  # of tests and measurements: exact in every type, neither neutral nor each other's negative
 GATE_COLS = 16  # columns of Z that make 8 of D: n is a multiple of it
 
 

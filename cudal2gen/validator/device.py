@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from cudal2gen.compiler import Artifact
 from cudal2gen.correctness import Comparison, errors_of_single
-from cudal2gen.gpu import Absent, Contender, GpuError, Kernel, typed
+from cudal2gen.gpu import Absent, Contender, GpuError, Kernel
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import LaunchError
+from cudal2gen.operands import typed
 from cudal2gen.results import Case, Verdict
 from cudal2gen.validator.matrices import Matrices
 from cudal2gen.validator.problems import Shape, kinds, stress_shapes, thorough_shape
@@ -89,7 +90,7 @@ def run_case(
     comparison, findings, same_bits = Comparison("nothing", 0), list[str](), True
     nan, number = record.output.poisons
     with _refusals(findings):
-        first, second = (Matrices(device.empty, record, shape.of(record)) for _ in range(2))
+        first, second = (matrices_of(device, record, shape) for _ in range(2))
         first.draw(inputs, seed, nan)
         second.draw(inputs, seed, number)
         call = contender.bind(first.operands)
@@ -113,6 +114,11 @@ def run_case(
             again += ["stale-result: new numbers in A and B gave the earlier D"] if stale else wrong
         findings += [f"launched again: {finding}" for finding in again]
     return _case(record, shape, inputs, comparison, findings), same_bits
+
+
+def matrices_of(device: Device, record: Record, shape: Shape) -> Matrices:
+    """A shape's matrices, of all its products, in the device's memory."""
+    return Matrices(device.empty, record, shape.of(record), shape.batch, shape.shared_b)
 
 
 @contextmanager
@@ -146,13 +152,13 @@ def stream_case(device: Device, record: Record, contender: Contender, shape: Sha
     findings: list[str] = []
     comparison = Comparison("nothing", 0)
     with _refusals(findings):
-        matrices = Matrices(device.empty, record, shape.of(record))
+        matrices = matrices_of(device, record, shape)
         matrices.draw("normal", seed, record.output.poisons[0])
         operands = matrices.operands
         call = contender.bind(operands)
         _finish(device, call)  # what the first call alone does is not waited for below
         matrices.draw("normal", seed + 1, record.output.poisons[0])
-        inputs = (operands.a, operands.b, operands.b_nn)
+        inputs = list(operands.inputs.values())
         copies = [matrix.clone() for matrix in inputs]
         d = typed(device.empty, operands.d.dtype)(*operands.d.shape)
         for matrix in inputs:
@@ -178,7 +184,7 @@ def accuracy_case(device: Device, record: Record, contender: Contender, baseline
     """
     largest, squares = {contender: 0.0, baseline: 0.0}, {contender: 0.0, baseline: 0.0}
     for seed in range(DRAWS):
-        matrices = Matrices(device.empty, record, shape.of(record))
+        matrices = matrices_of(device, record, shape)
         operands = matrices.operands
         for side in (baseline, contender):
             matrices.draw("normal", seed, record.output.poisons[0])
