@@ -333,7 +333,7 @@ def test_faults_of_batches_and_fusions_are_caught(
     with EmulatedDevice(record) as card:
         wrong = adversary(card.open(record, artifact, library), card.empty)
         case, _ = device.run_case(card, record, wrong, shape, "integers")
-    assert any(finding in found for found in case.findings), case.findings
+    assert any(finding in text for text in case.findings), case.findings
 
 
 def test_every_adversary_is_right_but_for_its_fault(library: Path) -> None:
