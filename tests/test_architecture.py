@@ -70,8 +70,8 @@ NO_NAMES = frozenset(
      "these", "fitting", "theirs", "ours", "bed")
 )  # fmt: skip
 TORCH = {
-    "element", "fused", "grading", "correctness", "validator", "gpu", "baselines", "bench", "operators", "plugins",
-    "triton_emulation", "tuner",
+    "element", "fused", "grading", "correctness", "validator", "gpu", "operands", "baselines", "bench", "operators",
+    "plugins", "triton_emulation", "tuner",
 }  # fmt: skip
 
 
