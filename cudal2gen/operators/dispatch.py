@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -67,6 +68,12 @@ class Dispatcher:
         self._retired: Counter[tuple[bool, str]] = Counter()
         self._warned: set[str] = set()
         self._lock = threading.RLock()
+
+    @cached_property
+    def regardless(self) -> Dispatcher:
+        """One of the same packs and device that takes kernels whether they were measured or not, for a caller that
+        measures by itself."""
+        return Dispatcher(list(self._search().values()), self.device, "kernel")
 
     def plan(self, key: Key, request: Request) -> Plan:
         """The plan for a key, made where there is none."""
@@ -161,6 +168,7 @@ class Dispatcher:
         with self._lock:
             packs = self._packs if self._packs is not None else search(installed())[0]
             self._packs = packs | {pack.gpu: pack}
+            vars(self).pop("regardless", None)
             self.forget()
 
     def _open(self, pack: Pack, kernel: Kernel, index: int, device: Device) -> OpenKernel:
@@ -202,6 +210,9 @@ class Dispatcher:
             counts = Counter(self._retired)
             for plan in self.plans.values():
                 counts[(plan.on_kernel, plan.name)] += plan.calls
+        if "regardless" in vars(self):
+            for place, of_place in self.regardless.stats().items():
+                counts.update({(place == "kernel", name): calls for name, calls in of_place.items()})
         table: dict[str, dict[str, int]] = {"kernel": {}, "torch": {}}
         for (on_kernel, name), calls in sorted(counts.items()):
             if calls:
@@ -210,6 +221,9 @@ class Dispatcher:
 
     def close(self) -> None:
         """Unloads all kernels."""
+        if "regardless" in vars(self):
+            self.regardless.close()
+            del self.regardless
         self.forget()
         for kernel in self._opened.values():
             kernel.close()

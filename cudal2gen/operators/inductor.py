@@ -1,0 +1,134 @@
+"""Our kernels among the choices of torch.compile: Inductor times them beside ATen's and Triton's and takes the fastest.
+
+``offer`` makes both: ``cudal2gen_mm`` is a further choice of every ``mm`` under max-autotune, and ``cudal2gen::linear``
+is timed in ranges of rows against torch's own product, which Inductor may compute by Triton. What Inductor times is the
+nearest kernel of a pack, whether `bench` measured it or not. The interfaces are those of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cudal2gen.element import element_or_none
+from cudal2gen.errors import WrongInput
+from cudal2gen.launcher import LaunchError
+from cudal2gen.operators.dispatch import Plan, current
+from cudal2gen.operators.products import Request, check_linear, request_linear, request_matmul
+
+if TYPE_CHECKING:
+    import torch
+
+OFFERED = "offered_linear"
+SCHEMA = f"{OFFERED}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor"
+# Rows at which another kernel often becomes the best: a decoded token, small batches, a prefill.
+SPLIT_POINTS = (1, 16, 64, 256, 1024, 4096)
+_REGISTERED: list[Any] = []  # the library that holds the operator, which must live on
+
+
+def cudal2gen_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """``out = a @ b`` by the nearest kernel, for ``torch._inductor.config.external_matmul``: a (M,K), b (K,N) and out
+    (M,N) of any type and strides; torch computes what no kernel does."""
+    import torch
+
+    if element_or_none(a.dtype) is None or a.dtype != b.dtype or out.dtype != a.dtype:
+        torch.mm(a, b, out=out)
+        return
+    key = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15, a.dtype, a.get_device())
+    plan = _plan((*key, out.stride(), out.data_ptr() & 15), lambda: request_matmul(a, b, "f32", out))
+    _counted(plan, a, b, out)
+
+
+def _plan(key: tuple[Any, ...], request: Callable[[], Request]) -> Plan:
+    dispatcher = current().regardless
+    return dispatcher.plans.get(key) or dispatcher.plan(key, request())
+
+
+def _counted(plan: Plan, *operands: Any) -> Any:
+    plan.calls += 1
+    try:
+        return plan.run(*operands)
+    except LaunchError as error:
+        return current().regardless.replace(plan, error).run(*operands)
+
+
+def _offered_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``cudal2gen.linear`` by the nearest kernel, measured or not."""
+    where = (x.shape, x.stride(), x.data_ptr() & 15, weight.shape, weight.stride(), weight.data_ptr() & 15)
+    plan = _plan(
+        ("linear", *where, x.dtype, x.get_device(), bias is None),
+        lambda: request_linear(x, weight, bias is not None),
+    )
+    if not plan.on_kernel:
+        result: torch.Tensor = _counted(plan, x, weight, bias)
+        return result
+    d: torch.Tensor = _counted(plan, x, weight, None)
+    return d if bias is None else d.add_(bias)
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    check_linear(x, weight, bias)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def offer(split_points: Sequence[int] = SPLIT_POINTS, least_gain: float = 1.02) -> None:
+    """Lets torch.compile choose our kernels by its own timings, in this process; a second call changes nothing but
+    ``split_points`` and ``least_gain``.
+
+    ``split_points``: rows of ``linear``'s input at which it chooses anew, ascending; it does so for inputs whose rows
+    are dynamic. ``least_gain``: how many times faster than the operator as it is a choice must be. Raises WrongInput
+    where the installed torch has no such interface.
+    """
+    import torch
+
+    if list(split_points) != sorted(set(split_points)) or not all(point > 0 for point in split_points):
+        raise WrongInput(f"split_points={list(split_points)}: must be positive and ascending")
+    try:
+        from torch._inductor import config
+        from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+        from torch._inductor.kernel.mm import lazy_register_extern_choice
+
+        external: list[Any] = config.external_matmul
+    except (ImportError, AttributeError) as error:
+        raise WrongInput(
+            f"torch {torch.__version__} has no interface for choices of others ({error}); torch 2.13 has"
+        ) from None
+    if cudal2gen_mm not in external:
+        external.append(cudal2gen_mm)
+        lazy_register_extern_choice(cudal2gen_mm)  # at once: code from Inductor's cache finds it, too
+    _register()
+    offered = getattr(torch.ops.cudal2gen, OFFERED).default
+    configs: list[Any] = [CustomOpConfig(offered), CustomOpConfig(torch.nn.functional.linear)]
+    register_custom_op_autotuning(
+        torch.ops.cudal2gen.linear.default,
+        configs=configs,
+        dispatch_on={"tensor_name": "x", "dim": 0},
+        split_points=list(split_points),
+        min_speedup_threshold=least_gain,
+    )
+
+
+def withdraw() -> None:
+    """Undoes ``offer``: what is compiled from then on has none of our kernels as choices."""
+    import torch
+    from torch._inductor import config
+    from torch._inductor.lowering import user_lowerings
+
+    if cudal2gen_mm in config.external_matmul:
+        config.external_matmul.remove(cudal2gen_mm)
+    user_lowerings.pop(torch.ops.cudal2gen.linear.default, None)
+
+
+def _register() -> None:
+    import torch
+
+    import cudal2gen.operators.torch_operators  # noqa: F401  # defines linear
+
+    if _REGISTERED:
+        return
+    library = torch.library.Library("cudal2gen", "FRAGMENT")
+    library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order,))
+    for key in ("CPU", "CUDA"):
+        library.impl(OFFERED, _offered_linear, key)
+    torch.library.register_fake(f"cudal2gen::{OFFERED}", _fake, lib=library)
+    _REGISTERED.append(library)
