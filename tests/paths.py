@@ -160,6 +160,11 @@ BATCHED: dict[str, Record] = {
     "batched zsplit split": small(batch="strided", raster="zsplit", swizzle_stride=32, split_k=3, acc="f32"),
     "batched wgmma": ring(batch="strided"),
     "batched once": once(batch="strided"),
+    "grouped": small(batch="grouped", padding="predicate"),
+    "grouped persistent nn": small(batch="grouped", padding="predicate", raster="persistent", layout="nn"),
+    "grouped wgmma": ring(batch="grouped"),
+    "grouped wgmma, two maps of D": ring(batch="grouped", bn=96, atom_n=96, n=200, cluster=[1, 2]),
+    "grouped wgmma swapped": ring(batch="grouped", **SWAPPED),
 }
 
 PATHS: dict[str, Record] = {

@@ -119,7 +119,7 @@ class MmaSyncKernel(MmaTiles):
 
     @property
     def grid_is_tiles(self) -> bool:
-        return not self.persistent
+        return not self.persistent and not self.grouped
 
     @property
     def warps(self) -> tuple[int, int]:

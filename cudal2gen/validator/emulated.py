@@ -7,7 +7,7 @@ compiled in, and what lies between is NaN in A and B, forbidden in D.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from cudal2gen import emulator, fused, workers
 from cudal2gen.compiler import Artifact
 from cudal2gen.correctness import Comparison, compare, operands
 from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
 from cudal2gen.validator.problems import Shape, batches, kinds, stress_shapes, strides, thorough_shape
@@ -31,29 +32,42 @@ SMS = 2
 
 
 class Product(NamedTuple):
-    """Operands of one product, as far as it was computed, and its D."""
+    """Operands of one product, as far as it was computed, and its D. ``fused``: what is read beside A and B."""
 
     a: Array
     b: Array
     d: Array
+    fused: fused.FusedOperands[Array]
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What one launch gave: the part of the problem's D that was computed, and the operands of that part, as long in k
-    as the launch; of a batch those of the first product, and ``others``. ``fused``: of bias and C
-    that part. ``findings`` are errors, ``remarks`` what else the emulator lists."""
+    """What one launch gave: of each product the part of D that was computed, and the operands of that part, as long in
+    k as the launch. ``findings`` are errors, ``remarks`` what else the emulator lists."""
 
-    a: Array
-    b: Array
-    d: Array
-    others: tuple[Product, ...]
+    products: tuple[Product, ...]
     ctas: int
     tiles: int
     findings: tuple[str, ...]
     remarks: tuple[str, ...]
     counters: emulator.Counters | None
-    fused: fused.FusedOperands[Array]
+
+    @property
+    def a(self) -> Array:
+        """Of the first product, as ``b`` and ``d``."""
+        return self.products[0].a
+
+    @property
+    def b(self) -> Array:
+        return self.products[0].b
+
+    @property
+    def d(self) -> Array:
+        return self.products[0].d
+
+    @property
+    def others(self) -> tuple[Product, ...]:
+        return self.products[1:]
 
 
 def device_of(record: Record, sms: int = SMS) -> emulator.Device:
@@ -84,21 +98,19 @@ class _Matrices:
         m, n, k = shape.launched(record)
         lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
         self.memory = emulator.Memory()
-        self._rows, self._cols = rows[rows < shape.m], cols[cols < shape.n]
+        self._grouped = bool(shape.groups)
+        self._rows, self._cols = shape.rows(rows), cols[cols < shape.n]
         self._type, self._type_d = record.element.numpy_dtype, record.output.numpy_dtype
         self.batches = batches(record, shape, packed)
         rng = np.random.default_rng(seed)
-        drawn = [
-            operands(inputs, len(self._rows), len(self._cols), shape.k, rng, record.element)
-            for _ in range(self.batches.products)
-        ]
-        wide_a = [_widened(a, len(rows), k) for a, _ in drawn]
-        wide_b = [_widened(b, len(cols), k) for _, b in (drawn[:1] if shape.shared_b else drawn)]
-        self._operands = [
-            (a[: len(self._rows)], b[: len(self._cols)])
-            for a, b in zip(wide_a, wide_b * (self.batches.products if shape.shared_b else 1), strict=True)
-        ]
+        drawn = [_drawn(record, inputs, len(own), len(self._cols), shape.k, rng) for own in self._rows]
+        self._fused = [_fused_drawn(record, inputs, len(own), len(self._cols), rng) for own in self._rows]
+        several_a = [_widened(a, len(a), k) for a, _ in drawn]
+        several_b = [_widened(b, len(b), k) for _, b in (drawn[:1] if shape.shared_b else drawn)]
+        self._operands = list(zip(several_a, several_b * (len(drawn) if shape.shared_b else 1), strict=True))
         along_k = np.arange(k)
+        wide_a = self._by_rows(several_a, rows)
+        wide_b = [_widened(b, len(cols), k) for b in several_b]
         address_a = self._input("A", (m, lda), rows, along_k, wide_a, self.batches.a)
         if record.layout == "tn":
             ldb, address_b = ldb_tn, self._input("B", (n, ldb_tn), cols, along_k, wide_b, self.batches.b)
@@ -106,31 +118,57 @@ class _Matrices:
             wide_b = [b.T for b in wide_b]
             ldb, address_b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, wide_b, self.batches.b)
         self._d_shape = (m, ldd)
-        written = np.zeros((self.batches.products - 1) * self.batches.d + m * ldd, bool)
-        for place in self._places_d():
-            written[place].reshape(self._d_shape)[:, :n] = True
-        if self.batches.products == 1:
-            written = written.reshape(self._d_shape)
+        self._places_d = [
+            slice(number * self.batches.d, number * self.batches.d + m * ldd) for number in range(len(drawn))
+        ]
+        written = self._written(n)
         zeros = np.broadcast_to(self._type_d.type(0), written.shape)
         self._d = self.memory.upload(zeros, "output", region=written, name="D")
         self.arguments = (address_a, lda, address_b, ldb, self._d.address, ldd, m, n, k)
-        self.fused = fused.draw(
-            record.fusion, inputs, len(self._rows), len(self._cols), rng, record.element, record.output
-        )
+        self.several = self._several(shape)
         self.fused_arguments = self._fused_arguments(record, (m, n, ldd), rows, cols) if record.fusion else None
+
+    def _by_rows(self, values: list[Array], rows: Array) -> list[Array]:
+        """Values that go by rows of D, as they lie: of each product, with zeros below, as a caller pads; of groups one
+        behind the other, with NaN below."""
+        if self._grouped:
+            stacked = np.concatenate(values)
+            behind = np.full((len(rows) - len(stacked), stacked.shape[1]), np.nan, stacked.dtype)
+            return [np.concatenate([stacked, behind])]
+        return [_widened(value, len(rows), value.shape[1]) for value in values]
+
+    def _written(self, n: int) -> Array:
+        """Which elements of D the products are."""
+        (m, ldd), last = self._d_shape, self._places_d[-1]
+        written = np.zeros(last.stop, bool)
+        for place, rows in zip(self._places_d, self._rows, strict=True):
+            whole = written[place].reshape(self._d_shape)
+            whole[rows if self._grouped else slice(m), :n] = True
+        return written.reshape(self._d_shape) if len(written) == m * ldd else written
+
+    def _several(self, shape: Shape) -> dict[str, Any]:
+        """How the launcher is told of several products."""
+        if not shape.groups:
+            return {"batches": self.batches}
+        ends = self.memory.upload(np.cumsum(shape.groups).astype(np.int32), name="ends")
+        return {"groups": Groups(ends.address, len(shape.groups), self.batches.b, self.batches.bias)}
 
     def _fused_arguments(self, record: Record, extents: tuple[int, int, int], rows: Array, cols: Array) -> Fused:
         """Bias and C in the emulator's memory, where the caller pads with zeros; NaN where no CTA that runs reads."""
-        (m, n, ld), operands = extents, self.fused
-        bias = c = 0
-        if operands.bias is not None:
-            places, extent = (cols, n) if record.fusion.bias == "n" else (rows, m)
-            values = _widened(operands.bias[None, :], 1, len(places))
-            bias = self._input("bias", (1, extent), np.arange(1), places, [values])
-        if operands.c is not None:
-            values = _widened(operands.c, len(rows), len(cols))
-            c = self._input("C", (m, ld), rows, cols, [values], of_d=True)
-        return Fused(bias, c, ld, operands.alpha, operands.beta)
+        m, n, ld = extents
+        bias, c = 0, 0
+        vectors = [operands.bias for operands in self._fused if operands.bias is not None]
+        matrices = [operands.c for operands in self._fused if operands.c is not None]
+        if record.fusion.bias == "n":
+            values = [_widened(vector[None, :], 1, len(cols)) for vector in vectors]
+            bias = self._input("bias", (1, n), np.arange(1), cols, values, self.batches.bias)
+        if record.fusion.bias == "m":
+            values = [column.T for column in self._by_rows([vector[:, None] for vector in vectors], rows)]
+            bias = self._input("bias", (1, m), np.arange(1), rows, values, self.batches.bias)
+        if matrices:
+            values = self._by_rows([_widened(matrix, len(matrix), len(cols)) for matrix in matrices], rows)
+            c = self._input("C", (m, ld), rows, cols, values, self.batches.c, of_d=True)
+        return Fused(bias, c, ld, self._fused[0].alpha, self._fused[0].beta)
 
     def _input(
         self,
@@ -157,18 +195,15 @@ class _Matrices:
         buffer.role = "input"
         return buffer.address
 
-    def _places_d(self) -> Iterator[slice]:
-        """Where in D's elements each product is."""
-        m, ldd = self._d_shape
-        for number in range(self.batches.products):
-            yield slice(number * self.batches.d, number * self.batches.d + m * ldd)
-
     @property
-    def products(self) -> list[Product]:
+    def products(self) -> tuple[Product, ...]:
         """The computed part of each product."""
         whole = self._d.bytes().view(self._type_d)
-        parts = [whole[place].reshape(self._d_shape)[np.ix_(self._rows, self._cols)] for place in self._places_d()]
-        return [Product(a, b, d) for (a, b), d in zip(self._operands, parts, strict=True)]
+        places = zip(self._places_d, self._rows, strict=True)
+        parts = [whole[place].reshape(self._d_shape)[np.ix_(rows, self._cols)] for place, rows in places]
+        return tuple(
+            Product(a, b, d, fused) for (a, b), d, fused in zip(self._operands, parts, self._fused, strict=True)
+        )
 
 
 def execute(
@@ -195,7 +230,8 @@ def execute(
     options = record.launch_options | shape.launch_options
     corners = partial(_corner_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
     # No loop of a right kernel turns more often than all its tiles have steps; the rest is room for copies and stores.
-    turns = 10_000 + 16 * ceil_div(m, record.bm) * ceil_div(n, record.bn) * ceil_div(k, record.k_step) * shape.batch
+    row_tiles = ceil_div(m, record.bm) * shape.batch + len(shape.groups)
+    turns = 10_000 + 16 * row_tiles * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
     modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse, rounding=rounding)
     device = device_of(record, SMS * record.cluster_ctas)
     findings: list[str] = []
@@ -205,23 +241,21 @@ def execute(
             with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
                 size = kernel.workspace_bytes(m, n, k, matrices.batches.products)
                 workspace = memory.allocate(size, "scratch", name="workspace").address if size else 0
-                kernel.launch(*matrices.arguments, workspace, fused=matrices.fused_arguments, batches=matrices.batches)
+                kernel.launch(*matrices.arguments, workspace, fused=matrices.fused_arguments, **matrices.several)
         except LaunchError as error:
             findings.append(f"launch-refused: {error}")
     findings += [str(report) for report in session.reports if report.is_error]
     findings += [f"emulator: {error}" for error in session.errors]
     launch = session.launches[-1] if session.launches else None
     ctas = 0 if launch is None else len(launch.ctas) if launch.ctas is not None else int(np.prod(launch.grid))
-    first, *others = matrices.products
+    tiles = sum(ceil_div(size, record.bm) for size in shape.groups) if shape.groups else len(tiles_m) * shape.batch
     return Execution(
-        *first,
-        tuple(others),
+        matrices.products,
         ctas,
-        len(tiles_m) * len(tiles_n) * shape.batch,
+        tiles * len(tiles_n),
         tuple(findings),
         tuple(str(report) for report in session.reports if not report.is_error),
         launch.counters if launch else None,
-        matrices.fused,
     )
 
 
@@ -245,6 +279,18 @@ def _corner_ctas(grid: tuple[int, int, int], tiles_m: list[int], tiles_n: list[i
     return np.array(sorted(numbers | {x_size * y_size * z_size - 1}))
 
 
+def _drawn(record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """A (m,k) and B (n,k), where m may be 0."""
+    a, b = operands(inputs, max(1, m), n, k, rng, record.element)
+    return a[:m], b
+
+
+def _fused_drawn(record: Record, inputs: str, m: int, n: int, rng: np.random.Generator) -> fused.FusedOperands[Array]:
+    """What is read beside these."""
+    drawn = fused.draw(record.fusion, inputs, max(1, m), n, rng, record.element, record.output)
+    return drawn.of_rows(record.fusion, slice(m))
+
+
 def _widened(matrix: Array, rows: int, cols: int) -> Array:
     """The matrix with zeros below and beside it."""
     return np.pad(matrix, [(0, rows - matrix.shape[0]), (0, cols - matrix.shape[1])])
@@ -254,14 +300,11 @@ def _extents(tiles: list[int], tile: int, extent: int) -> Array:
     return np.concatenate([np.arange(i * tile, min((i + 1) * tile, extent)) for i in tiles])
 
 
-def _compared(
-    record: Record, inputs: str, product: Product, operands: fused.FusedOperands[Array], order: list[list[list[int]]]
-) -> Comparison:
+def _compared(record: Record, inputs: str, product: Product, order: list[list[list[int]]]) -> Comparison:
+    a, b, d, more = product
     if record.fusion:
-        return fused.compare(
-            record.acc, record.fusion, inputs, product.a, product.b, operands, product.d, order, record.output
-        )
-    return compare(record.acc, inputs, *product, order)
+        return fused.compare(record.acc, record.fusion, inputs, a, b, more, d, order, record.output)
+    return compare(record.acc, inputs, a, b, d, order)
 
 
 def run_case(
@@ -272,10 +315,9 @@ def run_case(
     comparison, wrong = Comparison("nothing", 0), []
     if execution.ctas:
         order = record.k_order(execution.a.shape[1])
-        products = (Product(execution.a, execution.b, execution.d), *execution.others)
-        comparisons = [_compared(record, inputs, product, execution.fused, order) for product in products]
-        comparison = max(comparisons, key=lambda each: (each.wrong, each.max_error))
-        wrong = [finding for each in comparisons for finding in each.findings]
+        comparisons = [_compared(record, inputs, product, order) for product in execution.products if product.d.size]
+        comparison = max(comparisons, key=lambda part: (part.wrong, part.max_error), default=comparison)
+        wrong = [finding for part in comparisons for finding in part.findings]
     compared = comparison.compared + (", warpgroups in adverse order" if modes.get("adverse") else "")
     findings = [*execution.findings, *wrong]
     case = shape.case(

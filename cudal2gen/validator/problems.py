@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cudal2gen.kernel import VECTOR, Problem, Record, aligned, ceil_div
 from cudal2gen.kernel.launch import Batches, Sizes
 from cudal2gen.results import Case
+
+Array = NDArray[Any]
 
 SMALL_PROBLEM = 1 << 24  # m n k up to which a record's own problem is executed as a whole
 PADDING = 8  # elements between the rows of a matrix whose leading dimension is not compiled in
@@ -20,6 +25,7 @@ class Shape:
 
     ``swizzle_stride`` and ``options``: launch options in place of the record's own.
     ``corners``: the corner CTAs of the grid only. ``batch``: products of one launch; ``shared_b``: of one B.
+    ``groups``: of a grouped kernel the rows of each group, from the first row on; rows behind them are in no group.
     """
 
     m: int
@@ -30,6 +36,7 @@ class Shape:
     options: tuple[tuple[str, int], ...] = ()
     batch: int = 1
     shared_b: bool = False
+    groups: tuple[int, ...] = ()
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -47,12 +54,22 @@ class Shape:
 
     @property
     def products(self) -> dict[str, int]:
-        """What a case says of a batch: nothing where there is one product."""
-        return ({"batch": self.batch} if self.batch > 1 else {}) | ({"shared_b": 1} if self.shared_b else {})
+        """What a case says of a batch: nothing where there is one product; of groups also the rows in any."""
+        several = {"batch": self.batch} if self.batch > 1 else {}
+        grouped = {"groups": len(self.groups), "rows": sum(self.groups)} if self.groups else {}
+        return several | grouped | ({"shared_b": 1} if self.shared_b else {})
+
+    def rows(self, executed: Array) -> list[Array]:
+        """The rows of D that each product computes, of those that are ``executed``: each group its own."""
+        if not self.groups:
+            return [executed[executed < self.m]] * self.batch
+        ends = np.cumsum(self.groups)
+        return [np.arange(end - size, end) for size, end in zip(self.groups, ends, strict=True)]
 
     def ctas(self, record: Record) -> int:
         """CTA tiles of the whole problem, slices of k included."""
-        return ceil_div(self.m, record.bm) * ceil_div(self.n, record.bn) * record.split_k * self.batch
+        tiles_m = sum(ceil_div(rows, record.bm) for rows in self.groups or (self.m,))
+        return tiles_m * ceil_div(self.n, record.bn) * record.split_k * self.batch
 
     def of(self, record: Record) -> Problem:
         """The record's problem in this size."""
@@ -103,8 +120,9 @@ def strides(record: Record, n: int, k: int, packed: bool = False) -> Strides:
 
 
 def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
-    """The products of a launch: one behind the other, with room between them unless ``packed``."""
-    if shape.batch == 1 and not shape.shared_b:
+    """The products of a launch: one behind the other, with room between them unless ``packed``. Groups have their rows
+    of one A, C and D; their stride is that of B and of a bias along n."""
+    if shape.batch == 1 and not shape.shared_b and not shape.groups:
         return Batches()
     m, n, k = shape.launched(record)
     lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
@@ -112,7 +130,11 @@ def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
     size_b = n * ldb_tn if record.layout == "tn" else k * ldb_nn
     # Where D is stored in vectors its matrices start on them.
     gap_d = gap if packed or record.launch.stores_vectors else 1
-    return Batches(shape.batch, m * lda + gap, 0 if shape.shared_b else size_b + 2 * gap, m * ldd + 3 * gap_d)
+    stride_b = 0 if shape.shared_b else size_b + 2 * gap
+    bias = aligned(m if record.fusion.bias == "m" else n) + gap
+    if shape.groups:
+        return Batches(len(shape.groups), b=stride_b, bias=bias)
+    return Batches(shape.batch, m * lda + gap, stride_b, m * ldd + 3 * gap_d, bias, m * ldd + 5 * gap_d)
 
 
 def stress_shapes(record: Record) -> list[Shape]:
@@ -140,7 +162,29 @@ def stress_shapes(record: Record) -> list[Shape]:
     # Other orders of tiles than the record's own.
     m, n, k = 2 * bm, 3 * bn, record.baked_k or bk * record.split_k
     shapes += [Shape(m, n, k, options=tuple(options.items())) for options in record.other_options]
-    return shapes + (list(_batches(shapes)) if record.batched else [])
+    more = {"none": [], "strided": shapes + list(_batches(shapes)), "grouped": list(_groups(record, shapes))}
+    return more[record.batch] or shapes
+
+
+def _groups(record: Record, shapes: list[Shape]) -> Iterator[Shape]:
+    """The rows of each problem in groups; then empty ones alone, sizes around a tile, many small ones,
+    and several of one B."""
+    for number, shape in enumerate(shapes):
+        yield replace(shape, groups=cut(shape.m, number))
+    ragged = max(shapes, key=lambda shape: (shape.n % VECTOR > 0, shape.m * shape.n))
+    bm = record.bm
+    edges = (1, 2, bm - 1, bm, bm + 1, 0, 3)
+    many = tuple(number * 7 % 4 for number in range(72))
+    yield replace(ragged, m=bm + 1, groups=(0, 0, 0))
+    yield replace(ragged, m=sum(edges), groups=edges)
+    yield replace(ragged, m=sum(many), groups=many)
+    yield replace(ragged, m=bm + 2, groups=(bm, 1), shared_b=True)
+
+
+def cut(m: int, number: int) -> tuple[int, ...]:
+    """Rows in groups, by turns in one, in some, with empty groups first, between or last, and with rows behind them."""
+    third, quarter = m // 3, m // 4
+    return [(m,), (third, m - third), (0, m - quarter, 0, quarter), (m // 2, 0, quarter, 0)][number % 4]
 
 
 def _batches(shapes: list[Shape]) -> Iterator[Shape]:
@@ -176,14 +220,16 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
 def own_shape(record: Record) -> Shape:
     """The record's own problem; only the corners of its grid where it is too large to execute as a whole.
 
-    Where CTAs of the grid are not tiles of the problem, a large one shrinks to three tiles in each direction.
+    Where CTAs of the grid are not tiles of the problem, a large one shrinks to three tiles in each direction. Rows of a
+    grouped record are three quarters and a quarter, behind an empty group each.
     """
     m, n, k = record.m, record.n, record.k
-    if m * n * k <= SMALL_PROBLEM:
-        return Shape(m, n, k)
-    if not record.grid_is_tiles:
-        return Shape(min(m, 3 * record.bm), min(n, 3 * record.bn), k)
-    return Shape(m, n, k, corners=True)
+    large = m * n * k > SMALL_PROBLEM
+    if large and not record.grid_is_tiles:
+        m, n = min(m, 3 * record.bm), min(n, 3 * record.bn)
+    if record.grouped:
+        return Shape(m, n, k, groups=cut(m, 2))
+    return Shape(m, n, k, corners=large and record.grid_is_tiles)
 
 
 def thorough_shape(shapes: list[Shape]) -> Shape:
