@@ -165,6 +165,14 @@ BATCHED: dict[str, Record] = {
     "grouped wgmma": ring(batch="grouped"),
     "grouped wgmma, two maps of D": ring(batch="grouped", bn=96, atom_n=96, n=200, cluster=[1, 2]),
     "grouped wgmma swapped": ring(batch="grouped", **SWAPPED),
+    "batched fused split": small(batch="strided", fusion=f"{ALL}+relu", split_k=2),
+    "batched fused wgmma workspace": ring(
+        batch="strided", fusion="bias_m+residual+silu", split_k=3, reduce="workspace"
+    ),
+    "grouped fused": small(batch="grouped", padding="predicate", acc="f32", fusion="bias_n+residual+silu"),
+    "grouped fused direct": direct(batch="grouped", padding="predicate", fusion="bias_m+relu"),
+    "grouped fused wgmma": ring(batch="grouped", fusion="bias_n+residual+silu"),
+    "grouped fused wgmma swapped": ring(batch="grouped", fusion="alpha+bias_m+gelu", **SWAPPED),
 }
 
 PATHS: dict[str, Record] = {

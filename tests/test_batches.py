@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from tests.strategies import (
 )
 
 STRIDED: dict[str, Any] = {"batch": "strided"}
+TYPES: dict[str, Any] = {"ab": "bf16", "acc": "f32"}
 RAGGED: dict[str, Any] = {"padding": "predicate", "m": 61, "n": 59, "k": 248}
 
 # What the templates do with a batch, in every family: each raster, each way of summing slices, each way of storing D.
@@ -52,6 +54,12 @@ BATCHED: dict[str, Record] = {
     "wgmma cluster": ring(**STRIDED, **IN_CLUSTER, split_k=2),
     "once": once(**STRIDED),
     "once nn split": once(**STRIDED, layout="nn", split_k=2, k=256, n=56),
+    "fused": small(**STRIDED, fusion="bias_n+residual+silu", **TYPES),
+    "fused split ragged": small(**STRIDED, fusion="alpha+bias_m+residual+relu", split_k=2, **RAGGED, **TO_GLOBAL),
+    "fused wgmma": ring(**STRIDED, fusion="bias_n+residual+silu"),
+    "fused wgmma workspace": ring(**STRIDED, fusion="bias_m+residual+gelu", split_k=3, reduce="workspace"),
+    "fused wgmma cluster": ring(**STRIDED, fusion="bias_n+relu", **IN_CLUSTER, split_k=2),
+    "fused once": once(**STRIDED, fusion="bias_n+residual+relu", split_k=2, k=256),
 }
 BUILT_AHEAD = [*BATCHED.values()]
 
@@ -139,6 +147,32 @@ def test_room_between_products_is_forbidden_ground(library: Path) -> None:
     assert problems.batches(record, replace(shape, batch=1)) == Batches()
 
 
+@pytest.mark.parametrize("name", ["plain", "wgmma", "wgmma direct, any n", "once"])
+def test_products_may_lie_side_by_side_in_d(name: str, library: Path) -> None:
+    record = BATCHED[name]
+    (artifact,) = compiler.build([record])
+    m, n, k, count = record.m, 64, 128, 3
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, (count, extent, k)).astype(np.float16) for extent in (m, n))
+    memory = emulator.Memory()
+    matrices = memory.upload(a), memory.upload(b)
+    stored = np.zeros((m, count * (n + 8)), bool)
+    for product in range(count):
+        stored[:, product * (n + 8) :][:, :n] = True
+    d = memory.upload(np.zeros(stored.shape, np.float16), "output", region=stored)
+    with (
+        emulator.session(memory, emulated.device_of(record)) as session,
+        OpenKernel(library, artifact.directory, record.launch_options, emulator.runtime_path()) as kernel,
+    ):
+        addresses = (matrices[0].address, k, matrices[1].address, k, d.address, stored.shape[1])
+        kernel.launch(*addresses, m, n, k, batches=Batches(count, m * k, n * k, n + 8))
+    assert [*session.errors, *(str(report) for report in session.reports if report.is_error)] == []
+    whole = d.bytes().view(np.float16).reshape(stored.shape)
+    wide = np.einsum("pmk,pnk->pmn", a.astype(np.float32), b.astype(np.float32)).astype(np.float16)
+    for product in range(count):
+        assert (whole[:, product * (n + 8) :][:, :n] == wide[product]).all()
+
+
 # --- faults are seen ---
 
 FAULTS: dict[str, tuple[str, str]] = {
@@ -158,15 +192,19 @@ OF_MAPS: dict[str, tuple[str, str]] = {
     "D is stored to the first": ("gemm.batch = batch;", ""),
     "one product is computed": ("clusters_n(gemm) * gemm.batches.count;", "clusters_n(gemm);"),
 }
+OF_FUSED: dict[str, tuple[str, str]] = {
+    "products share the bias": ("gemm.fused.bias += batch * gemm.batches.bias;", ""),
+    "C advances by the bias's stride": ("batch * gemm.batches.c", "batch * gemm.batches.bias"),
+}
 # A record whose text has each fault's place, and the faults.
-PLACES = [("plain nn ragged split", FAULTS), ("wgmma", OF_MAPS)]
+PLACES = [("plain nn ragged split", FAULTS), ("wgmma", OF_MAPS), ("fused", OF_FUSED)]
 PLACED = [(name, fault) for name, faults in PLACES for fault in faults]
 
 
 @pytest.mark.parametrize(("name", "fault"), PLACED)
 def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = BATCHED[name]
-    before, after = (FAULTS | OF_MAPS)[fault]
+    before, after = (FAULTS | OF_MAPS | OF_FUSED)[fault]
     text = render(record)
     assert text.count(before) == 1, "the fault has one place"
     monkeypatch.setattr(compiler, "render", lambda _: text.replace(before, after))
@@ -178,9 +216,9 @@ def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path, monkeypa
 # --- what is refused ---
 
 
-def test_a_fused_kernel_computes_one_product_a_launch() -> None:
-    with pytest.raises(IllegalRecord, match="batch=strided: must be none for fusion=bias_n"):
-        small(**STRIDED, acc="f32", fusion="bias_n")
+def test_what_is_stored_beside_d_goes_without_a_batch() -> None:
+    with pytest.raises(IllegalRecord, match=r"batch=strided: must be none for fusion=aux\+silu"):
+        small(**STRIDED, acc="f32", fusion="aux+silu")
 
 
 REFUSED = [

@@ -39,6 +39,11 @@ RECORDS: dict[str, Record] = {
     "wgmma swapped pingpong, d": ring(**RING, **(PINGPONG | SWAPPED), d="f32", cluster=[1, 2]),
     "wgmma d": ring(**RING, d="f32", bn=48, atom_n=48),
     "wgmma direct, any n": ring(**RING, epilogue="direct", n=133),
+    "fused": small(**GROUPED, acc="f32", fusion="bias_n+residual+silu"),
+    "fused direct": direct(**GROUPED, fusion="bias_m+residual+relu"),
+    "fused wgmma": ring(**RING, fusion="bias_n+residual+silu"),
+    "fused wgmma swapped": ring(**RING, **SWAPPED, fusion="bias_n+gelu"),
+    "fused wgmma direct, rows": ring(**RING, fusion="bias_m+residual+relu", epilogue="direct"),
 }
 BUILT_AHEAD = [*RECORDS.values()]
 
@@ -159,13 +164,18 @@ OF_MAPS = {
     "rows of a cut box lie apart": ("int64_t(row + line) * gemm.ldd", "int64_t(row + line) * gemm.n"),
     "a tile begins in its slot's row": ("begin + (cluster_m - first_slot(begin, group)) * kBM", "cluster_m * kBM"),
 }
-PLACED = [(name, fault) for name, faults in (("plain", FAULTS), ("wgmma", OF_MAPS)) for fault in faults]
+OF_FUSED: dict[str, tuple[str, str]] = {
+    "every group has the first bias": ("gemm.fused.bias += group * gemm.groups.bias;", ""),
+    "rows of C are not those of D": ("gemm.fused.c += int64_t(begin) * gemm.fused.ldc;", ""),
+}
+PLACES = [("plain", FAULTS), ("wgmma", OF_MAPS), ("fused", OF_FUSED)]
+PLACED = [(name, fault) for name, faults in PLACES for fault in faults]
 
 
 @pytest.mark.parametrize(("name", "fault"), PLACED)
 def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = RECORDS[name]
-    before, after = (FAULTS if name == "plain" else OF_MAPS)[fault]
+    before, after = dict(PLACES)[name][fault]
     text = render(record)
     assert text.count(before) == 1, "the fault has one place"
     monkeypatch.setattr(compiler, "render", lambda _: text.replace(before, after))

@@ -66,9 +66,9 @@ class Problem(Schema):
         if not self.exists(self.ab, self.d, self.acc):
             cause = f"d={self.d}" if self.ab == "f16" else f"ab={self.ab}"
             raise ValueError(f"acc={self.acc}: must be f32 for {cause}")
-        if self.batched and self.fusion:
+        if self.batched and self.fusion.aux:
             raise ValueError(
-                f"batch={self.batch}: must be none for fusion={self.fusion}, whose operands have no strides"
+                f"batch={self.batch}: must be none for fusion={self.fusion}, aux of several has no strides"
             )
         if self.fusion.gate and self.n % GATE_COLS:
             raise ValueError(f"n={self.n}: must be a multiple of {GATE_COLS} for fusion={self.fusion}, 8 columns by 8")

@@ -88,7 +88,7 @@ def product(device: Device, record: Record, contender: Contender, emulated: Exec
         bits = np.ascontiguousarray(values).view(f"i{element.bytes}")
         return torch.from_numpy(bits).view(element.torch_dtype)
 
-    read = emulated.fused
+    read = emulated.products[0].fused
     bias = None if read.bias is None else tensor(read.bias, record.element)
     c = None if read.c is None else tensor(read.c, record.output)
     a, b = (tensor(values, record.element) for values in (emulated.a, emulated.b))
