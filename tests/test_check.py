@@ -138,6 +138,28 @@ def test_waiting_for_what_is_not_executed_is_not_checked(library: Path, case: st
     assert any("not all CTAs ran to their end" in note for note in result.notes)
 
 
+@pytest.mark.parametrize(
+    ("case", "sample", "kinds", "errors"),
+    [
+        ("permuted", 0, set(), set()),
+        ("permuted", 1, {"uninitialised-shared", "shared-race"}, set()),
+        (
+            "permuted, beyond",
+            1,
+            {"uninitialised-shared", "shared-race", "global-out-of-bounds"},
+            {"global-out-of-bounds"},
+        ),
+    ],
+)
+def test_errors_that_may_follow_from_left_out_ctas_are_benign(
+    library: Path, case: str, sample: int, kinds: set[str], errors: set[str]
+) -> None:
+    result = run(library, case, sample=sample)
+    assert rules(result).keys() == kinds
+    assert {item.kind for item in result.errors} == errors
+    assert all("may follow from values" in item.message for item in result.findings.values() if not item.is_error)
+
+
 def test_an_endless_loop_is_named(library: Path) -> None:
     (finding,) = run(library, "circle").findings.values()
     assert finding.message == "never ends: every 7 backward branches all registers and all memory are as before"

@@ -11,16 +11,14 @@ import faulthandler
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import prod
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-import numpy as np
-
-from cudal2gen.checking import devices, names, text
+from cudal2gen.checking import devices, names, sampling, text
 from cudal2gen.checking.findings import CANNOT, Cause, Run, extents, run_of
 from cudal2gen.checking.names import resolved, short_names
 from cudal2gen.checking.plan import Argument, BufferSpec, LaunchSpec, Plan
@@ -129,10 +127,10 @@ class CheckSession(Session):
             progress=reporter.progress,
             looping=reporter.loop,
         )
-        chosen = _sampler(plan.sample, plan.seed) if plan.sample else None
+        chosen = sampling.sampler(plan.sample, plan.seed) if plan.sample else None
         super().__init__(Memory(), devices.device(plan.device), options, chosen)
         self.reporter, self.sample, self.incomplete = reporter, plan.sample, False
-        self.repetitions = Repetitions(self.memory)
+        self.repetitions, self.excuses = Repetitions(self.memory), sampling.Excuses()
         self.first_image = image_count()
 
     def handle(self, name: str, words: Words) -> int:
@@ -176,6 +174,8 @@ class CheckSession(Session):
         start = time.perf_counter()
         with self.repetitions.observed(launch):
             result = launch.execute()
+        if self.incomplete:
+            self.excuses.apply(launch, result.reports)
         given_up = any(report.kind == CANNOT for report in result.reports)
         if given_up or (self.sample and prod(launch.geometry.grid) > self.sample):
             self._assume_written()
@@ -190,7 +190,7 @@ class CheckSession(Session):
         """CTAs that were left out, or given up, may have written anywhere, so no later read is of undefined memory."""
         if not self.incomplete:
             self.incomplete = True
-            text = "not all CTAs ran to their end: findings of later launches may follow from values that they lack"
+            text = "not all CTAs ran to their end: what may follow from values that later launches lack is benign"
             self.reporter.send(Message("note", text=text))
         for buffer in self.memory.buffers:
             buffer.written = None
@@ -214,21 +214,6 @@ class CheckSession(Session):
         if self.cta_filter is None:
             self.reports += output_reports(self.memory)
             self.flush()
-
-
-def _sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]]:
-    """grid -> CTAs to run: the corners, and drawn ones up to ``count``."""
-
-    def chosen(grid: tuple[int, int, int]) -> list[int]:
-        gx, gy, gz = grid
-        total = gx * gy * gz
-        if total <= count:
-            return list(range(total))
-        corners = {x + gx * (y + gy * z) for x in (0, gx - 1) for y in (0, gy - 1) for z in (0, gz - 1)}
-        drawn = np.random.default_rng(seed).choice(total, min(total, count), replace=False)
-        return sorted({*corners, *map(int, drawn)})
-
-    return chosen
 
 
 def serve(pipe: Connection, plan: Plan) -> None:

@@ -25,6 +25,14 @@ __global__ void reversed(const int *x, int *y, bool synchronised) {
   if (synchronised) __syncthreads();
   y[threadIdx.x] = tile[63 - threadIdx.x];
 }
+// Right if the last digits to base 256 of what "to" holds are all different within a CTA.
+__global__ void permuted(const int *to, int *y) {
+  __shared__ int tile[256];
+  const int i = blockIdx.x * 256 + threadIdx.x;
+  tile[to[i] % 256] = i;
+  __syncthreads();
+  y[i] = tile[threadIdx.x];
+}
 __global__ void increment(int *y) { atomicAdd(y, 1); }
 __global__ void waiting(int *y) { for (long i = 0; i < 1l << 40; ++i) atomicAdd(y, 1); }
 __global__ void serial(int *y, int turns) {
@@ -454,6 +462,13 @@ int main(int argc, char **argv) {
     cudaMalloc(&z, n * sizeof *z);
     scale<<<8, 128>>>(x, z, n);
     scale<<<4, 256>>>(z, y, n);
+  }
+  if (is("permuted") || is("permuted, beyond")) {
+    int *z;
+    cudaMalloc(&z, n * sizeof *z);
+    scale<<<4, 256>>>(x, y, n);
+    permuted<<<3, 256>>>(y, z);
+    if (is("permuted, beyond")) beyond<<<4, 256>>>(y, z, n);
   }
   if (is("printf")) speak<<<1, 64>>>(5);
   if (is("assert")) doubt<<<1, 64>>>(40), check("failure", cudaDeviceSynchronize(), cudaErrorAssert);

@@ -10,6 +10,8 @@ import pytest
 
 from cudal2gen import emulator
 from cudal2gen.emulator import RULES, Memory, Severity
+from cudal2gen.emulator.frontend.flow.dependence import memory_dependence
+from cudal2gen.emulator.frontend.flow.graph import build
 from tests.emulator.test_hopper_instructions import run
 
 
@@ -132,6 +134,54 @@ def test_a_first_load_is_benign_though_its_first_swap_stands_before_the_loop(las
     result = emulator.load(text).launch("k", 4, 64, [y], memory=memory, options=emulator.Options(lanes=64))
     assert y.download()[0] + y.download()[16] == 512
     assert {report.kind for report in result.reports} == kinds
+
+
+# Lines count from that of the header; %v is loaded, %t is the thread's number.
+BEHIND_A_LOAD = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 y) { .reg .b32 %t, %v, %w; .reg .b64 %p, %q; .reg .pred %P; .shared .b32 s[64];
+ld.param.u64 %p, [y]; mov.u32 %t, %tid.x; ld.global.u32 %v, [%p];
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "dependent", "writes"),
+    [
+        ("st.global.u32 [%p], %v;", set(), False),  # a value that is stored decides nothing
+        ("mul.wide.u32 %q, %v, 4;\nadd.s64 %q, %q, %p;\nst.global.u32 [%q], %t;", {6, 7, 8}, True),
+        ("mul.wide.u32 %q, %v, 4;\nadd.s64 %q, %q, %p;\nld.global.u32 %w, [%q];", {6, 7, 8}, False),
+        ("setp.eq.u32 %P, %v, 0;\n@%P st.global.u32 [%p], %t;", {6, 7}, True),
+        ("setp.eq.u32 %P, %t, 0;\n@%P st.global.u32 [%p], %t;", set(), False),
+        (
+            "setp.eq.u32 %P, %v, 0;\n@%P bra over;\nst.global.u32 [%p], %t;\nover: st.global.u32 [%p+4], %t;",
+            {6, 8},
+            True,
+        ),
+        ("setp.eq.u32 %P, %v, 0;\n@%P ret;\nst.global.u32 [%p], %t;", {6, 8}, True),
+        # A register that is written under such a branch; a value that went through shared memory.
+        (
+            "mov.u64 %q, %p;\nsetp.eq.u32 %P, %v, 0;\n@%P bra over;\nmov.u64 %q, 0;\nover:\nst.global.u32 [%q], %t;",
+            {7, 9, 11},
+            True,
+        ),
+        (
+            "st.shared.u32 [s], %t;\nld.shared.u32 %w, [s];\nmul.wide.u32 %q, %w, 4;\nst.global.u32 [%q], %t;",
+            {8, 9},
+            True,
+        ),
+        (
+            "mov.u32 %w, 0;\nagain: add.u32 %w, %w, 1;\nsetp.lt.u32 %P, %w, %v;\n@%P bra again;\nbar.sync 0;",
+            {7, 8},
+            False,
+        ),
+    ],
+)
+def test_what_depends_on_loaded_values(body: str, dependent: set[int], writes: bool) -> None:
+    module = emulator.load(f"{BEHIND_A_LOAD}{body}\nret; }}\n").module
+    dependence = memory_dependence(build(module, module.kernels["k"]).blocks)
+    assert {line for line in dependence.lines if line < 6 + body.count("\n") + 1} == dependent
+    assert dependence.writes == writes
 
 
 # 64 threads of two warps; each writes its word, and reads one of the other warp's.
