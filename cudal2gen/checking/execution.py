@@ -26,19 +26,18 @@ from cudal2gen.checking.repetition import Repetitions
 from cudal2gen.emulator import (
     Buffer,
     EmulatorError,
-    LaunchRefused,
     LaunchResult,
     Memory,
     Options,
     Program,
     PtxError,
     Report,
-    Session,
     load,
 )
 from cudal2gen.emulator.host.execution import Launch, output_reports
 from cudal2gen.emulator.host.images import image_count, registered
 from cudal2gen.emulator.host.program import KernelArgument, as_dim, call, pack_arguments
+from cudal2gen.emulator.host.session import StrictSession
 from cudal2gen.emulator.host.standin import Words, stand_for
 from cudal2gen.emulator.state.launch import Geometry
 from cudal2gen.emulator.state.sites import Site
@@ -116,7 +115,7 @@ def _moved(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
 
 
-class CheckSession(Session):
+class CheckSession(StrictSession):
     """The emulated device of a check: what it finds is reported at once."""
 
     def __init__(self, plan: Plan, reporter: Reporter) -> None:
@@ -156,13 +155,6 @@ class CheckSession(Session):
                 self.reporter.finding(report)
         self.reports.clear()
         self.launches.clear()
-
-    def refuse(self, call: str, refused: LaunchRefused) -> None:
-        """A call that the runtime refuses is a finding where the program relies on it."""
-        super().refuse(call, refused)
-        report = self.refusal(call, refused)
-        if report is not None:
-            self.reports.append(report)
 
     def execute(self, launch: Launch) -> LaunchResult:
         """Execute a launch, unless its effect is known."""
@@ -252,18 +244,24 @@ def _cut_exit_handlers() -> None:
             libc.__cxa_atexit(streams._ZNSo5flushEv, ctypes.byref(ctypes.c_char.in_dll(streams, stream)), None)
 
 
-def _open(path: Path) -> ctypes.CDLL:
-    """The program's library, bound to the stand-in runtime. Raises WrongInput."""
-    stand_for(*STOOD_FOR)
-    before = image_count()
+def open_library(path: Path, stood_for: Iterable[str], remedy: str = "") -> ctypes.CDLL:
+    """A library with host code, bound to the stand-in runtime, which has the functions of the libraries ``stood_for``.
+    Raises WrongInput, with a ``remedy``."""
+    stand_for(*stood_for)
     try:
-        library = ctypes.CDLL(str(path.resolve()))
+        return ctypes.CDLL(str(path.resolve()))
     except OSError as error:
         words = str(error).removeprefix(f"{path.resolve()}: ")
         raise WrongInput(
             f"{path.name} cannot be loaded: {words}; of CUDA's libraries the runtime and the driver are "
-            "emulated; name missing sources on the command line"
+            f"emulated{remedy}"
         ) from None
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """The program's library, bound to the stand-in runtime. Raises WrongInput."""
+    before = image_count()
+    library = open_library(path, STOOD_FOR, "; name missing sources on the command line")
     if image_count() == before and b".nv_fatbin" in path.read_bytes():
         raise WrongInput(
             f"{path.name} holds kernels and does not register them: it is linked with the static CUDA runtime; link it "

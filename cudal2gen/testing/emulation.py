@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cudal2gen import places, toolchain, triton_emulation
 from cudal2gen.checking import compilation, devices, plan, supervision, text, writing
-from cudal2gen.checking.execution import STOOD_FOR
+from cudal2gen.checking.execution import STOOD_FOR, open_library
 from cudal2gen.checking.names import plain, resolved, short_names
 from cudal2gen.checking.result import Result
 from cudal2gen.emulator import (
@@ -23,20 +23,19 @@ from cudal2gen.emulator import (
     Buffer,
     Device,
     EmulatorError,
-    LaunchRefused,
     LaunchResult,
     Memory,
     Options,
     Program,
     Report,
-    Session,
     by_cause,
     load,
 )
 from cudal2gen.emulator.host.checks import device_for
 from cudal2gen.emulator.host.execution import output_reports
 from cudal2gen.emulator.host.program import Dim, call, from_file
-from cudal2gen.emulator.host.standin import stand_for, standin
+from cudal2gen.emulator.host.session import StrictSession
+from cudal2gen.emulator.host.standin import standin
 from cudal2gen.emulator.memory.tensors import Tensor
 from cudal2gen.emulator.state.arrays import Array
 from cudal2gen.errors import MissingTool, WrongInput
@@ -85,16 +84,6 @@ class Settings:
     def target(self) -> Device | None:
         """The device that is set."""
         return devices.device(self.device) if self.device else None
-
-
-class _TestSession(Session):
-    """A session in which calls that the runtime refuses are findings."""
-
-    def refuse(self, call: str, refused: LaunchRefused) -> None:
-        super().refuse(call, refused)
-        report = self.refusal(call, refused)
-        if report is not None:
-            self.reports.append(report)
 
 
 class KernelFile:
@@ -147,7 +136,7 @@ class CudaEmulator:
     def __init__(self, settings: Settings, folders: Sequence[Path], missing: Callable[[str], NoReturn]) -> None:
         self.settings, self.folders, self._missing = settings, folders, missing
         self.options = Options(counters=settings.counters, adverse=settings.adverse)
-        self.session = _TestSession(Memory(), settings.target, self.options)
+        self.session = StrictSession(Memory(), settings.target, self.options)
         self.files: list[KernelFile] = []
         self.failures: list[str] = []  # of programs
         self.triton: TritonSession | None = None
@@ -299,11 +288,7 @@ class CudaEmulator:
         if not self._open:
             self.start(needed=True)
         content = path.read_bytes()
-        stand_for(*(name for name in STOOD_FOR if name.encode() in content))
-        try:
-            return ctypes.CDLL(str(path.resolve()))
-        except OSError as error:
-            raise WrongInput(f"{path.name} cannot be loaded: {error}") from None
+        return open_library(path, [name for name in STOOD_FOR if name.encode() in content])
 
     def call(self, function: str, *args: object) -> int:
         """Call an extern "C" function of a library that was opened, or of the host code of a compiled file; its int.

@@ -117,6 +117,16 @@ class Session(RuntimeState):
         return self.kernels.launch(words)
 
 
+class StrictSession(Session):
+    """A session in which launches and copies that the runtime refuses are findings."""
+
+    def refuse(self, call: str, refused: LaunchRefused) -> None:
+        super().refuse(call, refused)
+        report = self.refusal(call, refused)
+        if report is not None:
+            self.reports.append(report)
+
+
 def session(
     memory: Memory | None = None,
     device: Device | None = None,

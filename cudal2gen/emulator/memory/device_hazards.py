@@ -50,6 +50,16 @@ def places_of_bytes(buffer: Buffer, offset: Array, width: int, form: Form) -> Pl
     return Rows(offset[::ROW] - buffer.start, ROW * width)
 
 
+def _kept(run: Run, strong: int, keep: Callable[[Run], bool], size: Callable[[Places, int], None]) -> bool:
+    """Is an access kept as a run, by what its tags have for reads or for writes: ``keep``, and ``size`` of strong
+    ones?"""
+    if not keep(run):
+        return False
+    if strong >> SIZE_SHIFT:
+        size(slice(run.start, run.stop), strong >> SIZE_SHIFT)
+    return True
+
+
 class DeviceHazards:
     """Checks before every global access of a batch; offsets are the arena's, one per lane of ``lanes`` (None: all);
     ``form``: how these lie in memory."""
@@ -80,14 +90,10 @@ class DeviceHazards:
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
-        if (
-            form is Form.PACKED
-            and self.keeps_runs
-            and tags.read_run(run := self._run(buffer, lanes, offset, width, strong))
-        ):
-            if strong >> SIZE_SHIFT:
-                tags.size_read(slice(run.start, run.stop), strong >> SIZE_SHIFT)
-            return
+        if form is Form.PACKED and self.keeps_runs:
+            run = self._run(buffer, lanes, offset, width, strong)
+            if _kept(run, strong, tags.read_run, tags.size_read):
+                return
         stamp = self._stamp(lanes, strong)
         kind = "plain-first-load" if strong & CHECKED else "global-race"
         for touched in self._granules(buffer, offset, width, form):
@@ -228,14 +234,10 @@ class DeviceHazards:
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
-        if (
-            form is Form.PACKED
-            and self.keeps_runs
-            and tags.write_run(run := self._run(buffer, lanes, offset, width, strong))
-        ):
-            if strong >> SIZE_SHIFT:
-                tags.size_written(slice(run.start, run.stop), strong >> SIZE_SHIFT)
-            return
+        if form is Form.PACKED and self.keeps_runs:
+            run = self._run(buffer, lanes, offset, width, strong)
+            if _kept(run, strong, tags.write_run, tags.size_written):
+                return
         stamp = self._stamp(lanes, strong)
         shared_places = False
         differs = None if value is None else partial(self._bytes_differ, offset, value, width)
