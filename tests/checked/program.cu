@@ -25,14 +25,6 @@ __global__ void reversed(const int *x, int *y, bool synchronised) {
   if (synchronised) __syncthreads();
   y[threadIdx.x] = tile[63 - threadIdx.x];
 }
-// Right if the last digits to base 256 of what "to" holds are all different within a CTA.
-__global__ void permuted(const int *to, int *y) {
-  __shared__ int tile[256];
-  const int i = blockIdx.x * 256 + threadIdx.x;
-  tile[to[i] % 256] = i;
-  __syncthreads();
-  y[i] = tile[threadIdx.x];
-}
 __global__ void increment(int *y) { atomicAdd(y, 1); }
 __global__ void waiting(int *y) { for (long i = 0; i < 1l << 40; ++i) atomicAdd(y, 1); }
 __global__ void serial(int *y, int turns) {
@@ -64,6 +56,14 @@ __global__ void speak(int n) {
   if (threadIdx.x % 32 == 0) printf("warp %d of %s: %5.2f %x %lld%%\n", threadIdx.x / 32, "block", 0.5 * n, n, -5ll);
 }
 __global__ void doubt(int n) { assert(threadIdx.x < n); }
+// Right if the last digits to base 256 of what "to" holds are all different within a CTA.
+__global__ void permuted(const int *to, int *y) {
+  __shared__ int tile[256];
+  const int i = blockIdx.x * 256 + threadIdx.x;
+  tile[to[i] % 256] = i;
+  __syncthreads();
+  y[i] = tile[threadIdx.x];
+}
 __global__ void texture(cudaTextureObject_t) {}
 
 static const int n = 1000;
