@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -117,8 +118,10 @@ def test_sampled_launches_on_unchanged_data_run_twice(library: Path) -> None:
 
 def test_a_limit_names_the_launch(library: Path) -> None:
     result = run(library, "endless kernel", seconds=6)
+    if "in the loop" not in result.ending:  # a busy machine has not turned it often enough
+        result = run(library, "endless kernel", seconds=30)
     assert result.code == 2
-    assert result.ending.startswith("did not end within 6 s: launch 1 of waiting, grid 2, ran for ")
+    assert re.match("did not end within (6|30) s: launch 1 of waiting, grid 2, ran for ", result.ending)
     assert ", at last in the loop at " in result.ending
     assert "program.cu:29 in waiting (" in result.ending
     assert result.ending.endswith("turns and more); --timeout gives it longer, --sample N runs only N CTAs of a grid")
