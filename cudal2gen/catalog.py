@@ -121,15 +121,15 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Match:
 
 def library(
     gpu: str, acc: str, layout: str, source: str | None = None, path: Path | None = None,
-    *, ab: str = "f16", d: str = "same", fusion: str = "none",
+    *, ab: str = "f16", d: str = "same", fusion: str = "none", batch: str = "none",
 ) -> list[Record]:  # fmt: skip
-    """Records of an accumulator for a GPU, a layout, types and a fusion, one for each size that there are records for.
+    """Records of an accumulator for a GPU, a layout, types, fusion and batch, one for each size that has records.
 
     A size's own record counts first, then the nearest one of other types, another layout or GPU, changed so far that it
     is legal here; other compute capabilities stand in where no record of the GPU's own is. ``source``: the records of
     this GPU only, even where ``gpu`` has its own. Raises CatalogError where nothing is left.
     """
-    there = {"gpu": gpu, "layout": layout, "ab": ab, "d": d, "fusion": Fusion.model_validate(fusion)}
+    there = {"gpu": gpu, "layout": layout, "ab": ab, "d": d, "fusion": Fusion.model_validate(fusion), "batch": batch}
     alike = [record for record in load(path) if record.acc == acc and source in (None, record.gpu)]
     tiers = [[record for record in alike if related(gpu, record.gpu)]]
     tiers += [[record for record in alike if record.gpu == other] for other in _strangers(gpu, alike)]
@@ -159,8 +159,9 @@ def _moved_distance(record: Record, there: Mapping[str, object]) -> tuple[float,
 
 
 def _other_types(record: Record, problem: Problem) -> bool:
-    """Whether types or fusion differ: of equally distant records those of the problem's own come first."""
-    return (record.ab, record.d, record.fusion) != (problem.ab, problem.d, problem.fusion)
+    """Whether types, fusion or batch differ: of equally distant records those of the problem's own come first."""
+    kinds = ((each.ab, each.d, each.fusion, each.batch) for each in (record, problem))
+    return len(set(kinds)) > 1
 
 
 def _moved(record: Record, there: Mapping[str, object]) -> Record | None:
@@ -265,6 +266,7 @@ def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
     whose = f"that of {whose} stands in" if origin.gpu != problem.gpu else f"taking that of {whose}"
     how = [] if origin.ab == problem.ab else [f"whose rate is that of {problem.ab}"]
     how += [] if origin.fusion == problem.fusion else [f"with {problem.fusion} fused" if problem.fusion else "unfused"]
+    how += [] if origin.batch == problem.batch else [f"with batch={problem.batch}"]
     if use.launched != serving.sizes_of(problem):
         how.append(f"padded to {use.launched.text} by copies of {use.matrices}")
     elif any(use.copied):

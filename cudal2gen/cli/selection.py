@@ -19,7 +19,7 @@ from cudal2gen.cli.messages import note, refuse
 from cudal2gen.element import ElementName, OutputName
 from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
 from cudal2gen.kernel.fusion import NONE, PARTS, Fusion
-from cudal2gen.kernel.problem import types
+from cudal2gen.kernel.problem import BATCH_TITLES, Batch, types
 
 if TYPE_CHECKING:
     from cudal2gen.results import Measurement
@@ -31,6 +31,7 @@ DS: tuple[OutputName, ...] = get_args(OutputName)
 ACCS: tuple[Acc, ...] = get_args(Acc)
 _UNSAID: Any = None  # an accumulator that follows from the types
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+BATCHES: tuple[Batch, ...] = get_args(Batch)
 
 
 class Target(Protocol):
@@ -100,6 +101,11 @@ class Selection:
             help=f"What is applied to the sums before D is stored: none, or parts joined by +, of {', '.join(PARTS)}.",
         ),
     ] = NONE
+    batch: Annotated[
+        Batch,
+        OneOf(BATCHES),
+        typer.Option("--batch", help="Products of a launch: none, one; strided, several; grouped, rows in groups."),
+    ] = "none"
     changes: Annotated[
         tuple[str, ...],
         typer.Option(
@@ -138,16 +144,26 @@ class Selection:
     def target(self) -> str:
         """GPU, types and layout, for messages."""
         fusion = f" {self.fusion}" if self.fusion != NONE else ""
-        return f"{self.gpu} {types(self.ab, self.acc, self.d)} {self.layout}{fusion}"
+        batch = f" {BATCH_TITLES[self.batch]}" if self.batch != NONE else ""
+        return f"{self.gpu} {types(self.ab, self.acc, self.d)} {self.layout}{fusion}{batch}"
 
     def admits(self, item: Target) -> bool:
         """Whether GPU, types and layout of a problem, record or measurement agree."""
         return all(getattr(self, name) in (ANY, getattr(item, name)) for name in FILTERS)
 
+    @property
+    def _later(self) -> dict[str, str]:
+        """Fusion and batch, as a problem's fields."""
+        return {"fusion": self.fusion, "batch": self.batch}
+
+    def _serves_as(self, problem: Problem) -> bool:
+        """Whether fusion and batch are a problem's."""
+        return (str(problem.fusion), problem.batch) == (self.fusion, self.batch)
+
     def problem(self) -> Problem:
         """The one problem of ``--mnk``."""
         (mnk,) = self.mnk
-        return problem(mnk, fusion=self.fusion, **{name: getattr(self, name) for name in FILTERS})
+        return problem(mnk, **self._later, **{name: getattr(self, name) for name in FILTERS})
 
     def record(self) -> Record:
         """The record that serves the one problem of ``--mnk``; with changes."""
@@ -166,9 +182,7 @@ class Selection:
             answer = self._answers(source)
             return [answer(named) for named in self._named()]
         if self.gpu == ANY:
-            admitted = [
-                record for record in catalog.load() if self.admits(record) and str(record.fusion) == self.fusion
-            ]
+            admitted = [record for record in catalog.load() if self.admits(record) and self._serves_as(record.problem)]
             return self._changed(self._sampled(admitted, seed))
         layouts = {record.layout for record in catalog.load()} if self.layout == ANY else set(self.layouts)
         kinds = [kind for kind in self.kinds if kind["layout"] in layouts]
@@ -226,7 +240,7 @@ class Selection:
         if self.mnk:
             return self._named()
         sizes = dict.fromkeys(record.mnk for record in catalog.load())
-        kind = {name: getattr(self, name) for name in FILTERS} | {"fusion": self.fusion}
+        kind = {name: getattr(self, name) for name in FILTERS} | self._later
         problems = [problem(mnk, **kind) for mnk in sizes]
         return [problem for problem in stratified(problems, seed) if self._of_class(problem)][: self.sample]
 
@@ -260,7 +274,7 @@ class Selection:
         operands = ABS if self.ab == ANY else (self.ab,)
         ds = DS if self.d == ANY else (self.d,)
         kinds = [
-            {"ab": ab, "d": d, "acc": acc, "layout": layout, "fusion": self.fusion}
+            {"ab": ab, "d": d, "acc": acc, "layout": layout} | self._later
             for ab, d, acc, layout in product(operands, ds, self.accs, self.layouts)
         ]
         return [kind for kind in kinds if Problem.exists(kind["ab"], kind["d"], kind["acc"])] or kinds
@@ -274,7 +288,7 @@ class Selection:
     def _of_list(self, path: Path) -> list[Problem]:
         """The problems of a list that the selection admits; a note counts the others."""
         problems = catalog.load_problems(path)
-        admitted = [problem for problem in problems if self.admits(problem) and str(problem.fusion) == self.fusion]
+        admitted = [problem for problem in problems if self.admits(problem) and self._serves_as(problem)]
         if not admitted:
             refuse(f"{path} has no problem for {self.target}")
         if others := len(problems) - len(admitted):
@@ -351,10 +365,11 @@ def problem(mnk: str, **fields: str) -> Problem:
 FILTERS = ("gpu", "ab", "d", "acc", "layout")
 # The options of verbs that take plain products only.
 PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "changes", "fit")
+LATER = ("fusion", "batch")  # of verbs that take fused and batched products too
 SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
 ALL = {"everything": "All records of --gpu, --ab, --d, --acc and --layout; each may be any."}
 # One record, by its size; records, by any of the options; GPU, types and layout of what is listed.
-OneRecord = Annotated[Selection, Offer(only=("mnk", *FILTERS, "fusion", "changes", "fit"), single=("mnk",), helps=SIZE)]
-OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS), single=("mnk",), helps=SIZE)]
+OneRecord = Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER, "changes", "fit"), single=("mnk",), helps=SIZE)]
+OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER), single=("mnk",), helps=SIZE)]
 SeveralRecords = Annotated[Selection, Offer(wildcards=FILTERS, helps=ALL)]
 Filter = Annotated[Selection, Offer(only=FILTERS, wildcards=FILTERS, defaults=dict.fromkeys(FILTERS, ANY))]
