@@ -1,5 +1,8 @@
 """What our kernels are compared with: torch.matmul, cuBLAS, cuBLASLt by its heuristic and auto-tuned; and peers.
 
+Fused problems: torch's product and then an operation for each part, and torch's calls of cuBLASLt's epilogues where
+there is one. Batches: torch.bmm.
+
 Every baseline is a ``gpu.Contender``: the same operands, the same stream, D written in place. Its compute type is our
 accumulator's. cuBLAS's matrices are column-major: it computes D^T = B^T A^T, so our row-major ones stay as they are;
 ``tn`` and ``nn`` say how B is stored, as everywhere here, and are cuBLAS's own TN and NN.
@@ -21,6 +24,7 @@ from cudal2gen import results
 from cudal2gen.element import F16, Element, element_of, output_of
 from cudal2gen.gpu import Absent, Binder, Call, Contender, Device, GpuError, Race
 from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
+from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.operands import Operands
 
 if TYPE_CHECKING:
@@ -39,6 +43,12 @@ MEASURED = (
     ),
 )
 PEERS = ("triton", "torch.compile")
+LATER = (results.UNFUSED, results.EPILOGUE, results.BATCHED)  # of fused and batched problems
+
+
+def usual(problem: Problem) -> tuple[str, ...]:
+    """The baselines that a problem of this kind is measured against unless somebody names others."""
+    return results.rivals(problem) if problem.later else MEASURED
 
 
 class Baseline:
@@ -87,6 +97,84 @@ class Matmul(Baseline):
         if operands.d.dtype == operands.a.dtype:
             return partial(torch.matmul, operands.a, operands.b_nn, out=operands.d)
         return partial(torch.mm, operands.a, operands.b_nn, out_dtype=operands.d.dtype, out=operands.d)
+
+
+class Unfused(Matmul):
+    """torch's product, and in place one operation for each part of a fusion: what a program does without epilogues.
+
+    D is rounded after each, and each passes over it.
+    """
+
+    _fusion = PLAIN
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        super().prepare(problem, race)
+        if problem.fusion.aux or problem.fusion.gate:
+            raise Absent(f"{self.name} does not compute {problem.fusion}")
+        self._fusion = problem.fusion
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        fusion, d, product = self._fusion, operands.d, super().bind(operands)
+        bias = operands.bias if operands.bias is None or fusion.bias == "n" else operands.bias[:, None]
+        activations = {
+            "none": lambda: None,
+            "relu": d.relu_,
+            "silu": partial(torch.nn.functional.silu, d, inplace=True),
+            "gelu": partial(torch._C._nn.gelu_, d),
+            "gelu_tanh": partial(torch._C._nn.gelu_, d, approximate="tanh"),
+        }
+        activate = activations[fusion.activation]
+
+        def call() -> None:
+            product()
+            if fusion.scale:
+                d.mul_(operands.alpha)
+            if bias is not None:
+                d.add_(bias)
+            if operands.c is not None:
+                d.add_(operands.c, alpha=operands.beta)
+            activate()
+
+        return call
+
+
+class Epilogue(Matmul):
+    """torch's calls that hand parts of a fusion to cuBLASLt or cuBLAS: ``addmm`` for alpha with beta C, or a bias along
+    n, and ``_addmm_activation`` for such a bias with relu or gelu by tanh. Absent for other fusions."""
+
+    _fusion = PLAIN
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        super().prepare(problem, race)
+        if problem.fusion.text not in ("residual", "alpha+residual", "bias_n", "bias_n+relu", "bias_n+gelu_tanh"):
+            raise Absent(f"torch has no epilogue for {problem.fusion}")
+        if problem.d != "same":
+            raise Absent(f"torch's epilogues store D as A and B, not d={problem.d}")
+        self._fusion = problem.fusion
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        a, b, d, fusion = operands.a, operands.b_nn, operands.d, self._fusion
+        if fusion.residual:
+            return partial(torch.addmm, operands.c, a, b, beta=operands.beta, alpha=operands.alpha, out=d)
+        if fusion.activation == "none":
+            return partial(torch.addmm, operands.bias, a, b, out=d)
+        gelu = fusion.activation == "gelu_tanh"
+        return partial(torch._addmm_activation, operands.bias, a, b, use_gelu=gelu, out=d)
+
+
+class Batched(Matmul):
+    """``torch.bmm``."""
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        a, b, d = operands.a, operands.b_nn, operands.d
+        other = {} if d.dtype == a.dtype else {"out_dtype": d.dtype}
+        return partial(torch.bmm, a, b, out=d, **other)
 
 
 class Compiled(Matmul):
@@ -438,14 +526,22 @@ def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> l
     without this check they would be stored as absent from every measurement.
     """
     names = list(names)
-    alone: dict[str, type[Baseline]] = {"torch.matmul": Matmul, "torch.compile": Compiled, "triton": Persistent}
+    alone: dict[str, type[Baseline]] = {
+        "torch.matmul": Matmul,
+        "torch.compile": Compiled,
+        "triton": Persistent,
+        results.UNFUSED: Unfused,
+        results.EPILOGUE: Epilogue,
+        results.BATCHED: Batched,
+    }
     vendors: dict[str, type[Vendor]] = {
         "cublas": Cublas,
         "cublaslt-heuristic": CublasLt,
         "cublaslt-autotuning": AutoTuned,
     }
-    if unknown := [name for name in names if name not in (*MEASURED, *PEERS)]:
-        raise ValueError(f"{', '.join(unknown)}: must be of {', '.join((*MEASURED, *PEERS))}")
+    every_name = (*MEASURED, *PEERS, *LATER)
+    if unknown := [name for name in names if name not in every_name]:
+        raise ValueError(f"{', '.join(unknown)}: must be of {', '.join(every_name)}")
     if not set(names) <= set(alone):
         _check_vendor()
     shared = Shared(device, tuned)

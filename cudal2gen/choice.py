@@ -12,9 +12,10 @@ prefers ``inferred``. Times are in microseconds; nothing here needs torch or a G
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
@@ -421,6 +422,22 @@ def measured_records(kind: Problem, measured: Measurements) -> list[Record]:
     own = {record.problem: record for record in records if record.problem in problems}
     ordered = sorted(problems, key=lambda item: item.key)
     return [own.get(problem) or catalog.nearest(problem, records).record for problem in ordered]
+
+
+def variants(records: Iterable[Record], fusions: Iterable[str], batches: Iterable[Batch]) -> tuple[list[Record], int]:
+    """Plain records with each of the fusions, and with each of the batches, where rules allow it; how many they do not.
+
+    Raises IllegalRecord for what is no fusion.
+    """
+    changes: list[dict[str, Any]] = [{"fusion": fusion} for fusion in dict.fromkeys(fusions)]
+    changes += [{"batch": batch} for batch in dict.fromkeys(batches)]
+    legal, illegal = [], 0
+    for record, change in product(records, changes):
+        try:
+            legal.append(record.at(record.problem.revised(**change)))
+        except IllegalRecord:
+            illegal += 1
+    return legal, illegal
 
 
 def tabulate(

@@ -140,8 +140,10 @@ def reference(
     fused: FusedOperands[Array],
     order: Order,
     output: Element,
+    roundings: int = 0,
 ) -> Reference[Array]:
-    """The fused product of A (m,k) and B (n,k)."""
+    """The fused product of A (m,k) and B (n,k). ``roundings``: to D's type before the activation, by who adds the parts
+    one after the other; a fused kernel has none."""
     arrays = library(a)
     wide_a, wide_b = arrays.wide(a), arrays.wide(b)
     with np.errstate(all="ignore"):
@@ -157,7 +159,7 @@ def reference(
             error = abs(scale) * sum_error(acc, wide_a, wide_b, product, order)
             if acc == "f16" and len(order) > 1:
                 error = error + abs(scale) * rounding_error(product, error, F16)
-            error = error + 3 * SINGLE_ERROR * (magnitude + error)
+            error = error + (3 * SINGLE_ERROR + roundings * output.unit_roundoff) * (magnitude + error)
         error = SLOPES[fusion.activation] * error + own_error(fusion.activation, z, result)
         allowed = error + rounding_error(result, error, output)
     return Reference(result, allowed, sums_are_exact and fusion.activation in ("none", "relu"))

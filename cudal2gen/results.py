@@ -283,6 +283,22 @@ class Measurement(Posed):
     def mnk(self) -> str:
         return self.problem.mnk
 
+    @property
+    def types(self) -> str:
+        """Types, fusion and batch in words."""
+        of_batch = f" x{self.products}" if self.problem.batched else ""
+        return f"{self.problem.types}{self.problem.later}{of_batch}"
+
+    @property
+    def flops(self) -> int:
+        """Of all products; what is fused counts nothing."""
+        return self.products * self.problem.flops
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Each operand of each product once between device memory and the chip."""
+        return self.products * self.problem.traffic_bytes
+
     def timing(self, contender: str) -> Timing | None:
         """A contender's timing; of a derived one (``cublas-max``) the faster of its two. None where it is absent."""
         names = DERIVED.get(contender, (contender,))

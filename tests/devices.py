@@ -50,11 +50,11 @@ class FakeDevice:
         start = -buffer.data_ptr() % 256 // 2
         return buffer[start : start + size].reshape(shape)
 
-    def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
+    def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
         import torch
 
         self._products.clear()
-        return draw(problem, count, torch.Generator().manual_seed(seed), "cpu")
+        return draw(problem, count, torch.Generator().manual_seed(seed), "cpu", products)
 
     def product(self, operands: Operands) -> Any:
         """What the contenders answer, computed once for all of them."""

@@ -79,16 +79,19 @@ class Rehearsal(gpu.Gpu):
     def empty(self, *shape: int) -> torch.Tensor:
         return allocate(self._memory, *shape)
 
-    def operands(self, problem: Problem, count: int, seed: int) -> list[Operands]:
+    def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
         """As many sets as asked for that are one set: nothing here depends on addresses."""
         import torch
 
-        drawn = draw(problem, 1, torch.Generator().manual_seed(seed), "cpu")[0]
-        tensors = []
-        for matrix in (drawn.a, drawn.b, drawn.b_nn, drawn.d):
-            tensors.append(self.empty(*matrix.shape))
-            tensors[-1].copy_(matrix)
-        return [Operands(*tensors)] * count
+        (drawn,) = draw(problem, 1, torch.Generator().manual_seed(seed), "cpu", products)
+        placed = {}
+        for name, value in drawn.__dict__.items():
+            placed[name] = value
+            if isinstance(value, torch.Tensor):
+                words = value.element_size() // 2
+                placed[name] = self.empty(*value.shape[:-1], value.shape[-1] * words).view(value.dtype)
+                placed[name].copy_(value)
+        return [Operands(**placed)] * count
 
     def hold(self) -> None:
         """Nothing to hold: launches on this stream are done when they return."""

@@ -51,13 +51,17 @@ class TooGood(Failure):
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure. Seconds: ``warmup`` once per run, ``benchmark`` per problem, protocol and L2 state."""
+    """How long to measure. Seconds: ``warmup`` once per run, ``benchmark`` per problem, protocol and L2 state.
+
+    ``products``: of a launch, where problems are batched; of one that is grouped its groups.
+    """
 
     protocols: tuple[ProtocolName, ...] = ("device",)
     warmup_seconds: float = 3.0
     benchmark_seconds: float = 0.25
     target_qps: float = 1000.0
     seed: int = 0
+    products: int = 1
 
 
 class Work(NamedTuple):
@@ -85,9 +89,9 @@ class Samples:
 Turn = Callable[[Ready, Samples], None]
 
 
-def states(problem: Problem, protocol: ProtocolName, l2_bytes: int) -> tuple[L2, ...]:
-    """The L2 states in which a problem is measured."""
-    if problem.traffic_bytes >= EXCEEDED * l2_bytes:
+def states(problem: Problem, protocol: ProtocolName, l2_bytes: int, products: int = 1) -> tuple[L2, ...]:
+    """The L2 states in which a problem, or a batch of so many ``products``, is measured."""
+    if products * problem.traffic_bytes >= EXCEEDED * l2_bytes:
         return ("exceeded",)
     return ("cold", "hot") if protocol == "device" else ("hot",)
 
@@ -97,9 +101,9 @@ def target_qps(settings: Settings, protocol: ProtocolName) -> float | None:
     return settings.target_qps if protocol == "server" else None
 
 
-def calls_per_sample(problem: Problem, environment: Environment) -> int:
+def calls_per_sample(problem: Problem, environment: Environment, products: int = 1) -> int:
     """Launches in one sample of the ``device`` protocol, from the least time that they can take."""
-    least_us = max(environment.floor_us(problem, cold=True), 2.0)
+    least_us = max(environment.floor_us(problem, cold=True, products=products), 2.0)
     return min(MOST_CALLS, max(1, int(SAMPLE_US / least_us)))
 
 
@@ -122,8 +126,8 @@ def measure(
     A contender that cannot compute the problem, or whose result is wrong after the timing, is absent, with the reason.
     Raises TooGood for a time below what the hardware allows.
     """
-    count = calls_per_sample(problem, device.environment)
-    operands = device.operands(problem, _sets(count, work), settings.seed)
+    count = calls_per_sample(problem, device.environment, settings.products)
+    operands = device.operands(problem, _sets(count, work), settings.seed, settings.products)
     if not warm:
         _warm_up(device, device.evict, settings.warmup_seconds)
     ready, absent = _ready(device, problem, contenders, operands)
@@ -134,7 +138,8 @@ def measure(
         timings: list[Timing] = []
         refused = dict(absent)
         for entry in ready:
-            error, finding = reference.error(device, entry.calls[0])
+            strict = isinstance(entry.contender, Kernel)
+            error, finding = reference.error(device, entry.calls[0], strict)
             if finding:
                 refused[entry.contender.name] = finding
                 continue
@@ -165,7 +170,7 @@ def _sample(
             readings.append(entry)
         else:
             turn(entry, samples[entry.contender.name])
-    _sound(problem, device.environment, samples, cold=on_device and l2 != "hot")
+    _sound(problem, device.environment, samples, on_device and l2 != "hot", settings.products)
     return samples, readings
 
 
@@ -190,6 +195,7 @@ def measurement_of(
         environment=environment.id,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         **problem.model_dump(),
+        products=settings.products if problem.batched else 1,
         protocol=work.protocol,
         l2=work.l2,
         target_qps=target_qps(settings, work.protocol),
@@ -317,9 +323,9 @@ def _conditions(readings: Sequence[Reading]) -> Conditions:
     )
 
 
-def _sound(problem: Problem, environment: Environment, samples: dict[str, Samples], cold: bool) -> None:
+def _sound(problem: Problem, environment: Environment, samples: dict[str, Samples], cold: bool, products: int) -> None:
     """Raises TooGood for a contender that is faster than the card can be."""
-    floor = max(environment.floor_us(problem, cold), LEAST_US)
+    floor = max(environment.floor_us(problem, cold, products), LEAST_US)
     for name, times in samples.items():
         fastest = min([*times.event_us, *times.wall_us])
         if fastest < floor:

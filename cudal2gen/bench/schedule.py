@@ -64,11 +64,12 @@ def pending(
         if (measurement.digest, measurement.options) == (digest, record.launch_options)
         and (KERNEL in measurement.absent or names <= set(measurement.contenders) | set(measurement.absent))
         and measurement.target_qps == target_qps(settings, measurement.protocol)
+        and measurement.products == settings.products
     }
     return [
         Work(protocol, l2)
         for protocol in settings.protocols
-        for l2 in states(record.problem, protocol, environment.l2_bytes)
+        for l2 in states(record.problem, protocol, environment.l2_bytes, settings.products)
         if (protocol, l2) not in done
     ]
 

@@ -4,23 +4,61 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import ValidationError
 
 from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.groups import Offer, verb
+from cudal2gen.cli.groups import Offer, OneOf, verb
 from cudal2gen.cli.measuring import measurements
 from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import Json, ResultFiles
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, FILTERS, OneProblem, Selection
+from cudal2gen.cli.selection import ANY, BATCHES, FILTERS, OneProblem, Selection
 from cudal2gen.errors import Failure
 from cudal2gen.files import write
+from cudal2gen.kernel import Record
+from cudal2gen.kernel import explain as explain_fault
+from cudal2gen.kernel.fusion import NONE, PLAIN, Fusion
+from cudal2gen.kernel.problem import Batch
 
 if TYPE_CHECKING:
     from cudal2gen.choice import Choice, Table
+
+
+@dataclass(frozen=True)
+class Variants:
+    """What else each plain kernel of a pack computes."""
+
+    fusions: Annotated[
+        tuple[str, ...],
+        typer.Option("--fusion", metavar="PARTS", help="Each kernel with this fusion too, such as bias_n. Repeatable."),
+    ] = ()
+    batches: Annotated[
+        tuple[Batch, ...],
+        OneOf(BATCHES[1:]),
+        typer.Option("--batch", help="Each kernel for several products a launch too. Repeatable."),
+    ] = ()
+
+    def beside(self, records: list[Record]) -> list[Record]:
+        """The records, then the plain ones with these fusions and batches; a note counts those that are not legal."""
+        from cudal2gen import choice
+
+        for fusion in self.fusions:
+            try:
+                Fusion.model_validate(fusion)
+            except ValidationError as error:
+                refuse(f"--fusion {explain_fault(error)}")
+        plain = [record for record in records if not record.problem.later]
+        variants, illegal = choice.variants(plain, self.fusions, self.batches)
+        if illegal:
+            note(f"{illegal} of {illegal + len(variants)} fused and batched kernels are not legal, and left out")
+        there = {(record.problem, record.name) for record in records}
+        return [*records, *(record for record in variants if (record.problem, record.name) not in there)]
+
 
 PACKED = Offer(
     only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS),
@@ -37,13 +75,16 @@ def explain(
         Path | None, typer.Option("--pack", metavar="DIR", help="A pack to ask, in place of the installed one.")
     ] = None,
     result_files: ResultFiles = (),
+    products: Annotated[
+        int, typer.Option("--products", min=1, max=65535, help="Products of a launch, with --batch.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Say what cudal2gen.matmul would run for packed operands, and why.
 
     A pack answers; where none is installed, the catalog and the stored measurements.
     """
-    answer = explanation(selection, directory, result_files)
+    answer = explanation(selection, directory, result_files, products)
     if as_json:
         print(json.dumps(answer, indent=1))
         return
@@ -54,21 +95,31 @@ def explain(
         note(answer["remark"])
 
 
-def explanation(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> dict[str, str | None]:
+def explanation(
+    selection: Selection, directory: Path | None, result_files: Sequence[Path], products: int = 1
+) -> dict[str, str | None]:
     """What runs and why, the kernel that would run on request, where that is from, and what its reader should know."""
     from cudal2gen.kernel.launch import Operands
+    from cudal2gen.results import rivals
 
     problem = selection.problem()
     table, source, remark = _table(selection, directory, result_files)
-    operands = Operands.packed(problem.layout, problem.n, problem.k)
-    choice = table.choose(problem, operands)
-    kernel = _spelled(table, table.choose(problem, operands, "kernel"))
-    return {"runs": _spelled(table, choice), "why": choice.reason, "kernel": kernel, "source": source, "remark": remark}
+    operands = Operands.packed(problem.layout, problem.n, problem.k, problem.fusion)
+    vendor, *_ = rivals(problem)
+    choice = table.choose(problem, operands, products=products)
+    kernel = _spelled(table, table.choose(problem, operands, "kernel"), vendor)
+    return {
+        "runs": _spelled(table, choice, vendor),
+        "why": choice.reason,
+        "kernel": kernel,
+        "source": source,
+        "remark": remark,
+    }
 
 
-def _spelled(table: Table, choice: Choice) -> str:
+def _spelled(table: Table, choice: Choice, vendor: str) -> str:
     if choice.kernel is None or choice.use is None:
-        return "torch.matmul"
+        return vendor
     record, use = table.kernels[choice.kernel].record, choice.use
     how = f"copies of {use.matrices}" if any(use.copied) else "no copies"
     return f"{record.name}, of {record.mnk}; launched as {use.launched.text}, {how}"
@@ -96,6 +147,12 @@ def _table(selection: Selection, directory: Path | None, result_files: Sequence[
         return packed.table, f"the pack in {packed.directory}", other if match.record.name not in names else None
     records = {record.problem: record for record in choice.measured_records(match.record.problem, measured)}
     records[match.record.problem] = match.record
+    if match.record.problem.later:
+        # What the plain product takes, with this fusion or batch: a measurement of it may be all there is.
+        plain = selection.problem().revised(fusion=PLAIN, batch=NONE)
+        alone = choice.answer(plain, measured).record
+        with_it, _ = choice.variants([alone], [str(match.record.fusion)], [match.record.batch])
+        records |= {record.problem: record for record in [alone, *with_it] if record.problem not in records}
     table = choice.tabulate(selection.gpu, list(records.values()), measured)
     return table, f"no pack; the catalog, {len(table.rows)} problems measured", match.note
 
@@ -103,6 +160,7 @@ def _table(selection: Selection, directory: Path | None, result_files: Sequence[
 @verb(app, "pack")
 def write_pack(
     selection: Annotated[Selection, PACKED],
+    added: Variants,
     compilation: Compilation,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or a wheel where it ends in .whl.")],
     result_files: ResultFiles = (),
@@ -119,6 +177,7 @@ def write_pack(
     records = selection.records_to_pack(measured.measurements)
     if not records:
         refuse(f"no measurements for {selection.gpu}: run 'cudal2gen bench' there, or choose records by --mnk or --all")
+    records = added.beside(records)
     artifacts = compilation.build(records)
     for record, artifact in zip(records, artifacts, strict=True):
         if artifact.ptxas.findings:

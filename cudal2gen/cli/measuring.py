@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -17,9 +17,9 @@ from cudal2gen.cli.groups import Offer, OneOf, verb
 from cudal2gen.cli.messages import EXIT_FAILED, refuse
 from cudal2gen.cli.options import Device, Duration, Names, ResultFiles, listed_names
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, PLAIN, Filter, Selection
+from cudal2gen.cli.selection import ANY, LATER, PLAIN, Filter, Selection
 from cudal2gen.files import write
-from cudal2gen.kernel import GPUS, Acc
+from cudal2gen.kernel import GPUS, Problem
 
 if TYPE_CHECKING:
     from cudal2gen import bench, report, results
@@ -38,7 +38,7 @@ def _protocols() -> tuple[ProtocolName, ...]:
 def _baselines() -> tuple[str, ...]:
     from cudal2gen import baselines
 
-    return (*baselines.MEASURED, *baselines.PEERS, "none")
+    return (*baselines.MEASURED, *baselines.PEERS, *baselines.LATER, "none")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Timing:
     baselines: Annotated[
         Names | None,
         listed_names(
-            "--baselines", _baselines, "Names separated by commas, or none; by default the seven vendor ones."
+            "--baselines",
+            _baselines,
+            "Names separated by commas, or none; by default the seven vendor ones, or torch's of --fusion or --batch.",
         ),
     ] = None
 
@@ -75,12 +77,13 @@ class Timing:
             seed=self.seed,
         )
 
-    def contenders(self, acc: Acc, card: Gpu, tuned: Path) -> list[Contender]:
-        """The baselines; ``tuned`` is the file of tuned vendor algorithms. Raises GpuError without a library."""
+    def contenders(self, problem: Problem, card: Gpu, tuned: Path) -> list[Contender]:
+        """The baselines of problems of this kind; ``tuned`` is the file of tuned vendor algorithms. Raises GpuError
+        without a library."""
         from cudal2gen import baselines
 
-        names = baselines.MEASURED if self.baselines is None else self.baselines
-        return baselines.contenders([name for name in names if name != "none"], acc, card, tuned)
+        names = baselines.usual(problem) if self.baselines is None else self.baselines
+        return baselines.contenders([name for name in names if name != "none"], problem.acc, card, tuned)
 
 
 @verb(app, "bench")
@@ -88,7 +91,7 @@ def measure(
     selection: Annotated[
         Selection,
         Offer(
-            only=PLAIN,
+            only=(*PLAIN, *LATER),
             wildcards=("gpu",),
             defaults={"gpu": ANY},
             helps={"gpu": "The GPU's model, by its records; any: as the device says."},
@@ -96,6 +99,9 @@ def measure(
     ],
     timing: Timing,
     compilation: Compilation,
+    products: Annotated[
+        int, typer.Option("--products", min=1, max=65535, help="Products of a launch, with --batch.")
+    ] = 1,
     source: Annotated[
         str | None,
         OneOf(tuple(GPUS)),
@@ -112,6 +118,8 @@ def measure(
     from cudal2gen import bench, results
     from cudal2gen.gpu import alone, connect
 
+    if products > 1 and selection.batch == "none":
+        refuse(f"--products {products}: needs --batch strided, one launch of a kernel without batches is one product")
     card = connect(device)
     if not card.environment.gpu and selection.gpu == ANY:
         refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
@@ -119,7 +127,7 @@ def measure(
     card.check(records[0])
     store = out or results.store("measurements")
     # Before anything is compiled: the vendor's packages may be missing.
-    contenders = timing.contenders(records[0].acc, card, store.with_name("cublaslt.jsonl"))
+    contenders = timing.contenders(records[0].problem, card, store.with_name("cublaslt.jsonl"))
     kernels = compilation.kernels(records)
     uncompiled = sum(record.problem not in kernels for record in records)
     with alone(device), progress.countdown("measuring") as report:
@@ -129,7 +137,7 @@ def measure(
             lambda record: kernels[record.problem].open(card),
             lambda record: kernels[record.problem].artifact.digest,
             contenders,
-            timing.settings,
+            replace(timing.settings, products=products),
             store,
             budget_seconds=budget,
             again=not resume,

@@ -38,12 +38,11 @@ class Roof(NamedTuple):
 
         A warm L2 serves its capacity's worth of operands, so only the rest comes from device memory.
         """
-        problem = measurement.problem
         cached_bytes = 0 if measurement.l2 == "cold" else self.l2_bytes
-        moved_bytes = max(0, problem.traffic_bytes - cached_bytes)
+        moved_bytes = max(0, measurement.traffic_bytes - cached_bytes)
         compute = self.peak_tflops or float("inf")
         memory = (
-            self.bandwidth_tbs * problem.flops / moved_bytes if moved_bytes and self.bandwidth_tbs else float("inf")
+            self.bandwidth_tbs * measurement.flops / moved_bytes if moved_bytes and self.bandwidth_tbs else float("inf")
         )
         return min(compute, memory)
 
@@ -55,7 +54,7 @@ def roof(environment: Environment, acc: Acc) -> Roof:
 
 def tflops(measurement: Measurement, us: float) -> float:
     """The rate of a product that takes ``us`` microseconds."""
-    return measurement.problem.flops / us / 1e6
+    return measurement.flops / us / 1e6
 
 
 class Doubt(NamedTuple):
@@ -79,7 +78,8 @@ class Doubt(NamedTuple):
 
 
 class Group:
-    """Measurements of one card, of one choice of types, layout, protocol and L2 state, one of each problem."""
+    """Measurements of one card, of one choice of types, layout, protocol and L2 state, one of each problem. ``types``:
+    with fusion and batch."""
 
     def __init__(self, key: Key, environments: Sequence[Environment], measurements: Sequence[Measurement]) -> None:
         self.name, self.gpu, self.types, self.layout, self.protocol, self.l2, self.target_qps = key
@@ -146,7 +146,7 @@ class Group:
     def floor_us(self, measurement: Measurement) -> float:
         """What no kernel can be faster than: FLOP, bytes, and a kernel that does nothing."""
         rate = self.roof.tflops(measurement)
-        return max(measurement.problem.flops / rate / 1e6, LEAST_US)
+        return max(measurement.flops / rate / 1e6, LEAST_US)
 
     def worst(self, baseline: str) -> list[tuple[Measurement, Ratio]]:
         """The lowest speedups over a baseline, lowest first."""
@@ -212,7 +212,7 @@ def by_conditions(measurements: Measurements, predicate: Callable[[Measurement],
         key: Key = (
             name,
             measurement.gpu,
-            measurement.problem.types,
+            measurement.types,
             measurement.layout,
             measurement.protocol,
             "",
