@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -63,6 +63,10 @@ class Timing:
         ),
     ] = None
 
+    products: Annotated[
+        int, typer.Option("--products", min=1, max=65535, help="Products of a launch, with --batch.")
+    ] = 1
+
     @property
     def settings(self) -> bench.Settings:
         """The benchmark's settings."""
@@ -75,7 +79,13 @@ class Timing:
             benchmark_seconds=self.benchmark_seconds or (0.25 if protocols == ("device",) else 2.0),
             target_qps=self.target_qps,
             seed=self.seed,
+            products=self.products,
         )
+
+    def check(self, selection: Selection) -> None:
+        """Ends the command where several products are asked of kernels that compute one."""
+        if self.products > 1 and selection.batch == "none":
+            refuse(f"--products {self.products}: needs --batch strided, other kernels compute one product a launch")
 
     def contenders(self, problem: Problem, card: Gpu, tuned: Path) -> list[Contender]:
         """The baselines of problems of this kind; ``tuned`` is the file of tuned vendor algorithms. Raises GpuError
@@ -99,9 +109,6 @@ def measure(
     ],
     timing: Timing,
     compilation: Compilation,
-    products: Annotated[
-        int, typer.Option("--products", min=1, max=65535, help="Products of a launch, with --batch.")
-    ] = 1,
     source: Annotated[
         str | None,
         OneOf(tuple(GPUS)),
@@ -118,8 +125,7 @@ def measure(
     from cudal2gen import bench, results
     from cudal2gen.gpu import alone, connect
 
-    if products > 1 and selection.batch == "none":
-        refuse(f"--products {products}: needs --batch strided, one launch of a kernel without batches is one product")
+    timing.check(selection)
     card = connect(device)
     if not card.environment.gpu and selection.gpu == ANY:
         refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
@@ -137,7 +143,7 @@ def measure(
             lambda record: kernels[record.problem].open(card),
             lambda record: kernels[record.problem].artifact.digest,
             contenders,
-            replace(timing.settings, products=products),
+            timing.settings,
             store,
             budget_seconds=budget,
             again=not resume,
