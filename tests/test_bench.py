@@ -743,8 +743,8 @@ def test_a_batch_counts_all_its_products() -> None:
     assert measurement.types == "f32 batched x5"
     assert '"products":5' in measurement.model_dump_json()
     slow = ENVIRONMENT.model_copy(update={"max_sm_mhz": 1})
-    five, one = (slow.floor_us(of, cold=False, products=products) for products in (5, 1))
-    assert five == pytest.approx(5 * one)
+    of_five, of_single = (slow.floor_us(of, cold=False, products=products) for products in (5, 1))
+    assert of_five == pytest.approx(5 * of_single)
     device = FakeDevice(environment=slow)
     with pytest.raises(TooGood, match=r"torch.bmm on 64_64_64 f32: 3.000 us, but .* less than 4.8"):
         measured(device, [Timed(device, "torch.bmm", 3.0)], HOT, of, products=5)
