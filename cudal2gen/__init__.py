@@ -9,17 +9,23 @@ from cudal2gen.version import __version__ as __version__
 if TYPE_CHECKING:
     from cudal2gen.grading import check_source as check_source
     from cudal2gen.operators import bmm as bmm
+    from cudal2gen.operators import deinterleave as deinterleave
     from cudal2gen.operators import explain as explain
+    from cudal2gen.operators import interleave as interleave
     from cudal2gen.operators import linear as linear
     from cudal2gen.operators import load_pack as load_pack
     from cudal2gen.operators import matmul as matmul
     from cudal2gen.operators import patch as patch
     from cudal2gen.operators import prefer as prefer
     from cudal2gen.operators import stats as stats
+    from cudal2gen.operators import swiglu as swiglu
     from cudal2gen.operators import unpatch as unpatch
 
 _GRADING = ("check_source",)
-_OPERATORS = ("bmm", "explain", "linear", "load_pack", "matmul", "patch", "prefer", "stats", "unpatch")
+_OPERATORS = (
+    "bmm", "deinterleave", "explain", "interleave", "linear", "load_pack", "matmul", "patch", "prefer", "stats",
+    "swiglu", "unpatch",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -148,7 +148,7 @@ def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tu
     monkeypatch.setattr(dispatch, "bind", lambda _device, _kernel, use, *_: uses.append(use))
     operands, sizes = Operands.packed(own.layout, own.n, own.k), serving.sizes_of(own)
     no_torch: Any = None
-    request = Request(own, "", sizes, operands, (own.m, own.n), 0, False, no_torch)
+    request = Request(own, "", sizes, operands, (own.m, own.n), 0, no_torch)
     plan = Plans([pack], device, "kernel").plan(("key",), request)
     assert plan.on_kernel, plan.reason
     return plan.name, uses[0]

@@ -6,19 +6,24 @@ Imports and calls go down, a module per floor: ``torch_operators`` (what torch s
 """
 
 from cudal2gen.operators.dispatch import emulated, load_pack, prefer, stats
+from cudal2gen.operators.epilogues import deinterleave, interleave
+from cudal2gen.operators.fused_operators import linear, swiglu
 from cudal2gen.operators.layers import Replaced, patch, unpatch
-from cudal2gen.operators.torch_operators import bmm, explain, linear, matmul
+from cudal2gen.operators.torch_operators import bmm, explain, matmul
 
 __all__ = [
     "Replaced",
     "bmm",
+    "deinterleave",
     "emulated",
     "explain",
+    "interleave",
     "linear",
     "load_pack",
     "matmul",
     "patch",
     "prefer",
     "stats",
+    "swiglu",
     "unpatch",
 ]

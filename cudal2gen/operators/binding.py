@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cudal2gen.chips import model_of
 from cudal2gen.element import F16
 from cudal2gen.gpu import runtime
 from cudal2gen.kernel import Layout, Use, aligned, ceil_div
-from cudal2gen.launcher import OpenKernel
-from cudal2gen.operators.products import Request, Run
+from cudal2gen.launcher import Fused, OpenKernel
+from cudal2gen.operators.derived import DERIVED
+from cudal2gen.operators.products import Finish, Request, Run
 
 if TYPE_CHECKING:
     import torch
@@ -89,15 +90,62 @@ def _current_stream(index: int) -> int:
 
 def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
     """A kernel on operands of one kind. The function raises LaunchError where the launcher refuses."""
-    run = (_padded if any(use.copied) else _direct)(device, kernel, use, request, layout)
+    fused = request.problem is not None and request.problem.fusion
+    bound = _fused if fused else _padded if any(use.copied) else _direct
+    run = bound(device, kernel, use, request, layout)
+    if request.finish is not None:
+        run = _finished(run, request.finish)
+    if request.pair:
+        run = _paired(device, run)
     if device.alone:
         return run
 
-    def on_its_device(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def on_its_device(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Any:
         with device.current():
             return run(a, b, out)
 
     return on_its_device
+
+
+def _finished(run: Run, finish: Finish) -> Run:
+    """With what torch does behind a plain kernel."""
+
+    def whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        return finish(run(a, b, None), bias)
+
+    return whole
+
+
+def _paired(device: Device, run: Run) -> Run:
+    """Of two weights, in whose place a kernel reads their interleaved copy."""
+
+    def whole(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
+        assert w3 is not None
+        return run(x, DERIVED.interleaved(w1, w3, device.empty, device.capturing), None)
+
+    return whole
+
+
+def _fused(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+    """D, and Z where the fusion has ``aux``, both contiguous; the bias along n."""
+    (lda, ldb, ldd), sizes = (matrix.ld for matrix in request.operands), use.launched
+    scratch_size, aux = _workspace(kernel, use), request.fusion.aux
+    shape, shape_of_z = request.shape, (*request.shape[:-1], request.sizes.n)
+
+    def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        d = device.empty(a, *shape)
+        z = device.empty(a, *shape_of_z) if aux else None
+        scratch = device.empty(a, scratch_size) if scratch_size else None
+        vector = None if bias is None else bias.contiguous()
+        operands = Fused(
+            0 if vector is None else vector.data_ptr(), 0, 0, 1.0, 0.0, 0 if z is None else z.data_ptr(), sizes.n
+        )
+        workspace = 0 if scratch is None else scratch.data_ptr()
+        places = a.data_ptr(), lda, b.data_ptr(), ldb, d.data_ptr(), ldd
+        kernel.launch(*places, *sizes, workspace, device.stream(), operands)
+        return d if z is None else (d, z)
+
+    return run
 
 
 def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001

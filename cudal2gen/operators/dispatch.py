@@ -82,7 +82,7 @@ class Dispatcher:
                 return self.plans[key]
             lasting = True
             try:
-                plan = self._on_kernel(request)
+                plan = self._fused_or_plain(request) if request.fusion else self._on_kernel(request)
             except ByTorch as why:
                 plan = Plan(why.short, str(why), request.by_torch, False, request.by_torch)
                 lasting = why.lasting
@@ -113,6 +113,20 @@ class Dispatcher:
             by_torch.calls += 1
             return by_torch
 
+    def _fused_or_plain(self, request: Request) -> Plan:
+        """The plan of a fused kernel, else of a plain one behind which torch does the rest. Raises ByTorch."""
+        try:
+            return self._on_kernel(request.fused)
+        except ByTorch as fused:
+            try:
+                plan = self._on_kernel(request)
+            except ByTorch as plain:
+                raise ByTorch(fused.short, str(fused), fused.lasting and plain.lasting) from None
+            plan.reason += f"; {request.fusion} by torch: {fused}"
+            if not fused.lasting:
+                raise
+            return plan
+
     def _on_kernel(self, request: Request) -> Plan:
         """The plan of a kernel. Raises ByTorch where none answers."""
         if self.device is None and request.device < 0:
@@ -124,19 +138,22 @@ class Dispatcher:
         choice = self._choose(pack, request.problem.model_copy(update={"gpu": pack.gpu}), request)
         if choice.kernel is None or choice.use is None:
             raise ByTorch(choice.short, choice.reason)
-        if request.batches.products > 1 and any(choice.use.copied):
-            raise ByTorch("a batch that a kernel would copy", f"{choice.reason}: {choice.use.matrices} would be copied")
+        alone = "a batch" if request.batches.products > 1 else "a fused product" if request.problem.fusion else ""
+        if alone and any(choice.use.copied):
+            raise ByTorch(
+                f"{alone} that a kernel would copy", f"{choice.reason}: {choice.use.matrices} would be copied"
+            )
         kernel = pack.table.kernels[choice.kernel]
         opened = self._open(pack, kernel, request.device, device)
         run = bind(device, opened, choice.use, request, request.problem.layout)
         return Plan(kernel.record.name, choice.reason, run, True, request.by_torch)
 
     def _choose(self, pack: Pack, problem: Problem, request: Request) -> Choice:
-        # A bias is one more pass over D, which the vendor's product has built in.
+        # A bias or an activation is one more pass over D, which the vendor's product has built in.
         moved = 2 * problem.output.bytes * problem.m * problem.n
         try:
-            extra_us = BIAS_US + moved / (pack.table.bandwidth / 2) if request.biased else 0.0
-            return pack.table.choose(problem, request.operands, self.prefer, extra_us)
+            extra_us = BIAS_US + moved / (pack.table.bandwidth / 2) if request.finish is not None else 0.0
+            return pack.table.choose(problem, request.operands, self.prefer, extra_us, request.batches.products)
         except WrongInput as error:  # whole, and yet of another version
             self._warn(f"{error}; make the pack anew")
             raise ByTorch("pack not understood") from None

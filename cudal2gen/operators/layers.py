@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudal2gen.element import dtypes, element_or_none
-from cudal2gen.operators.torch_operators import linear
+from cudal2gen.operators.fused_operators import linear
 
 if TYPE_CHECKING:
     import torch

@@ -9,22 +9,33 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from cudal2gen.element import F32, ElementName, OutputName, dtypes, element_or_none, name_of
-from cudal2gen.kernel import VECTOR, Acc, Layout, Problem, aligned
+from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem, aligned
+from cudal2gen.kernel.fusion import GATE_COLS, PLAIN, Activation, Fusion
 from cudal2gen.kernel.launch import Batches, Matrix, Operands, Sizes
-from cudal2gen.operators import batches
+from cudal2gen.operators import batches, epilogues
 from cudal2gen.operators.batches import Stack, result_shape
-from cudal2gen.operators.torch_products import torch_linear, torch_matmul
+from cudal2gen.operators.torch_products import torch_fused, torch_linear, torch_matmul
 
 if TYPE_CHECKING:
     import torch
 
-Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], "torch.Tensor"]
+# Of A, B and: out, the bias, or the second of a pair of Bs; answers D, or D and Z where a fusion has ``aux``.
+Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], Any]
+Finish = Callable[["torch.Tensor", "torch.Tensor | None"], Any]
 MaybeMatrix = Matrix | None  # None: no layout serves the strides
 Kind = tuple[ElementName, OutputName, Acc, Layout]  # as a problem's
 Posed = tuple[Problem | None, str, Operands]
+
+
+class Epilogue(NamedTuple):
+    """What is applied to the sums; ``aux``: whether the sums with bias are wanted as well."""
+
+    activation: Activation
+    gate: bool
+    aux: bool
 
 
 class Request(NamedTuple):
@@ -32,8 +43,9 @@ class Request(NamedTuple):
 
     ``problem``: its GPU to be filled in; None where no kernel can compute it, and ``obstacle`` says why. ``operands``:
     the tensors as matrices, B as the layout stores it. ``shape``: of the result. ``device``: the CUDA device's index,
-    -1 for the CPU. ``biased``: whether the caller adds a bias to D. ``by_torch``: torch's own product. ``batches``:
-    the products of a batch, each of ``sizes``.
+    -1 for the CPU. ``by_torch``: torch's own product, whole. ``batches``: the products of a batch, each of ``sizes``.
+    ``fusion``: what a kernel may apply to the sums; ``finish``: the same by torch, of a plain kernel's D and the bias.
+    ``pair``: whether the caller has the weights of a gate apart, of which B is the interleaved copy.
     """
 
     problem: Problem | None
@@ -42,9 +54,24 @@ class Request(NamedTuple):
     operands: Operands
     shape: tuple[int, ...]
     device: int
-    biased: bool
     by_torch: Run
     batches: Batches = Batches()
+    fusion: Fusion = PLAIN
+    finish: Finish | None = None
+    pair: bool = False
+
+    @property
+    def fused(self) -> Request:
+        """The same with the fusion in the problem; without one where there is no such kernel."""
+        if self.problem is None:
+            return self
+        shape = (*self.shape[:-1], self.fusion.d_cols(self.sizes.n))
+        operands = self.operands._replace(d=Matrix(shape[-1]))
+        try:
+            problem = self.problem.revised(fusion=self.fusion)
+        except IllegalRecord as error:
+            return self._replace(problem=None, obstacle=str(error))
+        return self._replace(problem=problem, shape=shape, operands=operands, finish=None)
 
 
 # --- checks, also of tensors without data ---
@@ -91,6 +118,22 @@ def check_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ValueError(f"bias: expected the shape {(weight.shape[0],)}, got {tuple(bias.shape)}")
+
+
+def check_fused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool) -> None:
+    """Raises TypeError or ValueError for what is no linear layer with such an epilogue."""
+    if activation not in epilogues.NAMES:
+        raise ValueError(f"activation={activation!r}: must be None or one of {', '.join(epilogues.NAMES)}")
+    check_linear(x, weight, bias)
+    if gate and weight.shape[0] % GATE_COLS:
+        raise ValueError(f"w13: expected rows in blocks of {GATE_COLS}, got the shape {tuple(weight.shape)}")
+
+
+def check_gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> None:
+    """Raises TypeError or ValueError for what is no pair of weights of a gated layer."""
+    epilogues.check_pair(w1, w3)
+    check_fused(x, w1, None, activation, gate=False)
+    _check_types(x=x, w3=w3)
 
 
 def _check_types(**tensors: torch.Tensor) -> None:
@@ -160,7 +203,7 @@ def request_matmul(
     if not obstacle:
         features = {"batch": "strided"} if spacing.products != 1 else {}
         posed = _posed((_name(a.dtype), d_type, acc, layout), own, (as_a, as_b, as_d), **features)
-    return Request(posed[0], posed[1], own, posed[2], shape, a.get_device(), False, by_torch, spacing)
+    return Request(posed[0], posed[1], own, posed[2], shape, a.get_device(), by_torch, spacing)
 
 
 def _stack_of_d(out: torch.Tensor | None, batch: Sequence[int], sizes: Sizes, matrix: tuple[bool, bool]) -> Stack:
@@ -215,7 +258,33 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
     if name_of(x.dtype) is not None:
         posed = _posed((_name(x.dtype), "same", "f32", layout), sizes, matrices)
     shape = (*x.shape[:-1], n)
-    return Request(posed[0], posed[1], sizes, posed[2], shape, x.get_device(), biased, torch_linear)
+    request = Request(posed[0], posed[1], sizes, posed[2], shape, x.get_device(), torch_linear)
+    return request._replace(fusion=Fusion(bias="n"), finish=_add) if biased else request
+
+
+def _add(d: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return d if bias is None else d.add_(bias)
+
+
+def request_fused(
+    x: torch.Tensor, weight: torch.Tensor, biased: bool, epilogue: Epilogue, by_torch: Run | None = None
+) -> Request:
+    """The product of x (..., K) and weight (N,K) with an epilogue, checked before. ``by_torch``: where it is not
+    ``torch_fused``."""
+    activation, gate, aux = epilogue
+    fusion = Fusion(bias="n" if biased else "none", aux=aux, activation=activation, gate=gate)
+
+    def whole(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        d, z = torch_fused(x, weight, bias, activation, gate)
+        return (d, z) if aux else d
+
+    def finish(z: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        z = _add(z, bias)
+        d = epilogues.apply(z, activation, gate)
+        return (d, z) if aux else d
+
+    plain = request_linear(x, weight, False)
+    return plain._replace(fusion=fusion, finish=finish, by_torch=by_torch or whole)
 
 
 def _posed(kind: Kind, sizes: Sizes, matrices: tuple[MaybeMatrix, MaybeMatrix, MaybeMatrix], **features: str) -> Posed:

@@ -1,5 +1,5 @@
-"""The operators ``cudal2gen::matmul``, ``cudal2gen::matmul.out`` and ``cudal2gen::linear``, and the functions that
-call them, past torch's dispatcher where nothing in torch would see the call."""
+"""The operators ``cudal2gen::matmul``, ``cudal2gen::matmul.out`` and ``cudal2gen::linear``, and functions that call
+them, past torch's dispatcher where nothing in torch would see the call."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def matmul(
     not with gradients. Raises TypeError for types that differ, ValueError for what does not fit.
     """
     if out is not None:
-        direct = _undispatched(a, b) and _undispatched(out, out)
-        (_matmul_out if direct else _OPS["matmul.out"])(a, b, acc, out_dtype, out=out)
+        direct = undispatched(a, b) and undispatched(out, out)
+        (_matmul_out if direct else OPS["matmul.out"])(a, b, acc, out_dtype, out=out)
         return out
-    if _undispatched(a, b):
+    if undispatched(a, b):
         return _matmul(a, b, acc, out_dtype)
-    return cast("torch.Tensor", _OPS["matmul"](a, b, acc, out_dtype))
+    return cast("torch.Tensor", OPS["matmul"](a, b, acc, out_dtype))
 
 
 @no_script
@@ -53,24 +53,13 @@ def bmm(
     return matmul(a, b, acc=acc, out=out, out_dtype=out_dtype)
 
 
-@no_script
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x @ weight.T + bias`` for x (..., K), weight (N,K) and bias (N,) of fp16 or bf16, as (..., N); sums in fp32.
-
-    A kernel rounds the product to their type before it adds the bias. Raises as ``matmul``.
-    """
-    if _undispatched(x, weight) and (bias is None or _undispatched(bias, bias)):
-        return _linear(x, weight, bias)
-    return cast("torch.Tensor", _OPS["linear"](x, weight, bias))
-
-
-def _undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
+def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient is at work.
 
     The dispatcher, and the derivative's wrapper in Python even where no gradient is needed, take longer than all else
     here.
     """
-    torch = _TORCH
+    torch = TORCH
     if torch.compiler.is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
         return False
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
@@ -97,10 +86,12 @@ def _matmul(
 ) -> torch.Tensor:  # fmt: skip
     plan = _plan_matmul(a, b, acc, out_dtype)
     plan.calls += 1
+    d: torch.Tensor
     try:
-        return plan.run(a, b, None)
+        d = plan.run(a, b, None)
     except LaunchError as error:
-        return current().replace(plan, error).run(a, b, None)
+        d = current().replace(plan, error).run(a, b, None)
+    return d
 
 
 def _plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None) -> Plan:
@@ -142,10 +133,11 @@ def _matmul_out(
     except LaunchError as error:
         dispatcher.replace(plan, error).run(a, b, out)
     if not out.is_inference():
-        _TORCH.autograd.graph.increment_version(out)
+        TORCH.autograd.graph.increment_version(out)
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def run_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """What the operator ``linear`` does with CPU and CUDA tensors."""
     dispatcher = current()
     bias_kind: tuple[Any, ...] = () if bias is None else (bias.get_device(), bias.dtype, bias.shape)
     try:
@@ -159,13 +151,12 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
         check_linear(x, weight, bias)
         plan = dispatcher.plan(key, request_linear(x, weight, bias is not None))
     plan.calls += 1
-    if not plan.on_kernel:
-        return plan.run(x, weight, bias)
+    d: torch.Tensor
     try:
-        d = plan.run(x, weight, None)
+        d = plan.run(x, weight, bias)
     except LaunchError as error:
-        return dispatcher.replace(plan, error).run(x, weight, bias)
-    return d if bias is None else d.add_(bias)
+        d = dispatcher.replace(plan, error).run(x, weight, bias)
+    return d
 
 
 # --- without data, and backwards ---
@@ -210,7 +201,7 @@ def matmul_gradients(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Those of ``matmul(a, b)``; a is absent where b needs none, and the other way round. ``shapes``: theirs."""
     of_a, of_b = (len(shape) for shape in shapes)
-    product = _OPS["matmul"]
+    product = OPS["matmul"]
     grad = grad.unsqueeze(-1) if of_b == 1 else grad
     grad = grad.unsqueeze(-2) if of_a == 1 else grad
     gradient_a = gradient_b = None
@@ -256,10 +247,10 @@ def linear_gradients(
     of_x = of_weight = None
     if needs[0] and weight is not None:
         flat = weight.conj() if weight.is_complex() else weight
-        of_x = _OPS["matmul"](rows, flat, "f32").reshape(*grad.shape[:-1], weight.shape[1])
+        of_x = OPS["matmul"](rows, flat, "f32").reshape(*grad.shape[:-1], weight.shape[1])
     if needs[1] and x is not None:
         flat = x.reshape(-1, x.shape[-1])
-        of_weight = _OPS["matmul"](rows.t(), flat.conj() if flat.is_complex() else flat, "f32")
+        of_weight = OPS["matmul"](rows.t(), flat.conj() if flat.is_complex() else flat, "f32")
     return of_x, of_weight, rows.sum(0) if needs[2] else None
 
 
@@ -267,11 +258,11 @@ def linear_gradients(
 
 
 def _vmap_matmul(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:  # noqa: ARG001
-    return vmapping.matmul(_OPS["matmul"], in_dims, *arguments)
+    return vmapping.matmul(OPS["matmul"], in_dims, *arguments)
 
 
 def _vmap_linear(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:  # noqa: ARG001
-    return vmapping.linear(_OPS["matmul"], _OPS["linear"], in_dims, *arguments)
+    return vmapping.linear(OPS["matmul"], OPS["linear"], in_dims, *arguments)
 
 
 OPERATORS = (
@@ -285,7 +276,7 @@ OPERATORS = (
     ),
     Operator(
         "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-        _linear, _fake_linear, _keep_linear, _linear_backward, _vmap_linear,
+        run_linear, _fake_linear, _keep_linear, _linear_backward, _vmap_linear,
     ),
 )  # fmt: skip
 
@@ -308,5 +299,5 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
     return torch, {torch.Tensor, torch.nn.Parameter}, watchers
 
 
-_OPS = register(*OPERATORS)
-_TORCH, _PLAIN, _WATCHERS = _watchers()
+OPS = register(*OPERATORS)
+TORCH, _PLAIN, _WATCHERS = _watchers()

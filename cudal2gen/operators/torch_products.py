@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from cudal2gen.element import element_or_none
+from cudal2gen.operators import epilogues
 
 if TYPE_CHECKING:
     import torch
 
 Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-def _as_typed(product: Callable[Arguments, torch.Tensor]) -> Callable[Arguments, torch.Tensor]:
+def _as_typed(product: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """The product outside of any autocast, which would give its result another type than the operator's."""
 
     @wraps(product)
-    def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> torch.Tensor:
+    def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         import torch
 
         if not torch._C._is_any_autocast_enabled():
@@ -71,3 +73,35 @@ def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
         wide = None if bias is None else bias.float()
         return torch.nn.functional.linear(x.float(), weight.float(), wide).to(x.dtype).contiguous()
     return torch.nn.functional.linear(x, weight, bias).contiguous()
+
+
+@_as_typed
+def torch_fused(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """D and Z, see ``epilogues``, of x (..., K) times weight (N,K) transposed, plus bias; both contiguous."""
+    import torch
+
+    on_cpu = element_or_none(x.dtype) is not None and x.device.type != "cuda"
+    widened = epilogues.wide if on_cpu else _same
+    z = torch.nn.functional.linear(widened(x), widened(weight), None if bias is None else widened(bias))
+    d = epilogues.apply(z, activation, gate)
+    return d.to(x.dtype).contiguous(), z.to(x.dtype).contiguous()
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@_as_typed
+def torch_pair(
+    x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """D and Z of x and the two weights of a gate, which stay apart."""
+    import torch
+
+    on_cpu = element_or_none(x.dtype) is not None and x.device.type != "cuda"
+    widened = epilogues.wide if on_cpu else _same
+    z1, z3 = (torch.nn.functional.linear(widened(x), widened(weight)) for weight in (w1, w3))
+    d = epilogues.activate(epilogues.wide(z1), activation) * epilogues.wide(z3)
+    return d.to(x.dtype).contiguous(), epilogues.join_columns(z1, z3).to(x.dtype)

@@ -1,0 +1,113 @@
+"""Activations and gates by torch, their derivatives, and weights interleaved for gated kernels, see ``kernel.fusion``.
+
+Z (..., n) are the sums with bias. A gate makes D (..., n/2) of Z, whose columns are pairs interleaved by 8. What is
+computed of 16-bit tensors is computed in fp32, and rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudal2gen.kernel.fusion import ACTIVATIONS, GATE_COLS
+
+if TYPE_CHECKING:
+    import torch
+
+HALF = GATE_COLS // 2  # columns of Z of one kind, side by side
+NAMES = tuple(name for name in ACTIVATIONS if name != "none")
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In fp32 where it has 16 bits."""
+    return tensor.float() if tensor.element_size() == 2 else tensor
+
+
+def activate(z: torch.Tensor, activation: str) -> torch.Tensor:
+    """The activation of Z, in its type."""
+    from torch.nn import functional
+
+    if activation == "relu":
+        return functional.relu(z)
+    if activation == "silu":
+        return functional.silu(z)
+    return functional.gelu(z, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def activate_backward(grad: torch.Tensor, z: torch.Tensor, activation: str) -> torch.Tensor:
+    """``grad`` times the activation's derivative at Z."""
+    import torch
+
+    aten = torch.ops.aten
+    gradient: torch.Tensor
+    if activation == "relu":
+        gradient = aten.threshold_backward(grad, z, 0)
+    elif activation == "silu":  # written out: torch's own has no derivative
+        own = wide(z)
+        sigmoid = torch.sigmoid(own)
+        gradient = (wide(grad) * sigmoid * (1 + own * (1 - sigmoid))).to(z.dtype)
+    else:
+        gradient = aten.gelu_backward(grad, z, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return gradient
+
+
+def apply(z: torch.Tensor, activation: str, gate: bool) -> torch.Tensor:
+    """D of Z, in its type."""
+    if not gate:
+        return activate(z, activation)
+    z1, z3 = split_columns(wide(z))
+    return (activate(z1, activation) * z3).to(z.dtype)
+
+
+def apply_backward(grad: torch.Tensor, z: torch.Tensor, activation: str, gate: bool) -> torch.Tensor:
+    """The gradient of Z, in its type, from that of D."""
+    if not gate:
+        return activate_backward(grad, z, activation)
+    return join_columns(*pair_backward(grad, z, activation))
+
+
+def pair_backward(grad: torch.Tensor, z: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of the columns of Z that are activated and of those that are not, from that of a gated D."""
+    z1, z3 = split_columns(wide(z))
+    of_d = wide(grad)
+    of_z1, of_z3 = activate_backward(of_d * z3, z1, activation), of_d * activate(z1, activation)
+    return of_z1.to(z.dtype), of_z3.to(z.dtype)
+
+
+def split_columns(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The columns of Z that are activated, and those that they are multiplied by, each (..., n/2)."""
+    pairs = z.unflatten(-1, (z.shape[-1] // GATE_COLS, 2, HALF))
+    return pairs[..., 0, :].flatten(-2), pairs[..., 1, :].flatten(-2)
+
+
+def join_columns(z1: torch.Tensor, z3: torch.Tensor) -> torch.Tensor:
+    """Undoes ``split_columns``."""
+    import torch
+
+    blocks = z1.shape[-1] // HALF
+    return torch.stack((z1.unflatten(-1, (blocks, HALF)), z3.unflatten(-1, (blocks, HALF))), -2).flatten(-3)
+
+
+def interleave(w1: torch.Tensor, w3: torch.Tensor) -> torch.Tensor:
+    """The weight (2h,k) that ``swiglu`` takes, of W1 and W3 (h,k): 8 rows of one, then 8 of the other; of biases too.
+
+    Raises ValueError where h is no multiple of 8 or the two differ in shape.
+    """
+    check_pair(w1, w3)
+    return join_columns(w1.t(), w3.t()).t().contiguous() if w1.ndim > 1 else join_columns(w1, w3)
+
+
+def deinterleave(w13: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Undoes ``interleave``: W1 and W3 (h,k) of w13 (2h,k). Raises ValueError where 2h is no multiple of 16."""
+    if w13.ndim not in (1, 2) or w13.shape[0] % GATE_COLS:
+        raise ValueError(f"w13: expected rows in blocks of {GATE_COLS}, got the shape {tuple(w13.shape)}")
+    if w13.ndim == 1:
+        return split_columns(w13)
+    w1, w3 = split_columns(w13.t())
+    return w1.t().contiguous(), w3.t().contiguous()
+
+
+def check_pair(w1: torch.Tensor, w3: torch.Tensor) -> None:
+    """Raises ValueError for weights that are not interleaved."""
+    if w1.ndim not in (1, 2) or w1.shape != w3.shape or w1.shape[0] % HALF:
+        shapes = f"{tuple(w1.shape)} and {tuple(w3.shape)}"
+        raise ValueError(f"w1 and w3: expected one shape (h,k) with h a multiple of {HALF}, got {shapes}")

@@ -1,0 +1,324 @@
+"""The operators ``fused_linear`` and ``gated_pair``: linear layers with an activation or a gate, and the functions that
+call them.
+
+Each has a form ``_aux`` that answers Z, the sums with bias, as well, for the derivative, which else computes them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from cudal2gen.element import F32
+from cudal2gen.kernel.fusion import Activation
+from cudal2gen.launcher import LaunchError
+from cudal2gen.operators import epilogues, vmapping
+from cudal2gen.operators.dispatch import Dispatcher, Plan, current
+from cudal2gen.operators.products import Epilogue, check_fused, check_gated_pair, request_fused
+from cudal2gen.operators.registration import Operator, no_script, register
+from cudal2gen.operators.torch_operators import OPS, TORCH, linear_gradients, run_linear, undispatched
+from cudal2gen.operators.torch_products import torch_pair
+
+if TYPE_CHECKING:
+    import torch
+
+Pair = tuple["torch.Tensor", "torch.Tensor"]  # D and Z
+
+
+@no_script
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
+) -> torch.Tensor:
+    """``activation(x @ weight.T + bias)`` for x (..., K), weight (N,K) and bias (N,), as (..., N); sums in fp32.
+
+    ``activation``: None, relu, gelu (by the error function), gelu_tanh or silu. A kernel that was built with it applies
+    bias and activation to the fp32 sums; where a pack has none, they are applied to the product's rounded result. Where
+    a gradient is needed, the sums with bias are kept for it. Other types than fp16 and bf16 are torch's. Raises as
+    ``matmul``, and ValueError for another activation.
+    """
+    if activation is None:
+        if undispatched(x, weight) and (bias is None or undispatched(bias, bias)):
+            return run_linear(x, weight, bias)
+        return cast("torch.Tensor", OPS["linear"](x, weight, bias))
+    return _call("fused_linear", _fused_linear, (x, weight, bias), activation, False)
+
+
+@no_script
+def swiglu(x: torch.Tensor, w13: torch.Tensor) -> torch.Tensor:
+    """``silu(x @ W1.T) * (x @ W3.T)`` for x (..., K), as (..., H); w13 (2H,K) is ``interleave(W1, W3)``.
+
+    Both products and the gate are one kernel where a pack has it. Raises as ``matmul``, and ValueError where w13 has
+    rows in blocks of other than 16.
+    """
+    return _call("fused_linear", _fused_linear, (x, w13, None), "silu", True)
+
+
+def gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
+    """``activation(x @ w1.T) * (x @ w3.T)``: as ``swiglu`` of weights that stay apart.
+
+    A kernel reads an interleaved copy of them, made at its first call and when they have changed, see ``derived``.
+    """
+    return _call("gated_pair", _gated_pair, (x, w1, w3), activation)
+
+
+def _call(name: str, run: Any, tensors: tuple[torch.Tensor | None, ...], *options: Any) -> torch.Tensor:
+    """An operator, past torch's dispatcher where nothing would see it; its form ``_aux`` where a gradient is needed."""
+    there = [tensor for tensor in tensors if tensor is not None]
+    d: torch.Tensor
+    if all(undispatched(tensor, tensor) for tensor in there):
+        d = run(*tensors, *options)
+    elif TORCH.is_grad_enabled() and any(tensor.requires_grad for tensor in there):
+        d = _OPS[f"{name}_aux"](*tensors, *options)[0]
+    else:
+        d = _OPS[name](*tensors, *options)
+    return d
+
+
+# --- what runs ---
+
+
+def _fused_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False,
+    aux: bool = False,
+) -> Any:  # fmt: skip
+    return _run(current(), plan_fused(x, weight, bias, activation, gate, aux), x, weight, bias)
+
+
+def _fused_linear_aux(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
+) -> Pair:  # fmt: skip
+    return cast("Pair", _fused_linear(x, weight, bias, activation, gate, aux=True))
+
+
+def _run(dispatcher: Dispatcher, plan: Plan, *tensors: torch.Tensor | None) -> Any:
+    plan.calls += 1
+    run = cast("Any", plan.run)
+    try:
+        return run(*tensors)
+    except LaunchError as error:
+        return cast("Any", dispatcher.replace(plan, error).run)(*tensors)
+
+
+def plan_fused(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool, aux: bool
+) -> Plan:
+    """The plan of a fused layer; all that it depends on is in its key."""
+    dispatcher = current()
+    try:
+        key = ("fused", activation, gate, aux, *map(_lies, (x, weight, bias)))
+    except RuntimeError:  # no strides, or no memory
+        check_fused(x, weight, bias, activation, gate)
+        raise
+    plan = dispatcher.plans.get(key)
+    if plan is None:
+        check_fused(x, weight, bias, activation, gate)
+        epilogue = Epilogue(cast("Activation", activation), gate, aux)
+        plan = dispatcher.plan(key, request_fused(x, weight, bias is not None, epilogue))
+    return plan
+
+
+def _lies(tensor: torch.Tensor | None) -> tuple[Any, ...]:
+    """What a plan may depend on of a tensor."""
+    if tensor is None:
+        return ()
+    return tensor.shape, tensor.stride(), tensor.data_ptr() & 15, tensor.get_device(), tensor.dtype
+
+
+def _gated_pair(
+    x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str, aux: bool = False
+) -> Any:  # fmt: skip
+    dispatcher = current()
+    return _run(dispatcher, plan_pair(x, w1, w3, activation, aux), x, w1, w3)
+
+
+def _gated_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> Pair:
+    return cast("Pair", _gated_pair(x, w1, w3, activation, aux=True))
+
+
+def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str, aux: bool) -> Plan:
+    """The plan of a gated layer whose weights are apart: that of their interleaved copy, made where a kernel runs."""
+    dispatcher = current()
+    try:
+        key = ("pair", activation, aux, w1.is_inference() or w3.is_inference(), *map(_lies, (x, w1, w3)))
+    except RuntimeError:  # no strides, or no memory
+        check_gated_pair(x, w1, w3, activation)
+        raise
+    plan = dispatcher.plans.get(key)
+    if plan is not None:
+        return plan
+    check_gated_pair(x, w1, w3, activation)
+
+    def apart(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
+        assert w3 is not None
+        d, z = torch_pair(x, w1, w3, activation)
+        return (d, z) if aux else d
+
+    whole = w1.new_empty((2 * w1.shape[0], w1.shape[1]), device="meta")
+    request = request_fused(x, whole, False, Epilogue(cast("Activation", activation), True, aux), apart)
+    if w1.is_inference() or w3.is_inference():
+        return dispatcher.plan(key, request._replace(problem=None, obstacle="weights of inference mode, not followed"))
+    return dispatcher.plan(key, request._replace(pair=True))
+
+
+# --- without data, and backwards ---
+
+
+def _fake_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
+) -> torch.Tensor:  # fmt: skip
+    check_fused(x, weight, bias, activation, gate)
+    return x.new_empty((*x.shape[:-1], weight.shape[0] // (1 + gate)))
+
+
+def _fake_linear_aux(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
+) -> Pair:  # fmt: skip
+    return _fake_linear(x, weight, bias, activation, gate), x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _fake_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
+    check_gated_pair(x, w1, w3, activation)
+    return x.new_empty((*x.shape[:-1], w1.shape[0]))
+
+
+def _fake_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> Pair:
+    return _fake_pair(x, w1, w3, activation), x.new_empty((*x.shape[:-1], 2 * w1.shape[0]))
+
+
+def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, weight, bias, ctx.activation, ctx.gate = inputs
+    ctx.set_materialize_grads(False)
+    if isinstance(output, tuple):
+        ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None, output[1])
+    else:
+        ctx.save_for_backward(x, weight, bias)
+    ctx.biased = bias is not None
+
+
+def _linear_backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
+    x, weight, bias = ctx.saved_tensors
+    return _gradients(ctx, (x, weight, OPS["linear"](x, weight, bias)), grad, None)
+
+
+def _linear_aux_backward(ctx: Any, grad: torch.Tensor | None, grad_z: torch.Tensor | None) -> tuple[Any, ...]:
+    return _gradients(ctx, ctx.saved_tensors, grad, grad_z)
+
+
+def _gradients(
+    ctx: Any, saved: tuple[Any, Any, torch.Tensor], grad: torch.Tensor | None, grad_z: torch.Tensor | None
+) -> tuple[Any, ...]:
+    x, weight, z = saved
+    if grad is not None:
+        of_z = epilogues.apply_backward(grad, z, ctx.activation, ctx.gate)
+        grad_z = of_z if grad_z is None else of_z + grad_z
+    if grad_z is None:
+        return None, None, None, None, None
+    needs = (*ctx.needs_input_grad[:2], ctx.biased and ctx.needs_input_grad[2])
+    return *linear_gradients(x, weight, grad_z, needs), None, None
+
+
+def _keep_pair(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, w1, w3, ctx.activation = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, w1, w3, *(output[1:] if isinstance(output, tuple) else ()))
+
+
+def _pair_backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
+    x, w1, w3 = ctx.saved_tensors
+    z = epilogues.join_columns(OPS["linear"](x, w1), OPS["linear"](x, w3))
+    return _pair_gradients(ctx, x, (w1, w3), z, grad, None)
+
+
+def _pair_aux_backward(ctx: Any, grad: torch.Tensor | None, grad_z: torch.Tensor | None) -> tuple[Any, ...]:
+    x, w1, w3, z = ctx.saved_tensors
+    return _pair_gradients(ctx, x, (w1, w3), z, grad, grad_z)
+
+
+def _pair_gradients(
+    ctx: Any, x: torch.Tensor, weights: Pair, z: torch.Tensor, grad: torch.Tensor | None, grad_z: torch.Tensor | None
+) -> tuple[Any, ...]:  # fmt: skip
+    of_sums = [] if grad is None else [epilogues.pair_backward(grad, z, ctx.activation)]
+    of_sums += [] if grad_z is None else [epilogues.split_columns(grad_z)]
+    if not of_sums:
+        return None, None, None, None
+    of_z = [parts[0] if len(parts) == 1 else parts[0] + parts[1] for parts in zip(*of_sums, strict=True)]
+    of_x = None
+    if ctx.needs_input_grad[0]:
+        wide = x.element_size() == 2
+        parts = [_by_rows(part, weight, wide) for part, weight in zip(of_z, weights, strict=True)]
+        of_x = (parts[0] + parts[1]).to(x.dtype).view(x.shape)
+    needs = ctx.needs_input_grad[1:3]
+    of_weights = [
+        linear_gradients(x, None, part, (False, needed, False))[1] for part, needed in zip(of_z, needs, strict=True)
+    ]
+    return of_x, *of_weights, None
+
+
+def _by_rows(grad: torch.Tensor, weight: torch.Tensor, wide: bool) -> torch.Tensor:
+    """``grad @ weight``, in fp32 where it is added to another such."""
+    rows = grad.reshape(-1, grad.shape[-1])
+    other = weight.conj() if weight.is_complex() else weight
+    d: torch.Tensor = OPS["matmul"](rows, other, "f32", F32.torch_dtype if wide else None)
+    return d
+
+
+# --- under torch.vmap ---
+
+
+def _vmap_linear(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+    (d, _), _ = _vmap_linear_aux(info, in_dims, *arguments)
+    return d, 0
+
+
+def _vmap_linear_aux(
+    info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    activation: str, gate: bool = False,
+) -> tuple[Pair, tuple[int, int]]:  # fmt: skip
+    del info
+    if in_dims[1] is None and in_dims[2] is None:
+        return _OPS["fused_linear_aux"](vmapping.first(x, in_dims[0]), weight, bias, activation, gate), (0, 0)
+    z, _ = vmapping.linear(OPS["matmul"], OPS["linear"], in_dims[:3], x, weight, bias)
+    return (epilogues.apply(z, activation, gate), z), (0, 0)
+
+
+def _vmap_pair(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+    (d, _), _ = _vmap_pair_aux(info, in_dims, *arguments)
+    return d, 0
+
+
+def _vmap_pair_aux(
+    info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str
+) -> tuple[Pair, tuple[int, int]]:  # fmt: skip
+    if in_dims[1] is None and in_dims[2] is None:
+        return _OPS["gated_pair_aux"](vmapping.first(x, in_dims[0]), w1, w3, activation), (0, 0)
+    z1, z3 = (
+        vmapping.linear(OPS["matmul"], OPS["linear"], (in_dims[0], dim), x, weight)[0]
+        if (in_dims[0], dim) != (None, None)
+        else OPS["linear"](x, weight).expand(info.batch_size, *x.shape[:-1], weight.shape[0])
+        for dim, weight in zip(in_dims[1:3], (w1, w3), strict=True)
+    )
+    z = epilogues.join_columns(z1, z3)
+    return (epilogues.apply(z, activation, True), z), (0, 0)
+
+
+_LINEAR = "(Tensor x, Tensor weight, Tensor? bias, str activation, bool gate=False)"
+_PAIR = "(Tensor x, Tensor w1, Tensor w3, str activation)"
+OPERATORS = (
+    Operator(
+        f"fused_linear{_LINEAR} -> Tensor",
+        _fused_linear, _fake_linear, _keep_linear, _linear_backward, _vmap_linear,
+    ),
+    Operator(
+        f"fused_linear_aux{_LINEAR} -> (Tensor, Tensor)",
+        _fused_linear_aux, _fake_linear_aux, _keep_linear, _linear_aux_backward, _vmap_linear_aux,
+    ),
+    Operator(
+        f"gated_pair{_PAIR} -> Tensor",
+        _gated_pair, _fake_pair, _keep_pair, _pair_backward, _vmap_pair,
+    ),
+    Operator(
+        f"gated_pair_aux{_PAIR} -> (Tensor, Tensor)",
+        _gated_pair_aux, _fake_pair_aux, _keep_pair, _pair_aux_backward, _vmap_pair_aux,
+    ),
+)  # fmt: skip
+
+_OPS = register(*OPERATORS)

@@ -1,0 +1,368 @@
+"""Layers with an activation or a gate: numbers, derivatives to first order against fp64, kernels, copies of weights."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import cudal2gen
+from cudal2gen import pack
+from tests import packed
+from tests.emulated import EmulatedDevice, OperatorDevice
+from tests.packages import require
+from tests.paths import small
+
+torch = require("torch")
+
+from cudal2gen.operators import derived, dispatch, emulated, epilogues, fused_operators  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu"]
+GATED = "silu+gate"
+
+
+def normal(*shape: int, seed: int = 0, dtype: Any = None) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype or torch.bfloat16)
+
+
+def activated(z: Any, activation: str) -> Any:
+    """The activation as formulas say it."""
+    if activation == "relu":
+        return z.clamp(min=0)
+    if activation == "silu":
+        return z / (1 + torch.exp(-z))
+    if activation == "gelu":
+        return z * 0.5 * (1 + torch.erf(z / 2**0.5))
+    return 0.5 * z * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (z + 0.044715 * z**3)))
+
+
+def close(own: Any, reference: Any, scale: float = 1.0) -> None:
+    """Within some roundings of own's type."""
+    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(own.dtype, 1e-6)
+    torch.testing.assert_close(own.double(), reference.double(), rtol=4 * unit, atol=4 * unit * scale)
+
+
+# --- numbers and derivatives, on the CPU ---
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_layer_and_its_derivative(activation: str, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    tensors = normal(2, 3, 40, dtype=kind), normal(24, 40, seed=1, dtype=kind), normal(24, seed=2, dtype=kind)
+    for bias in (tensors[2], None):
+        own = [tensor.clone().requires_grad_() for tensor in tensors[:2]] + ([] if bias is None else [bias.clone()])
+        wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in own]
+        expected = activated(torch.nn.functional.linear(*wide), activation)
+        assert cudal2gen.linear(*(tensor.detach() for tensor in own), activation=activation).dtype == kind
+        close(cudal2gen.linear(*(t.detach() for t in own), activation=activation), expected.detach(), 4)
+        d = cudal2gen.linear(*own, activation=activation)
+        close(d.detach(), expected.detach(), 4)
+        grad = normal(*d.shape, seed=3, dtype=kind)
+        d.backward(grad)
+        expected.backward(grad.double())
+        for tensor, reference in zip(own[:2], wide[:2], strict=True):
+            close(tensor.grad, reference.grad, 8)
+
+
+@pytest.mark.parametrize("name", ["fused_linear", "fused_linear_aux"])
+def test_sums_are_kept_or_computed_again(name: str) -> None:
+    """Both forms have one derivative; that of Z is the layer's without activation."""
+    tensors = [normal(5, 40).requires_grad_(), normal(32, 40, seed=1).requires_grad_(), normal(32, seed=2)]
+    operator = getattr(torch.ops.cudal2gen, name)
+    for gate in (False, True):
+        wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
+        z = torch.nn.functional.linear(*wide)
+        d = activated(z, "silu")
+        if gate:
+            z1, z3 = epilogues.split_columns(z)
+            d = activated(z1, "silu") * z3
+        answers = operator(*tensors, "silu", gate)
+        answers, references = (answers, (d, z)) if name.endswith("aux") else ((answers,), (d,))
+        for answer, reference in zip(answers, references, strict=True):
+            close(answer.detach(), reference.detach(), 8)
+            grad = normal(*answer.shape, seed=3)
+            own = torch.autograd.grad(answer, tensors[:2], grad, retain_graph=True)
+            expected = torch.autograd.grad(reference, wide[:2], grad.double(), retain_graph=True)
+            for tensor, exact in zip(own, expected, strict=True):
+                close(tensor, exact, 16)
+        both = torch.autograd.grad([answer.float().sum() for answer in answers], tensors[:2])
+        expected = torch.autograd.grad([reference.sum() for reference in references], wide[:2])
+        for tensor, exact in zip(both, expected, strict=True):
+            close(tensor, exact, 16)
+
+
+def test_swiglu_and_its_derivative() -> None:
+    x, w1, w3 = normal(2, 3, 40), normal(24, 40, seed=1), normal(24, 40, seed=2)
+    w13 = cudal2gen.interleave(w1, w3)
+    assert w13.is_contiguous()
+    assert torch.equal(w13[:8], w1[:8])
+    assert torch.equal(w13[8:16], w3[:8])
+    assert torch.equal(w13[32:40], w1[16:])
+    for back, weight in zip(cudal2gen.deinterleave(w13), (w1, w3), strict=True):
+        assert torch.equal(back, weight)
+        assert back.is_contiguous()
+    vector = cudal2gen.interleave(w1[:, 0], w3[:, 0])
+    assert torch.equal(vector, w13[:, 0])
+    assert torch.equal(torch.stack(cudal2gen.deinterleave(vector)), torch.stack((w1[:, 0], w3[:, 0])))
+    own = [tensor.clone().requires_grad_() for tensor in (x, w13)]
+    pair = [tensor.clone().requires_grad_() for tensor in (x, w1, w3)]
+    wide = [tensor.double().requires_grad_() for tensor in (x, w1, w3)]
+    expected = activated(wide[0] @ wide[1].mT, "silu") * (wide[0] @ wide[2].mT)
+    grad = normal(2, 3, 24, seed=3)
+    expected.backward(grad.double())
+    for d in (cudal2gen.swiglu(x, w13), fused_operators.gated_pair(x, w1, w3, "silu"), cudal2gen.swiglu(*own),
+              fused_operators.gated_pair(*pair, "silu"), torch.ops.cudal2gen.gated_pair(*pair, "silu")):  # fmt: skip
+        close(d.detach(), expected.detach(), 16)
+        if d.requires_grad:
+            d.backward(grad)
+    for tensor in (own[1], pair[1], pair[2]):
+        assert tensor.grad is not None
+    for reference, gradient in zip(wide[1:], cudal2gen.deinterleave(own[1].grad), strict=True):
+        close(gradient, reference.grad, 32)
+    close(own[0].grad, wide[0].grad, 32)
+    for reference, tensor in zip(wide, pair, strict=True):
+        close(tensor.grad / 2, reference.grad, 32)
+
+
+def test_transforms_and_second_derivatives() -> None:
+    x, w1, w3, bias = normal(3, 8, dtype=torch.double), *(normal(8, 8, seed=s, dtype=torch.double) for s in (1, 2)), \
+        normal(8, seed=3, dtype=torch.double)  # fmt: skip
+
+    def layers(x: Any, w1: Any, w3: Any, bias: Any) -> Any:
+        d = cudal2gen.linear(x, w1, bias, activation="gelu")
+        return d * cudal2gen.swiglu(x, cudal2gen.interleave(w1, w3)) + fused_operators.gated_pair(d, w3, w1, "silu")
+
+    def reference(x: Any, w1: Any, w3: Any, bias: Any) -> Any:
+        d = activated(x @ w1.mT + bias, "gelu")
+        return d * activated(x @ w1.mT, "silu") * (x @ w3.mT) + activated(d @ w3.mT, "silu") * (d @ w1.mT)
+
+    arguments = x, w1, w3, bias
+
+    def loss(function: Any) -> Any:
+        return lambda *tensors: function(*tensors).square().sum()
+
+    def squared(function: Any) -> Any:
+        return lambda *tensors: torch.func.grad(loss(function))(*tensors).square().sum()
+
+    def both(tensor: Any, other: Any) -> Any:
+        return torch.stack((tensor, other))
+
+    transforms: list[tuple[Any, tuple[Any, ...]]] = [
+        (lambda f: torch.func.grad(loss(f), (0, 1, 2, 3)), arguments),
+        (lambda f: torch.func.grad(squared(f), (0, 1)), arguments),
+        (lambda f: torch.vmap(f, (0, None, None, None)), arguments),
+        (lambda f: torch.vmap(f, (None, 0, 0, None)), (x, both(w1, w3), both(w3, w1), bias)),
+        (lambda f: torch.vmap(f, (0, 0, None, 0)), (both(x, 2 * x), both(w1, w3), w3, both(bias, 3 * bias))),
+        (lambda f: torch.vmap(f, (None, None, None, 0)), (x, w1, w3, both(bias, 3 * bias))),
+        (lambda f: torch.vmap(torch.func.grad(loss(f), (0, 1)), (0, None, None, None)), arguments),
+    ]
+    for transform, operands in transforms:
+        torch.testing.assert_close(transform(layers)(*operands), transform(reference)(*operands))
+
+
+@pytest.mark.parametrize("shape", [(0, 40), (3, 0, 40), (40,), (1, 40), (7, 1, 40)], ids=str)
+def test_any_number_of_rows(shape: tuple[int, ...]) -> None:
+    x, weight = normal(*shape), normal(16, 40, seed=1)
+    for d, cols in ((cudal2gen.linear(x, weight, activation="silu"), 16), (cudal2gen.swiglu(x, weight), 8)):
+        assert d.shape == (*shape[:-1], cols)
+        assert d.is_contiguous()
+    strange = weight.t().contiguous().t(), weight[::2], weight.expand(2, 16, 40)[1], weight.flip(1)
+    for other in strange:
+        close(cudal2gen.linear(x, other, activation="relu"), activated(x.double() @ other.double().mT, "relu"), 8)
+    empty = cudal2gen.linear(x[..., :0], weight[:, :0], weight[:, 0], activation="relu")
+    assert torch.equal(empty, weight[:, 0].relu().expand(empty.shape))
+    assert cudal2gen.swiglu(x, weight[:0]).shape == (*shape[:-1], 0)
+    meta = cudal2gen.linear(x.to("meta"), weight.to("meta"), activation="silu")
+    assert (meta.shape, meta.dtype) == ((*shape[:-1], 16), torch.bfloat16)
+    with torch.inference_mode():
+        frozen = x + 0
+        assert torch.equal(cudal2gen.swiglu(frozen, weight), cudal2gen.swiglu(x, weight))
+
+
+def test_what_is_no_fused_layer_is_refused() -> None:
+    x, weight = normal(3, 8), normal(16, 8)
+    linear, pair = cudal2gen.linear, fused_operators.gated_pair
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (lambda: linear(x, weight, activation="tanh"), ValueError, "activation='tanh': must be None or one of"),
+        (lambda: linear(x, weight.half(), activation="relu"), TypeError, "weight: expected torch.bfloat16"),
+        (lambda: linear(x, weight, weight[0], activation="relu"), ValueError, r"bias: expected the shape \(16,\)"),
+        (lambda: cudal2gen.swiglu(x, weight[:8]), ValueError, r"w13: expected rows in blocks of 16, got"),
+        (lambda: cudal2gen.interleave(weight, weight[:8]), ValueError, r"w1 and w3: expected one shape \(h,k\)"),
+        (lambda: cudal2gen.interleave(weight[:3], weight[:3]), ValueError, "with h a multiple of 8"),
+        (lambda: cudal2gen.deinterleave(weight[:8]), ValueError, "w13: expected rows in blocks of 16"),
+        (lambda: pair(x, weight, weight.half(), "silu"), TypeError, "w3: expected torch.bfloat16"),
+    ]  # fmt: skip
+    for call, error, message in refused:
+        with pytest.raises(error, match=message):
+            call()
+
+
+# --- kernels, in the emulator ---
+
+
+def record(fusion: str, layout: str = "tn", **changes: Any) -> Any:
+    return small(acc="f32", layout=layout, padding="predicate", m=64, n=64, k=128, fusion=fusion, **changes)
+
+
+FUSED = [record("bias_n"), record("silu"), record("bias_n+gelu"), record("bias_n+silu", "nn")]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    table = packed.table([packed.RECORDS["predicated"], *FUSED])
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
+
+
+@pytest.fixture
+def device() -> Iterator[EmulatedDevice]:
+    with EmulatedDevice(packed.RECORDS["predicated"]) as own:
+        yield own
+        assert own.session.errors == []
+
+
+@pytest.fixture
+def kernels(device: EmulatedDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+    with emulated(OperatorDevice(device, "a100"), [opened], prefer="kernel") as dispatcher:
+        yield dispatcher
+
+
+def half(device: EmulatedDevice, *shape: int, seed: int = 0) -> Any:
+    return device.empty(*shape).copy_(normal(*shape, seed=seed, dtype=torch.float16))
+
+
+def test_a_fused_kernel_is_one_launch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    x, weight, bias = half(device, 2, 17, 64), half(device, 40, 64, seed=1), half(device, 40, seed=2)
+    z = x.double() @ weight.double().mT
+    close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
+    close(cudal2gen.linear(x, weight, activation="silu"), activated(z, "silu"), 4)
+    close(cudal2gen.linear(x, weight, bias, activation="gelu"), activated(z + bias.double(), "gelu"), 4)
+    turned = device.empty(64, 40).copy_(weight.t()).t()
+    close(cudal2gen.linear(x, turned, bias, activation="silu"), activated(z + bias.double(), "silu"), 4)
+    assert kernels.stats() == {
+        "kernel": {kernel.name: 1 for kernel in sorted(FUSED, key=lambda r: r.name)},
+        "torch": {},
+    }
+    assert len(device.session.launches) == 4
+
+
+def test_torch_does_what_a_plain_kernel_leaves(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    """No kernel of the pack has relu, a gate or aux."""
+    x, weight, bias = half(device, 17, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    z = x.double() @ weight.double().mT
+    close(cudal2gen.linear(x, weight, bias, activation="relu"), activated(z + bias.double(), "relu"), 16)
+    z1, z3 = epilogues.split_columns(z)
+    close(cudal2gen.swiglu(x, weight), activated(z1, "silu") * z3, 64)
+    d, sums = torch.ops.cudal2gen.fused_linear_aux(x, weight, None, "silu", False)
+    close(sums, z, 16)
+    close(d, activated(z, "silu"), 16)
+    assert kernels.stats() == {"kernel": {packed.RECORDS["predicated"].name: 3}, "torch": {}}
+    reasons = [plan.reason for plan in kernels.plans.values()]
+    assert ["; bias_n+relu by torch: no kernels for" in reasons[0], "; silu+gate by torch: " in reasons[1]] == [
+        True,
+        True,
+    ]
+
+
+def test_what_no_kernel_takes_is_torchs(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    x, weight = half(device, 64, 17).t(), half(device, 48, 64, seed=1)
+    close(cudal2gen.linear(x, weight, activation="silu"), activated(x.double() @ weight.double().mT, "silu"), 16)
+    assert kernels.stats() == {"kernel": {}, "torch": {"strides of A that no layout serves": 1}}
+    odd, short = half(device, 17, 60)[:, :59], half(device, 48, 60, seed=1)[:, :59]
+    close(cudal2gen.linear(odd, short, activation="silu"), activated(odd.double() @ short.double().mT, "silu"), 16)
+    assert kernels.stats()["kernel"] == {packed.RECORDS["predicated"].name: 1}, "which copies, torch does the rest"
+
+
+# --- interleaved copies ---
+
+
+def empty(like: Any, *shape: int) -> Any:
+    return like.new_empty(shape)
+
+
+def test_copies_follow_their_weights(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    derived.DERIVED.clear()
+    x = half(device, 5, 64)
+    weights = [torch.nn.Parameter(half(device, 24, 64, seed=seed), requires_grad=False) for seed in (1, 2)]
+
+    def check(copies: int) -> None:
+        z1, z3 = (x.double() @ weight.detach().double().mT for weight in weights)
+        close(fused_operators.gated_pair(x, *weights, "silu"), activated(z1, "silu") * z3, 64)
+        assert len(derived.DERIVED) == copies
+
+    check(1)
+    before = derived.DERIVED.interleaved(*weights, empty, lambda: False)
+    check(1)
+    assert derived.DERIVED.interleaved(*weights, empty, lambda: False) is before
+    with torch.no_grad():
+        weights[1].mul_(-1)
+    check(1)
+    torch.nn.ParameterList(weights).load_state_dict({"0": weights[1].clone(), "1": weights[0].clone()})
+    check(1)
+    weights[0].data = half(device, 24, 64, seed=7)
+    check(1)
+    weights = [torch.nn.Parameter(half(device, 24, 64, seed=seed), requires_grad=False) for seed in (3, 4)]
+    gc.collect()
+    check(1)
+    assert kernels.stats() == {"kernel": {packed.RECORDS["predicated"].name: 6}, "torch": {}}
+    weights[0].requires_grad_()
+    fused_operators.gated_pair(x, *weights, "silu").sum().backward()
+    assert weights[0].grad is not None
+    derived.DERIVED.clear()
+
+
+def test_torch_needs_no_copies() -> None:
+    derived.DERIVED.clear()
+    fused_operators.gated_pair(normal(5, 64), normal(24, 64), normal(24, 64), "silu")
+    assert len(derived.DERIVED) == 0
+
+
+def test_a_captured_graph_has_a_copy_of_its_own() -> None:
+    w1, w3 = normal(8, 16), normal(8, 16, seed=1)
+    own = derived.Derived()
+    first = own.interleaved(w1, w3, empty, lambda: True)
+    assert len(own) == 0
+    assert torch.equal(first, cudal2gen.interleave(w1, w3))
+
+
+# --- as torch's operators ---
+
+
+@pytest.mark.slow
+def test_torch_checks_the_operators() -> None:
+    ops = torch.ops.cudal2gen
+    for differentiable in (False, True):
+        x, weight, bias, other = (
+            tensor.requires_grad_(differentiable)
+            for tensor in (normal(2, 3, 5), normal(16, 5, seed=1), normal(16, seed=2), normal(16, 5, seed=3))
+        )
+        for name in ("fused_linear", "fused_linear_aux"):
+            torch.library.opcheck(getattr(ops, name).default, (x, weight, bias, "gelu"))
+            torch.library.opcheck(getattr(ops, name).default, (x, weight, None, "silu", True))
+        for name in ("gated_pair", "gated_pair_aux"):
+            torch.library.opcheck(getattr(ops, name).default, (x, weight, other, "silu"))
+
+
+def test_compiled_without_a_graph_break() -> None:
+    x, weight, bias, other = normal(6, 8), normal(16, 8, seed=1), normal(16, seed=2), normal(16, 8, seed=3)
+
+    def model(x: Any, weight: Any, bias: Any, other: Any) -> Any:
+        d = cudal2gen.linear(x, weight, bias, activation="gelu_tanh")
+        e = cudal2gen.swiglu(x, weight) + fused_operators.gated_pair(x, weight, other, "silu")[:, :8]
+        return (d[:, :8] + e).sum() + cudal2gen.bmm(d[None], e.new_ones(1, 16, 2)).sum()
+
+    for differentiable in (False, True):
+        arguments = [tensor.clone().requires_grad_(differentiable) for tensor in (x, weight, bias, other)]
+        torch._dynamo.reset()
+        own = torch.compile(model, fullgraph=True, backend="aot_eager")(*arguments)
+        expected = model(*arguments)
+        torch.testing.assert_close(own, expected)
+        if differentiable:
+            for first, second in zip(
+                torch.autograd.grad(own, arguments), torch.autograd.grad(expected, arguments), strict=True
+            ):
+                torch.testing.assert_close(first, second)
