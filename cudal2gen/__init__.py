@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cudal2gen.operators import bmm as bmm
     from cudal2gen.operators import deinterleave as deinterleave
     from cudal2gen.operators import explain as explain
+    from cudal2gen.operators import grouped_mm as grouped_mm
     from cudal2gen.operators import interleave as interleave
     from cudal2gen.operators import linear as linear
     from cudal2gen.operators import load_pack as load_pack
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 _GRADING = ("check_source",)
 _OPERATORS = (
-    "bmm", "deinterleave", "explain", "interleave", "linear", "load_pack", "matmul", "patch", "prefer", "stats",
-    "swiglu", "unpatch",
+    "bmm", "deinterleave", "explain", "grouped_mm", "interleave", "linear", "load_pack", "matmul", "patch", "prefer",
+    "stats", "swiglu", "unpatch",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from cudal2gen.chips import model_of
 from cudal2gen.element import F16
 from cudal2gen.gpu import runtime
 from cudal2gen.kernel import Layout, Use, aligned, ceil_div
+from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, OpenKernel
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.products import Finish, Request, Run
@@ -90,8 +91,9 @@ def _current_stream(index: int) -> int:
 
 def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
     """A kernel on operands of one kind. The function raises LaunchError where the launcher refuses."""
-    fused = request.problem is not None and request.problem.fusion
-    bound = _fused if fused else _padded if any(use.copied) else _direct
+    problem = request.problem
+    assert problem is not None
+    bound = _grouped if problem.grouped else _fused if problem.fusion else _padded if any(use.copied) else _direct
     run = bound(device, kernel, use, request, layout)
     if request.finish is not None:
         run = _finished(run, request.finish)
@@ -144,6 +146,22 @@ def _fused(device: Device, kernel: OpenKernel, use: Use, request: Request, layou
         places = a.data_ptr(), lda, b.data_ptr(), ldb, d.data_ptr(), ldd
         kernel.launch(*places, *sizes, workspace, device.stream(), operands)
         return d if z is None else (d, z)
+
+    return run
+
+
+def _grouped(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+    """Groups of rows; the third operand are the rows behind each group's last."""
+    (lda, ldb, ldd), sizes, spacing = (matrix.ld for matrix in request.operands), use.launched, request.batches
+    empty_d = _empty_d(device, request)
+
+    def run(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
+        assert offs is not None
+        d, ends = empty_d(a, *request.shape), offs.contiguous()
+        groups = Groups(ends.data_ptr(), spacing.products, spacing.b)
+        places = a.data_ptr(), lda, b.data_ptr(), ldb, d.data_ptr(), ldd
+        kernel.launch(*places, *sizes, 0, device.stream(), groups=groups)
+        return d
 
     return run
 

@@ -138,10 +138,10 @@ class Dispatcher:
         choice = self._choose(pack, request.problem.model_copy(update={"gpu": pack.gpu}), request)
         if choice.kernel is None or choice.use is None:
             raise ByTorch(choice.short, choice.reason)
-        alone = "a batch" if request.batches.products > 1 else "a fused product" if request.problem.fusion else ""
+        alone = request.problem.later.strip()
         if alone and any(choice.use.copied):
             raise ByTorch(
-                f"{alone} that a kernel would copy", f"{choice.reason}: {choice.use.matrices} would be copied"
+                f"{alone}: a kernel would copy operands", f"{choice.reason}: {choice.use.matrices} would be copied"
             )
         kernel = pack.table.kernels[choice.kernel]
         opened = self._open(pack, kernel, request.device, device)

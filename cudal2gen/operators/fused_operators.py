@@ -13,7 +13,7 @@ from cudal2gen.kernel.fusion import Activation
 from cudal2gen.launcher import LaunchError
 from cudal2gen.operators import epilogues, vmapping
 from cudal2gen.operators.dispatch import Dispatcher, Plan, current
-from cudal2gen.operators.products import Epilogue, check_fused, check_gated_pair, request_fused
+from cudal2gen.operators.products import Epilogue, check_fused, check_gated_pair, lies_of, request_fused
 from cudal2gen.operators.registration import Operator, no_script, register
 from cudal2gen.operators.torch_operators import OPS, TORCH, linear_gradients, run_linear, undispatched
 from cudal2gen.operators.torch_products import torch_pair
@@ -104,7 +104,7 @@ def plan_fused(
     """The plan of a fused layer; all that it depends on is in its key."""
     dispatcher = current()
     try:
-        key = ("fused", activation, gate, aux, *map(_lies, (x, weight, bias)))
+        key = ("fused", activation, gate, aux, *map(lies_of, (x, weight, bias)))
     except RuntimeError:  # no strides, or no memory
         check_fused(x, weight, bias, activation, gate)
         raise
@@ -114,13 +114,6 @@ def plan_fused(
         epilogue = Epilogue(cast("Activation", activation), gate, aux)
         plan = dispatcher.plan(key, request_fused(x, weight, bias is not None, epilogue))
     return plan
-
-
-def _lies(tensor: torch.Tensor | None) -> tuple[Any, ...]:
-    """What a plan may depend on of a tensor."""
-    if tensor is None:
-        return ()
-    return tensor.shape, tensor.stride(), tensor.data_ptr() & 15, tensor.get_device(), tensor.dtype
 
 
 def _gated_pair(
@@ -138,7 +131,7 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
     """The plan of a gated layer whose weights are apart: that of their interleaved copy, made where a kernel runs."""
     dispatcher = current()
     try:
-        key = ("pair", activation, aux, w1.is_inference() or w3.is_inference(), *map(_lies, (x, w1, w3)))
+        key = ("pair", activation, aux, w1.is_inference() or w3.is_inference(), *map(lies_of, (x, w1, w3)))
     except RuntimeError:  # no strides, or no memory
         check_gated_pair(x, w1, w3, activation)
         raise

@@ -17,12 +17,12 @@ from cudal2gen.kernel.fusion import GATE_COLS, PLAIN, Activation, Fusion
 from cudal2gen.kernel.launch import Batches, Matrix, Operands, Sizes
 from cudal2gen.operators import batches, epilogues
 from cudal2gen.operators.batches import Stack, result_shape
-from cudal2gen.operators.torch_products import torch_fused, torch_linear, torch_matmul
+from cudal2gen.operators.torch_products import torch_fused, torch_grouped, torch_linear, torch_matmul
 
 if TYPE_CHECKING:
     import torch
 
-# Of A, B and: out, the bias, or the second of a pair of Bs; answers D, or D and Z where a fusion has ``aux``.
+# Of A, B and: out, the bias, offsets, or the second of a pair of Bs; answers D, or D and Z where a fusion has ``aux``.
 Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], Any]
 Finish = Callable[["torch.Tensor", "torch.Tensor | None"], Any]
 MaybeMatrix = Matrix | None  # None: no layout serves the strides
@@ -134,6 +134,51 @@ def check_gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activa
     epilogues.check_pair(w1, w3)
     check_fused(x, w1, None, activation, gate=False)
     _check_types(x=x, w3=w3)
+
+
+def check_grouped(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> None:  # fmt: skip
+    """Raises TypeError or ValueError for what is no grouped product."""
+    import torch
+
+    others = {name: tensor for name, tensor in (("bias", bias),) if tensor is not None}
+    _check_types(mat_a=a, mat_b=b, **others)
+    if out_dtype not in (None, a.dtype) and (name_of(a.dtype) is None or out_dtype != F32.torch_dtype):
+        raise TypeError(f"out_dtype: expected {a.dtype} or {F32.torch_dtype}, got {out_dtype}")
+    shapes = f"mat_a {tuple(a.shape)} and mat_b {tuple(b.shape)}"
+    if a.ndim not in (2, 3) or b.ndim not in (2, 3) or a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"{shapes} do not fit: each must have 2 or 3 dimensions, and both one K")
+    if (offs is None) != (a.ndim == b.ndim == 3):
+        raise ValueError(f"offs: {shapes} go {'with' if offs is None else 'without'} offsets")
+    groups = {len(tensor) for tensor in (a, b) if tensor.ndim == 3}
+    if offs is not None:
+        _check_places(mat_a=a, offs=offs)
+        if offs.ndim != 1 or offs.dtype != torch.int32:
+            raise TypeError(f"offs: expected int32 of one dimension, got {offs.dtype} {tuple(offs.shape)}")
+        groups.add(len(offs))
+    if len(groups) > 1:
+        raise ValueError(f"{shapes} do not fit: {' and '.join(map(str, sorted(groups)))} groups")
+    if bias is not None and _broadcast(bias.shape, (shape := grouped_shape(a, b, offs))) != shape:
+        raise ValueError(f"bias: {tuple(bias.shape)} cannot be broadcast to {shape}")
+
+
+def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The common shape, empty where there is none."""
+    import torch
+
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        return ()
+
+
+def grouped_shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> tuple[int, ...]:
+    """Of a grouped product's result."""
+    alone = a.ndim == b.ndim
+    groups = () if not alone else (a.shape[0],) if offs is None else (offs.shape[0],)
+    return (*groups, a.shape[-2], b.shape[-1])
 
 
 def _check_types(**tensors: torch.Tensor) -> None:
@@ -262,6 +307,29 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
     return request._replace(fusion=Fusion(bias="n"), finish=_add) if biased else request
 
 
+def request_grouped(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> Request:
+    """A grouped product, checked before; a batch where all groups are of one size."""
+    shape, by_torch = grouped_shape(a, b, offs), partial(torch_grouped, out_dtype=out_dtype)
+    if offs is None:
+        return request_matmul(a, b, "f32", None, out_dtype)._replace(by_torch=by_torch)
+    sizes, groups = Sizes(a.shape[-2], b.shape[-1], a.shape[-1]), len(offs)
+    problem, obstacle, operands = None, "groups of columns or of k", Operands.packed("nn", sizes.n, sizes.k)
+    spacing = Batches()
+    if name_of(a.dtype) is None:
+        obstacle = f"no kernels of {a.dtype}"
+    elif not groups:
+        obstacle = "an extent is 0"
+    elif (a.ndim, b.ndim) == (2, 3):
+        spacing = Batches(groups, b=b.stride(0))
+        layout, as_b = _laid_out(b, sizes, Stack(b.stride(1), b.stride(2), ()), spacing.b)
+        kind: Kind = (_name(a.dtype), _output(a, out_dtype), "f32", layout)
+        as_a = matrix(a, sizes.m, sizes.k, *a.stride())
+        problem, obstacle, operands = _posed(kind, sizes, (as_a, as_b, Matrix(sizes.n)), batch="grouped")
+    return Request(problem, obstacle, sizes, operands, shape, a.get_device(), by_torch, spacing)
+
+
 def _add(d: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return d if bias is None else d.add_(bias)
 
@@ -317,6 +385,13 @@ def problem_of(kind: Kind, sizes: Sizes, **features: str) -> tuple[Problem | Non
         return Problem.model_validate(fields), ""
     except ValidationError:
         return None, "an extent is 0" if 0 in sizes else "an extent is too large"
+
+
+def lies_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
+    """What a plan may depend on of a tensor."""
+    if tensor is None:
+        return ()
+    return tensor.shape, tensor.stride(), tensor.data_ptr() & 15, tensor.device, tensor.dtype
 
 
 def span(tensor: torch.Tensor) -> int:

@@ -105,3 +105,37 @@ def torch_pair(
     z1, z3 = (torch.nn.functional.linear(widened(x), widened(weight)) for weight in (w1, w3))
     d = epilogues.activate(epilogues.wide(z1), activation) * epilogues.wide(z3)
     return d.to(x.dtype).contiguous(), epilogues.join_columns(z1, z3).to(x.dtype)
+
+
+@_as_typed
+def torch_grouped(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """torch's own grouped product on a GPU, contiguous; for what that does not take, a product a group, for which the
+    host waits for ``offs``."""
+    import torch
+
+    if offs is None:
+        return torch_matmul(a, b, None, out_dtype)
+    if a.device.type == "cuda" and out_dtype in (None, a.dtype) and _takes_grouped(a) and _takes_grouped(b):
+        return torch._grouped_mm(a, b, offs=offs).contiguous()
+    ends = offs.tolist()
+    groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    d = a.new_zeros((*((len(ends),) if a.ndim == b.ndim else ()), a.shape[-2], b.shape[-1]), dtype=out_dtype or a.dtype)
+    for group, own in enumerate(groups):
+        if a.ndim == b.ndim:
+            d[group] = torch_matmul(a[:, own], b[own], None, out_dtype)
+        elif a.ndim == 2:
+            d[own] = torch_matmul(a[own], b[group], None, out_dtype)
+        else:
+            d[:, own] = torch_matmul(a[group], b[:, own], None, out_dtype)
+    return d
+
+
+def _takes_grouped(matrices: torch.Tensor) -> bool:
+    """Whether torch's grouped product takes types and strides: rows or columns that start on 16 bytes."""
+    rows, cols = matrices.stride()[-2:]
+    row, col = matrices.shape[-2:]
+    along, extent = (rows, col) if cols == 1 else (cols, row)
+    in_vectors = along * matrices.element_size() % 16 == 0 and matrices.data_ptr() % 16 == 0
+    return 1 in (rows, cols) and along >= max(1, extent) and in_vectors and element_or_none(matrices.dtype) is not None

@@ -1,0 +1,125 @@
+"""The operator ``grouped_mm``: products of groups of rows, with offsets on the device, for mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from cudal2gen.launcher import LaunchError
+from cudal2gen.operators import vmapping
+from cudal2gen.operators.dispatch import Plan, current
+from cudal2gen.operators.products import check_grouped, grouped_shape, lies_of, request_grouped
+from cudal2gen.operators.registration import Operator, no_script, register
+from cudal2gen.operators.torch_operators import TORCH, undispatched
+
+if TYPE_CHECKING:
+    import torch
+
+
+@no_script
+def grouped_mm(
+    mat_a: torch.Tensor, mat_b: torch.Tensor, *, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """``torch.nn.functional.grouped_mm``: a product for each group of rows of A, (M,K) and (G,K,N) to (M,N).
+
+    ``offs`` (G,), int32 on the device, ascending: the row behind each group's last; the first group starts at row 0.
+    Rows behind the last group are not computed: zeros by torch on the CPU, anything else elsewhere. Nothing waits for
+    the device where a kernel or torch's own grouped product runs. Also torch's other forms: (M,K) and (K,N), whose K is
+    grouped, to (G,M,N); (G,M,K) and (K,N), whose N is grouped, to (M,N); and, without offs, (G,M,K) and (G,K,N).
+    ``bias``: added to each group's product, to which it is broadcast. ``out_dtype``: that of A, or torch.float32. On
+    CPU tensors torch computes, with fp32 sums. Raises TypeError or ValueError for what does not fit.
+    """
+    there = [tensor for tensor in (mat_a, mat_b, offs, bias) if tensor is not None]
+    d: torch.Tensor
+    if all(undispatched(tensor, tensor) for tensor in there):
+        d = _grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
+    else:
+        d = _OPS["grouped_mm"](mat_a, mat_b, offs, bias, out_dtype)
+    return d
+
+
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    plan = plan_grouped(a, b, offs, bias, out_dtype)
+    plan.calls += 1
+    d: torch.Tensor
+    try:
+        d = plan.run(a, b, offs)
+    except LaunchError as error:
+        d = current().replace(plan, error).run(a, b, offs)
+    return d if bias is None else d.add_(bias)
+
+
+def plan_grouped(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Plan:  # fmt: skip
+    """The plan of a grouped product; all that it depends on is in its key."""
+    dispatcher = current()
+    try:
+        key = ("grouped", lies_of(a), lies_of(b), lies_of(offs), lies_of(bias), out_dtype)
+    except RuntimeError:  # no strides, or no memory
+        check_grouped(a, b, offs, bias, out_dtype)
+        raise
+    plan = dispatcher.plans.get(key)
+    if plan is None:
+        check_grouped(a, b, offs, bias, out_dtype)
+        plan = dispatcher.plan(key, request_grouped(a, b, offs, out_dtype))
+    return plan
+
+
+def _fake_grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    check_grouped(a, b, offs, bias, out_dtype)
+    return a.new_empty(grouped_shape(a, b, offs), dtype=out_dtype or a.dtype)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+    a, b, offs, bias, _ = inputs
+    ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None, offs)
+    ctx.dtype, ctx.ranks, ctx.bias_shape = a.dtype, (a.ndim, b.ndim), None if bias is None else bias.shape
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    a, b, offs = ctx.saved_tensors
+    of_bias = grad.sum_to_size(ctx.bias_shape).to(ctx.dtype) if ctx.needs_input_grad[3] else None
+    grad = grad.to(ctx.dtype)
+    product, (rank_a, rank_b) = _OPS["grouped_mm"], ctx.ranks
+    of_a = of_b = None
+    if ctx.needs_input_grad[0]:
+        of_a = product(grad, b.mT, offs)
+        of_a = _within(of_a, offs, -2 if rank_b == 3 else -1) if rank_a == 2 else of_a
+    if ctx.needs_input_grad[1]:
+        of_b = product(a.mT, grad, offs)
+        of_b = _within(of_b, offs, -1 if rank_a == 3 else -2) if rank_b == 2 else of_b
+    return of_a, of_b, None, of_bias, None
+
+
+def _within(gradient: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
+    """Zeros where no group is: a product leaves those rows or columns as they are."""
+    places = TORCH.arange(gradient.shape[dim], device=gradient.device)
+    inside = places < offs[-1] if offs.shape[0] else places < 0
+    return TORCH.where(inside[:, None] if dim == -2 else inside, gradient, 0)
+
+
+def _vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:
+    """One after the other: groups of several batches are no grouped product."""
+    mapped = [vmapping.first(value, dim) for value, dim in zip(arguments, in_dims, strict=True)]
+    each: Sequence[Any] = [
+        _OPS["grouped_mm"](*(value if dim is None else value[i] for value, dim in zip(mapped, in_dims, strict=True)))
+        for i in range(info.batch_size)
+    ]
+    return cast("torch.Tensor", TORCH.stack(each)), 0
+
+
+_OPS = register(
+    Operator(
+        "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
+        _grouped_mm, _fake_grouped_mm, _keep, _backward, _vmap,
+    ),
+)  # fmt: skip
