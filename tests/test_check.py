@@ -36,7 +36,7 @@ def rules(result: Result) -> dict[str, int]:
 
 RIGHT = [
     "right", "barrier", "ordered", "graph", "driver", "memory", "timed", "reset", "changed", "callback", "nodes",
-    "pools", "driver nodes", "halves", "long loop", "relay", "graph memory",
+    "pools", "driver nodes", "halves", "long loop", "relay", "graph memory", "parameters",
 ]  # fmt: skip
 WRONG = [
     ("bounds", {"global-out-of-bounds": 2}, 0), ("race", {"shared-race": 64}, 0), ("threads", {"launch-refused": 1}, 0),

@@ -246,6 +246,64 @@ static Left by_capture() {
   cudaStreamDestroy(s);
   return left;
 }
+static void add_scale(CUgraph built, cudaGraphNode_t *node) {
+  int count = n - 1;
+  void *arguments[] = {&x, &y, &count};
+  cudaKernelNodeParams run = {};
+  run.func = (void *)scale, run.gridDim = dim3(1), run.blockDim = dim3(256), run.kernelParams = arguments;
+  check("kernel", cudaGraphAddKernelNode(node, built, 0, 0, &run), 0);
+  count = -1;
+}
+// What nodes say of themselves is enough to make them again; their arguments are their own.
+static int parameters() {
+  cudaGraph_t built, second;
+  cudaGraphExec_t executable;
+  CUgraphNode node[6], other;
+  CUgraphNodeType type;
+  CUgraphNodeParams make = {};
+  CUDA_KERNEL_NODE_PARAMS run;
+  CUDA_MEMSET_NODE_PARAMS fill;
+  CUDA_MEMCPY3D box;
+  size_t offset, size;
+  int into[2] = {};
+  check("create", cudaGraphCreate(&built, 0) | cudaGraphCreate(&second, 0), 0);
+  add_scale(built, node);
+  check("type", cuGraphNodeGetType(node[0], &type) || type != CU_GRAPH_NODE_TYPE_KERNEL, 0);
+  check("kernel", cuGraphKernelNodeGetParams(node[0], &run), 0);
+  check("third", *(int *)run.kernelParams[2], n - 1);
+  check("layout", cuFuncGetParamInfo(run.func, 2, &offset, &size) || offset != 16 || size != 4, 0);
+  check("layout", cuFuncGetParamInfo(run.func, 3, &offset, &size), CUDA_ERROR_INVALID_VALUE);
+  run.gridDimX = 4;
+  check("larger", cuGraphKernelNodeSetParams(node[0], &run), 0);
+  check("kernel", cuGraphKernelNodeGetParams(node[0], &run) || run.gridDimX != 4, 0);
+  check("not a fill", cuGraphMemsetNodeGetParams(node[0], &fill), CUDA_ERROR_INVALID_VALUE);
+  make.type = CU_GRAPH_NODE_TYPE_MEMSET;
+  make.memset.dst = (CUdeviceptr)y, make.memset.elementSize = 4, make.memset.width = n, make.memset.height = 1;
+  make.memset.value = 7;
+  check("fill", cuGraphAddNode_v2(node + 1, second, 0, 0, 0, &make), 0);
+  check("fill", cuGraphMemsetNodeGetParams(node[1], &fill) || fill.value != 7 || fill.width != n, 0);
+  make = {}, make.type = CU_GRAPH_NODE_TYPE_KERNEL;
+  memcpy(&make.kernel, &run, sizeof run);
+  check("again", cuGraphAddNode_v2(node + 2, second, node + 1, 0, 1, &make), 0);
+  make = {}, make.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, make.alloc.bytesize = 8;
+  check("memory", cuGraphAddNode_v2(node + 3, second, node + 2, 0, 1, &make), 0);
+  const CUdeviceptr space = make.alloc.dptr;
+  check("copy", cudaGraphAddMemcpyNode1D(node + 4, second, node + 3, 1, (void *)space, y + n - 2, 8, cudaMemcpyDeviceToDevice), 0);
+  check("box", cuGraphMemcpyNodeGetParams(node[4], &box) || box.WidthInBytes != 8 || box.dstDevice != space, 0);
+  check("type", box.srcMemoryType, CU_MEMORYTYPE_DEVICE);
+  box.srcDevice = space, box.dstMemoryType = CU_MEMORYTYPE_HOST, box.dstHost = into;
+  check("out", cuGraphAddMemcpyNode(&other, second, node + 4, 1, &box, 0), 0);
+  make = {}, make.type = CU_GRAPH_NODE_TYPE_MEM_FREE, make.free.dptr = space;
+  check("free", cuGraphAddNode_v2(node + 5, second, &other, 0, 1, &make), 0);
+  CUdeviceptr freed = 0;
+  check("freed", cuGraphMemFreeNodeGetParams(node[5], &freed) || freed != space, 0);
+  check("instantiate", cudaGraphInstantiate(&executable, second, 0), 0);
+  for (int i = 0; i < 2; ++i) check("launch", cudaGraphLaunch(executable, 0), 0);
+  cudaDeviceSynchronize();
+  check("scaled", into[0], 3 * (n - 2));
+  check("filled", into[1], 7);
+  return 0;
+}
 static size_t used(cudaGraphMemAttributeType attribute) {
   size_t bytes;
   check("attribute", cudaDeviceGetGraphMemAttribute(0, attribute, &bytes), 0);
@@ -476,6 +534,7 @@ int main(int argc, char **argv) {
   if (is("nodes")) return nodes(true);
   if (is("no path")) return nodes(false);
   if (is("graph memory")) return graph_memory(by_nodes(), false) | graph_memory(by_capture(), false);
+  if (is("parameters")) return parameters();
   if (is("launched twice")) return graph_memory(by_capture(), true);
   if (is("freed")) {
     const Left left = by_nodes();

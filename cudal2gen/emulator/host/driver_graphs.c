@@ -115,3 +115,46 @@ FACE(cuGraphExecChildGraphNodeSetParams, cudaGraphExecChildGraphNodeSetParams(ex
 FACE(cuGraphAddEmptyNode, cudaGraphAddEmptyNode(node, graph, before, n), (NEW))
 FACE(cuGraphAddMemAllocNode, cudaGraphAddMemAllocNode(node, graph, before, n, p), (NEW, allocation_node_t *p))
 FACE(cuGraphAddMemFreeNode, cudaGraphAddMemFreeNode(node, graph, before, n, (void *)p), (NEW, address_t p))
+
+/* CUgraphNodeParams. */
+typedef struct { int type, reserved[3]; union { driver_kernel_node_t kernel; struct { int flags, reserved; void *context; driver_box_t box; } copy; fill_node_t fill; host_node_t host; void *graph; allocation_node_t allocation; void *freed; }; } driver_any_node_t;
+static int add_any(NEW, driver_any_node_t *p) {
+  any_node_t a = {p->type};
+  int rc;
+  if (p->type == kKernel) a.kernel = kernel_of(&p->kernel);
+  else if (p->type == kCopy) a.copy.box = box_of(&p->copy.box);
+  else memcpy(&a.kernel, &p->kernel, sizeof a.allocation);
+  rc = cudaGraphAddNode(node, graph, before, 0, n, &a);
+  if (p->type == kAllocation) p->allocation = a.allocation;
+  return rc;
+}
+static corner_t corner_of(const pitched_t *p, const extent_t *at, int on_host) {
+  corner_t c = {at->width, at->height, at->depth, 0, on_host ? kHostMemory : kDeviceMemory, on_host ? p->p : 0, on_host ? 0 : (address_t)p->p, 0, 0, p->pitch, p->height};
+  return c;
+}
+static int driver_kernel_params(void *node, driver_kernel_node_t *p) {
+  p->other = p->context = 0;
+  return cudaGraphKernelNodeGetParams(node, &p->kernel);
+}
+static int driver_copy_params(void *node, driver_box_t *p) {
+  box_copy_t c;
+  int rc = cudaGraphMemcpyNodeGetParams(node, &c);
+  if (rc) return rc;
+  p->from = corner_of(&c.from, &c.from_at, c.kind == 0 || c.kind == 1);
+  p->to = corner_of(&c.to, &c.to_at, c.kind == 0 || c.kind == 2);
+  p->width = c.extent.width, p->height = c.extent.height, p->depth = c.extent.depth;
+  return 0;
+}
+FACE(cuGraphAddNode, add_any(node, graph, before, n, p), (NEW, driver_any_node_t *p))
+FACE(cuGraphAddNode_v2, add_any(node, graph, before, n, p), (void **node, void *graph, void *const *before, const void *edges, size_t n, driver_any_node_t *p))
+FACE(cuGraphNodeGetType, cudaGraphNodeGetType(node, type), (void *node, int *type))
+FACE(cuGraphKernelNodeGetParams, cudaGraphKernelNodeGetParams(node, p), (void *node, kernel_node_t *p))
+FACE(cuGraphKernelNodeGetParams_v2, driver_kernel_params(node, p), (void *node, driver_kernel_node_t *p))
+FACE(cuGraphMemcpyNodeGetParams, driver_copy_params(node, p), (void *node, driver_box_t *p))
+FACE(cuGraphMemsetNodeGetParams, cudaGraphMemsetNodeGetParams(node, p), (void *node, fill_node_t *p))
+FACE(cuGraphHostNodeGetParams, cudaGraphHostNodeGetParams(node, p), (void *node, host_node_t *p))
+FACE(cuGraphChildGraphNodeGetGraph, cudaGraphChildGraphNodeGetGraph(node, p), (void *node, void **p))
+FACE(cuGraphMemAllocNodeGetParams, cudaGraphMemAllocNodeGetParams(node, p), (void *node, allocation_node_t *p))
+FACE(cuGraphMemFreeNodeGetParams, cudaGraphMemFreeNodeGetParams(node, p), (void *node, void *p))
+FACE(cuFuncGetParamInfo, cudaFuncGetParamInfo(f, i, offset, size), (void *f, size_t i, size_t *offset, size_t *size))
+FACE(cuKernelGetParamInfo, cudaFuncGetParamInfo(f, i, offset, size), (void *f, size_t i, size_t *offset, size_t *size))

@@ -74,8 +74,62 @@ POOLS(cu)
 typedef struct { void *kernel; dim3_t grid, block; unsigned shared; void **arguments, **extra; } kernel_node_t;
 typedef struct { void *to; size_t pitch; unsigned value, size; size_t width, height; } fill_node_t;
 typedef struct { void (*f)(void *); void *data; } host_node_t;
-typedef struct { int type, reserved[3]; union { kernel_node_t kernel; struct { int flags[4]; box_copy_t box; } copy; fill_node_t fill; host_node_t host; void *graph; }; } any_node_t;
-enum { kKernel, kCopy, kFill, kHost, kChild, kEmpty };
+/* cudaMemAllocNodeParams. The address is fixed when the node is made; a launch allocates. */
+typedef struct { char pool[88]; const void *access; size_t count, bytes; void *address; } allocation_node_t;
+typedef struct { int type, reserved[3]; union { kernel_node_t kernel; struct { int flags[4]; box_copy_t box; } copy; fill_node_t fill; host_node_t host; void *graph; allocation_node_t allocation; void *freed; }; } any_node_t;
+enum { kKernel, kCopy, kFill, kHost, kChild, kEmpty, kAllocation = 10, kFree };
+
+/* What a node was made of, for those who ask. */
+typedef struct { void *node; int type; union { kernel_node_t kernel; box_copy_t box; fill_node_t fill; host_node_t host; void *graph; allocation_node_t allocation; void *freed; }; } made_node_t;
+static made_node_t *g_nodes;
+static int g_node_count;
+
+static made_node_t *made(void *node) {
+  for (int i = g_node_count - 1; i >= 0; --i)
+    if (g_nodes[i].node == node) return &g_nodes[i];
+  return 0;
+}
+static int keep(void *node, int type, const void *params, size_t size) {
+  made_node_t *m = made(node);
+  if (!m) {
+    g_nodes = grown(g_nodes, g_node_count, sizeof *g_nodes);
+    m = &g_nodes[g_node_count++];
+  }
+  memset(m, 0, sizeof *m);
+  m->node = node;
+  m->type = type;
+  if (size) memcpy(&m->kernel, params, size);
+  return 0;
+}
+static int parameter_layout(const void *kernel, size_t i, size_t *offset, size_t *size) {
+  int64_t words[] = {W(kernel), W(i), W(offset), W(size), 0};
+  return g_callback ? g_callback("parameter_layout", words) : kErrorNoDevice;
+}
+static void *packed_arguments(const kernel_node_t *k) {
+  for (void **e = k->arguments ? 0 : k->extra; e && *e; e += 2)
+    if ((intptr_t)e[0] == 1) return e[1]; /* CU_LAUNCH_PARAM_BUFFER_POINTER */
+  return 0;
+}
+/* A kernel's arguments are the node's own: the caller's may be gone. */
+static int keep_kernel(void *node, const kernel_node_t *k) {
+  kernel_node_t own = *k;
+  char *packed = packed_arguments(k);
+  size_t n = 0, offset, size;
+  while (!parameter_layout(k->kernel, n, &offset, &size)) ++n;
+  own.arguments = n ? calloc(n, sizeof(void *)) : 0;
+  own.extra = 0;
+  for (size_t i = 0; i < n; ++i) {
+    parameter_layout(k->kernel, i, &offset, &size);
+    own.arguments[i] = memcpy(malloc(size), packed ? packed + offset : k->arguments[i], size);
+  }
+  return keep(node, kKernel, &own, sizeof own);
+}
+static int params_of(void *node, int type, void *out, size_t size) {
+  made_node_t *m = made(node);
+  if (!m || m->type != type) return g_last_error = 1;
+  memcpy(out, &m->kernel, size);
+  return 0;
+}
 
 static int begin(void **node, void *graph, void *const *before, size_t n) { CALL("node_begin", W(node), W(graph), W(before), W(n)); }
 /* A node of a graph, or of an executable one, gets other work. */
@@ -86,67 +140,90 @@ static int ended(int code) {
   return code;
 }
 static int kernel_work(const kernel_node_t *k) {
-  void *packed = 0;
-  for (void **e = k->arguments ? 0 : k->extra; e && *e; e += 2)
-    if ((intptr_t)e[0] == 1) packed = e[1]; /* CU_LAUNCH_PARAM_BUFFER_POINTER */
-  return launch_packed(k->kernel, k->grid, k->block, k->arguments, k->shared, NODE, 0, 0, packed);
+  return launch_packed(k->kernel, k->grid, k->block, k->arguments, k->shared, NODE, 0, 0, packed_arguments(k));
 }
 static int fill_work(const fill_node_t *f) {
   return fill2d(f->to, f->pitch, (int)f->value, f->width * f->size, f->height, (int)f->size, NODE, 1);
 }
 static int child_work(void *graph) { CALL("child_graph", W(graph), W(NODE)); }
+static box_copy_t row(void *to, const void *from, size_t bytes, int kind) {
+  box_copy_t c = {0};
+  pitched_t source = {(char *)from, bytes, bytes, 1}, target = {to, bytes, bytes, 1};
+  extent_t extent = {bytes, 1, 1};
+  c.from = source, c.to = target, c.extent = extent, c.kind = kind;
+  return c;
+}
+/* Behind the work of a new node, or of one that gets other work: what it is made of is kept. */
+#define MAKE(node, graph, before, n, work, keeping)      \
+  int rc = begin(node, graph, before, n);                \
+  if (!rc) rc = ended(work);                             \
+  void *which = rc ? 0 : *node;                          \
+  return rc ? rc : keeping
+#define CHANGE(executable, node, work, keeping)          \
+  int rc = again(executable, node);                      \
+  if (!rc) rc = ended(work);                             \
+  void *which = node;                                    \
+  return rc || executable ? rc : keeping
 /* AddNAME, SetParams of a node and of an executable graph's node, for one kind of work. */
-#define NODES(name, type, work)                                                                                         \
+#define NODES(name, type, work, keeping)                                                                                \
   EXPORT int cudaGraphAdd##name##Node(void **node, void *graph, void *const *before, size_t n, type p) {                  \
-    int rc = begin(node, graph, before, n);                                                                             \
-    return rc ? rc : ended(work);                                                                                       \
+    MAKE(node, graph, before, n, work, keeping);                                                                        \
   }                                                                                                                     \
   EXPORT int cudaGraphExec##name##NodeSetParams(void *executable, void *node, type p) {                                  \
-    int rc = again(executable, node);                                                                                   \
-    return rc ? rc : ended(work);                                                                                       \
+    CHANGE(executable, node, work, keeping);                                                                            \
   }                                                                                                                     \
   EXPORT int cudaGraph##name##NodeSetParams(void *node, type p) { return cudaGraphExec##name##NodeSetParams(0, node, p); }
-NODES(Kernel, const kernel_node_t *, kernel_work(p))
-NODES(Memcpy, const box_copy_t *, copy3d(p, NODE, 1))
-NODES(Memset, const fill_node_t *, fill_work(p))
-NODES(Host, const host_node_t *, cudaLaunchHostFunc(NODE, p->f, p->data))
-NODES(ChildGraph, void *, child_work(p))
+NODES(Kernel, const kernel_node_t *, kernel_work(p), keep_kernel(which, p))
+NODES(Memcpy, const box_copy_t *, copy3d(p, NODE, 1), keep(which, kCopy, p, sizeof *p))
+NODES(Memset, const fill_node_t *, fill_work(p), keep(which, kFill, p, sizeof *p))
+NODES(Host, const host_node_t *, cudaLaunchHostFunc(NODE, p->f, p->data), keep(which, kHost, p, sizeof *p))
+NODES(ChildGraph, void *, child_work(p), keep(which, kChild, &p, sizeof p))
 EXPORT int cudaGraphAddEmptyNode(void **node, void *graph, void *const *before, size_t n) {
-  int rc = begin(node, graph, before, n);
-  return rc ? rc : ended(0);
+  MAKE(node, graph, before, n, 0, keep(which, kEmpty, 0, 0));
 }
 EXPORT int cudaGraphAddMemcpyNode1D(void **node, void *graph, void *const *before, size_t n, void *to, const void *from, size_t bytes, int kind) {
-  int rc = begin(node, graph, before, n);
-  return rc ? rc : ended(copy(to, from, bytes, kind, NODE, 1));
+  box_copy_t c = row(to, from, bytes, kind);
+  MAKE(node, graph, before, n, copy(to, from, bytes, kind, NODE, 1), keep(which, kCopy, &c, sizeof c));
 }
 EXPORT int cudaGraphExecMemcpyNodeSetParams1D(void *executable, void *node, void *to, const void *from, size_t bytes, int kind) {
-  int rc = again(executable, node);
-  return rc ? rc : ended(copy(to, from, bytes, kind, NODE, 1));
+  box_copy_t c = row(to, from, bytes, kind);
+  CHANGE(executable, node, copy(to, from, bytes, kind, NODE, 1), keep(which, kCopy, &c, sizeof c));
 }
 EXPORT int cudaGraphMemcpyNodeSetParams1D(void *node, void *to, const void *from, size_t bytes, int kind) {
   return cudaGraphExecMemcpyNodeSetParams1D(0, node, to, from, bytes, kind);
 }
 EXPORT int cudaGraphAddMemcpyNodeToSymbol(void **node, void *graph, void *const *before, size_t n, const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
-  int rc = begin(node, graph, before, n);
   (void)kind;
-  return rc ? rc : ended(to_symbol(symbol, from, bytes, offset, NODE, 1));
+  MAKE(node, graph, before, n, to_symbol(symbol, from, bytes, offset, NODE, 1), keep(which, kCopy, 0, 0));
 }
 EXPORT int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *const *before, size_t n, void *to, const void *symbol, size_t bytes, size_t offset, int kind) {
-  int rc = begin(node, graph, before, n);
   (void)kind;
-  return rc ? rc : ended(from_symbol(to, symbol, bytes, offset, NODE, 1));
+  MAKE(node, graph, before, n, from_symbol(to, symbol, bytes, offset, NODE, 1), keep(which, kCopy, 0, 0));
 }
-/* cudaMemAllocNodeParams. The address is fixed here; a launch allocates. */
-typedef struct { char pool[88]; const void *access; size_t count, bytes; void *address; } allocation_node_t;
 EXPORT int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *before, size_t n, allocation_node_t *p) {
-  int rc = begin(node, graph, before, n);
-  return rc ? rc : ended(cudaMallocAsync(&p->address, p->bytes, NODE));
+  MAKE(node, graph, before, n, cudaMallocAsync(&p->address, p->bytes, NODE), keep(which, kAllocation, p, sizeof *p));
 }
 EXPORT int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *before, size_t n, void *address) {
-  int rc = begin(node, graph, before, n);
-  return rc ? rc : ended(cudaFreeAsync(address, NODE));
+  MAKE(node, graph, before, n, cudaFreeAsync(address, NODE), keep(which, kFree, &address, sizeof address));
 }
-EXPORT int cudaGraphAddNode(void **node, void *graph, void *const *before, const void *edges, size_t n, const any_node_t *p) {
+EXPORT int cudaGraphNodeGetType(void *node, int *type) {
+  made_node_t *m = made(node);
+  if (!m) return g_last_error = 1;
+  *type = m->type;
+  return 0;
+}
+EXPORT int cudaGraphKernelNodeGetParams(void *node, kernel_node_t *p) { return params_of(node, kKernel, p, sizeof *p); }
+EXPORT int cudaGraphMemcpyNodeGetParams(void *node, box_copy_t *p) { return params_of(node, kCopy, p, sizeof *p); }
+EXPORT int cudaGraphMemsetNodeGetParams(void *node, fill_node_t *p) { return params_of(node, kFill, p, sizeof *p); }
+EXPORT int cudaGraphHostNodeGetParams(void *node, host_node_t *p) { return params_of(node, kHost, p, sizeof *p); }
+EXPORT int cudaGraphChildGraphNodeGetGraph(void *node, void **p) { return params_of(node, kChild, p, sizeof *p); }
+EXPORT int cudaGraphMemAllocNodeGetParams(void *node, allocation_node_t *p) { return params_of(node, kAllocation, p, sizeof *p); }
+EXPORT int cudaGraphMemFreeNodeGetParams(void *node, void *p) { return params_of(node, kFree, p, sizeof(void *)); }
+EXPORT int cudaFuncGetParamInfo(const void *f, size_t i, size_t *offset, size_t *size) {
+  size_t unused;
+  CALL("parameter_layout", W(f), W(i), W(offset), W(size ? size : &unused));
+}
+EXPORT int cudaGraphAddNode(void **node, void *graph, void *const *before, const void *edges, size_t n, any_node_t *p) {
   (void)edges;
   switch (p->type) {
     case kKernel: return cudaGraphAddKernelNode(node, graph, before, n, &p->kernel);
@@ -155,6 +232,8 @@ EXPORT int cudaGraphAddNode(void **node, void *graph, void *const *before, const
     case kHost: return cudaGraphAddHostNode(node, graph, before, n, &p->host);
     case kChild: return cudaGraphAddChildGraphNode(node, graph, before, n, p->graph);
     case kEmpty: return cudaGraphAddEmptyNode(node, graph, before, n);
+    case kAllocation: return cudaGraphAddMemAllocNode(node, graph, before, n, &p->allocation);
+    case kFree: return cudaGraphAddMemFreeNode(node, graph, before, n, p->freed);
     default: return unsupported("cudaGraphAddNode of this type");
   }
 }

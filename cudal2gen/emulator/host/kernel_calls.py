@@ -80,6 +80,7 @@ class KernelCalls:
             "library_get_kernel": self.get_kernel,
             "library_get_global": self.get_global,
             "func_get_attribute": self.get_attribute,
+            "parameter_layout": self.get_parameter_layout,
             "tensor_map": self.encode_tensor_map,
         }
 
@@ -188,6 +189,15 @@ class KernelCalls:
         limit = kernel.function.attributes.get("maxntid")
         values = {0: math.prod(limit) if limit else 1024, 1: compiled.shared_static, 3: compiled.local_bytes}
         put(a[0], "i", values.get(a[1], self._limit(kernel) if a[1] == MAX_DYNAMIC_SHARED else 0))
+        return SUCCESS
+
+    def get_parameter_layout(self, a: Words) -> int:
+        """cudaFuncGetParamInfo: kernel, number of the parameter, out offset and out size in bytes."""
+        function = self._kernel(a[0]).function
+        if not 0 <= a[1] < len(function.params):
+            return INVALID_VALUE
+        put(a[2], "Q", function.offsets[a[1]])
+        put(a[3], "Q", function.params[a[1]].size)
         return SUCCESS
 
     # --- occupancy ---

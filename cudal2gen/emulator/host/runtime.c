@@ -383,7 +383,6 @@ BOTH_ASYNC(cudaGraphLaunch, (void *executable, void *s), (executable, s)) { CALL
 EXPORT int cudaGraphUpload(void *executable, void *s) { (void)executable; (void)s; return 0; }
 EXPORT int cudaGraphDestroy(void *graph) { (void)graph; return 0; }
 EXPORT int cudaGraphExecDestroy(void *executable) { CALL("graph_destroy_executable", W(executable)); }
-EXPORT int cudaGraphNodeGetType(void *node, int *type) { (void)node; (void)type; return g_last_error = 1; }
 EXPORT int cudaEventCreateWithFlags(void **e, unsigned flags) { (void)flags; CALL("event_create", W(e)); }
 EXPORT int cudaEventCreate(void **e) { return cudaEventCreateWithFlags(e, 0); }
 EXPORT int cudaEventDestroy(void *e) { CALL("event_destroy", W(e)); }
