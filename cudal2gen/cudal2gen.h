@@ -1,4 +1,5 @@
-/* Matrix products with the kernels of a pack, for programs without Python. D(m,n) = A(m,k) B, fp16 or bf16, row-major.
+/* Matrix products with the kernels of a pack, for programs without Python. D(m,n) = A(m,k) B, fp16 or bf16, row-major;
+   with a bias, C and an activation where the pack was made with them, and several products a launch.
 
    cudal2gen pack --gpu h200 --out pack     makes the folder; this header and libcudal2gen.so are in it.
    g++ gemm.c -Ipack -Lpack -lcudal2gen     builds a program; neither nvcc nor the CUDA headers are needed.
@@ -27,8 +28,35 @@ typedef enum { CUDAL2GEN_D_SAME, CUDAL2GEN_D_F32 } cudal2gen_d;    /* the type o
 typedef enum {
   CUDAL2GEN_MEASURED, /* a kernel where it was measured faster than the vendor's library, at these very sizes */
   CUDAL2GEN_KERNEL,   /* the nearest kernel that computes the product */
+  CUDAL2GEN_INFERRED, /* as measured; where a fusion or batch was not, the kernel of the plain product if that was faster */
 } cudal2gen_prefer;
 
+typedef enum { CUDAL2GEN_NO_BIAS, CUDAL2GEN_BIAS_N, CUDAL2GEN_BIAS_M } cudal2gen_bias; /* one for each column of D, or row */
+typedef enum {
+  CUDAL2GEN_NO_ACTIVATION,
+  CUDAL2GEN_RELU,
+  CUDAL2GEN_GELU_TANH, /* the usual approximation; GELU is by the error function */
+  CUDAL2GEN_GELU,
+  CUDAL2GEN_SILU,
+} cudal2gen_activation;
+
+/* D = activation(alpha A B + bias + beta C), in fp32, rounded once. Zeros: the plain product. */
+typedef struct {
+  int alpha;           /* 1: the sums are multiplied by operands.alpha */
+  cudal2gen_bias bias;
+  int residual;        /* 1: operands.beta times C is added */
+  int aux;             /* 1: what the activation reads is stored as well, (m,n) */
+  cudal2gen_activation activation;
+  int gate;            /* 1: D is (m,n/2): 8 activated columns times the next 8 */
+} cudal2gen_fusion;
+
+typedef enum {
+  CUDAL2GEN_ALONE,   /* one product a launch */
+  CUDAL2GEN_STRIDED, /* several of the same sizes, evenly spaced */
+  CUDAL2GEN_GROUPED, /* consecutive rows of A and D in groups, each times its own B; m counts the rows of all */
+} cudal2gen_batch;
+
+/* Fill it with zeros first: later versions add fields at the end, whose zeros mean what was before. */
 typedef struct {
   cudal2gen_acc acc;
   cudal2gen_layout layout;
@@ -36,12 +64,29 @@ typedef struct {
   cudal2gen_prefer prefer;
   cudal2gen_ab ab;
   cudal2gen_d d;
+  cudal2gen_fusion fusion;
+  cudal2gen_batch batch;
+  int products; /* of a batch, or groups; 0 where there is none */
 } cudal2gen_problem;
+
+/* What a fused product reads and stores beside A, B and D, as far as its fusion says; addresses are of the device, on 16
+   bytes; leading dimensions and strides count elements. */
+typedef struct {
+  void const* bias; /* n or m elements in the type of A and B */
+  void const* c;    /* as D, in its type */
+  int ldc;
+  float alpha, beta;
+  void* aux; /* (m,n) in the type of D */
+  int ldaux;
+  int64_t stride_a, stride_b, stride_d;       /* of a batch: from one product to the next, 0 shares A or B; */
+  int64_t stride_bias, stride_c, stride_aux;  /* of groups: stride_b, and stride_bias along n */
+  int const* ends; /* of groups: on the device, the row behind each group's last, ascending */
+} cudal2gen_operands;
 
 typedef struct {
   char const* kernel;      /* its digest; belongs to the pack */
-  double speedup;          /* over the vendor's library, low end of the interval; 0 where it was not measured */
-  int64_t workspace_bytes; /* what cudal2gen_matmul needs, aligned to 256 bytes */
+  double speedup;          /* over the vendor's library, low end of the interval; 0 where this was not measured */
+  int64_t workspace_bytes; /* what a launch needs, aligned to 256 bytes */
 } cudal2gen_answer;
 
 typedef struct cudal2gen_pack cudal2gen_pack;
@@ -54,9 +99,13 @@ int cudal2gen_pack_close(cudal2gen_pack* pack);
 /* What would compute this; the first question for a kernel loads it. */
 int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer);
 
-/* Enqueues the product on the stream. Leading dimensions count elements; workspace may be null where none is needed. */
+/* Enqueues one plain product on the stream. Leading dimensions count elements; workspace may be null where none is needed. */
 int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b,
                      int ldb, void* d, int ldd, void* workspace, void* stream);
+
+/* The same of any problem; operands may be null for a plain product. */
+int cudal2gen_gemm(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b, int ldb,
+                   void* d, int ldd, cudal2gen_operands const* operands, void* workspace, void* stream);
 
 char const* cudal2gen_last_error(void);
 

@@ -17,6 +17,19 @@
 #include <utility>
 #include <vector>
 
+extern "C" {
+// What a fused kernel reads beside A and B, and stores beside D; the struct of its last parameter. Only what its parts need
+// counts: `bias` in the type of A and B; C and aux (m,n) by rows in that of D, ldc and ldaux in elements. A later member
+// goes behind these.
+struct cudal2gen_fused {
+  void const *bias, *c;
+  int ldc;
+  float alpha, beta;
+  void* aux;
+  int ldaux;
+};
+}
+
 namespace cudal2gen {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -331,17 +331,6 @@ int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, 
   return cudal2gen_batch_workspace_bytes(kernel, m, n, k, 1);
 }
 
-// What a fused kernel reads beside A and B, and stores beside D; the struct of its last parameter. Only what its parts need
-// counts: `bias` in the type of A and B; C and aux (m,n) by rows in that of D, ldc and ldaux in elements. A later member
-// goes behind these.
-struct cudal2gen_fused {
-  void const *bias, *c;
-  int ldc;
-  float alpha, beta;
-  void* aux;
-  int ldaux;
-};
-
 namespace {
 
 // The several products of a launch: evenly spaced, or groups of rows, of which there is at least one.

@@ -21,6 +21,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -29,9 +30,14 @@ extern "C" {
 char const* cudal2gen_message();
 int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out);
 int cudal2gen_close(cudal2gen_kernel* kernel);
-int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k);
-int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
-                     int m, int n, int k, void* workspace, void* stream);
+int64_t cudal2gen_batch_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k, int count);
+int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                           int m, int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream);
+int cudal2gen_launch_batched(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                             int m, int n, int k, cudal2gen::Batches const* batches, cudal2gen_fused const* fused,
+                             void* workspace, void* stream);
+int cudal2gen_launch_grouped(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                             int m, int n, int k, cudal2gen::Groups const* groups, cudal2gen_fused const* fused, void* stream);
 }
 
 namespace {
@@ -124,24 +130,52 @@ std::set<std::string> words(std::string text) {
 }
 
 using Sizes = std::array<int, 3>;
-using Kind = std::array<int, 4>;  // the header's enums: ab, d, acc, layout
 
-Kind kind_of(cudal2gen_problem const& problem) { return {problem.ab, problem.d, problem.acc, problem.layout}; }
+// What must agree between a kernel and a problem, apart from sizes: the header's enums ab, d, acc, layout and batch, and
+// the fusion by its text.
+struct Kind {
+  std::array<int, 5> enums;
+  std::string fusion;
+
+  int layout() const { return enums[3]; }
+  bool plain() const { return fusion == "none" && enums[4] == CUDAL2GEN_ALONE; }
+  Kind alone() const { return {{enums[0], enums[1], enums[2], enums[3], CUDAL2GEN_ALONE}, "none"}; }
+  bool operator==(Kind const& other) const { return enums == other.enums && fusion == other.fusion; }
+  bool operator<(Kind const& other) const { return std::tie(enums, fusion) < std::tie(other.enums, other.fusion); }
+};
+
+// A fusion as kernel/fusion.py spells it; empty for values that are not of the header's enums.
+std::string spell(cudal2gen_fusion const& fusion) {
+  static constexpr char const *kBiases[] = {"", "bias_n", "bias_m"}, *kActivations[] = {"", "relu", "gelu_tanh", "gelu", "silu"};
+  if (unsigned(fusion.bias) > CUDAL2GEN_BIAS_M || unsigned(fusion.activation) > CUDAL2GEN_SILU) return "";
+  std::string text;
+  for (char const* part : {fusion.alpha ? "alpha" : "", kBiases[fusion.bias], fusion.residual ? "residual" : "",
+                           fusion.aux ? "aux" : "", kActivations[fusion.activation], fusion.gate ? "gate" : ""})
+    if (*part) text += (text.empty() ? "" : "+") + std::string(part);
+  return text.empty() ? "none" : text;
+}
+
+Kind kind_of(cudal2gen_problem const& problem) {
+  return {{problem.ab, problem.d, problem.acc, problem.layout, problem.batch}, spell(problem.fusion)};
+}
+
+int products_of(cudal2gen_problem const& problem) { return problem.batch == CUDAL2GEN_ALONE ? 1 : problem.products; }
 
 struct Kernel {
   std::string digest, options;
   Kind kind;
   Sizes sizes;
+  int plain;  // the number of the kernel with these decisions for the plain product, -1 for none
   cudal2gen::Launch launch;
   cudal2gen_kernel* opened;
 
   // Whether it computes these sizes with A and B packed; D may have any leading dimension that it takes.
   bool takes(Sizes const& problem) const {
     auto const [m, n, k] = problem;
-    int const row_b = kind[3] == CUDAL2GEN_TN ? k : n;
+    int const row_b = kind.layout() == CUDAL2GEN_TN ? k : n, row_d = launch.d_cols(n);
     int const vector = 16 / launch.element.bytes;
     cudal2gen::Matrix const a = {nullptr, k, k}, b = {nullptr, row_b, row_b};
-    cudal2gen::Matrix const d = {nullptr, cudal2gen::ceil_div(n, vector) * vector, n};
+    cudal2gen::Matrix const d = {nullptr, cudal2gen::ceil_div(row_d, vector) * vector, row_d};
     return !launch.refuse_sizes(m, n, k) && !launch.refuse_operands(a, b, d);
   }
 
@@ -163,27 +197,46 @@ struct Choice {
 struct cudal2gen_pack {
   std::string directory, runtime;
   std::vector<Kernel> kernels;
-  std::map<std::pair<Kind, Sizes>, Choice> chosen;
+  std::map<std::tuple<Kind, Sizes, int>, Choice> chosen;  // also by the products of a batch, 1 without
   std::mutex opening;
 
   int choose(cudal2gen_problem const& problem, Choice& choice) const {
     Sizes const sizes = {problem.m, problem.n, problem.k};
     if (std::min({problem.m, problem.n, problem.k}) <= 0) return refuse(cudaErrorInvalidValue, "m, n and k must be positive");
-    std::string const name = std::to_string(problem.m) + "_" + std::to_string(problem.n) + "_" + std::to_string(problem.k);
-    if (problem.prefer == CUDAL2GEN_MEASURED) {
-      auto const measured = chosen.find({kind_of(problem), sizes});
-      if (measured == chosen.end()) return refuse(CUDAL2GEN_VENDOR, name + ": no kernel was measured faster than the vendor's library");
-      choice = measured->second;
-      return CUDAL2GEN_OK;
+    Kind const kind = kind_of(problem);
+    if (kind.fusion.empty()) return refuse(cudaErrorInvalidValue, "bias or activation is none of the header's");
+    if (products_of(problem) < 1) return refuse(cudaErrorInvalidValue, "a batch has at least one product");
+    std::string name = std::to_string(problem.m) + "_" + std::to_string(problem.n) + "_" + std::to_string(problem.k);
+    if (!kind.plain()) name += " " + kind.fusion + (problem.batch == CUDAL2GEN_ALONE ? "" : " x" + std::to_string(problem.products));
+    if (problem.prefer != CUDAL2GEN_KERNEL) {
+      auto const measured = chosen.find({kind, sizes, products_of(problem)});
+      if (measured != chosen.end()) {
+        choice = measured->second;
+        return CUDAL2GEN_OK;
+      }
+      if (problem.prefer == CUDAL2GEN_INFERRED && infer(kind, sizes, choice)) return CUDAL2GEN_OK;
+      return refuse(CUDAL2GEN_VENDOR, name + ": no kernel was measured faster than the vendor's library");
     }
     choice = {-1, 0};
     for (size_t i = 0; i < kernels.size(); ++i) {
       Kernel const& kernel = kernels[i];
-      if (kernel.kind == kind_of(problem) && kernel.takes(sizes) &&
+      if (kernel.kind == kind && kernel.takes(sizes) &&
           (choice.kernel < 0 || kernel.distance(sizes) < kernels[choice.kernel].distance(sizes)))
         choice.kernel = int(i);
     }
     return choice.kernel < 0 ? refuse(CUDAL2GEN_VENDOR, name + ": no kernel of this pack computes it") : CUDAL2GEN_OK;
+  }
+
+  // The kernel of the plain product with this fusion or batch, where the plain one was measured faster.
+  bool infer(Kind const& kind, Sizes const& sizes, Choice& choice) const {
+    auto const plain = chosen.find({kind.alone(), sizes, 1});
+    if (kind.plain() || plain == chosen.end()) return false;
+    for (size_t i = 0; i < kernels.size(); ++i)
+      if (kernels[i].kind == kind && kernels[i].plain == plain->second.kernel && kernels[i].takes(sizes)) {
+        choice = {int(i), 0};
+        return true;
+      }
+    return false;
   }
 
   std::string kernel_folder(std::string const& digest) const { return directory + "/kernels/" + digest; }
@@ -237,14 +290,22 @@ int typed(Tokens const& tokens, char const* name, char const* second) {
   return token != tokens.end();
 }
 
+int batch_of(Tokens const& tokens) {
+  auto const token = tokens.find("batch");
+  if (token == tokens.end()) return CUDAL2GEN_ALONE;
+  if (token->second != "strided" && token->second != "grouped") throw std::runtime_error("batch is unknown");
+  return token->second == "strided" ? CUDAL2GEN_STRIDED : CUDAL2GEN_GROUPED;
+}
+
 // Reads the line of a kernel or of a choice, and passes over others. Throws where one lacks what it must have.
 void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
   if (kind != "choice" && kind != "kernel") return;
   Sizes const sizes = {number(tokens, "m"), number(tokens, "n"), number(tokens, "k")};
-  Kind const own = {typed(tokens, "ab", "bf16"), typed(tokens, "d", "f32"), enumerated(tokens, "acc", "f32"),
-                    enumerated(tokens, "layout", "nn")};
+  Kind const own = {{typed(tokens, "ab", "bf16"), typed(tokens, "d", "f32"), enumerated(tokens, "acc", "f32"),
+                     enumerated(tokens, "layout", "nn"), batch_of(tokens)},
+                    tokens.count("fusion") ? tokens.at("fusion") : "none"};
   if (kind == "choice") {
-    pack.chosen[{own, sizes}] = {number(tokens, "kernel"), std::atof(tokens.at("low").c_str())};
+    pack.chosen[{own, sizes, tokens.count("products") ? number(tokens, "products") : 1}] = {number(tokens, "kernel"), std::atof(tokens.at("low").c_str())};
   } else {
     std::string options = tokens.count("options") ? tokens.at("options") : "";
     std::replace(options.begin(), options.end(), ',', ' ');
@@ -252,7 +313,8 @@ void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
     cudal2gen::Tokens facts(file, "fact");
     cudal2gen::Launch const launch(facts);
     if (!facts.fault().empty()) throw std::runtime_error(facts.fault());
-    pack.kernels.push_back({tokens.at("digest"), options, own, sizes, launch, nullptr});
+    int const plain = tokens.count("plain") ? number(tokens, "plain") : -1;
+    pack.kernels.push_back({tokens.at("digest"), options, own, sizes, plain, launch, nullptr});
   }
 }
 
@@ -319,20 +381,42 @@ int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cuda
   if (int const code = pack->choose(*problem, choice)) return code;
   Kernel& kernel = pack->kernels[choice.kernel];
   if (int const code = pack->open(kernel)) return code;
+  // Sums of groups stay within a CTA: no workspace.
+  int const products = problem->batch == CUDAL2GEN_GROUPED ? 1 : products_of(*problem);
   *answer = {kernel.digest.c_str(), choice.speedup,
-             cudal2gen_workspace_bytes(kernel.opened, problem->m, problem->n, problem->k)};
+             cudal2gen_batch_workspace_bytes(kernel.opened, problem->m, problem->n, problem->k, products)};
   return CUDAL2GEN_OK;
 }
 
-int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b,
-                     int ldb, void* d, int ldd, void* workspace, void* stream) {
+int cudal2gen_gemm(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b, int ldb,
+                   void* d, int ldd, cudal2gen_operands const* operands, void* workspace, void* stream) {
   message.clear();
   Choice choice = {};
   if (int const code = pack->choose(*problem, choice)) return code;
   Kernel& kernel = pack->kernels[choice.kernel];
+  if (!operands && !kernel.kind.plain())
+    return refuse(cudaErrorInvalidValue, "a fused or batched product needs operands: call cudal2gen_gemm with them");
   if (int const code = pack->open(kernel)) return code;
-  int const code = cudal2gen_launch(kernel.opened, a, lda, b, ldb, d, ldd, problem->m, problem->n, problem->k, workspace, stream);
+  cudal2gen_operands const own = operands ? *operands : cudal2gen_operands{};
+  cudal2gen_fused const fused = {own.bias, own.c, own.ldc, own.alpha, own.beta, own.aux, own.ldaux};
+  auto const [m, n, k] = Sizes{problem->m, problem->n, problem->k};
+  int code = cudaSuccess;
+  if (problem->batch == CUDAL2GEN_GROUPED) {
+    cudal2gen::Groups const groups = {own.ends, problem->products, own.stride_b, own.stride_bias};
+    code = cudal2gen_launch_grouped(kernel.opened, a, lda, b, ldb, d, ldd, m, n, k, &groups, &fused, stream);
+  } else if (problem->batch == CUDAL2GEN_STRIDED) {
+    cudal2gen::Batches const batches = {problem->products, own.stride_a, own.stride_b, own.stride_d,
+                                        own.stride_bias, own.stride_c, own.stride_aux};
+    code = cudal2gen_launch_batched(kernel.opened, a, lda, b, ldb, d, ldd, m, n, k, &batches, &fused, workspace, stream);
+  } else {
+    code = cudal2gen_launch_fused(kernel.opened, a, lda, b, ldb, d, ldd, m, n, k, &fused, workspace, stream);
+  }
   return code ? refuse(code, cudal2gen_message()) : CUDAL2GEN_OK;
+}
+
+int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b,
+                     int ldb, void* d, int ldd, void* workspace, void* stream) {
+  return cudal2gen_gemm(pack, problem, a, lda, b, ldb, d, ldd, nullptr, workspace, stream);
 }
 
 }  // extern "C"

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudal2gen import places
 from cudal2gen.chips import GPUS, VARIANTS
-from cudal2gen.choice import Kernel, Table
+from cudal2gen.choice import Kernel, Row, Table
 from cudal2gen.errors import WrongInput, parse_json, reading
 from cudal2gen.files import folder, write
 from cudal2gen.kernel import Problem, spelled
@@ -218,9 +218,10 @@ def _plain(table: Table, files: dict[str, bytes]) -> bytes:
     title = gpu.title.replace(" ", ",")
     lines = [f"pack format={FORMAT} gpu={table.gpu} title={title} others={others}"]
     lines += [f"file path={name} sha256={_sha256(content)}" for name, content in sorted(files.items())]
-    lines += [_plain_kernel(kernel) for kernel in table.kernels]
+    plain = {_decided(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.later}
+    lines += [_plain_kernel(kernel, plain.get(_decided(kernel))) for kernel in table.kernels]
     lines += [
-        f"choice {_tokens(_posed(row._asdict()))} kernel={row.kernel} low={row.speedup[1]}"
+        f"choice {_tokens(_posed(row._asdict()) | _products(row))} kernel={row.kernel} low={row.speedup[1]}"
         for row in table.rows
         if row.wins
     ]
@@ -228,8 +229,21 @@ def _plain(table: Table, files: dict[str, bytes]) -> bytes:
     return f"{text}sha256={_sha256(text.encode())}\n".encode()
 
 
-def _plain_kernel(kernel: Kernel) -> str:
+def _products(row: Row) -> dict[str, int]:
+    return {"products": row.products} if row.products > 1 else {}
+
+
+def _decided(kernel: Kernel) -> tuple[object, ...]:
+    """Sizes, types and decisions: equal for the kernels of a product with different fusions and batches."""
+    problem = kernel.record.problem
+    return (problem.ab, problem.d, problem.acc, problem.layout, kernel.sizes, str(kernel.record.decisions()))
+
+
+def _plain_kernel(kernel: Kernel, plain: int | None) -> str:
+    """The line of a kernel; ``plain``: the number of that with its decisions for the plain product, None for none."""
     tokens = _posed(kernel.fields) | {"digest": kernel.digest}
+    if kernel.record.problem.later and plain is not None:
+        tokens["plain"] = plain
     if options := kernel.record.launch_options:
         tokens["options"] = ",".join(f"{name}={value}" for name, value in options.items())
     return f"kernel {_tokens(tokens)}"

@@ -8,8 +8,8 @@
 
 int main(int count, char** words) {
   char const *directory = count > 1 ? words[1] : "pack", *runtime = count > 2 ? words[2] : NULL;
-  cudal2gen_problem const problem = {CUDAL2GEN_F32, CUDAL2GEN_TN, 64, 64, 128, CUDAL2GEN_KERNEL, CUDAL2GEN_AB_F16,
-                                     CUDAL2GEN_D_SAME};
+  static cudal2gen_problem problem; /* zeros: fp16, B stored (n,k), one plain product */
+  problem.acc = CUDAL2GEN_F32, problem.m = 64, problem.n = 64, problem.k = 128, problem.prefer = CUDAL2GEN_KERNEL;
   int const m = problem.m, n = problem.n, k = problem.k;
   cudal2gen_pack* pack;
   cudal2gen_answer answer;

@@ -292,6 +292,14 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     assert "1 kernels, 1 binaries" in done.stdout
     assert "0 of 0 measured problems won" in done.stdout
     assert pack.open_pack(out).table.kernels[0].sizes.text == "64_64_64"
+    variants = ("--fusion", "bias_n", "--fusion", "bias_n+silu", "--batch", "strided", "--out", str(tmp_path / "more"))
+    more = run("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", *variants, env=env)
+    assert "4 kernels, 4 binaries" in more.stdout, more.stderr
+    kinds = [kernel.record.problem.later for kernel in pack.open_pack(tmp_path / "more").table.kernels]
+    assert kinds == ["", " bias_n", " bias_n+silu", " batched"]
+    assert "--fusion silly: 'silly' is no part of a fusion" in error(
+        "pack", "--mnk", "64_64_64", "--fusion", "silly", "--out", str(tmp_path / "x"), env=env
+    )
     again = error("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(out), env=env)
     assert "is there already" in again
     assert "no measurements for a100" in error("pack", "--out", str(tmp_path / "x"), env=env)
@@ -334,18 +342,21 @@ def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
 # --- from C ---
 
 
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], checkout_root: Path) -> Path:
-    """examples/gemm.c against the emulator's runtime, as a program and, beside it, as a library for this process."""
-    folder = tmp_path_factory.mktemp("c")
+def compiled(source: Path, files: dict[str, bytes], folder: Path) -> Path:
+    """An example against the emulator's runtime, as a program and, beside it, as a library for this process."""
     pack.write_folder(files, folder / "pack")
-    for flags, name in (((), "gemm"), (("-shared", "-fPIC"), "gemm.so")):
-        command = ["g++", "-Wall", "-Wextra", "-Werror", *flags, str(checkout_root / "examples" / "gemm.c")]
+    for flags, name in (((), source.stem), (("-shared", "-fPIC"), f"{source.stem}.so")):
+        command = ["g++", "-Wall", "-Wextra", "-Werror", *flags, str(source)]
         command += ["-o", str(folder / name), f"-I{folder / 'pack'}", f"-I{toolchain.discover().cuda_include}"]
         command += [str(folder / "pack" / "libcudal2gen.so"), str(emulator.runtime_path())]
         command += [f"-Wl,-rpath,{folder / 'pack'}", f"-Wl,-rpath,{emulator.runtime_path().parent}"]
         subprocess.run(command, check=True)
     return folder
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], checkout_root: Path) -> Path:
+    return compiled(checkout_root / "examples" / "gemm.c", files, tmp_path_factory.mktemp("c"))
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +369,11 @@ Main = Callable[[Path], int]
 
 @pytest.fixture
 def main(example: Path) -> Main:
-    library = ctypes.CDLL(str(example / "gemm.so"))
+    return main_of(example / "gemm.so")
+
+
+def main_of(path: Path) -> Main:
+    library = ctypes.CDLL(str(path))
 
     def call(folder: Path) -> int:
         words = [b"gemm", os.fsencode(folder), os.fsencode(emulator.runtime_path())]
@@ -419,8 +434,73 @@ def test_c_refuses_what_python_refuses(
         assert "pack.txt is not one that this library understands" in refusal(copy), before
 
 
+# --- fused and batched kernels ---
+
+PREDICATED = packed.RECORDS["predicated"]
+LATER = [
+    PREDICATED,
+    PREDICATED.at(PREDICATED.problem.revised(fusion="bias_n+relu")),
+    PREDICATED.at(PREDICATED.problem.revised(batch="strided")),
+    PREDICATED.at(PREDICATED.problem.revised(batch="grouped")),
+]
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory, checkout_root: Path) -> Path:
+    """The example of fused and batched products, beside a pack whose plain kernel alone was measured."""
+    files = packed.files(packed.table(LATER, {0: 2.0}))
+    return compiled(checkout_root / "examples" / "fused.c", files, tmp_path_factory.mktemp("later"))
+
+
+def test_the_example_computes_a_fused_and_a_batched_product(later: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with device() as session:
+        code = main_of(later / "fused.so")(later / "pack")
+    printed = capfd.readouterr()
+    assert code == 0, printed.out + printed.err
+    assert "D[0][0] = 0x3C00, 0x3C00 is 1.0; D[0][1] = 0x0000" in printed.out
+    assert "D[1] = 0x5800, D[2] = 0x5C00" in printed.out
+    assert len(session.launches) == 2
+    assert not session.errors
+    assert not session.reports
+
+
+def test_packs_say_what_their_kernels_fuse(later: Path) -> None:
+    lines = (later / "pack" / "pack.txt").read_text().splitlines()
+    kernels = [line for line in lines if line.startswith("kernel ")]
+    assert ["fusion=bias_n+relu" in line for line in kernels] == [False, True, False, False]
+    assert [line.split("batch=")[1].split()[0] for line in kernels[2:]] == ["strided", "grouped"]
+    assert ["plain=0" in line for line in kernels] == [False, True, True, True]
+    table = pack.open_pack(later / "pack").table
+    assert [kernel.record for kernel in table.kernels] == LATER
+    assert table.chosen().dump() == table.dump()
+
+
+def test_a_pack_of_plain_kernels_is_as_it_was(files: dict[str, bytes]) -> None:
+    for name in ("table.json", "pack.txt"):
+        for word in ("fusion", " batch", '"batch', "products", " plain="):
+            assert word not in files[name].decode(), (name, word)
+
+
+class PosedFusion(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("alpha", "bias", "residual", "aux", "activation", "gate")]
+
+
 class PosedProblem(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("acc", "layout", "m", "n", "k", "prefer", "ab", "d")]
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("acc", "layout", "m", "n", "k", "prefer", "ab", "d")),
+        ("fusion", PosedFusion),
+        *((name, ctypes.c_int) for name in ("batch", "products")),
+    ]
+
+
+class PosedOperands(ctypes.Structure):
+    _fields_ = [
+        *(("bias", ctypes.c_void_p), ("c", ctypes.c_void_p), ("ldc", ctypes.c_int)),
+        *(("alpha", ctypes.c_float), ("beta", ctypes.c_float)),
+        *(("aux", ctypes.c_void_p), ("ldaux", ctypes.c_int)),
+        *((f"stride_{name}", ctypes.c_int64) for name in ("a", "b", "d", "bias", "c", "aux")),
+        ("ends", ctypes.c_void_p),
+    ]
 
 
 class Answer(ctypes.Structure):
@@ -460,6 +540,73 @@ def test_c_answers_from_the_same_table(example: Path) -> None:
         assert b"33_33_65: no kernel of this pack computes it" in library.cudal2gen_last_error()
         assert query(1, 0, 0, 33, 64, 1) == 1
         assert library.cudal2gen_pack_close(handle) == 0
+
+
+MEASURED, NEAREST, INFERRED = 0, 1, 2
+RELU_WITH_BIAS = PosedFusion(bias=1, activation=1)
+
+
+def test_c_infers_a_fused_kernel_on_request_only(later: Path) -> None:
+    library = ctypes.CDLL(str(later / "pack" / "libcudal2gen.so"))
+    library.cudal2gen_last_error.restype = ctypes.c_char_p
+    handle, answer = ctypes.c_void_p(), Answer()
+    digests = [kernel.digest.encode() for kernel in pack.open_pack(later / "pack").table.kernels]
+
+    def query(prefer: int, fusion: PosedFusion | None = None, **more: int) -> int:
+        posed = PosedProblem(acc=1, m=64, n=64, k=128, prefer=prefer, fusion=fusion or PosedFusion(), **more)
+        return int(library.cudal2gen_query(handle, ctypes.byref(posed), ctypes.byref(answer)))
+
+    with device():
+        assert not library.cudal2gen_pack_open(
+            os.fsencode(later / "pack"), os.fsencode(emulator.runtime_path()), ctypes.byref(handle)
+        )
+        assert query(MEASURED) == 0
+        assert (answer.kernel, answer.speedup) == (digests[0], 2.0)
+        assert query(MEASURED, RELU_WITH_BIAS) == -1
+        assert b"64_64_128 bias_n+relu: no kernel was measured faster" in library.cudal2gen_last_error()
+        for number, fusion, more in (
+            (1, RELU_WITH_BIAS, {}),
+            (2, None, {"batch": 1, "products": 3}),
+            (3, None, {"batch": 2, "products": 3}),
+        ):
+            for prefer in (INFERRED, NEAREST):
+                assert query(prefer, fusion, **more) == 0
+                assert (answer.kernel, answer.speedup) == (digests[number], 0.0)
+        assert query(INFERRED, PosedFusion(bias=1)) == -1, "not in the pack"
+        assert query(NEAREST, PosedFusion(bias=7)) == 1
+        assert b"bias or activation is none of the header's" in library.cudal2gen_last_error()
+        assert query(NEAREST, batch=1) == 1
+        assert b"a batch has at least one product" in library.cudal2gen_last_error()
+        assert library.cudal2gen_pack_close(handle) == 0
+
+
+def test_c_computes_groups_of_rows(later: Path) -> None:
+    library = ctypes.CDLL(str(later / "pack" / "libcudal2gen.so"))
+    library.cudal2gen_last_error.restype = ctypes.c_char_p
+    library.cudal2gen_gemm.argtypes = [
+        *(ctypes.c_void_p,) * 3, *(ctypes.c_int, ctypes.c_void_p) * 2, ctypes.c_int, *(ctypes.c_void_p,) * 3
+    ]  # fmt: skip
+    rng, handle, memory = np.random.default_rng(1), ctypes.c_void_p(), emulator.Memory()
+    a, b = rng.integers(-2, 3, (64, 128)).astype(np.float16), rng.integers(-2, 3, (3, 64, 128)).astype(np.float16)
+    ends = np.array([10, 10, 64], np.int32)
+    with emulator.session(memory, emulator.Device(capability=(8, 0), name="NVIDIA A100-SXM4-80GB")) as session:
+        assert not library.cudal2gen_pack_open(
+            os.fsencode(later / "pack"), os.fsencode(emulator.runtime_path()), ctypes.byref(handle)
+        )
+        on_device = [memory.upload(each).address for each in (a, b, ends)]
+        d = memory.upload(np.empty((64, 64), np.float16), role="output")
+        operands = PosedOperands(stride_b=64 * 128, ends=on_device[2])
+        problem = PosedProblem(acc=1, m=64, n=64, k=128, prefer=NEAREST, batch=2, products=3)
+        arguments = (handle, ctypes.addressof(problem), on_device[0], 128, on_device[1], 128, d.address, 64)
+        code = library.cudal2gen_gemm(*arguments, None, None, None)
+        assert code == 1
+        assert b"needs operands" in library.cudal2gen_last_error()
+        code = library.cudal2gen_gemm(*arguments, ctypes.addressof(operands), None, None)
+        assert code == 0, library.cudal2gen_last_error()
+        assert library.cudal2gen_pack_close(handle) == 0
+    assert not session.errors
+    groups = [a[:10] @ b[0].T, a[10:] @ b[2].T]
+    np.testing.assert_array_equal(d.download(), np.concatenate(groups))
 
 
 def test_kernels_of_a_pack_open_as_built_ones_do(folder: Path) -> None:
