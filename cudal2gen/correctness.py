@@ -241,6 +241,8 @@ def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array], exact: int)
     if inputs == "special":
         a[0, k // 2], a[m - 1, k - 1] = float("inf"), float("nan")
         b[n - 1, 0], b[n // 2, k // 3] = float("-inf"), float("nan")
+        # NaN in each 8 rows and columns of D, so that every sum of a lane is NaN somewhere.
+        a[3::7, k // 2] = b[5::7, k // 3] = float("nan")
     return a, b
 
 

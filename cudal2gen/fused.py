@@ -64,11 +64,27 @@ class FusedOperands(NamedTuple, Generic[Array]):
 
 @overload
 def draw(
-    fusion: Fusion, inputs: str, m: int, n: int, rng: np.random.Generator, element: Element, output: Element
+    fusion: Fusion,
+    inputs: str,
+    m: int,
+    n: int,
+    rng: np.random.Generator,
+    element: Element,
+    output: Element,
+    *,
+    k: int = 1,
 ) -> FusedOperands[NDArray[Any]]: ...
 @overload
 def draw(
-    fusion: Fusion, inputs: str, m: int, n: int, rng: torch.Generator, element: Element, output: Element
+    fusion: Fusion,
+    inputs: str,
+    m: int,
+    n: int,
+    rng: torch.Generator,
+    element: Element,
+    output: Element,
+    *,
+    k: int = 1,
 ) -> FusedOperands[torch.Tensor]: ...
 def draw(
     fusion: Fusion,
@@ -78,19 +94,25 @@ def draw(
     rng: np.random.Generator | torch.Generator,
     element: Element,
     output: Element,
+    *,
+    k: int = 1,
 ) -> FusedOperands[NDArray[Any]] | FusedOperands[torch.Tensor]:
     """Operands of one kind of ``INPUTS`` from NumPy's or torch's generator, without the NaN of ``special``: those are
-    of A and B."""
+    of A and B. Normal ones are as large as sums of ``k`` products, so that the bound of these sees a wrong one."""
     kind = "integers" if inputs in ("binary", "sparse", "integers") else "normal"
-    extent = {"none": 0, "n": n, "m": m}[fusion.bias]
+    extent, scale = {"none": 0, "n": n, "m": m}[fusion.bias], 1 << (k.bit_length() // 2 if kind == "normal" else 0)
     # Written twice: arrays of one library do not mix with those of the other.
     if isinstance(rng, np.random.Generator):
-        vector = operands(kind, extent, 1, 1, rng, element)[0][:, 0] if extent else None
-        matrix = operands(kind, m, 1, n, rng, element)[0] if fusion.residual else None
-        return FusedOperands(vector, None if matrix is None else library(matrix).rounded(matrix, output))
-    bias = operands(kind, extent, 1, 1, rng, element)[0][:, 0] if extent else None
-    c = operands(kind, m, 1, n, rng, element)[0] if fusion.residual else None
-    return FusedOperands(bias, None if c is None else library(c).rounded(c, output))
+        vector = operands(kind, extent, 1, 1, rng, element)[0][:, 0] * scale if extent else None
+        matrix = operands(kind, m, 1, n, rng, output)[0] * scale if fusion.residual else None
+        return FusedOperands(_as(vector, element), _as(matrix, output))
+    bias = operands(kind, extent, 1, 1, rng, element)[0][:, 0] * scale if extent else None
+    c = operands(kind, m, 1, n, rng, output)[0] * scale if fusion.residual else None
+    return FusedOperands(_as(bias, element), _as(c, output))
+
+
+def _as(values: Array | None, element: Element) -> Array | None:
+    return None if values is None else library(values).rounded(values, element)
 
 
 def apply(activation: Activation, z: Array) -> Array:

@@ -16,6 +16,13 @@ def drawn(items: Sequence[T], step: int) -> Sequence[T]:
     return items if THOROUGH else items[::step]
 
 
+def few_by(key: Callable[[T], Hashable], items: Sequence[T], most: int) -> list[T]:
+    """At most so many items of each key, spread evenly; all of them in ``make thorough``."""
+    keys = dict.fromkeys(map(key, items))
+    groups = [[item for item in items if key(item) == each] for each in keys]
+    return [item for group in groups for item in drawn(group, -(-len(group) // most))]
+
+
 def drawn_by(key: Callable[[T], Hashable], items: Sequence[T], step: int) -> list[T]:
     """``drawn`` of the items of each key on its own, so that each key has at least one."""
     keys = dict.fromkeys(map(key, items))

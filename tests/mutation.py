@@ -12,9 +12,10 @@ from typing import Any
 
 from cudal2gen import catalog, validator
 from cudal2gen.compiler import Artifact
-from cudal2gen.emulator import Mutant, mutants
+from cudal2gen.emulator import ARITHMETIC, Mutant, mutants
 from cudal2gen.kernel import Sm80Multistage, Sm90Wgmma, ceil_div
 from cudal2gen.kernel.smem_tiles import VECTOR
+from cudal2gen.validator.problems import thorough_shape
 
 HOPPER = (Sm90Wgmma,)
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
@@ -27,21 +28,37 @@ ZERO_FILLED = re.compile(r"\], 16, %r\d+;")
 
 
 ALWAYS_TRUE = ("the predicate is the constant 1", "the launcher refuses k < 1, so the first k-tile is always copied")
+ELEMENTS_AS_VECTORS = "the path element by element stores what the vector path stores"
 NO_MEMORY = "what changed places with the barrier or fence touches no memory"
 
 
 def candidates(record: catalog.Record, ptx: str) -> list[Mutant]:
-    """The mutants of a kernel that are worth executing: of kernels with mbarriers, of what is asynchronous only.
+    """The mutants of a kernel that are worth executing: of kernels with mbarriers, of what is asynchronous only; beside
+    these those of arithmetic where it differs from that of one plain product of fp16.
 
     A copy without a predicate that is always true is no fault, nor is a barrier behind the arithmetic that followed it.
     """
     hopper = isinstance(record, HOPPER)
     return [
         mutant
-        for mutant in mutants(ptx)
-        if not hopper or ASYNCHRONOUS.search(mutant.name)
+        for mutant in mutants(ptx, arithmetic=computes_more(record))
+        if not hopper or mutant.kind in ARITHMETIC or ASYNCHRONOUS.search(mutant.name)
+        if not _is_harmless(record, mutant)
         if mutant.kind not in ("unguard", "swap") or equivalence(record, mutant, ptx) not in (*ALWAYS_TRUE, NO_MEMORY)
     ]
+
+
+def _is_harmless(record: catalog.Record, mutant: Mutant) -> bool:
+    """Whether a change of an argument or a quotient is none of a result: tensor maps hold what Hopper kernels do not
+    read from arguments, and a share of sums that begins too early repeats what another CTA stores."""
+    if not isinstance(record, HOPPER):
+        return False
+    return mutant.kind == "nudge" or (mutant.kind == "first" and " div" in mutant.name and not record.batched)
+
+
+def computes_more(record: catalog.Record) -> bool:
+    """Whether a kernel computes anything but one plain product of fp16, so that its arithmetic is worth mutants."""
+    return bool(record.fusion or record.batched or (record.ab, record.d) != ("f16", "same"))
 
 
 def survivors(
@@ -49,37 +66,56 @@ def survivors(
 ) -> Iterator[Mutant]:
     """Which of a kernel's mutants survive all problems that stress the record.
 
-    Of kernels with mbarriers only the problems with the most work, with the longest sums, which go round the ring, and
-    with other launch options are executed, in both orders of warpgroups.
+    Of kernels with mbarriers only the problems with the most work, with the longest sums, which go round the ring, with
+    other launch options and with several products are executed, in both orders of warpgroups.
     """
     shapes = sorted(validator.stress_shapes(record), key=lambda shape: -(shape.m * shape.n * shape.k))
+    thorough = thorough_shape(record, shapes)
     if isinstance(record, HOPPER):
         longest = max(shapes, key=lambda shape: shape.k)
-        shapes = list(dict.fromkeys([shapes[0], longest, next(shape for shape in shapes if shape.options)]))
+        products = [shape for shape in shapes if shape.products]
+        options = next(shape for shape in shapes if shape.options)
+        shapes = list(dict.fromkeys([shapes[0], thorough, longest, options, *products]))
     with TemporaryDirectory() as scratch:
         directory = Path(scratch) / artifact.digest
         shutil.copytree(artifact.directory, directory)
         mutated = Artifact(directory, artifact.ptxas)
-        assert all(_passes(record, mutated, library, shape) for shape in shapes), "the kernel itself passes"
+        runs = [(shape, run) for shape in shapes for run in _runs(record, shape == thorough)]
+        assert all(_passes(record, mutated, library, *run) for run in runs), "the kernel itself passes"
         for mutant in executed:
             mutated.ptx.write_text(mutant.text)
-            if all(_passes(record, mutated, library, shape) for shape in shapes):
+            if all(_passes(record, mutated, library, *run) for run in runs):
                 yield mutant
 
 
-def _passes(record: catalog.Record, artifact: Artifact, library: Path, shape: validator.Shape) -> bool:
+def _runs(record: catalog.Record, thorough: bool) -> list[dict[str, Any]]:
+    """How a problem is executed: inputs, and whether hazards and an adverse order are looked at. As in a verdict, what
+    is not summed exactly needs more kinds of inputs, on the thorough problem only."""
     runs: list[dict[str, Any]] = [{"inputs": "binary"}, {"inputs": "integers", "hazards": False}]
     if isinstance(record, HOPPER):
         runs = [{"inputs": "binary"}, {"inputs": "binary", "adverse": True}]
-    cases = (validator.run_case(record, artifact, library, shape, **run)[0] for run in runs)
+    if thorough and computes_more(record):
+        kinds = ("integers", "normal", "special") if isinstance(record, HOPPER) else ("normal", "special")
+        runs += [{"inputs": inputs, "hazards": False} for inputs in kinds]
+    return runs
+
+
+def _passes(
+    record: catalog.Record, artifact: Artifact, library: Path, shape: validator.Shape, run: dict[str, Any]
+) -> bool:
+    case = validator.run_case(record, artifact, library, shape, **run)[0]
     # No kernel of ours exits in the middle of a phase, so that is noticed, though it is no error.
-    return all(case.passed and not any(remark.startswith("lint") for remark in case.remarks) for case in cases)
+    return case.passed and not any(remark.startswith("lint") for remark in case.remarks)
 
 
 def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
     """Why a mutant behaves as the kernel does on all that the launcher lets through; None where no proof is known."""
     lines = [line.strip() for line in ptx.splitlines()]
     at = mutant.line - 1
+    if mutant.kind == "nudge":
+        return _alignment_only(lines, at)
+    if mutant.kind in ARITHMETIC:
+        return _of_zero(mutant, lines, at)
     following = [line for line in lines[at + 1 :] if line and not line.startswith((".loc", "//", "$"))]
     if mutant.kind == "swap" and not MEMORY.match(following[0]):
         return NO_MEMORY
@@ -119,7 +155,36 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
     if copies and all(ZERO_FILLED.search(line) for line in copies):
         return ZERO_FILL
     if _leads_to_elements(lines, at):
-        return "the path element by element stores what the vector path stores"
+        return ELEMENTS_AS_VECTORS
+    return None
+
+
+def _alignment_only(lines: list[str], at: int) -> str | None:
+    """Why an argument may be larger: its low bits alone count, for the path of vectors or that of elements."""
+    registers, uses = [lines[at].split(",")[0].split()[-1]], list[str]()
+    while registers:
+        register = re.escape(registers.pop())
+        for line in lines:
+            if re.search(rf"{register}\b", line) and not re.match(rf"\S+\s+{register},", line):
+                uses.append(line)
+                if line.startswith(("add.s64", "or.b64", "or.b32")):
+                    registers.append(line.split(",")[0].split()[-1])
+    masks = r"(and\.b(64|32)\s+\S+, \S+, (1|3|7|15);|add\.s64|or\.b(64|32))"
+    return ELEMENTS_AS_VECTORS if uses and all(re.match(masks, line) for line in uses) else None
+
+
+def _of_zero(mutant: Mutant, lines: list[str], at: int) -> str | None:
+    """Why a mutant of arithmetic makes no difference: it concerns a zero."""
+    source = lines[at].rstrip("}").rstrip(" ;").split(",")[-1].strip()
+    while source.startswith("%") and (
+        moved := re.match(r"mov\.\w+\s+\S+, (\S+);", _definition(lines, lines[at], source))
+    ):
+        source = moved[1]
+    if source == "0f00000000":
+        if mutant.kind in ("retype", "truncate"):
+            return "zero is zero in every type"
+        if mutant.kind in ("addend", "twice") and lines[at].startswith("add."):
+            return "nothing is added"
     return None
 
 

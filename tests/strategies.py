@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import assume
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from cudal2gen.kernel import GPUS, IllegalRecord, Record, Sm80Direct, Sm80Multistage, Sm90Small, Sm90Wgmma, parse
+from cudal2gen.kernel.fusion import PARTS, PLAIN, Fusion
+from cudal2gen.kernel.problem import Batch
 
 ORIGIN = {"source": "test", "structure": "modelled", "changed": []}
 
@@ -344,20 +347,50 @@ def single_shot_records(draw: st.DrawFn) -> Sm90Small:
 
 
 @st.composite
-def typed_records(draw: st.DrawFn, of: st.SearchStrategy[Record]) -> Record:
-    """Legal records of any types, as they serve these: where sums are in fp32, A and B may be bf16, and D fp32."""
+def fusions(draw: st.DrawFn) -> Fusion:
+    """Legal fusions, the plain product among them: of each field no part or one of its parts."""
+    by_field: dict[tuple[str, ...], list[str]] = {}
+    for part, fields in PARTS.items():
+        by_field.setdefault(tuple(fields), [""]).append(part)
+    parts = [part for alternatives in by_field.values() if (part := draw(st.sampled_from(alternatives)))]
+    while parts:
+        try:
+            return Fusion.model_validate("+".join(parts))
+        except ValidationError:
+            # Parts that do not go together.
+            parts.remove(draw(st.sampled_from(parts)))
+    return PLAIN
+
+
+batches: st.SearchStrategy[Batch] = st.sampled_from(get_args(Batch))
+
+
+@st.composite
+def records_of_any_product(
+    draw: st.DrawFn,
+    of: st.SearchStrategy[Record],
+    fusion: st.SearchStrategy[Fusion] | None = None,
+    batch: st.SearchStrategy[Batch] = batches,
+) -> Record:
+    """Legal records of any types, fusion and batch, as they serve these: where sums are in fp32, A and B may be bf16,
+    and D fp32. Of what a family, a fusion or a batch refuses as a whole, the most that is legal."""
     record = draw(of)
-    if record.acc == "f16":
-        return record
-    problem = record.problem.revised(
-        ab=draw(st.sampled_from(["f16", "bf16"])), d=draw(st.sampled_from(["same", "same", "f32"]))
-    )
-    try:
-        return record.at(problem, **record.output_fields(problem))
-    except IllegalRecord:
-        # Wider buffers of D.
-        assume(False)
-        raise
+    types: dict[str, Any] = {}
+    if record.acc == "f32":
+        types = {"ab": draw(st.sampled_from(["f16", "bf16"])), "d": draw(st.sampled_from(["same", "same", "f32"]))}
+    fused = {"fusion": draw(fusions() if fusion is None else fusion)}
+    several = {"batch": draw(batch)}
+    singly = draw(st.permutations([fused, several]))
+    for changes in ({**types, **fused, **several}, *({**types, **each} for each in singly), types):
+        try:
+            problem = record.problem.revised(**changes)
+            return record.at(problem, **record.output_fields(problem))
+        except IllegalRecord:
+            continue
+    # Wider buffers of D.
+    assume(False)
+    raise AssertionError
 
 
-records = typed_records(st.one_of(multistage_records(), direct_records(), wgmma_records(), single_shot_records()))
+plain_records = st.one_of(multistage_records(), direct_records(), wgmma_records(), single_shot_records())
+records = records_of_any_product(plain_records)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cudal2gen import catalog, compiler, emulator
 from cudal2gen.kernel import IllegalRecord, Record, ceil_div, edit
-from cudal2gen.kernel.launch import Batches, Sizes, read
+from cudal2gen.kernel.fusion import PLAIN
+from cudal2gen.kernel.launch import Batches, read
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.renderer import render
 from cudal2gen.validator import emulated, problems, run_case
@@ -23,10 +24,8 @@ from tests.strategies import (
     STRAIGHT,
     TO_GLOBAL,
     direct,
-    direct_records,
-    multistage_records,
-    single_shot_records,
-    wgmma_records,
+    plain_records,
+    records_of_any_product,
 )
 
 STRIDED: dict[str, Any] = {"batch": "strided"}
@@ -92,30 +91,11 @@ def test_each_product_of_a_batch_is_computed(name: str, library: Path) -> None:
         assert not (done.a == done.others[0].a).all() if done.others else True
 
 
-@st.composite
-def batched_records(draw: st.DrawFn) -> Record:
-    drawn = st.one_of(
-        direct_records(), single_shot_records(), multistage_records(max_tile=64), wgmma_records(max_cols=64)
-    )
-    record = draw(drawn)
-    return record.at(record.problem.revised(batch="strided"))
-
-
-@settings(max_examples=3, deadline=None)
-@given(batched_records(), st.integers(1, 3), st.booleans())
-def test_drawn_batches_are_computed(record: Record, batch: int, shared_b: bool) -> None:
-    (artifact,) = compiler.build([record])
-    m, n = min(record.m, 2 * record.bm), min(record.n, 2 * record.bn)
-    shape = replace(own(record, batch, shared_b), m=m, n=n, k=record.baked_k or record.k)
-    if not record.predicated and record.family.startswith("sm80"):
-        m, n, k = record.padded(Sizes(record.bm, record.bn, record.baked_k or record.k))
-        shape = replace(shape, m=m, n=n, k=k)
-    case, _ = run_case(record, artifact, compiler.launcher(), shape, "normal", hazards=False)
-    assert case.findings == ()
+batched_records = records_of_any_product(plain_records, st.just(PLAIN), st.just("strided"))
 
 
 @settings(max_examples=40)
-@given(batched_records())
+@given(batched_records)
 def test_a_batch_changes_names_and_texts_and_nothing_of_plain_records(record: Record) -> None:
     plain = record.at(record.problem.revised(batch="none"))
     assert plain.name != record.name

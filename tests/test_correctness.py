@@ -114,7 +114,10 @@ def test_operands_are_of_their_kind(torch_draws: bool) -> None:
     assert a.any()
     a, b = drawn("special")
     assert [int(np.isinf(values).sum()) for values in (a, b)] == [1, 1]
-    assert [int(np.isnan(values).sum()) for values in (a, b)] == [1, 1]
+    for values in (a, b):
+        rows_of_nan = np.isnan(values).any(axis=1)
+        assert rows_of_nan.reshape(-1, 8).any(axis=1).all(), "in each 8 rows or columns of D"
+        assert rows_of_nan.mean() < 0.25
 
 
 def test_a_large_fp16_product_is_bounded_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:

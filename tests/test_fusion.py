@@ -27,10 +27,7 @@ from tests.paths import FUSED, once, ring, small
 from tests.strategies import (
     TO_GLOBAL,
     direct,
-    direct_records,
-    multistage_records,
-    single_shot_records,
-    wgmma_records,
+    fusions,
 )
 
 BUILT_AHEAD = [*FUSED.values()]
@@ -85,36 +82,10 @@ def test_every_activation_and_bias_in_every_family(activation: str, bias: str, l
             assert findings(record, library, inputs) == (), (record.name, inputs)
 
 
-fusions = st.builds(
-    Fusion,
-    scale=st.booleans(),
-    bias=st.sampled_from(["none", "n", "m"]),
-    residual=st.booleans(),
-    activation=st.sampled_from(ACTIVATIONS),
-)
-
-
-@settings(max_examples=4, deadline=None)
-@given(
-    st.one_of(direct_records(), single_shot_records(), multistage_records(max_tile=64), wgmma_records(max_cols=64)),
-    fusions.filter(bool),
-)
-def test_drawn_records_of_any_fusion_compute(plain: Record, fusion: Fusion) -> None:
-    record = plain.at(plain.problem.revised(fusion=fusion))
-    (artifact,) = compiler.build([record])
-    shape = Shape(min(record.m, 2 * record.bm), min(record.n, 2 * record.bn), record.baked_k or record.k)
-    if not record.predicated and record.family.startswith("sm80"):
-        shape = Shape(*record.padded(shape.launched(record))) if record.caller_pads else Shape(
-            record.bm, record.bn, record.baked_k or record.k
-        )  # fmt: skip
-    case, _ = run_case(record, artifact, compiler.launcher(), shape, "normal", hazards=False)
-    assert case.findings == ()
-
-
 # --- the value ---
 
 
-@given(fusions)
+@given(fusions())
 def test_a_text_spells_a_fusion(fusion: Fusion) -> None:
     assert Fusion.model_validate(fusion.text) == fusion
     assert bool(fusion) == (fusion.text != "none") == (fusion != PLAIN)
@@ -147,7 +118,7 @@ def test_what_is_no_fusion_is_refused_in_words_by_all(
 
 
 @settings(max_examples=30)
-@given(fusions, st.lists(st.sampled_from([*PARTS, "none", ""]), max_size=3))
+@given(fusions(), st.lists(st.sampled_from([*PARTS, "none", ""]), max_size=3))
 def test_both_sides_of_the_contract_read_a_fusion(
     library: Path, idle: Path, folder: Path, fusion: Fusion, parts: list[str]
 ) -> None:

@@ -22,6 +22,7 @@ from cudal2gen import catalog, compiler, emulator, places, validator
 from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, revise
 from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, stress_shapes
+from cudal2gen.validator.problems import thorough_shape
 from tests.draws import THOROUGH
 from tests.paths import PATHS, once, small
 from tests.strategies import direct, prefetch, records
@@ -51,14 +52,14 @@ def test_every_path_is_right(name: str, library: Path) -> None:
     assert all(case.ctas for case in verdict.cases)
     # A and B are copied once per CTA that needs them, vector by vector, nothing twice; C and a bias come on top.
     if record.family == "sm80_multistage" and not record.predicated and not record.fusion:
-        largest = max(stress_shapes(record), key=lambda shape: (shape.k, shape.m * shape.n))
+        largest = thorough_shape(record, stress_shapes(record))
         tiles = -(-largest.m // record.bm) * -(-largest.n // record.bn)
         expected = tiles * (record.bm + record.bn) * largest.k * 2
         split = tiles * record.bm * record.bn * 4 * record.split_k if record.split_k > 1 else 0
         assert verdict.counters["bytes ld.global"] == expected + split
     # TMA brings every k-tile once per cluster row of A and column of B, to every CTA that needs it.
     if "bytes tma load" in verdict.counters:
-        largest = max(stress_shapes(record), key=lambda shape: (shape.k, shape.m * shape.n))
+        largest = thorough_shape(record, stress_shapes(record))
         across, along = getattr(record, "cluster", (1, 1))
         clusters = -(-largest.m // (record.bm * across)) * -(-largest.n // (record.bn * along))
         steps = clusters * across * along * -(-largest.k // record.k_step) * record.k_step * 2

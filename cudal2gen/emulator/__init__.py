@@ -72,6 +72,7 @@ the registration of each instruction; ``host`` has programs, sessions and the st
 
 from cudal2gen.emulator.frontend.emitter import UnknownInstruction
 from cudal2gen.emulator.frontend.mutate import Mutant, mutants
+from cudal2gen.emulator.frontend.mutations import ARITHMETIC
 from cudal2gen.emulator.frontend.ptx import PtxError
 from cudal2gen.emulator.host.cuda import LaunchRefused
 from cudal2gen.emulator.host.program import Program, load
@@ -87,6 +88,7 @@ from cudal2gen.emulator.state.rules import RULES, Severity
 from cudal2gen.emulator.state.sites import Frame, Site
 
 __all__ = [
+    "ARITHMETIC",
     "HOPPER",
     "RULES",
     "Buffer",

@@ -276,7 +276,7 @@ def validate(
 def _plan(record: Record, own: Shape) -> Iterator[tuple[Shape, str]]:
     """The shapes, each in full and once, with their kinds of inputs."""
     stress = stress_shapes(record)
-    thorough = (thorough_shape(stress).mnk, own.mnk)
+    thorough = (thorough_shape(record, stress).mnk, own.mnk)
     for shape in dict.fromkeys([*stress, own]):
         for inputs in kinds(shape, shape.mnk in thorough, record.output.exact):
             yield shape, inputs

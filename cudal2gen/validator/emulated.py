@@ -104,7 +104,7 @@ class _Matrices:
         self.batches = batches(record, shape, packed)
         rng = np.random.default_rng(seed)
         drawn = [_drawn(record, inputs, len(own), len(self._cols), shape.k, rng) for own in self._rows]
-        self._fused = [_fused_drawn(record, inputs, len(own), len(self._cols), rng) for own in self._rows]
+        self._fused = [_fused_drawn(record, inputs, len(own), len(self._cols), shape.k, rng) for own in self._rows]
         several_a = [_widened(a, len(a), k) for a, _ in drawn]
         several_b = [_widened(b, len(b), k) for _, b in (drawn[:1] if shape.shared_b else drawn)]
         self._operands = list(zip(several_a, several_b * (len(drawn) if shape.shared_b else 1), strict=True))
@@ -118,13 +118,15 @@ class _Matrices:
             wide_b = [b.T for b in wide_b]
             ldb, address_b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, wide_b, self.batches.b)
         self._d_shape = (m, ldd)
-        self._places_d = [
-            slice(number * self.batches.d, number * self.batches.d + m * ldd) for number in range(len(drawn))
-        ]
+        # A kernel that stores no vectors takes a D, and a C, whose address is aligned to an element only.
+        self._odd = 1 if shape.m % 2 and not (packed or record.launch.stores_vectors) else 0
+        starts = [self._odd + number * self.batches.d for number in range(len(drawn))]
+        self._places_d = [slice(start, start + m * ldd) for start in starts]
         written = self._written(n)
         zeros = np.broadcast_to(self._type_d.type(0), written.shape)
         self._d = self.memory.upload(zeros, "output", region=written, name="D")
-        self.arguments = (address_a, lda, address_b, ldb, self._d.address, ldd, m, n, k)
+        address_d = self._d.address + self._odd * self._type_d.itemsize
+        self.arguments = (address_a, lda, address_b, ldb, address_d, ldd, m, n, k)
         self.several = self._several(shape)
         self.fused_arguments = self._fused_arguments(record, (m, n, ldd), rows, cols) if record.fusion else None
 
@@ -181,19 +183,20 @@ class _Matrices:
         of_d: bool = False,
     ) -> int:
         """The address of inputs, one for each of the values, so far apart: these are in some rows and columns; the
-        rest of those rows, and of a batch what lies between its matrices, is NaN. ``of_d``: in the type of D."""
-        dtype = self._type_d if of_d else self._type
-        elements = (len(values) - 1) * stride + size[0] * size[1]
+        rest of those rows, and of a batch what lies between its matrices, is NaN. ``of_d``: in the type and at the
+        alignment of D."""
+        dtype, odd = (self._type_d, self._odd) if of_d else (self._type, 0)
+        elements = odd + (len(values) - 1) * stride + size[0] * size[1]
         buffer = self.memory.allocate(elements * dtype.itemsize, "inout", name=name)
         whole = buffer.bytes().view(dtype)
         if len(values) > 1:
             whole[:] = np.nan
         for number, value in enumerate(values):
-            matrix = whole[number * stride :][: size[0] * size[1]].reshape(size)
+            matrix = whole[odd + number * stride :][: size[0] * size[1]].reshape(size)
             matrix[rows] = np.nan
             matrix[np.ix_(rows, cols)] = value
         buffer.role = "input"
-        return buffer.address
+        return buffer.address + odd * dtype.itemsize
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -285,9 +288,11 @@ def _drawn(record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.G
     return a[:m], b
 
 
-def _fused_drawn(record: Record, inputs: str, m: int, n: int, rng: np.random.Generator) -> fused.FusedOperands[Array]:
+def _fused_drawn(
+    record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.Generator
+) -> fused.FusedOperands[Array]:
     """What is read beside these."""
-    drawn = fused.draw(record.fusion, inputs, max(1, m), n, rng, record.element, record.output)
+    drawn = fused.draw(record.fusion, inputs, max(1, m), n, rng, record.element, record.output, k=k)
     return drawn.of_rows(record.fusion, slice(m))
 
 
@@ -338,7 +343,7 @@ def validate(
     cases: list[Case] = []
     counters: dict[str, float] = {}
     shapes = stress_shapes(record)
-    largest = thorough_shape(shapes)
+    largest = thorough_shape(record, shapes)
     for shape in shapes:
         # Hazards do not depend on data: one kind of inputs finds them.
         for number, inputs in enumerate(kinds(shape, shape == largest, record.output.exact)):

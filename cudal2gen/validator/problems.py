@@ -162,7 +162,7 @@ def stress_shapes(record: Record) -> list[Shape]:
     # Other orders of tiles than the record's own.
     m, n, k = 2 * bm, 3 * bn, record.baked_k or bk * record.split_k
     shapes += [Shape(m, n, k, options=tuple(options.items())) for options in record.other_options]
-    more = {"none": [], "strided": shapes + list(_batches(shapes)), "grouped": list(_groups(record, shapes))}
+    more = {"none": [], "strided": shapes + list(_batches(record, shapes)), "grouped": list(_groups(record, shapes))}
     return more[record.batch] or shapes
 
 
@@ -187,19 +187,21 @@ def cut(m: int, number: int) -> tuple[int, ...]:
     return [(m,), (third, m - third), (0, m - quarter, 0, quarter), (m // 2, 0, quarter, 0)][number % 4]
 
 
-def _batches(shapes: list[Shape]) -> Iterator[Shape]:
+def _batches(record: Record, shapes: list[Shape]) -> Iterator[Shape]:
     """Batches of two and three: of the smallest problem, of a ragged one, and of the one with the longest sums."""
     smallest = min(shapes, key=lambda shape: shape.m * shape.n * shape.k)
     ragged = max(shapes, key=lambda shape: (shape.n % VECTOR > 0, shape.m * shape.n))
     yield replace(smallest, batch=3)
     yield replace(ragged, batch=3, shared_b=True)
-    yield replace(thorough_shape(shapes), batch=2)
+    yield replace(thorough_shape(record, shapes), batch=2)
 
 
 def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
     """m, n, k around the tile and the ring, whatever is compiled in."""
     bm, bn, bk = record.bm, record.bn, record.k_step
     stages, least = record.ring_steps, record.split_k
+    # Steps behind the first ones: as many as the kernel takes, so that the loop copies the last one.
+    in_loop = min(stages, ceil_div(record.most_k, bk) - least) if record.most_k else stages
     below, at, above = (bk * max(least, steps) for steps in (stages - 1, stages, stages + 2))
     sizes = [(bm, bn, bk * least), (2 * bm, bn, below), (bm, 2 * bn, at), (2 * bm, 3 * bn, above)]
     if record.split_k > 1:
@@ -210,10 +212,11 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
         sizes += [(bm, 7 * bn, above), (7 * bm, bn, above)]
     if record.predicated:
         sizes += [(2 * bm - 3, 2 * bn - 5, above - 8), (bm + 1, bn + 8, bk * least - 8)]
-        # A last k-tile of one vector, wherever in the loop it comes; every remainder of n; edges all over the tile.
+        # A last k-tile of one vector, wherever in the loop it comes; every remainder of n; edges all over the tile, and
+        # of k all over the first k-tile of a slice, and all over one that the loop copies.
         sizes += [(1, 1, bk * steps + 8) for steps in sorted({least - 1, least, least + stages + 1})]
-        sizes += [(bm - e, bn * e // 64 * 8 + e, bk * least) for e in range(2, 8)]
-        sizes += [(bm * e // 8 + 1, bn, bk * least) for e in range(2, 8)]
+        sizes += [(bm - e, bn * e // 64 * 8 + e, bk * least - bk * e // 64 * 8) for e in range(2, 8)]
+        sizes += [(bm * e // 8 + 1, bn, bk * (least + in_loop) - bk * e // 64 * 8) for e in range(2, 8)]
     return sizes
 
 
@@ -232,9 +235,17 @@ def own_shape(record: Record) -> Shape:
     return Shape(m, n, k, corners=large and record.grid_is_tiles)
 
 
-def thorough_shape(shapes: list[Shape]) -> Shape:
-    """The shape that is executed with every kind of inputs: of the longest sums, and of those the largest."""
-    return max(shapes, key=lambda shape: (shape.k, shape.m * shape.n))
+def thorough_shape(record: Record, shapes: list[Shape]) -> Shape:
+    """The shape that is executed with every kind of inputs: of those beyond a tile, ragged where the record takes such,
+    that of the longest sums, and of those the largest."""
+
+    def worth(shape: Shape) -> tuple[bool, bool, int, int]:
+        m = sum(shape.groups) if shape.groups else shape.m
+        beyond = m > record.bm and shape.n > record.bn
+        ragged = m % record.bm > 0 and shape.n % record.bn > 0
+        return beyond, ragged, shape.k, m * shape.n
+
+    return max(shapes, key=worth)
 
 
 def kinds(shape: Shape, thorough: bool, exact: int) -> Iterator[str]:

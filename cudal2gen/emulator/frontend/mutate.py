@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cudal2gen.emulator.frontend.instructions import facts
-from cudal2gen.emulator.frontend.mutations import Source, Statement, of_guard
+from cudal2gen.emulator.frontend.mutations import ARITHMETIC, Source, Statement, of_guard
 from cudal2gen.emulator.frontend.parser import parse
 from cudal2gen.emulator.frontend.ptx import Function
 
@@ -27,8 +27,11 @@ class Mutant:
     text: str
 
 
-def mutants(text: str, kernel: str | None = None) -> Iterator[Mutant]:
+def mutants(text: str, kernel: str | None = None, *, arithmetic: bool = False) -> Iterator[Mutant]:
     """All mutants of a PTX text, of one kernel or (None) of all kernels, in the order of the text.
+
+    ``arithmetic``: also those whose kind is in ``ARITHMETIC``: sums and products that lack an operand or have it twice,
+    types taken for others, arguments larger by 8, CTAs that are always the first.
 
     Raises PtxError for text that is not PTX and KeyError for an unknown kernel.
     """
@@ -36,7 +39,7 @@ def mutants(text: str, kernel: str | None = None) -> Iterator[Mutant]:
     functions = list(module.kernels.values()) if kernel is None else [module.kernels[kernel]]
     source = Source(text)
     for function in functions:
-        yield from _of_function(function, source)
+        yield from (mutant for mutant in _of_function(function, source) if arithmetic or mutant.kind not in ARITHMETIC)
 
 
 def _of_function(function: Function, source: Source) -> Iterator[Mutant]:

@@ -211,6 +211,83 @@ def compare(s: Statement) -> Iterator[Change]:
         yield s.become("compare", s.text.replace(f"{s.ins.base}.{test}.", f"{s.ins.base}.{_WEAKER[test]}.", 1))
 
 
+# --- arithmetic: ARITHMETIC has the kinds
+
+
+def unguarded(mutation: Mutation) -> Mutation:
+    """Of statements without a guard only: such a mutation takes a statement apart by its operands."""
+
+    def of_plain(s: Statement) -> Iterator[Change]:
+        if not s.text.startswith("@"):
+            yield from mutation(s)
+
+    return of_plain
+
+
+@unguarded
+def lose(s: Statement) -> Iterator[Change]:
+    """Of floats: a sum without its last addend, a product without its last factor; fma once each."""
+    if s.ins.parts[-1] not in ("f32", "f64"):
+        return
+    head, *operands = s.text.split(None, 1)[0], *(operand.strip() for operand in s.operands)
+    if s.ins.base == "fma":
+        d, a, b, c = operands
+        yield s.become("addend", f"{head.replace('fma', 'mul', 1)} {d}, {a}, {b};")
+        yield s.become("product", f"mov.{s.ins.parts[-1]} {d}, {c};")
+    else:
+        kind = "factor" if s.ins.base == "mul" else "addend"
+        yield s.become(kind, f"mov.{s.ins.parts[-1]} {operands[0]}, {operands[1]};")
+
+
+@unguarded
+def twice(s: Statement) -> Iterator[Change]:
+    """Of f32: the last operand, which is added or multiplied with, once more."""
+    if s.ins.parts[-1] == "f32":
+        last = s.operands[-1].strip()
+        head = "add.f32" if s.ins.base == "fma" else s.text.split(None, 1)[0]
+        changed = s.with_operand(0, " mutant")
+        yield s.become("twice", f"{{ .reg .f32 mutant; {changed} {head} {s.operands[0].strip()}, mutant, {last}; }}")
+
+
+def retype(s: Statement) -> Iterator[Change]:
+    """The bits of bf16 taken for f16, or the other way round."""
+    head, rest = s.text.split(None, 1)
+    swapped = re.sub(r"\b(b?)f16(?=\.|x2|$)", lambda m: "f16" if m[1] else "bf16", head)
+    # Tensor cores sum bf16 in f32 only.
+    if swapped != head and not (s.ins.base in ("mma", "wgmma") and "f32" not in s.ins.parts):
+        yield s.become("retype", f"{swapped} {rest}")
+
+
+def truncate(s: Statement) -> Iterator[Change]:
+    """Digits cut off instead of rounded to the nearest."""
+    if "rn" in s.ins.parts:
+        yield s.become("truncate", s.text.replace(".rn.", ".rz.", 1))
+
+
+def lose_nan(s: Statement) -> Iterator[Change]:
+    """A minimum or maximum that gives the other operand for NaN."""
+    if "NaN" in s.ins.parts:
+        yield s.become("nan", s.text.replace(".NaN.", ".", 1))
+
+
+@unguarded
+def nudge(s: Statement) -> Iterator[Change]:
+    """An integer that the kernel was handed is larger by 8: a vector of halves, half of one in an address."""
+    bits, register = s.ins.parts[-1][1:], s.operands[0].strip()
+    if s.ins.parts[-1] in ("u32", "u64", "b32", "b64", "s32", "s64") and register.startswith("%"):
+        yield s.become("nudge", f"{s.text} add.s{bits} {register}, {register}, 8;")
+
+
+@unguarded
+def first(s: Statement) -> Iterator[Change]:
+    """A quotient, remainder or number of a CTA that is always 0."""
+    register = s.operands[0].strip()
+    yield s.become("first", f"mov.b{s.ins.parts[-1][1:]} {register}, 0;")
+
+
+ARITHMETIC = frozenset({"addend", "factor", "product", "twice", "retype", "truncate", "nan", "nudge", "first"})
+
+
 def vector_bytes(ins: Instr) -> int:
     """Bytes that a load or store moves per thread."""
     lanes = next((int(p[1]) for p in ins.parts if p in ("v2", "v4", "v8")), 1)

@@ -7,6 +7,7 @@ from cudal2gen.emulator.arithmetic.types import type_bits
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import INTEGERS, instruction
 from cudal2gen.emulator.frontend.instructions.integer import width_of
+from cudal2gen.emulator.frontend.mutations import retype, truncate
 from cudal2gen.emulator.frontend.ptx import Instr, Operand, Reg, Vec
 
 _SCALARS = frozenset(("f16", "bf16", "f32", "f64", "u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"))
@@ -75,7 +76,7 @@ def _with_float(parts: tuple[str, ...]) -> bool:
     return not (parts[-1] in INTEGERS and _between_integers(parts))
 
 
-@instruction("cvt", serves=_with_float)
+@instruction("cvt", serves=_with_float, mutations=(retype, truncate))
 def convert(e: Emitter, ins: Instr) -> None:
     """cvt where a float takes part, or that saturates."""
     parts = ins.parts

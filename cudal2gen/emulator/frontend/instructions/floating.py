@@ -9,6 +9,7 @@ import numpy as np
 from cudal2gen.emulator import arithmetic
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import FLOATS, HALVES, REALS, instruction
+from cudal2gen.emulator.frontend.mutations import lose, lose_nan, twice
 from cudal2gen.emulator.frontend.ptx import Imm, Instr, Operand
 from cudal2gen.emulator.state.arrays import Array
 
@@ -122,7 +123,9 @@ def _directed(ins: Instr) -> str | None:
     return next((p for p in ins.parts if p in ("rz", "rm", "rp")), None)
 
 
-@instruction("add", "sub", "mul", "div", "min", "max", types=REALS)
+@instruction("min", "max", types=REALS, mutations=(lose_nan,))
+@instruction("sub", "div", types=REALS)
+@instruction("add", "mul", types=REALS, mutations=(lose, twice))
 def arithmetic2(e: Emitter, ins: Instr) -> None:
     """add, sub, mul, div, min, max of floats."""
     kind = ins.parts[-1]
@@ -154,7 +157,8 @@ def _rounded(e: Emitter, ins: Instr, a: Operand, b: Operand, mode: str) -> str:
     return f"A.fma32({x}, np.full(M.size, {unit}), {'' if ins.base == 'add' else '-'}{y}, {mode!r})"
 
 
-@instruction("fma", "mad", types=REALS)
+@instruction("fma", types=REALS, mutations=(lose, twice))
+@instruction("mad", types=REALS)
 def fma(e: Emitter, ins: Instr) -> None:
     """fma and mad of f32 and f64."""
     kind = ins.parts[-1]

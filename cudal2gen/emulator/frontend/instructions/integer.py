@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import INTEGERS, instruction
+from cudal2gen.emulator.frontend.mutations import first
 from cudal2gen.emulator.frontend.ptx import Imm, Instr, Operand
 
 
@@ -152,7 +153,7 @@ def _high_product(e: Emitter, kind: str, d: Operand, a: Operand, b: Operand, c: 
     e.assign(d, Value(f"{text} + {addend.text}" if addend is not None else text, u, False))
 
 
-@instruction("div", "rem", types=INTEGERS, uniform=True)
+@instruction("div", "rem", types=INTEGERS, uniform=True, mutations=(first,))
 def div(e: Emitter, ins: Instr) -> None:
     """div and rem."""
     function = "divide" if ins.base == "div" else "remainder"

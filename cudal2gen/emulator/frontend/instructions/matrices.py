@@ -10,7 +10,7 @@ from cudal2gen.emulator.arithmetic.operands import ELEMENT_BITS
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
 from cudal2gen.emulator.frontend.instructions.memory import space_of
-from cudal2gen.emulator.frontend.mutations import shift
+from cudal2gen.emulator.frontend.mutations import retype, shift
 from cudal2gen.emulator.frontend.product_grids import ProductLine
 from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
 from cudal2gen.emulator.frontend.registers import registers
@@ -138,7 +138,7 @@ def _word(kind: str) -> str:
     return "u8" if kind == "f64" else "u4"
 
 
-@instruction("mma", accumulates=_destination)
+@instruction("mma", accumulates=_destination, mutations=(retype,))
 def mma(e: Emitter, ins: Instr) -> None:
     """mma.sync of dense f16, bf16, tf32, f64, e4m3, e5m2, s8, u8, s4, u4 and b1."""
     shape = _shape(ins)

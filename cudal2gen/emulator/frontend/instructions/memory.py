@@ -12,6 +12,7 @@ from cudal2gen.emulator.frontend.mutations import (
     Statement,
     drop,
     narrow,
+    nudge,
     relax,
     shift,
     swap,
@@ -122,6 +123,12 @@ def _store_dropped(s: Statement) -> Iterator[Change]:
         yield from drop(s)
 
 
+def _argument(s: Statement) -> Iterator[Change]:
+    """An argument of the kernel larger by 8."""
+    if space_of(s.ins) == "param" and len(s.ins.operands) == 2:
+        yield from nudge(s)
+
+
 def _element_bytes(ins: Instr) -> int:
     return TYPE_BYTES.get(ins.parts[-1], 4)
 
@@ -130,7 +137,12 @@ def _element_bytes(ins: Instr) -> int:
 
 
 @instruction(
-    "ld", "ldu", uniform=_from_param, polls=_polls, access=_access, mutations=(_address_shifted, narrow, relax)
+    "ld",
+    "ldu",
+    uniform=_from_param,
+    polls=_polls,
+    access=_access,
+    mutations=(_address_shifted, narrow, relax, _argument),
 )
 def load(e: Emitter, ins: Instr) -> None:
     """ld from any space."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import instruction
 from cudal2gen.emulator.frontend.instructions.integer import width_of
+from cudal2gen.emulator.frontend.mutations import Change, Statement, first
 from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
 from cudal2gen.emulator.state.windows import SHIFT_TO_WINDOW, Window, window_of
 
@@ -45,7 +48,13 @@ def _simple_move(ins: Instr) -> bool:
     return isinstance(d, Reg) and not isinstance(s, Vec)
 
 
-@instruction("mov", uniform=_simple_move)
+def _cta(s: Statement) -> Iterator[Change]:
+    """The number of a CTA is always 0."""
+    if "%ctaid." in s.text:
+        yield from first(s)
+
+
+@instruction("mov", uniform=_simple_move, mutations=(_cta,))
 def mov(e: Emitter, ins: Instr) -> None:
     """mov, including packing and unpacking of vectors."""
     d, s = ins.operands

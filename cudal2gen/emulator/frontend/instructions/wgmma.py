@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from cudal2gen.emulator.arithmetic.operands import ELEMENT_BITS
 from cudal2gen.emulator.frontend.emitter import Emitter
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
-from cudal2gen.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, swap, weaken
+from cudal2gen.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, retype, swap, weaken
 from cudal2gen.emulator.frontend.ptx import Instr, Operand, Reg, Vec
 from cudal2gen.emulator.hopper.tile import Form
 
@@ -85,7 +85,7 @@ def _form(e: Emitter, ins: Instr) -> Form:
     completed_by=("wgmma.wait_group",),
     accumulates=_registers_in_use,
     hopper=True,
-    mutations=(_descriptor("step", "add.u64", "2"), _descriptor("swizzle", "xor.b64", "0xC000000000000000")),
+    mutations=(_descriptor("step", "add.u64", "2"), _descriptor("swizzle", "xor.b64", "0xC000000000000000"), retype),
 )
 def mma(e: Emitter, ins: Instr) -> None:
     """wgmma.mma_async of dense f16, bf16, tf32, e4m3, e5m2, s8 and u8."""
