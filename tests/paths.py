@@ -172,7 +172,7 @@ BATCHED: dict[str, Record] = {
     "grouped fused": small(batch="grouped", padding="predicate", acc="f32", fusion="bias_n+residual+silu"),
     "grouped fused direct": direct(batch="grouped", padding="predicate", fusion="bias_m+relu"),
     "grouped fused wgmma": ring(batch="grouped", fusion="bias_n+residual+silu"),
-    "grouped fused wgmma swapped": ring(batch="grouped", fusion="alpha+bias_m+gelu", **SWAPPED),
+    "grouped fused wgmma swapped": ring(batch="grouped", fusion="alpha+bias_n+gelu", **SWAPPED),
 }
 
 PATHS: dict[str, Record] = {

@@ -70,6 +70,7 @@ def test_each_group_is_multiplied_by_its_own_b(name: str, library: Path) -> None
         (of(record, 2 * bm + 3), "normal"),
         (of(record, 0, 0, behind=bm + 1), "binary"),
         (of(record, 3, 2, shared_b=True), "special"),
+        (of(record, 3, bm, n=record.n - 5), "integers"),
     ):
         case, done = run_case(record, artifact, library, shape, inputs, hazards=inputs == "binary")
         assert case.findings == (), shape
@@ -214,6 +215,7 @@ ILLEGAL = [
     (once, {"batch": "grouped"}, "batch=grouped: must be none or strided for family sm90_small"),
     (ring, {**RING, "split_k": 2, "reduce": "workspace"}, "split_k=2: must be 1 for batch=grouped"),
     (ring, {**RING, "stream_k": True}, "stream_k=true: must be false for batch=grouped"),
+    (ring, {**RING, **SWAPPED, "fusion": "bias_m"}, "swap_ab=true: must be false for bias_m and batch=grouped"),
     (ring, {**RING, "cluster": [2, 1]}, r"cluster=\[2, 1\]: must be \[1, ..\] for batch=grouped"),
 ]
 

@@ -210,6 +210,8 @@ class Sm90Wgmma(Sm90Kernel):
             yield "stream_k=true: must be false for batch=grouped, whose tiles the host does not know"
         if self.cluster[0] > 1:
             yield f"cluster={list(self.cluster)}: must be [1, ..] for batch=grouped, tiles of two groups share no B"
+        if self.swap_ab and self.fusion.bias == "m":
+            yield "swap_ab=true: must be false for bias_m and batch=grouped, a lane loads aligned pairs of rows' bias"
 
     def _box_violations(self) -> Iterator[str]:
         cluster_m, cluster_n = self.cluster
