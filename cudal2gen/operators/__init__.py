@@ -7,9 +7,10 @@ Imports and calls go down, a module per floor: ``torch_operators`` (what torch s
 
 from cudal2gen.operators.dispatch import emulated, load_pack, prefer, stats
 from cudal2gen.operators.epilogues import deinterleave, interleave
+from cudal2gen.operators.fused_layers import patch
 from cudal2gen.operators.fused_operators import linear, swiglu
 from cudal2gen.operators.grouped import grouped_mm
-from cudal2gen.operators.layers import Replaced, patch, unpatch
+from cudal2gen.operators.layers import Replaced, unpatch
 from cudal2gen.operators.torch_operators import bmm, explain, matmul
 
 __all__ = [

@@ -2,55 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudal2gen.element import dtypes, element_or_none
+from cudal2gen.element import ELEMENTS, dtypes
 from cudal2gen.operators.fused_operators import linear
+from cudal2gen.operators.registration import refuse_script
 
 if TYPE_CHECKING:
     import torch
 
+TYPES = tuple(element.torch_dtype for element in ELEMENTS.values())
+
 
 class Replaced(NamedTuple):
-    """What ``patch`` did: names of replaced layers, and of other linear ones with the reason why they are as before."""
+    """What ``patch`` did: names of replaced layers, and of other linear ones with the reason why they are as before;
+    modules that compute some of their layers as one, and which."""
 
     layers: list[str]
     left: dict[str, str]
+    fused: dict[str, str]
 
     def __str__(self) -> str:
         lines = [f"{len(self.layers)} layers replaced", *(f"  {name}" for name in self.layers)]
+        lines += [f"{len(self.fused)} modules fused"] if self.fused else []
+        lines += [f"  {name}: {what}" for name, what in self.fused.items()]
         lines += [f"{len(self.left)} left as they were"] if self.left else []
         return "\n".join([*lines, *(f"  {name}: {why}" for name, why in self.left.items())])
 
 
-def patch(model: torch.nn.Module) -> Replaced:
-    """Lets every ``nn.Linear`` of fp16 or bf16 in a model compute by ``cudal2gen.linear``; parameters and hooks stay.
-
-    A call with an input of another type than its weights, as under autocast, is torch's. A patched model is not patched
-    again.
-    """
+def replace_layers(model: torch.nn.Module) -> Replaced:
+    """Lets every ``nn.Linear`` of fp16 or bf16 in a model compute by ``cudal2gen.linear``."""
     import torch
 
-    done = Replaced([], {})
+    done = Replaced([], {}, {})
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
             if why_not := _why_not(module):
                 done.left[name] = why_not
             else:
-                module.forward = partial(_forward, module)
+                set_forward(module, forward_linear)
                 done.layers.append(name)
     return done
 
 
 def unpatch(model: torch.nn.Module) -> list[str]:
-    """Undoes ``patch``: the layers are as they were. Answers their names."""
+    """Undoes ``patch``: the modules are as they were. Answers their names."""
     undone = []
     for name, module in model.named_modules():
-        if _patched(module):
-            del module.__dict__["forward"]
+        if patched(module):
+            del module.__dict__["forward"], module.__dict__["__prepare_scriptable__"]
             undone.append(name)
     return undone
+
+
+class Forward(partial[Any]):
+    """The forward of a patched module, whose class has another; copied and pickled with it."""
+
+
+def set_forward(module: torch.nn.Module, forward: Callable[..., Any], *arguments: Any) -> None:
+    """Lets a module compute by ``forward(module, *arguments, ...)``, until ``unpatch``."""
+    module.forward = Forward(forward, module, *arguments)
+    module.__prepare_scriptable__ = partial(
+        refuse_script, "patch", "a patched model (unpatch takes it back) or anything"
+    )
+
+
+def patched(module: torch.nn.Module) -> bool:
+    """Whether ``patch`` gave the module its forward."""
+    return isinstance(module.__dict__.get("forward"), Forward)
+
+
+def as_typed(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether a layer of this weight is ours for x: one type of ours, which no autocast changes.
+
+    A model may be converted or moved after it was patched.
+    """
+    import torch
+
+    if x.dtype != weight.dtype or x.dtype not in TYPES:
+        return False
+    kind = x.device.type
+    autocast = kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind)
+    return not autocast or torch.get_autocast_dtype(kind) == x.dtype
 
 
 def _why_not(module: torch.nn.Module) -> str:
@@ -59,24 +94,19 @@ def _why_not(module: torch.nn.Module) -> str:
 
     if type(module) is not torch.nn.Linear:
         return f"a {type(module).__name__}, which may compute something else"
-    if _patched(module):
+    if patched(module):
         return "replaced before"
     if "forward" in module.__dict__:
         return "has a forward of its own"
-    if element_or_none(module.weight.dtype) is None:
+    if module.weight.dtype not in TYPES:
         return f"its weights are {module.weight.dtype}, not {dtypes(module.weight)}"
     return ""
 
 
-def _patched(module: torch.nn.Module) -> bool:
-    forward = module.__dict__.get("forward")
-    return isinstance(forward, partial) and forward.func is _forward
-
-
-def _forward(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+def forward_linear(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """Of a replaced layer."""
     import torch
 
-    # A model may be converted or moved after it was patched.
-    if x.dtype == module.weight.dtype and element_or_none(x.dtype) is not None:
+    if as_typed(x, module.weight):
         return linear(x, module.weight, module.bias)
     return torch.nn.functional.linear(x, module.weight, module.bias)

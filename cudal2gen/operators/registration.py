@@ -87,12 +87,13 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
 
 def no_script(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lets ``torch.jit.script`` refuse a function in words."""
-    function.__prepare_scriptable__ = partial(_refuse, function.__name__)  # type: ignore[attr-defined]
+    function.__prepare_scriptable__ = partial(refuse_script, function.__name__, "a function")  # type: ignore[attr-defined]
     return function
 
 
-def _refuse(name: str) -> None:
+def refuse_script(name: str, what: str) -> None:
+    """Raises TypeError, in the place of what torch.jit.script would compile."""
     raise TypeError(
-        f"cudal2gen.{name}: torch.jit.script cannot compile it, which chooses a kernel at each call; "
+        f"cudal2gen.{name}: torch.jit.script cannot compile {what} that chooses a kernel at each call; "
         "use torch.compile or torch.export"
     )

@@ -1,0 +1,245 @@
+"""``patch``: a model's layers on our kernels; where asked for, those together that one fused kernel computes.
+
+A module is fused by what its ``forward`` does, not by its name: its trace (``torch.fx``, children as they are) is a
+chain of children in which a linear layer meets its activation, or the gated product of three, as of Llama. What a
+fused module does not call by itself is called as before where it has hooks, another forward or another type.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from cudal2gen.kernel.fusion import Activation
+from cudal2gen.operators.epilogues import HALF
+from cudal2gen.operators.fused_operators import gated_pair, linear
+from cudal2gen.operators.grouped import grouped_mm
+from cudal2gen.operators.layers import TYPES, Replaced, as_typed, forward_linear, replace_layers, set_forward
+
+if TYPE_CHECKING:
+    import torch
+
+# Activations of transformers, by class: of one formula with those of torch.
+TRANSFORMERS: dict[str, Activation] = {
+    "GELUActivation": "gelu", "GELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh", "SiLUActivation": "silu",
+    "FastGELUActivation": "gelu_tanh", "AccurateGELUActivation": "gelu_tanh",
+}  # fmt: skip
+
+
+def patch(model: torch.nn.Module, fuse: bool = False) -> Replaced:
+    """Lets every ``nn.Linear`` of fp16 or bf16 in a model compute by ``cudal2gen.linear``; parameters and hooks stay.
+
+    A call with an input of another type than its weights, or under an autocast to another type, is torch's. A patched
+    model is not patched again. ``fuse``: also a linear layer and its activation in ``nn.Sequential`` and in modules
+    whose forward is a chain of children, ``down(act(gate(x)) * up(x))`` of layers without biases, and transformers'
+    experts as grouped products. To tell, each module with such children is traced once, on symbols. Where a kernel
+    computes a gate, it reads interleaved copies of both weights, so their memory doubles; see ``derived`` for when they
+    are made again. ``state_dict`` and ``unpatch`` know nothing of it.
+    """
+    done = replace_layers(model)
+    if fuse:
+        for name, module in model.named_modules():
+            if "forward" not in module.__dict__ and (what := _fuse(module)):
+                done.fused[name] = what
+    return done
+
+
+def _fuse(module: torch.nn.Module) -> str:
+    """Fuses a module where it can be; which of its layers, empty for none."""
+    import torch
+
+    if _experts(module):
+        set_forward(module, _forward_experts)
+        return "experts as grouped products"
+    if type(module) is torch.nn.Sequential:
+        pairs = _pairs(module._modules.items())
+        if pairs:
+            set_forward(module, _forward_sequential)
+        return pairs
+    children = dict(module.named_children())
+    if not any(map(activation_of, children.values())) or not any(map(_is_layer, children.values())):
+        return ""
+    nodes = _trace(module)
+    if (chain := _chain(nodes)) and (pairs := _pairs((name, children[name]) for name in chain)):
+        set_forward(module, _forward_chain, chain)
+        return pairs
+    if (gated := _gated(nodes)) and _is_pair(*(children[name] for name in gated[:3])):
+        set_forward(module, _forward_gated, *gated)
+        return f"{gated[0]}, {gated[1]}, {gated[2]}"
+    return ""
+
+
+def activation_of(module: torch.nn.Module) -> Activation | None:
+    """The activation that a module is, of those that a kernel has."""
+    import torch
+
+    kind = type(module)
+    if kind is torch.nn.GELU:
+        return "gelu_tanh" if module.approximate == "tanh" else "gelu"
+    if kind.__module__ == "transformers.activations":
+        return TRANSFORMERS.get(kind.__name__)
+    return "relu" if kind is torch.nn.ReLU else "silu" if kind is torch.nn.SiLU else None
+
+
+def _is_layer(module: torch.nn.Module) -> bool:
+    import torch
+
+    return type(module) is torch.nn.Linear or _is_conv1d(module)
+
+
+def _is_conv1d(module: torch.nn.Module) -> bool:
+    """GPT-2's linear layer, whose weight is (K,N)."""
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+
+
+def _is_pair(gate: torch.nn.Module, activation: torch.nn.Module, up: torch.nn.Module) -> bool:
+    import torch
+
+    if type(gate) is not torch.nn.Linear or type(up) is not torch.nn.Linear or activation_of(activation) is None:
+        return False
+    plain = gate.bias is None and up.bias is None and gate.weight.shape == up.weight.shape
+    return plain and gate.weight.shape[0] % HALF == 0 and gate.weight.dtype in TYPES
+
+
+def _pairs(children: Iterable[tuple[str, torch.nn.Module]]) -> str:
+    """Layers that their activation follows, in words."""
+    named = list(children)
+    return "; ".join(
+        f"{name}, {following}"
+        for (name, layer), (following, activation) in pairwise(named)
+        if _is_layer(layer) and layer.weight.dtype in TYPES and activation_of(activation)
+    )
+
+
+# --- what a forward does ---
+
+
+def _trace(module: torch.nn.Module) -> list[torch.fx.Node]:
+    """The nodes of a module's trace between its only argument and what it answers; none where there is no such."""
+    from torch import fx
+
+    class Tracer(fx.Tracer):  # type: ignore[misc]  # torch has no types here
+        def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
+            return True
+
+    try:
+        nodes = list(Tracer().trace(module).nodes)
+    except Exception:  # whatever a forward does with symbols
+        return []
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    plain = len(inputs) == 1 and nodes[-1].args == (nodes[-2],)
+    return nodes if plain else []
+
+
+def _children(nodes: list[torch.fx.Node], argument: torch.fx.Node) -> tuple[str, ...]:
+    """Names of children, each of which has the one before for its only argument; none where there is anything else."""
+    names = []
+    for node in nodes:
+        if node.op != "call_module" or node.args != (argument,) or node.kwargs or "." in node.target:
+            return ()
+        names.append(node.target)
+        argument = node
+    return tuple(names)
+
+
+def _chain(nodes: list[torch.fx.Node]) -> tuple[str, ...]:
+    return _children(nodes[1:-1], nodes[0]) if nodes else ()
+
+
+def _gated(nodes: list[torch.fx.Node]) -> tuple[Any, ...]:
+    """Names of gate, activation and up, and of the chain behind, of ``down(act(gate(x)) * up(x))``; or nothing."""
+    products = [node for node in nodes if node.op == "call_function" and node.target is operator.mul]
+    if len(products) != 1 or len(nodes) < 6 or products[0] is not nodes[4]:
+        return ()
+    product, behind = products[0], nodes[5:-1]
+    for first, second in (product.args, product.args[::-1]):
+        branch = [node for node in nodes[1:4] if node is not second]
+        gate = _children(branch, nodes[0])
+        up = _children([second], nodes[0])
+        chain = _children(behind, product)
+        if len(gate) == 2 and branch[-1] is first and up and len(chain) == len(behind):
+            return (*gate, *up, chain)
+    return ()
+
+
+# --- forwards ---
+
+
+def _as_called(module: torch.nn.Module) -> bool:
+    """Whether calling a child is only its forward: no hooks, no other forward."""
+    from torch.nn.modules import module as modules
+
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    if hooks or modules._has_any_global_hook():
+        return False
+    # Not by ``patched``: torch.compile sees through partial functions, not their classes.
+    return "forward" not in module.__dict__ or getattr(module.__dict__["forward"], "func", None) is forward_linear
+
+
+def _forward_sequential(module: torch.nn.Sequential, x: Any) -> Any:
+    return _run_chain(list(module._modules.values()), x)
+
+
+def _forward_chain(module: torch.nn.Module, names: tuple[str, ...], x: Any) -> Any:
+    return _run_chain([module._modules[name] for name in names], x)
+
+
+def _run_chain(children: list[Any], x: Any) -> Any:
+    """One child after the other; a layer and the activation behind it at once."""
+    place = 0
+    while place < len(children):
+        layer, following = children[place], children[place + 1] if place + 1 < len(children) else None
+        activation = None if following is None or not _is_layer(layer) else activation_of(following)
+        if activation is not None and as_typed(x, layer.weight) and _as_called(layer) and _as_called(following):
+            x = linear(x, layer.weight.t() if _is_conv1d(layer) else layer.weight, layer.bias, activation)
+            place += 2
+        else:
+            x = layer(x)
+            place += 1
+    return x
+
+
+def _forward_gated(module: torch.nn.Module, gate: str, act: str, up: str, behind: tuple[str, ...], x: Any) -> Any:
+    first, activation, second = (module._modules[name] for name in (gate, act, up))
+    assert first is not None and activation is not None and second is not None  # noqa: PT018
+    typed = as_typed(x, first.weight) and x.dtype == second.weight.dtype and _is_pair(first, activation, second)
+    if typed and all(map(_as_called, (first, activation, second))):
+        x = gated_pair(x, first.weight, second.weight, str(activation_of(activation)))
+    else:
+        x = activation(first(x)) * second(x)
+    return _run_chain([module._modules[name] for name in behind], x)
+
+
+def _experts(module: torch.nn.Module) -> bool:
+    """Whether a module is transformers' experts: (E,2H,K) and (E,K,H), gates before what they multiply, no biases."""
+    facts = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
+    if any(getattr(module, name, None) is not value for name, value in facts.items()):
+        return False
+    weights = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
+    complete = all(weight is not None and weight.ndim == 3 and weight.dtype in TYPES for weight in weights)
+    return complete and hasattr(module, "_apply_gate") and not getattr(module, "has_post_expert_norm", False)
+
+
+def _forward_experts(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Rows sorted by expert, two grouped products, and the weighted sum of each token's experts."""
+    import torch
+
+    up, down = module.gate_up_proj, module.down_proj
+    typed = as_typed(hidden_states, up) and down.dtype == up.dtype
+    if not typed or getattr(module, "_is_expert_parallel", False):
+        d: torch.Tensor = type(module).forward(module, hidden_states, top_k_index, top_k_weights)
+        return d
+    chosen, order = torch.sort(top_k_index.reshape(-1), stable=True)
+    # How many rows the experts up to each have, counted on the device.
+    experts = torch.arange(up.shape[0], device=chosen.device, dtype=chosen.dtype)
+    offs = torch.searchsorted(chosen, experts, right=True, out_int32=True)
+    rows = grouped_mm(hidden_states[order // top_k_index.shape[-1]], up.mT, offs=offs)
+    rows = grouped_mm(module._apply_gate(rows), down.mT, offs=offs)
+    weighted = rows * top_k_weights.reshape(-1)[order, None]
+    restored = torch.empty_like(weighted).index_copy(0, order, weighted)
+    return restored.view(*top_k_index.shape, -1).sum(-2).to(hidden_states.dtype)
