@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
+from tests import commands
+
 BEFORE = pytest.StashKey[float]()
 SET_UPS = pytest.StashKey[Counter[str]]()
 
 
 def cpu_seconds() -> float:
-    """User and system seconds of this process and of its children that have ended."""
+    """User and system seconds of this process, of its children that have ended, and of ``tests.commands``."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return commands.Usage.seconds + sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

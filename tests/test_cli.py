@@ -19,12 +19,8 @@ from cudal2gen.cli.selection import Selection
 from cudal2gen.cli.tables import print_table
 from cudal2gen.kernel import FAMILIES, Problem, parse
 from cudal2gen.renderer import render
+from tests.commands import run
 from tests.cpu_times import cpu_seconds
-
-
-def run(*arguments: str, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cudal2gen", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | (env or {}), **options)  # type: ignore[call-overload,no-any-return]
 
 
 def error(*arguments: str, code: int = 2, env: dict[str, str] | None = None) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import getpass
 import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from cudal2gen import report, results
 from cudal2gen.report.groups import by_conditions
 from cudal2gen.results import KERNEL, Measurement, Measurements
 from tests import measured
+from tests.commands import run
 from tests.measured import H200, noisy, timing
 
 MNK = (1024, 1024, 1024)
@@ -110,10 +109,6 @@ def test_names_of_the_machine_stay_at_home(random: np.random.Generator, monkeypa
     assert kernel.detail == "kernel.cubin; B/A ratio, 3/4, fp16/fp32 of (name)"
     assert result.environments["card-1"].versions == {"cuda": "13.0", "nvcc": "nvcc"}
     assert kernel.event_us == row.timings[0].event_us
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "cudal2gen", *words], capture_output=True, text=True, check=False)
 
 
 def test_the_commands(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from cudal2gen import cli
 from cudal2gen.kernel import FAMILIES, Problem
+from tests.commands import run
 
 
 def pages(checkout: Path) -> list[Path]:
@@ -139,6 +140,5 @@ def test_the_python_of_the_guide_runs(checkout: Path, tmp_path: Path) -> None:
 
 def test_the_error_of_the_guide_is_the_error(checkout: Path) -> None:
     (message,) = re.findall(r"^error: (.*)$", (checkout / "docs" / "edit.md").read_text(), re.MULTILINE)
-    command = [sys.executable, "-m", "cudal2gen", "show", "--mnk", "4096_4096_64", "--set", "bn=96"]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = run("show", "--mnk", "4096_4096_64", "--set", "bn=96")
     assert process.stderr.strip() == f"error: {message}"

@@ -15,9 +15,10 @@ from cudal2gen.kernel import FAMILIES, Fields, Fit, IllegalRecord, IllegalValue,
 from cudal2gen.kernel.fieldset import fieldset
 from cudal2gen.kernel.suggestions import unknown_field
 from tests import strategies
+from tests.draws import THOROUGH
 from tests.strategies import direct, multistage, single_shot, wgmma
 
-DRAWS = 200
+DRAWS = 200 if THOROUGH else 100
 SECONDS = 1.0  # of processor time, the most that one fit takes here; typical ones take a tenth of it
 
 

@@ -19,6 +19,7 @@ from cudal2gen.pages import Table
 from cudal2gen.profile.figures import spans
 from cudal2gen.profile.occupancy import occupancy
 from cudal2gen.profile.picture import LANE, LEFT, busy, picture
+from tests import commands
 from tests.profiled import HOSTILE, ISSUES, LINES, PROFILE
 from tests.strategies import multistage
 
@@ -256,8 +257,7 @@ def test_a_launch_that_makes_no_sense_is_refused(content: str, message: str, tmp
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cudal2gen", "profile", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return commands.run("profile", *arguments)
 
 
 def test_the_verb_prints_text_json_and_a_page(tmp_path: Path, built: compiler.Artifact) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Problem, Record, fieldset, parse
 from cudal2gen.results import Case, Timing, Verdict
 from cudal2gen.workers import Lost
+from tests import commands
 from tests.rehearsal import LAUNCH_US
 
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=256, n=1024, k=256)
@@ -31,10 +30,9 @@ CHOICES = {"bn": (32, 64), "stages": (2, 4)}
 BUILT_AHEAD = [candidate.record for candidate in grid.fit(START, CHOICES).candidates]
 
 
-def run(*arguments: str, **environment: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cudal2gen", "try", "--gpu", "h200", "--acc", "f32", "--mnk", "256_1024_256"]
-    variables = os.environ | {name: str(value) for name, value in environment.items()}
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, env=variables)
+def run(*arguments: str, mnk: str = PROBLEM.mnk, **environment: object) -> subprocess.CompletedProcess[str]:
+    variables = {name: str(value) for name, value in environment.items()}
+    return commands.run("try", "--gpu", "h200", "--acc", "f32", "--mnk", mnk, *arguments, env=variables)
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +255,8 @@ def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged: Path
 @pytest.mark.torch
 def test_on_a_gpu_right_kernels_are_timed_in_turns(judged: Path, own_catalog: Path) -> None:
     done = run(
-        *("--set", "bn=64", "--set", "stages=2", "--time", "--json"),
+        *("--set", "bn=16", "--time", "--json"),
+        mnk="64_64_64",
         CUDAL2GEN_GPU="tests.rehearsal:Rehearsal",
         CUDAL2GEN_RESULTS=judged,
         CUDAL2GEN_CATALOG=own_catalog,

@@ -29,6 +29,7 @@ from cudal2gen.workers import Lost, Task
 Array = NDArray[Any]
 
 SMS = 2
+LOOP_ROOM = 10_000  # backward branches for copies and stores, beside those for steps of k
 
 
 class Product(NamedTuple):
@@ -232,9 +233,9 @@ def execute(
     matrices = _Matrices(record, shape, rows, cols, inputs, seed, packed=counters)
     options = record.launch_options | shape.launch_options
     corners = partial(_corner_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
-    # No loop of a right kernel turns more often than all its tiles have steps; the rest is room for copies and stores.
+    # No loop of a right kernel turns more often than all its tiles have steps.
     row_tiles = ceil_div(m, record.bm) * shape.batch + len(shape.groups)
-    turns = 10_000 + 16 * row_tiles * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
+    turns = LOOP_ROOM + 16 * row_tiles * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
     modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse, rounding=rounding)
     device = device_of(record, SMS * record.cluster_ctas)
     findings: list[str] = []

@@ -1,0 +1,94 @@
+"""Command lines in processes of their own that start at once: forks of a process that has imported the program."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, NamedTuple
+
+START = "from tests.commands import serve; serve()"
+READ_AT_START = ("PYTHON", "LD_")  # variables with such names: Python or its loader reads them before any program
+
+
+class Usage:
+    """CPU seconds of the commands that ended; ``cpu_times`` counts them with this process' own children."""
+
+    seconds = 0.0
+
+
+class Server(NamedTuple):
+    """Where requests go and answers come from: a line of JSON each."""
+
+    requests: IO[str]
+    answers: IO[str]
+
+
+@cache
+def server(_owner: int) -> Server:
+    """The process that forks; it ends when this process closes its end of the pipe. One for each process id."""
+    process = subprocess.Popen([sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return Server(process.stdin, process.stdout)
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """As ``python -m cudal2gen`` ends, with variables added to this environment."""
+    command = [sys.executable, "-m", "cudal2gen", *arguments]
+    variables = os.environ | (env or {})
+    if any(name.startswith(READ_AT_START) for name in env or {}):
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    with TemporaryDirectory(prefix="cudal2gen-command-") as folder:
+        requests, answers = server(os.getpid())
+        request = {"arguments": arguments, "variables": variables, "directory": str(Path.cwd()), "outputs": folder}
+        requests.write(json.dumps(request) + "\n")
+        requests.flush()
+        code, seconds = json.loads(answers.readline())
+        Usage.seconds += seconds
+        out, err = ((Path(folder) / name).read_text() for name in ("out", "err"))
+        return subprocess.CompletedProcess(command, code, out, err)
+
+
+def serve() -> None:
+    """Forks a child for each request, and answers its exit code and CPU seconds.
+
+    The child leaves ``main`` and ends as any process of Python does.
+    """
+    import gc
+
+    import rich.table
+
+    from cudal2gen import bench, cli, profile, report, validator
+    from cudal2gen.tuner import race
+
+    imported = (rich.table, bench, profile, report, validator, race)
+    gc.freeze()
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            _become(**json.loads(line))
+            cli.main()
+            return
+        _, status, usage = os.wait4(child, 0)
+        print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime]), flush=True)
+    del imported
+
+
+def _become(arguments: list[str], variables: dict[str, str], directory: str, outputs: str) -> None:
+    """Makes this process one that was started with these words, variables and folder, and with files as outputs."""
+    sys.argv = ["cudal2gen", *arguments]
+    os.environ.clear()
+    os.environ.update(variables)
+    with contextlib.suppress(FileNotFoundError):
+        os.chdir(directory)
+    for descriptor, name in ((0, os.devnull), (1, f"{outputs}/out"), (2, f"{outputs}/err")):
+        flags = os.O_WRONLY | os.O_CREAT if descriptor else os.O_RDONLY
+        opened = os.open(name, flags, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
