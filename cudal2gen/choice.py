@@ -191,6 +191,10 @@ class Table:
             return self._estimated(near, sizes, products, operands, extra_us)
         return self._inferred(problem, sizes, operands, prefer, extra_us)
 
+    def measured(self, problem: Problem, products: int = 1) -> bool:
+        """Whether this very problem was measured."""
+        return (problem.kind, Sizes(problem.m, problem.n, problem.k), products) in self._by_problem
+
     def _measured(self, row: Row, operands: Operands, extra_us: float) -> Choice:
         measured = f"{row.text} was measured: {_speedup(row)}"
         if row.kernel is None or not row.wins:
@@ -466,7 +470,7 @@ def tabulate(
         binaries = {measurement.digest for measurement in states.values()}
         if number is None or (digest and binaries != {kernels[number].digest}):
             strangers += 1
-        elif (row := _row(problem, products, number, states)) and (
+        elif (row := row_of(problem, products, number, states)) and (
             (problem, products) not in rows or row.speedup[1] > rows[problem, products].speedup[1]
         ):
             rows[problem, products] = row
@@ -476,8 +480,9 @@ def tabulate(
     return Table(gpu, kernels, ordered, bandwidth, notes)
 
 
-def _row(problem: Problem, products: int, number: int, states: Mapping[str, Measurement]) -> Row | None:
-    """The state in which the kernel does worst against its rivals; None where the first of them was not measured."""
+def row_of(problem: Problem, products: int, number: int, states: Mapping[str, Measurement]) -> Row | None:
+    """The row of kernel ``number`` by its measurements in L2 ``states``: that in which it does worst against its
+    rivals; None where the first of them was not measured."""
     rivals = results.rivals(problem)
     contests = []
     for state, measurement in sorted(states.items()):

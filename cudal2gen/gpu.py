@@ -279,8 +279,8 @@ def _fused(operands: Operands) -> Fused:
     )
 
 
-class Gpu:
-    """One CUDA device, through torch and NVML. Raises GpuError where there is none, in words."""
+class Card:
+    """What torch and NVML say of one CUDA device. Raises GpuError where there is none, in words."""
 
     def __init__(self, index: int = 0) -> None:
         try:
@@ -293,14 +293,7 @@ class Gpu:
             raise GpuError(f"--device {index}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
         self._torch = torch
         self.device = torch.device("cuda", index)
-        torch.cuda.set_device(self.device)
-        self._own = torch.cuda.Stream(self.device)
-        torch.cuda.set_stream(self._own)
         self._properties = torch.cuda.get_device_properties(self.device)
-        self._scratch: torch.Tensor | None = None
-        self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # Products that are compared with are in fp32 throughout.
-        torch.backends.cuda.matmul.allow_tf32 = False
 
     @property
     def name(self) -> str:
@@ -407,6 +400,22 @@ class Gpu:
             temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             throttle=frozenset(name for name, bit in self._reasons.items() if bit & mask),
         )
+
+
+class Gpu(Card):
+    """A device that measures: the process's current one from then on, with a stream of its own."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        import torch
+
+        torch.cuda.set_device(self.device)
+        self._own = torch.cuda.Stream(self.device)
+        torch.cuda.set_stream(self._own)
+        self._scratch: torch.Tensor | None = None
+        self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # Products that are compared with are in fp32 throughout.
+        torch.backends.cuda.matmul.allow_tf32 = False
 
     def stream(self) -> int:
         # Asked at every call: torch.cuda.current_stream makes an object, which takes longer than a launch should.

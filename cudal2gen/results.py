@@ -469,7 +469,7 @@ def _whole_lines(descriptor: int) -> int:
     return 0
 
 
-def _rows(adapter: TypeAdapter[T], path: Path) -> Iterator[tuple[int, T]]:
+def read(adapter: TypeAdapter[T], path: Path) -> Iterator[tuple[int, T]]:
     """The rows of a file and the numbers of their lines; none without a file. Raises WrongInput.
 
     A line of another form, such as a killed process leaves, is skipped with a warning.
@@ -499,19 +499,19 @@ def _warn(path: Path, faults: Sequence[str]) -> None:
 
 def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
     """The last verdict of each (digest, on)."""
-    rows = _rows(TypeAdapter(Verdict), path or store())
+    rows = read(TypeAdapter(Verdict), path or store())
     return {(verdict.digest, verdict.on): verdict for _, verdict in rows}
 
 
 def algorithms(path: Path | None = None) -> dict[tuple[str | int, ...], Algorithm]:
     """The last tuned cuBLASLt algorithm of each problem, by ``Algorithm.key``."""
-    rows = _rows(TypeAdapter(Algorithm), path or store("cublaslt"))
+    rows = read(TypeAdapter(Algorithm), path or store("cublaslt"))
     return {algorithm.key: algorithm for _, algorithm in rows}
 
 
 def roundings(path: Path | None = None) -> list[Rounding]:
     """The last comparison of each binary, problem and kind of inputs."""
-    rows = _rows(TypeAdapter(Rounding), path or store("rounding"))
+    rows = read(TypeAdapter(Rounding), path or store("rounding"))
     return list({(row.on, row.digest, row.m, row.n, row.k, row.inputs): row for _, row in rows}.values())
 
 
@@ -519,7 +519,7 @@ def trials(path: Path | None = None) -> list[Trial]:
     """Every trial of a file, in the file's order. A measured one whose record no rule allows any more is skipped."""
     target = path or store("trials")
     rows, faults = [], []
-    for number, trial in _rows(TypeAdapter(Trial), target):
+    for number, trial in read(TypeAdapter(Trial), target):
         try:
             if trial.measured:
                 parse(trial.record)
@@ -557,7 +557,7 @@ def measurements(path: Path | None = None) -> Measurements:
     target = path or store("measurements")
     rows = Measurements({}, [])
     strangers = []
-    for number, line in _rows(_MEASUREMENT, target):
+    for number, line in read(_MEASUREMENT, target):
         if isinstance(line, Environment):
             rows.environments[line.id] = line
         elif line.environment in rows.environments:

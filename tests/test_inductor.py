@@ -96,10 +96,10 @@ def test_linear_is_timed_by_ranges_of_rows(offered: Callable[..., None], monkeyp
     monkeypatch.setattr(inductor, "_plan", fast)
     offered(split_points=[4])
     weight = torch.randn(1024, 1024).bfloat16()
-    compiled = torch.compile(lambda x: cudal2gen.linear(x, weight) + 1, fullgraph=True, dynamic=True)
+    compiled = torch.compile(lambda x: cudal2gen.linear(x, weight), fullgraph=True, dynamic=True)
     x = torch.randn(1000, 1024).bfloat16()
     torch._dynamo.mark_dynamic(x, 0)
-    assert (compiled(x) == MARK + 1).all()
+    assert (compiled(x) == MARK).all()
     assert {4, 2048} <= set(fast.rows), "each range was timed at its largest number of rows"
     assert fast.rows[-1] == 1000, "and the choice ran"
 
