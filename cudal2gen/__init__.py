@@ -8,6 +8,7 @@ from cudal2gen.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from cudal2gen.grading import check_source as check_source
+    from cudal2gen.operators import autotune as autotune
     from cudal2gen.operators import bmm as bmm
     from cudal2gen.operators import deinterleave as deinterleave
     from cudal2gen.operators import explain as explain
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 _GRADING = ("check_source",)
 _OPERATORS = (
-    "bmm", "deinterleave", "explain", "grouped_mm", "interleave", "linear", "load_pack", "matmul", "patch", "prefer",
+    "autotune", "bmm", "deinterleave", "explain", "grouped_mm", "interleave", "linear", "load_pack", "matmul",
+    "patch", "prefer",
     "stats", "swiglu", "unpatch",
 )  # fmt: skip
 

@@ -183,7 +183,7 @@ class Table:
             return Choice(None, None, reason, reason)
         if prefer == "kernel":
             return self._nearest(problem, sizes, operands)
-        row = self._by_problem.get((problem.kind, sizes, products))
+        row = self.measured(problem, products)
         if row is not None:
             return self._measured(row, operands, extra_us)
         near = self._near(problem, sizes, products)
@@ -191,9 +191,9 @@ class Table:
             return self._estimated(near, sizes, products, operands, extra_us)
         return self._inferred(problem, sizes, operands, prefer, extra_us)
 
-    def measured(self, problem: Problem, products: int = 1) -> bool:
-        """Whether this very problem was measured."""
-        return (problem.kind, Sizes(problem.m, problem.n, problem.k), products) in self._by_problem
+    def measured(self, problem: Problem, products: int = 1) -> Row | None:
+        """What was measured of this very problem."""
+        return self._by_problem.get((problem.kind, Sizes(problem.m, problem.n, problem.k), products))
 
     def _measured(self, row: Row, operands: Operands, extra_us: float) -> Choice:
         measured = f"{row.text} was measured: {_speedup(row)}"

@@ -5,7 +5,7 @@ Imports and calls go down, a module per floor: ``torch_operators`` (what torch s
 ``products`` (tensors as matrices, torch's own product). Importing this imports torch.
 """
 
-from cudal2gen.operators.dispatch import emulated, load_pack, prefer, stats
+from cudal2gen.operators.dispatch import autotune, emulated, load_pack, prefer, stats
 from cudal2gen.operators.epilogues import deinterleave, interleave
 from cudal2gen.operators.fused_layers import patch
 from cudal2gen.operators.fused_operators import linear, swiglu
@@ -15,6 +15,7 @@ from cudal2gen.operators.torch_operators import bmm, explain, matmul
 
 __all__ = [
     "Replaced",
+    "autotune",
     "bmm",
     "deinterleave",
     "emulated",

@@ -19,6 +19,7 @@ from cudal2gen.kernel import Layout, Use, aligned, ceil_div
 from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, OpenKernel
 from cudal2gen.operators.derived import DERIVED
+from cudal2gen.operators.meter import CudaMeter, Meter
 from cudal2gen.operators.products import Finish, Request, Run
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Device(Protocol):
         ...
 
     def capturing(self) -> bool: ...
+    def meter(self) -> Meter:
+        """Its clock. Raises GpuError where none can be read."""
+        ...
+
     def current(self) -> AbstractContextManager[None]:
         """Makes it the current device, within."""
         ...
@@ -73,6 +78,9 @@ class Cuda:
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
         return like.new_empty(shape)
+
+    def meter(self) -> Meter:
+        return CudaMeter(self._index)
 
     def capturing(self) -> bool:
         return bool(self._torch.cuda.is_current_stream_capturing())
@@ -171,7 +179,7 @@ def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     launch = kernel.sized(a.ld, b.ld, d.ld, *use.launched, request.batches)
     scratch_size = _workspace(kernel, use, request.batches.products)
     empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
-    empty_d = _empty_d(device, request)
+    empty_d = d_memory(device, request)
 
     # Written out, without a further function: this is what every call waits for.
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -198,7 +206,7 @@ def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     )
     copies_a, copies_b, copies_d = use.copied
     launch, scratch_size = kernel.sized(lda, ldb, ldd, *use.launched), _workspace(kernel, use)
-    empty_d = _empty_d(device, request)
+    empty_d = d_memory(device, request)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         d = empty_d(a, *request.shape) if out is None else out
@@ -215,7 +223,7 @@ def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     return run
 
 
-def _empty_d(device: Device, request: Request) -> Callable[..., torch.Tensor]:
+def d_memory(device: Device, request: Request) -> Callable[..., torch.Tensor]:
     """What gives memory for D: as A's, or of twice its width."""
     if request.problem is None or request.problem.d == "same":
         return device.empty

@@ -17,13 +17,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
-from cudal2gen.choice import Choice, Kernel, Prefer
+from cudal2gen.choice import Choice, Kernel, Prefer, Table
 from cudal2gen.errors import WrongInput
 from cudal2gen.gpu import GpuError
 from cudal2gen.kernel import Problem
+from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.operators.binding import Cuda, Device, bind
 from cudal2gen.operators.products import Request, Run
+from cudal2gen.operators.races import Autotuner, Mode, Tensors, contest_of, mode_of
+from cudal2gen.operators.tuned import Store
 from cudal2gen.pack import Pack, installed, open_pack, search
 
 Key = tuple[Any, ...]
@@ -41,7 +44,7 @@ class Plan:
     def __init__(self, name: str, reason: str, run: Run, on_kernel: bool, by_torch: Run) -> None:
         self.name, self.reason, self.run, self.on_kernel, self.by_torch = name, reason, run, on_kernel, by_torch
         self.key: Key = ()
-        self.calls = 0
+        self.calls, self.gain_us = 0, 0.0  # a call's, against torch, as it was measured
         self.spans = (0, 0, 0)  # bytes of a, b and out, where out is given
 
 
@@ -57,9 +60,16 @@ class Dispatcher:
     """Packs, opened kernels and plans of a process. ``device``: takes CPU tensors for its own, in tests."""
 
     def __init__(
-        self, packs: Sequence[Pack] | None = None, device: Device | None = None, prefer: Prefer | None = None
+        self,
+        packs: Sequence[Pack] | None = None,
+        device: Device | None = None,
+        prefer: Prefer | None = None,
+        mode: Mode | None = None,
     ) -> None:
         self.device = device
+        self.mode = mode_of(mode)
+        self._tuners: dict[int, Autotuner | None] = {}
+        self._gained_us: Counter[str] = Counter()
         self.plans: dict[Key, Plan] = {}
         self.prefer: Prefer = prefer or _preference()
         self._packs = None if packs is None else {pack.gpu: pack for pack in packs}
@@ -73,20 +83,25 @@ class Dispatcher:
     def regardless(self) -> Dispatcher:
         """One of the same packs and device that takes kernels whether they were measured or not, for a caller that
         measures by itself."""
-        return Dispatcher(list(self._search().values()), self.device, "kernel")
+        return Dispatcher(list(self._search().values()), self.device, "kernel", "off")
 
-    def plan(self, key: Key, request: Request) -> Plan:
-        """The plan for a key, made where there is none."""
+    def plan(self, key: Key, request: Request, tensors: Tensors | None = None) -> Plan:
+        """The plan for a key, made where there is none. ``tensors``: those that the mode of autotuning may race on."""
         with self._lock:
             if key in self.plans:
                 return self.plans[key]
             lasting = True
+            race = self._race(request, tensors) if tensors is not None and self.mode != "off" else None
+            if race is not None and self.mode == "once":
+                self._advance(race, request.device, whole=True)
             try:
                 plan = self._fused_or_plain(request) if request.fusion else self._on_kernel(request)
             except ByTorch as why:
                 plan = Plan(why.short, str(why), request.by_torch, False, request.by_torch)
                 lasting = why.lasting
             plan.key = key
+            if race is not None and self.mode == "background":
+                plan.run = self._between_calls(plan, race, request.device)
             if len(self.plans) >= MOST_PLANS:
                 self.forget()
             if lasting:
@@ -144,19 +159,95 @@ class Dispatcher:
                 f"{alone}: a kernel would copy operands", f"{choice.reason}: {choice.use.matrices} would be copied"
             )
         kernel = pack.table.kernels[choice.kernel]
+        row = self._table(pack, request.device).measured(request.problem, request.batches.products)
         opened = self._open(pack, kernel, request.device, device)
         run = bind(device, opened, choice.use, request, request.problem.layout)
-        return Plan(kernel.record.name, choice.reason, run, True, request.by_torch)
+        plan = Plan(kernel.record.name, choice.reason, run, True, request.by_torch)
+        plan.gain_us = row.vendor_us - row.us if row is not None else 0.0
+        return plan
 
     def _choose(self, pack: Pack, problem: Problem, request: Request) -> Choice:
         # A bias or an activation is one more pass over D, which the vendor's product has built in.
         moved = 2 * problem.output.bytes * problem.m * problem.n
         try:
             extra_us = BIAS_US + moved / (pack.table.bandwidth / 2) if request.finish is not None else 0.0
-            return pack.table.choose(problem, request.operands, self.prefer, extra_us, request.batches.products)
+            table = self._table(pack, request.device)
+            return table.choose(problem, request.operands, self.prefer, extra_us, request.batches.products)
         except WrongInput as error:  # whole, and yet of another version
             self._warn(f"{error}; make the pack anew")
             raise ByTorch("pack not understood") from None
+
+    def _table(self, pack: Pack, index: int) -> Table:
+        """The pack's table with what calls measured by themselves; of an explicit preference the pack's alone."""
+        tuner = self._tuner(index) if self.mode != "off" else None
+        return pack.table if tuner is None else tuner.table(pack.table)
+
+    def _tuner(self, index: int) -> Autotuner | None:
+        """The races of a device; None where its clock or the store cannot be used."""
+        if index not in self._tuners:
+            try:
+                meter = self._device(index).meter()
+                self._tuners[index] = Autotuner(meter, Store(meter.environment))
+            except (GpuError, OSError) as error:
+                self._warn(f"no autotuning: {error}")
+                self._tuners[index] = None
+        return self._tuners[index]
+
+    def _race(self, request: Request, tensors: Tensors) -> Iterator[None] | None:
+        """A race for the plain product of a request that was not measured yet; None where there is nothing to race."""
+        if request.problem is None or request.batches.products > 1 or self.prefer != "measured":
+            return None
+        if self.device is None and request.device < 0:
+            return None
+        device = self._device(request.device)
+        try:
+            pack = self._pack(device)
+        except ByTorch:
+            return None
+        tuner, problem = self._tuner(request.device), request.problem.model_copy(update={"gpu": pack.gpu})
+        if tuner is None or device.capturing() or not tuner.races(tuner.table(pack.table), problem):
+            return None
+        plain = request._replace(fusion=PLAIN, finish=None)
+
+        def opened(kernel: Kernel) -> OpenKernel:
+            try:
+                return self._open(pack, kernel, request.device, device)
+            except ByTorch as why:
+                raise GpuError(str(why)) from None
+
+        contest = contest_of(device, plain, tensors, self.mode == "background", opened)
+        return tuner.race(pack.table, problem, request.operands, contest)
+
+    def _advance(self, race: Iterator[None], index: int, whole: bool) -> bool:
+        """One step of a race, or the rest of it; whether it is at its end."""
+        try:
+            for _ in race:
+                if not whole:
+                    return False
+        except OSError as error:
+            self._warn(f"no autotuning: {error}")
+            self._tuners[index] = None
+        return True
+
+    def _between_calls(self, plan: Plan, race: Iterator[None], index: int) -> Run:
+        """The plan's function, which first advances a race where the device has nothing to do; at the race's end the
+        next call makes its plan anew."""
+        run, device, turn = plan.run, self._device(index), threading.Lock()
+
+        def racing(*operands: Any) -> Any:
+            tuner = self._tuners.get(index)
+            if tuner is not None and not device.capturing() and tuner.meter.idle() and turn.acquire(blocking=False):
+                try:
+                    if self._advance(race, index, whole=False):
+                        plan.run = run
+                        with self._lock:
+                            if self.plans.get(plan.key) is plan:
+                                self._retire(self.plans.pop(plan.key))
+                finally:
+                    turn.release()
+            return run(*operands)
+
+        return racing
 
     def _device(self, index: int) -> Device:
         if self.device is not None:
@@ -219,21 +310,26 @@ class Dispatcher:
 
     def _retire(self, plan: Plan) -> None:
         self._retired[(plan.on_kernel, plan.name)] += plan.calls
+        self._gained_us[plan.name] += round(plan.calls * plan.gain_us)
         plan.calls = 0
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Calls by kernel (``kernel``), and calls that torch computed by reason (``torch``)."""
+        """Calls by kernel (``kernel``), and calls that torch computed by reason (``torch``); and where there are any,
+        microseconds that kernels saved against torch, as they were measured (``gained_us``)."""
         with self._lock:
-            counts = Counter(self._retired)
+            counts, gained = Counter(self._retired), Counter(self._gained_us)
             for plan in self.plans.values():
                 counts[(plan.on_kernel, plan.name)] += plan.calls
+                gained[plan.name] += round(plan.calls * plan.gain_us)
         if "regardless" in vars(self):
-            for place, of_place in self.regardless.stats().items():
+            for place, of_place in self.regardless.stats().items():  # they have no gain
                 counts.update({(place == "kernel", name): calls for name, calls in of_place.items()})
         table: dict[str, dict[str, int]] = {"kernel": {}, "torch": {}}
         for (on_kernel, name), calls in sorted(counts.items()):
             if calls:
                 table["kernel" if on_kernel else "torch"][name] = calls
+        if total := {name: us for name, us in sorted(gained.items()) if us > 0}:
+            table["gained_us"] = total
         return table
 
     def close(self) -> None:
@@ -288,6 +384,21 @@ def prefer(what: Prefer) -> Iterator[None]:
         yield
     finally:
         dispatcher.prefer = before
+        dispatcher.forget()
+
+
+@contextmanager
+def autotune(mode: Mode = "once") -> Iterator[None]:
+    """Within it, calls measure what is fastest for them (`races`): ``once``, at the first call of a problem that was
+    never measured; ``background``, between later calls; ``off``. For the whole process, ``CUDAL2GEN_AUTOTUNE``.
+    Results stay in the user's store, for the same card, driver, clocks and versions. Raises WrongInput."""
+    dispatcher = current()
+    before, dispatcher.mode = dispatcher.mode, mode_of(mode)
+    dispatcher.forget()
+    try:
+        yield
+    finally:
+        dispatcher.mode = before
         dispatcher.forget()
 
 

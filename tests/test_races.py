@@ -1,0 +1,400 @@
+"""Calls that measure by themselves: on the emulated device, by a clock whose times the tests state."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudal2gen
+from cudal2gen import pack, results
+from cudal2gen.errors import WrongInput
+from cudal2gen.gpu import GpuError
+from cudal2gen.launcher import LaunchError
+from tests import packed
+from tests.emulated import EmulatedDevice, OperatorDevice
+from tests.measured import H200
+from tests.packages import require
+
+torch = require("torch")
+
+from cudal2gen.operators import dispatch, races  # noqa: E402
+from cudal2gen.operators.tuned import Store  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+A100 = H200.model_copy(
+    update={
+        "id": "emulated-a100",
+        "gpu": "a100",
+        "name": "NVIDIA A100",
+        "capability": "8.0",
+        "sms": 108,
+        "max_sm_mhz": 1410,
+    }
+)
+SIZES = (30, 24, 64)
+
+
+class Clock:
+    """A meter: a call takes the time of the kernel that it launches, by its record's name, or of torch."""
+
+    def __init__(self, device: EmulatedDevice, times_us: Mapping[str, float], torch_us: float) -> None:
+        self.device, self.times_us, self.torch_us = device, times_us, torch_us
+        self.environment, self.busy, self.seconds = A100, False, 0.0
+
+    def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        before = len(self.device.session.launches)
+        call()
+        launches = [launch.kernel for launch in self.device.session.launches[before:]]
+        us = self.times_us.get(launches[0], 2900.0) if launches else self.torch_us
+        self.seconds += us * times / 1e6
+        return us * times
+
+    def synchronize(self) -> None:
+        self.device.synchronize()
+
+    def idle(self) -> bool:
+        return not self.busy
+
+    def now(self) -> float:
+        return self.seconds
+
+
+class Timed(OperatorDevice):
+    def __init__(self, device: EmulatedDevice, clock: Clock | None) -> None:
+        super().__init__(device, "a100")
+        self.clock = clock
+
+    def meter(self) -> Clock:
+        if self.clock is None:
+            raise GpuError("NVML is missing")
+        return self.clock
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """A pack of which nothing was measured."""
+    table = packed.table([packed.RECORDS[name] for name in ("predicated", "whole", "split", "nn", "f16")])
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def device() -> Iterator[EmulatedDevice]:
+    with EmulatedDevice(packed.RECORDS["predicated"]) as own:
+        yield own
+        assert own.session.errors == []
+
+
+@contextmanager
+def process(opened: pack.Pack, device: OperatorDevice, mode: races.Mode = "once") -> Iterator[dispatch.Dispatcher]:
+    """A process's dispatcher."""
+    before, dispatch.Current.dispatcher = dispatch.Current.dispatcher, dispatch.Dispatcher([opened], device, mode=mode)
+    try:
+        yield dispatch.Current.dispatcher
+    finally:
+        dispatch.Current.dispatcher.close()
+        dispatch.Current.dispatcher = before
+
+
+def drawn(device: EmulatedDevice, sizes: tuple[int, int, int] = SIZES) -> tuple[Any, Any, Any]:
+    """A, B (n,k) and their product."""
+    m, n, k = sizes
+    a, b = device.empty(m, k), device.empty(n, k)
+    for matrix in (a, b):
+        matrix.copy_(torch.randint(-2, 3, matrix.shape))
+    return a, b, (a.double() @ b.double().t()).half()
+
+
+def measurements() -> list[results.Measurement]:
+    return results.measurements(results.store("autotune")).measurements
+
+
+NAMES = {name: record.name for name, record in packed.RECORDS.items()}
+
+
+def raced(device: EmulatedDevice) -> dict[str, int]:
+    """Launches of kernels by their short names."""
+    counts = dict.fromkeys(NAMES, 0)
+    for launch in device.session.launches:
+        counts[next(name for name, full in NAMES.items() if full == launch.kernel)] += 1
+    return {name: count for name, count in counts.items() if count}
+
+
+def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, opened: pack.Pack) -> None:
+    clock = Clock(device, {NAMES["whole"]: 2000.0, NAMES["predicated"]: 2500.0}, 3000.0)
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, clock)) as dispatcher:
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert dispatcher.stats() == {"kernel": {NAMES["whole"]: 2}, "torch": {}, "gained_us": {NAMES["whole"]: 2000}}
+        assert "was measured: 1.500x [1.500, 1.500] (hot L2, torch.matmul)" in cudal2gen.explain(a, b.t())
+        assert clock.seconds < 0.2, "a race ends with its budget"
+    (row,) = measurements()
+    assert (row.problem.mnk, row.environment, row.l2) == ("30_24_64", A100.id, "hot")
+    kernel, vendor = row.timings
+    assert kernel.record == NAMES["whole"]
+    assert len(kernel.event_us) == len(vendor.event_us) >= 2 * races.LEAST_ROUNDS
+    before = raced(device)
+    with process(opened, Timed(device, clock)) as dispatcher:
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert raced(device) == before | {"whole": before["whole"] + 1}
+    with process(opened, Timed(device, clock), mode="off") as dispatcher:
+        cudal2gen.matmul(a, b.t())
+        assert sum(dispatcher.stats()["torch"].values()) == 1, "without the mode a pack is what it was"
+
+
+def test_a_slower_kernel_is_remembered_as_such(device: EmulatedDevice, opened: pack.Pack) -> None:
+    clock = Clock(device, {}, 3000.0)
+    clock.times_us = dict.fromkeys(NAMES.values(), 3100.0)
+    a, b, expected = drawn(device)
+    for _ in range(2):
+        with process(opened, Timed(device, clock)) as dispatcher:
+            assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+            assert dispatcher.stats() == {"kernel": {}, "torch": {"measured, not faster": 1}}
+    assert len(measurements()) == 1
+
+
+@pytest.mark.parametrize("changed", ["driver", "max_sm_mhz", "name", "versions"])
+def test_other_conditions_race_anew(device: EmulatedDevice, opened: pack.Pack, changed: str) -> None:
+    clock = Clock(device, {}, 3000.0)
+    a, b, _ = drawn(device)
+    values: dict[str, Any] = {"driver": "590", "max_sm_mhz": 1200, "name": "NVIDIA A800", "versions": {"torch": "3"}}
+    for environment in (A100, A100.model_copy(update={"id": "other", changed: values[changed]})):
+        clock.environment = environment
+        with process(opened, Timed(device, clock)):
+            cudal2gen.matmul(a, b.t())
+    assert [row.environment for row in measurements()] == [A100.id, "other"]
+
+
+def test_linear_races_its_product_alone(device: EmulatedDevice, opened: pack.Pack) -> None:
+    clock = Clock(device, {}, 3000.0)
+    x, weight, expected = drawn(device)
+    bias = device.empty(1, SIZES[1]).copy_(torch.ones(SIZES[1]))[0]
+    with process(opened, Timed(device, clock)) as dispatcher:
+        assert torch.equal(
+            cudal2gen.linear(x.view(2, 15, 64), weight, bias).view(30, 24), (expected.double() + 1).half()
+        )
+        assert sum(dispatcher.stats()["kernel"].values()) == 1
+    assert len(measurements()) == 1
+
+
+def test_what_is_not_raced(device: EmulatedDevice, opened: pack.Pack) -> None:
+    """Captures, exhausted budgets, numbers that cannot be compared, batches, other preferences."""
+    clock = Clock(device, {}, 3000.0)
+    a, b, _ = drawn(device)
+    timed = Timed(device, clock)
+    with process(opened, timed) as dispatcher:
+        timed.captures = True
+        cudal2gen.matmul(a, b.t())
+        timed.captures = False
+        dispatcher.forget()
+        with cudal2gen.prefer("vendor"):
+            cudal2gen.matmul(a, b.t())
+        infinite = device.empty(*a.shape).fill_(float("inf"))
+        cudal2gen.matmul(infinite, b.t())
+        dispatcher.forget()
+        tuner = dispatcher._tuner(-1)
+        assert tuner is not None
+        tuner.tried.clear()
+        tuner.spent = races.PROCESS_SECONDS
+        cudal2gen.matmul(a, b.t())
+    assert raced(device) == {}
+    assert measurements() == []
+
+
+def test_without_a_clock_torch_computes(device: EmulatedDevice, opened: pack.Pack) -> None:
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, None)) as dispatcher:
+        with pytest.warns(UserWarning, match="no autotuning: NVML is missing"):
+            assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert dispatcher.stats()["kernel"] == {}
+
+
+def test_the_background_races_while_the_device_is_idle(device: EmulatedDevice, opened: pack.Pack) -> None:
+    clock = Clock(device, {NAMES["whole"]: 2000.0}, 3000.0)
+    a, b, expected = drawn(device)
+    wide = device.empty(30, 72)[:, :64].copy_(a)
+    with process(opened, Timed(device, clock), mode="background") as dispatcher:
+        clock.busy = True
+        for _ in range(3):
+            assert torch.equal(cudal2gen.matmul(wide, b.t()), expected)
+        assert raced(device) == {}
+        clock.busy = False
+        calls = 0
+        while not measurements():
+            calls += 1
+            before = sum(raced(device).values())
+            assert torch.equal(cudal2gen.matmul(wide, b.t()), expected)
+            assert sum(raced(device).values()) - before <= 2 * races.FINALISTS, "a call races a little"
+            wide.mul_(1)
+            assert calls < 100
+        a.mul_(2), wide.copy_(a)
+        assert torch.equal(cudal2gen.matmul(wide, b.t()), expected * 2)
+        assert dispatcher.stats()["kernel"] == {NAMES["whole"]: 1}
+        assert dispatcher.stats()["torch"] == {"nothing was measured within a factor of two": 3 + calls}
+
+
+def test_the_race_of_the_background_has_operands_of_its_own(device: EmulatedDevice, opened: pack.Pack) -> None:
+    """A caller overwrites its tensors between calls."""
+    clock = Clock(device, {}, 3000.0)
+    a, b, _ = drawn(device)
+    with process(opened, Timed(device, clock), mode="background"):
+        while not measurements():
+            cudal2gen.matmul(a, b.t())
+            a.add_(1), b.neg_()
+        tuner = dispatch.current()._tuner(-1)
+        assert tuner is not None
+        assert tuner.store.banned() == set()
+
+
+# --- kernels that fail ---
+
+
+def test_a_wrong_kernel_is_banned_for_good(
+    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(device, {NAMES["whole"]: 1.0}, 3000.0)
+    a, b, expected = drawn(device)
+    bind = races.bind
+
+    def wrong(device_: Any, kernel: Any, use: Any, request: Any, layout: Any) -> Any:
+        run = bind(device_, kernel, use, request, layout)
+
+        def off(a: Any, b: Any, out: Any) -> Any:
+            d = run(a, b, out)
+            if device.session.launches[-1].kernel == NAMES["whole"]:
+                d[3, 5] += 1
+            return d
+
+        return off
+
+    monkeypatch.setattr(races, "bind", wrong)
+    with process(opened, Timed(device, clock)) as dispatcher:
+        with pytest.warns(UserWarning, match=f"{NAMES['whole']} is wrong by 1, .* it is not used on this card"):
+            assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert list(dispatcher.stats()["kernel"]) == [NAMES["predicated"]]
+    (digest,) = Store(A100).banned()
+    assert "wrong by 1" in Store(A100).trials()[digest].reason
+    before = raced(device)["whole"]
+    with process(opened, Timed(device, clock)):
+        cudal2gen.matmul(a[:20], b.t())
+    assert raced(device)["whole"] == before
+
+
+def test_a_kernel_faster_than_the_card_is_banned(device: EmulatedDevice, opened: pack.Pack) -> None:
+    clock = Clock(device, {NAMES["whole"]: 0.1}, 3000.0)
+    a, b, _ = drawn(device)
+    with process(opened, Timed(device, clock)) as dispatcher:
+        cudal2gen.matmul(a, b.t())
+        assert list(dispatcher.stats()["kernel"]) == [NAMES["predicated"]]
+    assert len(Store(A100).banned()) == 1
+
+
+def test_a_stale_result_does_not_pass(
+    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that leaves an element unwritten shows it, whatever the memory held before."""
+    monkeypatch.setattr(races, "bind", lambda *_: lambda a, b, out: out)
+    a, b, _ = drawn(device)
+    with process(opened, Timed(device, Clock(device, {}, 3000.0))), pytest.warns(UserWarning, match="is wrong by inf"):
+        cudal2gen.matmul(a, b.t())
+    assert len(Store(A100).banned()) >= 2
+    assert measurements() == []
+
+
+def test_a_refused_launch_costs_the_kernel_only(
+    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> Any:
+        raise LaunchError(1, "no")
+
+    monkeypatch.setattr(races, "bind", refused)
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, Clock(device, {}, 3000.0))):
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+    assert {row.reason for row in Store(A100).trials().values()} == {"does not run: no (cudaError 1)"}
+
+
+KILLED = """
+import os, sys, time
+from pathlib import Path
+from cudal2gen.operators.tuned import Store
+from tests.test_races import A100
+store = Store(A100)
+for digest in ("good", "hangs"):
+    store.begin(digest)
+    if digest == "hangs":
+        print("in it", flush=True)
+        time.sleep(60)
+    store.end(digest)
+"""
+
+
+def test_a_process_that_is_killed_leaves_a_ban_and_loses_nothing(store: Path, checkout: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in it\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert Store(A100).banned() == {"hangs"}
+    assert Store(A100.model_copy(update={"name": "another card"})).banned() == set()
+    with Store(A100).trials_file.open("a") as file:
+        file.write('{"kind": "first ru')  # as a write that was cut short leaves it
+    with pytest.warns(UserWarning, match="skipped"):
+        assert Store(A100).banned() == {"hangs"}
+
+
+# --- the choice ---
+
+
+def test_a_slower_candidate_is_not_chosen_by_noise() -> None:
+    """10,000 races by the statistics alone: kernels as fast as torch or slower, noise of 1 to 20 %, best of three."""
+    random = np.random.default_rng(1)
+    samples, chosen = 2 * races.LEAST_ROUNDS, 0
+    for _ in range(10_000):
+        noise, slower = random.uniform(0.01, 0.2), 1 + random.exponential(0.05)
+        vendor, again, confirmed, *kernels = np.exp(random.normal(0, noise, (3 + races.FINALISTS, samples)))
+        best = min(kernels, key=np.median)
+        # The median decides most of them, without an interval.
+        if np.median(np.log(vendor) - np.log(best * slower)) > 0 and races.faster(vendor, best * slower):
+            chosen += races.faster(again, confirmed * slower) and races.steadily_faster(again, confirmed * slower)
+    assert chosen == 0
+
+
+def test_a_faster_candidate_is_chosen() -> None:
+    """By 5 % and more, with 1 % of noise."""
+    random = np.random.default_rng(2)
+    for _ in range(200):
+        vendor, kernel = np.exp(random.normal(0, 0.01, (2, 2 * races.LEAST_ROUNDS)))
+        assert races.faster(vendor, kernel / 1.05)
+        assert races.steadily_faster(vendor, kernel / 1.05)
+
+
+def test_modes_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(races.VARIABLE, "always")
+    with pytest.raises(WrongInput, match="CUDAL2GEN_AUTOTUNE=always: must be one of off, once, background"):
+        dispatch.Dispatcher()
+    monkeypatch.setenv(races.VARIABLE, "background")
+    assert dispatch.Dispatcher().mode == "background"
+    with pytest.raises(WrongInput, match="autotune=now"), cudal2gen.autotune("now"):  # type: ignore[arg-type]
+        pass
+    monkeypatch.delenv(races.VARIABLE)
+    assert dispatch.Dispatcher().mode == "off"
