@@ -161,7 +161,7 @@ def _fused(device: Device, kernel: OpenKernel, use: Use, request: Request, layou
 def _grouped(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
     """Groups of rows; the third operand are the rows behind each group's last."""
     (lda, ldb, ldd), sizes, spacing = (matrix.ld for matrix in request.operands), use.launched, request.batches
-    empty_d = _empty_d(device, request)
+    empty_d = d_memory(device, request)
 
     def run(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
         assert offs is not None
