@@ -89,7 +89,8 @@ def run(
         part = f"the {case.ctas} CTAs at the grid's corners" if shape.corners else f"{case.ctas} CTAs"
         launched = shape.launched(record)
         padded = "" if launched == shape.mnk else f", zero-padded to {launched.text}"
-        print(f"ran      {case.m}_{case.n}_{case.k}{padded} on the emulator, {part}, {inputs} inputs")
+        groups = f", {len(shape.groups)} groups of rows," if shape.groups else ""
+        print(f"ran      {case.m}_{case.n}_{case.k}{padded}{groups} on the emulator, {part}, {inputs} inputs")
         allowed = "" if case.allowed is None else f", allowed there {case.allowed:.3g}"
         print(f"compared {case.compared}: max error {case.max_error:.3g}{allowed}")
         for name, value in counters.items():
