@@ -71,6 +71,8 @@ class Operands:
 
 def check(record: Record, operands: Operands) -> Problem:
     """The problem that these tensors pose. Raises ValueError where it is none that the record's kernel computes."""
+    if record.grouped:
+        raise ValueError("batch=grouped: no verdict or timing on a device yet; the emulator has them, --on emulator")
     a, b, d = operands.a, operands.stored(record.layout), operands.d
     for name, tensor, element in (("A", a, record.element), ("B", b, record.element), ("D", d, record.output)):
         _check_matrix(name, tensor, element, record.batched)
