@@ -274,6 +274,7 @@ def run(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> ben
     )
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_not_measured_again(tmp_path: Path) -> None:
     store = tmp_path / "m.jsonl"
     first = run(store, FakeDevice())
@@ -309,6 +310,7 @@ def stored(path: Path) -> list[results.Measurement]:
     return results.measurements(path).measurements
 
 
+@pytest.mark.slow
 def test_a_budget_ends_the_run_and_says_what_is_left(tmp_path: Path) -> None:
     steps = []
     device = FakeDevice()
@@ -324,6 +326,7 @@ def test_a_budget_ends_the_run_and_says_what_is_left(tmp_path: Path) -> None:
     assert run(tmp_path / "m.jsonl", device, us=2000.0, settings=settings).stored == 4 - outcome.left
 
 
+@pytest.mark.slow
 def test_the_device_is_warmed_up_before_the_first_problem_alone(tmp_path: Path) -> None:
     device = FakeDevice()
     opened_at: list[float] = []
@@ -376,6 +379,7 @@ def test_the_time_left_is_counted_by_class() -> None:
     assert generous.seconds == 1.0
 
 
+@pytest.mark.slow
 def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> None:
     class Stopped(FakeDevice):
         """After an error the device answers nothing else."""
@@ -415,6 +419,7 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
     assert len({measurement.mnk for measurement in stored(tmp_path / "m.jsonl")}) == 4
 
 
+@pytest.mark.slow
 def test_what_the_device_survives_is_the_problems_fault(tmp_path: Path) -> None:
     """Too little memory, say: the others are measured, and this one is tried again."""
     device = FakeDevice()
@@ -557,6 +562,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return invoke
 
 
+@pytest.mark.slow
 def test_the_command_measures_and_resumes(command: Any, tmp_path: Path) -> None:
     chosen = ["--mnk", "64_64_64", "--mnk", "128_64_64", "--acc", "f32"]
     done = command(*chosen)

@@ -388,6 +388,7 @@ def processor_seconds(env: dict[str, str], *arguments: str) -> float:
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
+@pytest.mark.slow
 def test_a_cold_start_renders_in_half_a_second(tmp_path: Path) -> None:
     """In units of importing the libraries, an eighth of a second on an idle machine: load lengthens both alike.
 

@@ -175,6 +175,7 @@ def draws(count: int) -> list[tuple[Record, Fields]]:
     return edits
 
 
+@pytest.mark.slow
 def test_nearly_all_drawn_edits_are_fitted() -> None:
     missed, seconds = [], []
     for record, named in draws(DRAWS):
