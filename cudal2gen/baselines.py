@@ -1,7 +1,7 @@
 """What our kernels are compared with: torch.matmul, cuBLAS, cuBLASLt by its heuristic and auto-tuned; and peers.
 
 Fused problems: torch's product and then an operation for each part, and torch's calls of cuBLASLt's epilogues where
-there is one. Batches: torch.bmm.
+there is one. Batches: torch.bmm; groups: torch._grouped_mm.
 
 Every baseline is a ``gpu.Contender``: the same operands, the same stream, D written in place. Its compute type is our
 accumulator's. cuBLAS's matrices are column-major: it computes D^T = B^T A^T, so our row-major ones stay as they are;
@@ -43,7 +43,7 @@ MEASURED = (
     ),
 )
 PEERS = ("triton", "torch.compile")
-LATER = (results.UNFUSED, results.EPILOGUE, results.BATCHED)  # of fused and batched problems
+LATER = (results.UNFUSED, results.EPILOGUE, results.BATCHED, results.GROUPED)  # of fused and batched problems
 
 
 def usual(problem: Problem) -> tuple[str, ...]:
@@ -166,8 +166,32 @@ class Epilogue(Matmul):
         return partial(torch._addmm_activation, operands.bias, a, b, use_gelu=gelu, out=d)
 
 
+class Grouped(Matmul):
+    """torch's product of groups of rows, ``torch._grouped_mm``: it makes D anew, so its calls return it."""
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        import torch
+
+        super().prepare(problem, race)
+        if problem.fusion:
+            raise Absent(f"{self.name} does not compute {problem.fusion}")
+        if not hasattr(torch, "_grouped_mm"):
+            raise Absent(f"torch {torch.__version__} has no product of groups")
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        other = {} if operands.d.dtype == operands.a.dtype else {"out_dtype": operands.d.dtype}
+        return partial(torch._grouped_mm, operands.a, operands.b_nn, offs=operands.ends, **other)
+
+
 class Batched(Matmul):
     """``torch.bmm``."""
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        super().prepare(problem, race)
+        if problem.fusion:
+            raise Absent(f"{self.name} does not compute {problem.fusion}")
 
     def bind(self, operands: Operands) -> Call:
         import torch
@@ -533,6 +557,7 @@ def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> l
         results.UNFUSED: Unfused,
         results.EPILOGUE: Epilogue,
         results.BATCHED: Batched,
+        results.GROUPED: Grouped,
     }
     vendors: dict[str, type[Vendor]] = {
         "cublas": Cublas,

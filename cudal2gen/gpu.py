@@ -27,7 +27,7 @@ from cudal2gen.chips import model_of
 from cudal2gen.element import F16
 from cudal2gen.errors import MissingTool
 from cudal2gen.kernel import Problem, Record, ceil_div, serving
-from cudal2gen.kernel.launch import Batches, Sizes
+from cudal2gen.kernel.launch import Batches, Groups, Sizes
 from cudal2gen.kernel.launch import Operands as LaunchOperands
 from cudal2gen.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.operands import Empty, Operands, check, draw, launched, matrices
@@ -36,7 +36,7 @@ from cudal2gen.results import Environment
 if TYPE_CHECKING:
     import torch
 
-Call = Callable[[], None]
+Call = Callable[[], Any]  # what it returns counts for torch's product of groups alone, which takes no D
 Stream = Callable[[], int]
 Binder = Callable[[Operands], Call]
 
@@ -234,18 +234,25 @@ class Kernel:
         return whole, copies
 
     def _bound(self, operands: Operands, sizes: Sizes) -> Call:
-        a, b, d, products = operands.a, operands.b, operands.d, operands.products
+        a, b, d, record = operands.a, operands.b, operands.d, self.record
+        products = 1 if record.grouped else operands.products
         size = ceil_div(self._kernel.workspace_bytes(*sizes, products), F16.bytes)
         workspace = a.new_empty(size, dtype=F16.torch_dtype) if self._empty is None else self._empty(size)
         scratch = workspace.data_ptr() if size else 0
         pointers = (a.data_ptr(), a.stride(-2), b.data_ptr(), b.stride(-2), d.data_ptr(), d.stride(-2))
-        launch: Callable[[int], int]
-        if self.record.batched:
-            batches = Batches(products, *(each.stride(0) if products > 1 else 0 for each in (a, b, d)))
-            sized = self._kernel.sized(a.stride(-2), b.stride(-2), d.stride(-2), *sizes, batches)
+        fused = _fused(operands) if record.fusion else None
+        launch: Callable[[int], int | None]
+        if record.grouped:
+            groups = _groups(operands)
+            launch = partial(self._kernel.launch, *pointers, *sizes, scratch, fused=fused, groups=groups)
+        elif record.batched and fused is not None:
+            batches = _batches(operands)
+            launch = partial(self._kernel.launch, *pointers, *sizes, scratch, fused=fused, batches=batches)
+        elif record.batched:
+            sized = self._kernel.sized(a.stride(-2), b.stride(-2), d.stride(-2), *sizes, _batches(operands))
             launch = partial(sized, a.data_ptr(), b.data_ptr(), d.data_ptr(), scratch)
         else:
-            launch = self._kernel.bound(*pointers, *sizes, scratch, _fused(operands) if self.record.fusion else None)
+            launch = self._kernel.bound(*pointers, *sizes, scratch, fused)
         stream, check_code = self._stream, self._kernel.check
 
         def call(_keep: Any = (operands, workspace)) -> None:
@@ -272,11 +279,30 @@ def _fused(operands: Operands) -> Fused:
     bias, c, aux = operands.bias, operands.c, operands.aux
     return Fused(
         0 if bias is None else bias.data_ptr(),
-        *((0, 0) if c is None else (c.data_ptr(), c.stride(0))),
+        *((0, 0) if c is None else (c.data_ptr(), c.stride(-2))),
         operands.alpha,
         operands.beta,
-        *((0, 0) if aux is None else (aux.data_ptr(), aux.stride(0))),
+        *((0, 0) if aux is None else (aux.data_ptr(), aux.stride(-2))),
     )
+
+
+def _apart(tensor: torch.Tensor | None, dimensions: int) -> int:
+    """Elements from one product's part of a tensor to the next one's; 0 where it has no dimension of products."""
+    return tensor.stride(0) if tensor is not None and tensor.ndim == dimensions else 0
+
+
+def _batches(operands: Operands) -> Batches:
+    """The products of a strided batch, and how far apart they lie."""
+    if operands.products == 1:  # of one product torch says any stride
+        return Batches()
+    a, b, d, c, aux = (_apart(each, 3) for each in (operands.a, operands.b, operands.d, operands.c, operands.aux))
+    return Batches(operands.products, a, b, d, _apart(operands.bias, 2), c, aux)
+
+
+def _groups(operands: Operands) -> Groups:
+    """The groups of rows, and how far apart their B and bias along n lie."""
+    assert operands.ends is not None
+    return Groups(operands.ends.data_ptr(), operands.products, _apart(operands.b, 3), _apart(operands.bias, 2))
 
 
 class Card:

@@ -38,9 +38,11 @@ def typed(empty: Empty, dtype: torch.dtype) -> Empty:
 class Operands:
     """One set of matrices, row-major: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n).
 
-    Of a batch these are (products,m,k) and so on; a B that all products share is expanded along the products. What a
-    fused record reads besides: ``bias`` (n) or (m) in the type of A and B, ``c`` as D, ``alpha`` and ``beta``; what it
-    stores besides: ``aux`` (m,n) in D's type. D of a gated record is (m,n/2).
+    Of a strided batch these are (products,m,k) and so on; a B that all products share is expanded along the products.
+    Of a grouped one only B is: (groups,n,k), and ``ends`` has for each group the row behind its last, int32, ascending,
+    on the device. What a fused record reads besides: ``bias`` (n) or (m) in the type of A and B, or one for each
+    product or, along n, for each group; ``c`` as D; ``alpha`` and ``beta``. What it stores besides: ``aux`` (m,n) in
+    D's type, of a strided batch (products,m,n). D of a gated record is (m,n/2).
     """
 
     a: torch.Tensor
@@ -52,6 +54,7 @@ class Operands:
     aux: torch.Tensor | None = None
     alpha: float = 1.0
     beta: float = 1.0
+    ends: torch.Tensor | None = None
 
     def stored(self, layout: Layout) -> torch.Tensor:
         """B as the layout has it."""
@@ -60,62 +63,84 @@ class Operands:
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
         """The tensors that are read, by their field."""
-        tensors = {"a": self.a, "b": self.b, "b_nn": self.b_nn, "bias": self.bias, "c": self.c}
+        tensors = {"a": self.a, "b": self.b, "b_nn": self.b_nn, "bias": self.bias, "c": self.c, "ends": self.ends}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     @property
     def products(self) -> int:
-        """Products of a batch; 1 of a single product."""
-        return self.d.shape[0] if self.d.ndim == 3 else 1
+        """Products of a batch, or groups; 1 of a single product."""
+        return self.b.shape[0] if self.b.ndim == 3 else 1
 
 
 def check(record: Record, operands: Operands) -> Problem:
     """The problem that these tensors pose. Raises ValueError where it is none that the record's kernel computes."""
-    if record.grouped:
-        raise ValueError("batch=grouped: no verdict or timing on a device yet; the emulator has them, --on emulator")
     a, b, d = operands.a, operands.stored(record.layout), operands.d
-    for name, tensor, element in (("A", a, record.element), ("B", b, record.element), ("D", d, record.output)):
-        _check_matrix(name, tensor, element, record.batched)
+    grouped = record.grouped
+    strided = record.batched and not grouped
+    _check_matrix("A", a, record.element, strided)
+    _check_matrix("B", b, record.element, record.batched)
+    _check_matrix("D", d, record.output, strided)
     (m, k), n = a.shape[-2:], b.shape[-2 if record.layout == "tn" else -1]
     rows_b, d_shape = ((n, k) if record.layout == "tn" else (k, n)), (m, record.fusion.d_cols(n))
-    batches = {tensor.shape[:-2] for tensor in (a, b, d)}
+    batches = {tensor.shape[:-2] for tensor in ((a, d) if grouped else (a, b, d))}
     if tuple(b.shape[-2:]) != rows_b or tuple(d.shape[-2:]) != d_shape or len(batches) > 1:
         raise ValueError(f"A {tuple(a.shape)}, B {tuple(b.shape)} as {record.layout} and D {tuple(d.shape)} do not fit")
-    if operands.products > 1 and d.stride(0) == 0:
+    if strided and operands.products > 1 and d.stride(0) == 0:
         raise ValueError(f"D: {operands.products} products would be stored in one matrix; it must not be expanded")
     problem = record.problem.revised(m=m, n=n, k=k)
+    _check_ends(problem, operands)
     _check_fused(problem, operands)
     return problem
 
 
-def _check_matrix(name: str, tensor: torch.Tensor, element: Element, batched: bool) -> None:
-    dimensions = 3 if batched else 2
+def _check_matrix(name: str, tensor: torch.Tensor, element: Element, several: bool) -> None:
+    dimensions = 3 if several else 2
     if tensor.ndim != dimensions or tensor.stride(-1) != 1 or tensor.dtype != element.torch_dtype:
-        what = f"a batch of matrices of {element.title}, (products, rows, columns)," if batched else "a matrix of "
-        what += "" if batched else element.title
+        what = f"matrices of {element.title}, (products, rows, columns)," if several else f"a matrix of {element.title}"
         raise ValueError(
             f"{name}: expected {what} with contiguous rows, "
             f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
         )
 
 
+def _check_ends(problem: Problem, operands: Operands) -> None:
+    """Raises ValueError unless there are ends for groups, and for nothing else."""
+    import torch
+
+    ends, groups = operands.ends, operands.products
+    if ends is None and not problem.grouped:
+        return
+    there = "none" if ends is None else f"{ends.dtype} {tuple(ends.shape)} with strides {ends.stride()}"
+    if not problem.grouped:
+        raise ValueError(f"ends: batch={problem.batch} has none, got {there}")
+    if ends is None or tuple(ends.shape) != (groups,) or ends.dtype != torch.int32 or ends.stride(0) != 1:
+        raise ValueError(f"ends: expected torch.int32 ({groups},), contiguous, one for each B, got {there}")
+
+
 def _check_fused(problem: Problem, operands: Operands) -> None:
     """Raises ValueError for a part of the fusion that is absent or of another shape or type, and for one too many."""
     fusion, ab, d = problem.fusion, problem.element, problem.output
-    m, n, width = problem.m, problem.n, problem.d_cols
-    bias_shape = {"none": None, "n": (n,), "m": (m,)}[fusion.bias]
-    for name, tensor, shape, element in (
-        ("bias", operands.bias, bias_shape, ab),
-        ("C", operands.c, (m, width) if fusion.residual else None, d),
-        ("aux", operands.aux, (m, n) if fusion.aux else None, d),
+    m, n, width, products = problem.m, problem.n, problem.d_cols, operands.products
+    of_each = (products,) if problem.batched and not problem.grouped else ()
+    vector: list[tuple[int, ...]] = [] if fusion.bias == "none" else [(n if fusion.bias == "n" else m,)]
+    if vector and (of_each or (problem.grouped and fusion.bias == "n")):
+        vector = [*vector, (products, *vector[0])]
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "bias": [*vector],
+        "C": [(*of_each, m, width)] if fusion.residual else [],
+        "aux": [(*of_each, m, n)] if fusion.aux else [],
+    }
+    for (name, legal), tensor, element in zip(
+        shapes.items(), (operands.bias, operands.c, operands.aux), (ab, d, d), strict=True
     ):
-        if shape is None and tensor is not None:
+        if not legal and tensor is not None:
             raise ValueError(f"{name}: fusion={fusion} has none, got {tuple(tensor.shape)}")
-        if shape is None:
+        if not legal:
             continue
         there = f"{tensor.dtype} {tuple(tensor.shape)}" if tensor is not None else "none"
-        if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != element.torch_dtype:
-            raise ValueError(f"{name}: fusion={fusion} has one of {element.title} {shape}, got {there}")
+        if tensor is None or tuple(tensor.shape) not in legal or tensor.dtype != element.torch_dtype:
+            expected = " or ".join(map(str, legal))
+            raise ValueError(f"{name}: fusion={fusion} has one of {element.title} {expected}, got {there}")
         if tensor.stride(-1) != 1:
             raise ValueError(f"{name}: expected contiguous rows, got strides {tensor.stride()}")
     for name, value, has in (("alpha", operands.alpha, fusion.scale), ("beta", operands.beta, fusion.residual)):
@@ -191,14 +216,22 @@ def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) 
     if copies_d:
         changed["d"] = wide(operands.d, extents.d, read=False)
     c, aux, bias = operands.c, operands.aux, operands.bias
-    if c is not None and (tuple(c.shape) != extents.d or not launch.takes_c(n, lies(c))):
+    if c is not None and (tuple(c.shape[-2:]) != extents.d or not launch.takes_c(n, lies(c))):
         changed["c"] = wide(c, extents.d, read=True)
-    if aux is not None and (tuple(aux.shape) != extents.aux or not launch.takes_aux(n, lies(aux))):
+    if aux is not None and (tuple(aux.shape[-2:]) != extents.aux or not launch.takes_aux(n, lies(aux))):
         changed["aux"] = wide(aux, extents.aux, read=False)
-    if bias is not None and (len(bias) != extents.bias or bias.data_ptr() % 16):
-        changed["bias"] = wide(bias[None], (1, extents.bias), read=True)[0]
+    if bias is not None and (bias.shape[-1] != extents.bias or not _starts_on_vectors(bias)):
+        several = bias.ndim == 2
+        padded = wide(bias if several else bias[None], (len(bias) if several else 1, extents.bias), read=True)
+        changed["bias"] = padded if several else padded[0]
     ready.operands = replace(ready.operands, **changed)
     return ready
+
+
+def _starts_on_vectors(bias: torch.Tensor) -> bool:
+    """Whether a bias, each one's of several, is on 16 bytes."""
+    apart = bias.stride(0) * bias.element_size() if bias.ndim == 2 else 0
+    return bool(bias.data_ptr() % 16 == 0 and apart % 16 == 0)
 
 
 def _zeros(like: torch.Tensor, shape: tuple[int, ...], empty: Empty | None) -> torch.Tensor:
@@ -210,18 +243,25 @@ def _zeros(like: torch.Tensor, shape: tuple[int, ...], empty: Empty | None) -> t
 
 def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, products: int = 1) -> list[Operands]:
     """``count`` sets of standard normal operands, of so many products; every matrix, bias and C starts at a multiple of
-    256 bytes. D and aux are NaN; alpha and beta of a fusion that has them are those of its tests."""
+    256 bytes. Groups are of equally many rows. D and aux are NaN; alpha and beta of a fusion that has them are those of
+    its tests."""
+    import torch
+
     fusion, ab, output = problem.fusion, problem.element, problem.output
-    extents = (products,) if problem.batched else ()
+    each_b = (products,) if problem.batched else ()
+    extents = () if problem.grouped else each_b
 
     def tensors(element: Element, *shape: int) -> torch.Tensor:
         return _sets(element, (count, *extents, *shape), device)
 
-    a, b = tensors(ab, problem.m, problem.k), tensors(ab, problem.n, problem.k)
-    b_nn, d = tensors(ab, problem.k, problem.n), tensors(output, problem.m, problem.d_cols)
+    def tensors_b(*shape: int) -> torch.Tensor:
+        return _sets(ab, (count, *each_b, *shape), device)
+
+    a, b = tensors(ab, problem.m, problem.k), tensors_b(problem.n, problem.k)
+    b_nn, d = tensors_b(problem.k, problem.n), tensors(output, problem.m, problem.d_cols)
     more: dict[str, torch.Tensor] = {}
     if fusion.bias != "none":
-        more["bias"] = tensors(ab, problem.n if fusion.bias == "n" else problem.m)
+        more["bias"] = tensors_b(problem.n) if fusion.bias == "n" else tensors(ab, problem.m)
     if fusion.residual:
         more["c"] = tensors(output, problem.m, problem.d_cols)
     for matrix in (a, b, *more.values()):
@@ -232,6 +272,9 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, 
         more["aux"] = tensors(output, problem.m, problem.n)
     for stale in (d, *([more["aux"]] if fusion.aux else [])):
         stale.fill_(float("nan"))
+    if problem.grouped:
+        ends = torch.arange(1, products + 1, dtype=torch.int64) * problem.m // products
+        more["ends"] = ends.to(device=device, dtype=torch.int32).expand(count, products)
     scalars = {"alpha": ALPHA if fusion.scale else 1.0, "beta": BETA if fusion.residual else 1.0}
     return [
         Operands(a[i], b[i], b_nn[i], d[i], **{name: part[i] for name, part in more.items()}, **scalars)

@@ -50,7 +50,7 @@ DERIVED = {
 }
 
 # What computes fused and batched products without our kernels, beside torch.matmul of plain ones.
-UNFUSED, EPILOGUE, BATCHED = "torch.unfused", "torch.epilogue", "torch.bmm"
+UNFUSED, EPILOGUE, BATCHED, GROUPED = "torch.unfused", "torch.epilogue", "torch.bmm", "torch.grouped_mm"
 
 # A sample. A zero, a NaN or an infinity is a fault of the clock or of the file.
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -66,7 +66,7 @@ T = TypeVar("T")
 def rivals(problem: Problem) -> tuple[str, ...]:
     """The contenders that a kernel must beat before it is chosen; the first of them must have been measured."""
     if problem.batched:
-        return (BATCHED,)
+        return (GROUPED if problem.grouped else BATCHED,)
     return (UNFUSED, EPILOGUE) if problem.fusion else ("torch.matmul", f"cublas-{problem.layout}")
 
 

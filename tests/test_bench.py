@@ -712,9 +712,10 @@ class Timed:
     def bind(self, operands: Operands) -> Any:
         call = self.contender.bind(replace(operands, **self.spoils))
 
-        def timed() -> None:
-            call()
+        def timed() -> Any:
+            answer = call()
             self.device.spend(self.us, self.name)
+            return answer
 
         return timed
 
@@ -763,6 +764,22 @@ def test_a_part_that_a_contender_leaves_out_is_noticed(fusion: str, spoils: dict
     contender = Timed(device, "torch.unfused", 9.0, **spoils)
     measurement = measured(device, [contender], COLD, SMALL.revised(fusion=fusion))
     assert "wrong result after the timing" in measurement.absent["torch.unfused"]
+
+
+def test_groups_are_measured_against_torchs() -> None:
+    device, of = FakeDevice(), SMALL.revised(batch="grouped", ab="bf16")
+    assert baselines.usual(of) == ("torch.grouped_mm",)
+    measurement = measured(device, [Timed(device, "torch.grouped_mm", 9.0)], COLD, of, products=3)
+    assert measurement.absent == {}
+    assert 0 < measurement.timings[0].error < 0.2
+    (operands,) = device.operands(of, 1, 0, 3)
+    reference = Reference(of, operands)
+
+    def product(late: int) -> Any:
+        return torch._grouped_mm(operands.a, operands.b_nn, offs=operands.ends + late)
+
+    assert reference.error(device, lambda: product(0))[1] == ""
+    assert "wrong result" in reference.error(device, lambda: product(-1))[1]
 
 
 def test_a_wrong_product_of_a_batch_is_noticed() -> None:

@@ -428,7 +428,7 @@ def test_a_plain_kernel_has_no_bias_and_no_alpha(device: EmulatedDevice, library
         (
             "a",
             lambda it: it[0],
-            r"A: expected a batch of matrices of fp16, \(products, rows, columns\), .* \(64, 256\)",
+            r"A: expected matrices of fp16, \(products, rows, columns\), .* \(64, 256\)",
         ),
         ("a", lambda it: it[:2], r"A \(2, 64, 256\), B \(3, 64, 256\) as tn and D \(3, 64, 64\) do not fit"),
         ("d", lambda it: it[:1].expand(3, -1, -1), "D: 3 products would be stored in one matrix; it must not be exp"),
@@ -440,6 +440,29 @@ def test_batches_that_a_kernel_does_not_take(
     (operands,) = draw(BATCHED.problem, 1, torch.Generator().manual_seed(1), "cpu", products=3)
     changed = dataclasses.replace(operands, **{name: change(getattr(operands, name))})
     with on(device, BATCHED, library) as kernel, pytest.raises(ValueError, match=message):
+        kernel.bind(changed)
+
+
+GROUPED = small(batch="grouped", padding="predicate")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("b", lambda it: it[0], r"B: expected matrices of fp16, \(products, rows, columns\), with contiguous rows"),
+        ("ends", lambda _: None, r"ends: expected torch.int32 \(3,\), contiguous, one for each B, got none"),
+        ("ends", lambda it: it[:2], r"ends: expected torch.int32 \(3,\).* got torch.int32 \(2,\)"),
+        ("ends", lambda it: it.long(), r"ends: expected torch.int32 \(3,\).* got torch.int64 \(3,\)"),
+        ("d", lambda it: it[:32], r"A \(64, 256\), B \(3, 64, 256\) as tn and D \(32, 64\) do not fit"),
+    ],
+)
+def test_groups_that_a_kernel_does_not_take(
+    name: str, change: Any, message: str, device: EmulatedDevice, library: Path
+) -> None:
+    (operands,) = draw(GROUPED.problem, 1, torch.Generator().manual_seed(1), "cpu", products=3)
+    assert operands.ends.tolist() == [21, 42, 64]
+    changed = dataclasses.replace(operands, **{name: change(getattr(operands, name))})
+    with on(device, GROUPED, library) as kernel, pytest.raises(ValueError, match=message):
         kernel.bind(changed)
 
 

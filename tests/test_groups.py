@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudal2gen import compiler, emulator, operands
+from cudal2gen import compiler, emulator
 from cudal2gen.kernel import IllegalRecord, Record, edit
 from cudal2gen.kernel.launch import Groups, read
 from cudal2gen.launcher import LaunchError, OpenKernel
@@ -237,13 +237,6 @@ REFUSED = [
     ({}, Groups(4, 65535, 64), "more rows or slices of CTAs than a grid has"),
     ({"batch": "none"}, Groups(4, 2, 64), "this kernel computes no groups; one of batch=grouped does"),
 ]
-
-
-@pytest.mark.torch
-def test_groups_are_not_bound_to_a_device_yet() -> None:
-    matrix = pytest.importorskip("torch").empty(64, 64)
-    with pytest.raises(ValueError, match="batch=grouped: no verdict or timing on a device yet"):
-        operands.check(RECORDS["plain"], operands.Operands(matrix, matrix, matrix, matrix))
 
 
 @pytest.mark.parametrize(("changes", "groups", "message"), REFUSED)

@@ -53,8 +53,6 @@ def here(card: gpu.Gpu) -> Callable[[Record], Record]:
     )
 
     def revised(record: Record) -> Record:
-        if record.grouped:
-            pytest.skip("devices bind no groups yet")
         if not models:
             pytest.skip(f"no model in GPUS is like {card.model}")
         try:

@@ -29,8 +29,7 @@ pytestmark = pytest.mark.torch
 EMULATED = ["single", "nn", "single f32", "zsplit", "persistent", "predicate nn", "pad", "split_k f32 zsplit"]
 EMULATED += ["baked k nn persistent", "small direct predicate", "small direct split_k", "small direct baked"]
 EMULATED += ["wgmma direct, any n", "wgmma cluster split 4 f16 nn", "once split 2"]
-EMULATED += ["fused multistage direct, ragged", "fused multistage padded by its caller", "fused multistage split"]
-EMULATED += ["fused once split", "batched once"]
+EMULATED += ["fused multistage direct, ragged", "fused once split", "batched fused split", "grouped fused direct"]
 
 
 @pytest.fixture(scope="module")
@@ -317,9 +316,32 @@ class BetaTwice(Adversary):
         return self.right.bind(replace(operands, beta=2 * operands.beta))
 
 
+class EndsLate(Adversary):
+    """Computes the first row of each group with the B of the group before."""
+
+    def bind(self, operands: Operands) -> Any:
+        operands.ends.add_(1)
+        return self.right.bind(operands)
+
+
+class RowsBehind(Adversary):
+    """Writes a row that is in no group."""
+
+    def bind(self, operands: Operands) -> Any:
+        run = self.right.bind(operands)
+
+        def call() -> None:
+            run()
+            operands.d[-1] = 1.0
+
+        return call
+
+
 @pytest.mark.parametrize(
     ("name", "adversary", "finding"),
     [
+        ("grouped fused direct", EndsLate, "wrong-value"),
+        ("grouped fused direct", RowsBehind, "behind the last group of D"),
         ("batched once", FirstProductOnly, "first at product 1, row 0, column 0"),
         ("fused multistage split", BetaTwice, "wrong-value"),
     ],
@@ -329,7 +351,8 @@ def test_faults_of_batches_and_fusions_are_caught(
 ) -> None:
     record = PATHS[name]
     artifact = compiler.build([record])[0]
-    shape = next(shape for shape in validator.stress_shapes(record) if shape.batch > 1 or not record.batched)
+    shapes = validator.stress_shapes(record)
+    shape = next(each for each in shapes if each.batch > 1 or not record.batched or 0 < sum(each.groups) < each.m)
     with EmulatedDevice(record) as card:
         wrong = adversary(card.open(record, artifact, library), card.empty)
         case, _ = device.run_case(card, record, wrong, shape, "integers")

@@ -19,10 +19,20 @@ BANDS = 256  # of rows and of columns of D, in each of which one is compared
 ROUNDINGS = 4  # to D's type: of the product, alpha, a bias and C, by who adds them one after the other
 
 
-class _Part(NamedTuple):
-    """Rows, or columns, of one product of a batch: what their D may be, by a kernel and by who rounds in between."""
+class _Product(NamedTuple):
+    """One product of a launch: where its D is, and what it reads."""
 
-    product: int
+    place: int | slice
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    c: torch.Tensor | None
+
+
+class _Part(NamedTuple):
+    """Rows, or columns, of one product: what their D may be, by a kernel and by who rounds in between."""
+
+    place: int | slice
     rows: list[int] | slice
     cols: list[int] | slice
     strict: _Bounds
@@ -30,8 +40,7 @@ class _Part(NamedTuple):
 
     def compare(self, d: torch.Tensor, strict: bool) -> Comparison:
         """D of all products against the bounds of this part."""
-        own = d[self.product] if d.ndim == 3 else d
-        return (self.strict if strict else self.loose).compare(own[self.rows][:, self.cols])
+        return (self.strict if strict else self.loose).compare(d[self.place][self.rows][:, self.cols])
 
 
 class _Bounds(Protocol):
@@ -63,35 +72,43 @@ class Reference:
 
     def __init__(self, problem: Problem, operands: Operands) -> None:
         self._problem, self._operands = problem, operands
-        count = operands.products
-        self._parts: list[_Part] = []
-        for product in sorted({0, count // 2, count - 1}):
-            self._parts += self._parts_of(product)
+        self._parts = [part for product in self._products() for part in self._parts_of(product)]
 
-    def _parts_of(self, product: int) -> Iterator[_Part]:
+    def _products(self) -> Iterator[_Product]:
+        """The first, middle and last product; of groups without those of no rows."""
+        problem, own = self._problem, self._operands
+        count = own.products
+        ends = [0] if own.ends is None else [0, *own.ends.tolist()]
+        for i in sorted({0, count // 2, count - 1}):
+            bias = own.bias[i] if own.bias is not None and own.bias.ndim == 2 else own.bias
+            if not problem.batched:
+                yield _Product(slice(None), own.a, own.b, bias, own.c)
+            elif not problem.grouped:
+                yield _Product(i, own.a[i], own.b[i], bias, own.c[i] if own.c is not None else None)
+            elif ends[i + 1] > ends[i]:
+                rows = slice(ends[i], ends[i + 1])
+                of_rows = bias[rows] if bias is not None and problem.fusion.bias == "m" else bias
+                yield _Product(rows, own.a[rows], own.b[i], of_rows, own.c[rows] if own.c is not None else None)
+
+    def _parts_of(self, product: _Product) -> Iterator[_Part]:
         """A row and a column in each band of a product."""
-        problem, operands = self._problem, self._operands
-        a, b = (operands.a[product], operands.b[product]) if problem.batched else (operands.a, operands.b)
-        rows, cols, every = bands(problem.m), bands(problem.n), slice(None)
+        problem, every = self._problem, slice(None)
+        rows, cols = bands(product.a.shape[0]), bands(problem.n)
         # Columns of a gated D come from pairs of the product's: rows alone compare it.
         for some_rows, some_cols in ((rows, every), (every, cols))[: 1 if problem.fusion.gate else 2]:
-            strict, loose = (
-                self._bounds(a[some_rows], b[some_cols], some_rows, some_cols, roundings)
-                for roundings in (0, ROUNDINGS)
-            )
-            yield _Part(product, some_rows, some_cols, strict, loose)
+            strict, loose = (self._bounds(product, some_rows, some_cols, roundings) for roundings in (0, ROUNDINGS))
+            yield _Part(product.place, some_rows, some_cols, strict, loose)
 
-    def _bounds(
-        self, a: torch.Tensor, b: torch.Tensor, rows: list[int] | slice, cols: list[int] | slice, roundings: int
-    ) -> _Bounds:
-        """The bounds of D's part that these rows of A (m,k) and B (n,k) make."""
+    def _bounds(self, product: _Product, rows: list[int] | slice, cols: list[int] | slice, roundings: int) -> _Bounds:
+        """The bounds of these rows and columns of a product's D."""
         problem, own, order = self._problem, self._operands, in_order(self._problem.k)
+        a, b = product.a[rows], product.b[cols]
         if not problem.fusion:
             return Bounds(problem.acc, a, b, order, problem.output)
         along = rows if problem.fusion.bias == "m" else cols
         read = fused.FusedOperands(
-            None if own.bias is None else own.bias[along],
-            None if own.c is None else own.c[rows][:, cols],
+            None if product.bias is None else product.bias[along],
+            None if product.c is None else product.c[rows][:, cols],
             own.alpha,
             own.beta,
         )
@@ -104,8 +121,10 @@ class Reference:
         whether the contender rounds a fused D once."""
         d = self._operands.d
         d.fill_(float("nan"))
-        call()
+        answer = call()
         device.synchronize()
+        if self._problem.grouped and hasattr(answer, "shape"):  # torch's product of groups has no out=
+            d.copy_(answer)
         largest, finding = 0.0, ""
         for part in self._parts:
             comparison = part.compare(d, strict)

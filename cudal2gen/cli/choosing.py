@@ -43,15 +43,17 @@ class Variants:
         typer.Option("--batch", help="Each kernel for several products a launch too. Repeatable."),
     ] = ()
 
-    def beside(self, records: list[Record]) -> list[Record]:
-        """The records, then the plain ones with these fusions and batches; a note counts those that are not legal."""
-        from cudal2gen import choice
-
+    def __post_init__(self) -> None:
         for fusion in self.fusions:
             try:
                 Fusion.model_validate(fusion)
             except ValidationError as error:
                 refuse(f"--fusion {explain_fault(error)}")
+
+    def beside(self, records: list[Record]) -> list[Record]:
+        """The records, then the plain ones with these fusions and batches; a note counts those that are not legal."""
+        from cudal2gen import choice
+
         plain = [record for record in records if not record.problem.later]
         variants, illegal = choice.variants(plain, self.fusions, self.batches)
         if illegal:

@@ -158,4 +158,5 @@ def _group(kind: Any, values: dict[str, Any]) -> object:
 
 
 def _repeated(value: Any) -> tuple[Any, ...]:
-    return tuple(value or ()) if isinstance(value, list | None) else (value,)
+    values = tuple(value or ()) if isinstance(value, list | None) else (value,)
+    return tuple(each.value if isinstance(each, Enum) else each for each in values)

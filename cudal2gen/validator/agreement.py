@@ -33,7 +33,7 @@ def against_emulator(device: Device, built: BuiltKernel) -> tuple[list[Case], li
     contender = built.open(device)
     cases, lines = [], []
     for k in lengths(record):
-        shape = Shape(record.bm, record.bn, k)
+        shape = Shape(record.bm, record.bn, k, groups=(record.bm,) if record.grouped else ())
         for inputs in (*EXACT_INPUTS, "normal", "cancelling"):
             emulated = execute(record, artifact, built.library, shape, inputs, hazards=False, seed=k)
             d = product(device, record, contender, emulated)
@@ -92,8 +92,8 @@ def product(device: Device, record: Record, contender: Contender, emulated: Exec
     bias = None if read.bias is None else tensor(read.bias, record.element)
     c = None if read.c is None else tensor(read.c, record.output)
     a, b = (tensor(values, record.element) for values in (emulated.a, emulated.b))
-    several = (a[None], b[None]) if record.batched else (a, b)
-    matrices.put(*several, record.output.poisons[0], bias, c)
+    a, b = a[None] if record.batched and not record.grouped else a, b[None] if record.batched else b
+    matrices.put(a, b, record.output.poisons[0], bias, c)
     contender.bind(matrices.operands)()
     device.wait()
     d: Array = np.ascontiguousarray(matrices.d.bits.reshape(m, -1).cpu().numpy()).view(record.output.numpy_dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cudal2gen import fused
 from cudal2gen.correctness import Comparison, compare, first_place, operands
@@ -81,18 +81,39 @@ class Guarded:
                 yield f"written-outside: {places} {where}"
 
 
+class _Part(NamedTuple):
+    """One product of a launch: its number, its tensors, and what it reads besides."""
+
+    number: int
+    a: torch.Tensor
+    b: torch.Tensor
+    d: torch.Tensor
+    bias: torch.Tensor | None
+    c: torch.Tensor | None
+
+
 class Matrices:
     """A problem's guarded matrices: inputs are drawn into them, and the D of a run is compared.
 
-    ``count``: products of a batch; ``shared_b``: all of one B.
+    ``count``: products of a strided batch; ``shared_b``: all of one B. ``groups``: of a grouped one the rows of each
+    group, from the first row on; rows of D behind them must stay as they were.
     """
 
-    def __init__(self, empty: Empty, record: Record, problem: Problem, count: int = 1, shared_b: bool = False) -> None:
+    def __init__(
+        self,
+        empty: Empty,
+        record: Record,
+        problem: Problem,
+        count: int = 1,
+        shared_b: bool = False,
+        groups: tuple[int, ...] = (),
+    ) -> None:
         m, n, k = problem.m, problem.n, problem.k
         stride, element, output, fusion = strides(record, n, k), record.element, record.output, record.fusion
-        self._record, self._order, self._count = record, record.k_order(k), count
-        several = count if record.batched else None
-        several_b = None if several is None else 1 if shared_b else several
+        self._groups = groups or ((m,) if record.grouped else ())
+        self._record, self._order, self._count = record, record.k_order(k), len(self._groups) or count
+        several_b = None if not record.batched else 1 if shared_b else self._count
+        several = None if record.grouped else self._count if record.batched else None
 
         def guarded(name: str, rows: int, cols: int, ld: int, number: int | None = several, gaps: int = 1) -> Guarded:
             gap = 0 if number is None else gaps * PADDING
@@ -104,17 +125,19 @@ class Matrices:
         gap_d = 0 if several is None else 3 * (PADDING if record.launch.stores_vectors else 1)
         self.d = Guarded(empty, output, "D", m, problem.d_cols, stride.d, output.canary, several, gap_d)
         self._read = {"A": self.a, "B": self.b, "B as (k,n)": self.b_nn}
-        self.operands = Operands(self.a.matrix, *self._expanded(), self.d.matrix)
+        more: dict[str, torch.Tensor | float] = {}
         if fusion.bias != "none":
             extent = n if fusion.bias == "n" else m
-            bias = guarded("bias", 1, extent, aligned(extent), None)
-            self._read["bias"], self.operands = bias, replace(self.operands, bias=bias.matrix[0])
+            each = record.batched and not (record.grouped and fusion.bias == "m")
+            bias = guarded("bias", self._count if each else 1, extent, aligned(extent) + (PADDING if each else 0), None)
+            self._read["bias"], more["bias"] = bias, bias.matrix if each else bias.matrix[0]
         if fusion.residual:
-            c = Guarded(empty, output, "C", m, problem.d_cols, stride.d, output.nan)
-            self._read["C"], self.operands = c, replace(self.operands, c=c.matrix)
-        self.operands = replace(
-            self.operands, alpha=ALPHA if fusion.scale else 1.0, beta=BETA if fusion.residual else 1.0
-        )
+            c = Guarded(empty, output, "C", m, problem.d_cols, stride.d, output.nan, several, gap_d)
+            self._read["C"], more["c"] = c, c.matrix
+        more |= ({"alpha": ALPHA} if fusion.scale else {}) | ({"beta": BETA} if fusion.residual else {})
+        if self._groups:
+            more["ends"] = _ends(empty, self._groups)
+        self.operands = Operands(self.a.matrix, *self._expanded(), self.d.matrix, **more)
 
     def _expanded(self) -> tuple[torch.Tensor, torch.Tensor]:
         """B in both layouts, one for each product."""
@@ -123,22 +146,51 @@ class Matrices:
             return b, b_nn
         return b.expand(self._count, -1, -1), b_nn.expand(self._count, -1, -1)
 
+    def _parts(self, d: torch.Tensor) -> list[_Part]:
+        """The products, those of no rows left out; ``d``: their D, or a copy of it."""
+        own, record = self.operands, self._record
+        if not record.batched:
+            return [_Part(0, own.a, own.b, d, own.bias, own.c)]
+        bias = own.bias
+        if not self._groups:
+            return [
+                _Part(
+                    i, own.a[i], own.b[i], d[i], None if bias is None else bias[i], None if own.c is None else own.c[i]
+                )
+                for i in range(self._count)
+            ]
+        parts, start = [], 0
+        for i, size in enumerate(self._groups):
+            rows = slice(start, start := start + size)
+            of_rows = None if bias is None else bias[i] if record.fusion.bias == "n" else bias[rows]
+            parts.append(_Part(i, own.a[rows], own.b[i], d[rows], of_rows, None if own.c is None else own.c[rows]))
+        return [part for part in parts if part.d.shape[0]]
+
     def draw(self, inputs: str, seed: int, poison: int) -> None:
         """Draws A and B of one kind of inputs, with bias and C of a fused product, and poisons D, with one of the
         element's poisons."""
+        record = self._record
+        n, k = self.b.matrix.shape[-2:]
+        generator = self._generator(seed)
+        # Of groups, rows behind the last one stay NaN.
+        self.a.matrix.fill_(float("nan"))
+        for number, part in enumerate(self._parts(self.d.matrix)):
+            rows = part.a.shape[0]
+            a, b = operands(inputs, rows, n, k, generator, record.element)
+            read = fused.draw(record.fusion, inputs, rows, n, generator, record.element, record.output)
+            part.a.copy_(a)
+            if number == 0 or self.b.matrix.ndim == 2 or self.b.matrix.shape[0] > 1:
+                part.b.copy_(b)
+            for own, values in ((part.bias, read.bias), (part.c, read.c)):
+                if own is not None and values is not None:
+                    own.copy_(values)
+        self.b_nn.matrix.copy_(self.b.matrix.transpose(-2, -1))
+        self._begin(poison)
+
+    def _generator(self, seed: int) -> torch.Generator:
         import torch
 
-        record = self._record
-        (m, k), n = self.a.matrix.shape[-2:], self.b.matrix.shape[-2]
-        generator = torch.Generator(self.a.matrix.device).manual_seed(seed)
-        pairs = [operands(inputs, m, n, k, generator, record.element) for _ in range(self._count)]
-        read = fused.draw(record.fusion, inputs, m, n, generator, record.element, record.output)
-        if not record.batched:
-            (a, b), *_ = pairs
-            self.put(a, b, poison, read.bias, read.c)
-            return
-        several_b = pairs[:1] if self.b.matrix.shape[0] == 1 else pairs
-        self.put(torch.stack([a for a, _ in pairs]), torch.stack([b for _, b in several_b]), poison)
+        return torch.Generator(self.a.matrix.device).manual_seed(seed)
 
     def put(
         self,
@@ -156,6 +208,10 @@ class Matrices:
         for own, values in ((self.operands.bias, bias), (self.operands.c, c)):
             if own is not None and values is not None:
                 own.copy_(values)
+        self._begin(poison)
+
+    def _begin(self, poison: int) -> None:
+        """Poisons D; from now on inputs must not change."""
         self.d.bits.fill_(poison)
         for matrix in self._read.values():
             matrix.keep()
@@ -163,24 +219,43 @@ class Matrices:
     def findings(self, poison: int) -> list[str]:
         """What a run did beside computing: changed inputs, writes outside of D, elements of D left unwritten."""
         findings = list(chain.from_iterable(matrix.changes() for matrix in (*self._read.values(), self.d)))
-        if places := _places(self.d.bits == poison):
+        behind = self.d.bits[sum(self._groups) :] if self._groups else self.d.bits[:0]
+        if places := _places(behind != poison):
+            findings.append(f"written-outside: {places} behind the last group of D")
+        if places := _places(self.computed_bits == poison):
             findings.append(f"unwritten-output: {places} of D")
         return findings
 
+    @property
+    def computed_bits(self) -> torch.Tensor:
+        """The bits of D, of groups without the rows behind them."""
+        return self.d.bits[: sum(self._groups)] if self._groups else self.d.bits
+
     def compare(self, inputs: str, d: torch.Tensor | None = None) -> Comparison:
         """D, or a copy of it, compared with the product; of a batch the worst product, whose number it names."""
-        own, d = self.operands, self.d.matrix if d is None else d
-        record = self._record
-        if record.fusion:
-            read = fused.FusedOperands(own.bias, own.c, own.alpha, own.beta)
-            return fused.compare(record.acc, record.fusion, inputs, own.a, own.b, read, d, self._order, record.output)
-        if not record.batched:
-            return compare(record.acc, inputs, own.a, own.b, d, self._order)
-        comparisons = [
-            compare(record.acc, inputs, *product, self._order) for product in zip(own.a, own.b, d, strict=True)
-        ]
-        number, worst = max(enumerate(comparisons), key=lambda pair: (pair[1].wrong, pair[1].max_error))
-        return replace(worst, first=f"product {number}, {worst.first}") if worst.wrong else worst
+        parts = self._parts(self.d.matrix if d is None else d)
+        if not parts:
+            return Comparison("nothing", 0)
+        comparisons = [self._compared(inputs, part) for part in parts]
+        part, worst = max(zip(parts, comparisons, strict=True), key=lambda pair: (pair[1].wrong, pair[1].max_error))
+        named = worst.wrong and self._record.batched
+        return replace(worst, first=f"product {part.number}, {worst.first}") if named else worst
+
+    def _compared(self, inputs: str, part: _Part) -> Comparison:
+        record, own = self._record, self.operands
+        _, a, b, d, bias, c = part
+        if not record.fusion:
+            return compare(record.acc, inputs, a, b, d, self._order)
+        read = fused.FusedOperands(bias, c, own.alpha, own.beta)
+        return fused.compare(record.acc, record.fusion, inputs, a, b, read, d, self._order, record.output)
+
+
+def _ends(empty: Empty, groups: tuple[int, ...]) -> torch.Tensor:
+    """The row behind each group's last, in the device's memory."""
+    import torch
+
+    ends = empty(2 * len(groups)).view(torch.int32)
+    return ends.copy_(torch.tensor(groups).cumsum(0))
 
 
 def _places(wrong: torch.Tensor) -> str:
