@@ -1,9 +1,11 @@
 """What a fused product reads beside A and B, and the comparison of its D with the fp64 reference and an error bound.
 
 D = activation(Z), Z = alpha A B + bias + beta C, see ``kernel.fusion``. The bound of an element: what rounding explains
-of the sum (``correctness.sum_error``), alpha times as much; one rounding in fp32 for each part of Z; all of that times
-the steepest slope of the activation; the activation's own error; one rounding to D's type. Inputs that make all sums
-exact leave no error before the activation: without one, or with relu, D is then the reference rounded once.
+of the sum (``correctness.sum_error``), alpha times as much, and one rounding to fp16 where sums in fp16 are of slices;
+one rounding in fp32 for each part of Z; all of that times the steepest slope of the activation; the activation's own
+error; gated, each half's error times the other's magnitude, and a rounding in fp32; one rounding to D's type. Inputs
+that make all sums exact leave no error before the activation: without one, or with relu, and without a gate, D is then
+the reference rounded once.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from cudal2gen.correctness import (
 )
 from cudal2gen.element import F16, Element
 from cudal2gen.kernel import Acc
-from cudal2gen.kernel.fusion import ALPHA, BETA, Activation, Fusion
+from cudal2gen.kernel.fusion import ALPHA, BETA, GATE_COLS, Activation, Fusion
 
 if TYPE_CHECKING:
     import torch
@@ -151,6 +153,8 @@ class Reference(Generic[Array]):
     result: Array
     allowed: Array
     exact: bool  # whether D is the reference rounded once
+    # Where infinity is gated by nothing but error: NaN, or infinite of either sign.
+    undetermined: Array | bool = False
 
 
 def reference(
@@ -174,7 +178,6 @@ def reference(
         z, magnitude = scale * product, abs(scale * product)
         for part in _added(fusion, fused):
             z, magnitude = z + part, magnitude + abs(part)
-        result = apply(fusion.activation, z)
         error = arrays.zeros(z)
         sums_are_exact = inputs not in BOUNDED and (acc == "f32" or float(abs(product).max()) <= F16.exact)
         if not sums_are_exact:
@@ -182,9 +185,31 @@ def reference(
             if acc == "f16" and len(order) > 1:
                 error = error + abs(scale) * rounding_error(product, error, F16)
             error = error + (3 * SINGLE_ERROR + roundings * output.unit_roundoff) * (magnitude + error)
-        error = SLOPES[fusion.activation] * error + own_error(fusion.activation, z, result)
+        result, error, undetermined = _activated(fusion, z, error)
         allowed = error + rounding_error(result, error, output)
-    return Reference(result, allowed, sums_are_exact and fusion.activation in ("none", "relu"))
+    exact = sums_are_exact and not fusion.gate and fusion.activation in ("none", "relu")
+    return Reference(result, allowed, exact, undetermined)
+
+
+def _activated(fusion: Fusion, z: Array, error: Array) -> tuple[Array, Array, Array | bool]:
+    """Activation and gate: their result of Z, its error from that of Z, and where it is undetermined."""
+    first, first_error = _half(fusion, z, 0), _half(fusion, error, 0)
+    result = apply(fusion.activation, first)
+    own = SLOPES[fusion.activation] * first_error + own_error(fusion.activation, first, result)
+    if not fusion.gate:
+        return result, own, False
+    other, other_error = _half(fusion, z, 1), _half(fusion, error, 1)
+    gated = result * other
+    gated_error = abs(result) * other_error + own * (abs(other) + other_error) + SINGLE_ERROR * abs(gated) + LEAST
+    return gated, gated_error, (abs(other) == math.inf) & (abs(result) <= own)
+
+
+def _half(fusion: Fusion, z: Array, half: int) -> Array:
+    """Z1 or Z3 of columns that are interleaved by 8, where they are gated; else all."""
+    if not fusion.gate:
+        return z
+    m, n = z.shape
+    return z.reshape(m, n // GATE_COLS, 2, GATE_COLS // 2)[:, :, half].reshape(m, n // 2)
 
 
 def _added(fusion: Fusion, fused: FusedOperands[Array]) -> Iterator[Array]:
@@ -253,7 +278,7 @@ def _add(
             comparison.compared = "NaN and infinities in their places"
             same = (arrays.nan(rounded) & arrays.nan(wide)) | (rounded == wide)
             finite = (abs(rounded) < math.inf) & (abs(wide) < math.inf)
-            comparison.count(rows, ~(same | finite), bounds.result, d)
+            comparison.count(rows, ~(same | finite | bounds.undetermined), bounds.result, d)
             comparison.max_error = float(comparison.wrong)
             return
         errors[arrays.nan(errors)] = math.inf

@@ -121,6 +121,56 @@ TYPED: dict[str, Record] = {
     "once d of f16 nn, any n": once(**FULL_OUT, layout="nn", n=56),
 }
 
+# Pairs of columns, in every way in which the templates store or sum; D is half as wide.
+WIDE: dict[str, Any] = {"bn": 64}
+NARROW: dict[str, Any] = {"n": 144}
+GATED: dict[str, Record] = {
+    "multistage gated": small(fusion="bias_n+silu+gate", **WIDE),
+    "multistage gated, wide": small(fusion="bias_m+gelu+gate", acc="f32", **WIDE, **STAGED_16),
+    "multistage gated, three warps": small(
+        fusion="aux+silu+gate", acc="f32", bn=96, n=96, mma_repeat=[1, 3, 1], g2s_cols=8, **STAGED_8
+    ),
+    "multistage gated direct, ragged": small(
+        fusion="alpha+bias_n+silu+gate", **HALF_IN, **WIDE, **RAGGED | {"k": 120, "n": 80}, **STRAIGHT
+    ),
+    "multistage gated global, d": small(fusion="bias_n+gate", **BOTH, **TO_GLOBAL),
+    "multistage gated global, ragged": small(fusion="bias_n+relu+gate", **RAGGED | {"n": 48}, **TO_GLOBAL),
+    "multistage gated, padded by its caller": small(
+        fusion="bias_n+silu+gate", **WIDE, padding="pad", m=61, n=48, k=250
+    ),
+    "multistage gated split": small(fusion="bias_n+silu+gate", **WIDE, split_k=2, acc="f32"),
+    "direct gated": direct(fusion="bias_n+silu+gate", acc="f32"),
+    "direct gated ragged": direct(fusion="aux+gelu_tanh+gate", **RAGGED | {"k": 120, "n": 48}),
+    "wgmma gated": ring(fusion="bias_n+silu+gate", **HALF_IN, **NARROW),
+    "wgmma gated, two instructions": ring(fusion="aux+silu+gate", bm=128, bn=64, atom_n=32, acc="f16", **NARROW),
+    "wgmma gated, rests": ring(fusion="silu+gate", bn=160, atom_n=160, n=320, stages=2),
+    "wgmma gated direct": ring(fusion="bias_m+silu+gate", epilogue="direct", bn=48, atom_n=48, **NARROW),
+    "wgmma gated swapped": ring(fusion="bias_n+silu+gate", **SWAPPED, epilogue="direct", **NARROW),
+    "wgmma gated swapped, d": ring(fusion="bias_m+aux+silu+gate", **BOTH, **SWAPPED, epilogue="direct", **NARROW),
+    "wgmma gated pingpong": ring(fusion="bias_n+silu+gate", **PINGPONG, **NARROW),
+    "wgmma gated cluster": ring(fusion="bias_n+silu+gate", split_k=2, **IN_CLUSTER, **NARROW),
+    "wgmma gated swapped cluster": ring(fusion="bias_n+silu+gate", split_k=2, **SWAPPED, **IN_CLUSTER, **NARROW),
+    "wgmma gated workspace": ring(fusion="aux+silu+gate", split_k=3, reduce="workspace", **NARROW),
+    "wgmma gated swapped workspace": ring(
+        fusion="bias_n+silu+gate", split_k=3, **SWAPPED, epilogue="direct", reduce="workspace", **NARROW
+    ),
+    "wgmma gated stream": ring(fusion="bias_n+silu+gate", stream_k=True, **NARROW),
+    "wgmma gated swapped stream": ring(fusion="silu+gate", stream_k=True, **SWAPPED, epilogue="direct", **NARROW),
+    "wgmma gated grouped": ring(fusion="bias_n+silu+gate", batch="grouped", **NARROW),
+    "multistage gated batched": small(fusion="bias_n+silu+gate", batch="strided", **WIDE),
+    "once gated": once(fusion="bias_n+silu+gate"),
+    "once gated split": once(fusion="bias_n+aux+gelu+gate", split_k=2, **BOTH),
+}
+WITH_AUX: dict[str, Record] = {
+    "multistage aux": small(fusion="bias_n+aux+silu"),
+    "multistage aux, ragged": small(fusion="bias_n+residual+aux+gelu", **RAGGED, **TO_GLOBAL),
+    "direct aux split": direct(fusion="aux+relu", split_k=2, **RAGGED | {"k": 120}),
+    "wgmma aux": ring(fusion="bias_n+aux+silu"),
+    "wgmma aux swapped": ring(fusion="bias_n+aux+silu", **SWAPPED),
+    "wgmma aux workspace": ring(fusion="aux+silu", split_k=3, reduce="workspace", **BOTH),
+    "once aux split": once(fusion="aux+silu", n=56, split_k=2),
+}
+
 # Every activation and every bias in every family, and every way in which the templates store or sum.
 ALL = "alpha+bias_n+residual"
 FUSED: dict[str, Record] = {
@@ -153,6 +203,8 @@ FUSED: dict[str, Record] = {
     "once split": once(fusion=f"{ALL}+gelu_tanh", split_k=2, n=56),
     "once split, no bias": once(fusion="residual+relu", split_k=2),
     "once bf16": once(fusion="bias_n+residual+relu", **HALF_IN, n=56),
+    **GATED,
+    **WITH_AUX,
 }
 
 # What the templates do with a batch.

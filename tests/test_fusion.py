@@ -50,7 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def findings(record: Record, library: Path, inputs: str, hazards: bool = False) -> tuple[str, ...]:
     (artifact,) = compiler.build([record])
-    shape = Shape(record.m, record.n, record.k)
+    groups = (record.m // 3, 0, record.m - record.m // 3) if record.batch == "grouped" else ()
+    shape = Shape(record.m, record.n, record.k, batch=2 if record.batch == "strided" else 1, groups=groups)
     case, _ = run_case(record, artifact, library, shape, inputs, hazards=hazards)
     return (*artifact.ptxas.findings, *case.findings)
 
@@ -101,6 +102,9 @@ def test_a_text_spells_a_fusion(fusion: Fusion) -> None:
         ("bias_n+", "'' is no part of a fusion; parts are alpha, bias_n"),
         ("swish", "'swish' is no part"),
         ("none+relu", "'none' is no part"),
+        ("residual+silu+gate", "residual goes without gate"),
+        ("bias_n+aux", "aux needs an activation or gate"),
+        ("gate+silu", "must stand in the order of application, silu+gate"),
     ],
 )
 def test_what_is_no_fusion_is_refused_in_words_by_all(

@@ -86,6 +86,11 @@ class Fusion(BaseModel):
         parts = [part for part, fields in PARTS.items() if all(getattr(self, name) == fields[name] for name in fields)]
         return "+".join(parts) or NONE
 
+    @property
+    def before_activation(self) -> Fusion:
+        """The parts of Z, which aux stores."""
+        return Fusion(scale=self.scale, bias=self.bias, residual=self.residual)
+
     def d_cols(self, n: int) -> int:
         """Columns of D where those of the product are n."""
         return n // 2 if self.gate else n

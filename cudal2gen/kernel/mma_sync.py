@@ -48,6 +48,11 @@ class MmaTiles(Record):
     def accumulator_registers(self) -> int:
         return self.bm * self.bn // self.threads // (2 if self.acc == "f16" else 1)
 
+    @property
+    def loads_fused_early(self) -> bool:
+        """Whether a bias is loaded before the main loop: not where slices are summed first, or registers are short."""
+        return self.split_k == 1
+
 
 class MmaSyncKernel(MmaTiles):
     """What the sm_80 families share: warps by choice, baked k, and tiles that are predicated by hand."""

@@ -153,6 +153,12 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         if (self.smem_swizzle_c is not None) != (self.r2s_bytes == 4):
             yield f"smem_swizzle_c={_list(self.smem_swizzle_c)}: is given iff r2s_bytes is 4 (rows are staged)"
             return
+        if self.fusion.gate and staged and self.warp_n % 4:
+            yield (
+                f"bn={self.bn}: must be a multiple of 32*mma_repeat[1] = {32 * self.mma_repeat[1]} for gate in "
+                f"epilogue {self.epilogue}, which stages 16 columns of D of each warp"
+            )
+            return
         if self.c_batch is not None:
             if self.c_batch > self.mma_tiles:
                 yield f"c_batch={self.c_batch}: exceeds the {self.mma_tiles} MMA tiles of a warp"
@@ -217,8 +223,8 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
 
     @property
     def mma_tiles(self) -> int:
-        """16x16 MMA tiles of one warp, the unit of ``c_batch``."""
-        return self.warp_m * self.warp_n // 2
+        """16x16 MMA tiles of D of one warp, the unit of ``c_batch``."""
+        return self.warp_m * self.fusion.d_cols(self.warp_n) // 2
 
     @property
     def ring_bytes(self) -> int:
@@ -270,6 +276,10 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         registers, and spills where few are left.
         """
         return self.estimated_registers + BESIDE_ESTIMATE <= self.register_limit
+
+    @property
+    def loads_fused_early(self) -> bool:
+        return super().loads_fused_early and self.estimated_registers + BESIDE_ESTIMATE < self.register_limit - 8
 
     @property
     def loads_at_end(self) -> bool:

@@ -176,6 +176,11 @@ class Sm90Wgmma(Sm90Kernel):
             yield f"{along_rows}={self.rows}: must be a multiple of {unit}, {shares}"
         if self.cols % self.atom_n:
             yield f"atom_n={self.atom_n}: must divide {along_cols}={self.cols}"
+        if self.fusion.gate and self.stores_tiles == "tma":
+            if self.swap_ab:
+                yield "epilogue=tma: must be direct for gate with swap_ab, a warp has 8 columns of D at a time"
+            elif self.atom_n % 32:
+                yield f"atom_n={self.atom_n}: must be a multiple of 32 for gate in epilogue tma, D by 16 columns"
 
     def _split_violations(self) -> Iterator[str]:
         if (self.reduce is not None) != (self.split_k > 1):
@@ -337,18 +342,23 @@ class Sm90Wgmma(Sm90Kernel):
         return ceil_div(self.bn // self.cluster[0], MAX_BOX)
 
     @property
+    def stored_n(self) -> int:
+        """Columns of a wgmma as they are stored: half of them where they are gated, rows of D where it is swapped."""
+        return self.atom_n if self.swap_ab else self.fusion.d_cols(self.atom_n)
+
+    @property
     def store_group(self) -> int:
         """Accumulator columns that a warp stores at a time: as many as a box takes and shared memory has room for."""
         if self.swap_ab:
             return next(rows for rows in (64, 48, 32, 16) if self.atom_n % rows == 0)
-        whole, chunk = _widest(self.atom_n, self.output.bytes), 128 // self.output.bytes
+        whole, chunk = _widest(self.stored_n, self.output.bytes), 128 // self.output.bytes
         room = self.target.capability.smem_block_bytes - self.ring_bytes - self.barrier_bytes
-        return chunk if self.atom_n > chunk and self._buffer_bytes(chunk) <= room and self.min_blocks == 1 else whole
+        return chunk if self.stored_n > chunk and self._buffer_bytes(chunk) <= room and self.min_blocks == 1 else whole
 
     @property
     def store_rest(self) -> int:
         """The same of the columns that ``store_group`` leaves over, 0 where it leaves none."""
-        return _widest(rest, self.output.bytes) if (rest := self.atom_n % self.store_group) else 0
+        return _widest(rest, self.output.bytes) if (rest := self.stored_n % self.store_group) else 0
 
     @property
     def ring_bytes(self) -> int:

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from cudal2gen import emulator, fused, workers
 from cudal2gen.compiler import Artifact
 from cudal2gen.correctness import Comparison, compare, operands
-from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.kernel import Record, aligned, ceil_div
+from cudal2gen.kernel.fusion import GATE_COLS
 from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
-from cudal2gen.validator.problems import Shape, batches, kinds, stress_shapes, strides, thorough_shape
+from cudal2gen.validator.problems import PADDING, Shape, batches, kinds, stress_shapes, strides, thorough_shape
 from cudal2gen.workers import Lost, Task
 
 Array = NDArray[Any]
@@ -33,12 +34,14 @@ LOOP_ROOM = 10_000  # backward branches for copies and stores, beside those for 
 
 
 class Product(NamedTuple):
-    """Operands of one product, as far as it was computed, and its D. ``fused``: what is read beside A and B."""
+    """Operands of one product, as far as it was computed, and its D. ``fused``: what is read beside A and B; ``aux``:
+    what is stored beside D."""
 
     a: Array
     b: Array
     d: Array
     fused: fused.FusedOperands[Array]
+    aux: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class _Matrices:
         self.memory = emulator.Memory()
         self._grouped = bool(shape.groups)
         self._rows, self._cols = shape.rows(rows), cols[cols < shape.n]
+        self._d_cols = _cols_of_d(record, self._cols)
         self._type, self._type_d = record.element.numpy_dtype, record.output.numpy_dtype
         self.batches = batches(record, shape, packed)
         rng = np.random.default_rng(seed)
@@ -123,9 +127,9 @@ class _Matrices:
         self._odd = 1 if shape.m % 2 and not (packed or record.launch.stores_vectors) else 0
         starts = [self._odd + number * self.batches.d for number in range(len(drawn))]
         self._places_d = [slice(start, start + m * ldd) for start in starts]
-        written = self._written(n)
-        zeros = np.broadcast_to(self._type_d.type(0), written.shape)
-        self._d = self.memory.upload(zeros, "output", region=written, name="D")
+        self._d = self._output("D", self._written(record.fusion.d_cols(n)))
+        self._aux_shape = (m, aligned(n) + PADDING)
+        self._aux = self._output("aux", _columns(self._aux_shape, n)) if record.fusion.aux else None
         address_d = self._d.address + self._odd * self._type_d.itemsize
         self.arguments = (address_a, lda, address_b, ldb, address_d, ldd, m, n, k)
         self.several = self._several(shape)
@@ -139,6 +143,11 @@ class _Matrices:
             behind = np.full((len(rows) - len(stacked), stacked.shape[1]), np.nan, stacked.dtype)
             return [np.concatenate([stacked, behind])]
         return [_widened(value, len(rows), value.shape[1]) for value in values]
+
+    def _output(self, name: str, written: Array) -> emulator.Buffer:
+        """A matrix of which the kernel is to store these elements, and no others."""
+        zeros = np.broadcast_to(self._type_d.type(0), written.shape)
+        return self.memory.upload(zeros, "output", region=written, name=name)
 
     def _written(self, n: int) -> Array:
         """Which elements of D the products are."""
@@ -171,7 +180,8 @@ class _Matrices:
         if matrices:
             values = self._by_rows([_widened(matrix, len(matrix), len(cols)) for matrix in matrices], rows)
             c = self._input("C", (m, ld), rows, cols, values, self.batches.c, of_d=True)
-        return Fused(bias, c, ld, self._fused[0].alpha, self._fused[0].beta)
+        aux, ldaux = (self._aux.address, self._aux_shape[1]) if self._aux else (0, 0)
+        return Fused(bias, c, ld, self._fused[0].alpha, self._fused[0].beta, aux, ldaux)
 
     def _input(
         self,
@@ -204,9 +214,12 @@ class _Matrices:
         """The computed part of each product."""
         whole = self._d.bytes().view(self._type_d)
         places = zip(self._places_d, self._rows, strict=True)
-        parts = [whole[place].reshape(self._d_shape)[np.ix_(rows, self._cols)] for place, rows in places]
+        parts = [whole[place].reshape(self._d_shape)[np.ix_(rows, self._d_cols)] for place, rows in places]
+        aux = None
+        if self._aux:  # of one product only
+            aux = self._aux.bytes().view(self._type_d).reshape(self._aux_shape)[np.ix_(self._rows[0], self._cols)]
         return tuple(
-            Product(a, b, d, fused) for (a, b), d, fused in zip(self._operands, parts, self._fused, strict=True)
+            Product(a, b, d, fused, aux) for (a, b), d, fused in zip(self._operands, parts, self._fused, strict=True)
         )
 
 
@@ -297,6 +310,23 @@ def _fused_drawn(
     return drawn.of_rows(record.fusion, slice(m))
 
 
+def _cols_of_d(record: Record, cols: Array) -> Array:
+    """The columns of D that come of some of the product: all, or one of each gated pair."""
+    if not record.fusion.gate:
+        return cols
+    half = GATE_COLS // 2
+    first = cols[cols % GATE_COLS < half]
+    places: Array = first // GATE_COLS * half + first % half
+    return places
+
+
+def _columns(shape: tuple[int, int], n: int) -> Array:
+    """The first n columns of a matrix."""
+    inside = np.zeros(shape, bool)
+    inside[:, :n] = True
+    return inside
+
+
 def _widened(matrix: Array, rows: int, cols: int) -> Array:
     """The matrix with zeros below and beside it."""
     return np.pad(matrix, [(0, rows - matrix.shape[0]), (0, cols - matrix.shape[1])])
@@ -307,9 +337,14 @@ def _extents(tiles: list[int], tile: int, extent: int) -> Array:
 
 
 def _compared(record: Record, inputs: str, product: Product, order: list[list[list[int]]]) -> Comparison:
-    a, b, d, more = product
+    a, b, d, more, aux = product
     if record.fusion:
-        return fused.compare(record.acc, record.fusion, inputs, a, b, more, d, order, record.output)
+        comparison = fused.compare(record.acc, record.fusion, inputs, a, b, more, d, order, record.output)
+        if aux is not None:
+            z = record.fusion.before_activation
+            beside = fused.compare(record.acc, z, inputs, a, b, more, aux, order, record.output)
+            return replace(beside, first=f"aux, {beside.first}") if beside.wrong else comparison
+        return comparison
     return compare(record.acc, inputs, a, b, d, order)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen.kernel import VECTOR, Problem, Record, aligned, ceil_div
+from cudal2gen.kernel.fusion import GATE_COLS
 from cudal2gen.kernel.launch import Batches, Sizes
 from cudal2gen.results import Case
 
@@ -149,6 +150,8 @@ def stress_shapes(record: Record) -> list[Shape]:
         sizes = [record.padded(Sizes(*extents)) for extents in sizes]
     if record.m * record.n * record.k <= SMALL_PROBLEM:
         sizes.append((record.m, record.n, record.k))
+    if record.fusion.gate:
+        sizes = [(m, aligned(n, GATE_COLS), k) for m, n, k in sizes]
     legal = [
         (m, n, k)
         for m, n, k in dict.fromkeys(sizes)
