@@ -23,7 +23,7 @@ from cudal2gen.renderer import render
 from cudal2gen.validator import run_case
 from cudal2gen.validator.problems import Shape
 from tests import idle_runtime
-from tests.paths import FUSED, once, ring, small
+from tests.paths import FUSED, SWAPPED, WIDE, once, ring, small
 from tests.strategies import (
     TO_GLOBAL,
     direct,
@@ -285,18 +285,26 @@ def test_tensors_are_compared_as_arrays_and_a_part_as_the_whole(
 
 # --- faults of a kernel that its verdict must show ---
 
+GATE_SWAPPED: dict[str, Any] = {
+    "fusion": "silu+gate",
+    "swap_ab": True,
+    "bm": 32,
+    "bn": 64,
+    "epilogue": "direct",
+    "n": 144,
+}
 FAULTS: list[tuple[str, Record, str, str]] = [
     (
         "the bias of the wrong column",
         small(fusion="bias_n+silu"),
-        "load_biases(gemm, col, bias)",
-        "load_biases(gemm, (col ^ 8), bias)",
+        "tile_n * kBN + warp_n * 16);",
+        "tile_n * kBN + (warp_n ^ 1) * 16);",
     ),
     (
         "the bias of columns for rows",
         small(fusion="bias_m+relu", acc="f32"),
-        "load_bias(gemm, row + fused_x(i))",
-        "load_bias(gemm, row)",
+        "threadIdx.x % 32 / 4 + fused_x(i)",
+        "threadIdx.x % 32 / 4",
     ),
     (
         "beta applied per slice",
@@ -313,6 +321,10 @@ FAULTS: list[tuple[str, Record, str, str]] = [
         "gemm.fused.alpha * (sum.y + bias.y)",
     ),
     ("gelu for silu", once(fusion="silu"), "-1.44269504f", "-2.45546696f"),
+    ("the bias of another lane", ring(fusion="bias_n+gelu", n=64), '"r"(lanes * 4)', '"r"((lanes ^ 1) * 4)'),
+    ("pairs swapped", small(fusion="silu+gate", **WIDE), "z(j), z(j + 1)", "z(j + 1), z(j)"),
+    ("rows of a pair swapped", ring(fusion="silu+gate", **SWAPPED, epilogue="direct", n=144), "activation(z.y) * z.w", "activation(z.w) * z.y"),
+    ("aux of the other half", direct(fusion="aux+relu+gate"), "row, col + 8, other", "row, col, other"),
     ("NaN lost by relu", direct(fusion="relu"), "max.NaN.f32", "max.f32"),
 ]  # fmt: skip
 
