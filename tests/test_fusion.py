@@ -285,14 +285,6 @@ def test_tensors_are_compared_as_arrays_and_a_part_as_the_whole(
 
 # --- faults of a kernel that its verdict must show ---
 
-GATE_SWAPPED: dict[str, Any] = {
-    "fusion": "silu+gate",
-    "swap_ab": True,
-    "bm": 32,
-    "bn": 64,
-    "epilogue": "direct",
-    "n": 144,
-}
 FAULTS: list[tuple[str, Record, str, str]] = [
     (
         "the bias of the wrong column",
@@ -323,7 +315,12 @@ FAULTS: list[tuple[str, Record, str, str]] = [
     ("gelu for silu", once(fusion="silu"), "-1.44269504f", "-2.45546696f"),
     ("the bias of another lane", ring(fusion="bias_n+gelu", n=64), '"r"(lanes * 4)', '"r"((lanes ^ 1) * 4)'),
     ("pairs swapped", small(fusion="silu+gate", **WIDE), "z(j), z(j + 1)", "z(j + 1), z(j)"),
-    ("rows of a pair swapped", ring(fusion="silu+gate", **SWAPPED, epilogue="direct", n=144), "activation(z.y) * z.w", "activation(z.w) * z.y"),
+    (
+        "rows of a pair swapped",
+        ring(fusion="silu+gate", **SWAPPED, epilogue="direct", n=144),
+        "activation(z.y) * z.w",
+        "activation(z.w) * z.y",
+    ),
     ("aux of the other half", direct(fusion="aux+relu+gate"), "row, col + 8, other", "row, col, other"),
     ("NaN lost by relu", direct(fusion="relu"), "max.NaN.f32", "max.f32"),
 ]  # fmt: skip
