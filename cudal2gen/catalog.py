@@ -153,15 +153,15 @@ def _strangers(gpu: str, records: Iterable[Record]) -> list[str]:
     return sorted(others, key=lambda other: (distance(gpu, other), other))
 
 
-def _moved_distance(record: Record, there: Mapping[str, object]) -> tuple[float, bool]:
+def _moved_distance(record: Record, there: Mapping[str, object]) -> tuple[float, int]:
     problem = record.problem.model_copy(update=dict(there))
     return serving.distance(problem, record.problem, (record.bm, record.bn)), _other_types(record, problem)
 
 
-def _other_types(record: Record, problem: Problem) -> bool:
-    """Whether types, fusion or batch differ: of equally distant records those of the problem's own come first."""
-    kinds = ((each.ab, each.d, each.fusion, each.batch) for each in (record, problem))
-    return len(set(kinds)) > 1
+def _other_types(record: Record, problem: Problem) -> int:
+    """How many of types, fusion and batch differ: of equally distant records those with the fewest come first."""
+    own, other = ((each.ab, each.d, each.fusion, each.batch) for each in (record, problem))
+    return sum(left != right for left, right in zip(own, other, strict=True))
 
 
 def _moved(record: Record, there: Mapping[str, object]) -> Record | None:

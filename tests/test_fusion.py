@@ -170,6 +170,8 @@ def test_a_plain_problem_prefers_plain_records() -> None:
     assert catalog.nearest(plain.problem, [other, plain]).record == plain
     assert catalog.nearest(other.problem, [plain, other]).record == other
     assert catalog.nearest(plain.problem, [other]).record.decisions() == plain.decisions()
+    several = plain.problem.revised(batch="strided")
+    assert "fusion" not in catalog.nearest(several, [other, plain]).record.origin.changed
     assert Problem.kind_of(json.loads(catalog.dump(other))) == other.problem.kind != plain.problem.kind
 
 

@@ -68,7 +68,7 @@ def _line(record: Record) -> str:
     tile = f"{record.bm}x{record.bn}x{record.k_step}" if record.ring_steps > 1 else f"{record.bm}x{record.bn}"
     return (
         f"{record.gpu:8} {record.problem.types} {record.layout} {record.mnk:18} {record.family:16} {tile:12} "
-        f"{record.threads:4} threads  {record.smem_bytes:6} B  {record.origin.structure}"
+        f"{record.threads:4} threads  {record.smem_bytes:6} B  {record.origin.structure}{record.problem.later}"
     )
 
 
@@ -199,7 +199,10 @@ def edit_record(
     else:
         record = selection.changed(own_record(problem))
     if record.key != problem.key:
-        refuse("a record's problem does not change; name the other problem by --mnk, --gpu, --acc and --layout")
+        refuse(
+            "a record's problem does not change; name the other problem by --mnk, --gpu, --acc, --ab, --d, --layout, "
+            "--fusion and --batch"
+        )
     print(put(record))
 
 

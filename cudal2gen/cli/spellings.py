@@ -29,7 +29,7 @@ def edits(record: Record, settings: Sequence[str], limit: int) -> dict[str, Edit
         if not equals:
             refuse(f"--set {setting}: expected FIELD=VALUE")
         if name in FIXED:
-            refuse(f"--set {setting}: a grid is of one problem; choose it by --mnk, --gpu, --acc and --layout")
+            refuse(f"--set {setting}: a grid is of one problem; choose it by --mnk, --gpu and its other options")
         choices.setdefault(name, []).extend(_alternatives(families or [record.family], setting))
     count = math.prod(sum(map(len, values)) for values in choices.values())
     if count > limit:

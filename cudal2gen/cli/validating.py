@@ -87,10 +87,11 @@ def run(
             f"built    {artifact.directory}, {artifact.ptxas.registers} registers, {record.smem_bytes} B shared memory"
         )
         part = f"the {case.ctas} CTAs at the grid's corners" if shape.corners else f"{case.ctas} CTAs"
+        several = f", {len(shape.groups)} groups of rows," if shape.groups else ""
+        several = f", {shape.batch} products," if shape.batch > 1 else several
         launched = shape.launched(record)
         padded = "" if launched == shape.mnk else f", zero-padded to {launched.text}"
-        groups = f", {len(shape.groups)} groups of rows," if shape.groups else ""
-        print(f"ran      {case.m}_{case.n}_{case.k}{padded}{groups} on the emulator, {part}, {inputs} inputs")
+        print(f"ran      {case.m}_{case.n}_{case.k}{padded}{several} on the emulator, {part}, {inputs} inputs")
         allowed = "" if case.allowed is None else f", allowed there {case.allowed:.3g}"
         print(f"compared {case.compared}: max error {case.max_error:.3g}{allowed}")
         for name, value in counters.items():

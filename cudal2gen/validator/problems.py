@@ -227,7 +227,8 @@ def own_shape(record: Record) -> Shape:
     """The record's own problem; only the corners of its grid where it is too large to execute as a whole.
 
     Where CTAs of the grid are not tiles of the problem, a large one shrinks to three tiles in each direction. Rows of a
-    grouped record are three quarters and a quarter, behind an empty group each.
+    grouped record are three quarters and a quarter, behind an empty group each; a strided one computes two products
+    where they are executed as a whole.
     """
     m, n, k = record.m, record.n, record.k
     large = m * n * k > SMALL_PROBLEM
@@ -235,7 +236,8 @@ def own_shape(record: Record) -> Shape:
         m, n = min(m, 3 * record.bm), min(n, 3 * record.bn)
     if record.grouped:
         return Shape(m, n, k, groups=cut(m, 2))
-    return Shape(m, n, k, corners=large and record.grid_is_tiles)
+    corners = large and record.grid_is_tiles
+    return Shape(m, n, k, corners=corners, batch=2 if record.batched and not corners else 1)
 
 
 def thorough_shape(record: Record, shapes: list[Shape]) -> Shape:
