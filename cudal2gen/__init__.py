@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cudal2gen.late_import import after_import
 from cudal2gen.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -48,3 +49,21 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_GRADING, *_OPERATORS})
+
+
+def _offer_operators(torch: Any) -> None:
+    """Lets ``torch.ops.cudal2gen`` register the operators when something first asks for one: what ``torch.export.load``
+    reads names them. Registering them at once would import half the package wherever torch is imported."""
+
+    class Namespace(torch._ops._OpNamespace):  # type: ignore[misc]  # torch is not imported here
+        def __getattr__(self, name: str) -> Any:
+            if vars(torch.ops).get("cudal2gen") is self:
+                del torch.ops.cudal2gen  # torch's own takes its place
+                from cudal2gen import operators  # noqa: F401  # registers them
+            return getattr(torch.ops.cudal2gen, name)
+
+    if "cudal2gen" not in vars(torch.ops):
+        torch.ops.cudal2gen = Namespace("cudal2gen")
+
+
+after_import("torch", _offer_operators)

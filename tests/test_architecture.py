@@ -16,6 +16,7 @@ from tests import house
 
 FLOORS = {
     "errors": 0,
+    "late_import": 0,
     "places": 0,
     "version": 0,
     "ptx_split": 0,

@@ -277,6 +277,29 @@ def test_what_no_kernel_takes_is_torchs(device: EmulatedDevice, kernels: dispatc
     assert kernels.stats()["kernel"] == {packed.RECORDS["predicated"].name: 1}, "which copies, torch does the rest"
 
 
+def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    x, weight, bias = half(device, 17, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    explain = cudal2gen.explain
+    asked_for = "the kernel of 64_64_128 was asked for, nothing measured says that it is faster"
+    plain = packed.RECORDS["predicated"].name
+    assert explain(cudal2gen.matmul, x, weight.t()) == explain(x, weight.t()) == f"{plain}: {asked_for}"
+    assert explain(cudal2gen.linear, x, weight) == f"{plain}: {asked_for}"
+    assert explain(cudal2gen.linear, x, weight, bias) == f"{FUSED[0].name}: {asked_for}"
+    assert explain(cudal2gen.linear, x, weight, bias, activation="gelu") == f"{FUSED[2].name}: {asked_for}"
+    none = "no kernels for a100 f32 tn"
+    assert explain(cudal2gen.swiglu, x, weight) == f"{plain}: {asked_for}; silu+gate by torch: {none} silu+gate"
+    assert explain(cudal2gen.bmm, half(device, 3, 17, 64), weight.t().expand(3, 64, 48)).startswith(plain)
+    batch = half(device, 3, 64, 48)
+    assert explain(cudal2gen.bmm, x.expand(3, 17, 64), batch) == "torch: no kernels for a100 f32 nn batched"
+    offs = device.empty(6).view(torch.int32)
+    offs.copy_(torch.tensor([3, 3, 17]))
+    assert explain(cudal2gen.grouped_mm, x, batch, offs=offs) == "torch: no kernels for a100 f32 nn grouped"
+    with pytest.raises(
+        TypeError, match="explain: expected tensors or one of bmm, grouped_mm, linear, matmul, swiglu, got"
+    ):
+        explain(torch.matmul, x, weight)
+
+
 # --- interleaved copies ---
 
 

@@ -74,18 +74,10 @@ def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
 # --- what runs ---
 
 
-def explain(
-    a: torch.Tensor, b: torch.Tensor, acc: Acc = "f32", out_dtype: torch.dtype | None = None
-) -> str:  # fmt: skip
-    """What ``matmul(a, b, acc=acc, out_dtype=out_dtype)`` does and why, in one line. Raises what it raises."""
-    plan = _plan_matmul(a, b, acc, out_dtype)
-    return f"{plan.name}: {plan.reason}" if plan.on_kernel else f"torch: {plan.reason}"
-
-
 def _matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:  # fmt: skip
-    plan = _plan_matmul(a, b, acc, out_dtype)
+    plan = plan_matmul(a, b, acc, out_dtype)
     plan.calls += 1
     d: torch.Tensor
     try:
@@ -95,7 +87,7 @@ def _matmul(
     return d
 
 
-def _plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None) -> Plan:
+def plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None) -> Plan:
     """The plan of a product; all that it depends on is in its key."""
     dispatcher = current()
     try:
@@ -137,8 +129,8 @@ def _matmul_out(
         TORCH.autograd.graph.increment_version(out)
 
 
-def run_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """What the operator ``linear`` does with CPU and CUDA tensors."""
+def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Plan:
+    """The plan of a linear layer; all that it depends on is in its key."""
     dispatcher = current()
     bias_kind: tuple[Any, ...] = () if bias is None else (bias.get_device(), bias.dtype, bias.shape)
     try:
@@ -151,12 +143,18 @@ def run_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     if plan is None:
         check_linear(x, weight, bias)
         plan = dispatcher.plan(key, request_linear(x, weight, bias is not None), Tensors(x, weight, False))
+    return plan
+
+
+def run_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """What the operator ``linear`` does with CPU and CUDA tensors."""
+    plan = plan_linear(x, weight, bias)
     plan.calls += 1
     d: torch.Tensor
     try:
         d = plan.run(x, weight, bias)
     except LaunchError as error:
-        d = dispatcher.replace(plan, error).run(x, weight, bias)
+        d = current().replace(plan, error).run(x, weight, bias)
     return d
 
 
