@@ -20,7 +20,7 @@ from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, OpenKernel
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.meter import CudaMeter, Meter
-from cudal2gen.operators.products import Finish, Request, Run
+from cudal2gen.operators.products import Finish, Request, Run, add
 
 if TYPE_CHECKING:
     import torch
@@ -119,6 +119,12 @@ def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout:
 
 def _finished(run: Run, finish: Finish) -> Run:
     """With what torch does behind a plain kernel."""
+    if finish is add:
+
+        def biased(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            return run(a, b, None).add_(bias)
+
+        return biased
 
     def whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
         return finish(run(a, b, None), bias)

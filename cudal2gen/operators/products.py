@@ -304,7 +304,7 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
         posed = _posed((_name(x.dtype), "same", "f32", layout), sizes, matrices)
     shape = (*x.shape[:-1], n)
     request = Request(posed[0], posed[1], sizes, posed[2], shape, x.get_device(), torch_linear)
-    return request._replace(fusion=Fusion(bias="n"), finish=_add) if biased else request
+    return request._replace(fusion=Fusion(bias="n"), finish=add) if biased else request
 
 
 def request_grouped(
@@ -330,7 +330,8 @@ def request_grouped(
     return Request(problem, obstacle, sizes, operands, shape, a.get_device(), by_torch, spacing)
 
 
-def _add(d: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def add(d: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """D with a bias along n."""
     return d if bias is None else d.add_(bias)
 
 
@@ -347,7 +348,7 @@ def request_fused(
         return (d, z) if aux else d
 
     def finish(z: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        z = _add(z, bias)
+        z = add(z, bias)
         d = epilogues.apply(z, activation, gate)
         return (d, z) if aux else d
 

@@ -60,10 +60,9 @@ def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
     The dispatcher, and the derivative's wrapper in Python even where no gradient is needed, take longer than all else
     here.
     """
-    torch = TORCH
-    if torch.compiler.is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
+    if _is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
         return False
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+    if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return False
     for watches in _WATCHERS:  # noqa: SIM110  # any() takes half a microsecond
         if watches():
@@ -300,3 +299,4 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
 
 OPS = register(*OPERATORS)
 TORCH, _PLAIN, _WATCHERS = _watchers()
+_is_compiling, _is_grad_enabled = TORCH.compiler.is_compiling, TORCH.is_grad_enabled  # shorter to look up
