@@ -54,6 +54,7 @@ FLOORS = {
     "testing": 6,
     "mcp_server": 5,
     "choice": 4,
+    "recordings": 4,
     "pack": 5,
     "report": 6,
     "grid": 6,

@@ -10,10 +10,11 @@ import pytest
 
 from cudal2gen import evidence, model
 from cudal2gen.errors import WrongInput
-from cudal2gen.evidence import choices, findings, recordings, regret, speedups, triton
+from cudal2gen.evidence import choices, findings, regret, speedups
 from cudal2gen.evidence.published import hopper_configurations, regenerated
-from cudal2gen.evidence.recordings import Recording, Sizes, Tile
 from cudal2gen.kernel import Problem
+from cudal2gen.recordings import autoheuristic, triton
+from cudal2gen.recordings.autoheuristic import Recording, Sizes, Tile
 from tests.packages import require
 from tests.test_cli import error, run
 
@@ -53,14 +54,14 @@ def test_recordings_are_medians_of_whole_vectors_in_fp16(tmp_path: Path) -> None
     recording_file(tmp_path / "a100.txt", lambda sizes, tile: 10.0 * tile.bm)
     recording_file(tmp_path / "odd.txt", lambda sizes, tile: 1.0, strides=(4, 0))
     (tmp_path / "notes.txt").write_text("no recordings\n")
-    loaded = recordings.load(tmp_path)
+    loaded = autoheuristic.load(tmp_path)
     assert set(loaded) == {"a100"}
     assert {recording.sizes for recording in loaded["a100"]} == {Sizes(m, n, k) for m, n, k in SHAPES}
     recording = loaded["a100"][0]
     assert recording.tiles == pytest.approx({tile: 10.0 * tile.bm for tile in TILES})
     assert recording.vendor_us == pytest.approx(10.0)
     with pytest.raises(WrongInput, match="autoheuristic-datasets"):
-        recordings.load(tmp_path / "nothing")
+        autoheuristic.load(tmp_path / "nothing")
 
 
 def test_regret_by_hand() -> None:
@@ -160,7 +161,7 @@ def test_damaged_files_of_measurements_are_named(tmp_path: Path) -> None:
     damaged = tmp_path / "rows.txt"
     damaged.write_text('{"device_capa": [8, 0]}\nm,n\n1,2\n')
     with pytest.raises(WrongInput, match=r"rows\.txt: a row has no timing"):
-        recordings.load(tmp_path)
+        autoheuristic.load(tmp_path)
     require("nvMatmulHeuristics")
     table = tmp_path / "cuda_l2_a100_F16F16F16F16_speedup_offline.csv"
     for text, message in (

@@ -52,14 +52,24 @@ def test_a_modelled_gain_is_shown_and_never_written(place: dict[str, str], tmp_p
 
 
 @pytest.mark.slow
-def test_replay_needs_a_recording_and_refuses_what_is_not_in_it(place: dict[str, str], tmp_path: Path) -> None:
+def test_replay_needs_a_recording_and_searches_it_alone(place: dict[str, str], tmp_path: Path) -> None:
     message = error("tune", "--mnk", "64_64_64", "--environment", "replay", env=place)
     assert message.startswith("--environment replay: no trials in ")
     run("tune", "--mnk", "64_64_64", "--evaluations", "4", *MODELLED, env=place)
     (stored,) = Path(place["CUDAL2GEN_BUILD_DIR"]).rglob("modelled-trials.jsonl")
     options = ("--gpu", "h200", "--acc", "f32", "--environment", "replay", "--proposers", "random", "--seed", "9")
-    message = error("tune", "--mnk", "64_64_64", *options, "--trials", str(stored), env=place)
-    assert "is recorded on" in message
+    recordings = ("--recordings", str(stored))
+    process = run("tune", *options, *recordings, env=place)
+    assert process.returncode == 0, process
+    recorded = results.trials(stored)
+    count = len({(trial.name, repr(trial.record)) for trial in recorded})
+    assert f"1 of 1 problems, {count} evaluations" in process.stdout
+    assert "0.00% slower than the best recorded ones on average, 1 of 1" in process.stdout
+    (replayed,) = Path(place["CUDAL2GEN_BUILD_DIR"]).rglob("replayed-trials.jsonl")
+    assert {trial.environment for trial in results.trials(replayed)} == {"replay"}
+    assert results.trials(stored) == recorded, "a recording is only read"
+    stranger = run("tune", "--mnk", "64_64_128", *options, *recordings, env=place)
+    assert "64_64_128: no trial is recorded on analytic model" in stranger.stderr.replace("h200 f32 tn ", "")
 
 
 @pytest.mark.slow
@@ -118,7 +128,8 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
             ("--mnk", "64_64_64", "--environment", "oracle"),
             "invalid value for '--environment': 'oracle' is not one of 'gpu', 'replay', 'model'",
         ),
-        (("--benchmark", "--environment", "replay"), "--environment replay: --benchmark compares in the model "),
+        (("--benchmark", "--environment", "replay"), "--environment replay: --benchmark needs --recordings, files "),
+        (("--benchmark", "--environment", "gpu"), "--environment gpu: --benchmark compares on --recordings and in "),
         (
             ("--environment", "model"),
             "give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE",
@@ -129,7 +140,7 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
         ),
         (
             ("--mnk", "64_64_64", *MODELLED[:-1], "oracle"),
-            "invalid value for '--proposers': 'oracle' is not one of 'policy', 'prior', ",
+            "invalid value for '--proposers': 'oracle' is not one of 'cost-model', 'policy', ",
         ),
     ],
 )

@@ -27,7 +27,8 @@ from cudal2gen.results import INCUMBENT, KERNEL, Timing, Trial
 from cudal2gen.tuner import benchmark, campaign, curve, executor, race, reward, space
 from cudal2gen.tuner.environment import Model, Replay, Unrecorded, agreement, trial_of
 from cudal2gen.tuner.proposal import Proposal, Question, proposal
-from cudal2gen.tuner.proposers import Evolution, Mixture, Nearest, Random, make_proposer
+from cudal2gen.tuner.proposers import Evolution, Mixture, Nearest, Random
+from cudal2gen.tuner.roster import make_proposer
 from tests.hanging import Hanging
 from tests.packages import require
 
@@ -187,7 +188,7 @@ def test_the_model_is_deterministic_noisy_and_not_the_plain_one() -> None:
     hidden = first.hidden(records)
     assert 0.03 < hidden.std() < 0.2
     assert abs(np.corrcoef(hidden, second.hidden(records))[0, 1]) < 0.6
-    estimates = np.array([model.estimate(record).us for record in records])
+    estimates = np.array([model.frozen_us(record) for record in records])
     assert np.allclose(first.true_us(records), estimates * np.exp(hidden))
     trials = first.evaluate(SMALL, records)
     noise = np.log([trial.median_us for trial in trials]) - np.log(first.true_us(records))
@@ -228,7 +229,7 @@ def test_replay_answers_what_was_recorded_and_refuses_the_rest(tmp_path: Path) -
     answers = replay.evaluate(SMALL, [records[1], records[0]])
     assert [trial.median_us for trial in answers] == [recorded[1].median_us, recorded[0].median_us]
     assert {trial.environment for trial in answers} == {"replay"}
-    with pytest.raises(Unrecorded, match=r"256_512_256: no short trial of hgemm_\w+ is recorded"):
+    with pytest.raises(Unrecorded, match=r"256_512_256: no trial of hgemm_\w+ is recorded"):
         replay.evaluate(SMALL, records)
     assert not replay.knows(SMALL, records[0], "long")
 
@@ -314,7 +315,7 @@ def test_a_mixture_shares_and_fills_up() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="oracle: must be of policy, prior, llm, nearest"):
+    with pytest.raises(ValueError, match="oracle: must be of cost-model, policy, prior, llm, nearest"):
         make_proposer(["random", "oracle"], lambda: None, [])  # type: ignore[arg-type, return-value]
 
 
@@ -608,7 +609,7 @@ def test_regret_and_evaluations_until_close_by_hand() -> None:
 
 def test_scores_average_seeds_and_resample_problems() -> None:
     runs = [[[10.0] * 8, [5.0] * 8], [[8.0] * 8, [8.0] * 8]]
-    score = benchmark.summarise("x", runs, [5.0, 8.0], 8)
+    score = benchmark.summarise("x", [runs], [[5.0, 8.0]], 8)
     # Problem one: regrets 0.5 and 0, mean 0.25; problem two: 0.
     assert score.regret == pytest.approx((0.125,) * 4)
     assert score.bounds[0] == pytest.approx((0.0, 0.25))
@@ -652,8 +653,9 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
 
 ORDER = [
     "space", "environment", "on_gpu", "reward", "features", "network", "policy", "checkpoint", "proposal",
-    "heuristics", "proposers", "executor", "ray_executor", "race",
-    "memory", "chat", "llm", "campaign", "progress", "curve", "benchmark",
+    "heuristics", "proposers", "facts", "regression", "cost_model", "climbing", "recorded", "training", "roster",
+    "executor", "ray_executor", "race", "memory", "chat", "llm", "campaign", "progress", "curve", "benchmark",
+    "ranking",
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,11 @@ from cudal2gen import catalog, places
 from cudal2gen.cli.messages import refuse
 from cudal2gen.cli.options import Device
 from cudal2gen.errors import MissingTool
-from cudal2gen.kernel import Acc, Record
+from cudal2gen.kernel import Acc, Problem, Record
 
 if TYPE_CHECKING:
     from cudal2gen.tuner import reward
+    from cudal2gen.tuner.environment import Replay
     from cudal2gen.tuner.executor import Executor
     from cudal2gen.tuner.llm import Llm
     from cudal2gen.tuner.memory import Memory
@@ -33,13 +34,22 @@ class Trials:
         Literal["gpu", "replay", "model"] | None,
         typer.Option(
             "--environment",
-            help="gpu (the default) measures; replay answers from recorded trials; model is an analytic model with "
+            help="gpu (the default) measures; replay searches among recorded trials; model is an analytic model with "
             "hidden terms, for trying the tuner itself: its gains never go into the catalog.",
         ),
     ] = None
     file: Annotated[Path | None, typer.Option("--trials", help="The file of trials to add to, and to replay from.")] = (
         None
     )
+    recordings: Annotated[
+        tuple[Path, ...],
+        typer.Option(
+            "--recordings",
+            metavar="PATH",
+            help="For replay, --train and --benchmark: files of trials (*.jsonl), or AutoHeuristic's files or folders "
+            "(github.com/AlnisM/autoheuristic-datasets, unpacked). Repeatable.",
+        ),
+    ] = ()
     workers: Annotated[
         Literal["local", "ray"],
         typer.Option("--executor", help="local: beside this process; ray: on the GPUs of a Ray cluster."),
@@ -65,25 +75,40 @@ class Trials:
             return self.file
         if self.environment == "model":
             return places.build_dir() / "tuner" / "modelled-trials.jsonl"
+        if self.environment == "replay" and self.recordings:
+            return places.build_dir() / "tuner" / "replayed-trials.jsonl"
         return results.store("trials")
 
+    def replay(self, admits: Callable[[Problem], bool]) -> Replay:
+        """The recorded trials of problems that ``admits``: of ``--recordings``, else of the file of trials."""
+        from cudal2gen import results
+        from cudal2gen.tuner import recorded
+        from cudal2gen.tuner.environment import Replay
+
+        if self.workers == "ray":
+            refuse("--executor ray: is for --environment gpu or model, not replay")
+        if self.recordings:
+            return Replay(recorded.trials(self.recordings, admits))
+        trials = [trial for trial in results.trials(self.store) if admits(trial.problem)]
+        if not trials:
+            refuse(
+                f"--environment replay: no trials in {self.store}; record some with --environment gpu, or name files "
+                "with --recordings"
+            )
+        return Replay(trials)
+
     def executor(self, records: Sequence[Record], seed: int) -> Executor:
-        """What carries out trials. Ends the command where a device, Ray or a recording is missing."""
+        """What carries out trials, for the environments gpu and model. Ends the command where a device or Ray is
+        missing."""
         return self._ray(records, seed) if self.workers == "ray" else self._local(records, seed)
 
     def _local(self, records: Sequence[Record], seed: int) -> Executor:
         """Measurements run in a process of their own, which may be ended."""
-        from cudal2gen import results
         from cudal2gen.tuner import campaign, executor
-        from cudal2gen.tuner.environment import Model, Replay
+        from cudal2gen.tuner.environment import Model
 
         if self.environment == "model":
             return executor.InProcess(Model(campaign.Incumbents(records), seed))
-        if self.environment == "replay":
-            recorded = results.trials(self.store)
-            if not recorded:
-                refuse(f"--environment replay: no trials in {self.store}; record some with --environment gpu")
-            return executor.InProcess(Replay(recorded))
         from cudal2gen import gpu
         from cudal2gen.tuner import on_gpu
 
@@ -101,17 +126,15 @@ class Trials:
             if self.environment == "model":
                 model = partial(Model, incumbents, seed)
                 return ray_executor.RayExecutor(model, self.address, resource="CPU", seconds=self.timeout)
-            if self.environment == "gpu":
-                return ray_executor.RayExecutor(
-                    partial(on_gpu.connect, 0, incumbents, seed),  # the one GPU that Ray shows to the worker
-                    self.address,
-                    ray_executor.compiled,
-                    seconds=self.timeout,
-                    keep=ray_executor.keep_verdicts,
-                )
+            return ray_executor.RayExecutor(
+                partial(on_gpu.connect, 0, incumbents, seed),  # the one GPU that Ray shows to the worker
+                self.address,
+                ray_executor.compiled,
+                seconds=self.timeout,
+                keep=ray_executor.keep_verdicts,
+            )
         except ImportError:
             raise MissingTool("--executor ray needs Ray: pip install 'cudal2gen[ray]'") from None
-        refuse(f"--executor ray: is for --environment gpu or model, not {self.environment}")
 
 
 @dataclass(frozen=True)

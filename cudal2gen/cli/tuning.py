@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,34 +13,36 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudal2gen import catalog, places
+from cudal2gen.cli import learning
 from cudal2gen.cli.groups import Offer, verb
-from cudal2gen.cli.messages import refuse
 from cudal2gen.cli.options import Duration, Names, listed_names
 from cudal2gen.cli.program import app
-from cudal2gen.cli.searching import LanguageModel, Reward, Trials, load_policy, on_one_core
+from cudal2gen.cli.searching import LanguageModel, Reward, Trials, load_policy
 from cudal2gen.cli.selection import FILTERS, Selection
 from cudal2gen.files import write
 from cudal2gen.kernel import Acc, Problem, Record
 
 if TYPE_CHECKING:
     from cudal2gen.tuner.campaign import Standing
+    from cudal2gen.tuner.cost_model import CostModel
     from cudal2gen.tuner.executor import Executor
     from cudal2gen.tuner.llm import Llm
     from cudal2gen.tuner.memory import Memory
     from cudal2gen.tuner.policy import Policy
     from cudal2gen.tuner.proposal import Proposer
     from cudal2gen.tuner.race import Race
+    from cudal2gen.tuner.space import Candidates
 
-PROPOSERS = Names(("policy", "nearest", "evolution", "random"))
+PROPOSERS = Names(("cost-model",))
 MOST_LINES = 24  # of gains that are not written: with the sums a page
 SAVED_EVERY = 20  # problems between two checkpoints of a policy
 TUNED = Offer(only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS))
 
 
 def _proposers() -> tuple[str, ...]:
-    from cudal2gen.tuner import proposers
+    from cudal2gen.tuner import roster
 
-    return proposers.NAMES
+    return roster.NAMES
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Search:
         listed_names(
             "--proposers",
             _proposers,
-            "Any of policy, prior, llm, nearest, heuristics, tpe, evolution, random, separated by commas.",
+            "Any of cost-model, policy, prior, llm, nearest, heuristics, tpe, evolution, random, separated by commas.",
         ),
     ] = PROPOSERS
     budget: Duration = None
@@ -62,6 +64,10 @@ class Search:
     ] = None
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="The policy's file; made by imitating published kernels.")
+    ] = None
+    costs: Annotated[
+        Path | None,
+        typer.Option("--cost-model", help="The cost model's file; else what --train wrote, or ships."),
     ] = None
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn; trials of a seed are taken up.")] = 0
 
@@ -79,18 +85,19 @@ class Participants:
     """The proposers of a search. The policy and the language model are made where a proposer needs them."""
 
     def __init__(self, search: Search, language_model: LanguageModel, trials: Trials, gpu: str, acc: Acc) -> None:
-        self._search, self._language_model, self._trials, self._acc = search, language_model, trials, acc
+        self._search, self._language_model, self._trials = search, language_model, trials
+        self._gpu, self._acc = gpu, acc
         default = places.build_dir() / "tuner" / f"policy-{gpu}-{acc}-{trials.environment}.pt"
-        self._checkpoint = search.checkpoint or default
+        self.checkpoint = search.checkpoint or default
         self._policy: Policy | None = None
         self._llm: Llm | None = None
 
     def proposer(self, records: Sequence[Record], rewarded: Reward, lessons: Memory) -> Proposer:
         """All of ``--proposers``, mixed; ends the command where one of them lacks a part."""
-        from cudal2gen.tuner import proposers
+        from cudal2gen.tuner import roster
 
         def policy() -> Policy:
-            self._policy = load_policy(self._checkpoint, records, self._acc, self._search.seed)
+            self._policy = load_policy(self.checkpoint, records, self._acc, self._search.seed)
             return self._policy
 
         def llm() -> Llm:
@@ -101,14 +108,18 @@ class Participants:
         model = self._trials.environment == "model"
         pool = [record for record in records if not (model and record.origin.structure == "modelled")]
         names = self._search.proposers
-        return proposers.make_proposer(names, policy, pool, self._search.seed, rewarded.settings, llm)
+        return roster.make_proposer(names, policy, pool, self._search.seed, rewarded.settings, llm, self._costs)
+
+    def _costs(self) -> CostModel:
+        path = learning.costs_path(self._trials, self._gpu, self._acc, self._search.costs)
+        return learning.load_costs(path, self._search.costs is not None)
 
     def save(self) -> None:
         """Writes the policy's checkpoint, where there is a policy."""
         if self._policy is not None:
             from cudal2gen.tuner import checkpoint
 
-            checkpoint.save(self._policy, self._checkpoint)
+            checkpoint.save(self._policy, self.checkpoint)
 
     def print_cost(self) -> None:
         """Says what the language model cost, where one was asked."""
@@ -126,29 +137,43 @@ def tune(
     output: Output,
     benchmark: Annotated[
         bool,
-        typer.Option("--benchmark", help="Compare the proposers on held-out problems, in the model environment."),
+        typer.Option(
+            "--benchmark",
+            help="Compare proposers on held-out problems: of --recordings, then in the model environment.",
+        ),
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each proposer, for --benchmark.")] = 10,
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Train cost model and policy on stored trials and --recordings; search nothing."),
+    ] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each proposer, for --benchmark.")] = 3,
 ) -> None:
     """Search for better records: propose, check, time, learn. What is beyond doubt faster goes to the catalog.
 
     Every trial is stored when it ends; the same command continues from the stored ones.
     """
-    from cudal2gen.tuner import memory
+    from cudal2gen.tuner import campaign, memory, space
+    from cudal2gen.tuner.executor import InProcess
 
     (acc,) = selection.accs
     if benchmark:
-        if trials.chosen not in (None, "model"):
-            refuse(f"--environment {trials.chosen}: --benchmark compares in the model environment only")
-        _compare_proposers(selection.gpu, acc, seeds, search.seed, output)
+        learning.compare(selection, acc, trials, seeds, search.seed, output.markdown, output.plot)
         return
-    problems = selection.problems(search.seed)
-    records = catalog.load()
-    executor = trials.executor(records, search.seed)
-    lessons = memory.load(memory.lessons_path(trials.store))
     participants = Participants(search, language_model, trials, selection.gpu, acc)
+    if train:
+        learning.train(selection, acc, trials, search.seed, search.costs, participants.checkpoint)
+        return
+    records = catalog.load()
+    replay = trials.replay(selection.admits) if trials.environment == "replay" else None
+    everything = replay is not None and not selection.names_sizes
+    problems = replay.problems if replay and everything else selection.problems(search.seed)
+    executor = InProcess(replay) if replay else trials.executor(records, search.seed)
+    lessons = memory.load(memory.lessons_path(trials.store))
     proposer = participants.proposer(records, rewarded, lessons)
-    standing, seconds = _run(problems, records, proposer, executor, search, trials, participants, lessons)
+    find = replay.candidates if replay else space.candidates
+    standing, seconds = _run(problems, records, proposer, executor, search, trials, participants, lessons, find)
+    if replay:
+        print(campaign.replayed(standing, replay.least_us))
     _print_outcome(standing, seconds, executor, trials, output)
     participants.print_cost()
 
@@ -162,11 +187,12 @@ def _run(
     trials: Trials,
     participants: Participants,
     lessons: Memory,
+    find_candidates: Callable[[Problem], Candidates],
 ) -> tuple[Standing, float]:
     """Runs the campaign; the result, and the seconds it took."""
     from cudal2gen.tuner import campaign, progress, race
 
-    prune = None if trials.environment == "model" else 4.0
+    prune = 4.0 if trials.environment == "gpu" else None
     settings = race.Settings(search.evaluations, patience=search.patience, prune=prune)
     name = f"{trials.environment} {','.join(search.proposers)} seed {search.seed}"
     ended = 0
@@ -183,7 +209,17 @@ def _run(
     try:
         with progress.live_view() as show:
             standing = campaign.run(
-                problems, incumbents, proposer, executor, trials.store, settings, name, search.budget, show, after
+                problems,
+                incumbents,
+                proposer,
+                executor,
+                trials.store,
+                settings,
+                name,
+                search.budget,
+                show,
+                after,
+                find_candidates,
             )
     finally:
         executor.close()
@@ -259,20 +295,3 @@ def _model_against_measurements() -> str:
     if math.isnan(correlation):
         return "the analytic model has not been compared with measurements: no problem has three measured trials"
     return f"rank correlation of the analytic model with measured trials: {correlation:.3f}"
-
-
-def _compare_proposers(gpu: str, acc: Acc, seeds: int, seed: int, output: Output) -> None:
-    from cudal2gen.tuner import benchmark, curve
-
-    published = catalog.published(catalog.load(), acc)
-    settings = benchmark.Settings(gpu=gpu, acc=acc, seeds=seeds, seed=seed)
-    on_one_core()
-    comparison = benchmark.compare(published, settings, lambda text: print(text, file=sys.stderr, flush=True))
-    table = benchmark.markdown(comparison)
-    if output.markdown is not None:
-        write(output.markdown, table)
-    if output.plot is not None:
-        title = f"Regret on problems held out, {gpu} {acc}: modelled, not measured"
-        write(output.plot, curve.svg(title, "evaluations", "regret", benchmark.curves(comparison)))
-    print(table, end="")
-    print(_model_against_measurements())

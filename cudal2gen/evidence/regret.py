@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean, median
 
 from cudal2gen import model
-from cudal2gen.evidence import recordings, triton
 from cudal2gen.evidence.findings import development, mean_finding
-from cudal2gen.evidence.recordings import Recording, Tile
+from cudal2gen.recordings import autoheuristic, triton
+from cudal2gen.recordings.autoheuristic import Recording, Tile
 from cudal2gen.report.validation import Finding
 from cudal2gen.tuner.heuristics import MatmulHeuristics
 from cudal2gen.tuner.proposal import MissingLibrary
@@ -25,7 +25,7 @@ Score = Callable[[Recording, Tile], float]  # less is better
 def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
     """Top-1 and top-3 regret by GPU. Raises WrongInput where the folder has no recordings."""
     findings = []
-    for gpu, every in recordings.load(folder).items():
+    for gpu, every in autoheuristic.load(folder).items():
         mine = [recording for recording in every if development(recording.sizes.n, recording.sizes.k) != held_out]
         others = [recording for recording in every if development(recording.sizes.n, recording.sizes.k)]
         scores: dict[str, Score] = {

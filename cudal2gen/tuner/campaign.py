@@ -75,10 +75,12 @@ def run(
     budget_seconds: float | None = None,
     progress: Callable[[Standing], None] = lambda _: None,
     after: Callable[[Race], None] = lambda _: None,
+    find_candidates: Callable[[Problem], space.Candidates] = space.candidates,
 ) -> Standing:
     """Races every problem within the budget, and resumes from the trials of this run in ``store``.
 
-    ``after`` receives each race that ended. A problem without a legal record is a fault of the standing.
+    ``after`` receives each race that ended; ``find_candidates``: a replay's are recorded records alone. A problem
+    without a legal record is a fault of the standing.
     """
     begin = time.monotonic()
     standing = Standing(len(problems), begin)
@@ -94,11 +96,14 @@ def run(
         if out_of_time():
             break
         try:
-            candidates = space.candidates(problem)
+            candidates = find_candidates(problem)
         except IllegalRecord as error:
             standing.faults.append(f"{problem.mnk}: {error}")
             continue
-        standing.current = Race(candidates, incumbent(problem), list(stored.get(problem, ())))
+        record = incumbent(problem)
+        if record is not None and candidates.refusal(record):
+            record = None
+        standing.current = Race(candidates, record, list(stored.get(problem, ())))
         races.run(
             standing.current,
             proposer,
@@ -116,6 +121,19 @@ def run(
         after(standing.races[-1])
         progress(standing)
     return standing
+
+
+def replayed(standing: Standing, least_us: Callable[[Problem], float]) -> str:
+    """How much slower than the best recorded record what a replay's races chose is, in one line. ``least_us``: the
+    best record's time."""
+    regrets = [race.winner.median_us / least_us(race.problem) - 1 for race in standing.races if race.winner]
+    if not regrets:
+        return "replay: no problem was searched"
+    best = sum(regret == 0 for regret in regrets)
+    return (
+        f"replay: chosen records are {sum(regrets) / len(regrets):.2%} slower than the best recorded ones on average, "
+        f"{best} of {len(regrets)} problems' best was found"
+    )
 
 
 def catalog_record(race: Race) -> Record:

@@ -1,8 +1,9 @@
 """Environments evaluate records: ``evaluate`` returns trials, and a record's failure is a trial with a reason.
 
 - ``replay`` answers from recorded trials, and raises Unrecorded for any other record.
-- ``model`` answers from ``cudal2gen.model``, times hidden terms that no proposer can read, with noise. It stands for no
-  GPU: it serves to compare and test ways of searching, and its trials have a store of their own.
+- ``model`` answers from the frozen model of ``cudal2gen.model``, times hidden terms that no proposer can
+  read, with noise. It stands for no GPU: it serves to compare and test ways of searching, and its trials have a store
+  of their own.
 - ``gpu``, in ``tuner.on_gpu``: builds, checks, and times in turns with the incumbent and a baseline.
 """
 
@@ -86,16 +87,22 @@ def refusal_trial(environment: Place, problem: Problem, fields: Mapping[str, Any
 
 
 class Replay:
-    """Answers from recorded trials: for each record the last one of the requested effort or a greater one."""
+    """Answers from recorded trials: for each record the last one of the requested effort or a greater one, else what
+    there is of less effort. ``candidates`` are the recorded records, so a search among them never asks for others."""
 
     name: Source = "replay"
     order: tuple[Effort, ...] = ("short", "medium", "long")
 
     def __init__(self, recorded: Iterable[Trial]) -> None:
         self._trials: dict[tuple[object, ...], Trial] = {}
+        self._records: dict[Problem, list[Record]] = {}
         places = set()
         for trial in recorded:
             places.add(trial.on)
+            try:
+                self._records.setdefault(trial.problem, []).append(parse(trial.record))
+            except IllegalRecord:  # an illegal proposal, or a record of rules that have changed
+                continue
             for effort in self.order[: self.order.index(trial.effort) + 1]:
                 self._trials[self._key(trial.problem, trial.name, trial.record, effort)] = trial
         self.on = ", ".join(sorted(places)) or "nothing recorded"
@@ -108,6 +115,26 @@ class Replay:
         )
         return (*problem.key, name, decisions, effort)
 
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems that have trials, in the order of the recording."""
+        return list(self._records)
+
+    def candidates(self, problem: Problem) -> space.Recorded:
+        """The records that have trials. Raises IllegalRecord for a problem without any."""
+        records = self._records.get(problem)
+        if records is None:
+            raise IllegalRecord(f"{problem.title}: no trial is recorded on {self.on}; choose a recorded problem")
+        return space.recorded(records)
+
+    def least_us(self, problem: Problem) -> float:
+        """The best recorded time of a problem in microseconds."""
+        return float(self.true_us(self.candidates(problem).records).min())
+
+    def true_us(self, records: Sequence[Record]) -> Array:
+        """The recorded medians in microseconds."""
+        return np.array([self.evaluate(record.problem, [record])[0].median_us for record in records])
+
     def knows(self, problem: Problem, record: Record, effort: Effort = "short") -> bool:
         """Whether it would answer."""
         return self._key(problem, record.name, record.model_dump(mode="json"), effort) in self._trials
@@ -116,10 +143,12 @@ class Replay:
         """The recorded trials. Raises Unrecorded for the first record that has none."""
         trials = []
         for record in records:
-            trial = self._trials.get(self._key(problem, record.name, record.model_dump(mode="json"), effort))
+            fields = record.model_dump(mode="json")
+            keys = (self._key(problem, record.name, fields, each) for each in dict.fromkeys((effort, "short")))
+            trial = next((self._trials[key] for key in keys if key in self._trials), None)
             if trial is None:
                 raise Unrecorded(
-                    f"{problem.mnk}: no {effort} trial of {record.name} is recorded on {self.on}; "
+                    f"{problem.mnk}: no trial of {record.name} is recorded on {self.on}; "
                     "propose records that have trials, or measure with --environment gpu"
                 )
             trials.append(trial.model_copy(update={"environment": "replay", "effort": effort}))
@@ -127,7 +156,7 @@ class Replay:
 
 
 class Model:
-    """``model.estimate`` times hidden terms, with noise. Everything follows from ``seed``; nothing reads a clock.
+    """``model.frozen_us`` times hidden terms, with noise. Everything follows from ``seed``; nothing reads a clock.
 
     The hidden terms multiply a time by exp(f + g), two smooth random functions of the record's decisions: f is common
     to all problems and varies slowly with their sizes (standard deviation ``shared``), g belongs to one problem
@@ -174,7 +203,7 @@ class Model:
         """Times without noise, in µs: the quantity that a search minimises, hidden from proposers."""
         if not records:
             return np.zeros(0)
-        estimates = np.array([model.estimate(record).us for record in records])
+        estimates = np.array([model.frozen_us(record) for record in records])
         return estimates * np.exp(self.hidden(records))
 
     def hidden(self, records: Sequence[Record]) -> Array:

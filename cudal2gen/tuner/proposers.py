@@ -38,20 +38,22 @@ class Random(FixedStrategy):
 class Nearest(FixedStrategy):
     """The decisions of the nearest problems' records, nearest first, or the legal candidates most like them.
 
-    A comparison of proposers removes its held-out problems from ``pool``.
+    A comparison of proposers removes its held-out problems from ``pool``. ``ordered``: in the pool's own order.
     """
 
     name = "nearest"
 
-    def __init__(self, pool: Iterable[Record], neighbours: int = 32) -> None:
+    def __init__(self, pool: Iterable[Record], neighbours: int = 32, ordered: bool = False) -> None:
         self._pool = list(pool)
-        self._neighbours = neighbours
+        self._neighbours, self._ordered = neighbours, ordered
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Ends after ``neighbours`` records of the pool."""
         problem, proposals, keys = question.problem, [], set(question.proposed_keys)
         pool = [record for record in self._pool if record.acc == problem.acc and record.problem != problem]
-        for record in sorted(pool, key=lambda record: distance(problem, record.problem))[: self._neighbours]:
+        if not self._ordered:
+            pool.sort(key=lambda record: distance(problem, record.problem))
+        for record in pool[: self._neighbours]:
             adopted = space.adopt(record, question.candidates, self.name)
             if adopted.kernel_key not in keys:
                 keys.add(adopted.kernel_key)
@@ -328,46 +330,6 @@ class Mixture:
         """Hands every trial to every proposer."""
         for proposer in self._proposers:
             proposer.observe(question, trials)
-
-
-NAMES = ("policy", "prior", "llm", "nearest", "heuristics", "tpe", "evolution", "random")
-
-
-def make_proposer(
-    names: Sequence[str],
-    policy: Callable[[], Policy],
-    pool: Iterable[Record],
-    seed: int = 0,
-    reward_settings: reward.Settings | None = None,
-    llm: Callable[[], Proposer] | None = None,
-) -> Proposer:
-    """The proposer of these names (``NAMES``), a mixture where there are several.
-
-    ``policy`` and ``llm`` make the policy and the language model; each is called at most once, and only where a name
-    needs it. ``reward_settings``: the policy's reward, the logarithm of speed if None. Raises ValueError for an unknown
-    name, MissingLibrary.
-    """
-    if strangers := [name for name in names if name not in NAMES]:
-        raise ValueError(f"{', '.join(strangers)}: must be of {', '.join(NAMES)}")
-    learned = policy() if {"policy", "prior"} & set(names) else None
-    proposers: list[Proposer] = []
-    for name in dict.fromkeys(names):
-        if name in ("policy", "prior") and learned is not None:
-            prior = name == "prior"
-            proposers.append(
-                PolicyProposer(learned, name, seed, frozen=prior, keep=not prior, group=True, reward=reward_settings)
-            )
-        elif name == "llm":
-            if llm is None:
-                raise ValueError("proposer llm needs a server")
-            proposers.append(llm())
-        elif name == "nearest":
-            proposers.append(Nearest(pool))
-        elif name == "heuristics":
-            proposers.append(Heuristics())
-        else:
-            proposers.append({"tpe": Tpe, "evolution": Evolution, "random": Random}[name](seed))
-    return proposers[0] if len(proposers) == 1 else Mixture(proposers)
 
 
 TRIES = 20  # draws for each proposal before a proposer gives up

@@ -171,7 +171,10 @@ def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Pro
                 illegal.append(proposal)
         elif (key := proposal.record.kernel_key) not in keys:
             keys.add(key)
-            legal.append(proposal)
+            if refusal := question.candidates.refusal(proposal.record):
+                illegal.append(proposal._replace(record=None, violation=refusal))
+            else:
+                legal.append(proposal)
     return legal, illegal
 
 

@@ -99,11 +99,47 @@ class Candidates:
             fields |= self.heads[fields["family"]][head][index]
         return parse(fields | {"origin": tuned(source)})
 
+    def refusal(self, record: Record) -> str:  # noqa: ARG002
+        """Why a legal record is no candidate; empty where it is one, as every legal record is of an open space."""
+        return ""
+
     def draw(self, rng: random.Random, source: str) -> Record:
         """Any of them, all equally likely."""
         row = rng.randrange(len(self.records))
         heads = self.heads[self.records[row].family]
         return self.compose(row, {head: rng.randrange(len(values)) for head, values in heads.items()}, source)
+
+
+@dataclass(frozen=True)
+class Recorded(Candidates):
+    """What was recorded of a problem, and nothing else; free fields are as they were recorded."""
+
+    @cached_property
+    def heads(self) -> dict[str, Mapping[str, Sequence[Fields]]]:
+        """No free field is free here."""
+        return {name: {} for name in self.families}
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """All fields that the families here have."""
+        names = dict.fromkeys(name for fields in self.families.values() for name in fields)
+        return [name for name in names if name not in NO_DECISION]
+
+    @cached_property
+    def _keys(self) -> frozenset[object]:
+        return frozenset(record.kernel_key for record in self.records)
+
+    def refusal(self, record: Record) -> str:
+        """Why a record cannot be replayed; empty where it was recorded."""
+        return "" if record.kernel_key in self._keys else f"{record.name}: was not recorded for {self.problem.mnk}"
+
+
+def recorded(records: Iterable[Record]) -> Recorded:
+    """These records of one problem as its candidates. Raises ValueError without any."""
+    distinct = list({record.kernel_key: record for record in records}.values())
+    if not distinct:
+        raise ValueError("no record was recorded")
+    return Recorded(distinct[0].problem, [record.model_dump(mode="json") for record in distinct], distinct)
 
 
 def adopt(record: Record, structures: Candidates, source: str) -> Record:
@@ -113,6 +149,8 @@ def adopt(record: Record, structures: Candidates, source: str) -> Record:
     no good one.
     """
     problem = structures.problem
+    if isinstance(structures, Recorded):
+        return structures.compose(int(structures.distances(decisions(record)).argmin()), {}, source)
     try:
         near = record.at(problem) if record.gpu != problem.gpu else fit(record, {}, problem).record
         return credited(near, source)

@@ -10,10 +10,10 @@ loop goes on, for which there is one buffer more. With 1, registers take the pla
 from __future__ import annotations
 
 from cudal2gen.chips import GPUS, REGISTERS_THREAD
-from cudal2gen.evidence.recordings import Sizes, Tile
 from cudal2gen.kernel import Problem, Work, ceil_div
 from cudal2gen.kernel.work import LINE
 from cudal2gen.model import Kernel
+from cudal2gen.recordings.autoheuristic import Sizes, Tile
 
 GROUP = 8  # GROUP_M of the kernel's raster
 MMA_ROWS, MMA_COLS, MMA_K, WGMMA_ROWS, WARPGROUP = 16, 8, 16, 64, 4

@@ -11,13 +11,14 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from cudal2gen.element import F16
 from cudal2gen.errors import WrongInput
+from cudal2gen.kernel import Layout, Problem
 from cudal2gen.kernel.problem import VECTOR
 
 CHOICE = re.compile(r"type=triton_BLOCK-M=(\d+)_BLOCK-K=(\d+)_BLOCK-N=(\d+)_numstages=(\d+)_numwarps=(\d+)")
@@ -43,6 +44,16 @@ class Sizes(NamedTuple):
     k: int
 
 
+class Row(NamedTuple):
+    """One timing in microseconds. ``tile``: None for cuBLAS. ``layout``: None where A is stored by columns."""
+
+    gpu: str
+    sizes: Sizes
+    layout: Layout | None
+    tile: Tile | None
+    us: float
+
+
 class Recording(NamedTuple):
     """A problem's median times in microseconds, by tile; ``vendor_us``: cuBLAS's, None where it was not timed."""
 
@@ -58,11 +69,8 @@ def load(folder: Path) -> dict[str, list[Recording]]:
     """
     rows: dict[tuple[str, Sizes], dict[Tile | None, list[float]]] = {}
     for path in sorted(folder.rglob("*.txt")):
-        try:
-            for gpu, sizes, tile, us in _timings(path):
-                rows.setdefault((gpu, sizes), {}).setdefault(tile, []).append(us)
-        except (KeyError, TypeError, ValueError) as error:
-            raise WrongInput(f"{path}: a row has no timing ({error!r}); unpack the archive anew, or move it") from None
+        for row in timings(path):
+            rows.setdefault((row.gpu, row.sizes), {}).setdefault(row.tile, []).append(row.us)
     recordings: dict[str, list[Recording]] = {}
     for (gpu, sizes), times in sorted(rows.items()):
         tiles = {tile: median(us) for tile, us in times.items() if tile is not None}
@@ -77,8 +85,37 @@ def load(folder: Path) -> dict[str, list[Recording]]:
     return recordings
 
 
-def _timings(path: Path) -> Iterator[tuple[str, Sizes, Tile | None, float]]:
-    """Rows of one file; none where it is no such file, or of another GPU."""
+def problems(paths: Iterable[Path]) -> dict[Problem, Recording]:
+    """The problems of files and folders with their layout of B, which ``load`` ignores; without A stored by columns.
+
+    Sums are in fp32, as Triton's are. Problems with fewer than ``LEAST_TILES`` tiles are left out.
+    """
+    times: dict[Problem, dict[Tile | None, list[float]]] = {}
+    for path in paths:
+        for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
+            for row in timings(file):
+                if row.layout is not None:
+                    m, n, k = row.sizes
+                    problem = Problem(gpu=row.gpu, acc="f32", layout=row.layout, m=m, n=n, k=k)
+                    times.setdefault(problem, {}).setdefault(row.tile, []).append(row.us)
+    recordings = {}
+    for problem, own in times.items():
+        tiles = {tile: median(us) for tile, us in own.items() if tile is not None}
+        if len(tiles) >= LEAST_TILES:
+            vendor = median(own[None]) if None in own else None
+            recordings[problem] = Recording(Sizes(problem.m, problem.n, problem.k), tiles, vendor)
+    return recordings
+
+
+def timings(path: Path) -> Iterator[Row]:
+    """Rows of one file; none where it is no such file, or of another GPU. Raises WrongInput for rows without a time."""
+    try:
+        yield from _timings(path)
+    except (KeyError, TypeError, ValueError) as error:
+        raise WrongInput(f"{path}: a row has no timing ({error!r}); unpack the archive anew, or move it") from None
+
+
+def _timings(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8", errors="replace", newline="") as lines:
         gpu = _gpu(next(lines, ""))
         if gpu is None:
@@ -90,12 +127,20 @@ def _timings(path: Path) -> Iterator[tuple[str, Sizes, Tile | None, float]]:
             strides = [int(row[f"mat{which}_stride_{axis}"]) for which in (1, 2) for axis in (0, 1)]
             if sizes.n % VECTOR or any(stride % VECTOR for stride in strides if stride != 1):
                 continue
+            layout = _layout(sizes, strides)
             match = CHOICE.fullmatch(row["choice"])
             if match:
                 bm, bk, bn, stages, warps = map(int, match.groups())
-                yield gpu, sizes, Tile(bm, bn, bk, stages, warps), float(row["feedback"]) * 1e3
+                yield Row(gpu, sizes, layout, Tile(bm, bn, bk, stages, warps), float(row["feedback"]) * 1e3)
             elif row["choice"] == "extern_mm":
-                yield gpu, sizes, None, float(row["feedback"]) * 1e3
+                yield Row(gpu, sizes, layout, None, float(row["feedback"]) * 1e3)
+
+
+def _layout(sizes: Sizes, strides: Sequence[int]) -> Layout | None:
+    """How B is stored where A is by rows. ``strides``: of A along m and k, of B along k and n, in elements."""
+    if strides[:2] != [sizes.k, 1]:
+        return None
+    return "nn" if strides[2:] == [sizes.n, 1] else "tn" if strides[2:] == [1, sizes.k] else None
 
 
 def _gpu(header: str) -> str | None:

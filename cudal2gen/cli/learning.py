@@ -1,0 +1,137 @@
+"""The parts of tune that search for nothing: training what proposes, and comparing proposers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cudal2gen import catalog, places
+from cudal2gen.cli.messages import refuse
+from cudal2gen.cli.searching import Trials, on_one_core
+from cudal2gen.cli.selection import Selection
+from cudal2gen.files import write
+from cudal2gen.kernel import Acc, Record
+
+if TYPE_CHECKING:
+    from cudal2gen.results import Trial
+    from cudal2gen.tuner.cost_model import CostModel, TimedRecords
+
+
+def costs_path(trials: Trials, gpu: str, acc: Acc, chosen: Path | None) -> Path:
+    """Where ``--train`` writes the cost model: a modelled one of its own for each GPU and accumulator."""
+    kind = f"-{gpu}-{acc}-model" if trials.environment == "model" else ""
+    return chosen or places.build_dir() / "tuner" / f"cost-model{kind}.npz"
+
+
+def load_costs(path: Path, chosen: bool) -> CostModel:
+    """The trained cost model of a file; the shipped one where the file is the default and absent."""
+    from cudal2gen.tuner import cost_model
+
+    return cost_model.load(path if chosen or path.is_file() else cost_model.SHIPPED)
+
+
+def train(selection: Selection, acc: Acc, trials: Trials, seed: int, costs: Path | None, checkpoint: Path) -> None:
+    """Trains the cost model and, where torch is, the policy; writes both."""
+    from cudal2gen.tuner import cost_model, training
+
+    path = costs_path(trials, selection.gpu, acc, costs)
+    records = catalog.load()
+    if trials.environment == "model":
+        timed = _modelled(selection.gpu, acc, records, seed)
+        model = cost_model.train(timed, seed)
+    else:
+        recorded = _recorded(trials)
+        timed = cost_model.timed(recorded)
+        sizes = sorted({(record.m, record.n, record.k) for record in records})
+        model = training.pooled(recorded, sizes, seed)
+    count = sum(len(problem.records) for problem in timed)
+    model.save(path)
+    print(f"cost model of {count} timed records of {len(timed)} problems: {path}, {path.stat().st_size} bytes")
+    _train_policy(timed, records, selection.gpu, acc, seed, checkpoint)
+
+
+def _modelled(gpu: str, acc: Acc, records: list[Record], seed: int) -> list[TimedRecords]:
+    """What the benchmark records in the environment that ``tune --environment model --seed`` searches."""
+    from cudal2gen.tuner import benchmark
+    from cudal2gen.tuner.environment import Model
+
+    settings = benchmark.Settings(gpu=gpu, acc=acc, seed=seed)
+    _, problems = benchmark.split(catalog.published(records, acc), settings)
+    return benchmark.record_trials(Model(seed=seed), problems, settings.evaluations_each, seed)
+
+
+def _recorded(trials: Trials) -> list[Trial]:
+    """Measured trials of the store, and recordings."""
+    from cudal2gen import results
+    from cudal2gen.tuner import recorded
+
+    stored = [trial for trial in results.trials(trials.store) if trial.environment == "gpu"]
+    return stored + (recorded.trials(trials.recordings) if trials.recordings else [])
+
+
+def _train_policy(
+    timed: list[TimedRecords], records: list[Record], gpu: str, acc: Acc, seed: int, checkpoint: Path
+) -> None:
+    """The policy as the benchmark has it: imitation, then the contrastive update on timed records of this GPU."""
+    from cudal2gen.tuner import benchmark, policy
+    from cudal2gen.tuner import checkpoint as checkpoints
+
+    own = [problem for problem in timed if (problem.records[0].gpu, problem.records[0].acc) == (gpu, acc)]
+    own = [problem for problem in own if problem.records[0].family != "triton_tile" and len(problem.records) > 1]
+    if not own:
+        print(f"policy: no timed records of {gpu} {acc} to learn from; it stays as it is", file=sys.stderr)
+        return
+    try:
+        policy.on_one_core()
+    except ImportError:
+        print("policy: needs torch, pip install 'cudal2gen[tune]'; it stays as it is", file=sys.stderr)
+        return
+    settings = benchmark.Settings(gpu=gpu, acc=acc, seed=seed)
+    trained = benchmark.train_policies(None, catalog.published(records, acc), own, settings, seed)["contrast"]
+    checkpoints.save(trained, checkpoint)
+    print(f"policy of {len(own)} problems: {checkpoint}")
+
+
+def compare(
+    selection: Selection, acc: Acc, trials: Trials, seeds: int, seed: int, markdown: Path | None, plot: Path | None
+) -> None:
+    """Prints and writes the tables: recordings first, then the model environment."""
+    if trials.chosen == "gpu":
+        refuse("--environment gpu: --benchmark compares on --recordings and in the model environment")
+    if trials.chosen == "replay" and not trials.recordings:
+        refuse("--environment replay: --benchmark needs --recordings, files that others measured")
+    tables = []
+    if trials.recordings and trials.chosen != "model":
+        tables.append(_on_recordings(trials.recordings, seed))
+    if trials.chosen != "replay":
+        tables.append(_in_the_model(selection.gpu, acc, seeds, seed, plot))
+    text = "\n".join(tables)
+    if markdown is not None:
+        write(markdown, text)
+    print(text, end="")
+
+
+def _on_recordings(paths: tuple[Path, ...], seed: int) -> str:
+    from cudal2gen.recordings import autoheuristic
+    from cudal2gen.tuner import ranking
+
+    settings = ranking.Settings(seed=seed)
+    ranked, searched = ranking.compare(autoheuristic.problems(paths), settings, _progress)
+    return ranking.markdown(ranked, searched, settings)
+
+
+def _in_the_model(gpu: str, acc: Acc, seeds: int, seed: int, plot: Path | None) -> str:
+    from cudal2gen.tuner import benchmark, curve
+
+    settings = benchmark.Settings(gpu=gpu, acc=acc, seeds=seeds, seed=seed)
+    on_one_core()
+    comparison = benchmark.compare(catalog.published(catalog.load(), acc), settings, _progress)
+    if plot is not None:
+        title = f"Regret on problems held out, {gpu} {acc}: modelled, not measured"
+        write(plot, curve.svg(title, "evaluations", "regret", benchmark.curves(comparison)))
+    return benchmark.markdown(comparison)
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,263 @@
+"""Proposers that climb from good starts: by trials alone, or by the cost model's expected improvement."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen.kernel import Fields, Problem, Record, parse
+from cudal2gen.tuner.cost_model import CostModel, Inputs, Posterior
+from cudal2gen.tuner.facts import Facts, facts, tokens
+from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Proposer, Question, legal_proposal
+from cudal2gen.tuner.proposers import Nearest
+from cudal2gen.tuner.space import Candidates
+
+AT_ONCE = 2  # proposals of an early answer: what they show decides the next ones
+PARENTS = 3  # of the best trials that are climbed from
+
+
+def answer_size(question: Question, count: int) -> int:
+    """Few proposals while each trial says much, a quarter of the trials later; ``count`` at most."""
+    return min(count, max(AT_ONCE, len(question.trials) // 4))
+
+
+class Choices(NamedTuple):
+    """A structure's row with an index for each of its free fields."""
+
+    row: int
+    free: tuple[int, ...]
+
+
+class HillClimbing(FixedStrategy):
+    """The first proposals of another proposer, then neighbours of the best trials: one structural field or one free
+    field differs, the best trial's neighbours first."""
+
+    def __init__(self, starts: Proposer, name: str, seed: int = 0, first: int = 4) -> None:
+        self.name = name
+        self._starts, self._first = starts, first
+        self._rng = random.Random(seed)
+
+    def propose(self, question: Question, count: int) -> list[Proposal]:
+        """Ends where no trial has a neighbour that was not proposed."""
+        if len(question.trials) < self._first:
+            share = min(answer_size(question, count), self._first - len(question.trials))
+            if proposals := self._starts.propose(question, share):
+                return proposals
+        keys, proposals = set(question.proposed_keys), []
+        for trial in question.ranked[: 4 * PARENTS]:
+            around = neighbours(question.candidates, trial.record)
+            self._rng.shuffle(around)
+            for place in around:
+                record = compose(question.candidates, place, self.name)
+                if record.kernel_key not in keys:
+                    keys.add(record.kernel_key)
+                    proposals.append(legal_proposal(self.name, record))
+                if len(proposals) == answer_size(question, count):
+                    return proposals
+        return proposals or self._starts.propose(question, count)
+
+
+class ModelOrder(FixedStrategy):
+    """Structures in the order of a score, least first, each with the first of its free fields' alternatives."""
+
+    def __init__(self, name: str, score: Callable[[Sequence[Record]], Sequence[float]]) -> None:
+        self.name = name
+        self._score = score
+        self._order: tuple[Problem, list[int]] | None = None
+
+    def propose(self, question: Question, count: int) -> list[Proposal]:
+        """The next ones that were not proposed."""
+        candidates = question.candidates
+        if self._order is None or self._order[0] != question.problem:
+            self._order = question.problem, np.argsort(self._score(candidates.records), kind="stable").tolist()
+        proposals: list[Proposal] = []
+        for row in self._order[1]:
+            if len(proposals) == count:
+                break
+            record = compose(candidates, first_choices(candidates, row), self.name)
+            if record.kernel_key not in question.proposed_keys:
+                proposals.append(legal_proposal(self.name, record))
+        return proposals
+
+
+class Costs:
+    """The cost model on one problem's candidates: structures once, free fields as they are asked for."""
+
+    def __init__(self, model: CostModel, candidates: Candidates) -> None:
+        self.model, self.candidates = model, candidates
+        described = facts(candidates.records)
+        self._numbers, self._log_us = described.numbers, described.log_us
+        self._structure = [self._fixed(row, names) for row, names in enumerate(described.tokens)]
+        self._tokens = {
+            family: [[tokens(fields) for fields in alternatives] for alternatives in heads.values()]
+            for family, heads in candidates.heads.items()
+        }
+
+    def _fixed(self, row: int, names: tuple[str, ...]) -> tuple[str, ...]:
+        """A structure's tokens without those of its free fields."""
+        heads = self.candidates.heads[self.candidates.records[row].family]
+        free = {name for alternatives in heads.values() for name in alternatives[0]}
+        return tuple(name for name in names if name.split("=", 1)[0] not in free)
+
+    def inputs(self, places: Sequence[Choices]) -> Inputs:
+        """The model's inputs of these candidates."""
+        rows = np.array([place.row for place in places], np.int64)
+        names = [
+            (*self._structure[place.row], *itertools.chain.from_iterable(self._alternatives(place))) for place in places
+        ]
+        return self.model.inputs(Facts(self._numbers[rows], names, self._log_us[rows]))
+
+    def _alternatives(self, place: Choices) -> list[tuple[str, ...]]:
+        heads = self._tokens[self.candidates.records[place.row].family]
+        return [alternatives[index] for alternatives, index in zip(heads, place.free, strict=True)]
+
+
+class CostModelProposer(FixedStrategy):
+    """Expected improvement by the cost model, climbed from the nearest, the model's best and the incumbent's decisions.
+
+    A climb scores all structures under the start's free fields, then all free fields of the best structures. ``pool``:
+    records of other problems, whose nearest are starts. ``learning``: whether trials of the problem at hand count.
+    """
+
+    def __init__(
+        self, model: CostModel, pool: Iterable[Record] = (), name: str = "model", learning: bool = True,
+        kept: int = 24,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self._model, self._learning, self._kept = model, learning, kept
+        self._nearest = Nearest(pool, 1)
+        self._costs: tuple[Problem, Costs] | None = None
+
+    def propose(self, question: Question, count: int) -> list[Proposal]:
+        """Ends where every candidate that it looked at was proposed."""
+        if self._costs is None or self._costs[0] != question.problem:
+            self._costs = question.problem, Costs(self._model, question.candidates)
+        costs = self._costs[1]
+        places, inputs, members = self._climbed(costs, question)
+        observed, log_us = self._trials(question)
+        keys, proposals = set(question.proposed_keys), list[Proposal]()
+        free = np.ones(len(places), bool)
+        while len(proposals) < answer_size(question, count) and free.any():
+            posterior = self._model.posterior(observed, log_us)
+            gain = improvement(posterior, inputs, members, log_us)
+            place = int(np.where(free, gain, -np.inf).argmax())
+            free[place] = False
+            record = compose(question.candidates, places[place], self.name)
+            if record.kernel_key in keys:
+                continue
+            keys.add(record.kernel_key)
+            proposals.append(legal_proposal(self.name, record))
+            if not question.trials and len(proposals) == 1:
+                proposals += self._near(question, keys)
+            # The next one of the answer is chosen as if this one had taken what is expected.
+            chosen = Inputs(*(part[place : place + 1] for part in inputs))
+            mean, _ = posterior.predict(chosen, members[:, place : place + 1])
+            observed = Inputs(*(np.concatenate(parts) for parts in zip(observed, chosen, strict=True)))
+            log_us = np.append(log_us, mean)
+        return proposals
+
+    def _near(self, question: Question, keys: set[object]) -> list[Proposal]:
+        """The nearest record's decisions, second in the first answer: where the model errs, they are a start."""
+        near = [
+            item for item in self._nearest.propose(question, 1) if item.record and item.record.kernel_key not in keys
+        ]
+        keys |= {item.record.kernel_key for item in near if item.record}
+        return [item._replace(proposer=self.name) for item in near]
+
+    def _trials(self, question: Question) -> tuple[Inputs, NDArray[np.float64]]:
+        ranked = question.ranked if self._learning else []
+        observed = self._model.inputs(facts([parse(trial.record) for trial in ranked]))
+        return observed, np.log(np.array([trial.cost for trial in ranked], np.float64))
+
+    def _climbed(self, costs: Costs, question: Question) -> tuple[list[Choices], Inputs, NDArray[np.float32]]:
+        """The best structures of each start with all of their free fields."""
+        candidates = costs.candidates
+        places: dict[Choices, None] = {}
+        posterior = self._model.posterior(*self._trials(question))
+        for start in self._starts(question):
+            everywhere = [settled(candidates, row, start) for row in range(len(candidates.records))]
+            inputs = costs.inputs(everywhere)
+            mean, deviation = posterior.predict(inputs, self._model.prior(inputs))
+            best = np.argsort(mean - deviation)[: self._kept].tolist()
+            for row in best:
+                for free in itertools.product(*map(range, _widths(candidates, row))):
+                    places.setdefault(Choices(row, free))
+        listed = list(places)
+        inputs = costs.inputs(listed)
+        return listed, inputs, self._model.prior(inputs)
+
+    def _starts(self, question: Question) -> list[Fields]:
+        """Decisions whose free fields a climb begins with: of the best trial, the incumbent, and the nearest record."""
+        records = [trial.record for trial in question.ranked[:1]]
+        if not records and question.incumbent is not None:
+            records.append(question.incumbent.decisions())
+        return records or [{}]
+
+
+def improvement(
+    posterior: Posterior, inputs: Inputs, members: NDArray[np.float32], log_us: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Expected improvement on the least of ``log_us``, or the negative mean before there is any."""
+    mean, deviation = posterior.predict(inputs, members)
+    if not len(log_us):
+        return -mean
+    z = (log_us.min() - mean) / deviation
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    gain: NDArray[np.float64] = deviation * (density + z * _cumulative(z))
+    return gain
+
+
+def _cumulative(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The normal distribution function, to 1e-3 where it matters."""
+    cumulative: NDArray[np.float64] = 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+    return cumulative
+
+
+def _widths(candidates: Candidates, row: int) -> list[int]:
+    """How many alternatives each free field of a structure has."""
+    return [len(values) for values in candidates.heads[candidates.records[row].family].values()]
+
+
+def first_choices(candidates: Candidates, row: int) -> Choices:
+    """A structure with the first alternatives."""
+    return Choices(row, tuple(0 for _ in _widths(candidates, row)))
+
+
+def settled(candidates: Candidates, row: int, fields: Mapping[str, object]) -> Choices:
+    """A structure with the alternatives that a record's fields name, the first ones elsewhere."""
+    heads = candidates.heads[candidates.records[row].family]
+    return Choices(
+        row,
+        tuple(
+            next((index for index, values in enumerate(alternatives) if values.items() <= fields.items()), 0)
+            for alternatives in heads.values()
+        ),
+    )
+
+
+def neighbours(candidates: Candidates, fields: Fields) -> list[Choices]:
+    """Candidates that differ from a record in one free field, or in the least number of structural fields."""
+    distances = candidates.distances(fields)
+    around: list[Choices] = []
+    for row in np.flatnonzero(distances == 0)[:1].tolist():
+        place = settled(candidates, row, fields)
+        for head, width in enumerate(_widths(candidates, row)):
+            for index in range(width):
+                if index != place.free[head]:
+                    around.append(Choices(row, (*place.free[:head], index, *place.free[head + 1 :])))
+    away = distances[distances > 0]
+    nearest = int(away.min()) if len(away) else 0
+    around += [settled(candidates, row, fields) for row in np.flatnonzero(distances == nearest).tolist() if nearest]
+    return around
+
+
+def compose(candidates: Candidates, place: Choices, source: str) -> Record:
+    """The record of a place among candidates."""
+    heads = candidates.heads[candidates.records[place.row].family]
+    return candidates.compose(place.row, dict(zip(heads, place.free, strict=True)), source)

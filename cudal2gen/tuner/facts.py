@@ -1,0 +1,97 @@
+"""A record as the cost model sees it: numbers that follow from it on its problem, and tokens of its other decisions.
+
+The timing model's estimate and its bounds are among the numbers: the cost model learns what the estimate misses.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen.kernel import Fields, Record
+from cudal2gen.model import estimate_kernel
+from cudal2gen.recordings.tile import kernel_of
+
+Floats = NDArray[np.float32]
+
+EXTENTS = 7  # the first numbers: logarithms of a record's own extents
+NUMBERS = 44
+# Decisions that the numbers hold already.
+COUNTED = frozenset({"bm", "bn", "bk", "stages", "split_k", "warps"})
+
+
+class Facts(NamedTuple):
+    """Records of one problem. ``numbers``: (records, ``NUMBERS``); ``log_us``: of the timing model's estimates."""
+
+    numbers: Floats
+    tokens: list[tuple[str, ...]]
+    log_us: Floats
+
+
+def facts(records: Sequence[Record]) -> Facts:
+    """Numbers, tokens and estimates of records."""
+    rows = [_numbers(record) for record in records]
+    numbers = np.array(rows, np.float32).reshape(len(rows), NUMBERS)
+    return Facts(numbers, [tokens(record.decisions()) for record in records], numbers[:, EXTENTS] * np.log(2.0))
+
+
+def tokens(fields: Fields) -> tuple[str, ...]:
+    """Decisions as text, but for the extents that are numbers."""
+    return tuple(f"{name}={json.dumps(value)}" for name, value in fields.items() if name not in COUNTED)
+
+
+def coordinates(numbers: Floats, one_hot: Floats) -> Floats:
+    """Decisions alone, so that the squared distance of two records of a problem is in octaves and differing fields."""
+    return np.concatenate([numbers[:, :EXTENTS], one_hot * np.sqrt(0.5)], 1)
+
+
+class Tokens:
+    """Numbered tokens; tokens that training did not have are no column."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = list(names)
+        self._columns = {name: column for column, name in enumerate(self.names)}
+
+    def one_hot(self, rows: Sequence[tuple[str, ...]]) -> Floats:
+        """A column per token; shape (rows, tokens)."""
+        encoded = np.zeros((len(rows), len(self.names)), np.float32)
+        for place, row in enumerate(rows):
+            for name in row:
+                if (column := self._columns.get(name)) is not None:
+                    encoded[place, column] = 1.0
+        return encoded
+
+
+def _numbers(record: Record) -> list[float]:
+    kernel = kernel_of(record)
+    estimate = estimate_kernel(kernel)
+    problem, work, chip, log2 = kernel.problem, kernel.work, kernel.target, math.log2
+    steps, per_sm = kernel.tile_steps, kernel.ctas / kernel.target.sms
+    waves = per_sm / kernel.resident
+    rows, cols = kernel.tiles_m * kernel.bm / problem.m, kernel.tiles_n * kernel.bn / problem.n
+    wgmma, us = work.instruction == "wgmma", estimate.us
+    group = getattr(record, "raster_group", None) or getattr(record, "swizzle_stride", None) or 1
+    parts = ("mma", "shared memory", "L2", "latency", "device memory")
+    return [
+        log2(kernel.bm), log2(kernel.bn), log2(kernel.k_step), log2(max(1, record.ring_steps)), log2(kernel.split_k),
+        log2(kernel.threads), log2(kernel.cluster_ctas),
+        log2(us), *(log2(1e-3 + estimate.bounds_us[part] / us) for part in parts), log2(estimate.around_us / us),
+        log2(problem.m), log2(problem.n), log2(problem.k), log2(kernel.flight + 1), log2(kernel.resident),
+        log2(waves), waves / math.ceil(waves), log2(per_sm), per_sm / math.ceil(per_sm), log2(rows), log2(cols),
+        log2(steps), problem.k / (steps * kernel.k_step * kernel.split_k), min(1.0, kernel.flight / steps),
+        log2(kernel.bm * kernel.bn / kernel.threads), log2(kernel.bm / kernel.bn), float(wgmma),
+        *(float(_twos(extent)) for extent in (problem.m, problem.n, problem.k)),
+        float(problem.layout == "nn"), float(problem.acc == "f32"), chip.sms / 132, float(chip.capability.has_wgmma),
+        log2(record.smem_bytes + 1024) - 10, record.estimated_registers / 128, log2(1 + problem.m * problem.n / 2**20),
+        work.l2_bytes / 2**15, 0.3 * log2(group), float(record.work.issuers),
+    ]  # fmt: skip
+
+
+def _twos(extent: int) -> int:
+    """How often an extent is even, seven times at most."""
+    return min(7, (extent & -extent).bit_length() - 1)

@@ -1,0 +1,230 @@
+"""Proposers on real recordings: what each ranks first, and how it searches, on problems held out by size.
+
+Sizes (m, n, k) go into folds, over all GPUs and layouts; each fold is held out once, and everything that learns is
+trained on the other folds alone. Regret: time of the chosen record over the best recorded one, minus 1.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from cudal2gen.kernel import Problem, Record
+from cudal2gen.recordings.autoheuristic import Recording, Tile
+from cudal2gen.recordings.tile import TritonTile, record_of
+from cudal2gen.tuner import benchmark, cost_model, recorded
+from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder
+from cudal2gen.tuner.cost_model import CostModel
+from cudal2gen.tuner.environment import Replay
+from cudal2gen.tuner.facts import facts
+from cudal2gen.tuner.proposal import MissingLibrary, Proposer
+from cudal2gen.tuner.proposers import Heuristics, Nearest, Random
+
+Recordings = Mapping[Problem, Recording]
+# By GPU and proposer, by seed and the problem's key, a regret for each count.
+Regrets = dict[tuple[str, str], dict[tuple[int, object], list[float]]]
+CHECKPOINTS = (1, 2, 4, 8)
+TARGETS = {"a100": 0.015, "h100": 0.02}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``folds``: of sizes. ``seeds``: of folds and training. ``searched``: held-out problems of a GPU and seed in which
+    proposers search."""
+
+    folds: int = 4
+    seeds: int = 2
+    searched: int = 40
+    seed: int = 0
+
+
+class Row(NamedTuple):
+    """A proposer's mean regret on a GPU's problems at each of ``counts``; 95 % intervals over problems and seeds."""
+
+    gpu: str
+    name: str
+    problems: int
+    counts: tuple[int, ...]
+    regret: tuple[float, ...]
+    bounds: tuple[tuple[float, float], ...]
+
+
+class Fold(NamedTuple):
+    """What is trained on all but one part of the sizes, and that part."""
+
+    seed: int
+    trained: Recordings
+    held_out: Recordings
+    model: CostModel
+    ratios: Mapping[str, Mapping[Tile, float]]  # by GPU, a tile's median time over its problem's best
+    best: Mapping[str, list[Record]]  # by GPU, each training problem's best record
+
+
+def folds(recordings: Recordings, settings: Settings, progress: Callable[[str], None]) -> Iterator[Fold]:
+    """Every fold of every seed, trained."""
+    sizes = sorted({(problem.m, problem.n, problem.k) for problem in recordings})
+    described = {p: (facts(timed.records), timed) for p, timed in recorded.timed(recordings.items()).items()}
+    for seed in range(settings.seed, settings.seed + settings.seeds):
+        parts = np.random.default_rng(seed).permutation(len(sizes)) % settings.folds
+        part_of = dict(zip(sizes, parts.tolist(), strict=True))
+        for part in range(settings.folds):
+            progress(f"recordings, seed {seed}: training without part {part + 1} of {settings.folds}")
+            trained = {p: own for p, own in recordings.items() if part_of[p.m, p.n, p.k] != part}
+            held_out = {p: own for p, own in recordings.items() if part_of[p.m, p.n, p.k] == part}
+            model = cost_model.train_described([described[problem] for problem in trained], seed)
+            yield Fold(seed, trained, held_out, model, *_summaries(trained))
+
+
+def _summaries(trained: Recordings) -> tuple[dict[str, dict[Tile, float]], dict[str, list[Record]]]:
+    ratios: dict[str, defaultdict[Tile, list[float]]] = {}
+    best: dict[str, list[Record]] = {}
+    for problem, recording in trained.items():
+        fastest = min(recording.tiles, key=recording.tiles.__getitem__)
+        best.setdefault(problem.gpu, []).append(record_of(problem, fastest))
+        own = ratios.setdefault(problem.gpu, defaultdict(list))
+        for tile, us in recording.tiles.items():
+            own[tile].append(us / recording.tiles[fastest])
+    medians = {gpu: {tile: median(values) for tile, values in own.items()} for gpu, own in ratios.items()}
+    return medians, best
+
+
+def proposers(fold: Fold, gpu: str, seed: int) -> dict[str, Proposer]:
+    """What is compared, without those whose libraries are not installed."""
+    ratios = fold.ratios[gpu]
+
+    def portfolio(records: Sequence[Record]) -> list[float]:
+        return [
+            ratios.get(record.configuration, math.inf) if isinstance(record, TritonTile) else math.inf
+            for record in records
+        ]
+
+    modelled = ModelOrder("timing model", benchmark.timing_model)
+    compared: dict[str, Proposer] = {
+        "random": Random(seed),
+        "portfolio": ModelOrder("portfolio", portfolio),
+        "timing model + hill climbing": HillClimbing(modelled, "climbing", seed, 2),
+        "nearest + hill climbing": HillClimbing(Nearest(fold.best[gpu]), "climbing", seed, 2),
+        "cost model + hill climbing": HillClimbing(CostOrder(fold.model), "climbing", seed, 2),
+        "cost model": CostModelProposer(fold.model, fold.best[gpu]),
+    }
+    with suppress(MissingLibrary):
+        compared["nvidia-matmul-heuristics"] = benchmark.Relay(Heuristics(), Random(seed))
+    return compared
+
+
+class CostOrder(ModelOrder):
+    """The cost model's order from training alone."""
+
+    def __init__(self, model: CostModel) -> None:
+        super().__init__("cost model", model.times)
+
+
+def compare(
+    recordings: Recordings, settings: Settings, progress: Callable[[str], None] = lambda _: None
+) -> tuple[list[Row], list[Row]]:
+    """Ranking of all problems, and searches in some of them."""
+    ranked: Regrets = {}
+    searched: Regrets = {}
+    chosen = sample(recordings, settings)
+    for fold in folds(recordings, settings, progress):
+        for problem, recording in fold.held_out.items():
+            for name, order in _orders(fold, problem, recording).items():
+                regrets = [min(order[:count]) / min(order) - 1 for count in (1, 3)]
+                ranked.setdefault((problem.gpu, name), {})[fold.seed, problem.key] = regrets
+            if problem in chosen:
+                for name, regrets in _searches(fold, problem, recording).items():
+                    searched.setdefault((problem.gpu, name), {})[fold.seed, problem.key] = regrets
+    return _rows(ranked, (1, 3)), _rows(searched, CHECKPOINTS)
+
+
+def sample(recordings: Recordings, settings: Settings) -> set[Problem]:
+    """The problems of each GPU in which proposers search, the same ones of every seed."""
+    drawn = random.Random(settings.seed)
+    by_gpu: dict[str, list[Problem]] = {}
+    for problem in sorted(recordings, key=lambda problem: problem.key):
+        by_gpu.setdefault(problem.gpu, []).append(problem)
+    return {p for own in by_gpu.values() for p in drawn.sample(own, min(settings.searched, len(own)))}
+
+
+def _orders(fold: Fold, problem: Problem, recording: Recording) -> dict[str, list[float]]:
+    """By name, the recorded times in the order in which a ranking has them."""
+    records = [record_of(problem, tile) for tile in recording.tiles]
+    us = list(recording.tiles.values())
+    ratios = fold.ratios[problem.gpu]
+    scores = {
+        "portfolio": [ratios.get(tile, math.inf) for tile in recording.tiles],
+        "timing model": benchmark.timing_model(records),
+        "cost model": fold.model.times(records),
+    }
+    return {name: [us[place] for place in np.argsort(score, kind="stable")] for name, score in scores.items()}
+
+
+def _searches(fold: Fold, problem: Problem, recording: Recording) -> dict[str, list[float]]:
+    """By proposer, the regret at each of ``CHECKPOINTS``."""
+    replay = Replay(recorded.as_trials(problem, recording))
+    candidates, best = replay.candidates(problem), min(recording.tiles.values())
+    regrets = {}
+    for name, proposer in proposers(fold, problem.gpu, fold.seed).items():
+        noisy, true = benchmark.search(replay, proposer, candidates, CHECKPOINTS[-1], 1)
+        times = benchmark.selected_us(noisy, true)
+        regrets[name] = [times[min(count, len(times)) - 1] / best - 1 for count in CHECKPOINTS]
+    return regrets
+
+
+def _rows(values: Regrets, counts: tuple[int, ...]) -> list[Row]:
+    rows = []
+    for (gpu, name), regrets in sorted(values.items()):
+        # Every seed holds every problem out once.
+        seeds = len({seed for seed, _ in regrets})
+        table = np.array([own for _, own in sorted(regrets.items())]).reshape(seeds, -1, len(counts))
+        means, bounds = benchmark.interval(table)
+        rows.append(Row(gpu, name, table.shape[1], counts, means, bounds))
+    return rows
+
+
+def markdown(ranked: Sequence[Row], searched: Sequence[Row], settings: Settings) -> str:
+    """Both tables with their conditions."""
+    lines = [
+        "# Recorded on real GPUs",
+        "",
+        "Triton's matrix products as PyTorch's AutoHeuristic timed them on an A100 and an H100: fp16, sums in fp32, A "
+        f"by rows. Sizes are held out in {settings.folds} parts, {settings.seeds} seeds of parts and training. Regret: "
+        "the chosen tile's time over the best recorded one's, minus 1; 95 % bootstrap intervals over seeds and "
+        "problems.",
+        "",
+    ]
+    for title, rows in (("Ranking, no evaluation", ranked), ("Search, one evaluation at a time", searched)):
+        if rows:
+            label = "top-{}" if rows is ranked else "regret at {}"
+            lines += [f"## {title}", "", *_table(rows, label), ""]
+    return "\n".join([*lines, *(f"- {claim}" for claim in claims(ranked))]) + "\n"
+
+
+def _table(rows: Sequence[Row], label: str) -> list[str]:
+    counts = rows[0].counts
+    lines = [
+        "| GPU | proposer | problems | " + " | ".join(label.format(count) for count in counts) + " |",
+        "|---|---|---:|" + "---:|" * len(counts),
+    ]
+    for row in rows:
+        cells = [f"{v:.2%} [{low:.2%}, {high:.2%}]" for v, (low, high) in zip(row.regret, row.bounds, strict=True)]
+        lines.append(f"| {row.gpu} | {row.name} | {row.problems} | {' | '.join(cells)} |")
+    return lines
+
+
+def claims(ranked: Sequence[Row]) -> list[str]:
+    """Whether the cost model's top-1 regret meets its targets."""
+    return [
+        f"{row.gpu}: the cost model's top-1 regret is {row.regret[0]:.2%}, target {TARGETS[row.gpu]:.1%}: "
+        f"{'met' if row.regret[0] <= TARGETS[row.gpu] else 'MISSED'}."
+        for row in ranked
+        if row.name == "cost model" and row.gpu in TARGETS
+    ]

@@ -1,0 +1,74 @@
+"""Real recordings as trials: AutoHeuristic's files, and files of trials that ``tune`` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from cudal2gen import results
+from cudal2gen.chips import GPUS
+from cudal2gen.errors import WrongInput
+from cudal2gen.kernel import Problem
+from cudal2gen.recordings import autoheuristic, tile
+from cudal2gen.recordings.autoheuristic import Recording
+from cudal2gen.results import KERNEL, Timing, Trial
+from cudal2gen.tuner.cost_model import TimedRecords
+
+VENDOR = "cublas"
+
+
+def trials(paths: Sequence[Path], admits: Callable[[Problem], bool] = lambda _: True) -> list[Trial]:
+    """The trials of files and folders, of problems that ``admits``: ``*.jsonl`` of trials, else AutoHeuristic's.
+
+    Raises WrongInput where a path is missing, or none of them has a trial.
+    """
+    recorded: list[Trial] = []
+    for path in paths:
+        if not path.exists():
+            raise WrongInput(f"{path}: no such file or folder of recordings")
+        if path.suffix == ".jsonl":
+            recorded += [trial for trial in results.trials(path) if admits(trial.problem)]
+    for problem, recording in autoheuristic.problems(path for path in paths if path.suffix != ".jsonl").items():
+        if admits(problem):
+            recorded += as_trials(problem, recording)
+    if not recorded:
+        raise WrongInput(
+            f"{', '.join(map(str, paths))}: no recorded trial of the chosen GPU, types and layout; name files of "
+            "trials (*.jsonl) or the unpacked archives of github.com/AlnisM/autoheuristic-datasets, with f32 sums"
+        )
+    return recorded
+
+
+def as_trials(problem: Problem, recording: Recording) -> list[Trial]:
+    """A recording's tiles as trials of the longest effort, beside the vendor's time where there is one."""
+    tile.register()
+    vendor = () if recording.vendor_us is None else (_timing(VENDOR, recording.vendor_us),)
+    fields = problem.model_dump()
+    return [
+        Trial(
+            environment="replay",
+            on=f"{GPUS[problem.gpu].title}, recorded by AutoHeuristic",
+            run="",
+            **fields,
+            proposer="",
+            name=(record := tile.record_of(problem, configuration)).name,
+            record=record.model_dump(mode="json"),
+            effort="long",
+            outcome="measured",
+            timings=(_timing(KERNEL, us), *vendor),
+        )
+        for configuration, us in recording.tiles.items()
+    ]
+
+
+def timed(recordings: Iterable[tuple[Problem, Recording]]) -> dict[Problem, TimedRecords]:
+    """Recordings for the cost model's training."""
+    tile.register()
+    return {
+        problem: TimedRecords([tile.record_of(problem, own) for own in recording.tiles], list(recording.tiles.values()))
+        for problem, recording in recordings
+    }
+
+
+def _timing(contender: str, us: float) -> Timing:
+    return Timing(contender=contender, calls=1, event_us=(us,), error=0.0)
