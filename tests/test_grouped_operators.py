@@ -177,18 +177,19 @@ def test_groups_of_rows_are_one_launch(ends: Any, device: EmulatedDevice, kernel
 
 
 def test_other_forms_and_strides_are_torchs(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b, offs = on(device, integers(33, 64)), on(device, integers(3, 64, 40, seed=1)), ends_on(device, 5, 5, 33)
+    a, b, offs = on(device, integers(33, 64)), on(device, integers(3, 64, 40, seed=1)), ends_on(device, 5, 5, 30)
     expected = cudal2gen.grouped_mm(a, b, offs=offs)
     x, w = on(device, a).requires_grad_(), on(device, b).requires_grad_()
     cudal2gen.grouped_mm(x, w, offs=offs).backward(expected)
     turned = device.empty(64, 33).copy_(a.t()).t()
-    assert torch.equal(cudal2gen.grouped_mm(turned, b, offs=offs), expected)
+    assert torch.equal(cudal2gen.grouped_mm(turned, b, offs=offs)[:30], expected[:30])
     narrow = cudal2gen.grouped_mm(on(device, a)[:, 1:63], b[:, 1:63], offs=offs)
-    assert torch.equal(narrow[5:], (a[5:, 1:63].double() @ b[2, 1:63].double()).half())
+    assert torch.equal(narrow[5:30], (a[5:30, 1:63].double() @ b[2, 1:63].double()).half())
     assert sorted(kernels.stats()["torch"]) == [
         "grouped: a kernel would copy operands", "groups of columns or of k", "strides of A that no layout serves"
     ]  # fmt: skip
-    assert bool((x.grad.isfinite()).all())
+    assert bool((x.grad[30:] == 0).all()), "a kernel leaves rows behind the last group as they are"
+    assert bool(x.grad.isfinite().all())
 
 
 @pytest.mark.slow
