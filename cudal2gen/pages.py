@@ -11,8 +11,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from cudal2gen import places
 from cudal2gen.ratios import Ratio
 
@@ -54,6 +52,8 @@ def html(template: str, *, styles: Sequence[str] = (), script: str | None = None
 
     All names are relative to ``templates/``. ``values`` are escaped, but for those that a template calls safe.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     folder = places.shipped("templates")
     environment = Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, autoescape=True)
     style = "".join((folder / name).read_text() for name in (STYLE, *styles))
@@ -110,6 +110,12 @@ def percent(share: float) -> str:
 def microseconds(value: float) -> str:
     """A time, to four digits."""
     return f"{value:.4g}" if value < 10000 else f"{value:.0f}"
+
+
+def counted(number: float, noun: str) -> str:
+    """A number of things: 1 launch, 2 launches."""
+    plural = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number if isinstance(number, int) else format(number, 'g')} {noun}{plural}"
 
 
 def spread(values: Sequence[float]) -> str:

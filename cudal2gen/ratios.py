@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     Ranks = np.ndarray[Any, np.dtype[np.int64]]
 
 RESAMPLES = 2000
-INTERVAL = (2.5, 97.5)  # percentiles of the resamples
 
 Pair = tuple[Sequence[float], Sequence[float]]  # samples of the baseline and of the contender
 
@@ -53,7 +52,7 @@ def paired_each(pairs: Sequence[Pair | None]) -> list[Ratio | None]:
     for samples in {row.size for row in logs if row is not None}:
         places = [place for place, row in enumerate(logs) if row is not None and row.size == samples]
         rows = np.stack([row for row in logs if row is not None and row.size == samples])
-        bounds = np.percentile(resampled_medians(rows), INTERVAL, axis=1)
+        bounds = percentile_interval(resampled_medians(rows), axis=1)
         columns = np.exp([np.median(rows, axis=1), *bounds]).tolist()
         for place, value, low, high in zip(places, *columns, strict=True):
             ratios[place] = Ratio(value, low, high)
@@ -67,6 +66,14 @@ def _logs(baseline: Sequence[float], contender: Sequence[float]) -> Array:
         raise Unpaired(f"{len(baseline)} and {len(contender)} samples make no pairs")
     logs: Array = np.log(baseline) - np.log(contender)
     return logs
+
+
+def percentile_interval(resamples: Array | Sequence[Any], axis: int = 0) -> Array:
+    """The bounds of the 95 % percentile interval along an axis of bootstrap resamples: lower, upper."""
+    import numpy as np
+
+    bounds: Array = np.percentile(resamples, (2.5, 97.5), axis=axis)
+    return bounds
 
 
 def resampled_medians(rows: Array, seed: int = 0) -> Array:
@@ -99,5 +106,5 @@ def geomean(ratios: Iterable[float]) -> Ratio | None:
     if not logs.size:
         return None
     picks = np.random.default_rng(0).integers(0, logs.size, (RESAMPLES, logs.size))
-    low, high = np.percentile(logs[picks].mean(axis=1), INTERVAL)
+    low, high = percentile_interval(logs[picks].mean(axis=1))
     return Ratio(math.exp(float(logs.mean())), math.exp(float(low)), math.exp(float(high)))

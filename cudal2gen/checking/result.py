@@ -11,6 +11,7 @@ from cudal2gen.checking.findings import Cause, Kernel
 from cudal2gen.checking.names import demangled, fitted, short_names
 from cudal2gen.emulator import Report
 from cudal2gen.emulator.state.findings_json import finding_fields
+from cudal2gen.pages import counted
 
 SCHEMA = 1
 LONGEST_NAME = 80  # of a kernel, in the summary
@@ -116,9 +117,9 @@ class Result:
 
     def _verdict(self) -> str:
         launches = sum(kernel.launches for kernel in self.kernels.values())
-        ran = f"{text.counted(launches, 'launch')} of {text.counted(len(self.kernels), 'kernel')} on {self.device}"
+        ran = f"{counted(launches, 'launch')} of {counted(len(self.kernels), 'kernel')} on {self.device}"
         counts = [
-            text.counted(number, noun)
+            counted(number, noun)
             for noun in ("error", "benign", "lint")
             if (number := _count(self.findings.values(), noun))
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cudal2gen.checking.findings import Kernel, frames
 from cudal2gen.checking.names import plain
 from cudal2gen.emulator import Report
+from cudal2gen.pages import counted
 
 LONGEST_LIST = 8  # grids
 
@@ -29,11 +30,6 @@ def finding(item: Report) -> str:
         out.append(f"    the other side: {item.other.who}{where}")
     out.append(f"    hint: {item.rule.hint}")
     return "\n".join(out) + "\n"
-
-
-def counted(number: int, noun: str) -> str:
-    """1 launch, 2 launches."""
-    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def kernel_lines(name: str, kernel: Kernel, findings: list[Report]) -> list[str]:

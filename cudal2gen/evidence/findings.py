@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from cudal2gen import ratios
 from cudal2gen.report.validation import Finding
 
 RESAMPLES = 1000
-INTERVAL = (2.5, 97.5)  # percentiles of the resamples
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -25,8 +25,8 @@ def interval(count: int, statistic: Callable[[np.ndarray[Any, np.dtype[np.int64]
     """The bootstrap interval of a statistic of problems, which is handed the places of each resample."""
     generator = np.random.default_rng(0)
     values = [statistic(generator.integers(0, count, count)) for _ in range(RESAMPLES)]
-    low, high = np.percentile(values, INTERVAL)
-    return float(low), float(high)
+    low, high = ratios.percentile_interval(values).tolist()
+    return low, high
 
 
 def mean_finding(

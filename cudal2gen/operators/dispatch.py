@@ -110,6 +110,19 @@ class Dispatcher:
                 self._retired[(plan.on_kernel, plan.name)] += 1
             return plan
 
+    def call(self, plan: Plan, *operands: Any) -> Any:
+        """Runs a plan, or torch's product where the launcher refuses. Raises as ``replace``.
+
+        Plain products and linear layers write this out: one Python call more would add to the time of each.
+        """
+        plan.calls += 1
+        run: Any = plan.run
+        try:
+            return run(*operands)
+        except LaunchError as error:
+            run = self.replace(plan, error).run
+            return run(*operands)
+
     def replace(self, plan: Plan, error: LaunchError) -> Plan:
         """torch's product in the place of a plan whose call the launcher refused, now and later.
 

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.element import F32
 from cudal2gen.kernel.fusion import Activation
-from cudal2gen.launcher import LaunchError
 from cudal2gen.operators import epilogues, vmapping
-from cudal2gen.operators.dispatch import Dispatcher, Plan, current
+from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import Epilogue, check_fused, check_gated_pair, lies_of, request_fused
 from cudal2gen.operators.registration import Operator, no_script, register
-from cudal2gen.operators.torch_operators import OPS, TORCH, linear_gradients, run_linear, undispatched
+from cudal2gen.operators.torch_operators import (
+    OPS,
+    TORCH,
+    all_undispatched,
+    linear_gradients,
+    run_linear,
+    undispatched,
+)
 from cudal2gen.operators.torch_products import torch_pair
 
 if TYPE_CHECKING:
@@ -62,11 +68,10 @@ def gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: 
 
 def _call(name: str, run: Any, tensors: tuple[torch.Tensor | None, ...], *options: Any) -> torch.Tensor:
     """An operator, past torch's dispatcher where nothing would see it; its form ``_aux`` where a gradient is needed."""
-    there = [tensor for tensor in tensors if tensor is not None]
     d: torch.Tensor
-    if all(undispatched(tensor, tensor) for tensor in there):
+    if all_undispatched(tensors):
         d = run(*tensors, *options)
-    elif TORCH.is_grad_enabled() and any(tensor.requires_grad for tensor in there):
+    elif TORCH.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         d = _OPS[f"{name}_aux"](*tensors, *options)[0]
     else:
         d = _OPS[name](*tensors, *options)
@@ -80,22 +85,13 @@ def _fused_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False,
     aux: bool = False,
 ) -> Any:  # fmt: skip
-    return _run(current(), plan_fused(x, weight, bias, activation, gate, aux), x, weight, bias)
+    return current().call(plan_fused(x, weight, bias, activation, gate, aux), x, weight, bias)
 
 
 def _fused_linear_aux(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
 ) -> Pair:  # fmt: skip
     return cast("Pair", _fused_linear(x, weight, bias, activation, gate, aux=True))
-
-
-def _run(dispatcher: Dispatcher, plan: Plan, *tensors: torch.Tensor | None) -> Any:
-    plan.calls += 1
-    run = cast("Any", plan.run)
-    try:
-        return run(*tensors)
-    except LaunchError as error:
-        return cast("Any", dispatcher.replace(plan, error).run)(*tensors)
 
 
 def plan_fused(
@@ -120,7 +116,7 @@ def _gated_pair(
     x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str, aux: bool = False
 ) -> Any:  # fmt: skip
     dispatcher = current()
-    return _run(dispatcher, plan_pair(x, w1, w3, activation, aux), x, w1, w3)
+    return dispatcher.call(plan_pair(x, w1, w3, activation, aux), x, w1, w3)
 
 
 def _gated_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> Pair:

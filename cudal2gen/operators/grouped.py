@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from cudal2gen.launcher import LaunchError
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import check_grouped, grouped_shape, lies_of, request_grouped
 from cudal2gen.operators.registration import Operator, no_script, register
-from cudal2gen.operators.torch_operators import TORCH, undispatched
+from cudal2gen.operators.torch_operators import TORCH, all_undispatched
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +29,8 @@ def grouped_mm(
     ``bias``: added to each group's product, to which it is broadcast. ``out_dtype``: that of A, or torch.float32. On
     CPU tensors torch computes, with fp32 sums. Raises TypeError or ValueError for what does not fit.
     """
-    there = [tensor for tensor in (mat_a, mat_b, offs, bias) if tensor is not None]
     d: torch.Tensor
-    if all(undispatched(tensor, tensor) for tensor in there):
+    if all_undispatched((mat_a, mat_b, offs, bias)):
         d = _grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
     else:
         d = _OPS["grouped_mm"](mat_a, mat_b, offs, bias, out_dtype)
@@ -43,13 +41,7 @@ def _grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    plan = plan_grouped(a, b, offs, bias, out_dtype)
-    plan.calls += 1
-    d: torch.Tensor
-    try:
-        d = plan.run(a, b, offs)
-    except LaunchError as error:
-        d = current().replace(plan, error).run(a, b, offs)
+    d: torch.Tensor = current().call(plan_grouped(a, b, offs, bias, out_dtype), a, b, offs)
     return d if bias is None else d.add_(bias)
 
 

@@ -8,22 +8,21 @@ nearest kernel of a pack, whether `bench` measured it or not. The interfaces are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cudal2gen.element import element_or_none
 from cudal2gen.errors import WrongInput
-from cudal2gen.launcher import LaunchError
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import Request, check_linear, request_linear, request_matmul
+from cudal2gen.operators.registration import Operator, register
 
 if TYPE_CHECKING:
     import torch
 
 OFFERED = "offered_linear"
-SCHEMA = f"{OFFERED}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor"
 # Rows at which another kernel often becomes the best: a decoded token, small batches, a prefill.
 SPLIT_POINTS = (1, 16, 64, 256, 1024, 4096)
-_REGISTERED: list[Any] = []  # the library that holds the operator, which must live on
 
 
 def cudal2gen_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -36,20 +35,12 @@ def cudal2gen_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         return
     key = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15, a.dtype, a.get_device())
     plan = _plan((*key, out.stride(), out.data_ptr() & 15), lambda: request_matmul(a, b, "f32", out))
-    _counted(plan, a, b, out)
+    current().regardless.call(plan, a, b, out)
 
 
 def _plan(key: tuple[Any, ...], request: Callable[[], Request]) -> Plan:
     dispatcher = current().regardless
     return dispatcher.plans.get(key) or dispatcher.plan(key, request())
-
-
-def _counted(plan: Plan, *operands: Any) -> Any:
-    plan.calls += 1
-    try:
-        return plan.run(*operands)
-    except LaunchError as error:
-        return current().regardless.replace(plan, error).run(*operands)
 
 
 def _offered_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -59,11 +50,8 @@ def _offered_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
         ("linear", *where, x.dtype, x.get_device(), bias is None),
         lambda: request_linear(x, weight, bias is not None),
     )
-    if not plan.on_kernel:
-        result: torch.Tensor = _counted(plan, x, weight, bias)
-        return result
-    d: torch.Tensor = _counted(plan, x, weight, None)
-    return d if bias is None else d.add_(bias)
+    d: torch.Tensor = current().regardless.call(plan, x, weight, None if plan.on_kernel else bias)
+    return d.add_(bias) if plan.on_kernel and bias is not None else d
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -96,9 +84,7 @@ def offer(split_points: Sequence[int] = SPLIT_POINTS, least_gain: float = 1.02) 
     if cudal2gen_mm not in external:
         external.append(cudal2gen_mm)
         lazy_register_extern_choice(cudal2gen_mm)  # at once: code from Inductor's cache finds it, too
-    _register()
-    offered = getattr(torch.ops.cudal2gen, OFFERED).default
-    configs: list[Any] = [CustomOpConfig(offered), CustomOpConfig(torch.nn.functional.linear)]
+    configs: list[Any] = [CustomOpConfig(_offered()), CustomOpConfig(torch.nn.functional.linear)]
     register_custom_op_autotuning(
         torch.ops.cudal2gen.linear.default,
         configs=configs,
@@ -119,16 +105,10 @@ def withdraw() -> None:
     user_lowerings.pop(torch.ops.cudal2gen.linear.default, None)
 
 
-def _register() -> None:
-    import torch
-
+@cache
+def _offered() -> Any:
+    """The operator that Inductor times in the place of ``linear``."""
     import cudal2gen.operators.torch_operators  # noqa: F401  # defines linear
 
-    if _REGISTERED:
-        return
-    library = torch.library.Library("cudal2gen", "FRAGMENT")
-    library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order,))
-    for key in ("CPU", "CUDA"):
-        library.impl(OFFERED, _offered_linear, key)
-    torch.library.register_fake(f"cudal2gen::{OFFERED}", _fake, lib=library)
-    _REGISTERED.append(library)
+    schema = f"{OFFERED}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor"
+    return register(Operator(schema, _offered_linear, _fake))[OFFERED]

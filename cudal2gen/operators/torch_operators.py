@@ -70,6 +70,11 @@ def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
     return True
 
 
+def all_undispatched(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """``undispatched`` of any number of tensors."""
+    return all(tensor is None or undispatched(tensor, tensor) for tensor in tensors)
+
+
 # --- what runs ---
 
 

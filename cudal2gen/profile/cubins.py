@@ -21,7 +21,8 @@ from cudal2gen.kernel import ceil_div
 from cudal2gen.kernel.schema import Schema
 from cudal2gen.model import memory
 from cudal2gen.profile import advice, figures
-from cudal2gen.profile.loop import Listing, Window, source_text, steady
+from cudal2gen.profile.assembly import assembled
+from cudal2gen.profile.loop import Listing, Window, steady
 from cudal2gen.profile.occupancy import occupancy
 from cudal2gen.sass.pipes import MMA
 from cudal2gen.sass.simulation import Machine, Stream, Timeline, simulate
@@ -191,22 +192,8 @@ class _Kernel:
 
     @property
     def profile(self) -> figures.Profile:
-        function = self.function
-        return figures.Profile(
-            kind="profile",
-            version=figures.VERSION,
-            modelled=True,
-            kernel=function.name,
-            arch=function.sm,
+        return assembled(
+            self.function, self.listing, self.loop, self.occupancy, self.time, self._advice(),
+            arch=self.function.sm,
             gpu=self.gpu,
-            problem=None,
-            registers=function.registers,
-            spill_bytes=sass.spill_bytes(function),
-            instructions=len(function.instructions),
-            loop=self.loop,
-            occupancy=self.occupancy,
-            time=self.time,
-            advice=advice.worthwhile(list(self._advice())),
-            lines=self.listing.lines(source_text(None)),
-            issues=self.listing.issues(),
-        )
+        )  # fmt: skip

@@ -13,7 +13,8 @@ from cudal2gen.model import estimate, memory
 from cudal2gen.model.code import CodeEstimate, Load, estimate_code, machine_of, streams
 from cudal2gen.pages import microseconds, percent
 from cudal2gen.profile import advice, figures
-from cudal2gen.profile.loop import Listing, Window, source_text, steady
+from cudal2gen.profile.assembly import assembled
+from cudal2gen.profile.loop import Listing, Window, steady
 from cudal2gen.profile.occupancy import occupancy
 from cudal2gen.profile.sections import loop_words
 from cudal2gen.sass.simulation import Stream, Timeline, simulate
@@ -166,22 +167,11 @@ class _Kernel:
 
     @property
     def profile(self) -> figures.Profile:
-        record, function = self.record, self.function
-        return figures.Profile(
-            kind="profile",
-            version=figures.VERSION,
-            modelled=True,
-            kernel=function.name,
+        record = self.record
+        return assembled(
+            self.function, self.listing, self.loop, self.occupancy, self.time, self._advice(),
             arch=record.arch,
             gpu=record.gpu,
             problem=f"{record.mnk} {record.problem.types} {record.layout}",
-            registers=function.registers,
-            spill_bytes=sass.spill_bytes(function),
-            instructions=len(function.instructions),
-            loop=self.loop,
-            occupancy=self.occupancy,
-            time=self.time,
-            advice=advice.worthwhile(list(self._advice())),
-            lines=self.listing.lines(source_text(self.source)),
-            issues=self.listing.issues(),
-        )
+            source=self.source,
+        )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cudal2gen.pages import Section, Table, microseconds, percent
+from cudal2gen.pages import Section, Table, counted, microseconds, percent
 from cudal2gen.profile.figures import Advice, Line, Loop, Occupancy, Profile, Time
 
 MODELLED = "All figures are modelled from the machine code; nothing is measured."
@@ -58,11 +58,6 @@ def occupancy_words(occupancy: Occupancy) -> str:
     """Resident CTAs and warps, and what limits them."""
     resident = f"{counted(occupancy.ctas, 'CTA')} an SM, {counted(occupancy.warps, 'warp')} a scheduler"
     return f"{resident}, limited by {' and '.join(occupancy.limits)}"
-
-
-def counted(number: float, noun: str) -> str:
-    """A number of things in words."""
-    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
 
 
 def _time(time: Time) -> Section:

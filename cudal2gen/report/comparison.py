@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudal2gen.pages import Section, Table, interval, microseconds, percent
-from cudal2gen.ratios import Ratio, resampled_medians
+from cudal2gen.ratios import Ratio, percentile_interval, resampled_medians
 from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.statistics import share, summarise
 from cudal2gen.results import KERNEL, Measurement, Measurements
@@ -66,7 +66,7 @@ def _ratios(before: list[Measurement], after: list[Measurement], contender: str)
     sides = [_resampled(measured, contender, seed) for seed, measured in enumerate((before, after))]
     ratios = []
     for (old, olds), (new, news) in zip(*sides, strict=True):
-        low, high = np.percentile(olds - news, (2.5, 97.5))
+        low, high = percentile_interval(olds - news)
         ratios.append(Ratio(*(float(np.exp(value)) for value in (old - new, low, high))))
     return ratios
 

@@ -56,12 +56,12 @@ def _without_names(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     value = _FOLDERS.sub("", value)
-    for name in _names():
+    for name in _private_names():
         value = re.sub(rf"\b{re.escape(name)}\b", "(name)", value)
     return value
 
 
-def _names() -> set[str]:
+def _private_names() -> set[str]:
     """Of this machine and its user, where they are no words of every report."""
     try:
         user = getpass.getuser()

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cudal2gen import ratios
 from cudal2gen.kernel import Acc, Problem, Record, parse
 from cudal2gen.model import estimate_kernel
 from cudal2gen.recordings.tile import kernel_of
@@ -177,7 +178,7 @@ def interval(regrets: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[tup
     environments = rng.integers(0, len(regrets), (2000, len(regrets)))
     problems = rng.integers(0, regrets.shape[1], (2000, regrets.shape[1]))
     means = [regrets[some][:, others].mean((0, 1)) for some, others in zip(environments, problems, strict=True)]
-    low, high = np.percentile(means, (2.5, 97.5), axis=0).tolist()
+    low, high = ratios.percentile_interval(means).tolist()
     return tuple(regrets.mean((0, 1)).tolist()), tuple(zip(low, high, strict=True))
 
 

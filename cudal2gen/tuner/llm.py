@@ -303,12 +303,12 @@ def _interval(trial: Trial) -> list[float]:
     """The 95 % bootstrap interval of an unpaired median time, in µs."""
     import numpy as np
 
-    from cudal2gen.ratios import resampled_medians
+    from cudal2gen.ratios import percentile_interval, resampled_medians
 
     timing = trial.timing()
     samples = np.array([timing.wall_us or timing.event_us]) if timing else np.array([[trial.median_us]])
-    low, high = np.percentile(resampled_medians(samples), (2.5, 97.5))
-    return [round(float(low), 3), round(float(high), 3)]
+    low, high = percentile_interval(resampled_medians(samples), axis=1)
+    return [round(float(low[0]), 3), round(float(high[0]), 3)]
 
 
 def _failures(question: Question) -> list[Fields]:

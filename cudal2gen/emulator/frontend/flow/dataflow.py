@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cudal2gen.emulator.frontend.flow.blocks import Block
-from cudal2gen.emulator.frontend.flow.loops import bits, immediate_postdominators
+from cudal2gen.emulator.frontend.flow.loops import bits, immediate_postdominators, reachable
 from cudal2gen.emulator.frontend.instruction import defs_uses, facts, holds, is_uniform, symbols
 from cudal2gen.emulator.frontend.ptx import Instr
 from cudal2gen.emulator.frontend.registers import LAUNCH_CONSTANTS, SPECIALS
@@ -134,17 +134,6 @@ def _varies(write: Write, varying: set[str]) -> bool:
     return not write.uniform or any(u in varying or (u in SPECIALS and u not in LAUNCH_CONSTANTS) for u in write.uses)
 
 
-def _reach(blocks: list[Block], start: int, stop: int | None = None) -> set[int]:
-    reached: set[int] = set()
-    stack = [start]
-    while stack:
-        node = stack.pop()
-        if node != stop and node not in reached:
-            reached.add(node)
-            stack += blocks[node].targets
-    return reached
-
-
 def _diverge(
     blocks: list[Block], branch: Block, join: int | None, liveness: Liveness, constant: set[str]
 ) -> set[str] | None:
@@ -155,7 +144,7 @@ def _diverge(
     or on another side, whose lanes run later and would find this side's value. A wait inside a side breaks the premise:
     lanes that sleep there are overtaken by those of the other side, unless that one leaves the kernel for good.
     """
-    sides = [_reach(blocks, t, join) for t in dict.fromkeys(branch.targets)]
+    sides = [reachable(blocks, [t], join) for t in dict.fromkeys(branch.targets)]
     at_join = liveness.live[join] if join is not None else set()
     real = [side for side in sides if side]
     waits = any(blocks[i].end == "wait" for side in real for i in side)

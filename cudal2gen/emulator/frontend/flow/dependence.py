@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cudal2gen.emulator.frontend.flow.blocks import Block
-from cudal2gen.emulator.frontend.flow.loops import immediate_postdominators
+from cudal2gen.emulator.frontend.flow.loops import immediate_postdominators, reachable
 from cudal2gen.emulator.frontend.instruction import Writes, defs_uses, facts
 from cudal2gen.emulator.frontend.ptx import Instr, Mem, Tensor
 from cudal2gen.emulator.frontend.registers import registers
@@ -38,7 +38,7 @@ def memory_dependence(blocks: list[Block]) -> Dependence:
                 if _loads(ins) or block.index in controlled or not loaded.isdisjoint(uses):
                     loaded.update(defs)
             if block.cond is not None and block.cond.name in loaded:
-                controlled |= _between(blocks, block.index, joins[block.index])
+                controlled |= reachable(blocks, block.targets, joins[block.index])
     dependent = [
         ins
         for block, instructions in zip(blocks, lists, strict=True)
@@ -50,17 +50,6 @@ def memory_dependence(blocks: list[Block]) -> Dependence:
 
 def _loads(ins: Instr) -> bool:
     return ins.base in _LOADS and not {"param", "const"} & set(ins.parts)
-
-
-def _between(blocks: list[Block], branch: int, join: int | None) -> set[int]:
-    """The blocks behind a branch, up to where its ways join."""
-    todo, out = list(blocks[branch].targets), set[int]()
-    while todo:
-        index = todo.pop()
-        if index != join and index not in out:
-            out.add(index)
-            todo += blocks[index].targets
-    return out
 
 
 def _deciding(ins: Instr) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cudal2gen.emulator.frontend.flow.blocks import Block
 
@@ -50,6 +50,18 @@ def bits(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
+
+
+def reachable(blocks: list[Block], starts: Iterable[int], stop: int | None = None) -> set[int]:
+    """The blocks on ways from ``starts``, these included, up to but without ``stop``."""
+    reached: set[int] = set()
+    stack = list(starts)
+    while stack:
+        node = stack.pop()
+        if node != stop and node not in reached:
+            reached.add(node)
+            stack += blocks[node].targets
+    return reached
 
 
 def natural_loops(blocks: list[Block]) -> tuple[dict[int, int], set[tuple[int, int]], bool]:
