@@ -566,7 +566,7 @@ def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> l
     }
     every_name = (*MEASURED, *PEERS, *LATER)
     if unknown := [name for name in names if name not in every_name]:
-        raise ValueError(f"{', '.join(unknown)}: must be of {', '.join(every_name)}")
+        raise ValueError(f"no baseline {', '.join(unknown)}: must be of {', '.join(every_name)}")
     if not set(names) <= set(alone):
         _check_vendor()
     shared = Shared(device, tuned)

@@ -129,19 +129,19 @@ def library(
     is legal here; other compute capabilities stand in where no record of the GPU's own is. ``source``: the records of
     this GPU only, even where ``gpu`` has its own. Raises CatalogError where nothing is left.
     """
-    there = {"gpu": gpu, "layout": layout, "ab": ab, "d": d, "fusion": Fusion.model_validate(fusion), "batch": batch}
+    target = {"gpu": gpu, "layout": layout, "ab": ab, "d": d, "fusion": Fusion.model_validate(fusion), "batch": batch}
     alike = [record for record in load(path) if record.acc == acc and source in (None, record.gpu)]
     tiers = [[record for record in alike if related(gpu, record.gpu)]]
     tiers += [[record for record in alike if record.gpu == other] for other in _strangers(gpu, alike)]
     for tier in tiers:
         sizes: dict[str, Record] = {}
-        for record in sorted(tier, key=lambda record: _moved_distance(record, there)):
-            if record.mnk not in sizes and (moved := _moved(record, there)):
+        for record in sorted(tier, key=lambda record: _moved_distance(record, target)):
+            if record.mnk not in sizes and (moved := _moved(record, target)):
                 sizes[record.mnk] = moved
         if sizes:
             # A size none of whose records is legal here has the nearest of another size.
             absent = [record.problem for record in tier if record.mnk not in sizes]
-            for problem in {other.mnk: other.revised(**there) for other in absent}.values():
+            for problem in {other.mnk: other.revised(**target) for other in absent}.values():
                 sizes[problem.mnk] = nearest(problem, tier).record
             return sorted(sizes.values(), key=lambda record: record.key)
     raise CatalogError(f"no record of {source or 'any GPU'} with acc {acc} is legal on {gpu}; see 'cudal2gen list'")
@@ -153,22 +153,22 @@ def _strangers(gpu: str, records: Iterable[Record]) -> list[str]:
     return sorted(others, key=lambda other: (distance(gpu, other), other))
 
 
-def _moved_distance(record: Record, there: Mapping[str, object]) -> tuple[float, int]:
-    problem = record.problem.model_copy(update=dict(there))
+def _moved_distance(record: Record, target: Mapping[str, object]) -> tuple[float, int]:
+    problem = record.problem.model_copy(update=dict(target))
     return serving.distance(problem, record.problem, (record.bm, record.bn)), _other_types(record, problem)
 
 
 def _other_types(record: Record, problem: Problem) -> int:
     """How many of types, fusion and batch differ: of equally distant records those with the fewest come first."""
-    own, other = ((each.ab, each.d, each.fusion, each.batch) for each in (record, problem))
-    return sum(left != right for left, right in zip(own, other, strict=True))
+    of_record, of_problem = ((each.ab, each.d, each.fusion, each.batch) for each in (record, problem))
+    return sum(feature != other for feature, other in zip(of_record, of_problem, strict=True))
 
 
-def _moved(record: Record, there: Mapping[str, object]) -> Record | None:
+def _moved(record: Record, target: Mapping[str, object]) -> Record | None:
     """The record on another GPU, in another layout and of other types; None where it is not legal there."""
-    if all(getattr(record, name) == value for name, value in there.items()):
+    if all(getattr(record, name) == value for name, value in target.items()):
         return record
-    resized = serving.resized(record, record.problem.revised(**there))
+    resized = serving.resized(record, record.problem.revised(**target))
     return resized[0] if resized else None
 
 
@@ -259,10 +259,10 @@ def _parse(path: Path, number: int, line: str) -> Record:
 def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
     """Whose record serves the problem, and how, in a line."""
     origin = source.problem
-    there = [
+    differing = [
         getattr(origin, name) for name in ("gpu", "ab", "layout") if getattr(origin, name) != getattr(problem, name)
     ]
-    whose = " ".join([*there, origin.mnk])
+    whose = " ".join([*differing, origin.mnk])
     whose = f"that of {whose} stands in" if origin.gpu != problem.gpu else f"taking that of {whose}"
     how = [] if origin.ab == problem.ab else [f"whose rate is that of {problem.ab}"]
     how += [] if origin.fusion == problem.fusion else [f"with {problem.fusion} fused" if problem.fusion else "unfused"]

@@ -215,10 +215,10 @@ class Table:
     def _inferred(self, problem: Problem, sizes: Sizes, operands: Operands, prefer: Prefer, extra_us: float) -> Choice:
         """A fused or batched problem of which nothing was measured: the kernel of its plain product, with its fusion
         or batch, where that was measured faster and the caller takes such a kernel."""
-        what = f"{sizes.text}{problem.later} was not measured"
+        unmeasured = f"{sizes.text}{problem.later} was not measured"
         plain = self.choose(problem.revised(fusion=PLAIN, batch="none"), operands, "measured", extra_us)
         if plain.kernel is None:
-            reason = f"{what}; the plain product: {plain.reason}"
+            reason = f"{unmeasured}; the plain product: {plain.reason}"
             return Choice(None, None, reason, "fusion or batch not measured, plain not faster")
         source = self.kernels[plain.kernel].record
         # The record of the plain product with this fusion or batch: the same decisions for the same sizes.
@@ -232,9 +232,9 @@ class Table:
         number = next(same, None)
         use = None if number is None else self.kernels[number].use(sizes, operands)
         if number is None or use is None:
-            reason = f"{what}, and {source.name}, which the plain product takes, is not here{problem.later}"
+            reason = f"{unmeasured}, and {source.name}, which the plain product takes, is not here{problem.later}"
             return Choice(None, None, reason, "no kernel with this fusion or batch")
-        reason = f"{what}; the plain product: {plain.reason}"
+        reason = f"{unmeasured}; the plain product: {plain.reason}"
         if prefer != "inferred":
             return Choice(None, None, f"{reason}; prefer=inferred takes its kernel", "fusion or batch not measured")
         return Choice(number, use, reason, "inferred from the plain product", inferred=True)

@@ -195,13 +195,15 @@ def _activated(fusion: Fusion, z: Array, error: Array) -> tuple[Array, Array, Ar
     """Activation and gate: their result of Z, its error from that of Z, and where it is undetermined."""
     first, first_error = _half(fusion, z, 0), _half(fusion, error, 0)
     result = apply(fusion.activation, first)
-    own = SLOPES[fusion.activation] * first_error + own_error(fusion.activation, first, result)
+    result_error = SLOPES[fusion.activation] * first_error + own_error(fusion.activation, first, result)
     if not fusion.gate:
-        return result, own, False
+        return result, result_error, False
     other, other_error = _half(fusion, z, 1), _half(fusion, error, 1)
     gated = result * other
-    gated_error = abs(result) * other_error + own * (abs(other) + other_error) + SINGLE_ERROR * abs(gated) + LEAST
-    return gated, gated_error, (abs(other) == math.inf) & (abs(result) <= own)
+    gated_error = (
+        abs(result) * other_error + result_error * (abs(other) + other_error) + SINGLE_ERROR * abs(gated) + LEAST
+    )
+    return gated, gated_error, (abs(other) == math.inf) & (abs(result) <= result_error)
 
 
 def _half(fusion: Fusion, z: Array, half: int) -> Array:

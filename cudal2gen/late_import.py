@@ -1,4 +1,4 @@
-"""What is done when a module is imported, at the earliest: nothing here imports it."""
+"""Calls that wait until a module has been imported, without importing it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-Then = Callable[[Any], None]
+Callback = Callable[[Any], None]
 
 
-def after_import(name: str, then: Then) -> None:
+def after_import(name: str, callback: Callback) -> None:
     """Calls ``then(module)`` now where the module is imported, else as soon as it is."""
     module = sys.modules.get(name)
     if module is None:
-        sys.meta_path.insert(0, _Finder(name, then))
+        sys.meta_path.insert(0, _Finder(name, callback))
     elif not getattr(module.__spec__, "_initializing", False):
-        then(module)
+        callback(module)
 
 
 class _Finder:
-    """Finds a module as all other finders do; what loads it tells."""
+    """Finds a module by the other finders, and wraps its loader so that the callback runs after the import."""
 
-    def __init__(self, name: str, then: Then) -> None:
-        self.name, self.then = name, then
+    def __init__(self, name: str, callback: Callback) -> None:
+        self.name, self.callback = name, callback
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -41,25 +41,25 @@ class _Finder:
 
 
 class _Loader:
-    """Another loader, in whose place it stands until the module is imported."""
+    """A module's loader, wrapped until the module is imported."""
 
-    def __init__(self, finder: _Finder, own: Any) -> None:
-        self._finder, self._own = finder, own
+    def __init__(self, finder: _Finder, loader: Any) -> None:
+        self._finder, self._loader = finder, loader
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """See ``importlib.abc.Loader``."""
-        module: ModuleType | None = self._own.create_module(spec)
+        module: ModuleType | None = self._loader.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """See ``importlib.abc.Loader``."""
-        module.__loader__ = self._own
+        module.__loader__ = self._loader
         if module.__spec__ is not None:
-            module.__spec__.loader = self._own
-        self._own.exec_module(module)
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-            self._finder.then(module)
+            self._finder.callback(module)

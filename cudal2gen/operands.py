@@ -96,9 +96,11 @@ def check(record: Record, operands: Operands) -> Problem:
 def _check_matrix(name: str, tensor: torch.Tensor, element: Element, several: bool) -> None:
     dimensions = 3 if several else 2
     if tensor.ndim != dimensions or tensor.stride(-1) != 1 or tensor.dtype != element.torch_dtype:
-        what = f"matrices of {element.title}, (products, rows, columns)," if several else f"a matrix of {element.title}"
+        expected = (
+            f"matrices of {element.title}, (products, rows, columns)," if several else f"a matrix of {element.title}"
+        )
         raise ValueError(
-            f"{name}: expected {what} with contiguous rows, "
+            f"{name}: expected {expected} with contiguous rows, "
             f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
         )
 
@@ -110,11 +112,11 @@ def _check_ends(problem: Problem, operands: Operands) -> None:
     ends, groups = operands.ends, operands.products
     if ends is None and not problem.grouped:
         return
-    there = "none" if ends is None else f"{ends.dtype} {tuple(ends.shape)} with strides {ends.stride()}"
+    actual = "none" if ends is None else f"{ends.dtype} {tuple(ends.shape)} with strides {ends.stride()}"
     if not problem.grouped:
-        raise ValueError(f"ends: batch={problem.batch} has none, got {there}")
+        raise ValueError(f"ends: batch={problem.batch} has none, got {actual}")
     if ends is None or tuple(ends.shape) != (groups,) or ends.dtype != torch.int32 or ends.stride(0) != 1:
-        raise ValueError(f"ends: expected torch.int32 ({groups},), contiguous, one for each B, got {there}")
+        raise ValueError(f"ends: expected torch.int32 ({groups},), contiguous, one for each B, got {actual}")
 
 
 def _check_fused(problem: Problem, operands: Operands) -> None:
@@ -137,10 +139,10 @@ def _check_fused(problem: Problem, operands: Operands) -> None:
             raise ValueError(f"{name}: fusion={fusion} has none, got {tuple(tensor.shape)}")
         if not legal:
             continue
-        there = f"{tensor.dtype} {tuple(tensor.shape)}" if tensor is not None else "none"
+        actual = f"{tensor.dtype} {tuple(tensor.shape)}" if tensor is not None else "none"
         if tensor is None or tuple(tensor.shape) not in legal or tensor.dtype != element.torch_dtype:
             expected = " or ".join(map(str, legal))
-            raise ValueError(f"{name}: fusion={fusion} has one of {element.title} {expected}, got {there}")
+            raise ValueError(f"{name}: fusion={fusion} has one of {element.title} {expected}, got {actual}")
         if tensor.stride(-1) != 1:
             raise ValueError(f"{name}: expected contiguous rows, got strides {tensor.stride()}")
     for name, value, has in (("alpha", operands.alpha, fusion.scale), ("beta", operands.beta, fusion.residual)):

@@ -57,7 +57,7 @@ def test_every_fault_is_named(tmp_path: Path, random: np.random.Generator) -> No
         ),
         "all samples are": replaced(row, event_us=(first[0],) * 6),
         "its result is wrong by inf": replaced(row, error=float("inf")),
-        "one contender by itself": row.model_copy(update={"timings": row.timings[:1]}),
+        "only one contender": row.model_copy(update={"timings": row.timings[:1]}),
         "sample for sample those of 1024_1024_1024, device, L2 cold, cudal2gen": row.model_copy(
             update={"timings": (*row.timings, timing("copy", first))}
         ),

@@ -88,11 +88,11 @@ def test_rows_behind_the_last_group_have_no_gradient() -> None:
 def test_what_is_no_grouped_product_is_refused() -> None:
     a, b, offs = integers(9, 16), integers(3, 16, 8), offsets(2, 2, 6)
     refused: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-        ((a, b), {}, ValueError, r"offs: mat_a \(9, 16\) and mat_b \(3, 16, 8\) go with offsets"),
-        ((b.mT, b), {"offs": offs}, ValueError, "go without offsets"),
+        ((a, b), {}, ValueError, r"offs: mat_a \(9, 16\) and mat_b \(3, 16, 8\) need offsets"),
+        ((b.mT, b), {"offs": offs}, ValueError, "offs: must be None for mat_a"),
         ((a, b), {"offs": offs.long()}, TypeError, "offs: expected int32 of one dimension, got torch.int64"),
         ((a, b), {"offs": offs[None]}, TypeError, "offs: expected int32 of one dimension"),
-        ((a, b), {"offs": offs[:2]}, ValueError, "do not fit: 2 and 3 groups"),
+        ((a, b), {"offs": offs[:2]}, ValueError, "do not fit: numbers of groups differ, 2 and 3"),
         ((a, b.mT), {"offs": offs}, ValueError, "each must have 2 or 3 dimensions, and both one K"),
         ((a[0], b), {"offs": offs}, ValueError, "each must have 2 or 3 dimensions"),
         ((a, b.half()), {"offs": offs}, TypeError, "mat_b: expected torch.bfloat16, got torch.float16"),

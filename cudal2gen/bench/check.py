@@ -76,19 +76,21 @@ class Reference:
 
     def _products(self) -> Iterator[_Product]:
         """The first, middle and last product; of groups without those of no rows."""
-        problem, own = self._problem, self._operands
-        count = own.products
-        ends = [0] if own.ends is None else [0, *own.ends.tolist()]
+        problem, operands = self._problem, self._operands
+        count = operands.products
+        ends = [0] if operands.ends is None else [0, *operands.ends.tolist()]
         for i in sorted({0, count // 2, count - 1}):
-            bias = own.bias[i] if own.bias is not None and own.bias.ndim == 2 else own.bias
+            bias = operands.bias[i] if operands.bias is not None and operands.bias.ndim == 2 else operands.bias
             if not problem.batched:
-                yield _Product(slice(None), own.a, own.b, bias, own.c)
+                yield _Product(slice(None), operands.a, operands.b, bias, operands.c)
             elif not problem.grouped:
-                yield _Product(i, own.a[i], own.b[i], bias, own.c[i] if own.c is not None else None)
+                yield _Product(i, operands.a[i], operands.b[i], bias, operands.c[i] if operands.c is not None else None)
             elif ends[i + 1] > ends[i]:
                 rows = slice(ends[i], ends[i + 1])
                 of_rows = bias[rows] if bias is not None and problem.fusion.bias == "m" else bias
-                yield _Product(rows, own.a[rows], own.b[i], of_rows, own.c[rows] if own.c is not None else None)
+                yield _Product(
+                    rows, operands.a[rows], operands.b[i], of_rows, operands.c[rows] if operands.c is not None else None
+                )
 
     def _parts_of(self, product: _Product) -> Iterator[_Part]:
         """A row and a column in each band of a product."""
@@ -101,7 +103,7 @@ class Reference:
 
     def _bounds(self, product: _Product, rows: list[int] | slice, cols: list[int] | slice, roundings: int) -> _Bounds:
         """The bounds of these rows and columns of a product's D."""
-        problem, own, order = self._problem, self._operands, in_order(self._problem.k)
+        problem, operands, order = self._problem, self._operands, in_order(self._problem.k)
         a, b = product.a[rows], product.b[cols]
         if not problem.fusion:
             return Bounds(problem.acc, a, b, order, problem.output)
@@ -109,8 +111,8 @@ class Reference:
         read = fused.FusedOperands(
             None if product.bias is None else product.bias[along],
             None if product.c is None else product.c[rows][:, cols],
-            own.alpha,
-            own.beta,
+            operands.alpha,
+            operands.beta,
         )
         return _FusedBounds(
             fused.reference(problem.acc, problem.fusion, "normal", a, b, read, order, problem.output, roundings)

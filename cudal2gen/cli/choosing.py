@@ -58,8 +58,8 @@ class Variants:
         variants, illegal = choice.variants(plain, self.fusions, self.batches)
         if illegal:
             note(f"{illegal} of {illegal + len(variants)} fused and batched kernels are not legal, and left out")
-        there = {(record.problem, record.name) for record in records}
-        return [*records, *(record for record in variants if (record.problem, record.name) not in there)]
+        existing = {(record.problem, record.name) for record in records}
+        return [*records, *(record for record in variants if (record.problem, record.name) not in existing)]
 
 
 PACKED = Offer(

@@ -77,9 +77,11 @@ def _train_policy(
     from cudal2gen.tuner import benchmark, policy
     from cudal2gen.tuner import checkpoint as checkpoints
 
-    own = [problem for problem in timed if (problem.records[0].gpu, problem.records[0].acc) == (gpu, acc)]
-    own = [problem for problem in own if problem.records[0].family != "triton_tile" and len(problem.records) > 1]
-    if not own:
+    problems = [problem for problem in timed if (problem.records[0].gpu, problem.records[0].acc) == (gpu, acc)]
+    problems = [
+        problem for problem in problems if problem.records[0].family != "triton_tile" and len(problem.records) > 1
+    ]
+    if not problems:
         print(f"policy: no timed records of {gpu} {acc} to learn from; it stays as it is", file=sys.stderr)
         return
     try:
@@ -88,9 +90,9 @@ def _train_policy(
         print("policy: needs torch, pip install 'cudal2gen[tune]'; it stays as it is", file=sys.stderr)
         return
     settings = benchmark.Settings(gpu=gpu, acc=acc, seed=seed)
-    trained = benchmark.train_policies(None, catalog.published(records, acc), own, settings, seed)["contrast"]
+    trained = benchmark.train_policies(None, catalog.published(records, acc), problems, settings, seed)["contrast"]
     checkpoints.save(trained, checkpoint)
-    print(f"policy of {len(own)} problems: {checkpoint}")
+    print(f"policy of {len(problems)} problems: {checkpoint}")
 
 
 def compare(

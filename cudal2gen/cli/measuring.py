@@ -210,7 +210,7 @@ def _verify(path: Path) -> None:
     from cudal2gen import report
 
     if not path.is_file():
-        refuse(f"no results file at {path}")
+        refuse(f"no results file at {path}; `cudal2gen bench` on a GPU writes one")
     inspection = report.inspect(path)
     for fault in inspection.faults:
         print(f"fault: {fault}")
@@ -256,7 +256,7 @@ def measurements(paths: Sequence[Path]) -> results.Measurements:
     total = results.Measurements({}, [])
     for path in paths:
         if not path.is_file():
-            refuse(f"no results file at {path}")
+            refuse(f"no results file at {path}; `cudal2gen bench` on a GPU writes one")
         part = results.measurements(path)
         total.environments.update(part.environments)
         total.measurements.extend(part.measurements)

@@ -23,7 +23,7 @@ class Stack(NamedTuple):
 
 
 def result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
-    """Of ``torch.matmul``. Raises ValueError for tensors that it does not multiply."""
+    """The shape of ``torch.matmul(a, b)``. Raises ValueError for tensors that it does not multiply."""
     import torch
 
     if not a.ndim or not b.ndim:
@@ -44,7 +44,7 @@ def result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 
 def sizes_of(a: torch.Tensor, b: torch.Tensor) -> Sizes:
-    """Of each product: a vector a is a row, a vector b a column."""
+    """The extents of each product: a vector a is a row, a vector b a column."""
     m = a.shape[-2] if a.ndim > 1 else 1
     n = b.shape[-1] if b.ndim > 1 else 1
     return Sizes(m, n, a.shape[-1])
@@ -56,8 +56,8 @@ def stack(tensor: torch.Tensor, batch: Sequence[int], column: bool = False) -> S
     if tensor.ndim == 1:
         rows, cols = (strides[0], 1) if column else (0, strides[0])
         return Stack(rows, cols, (0,) * len(batch))
-    own = tuple(zip(tensor.shape[:-2], strides[:-2], strict=True))
-    repeated = ((1, 0),) * (len(batch) - len(own)) + own
+    dimensions = tuple(zip(tensor.shape[:-2], strides[:-2], strict=True))
+    repeated = ((1, 0),) * (len(batch) - len(dimensions)) + dimensions
     spread = tuple(0 if extent == 1 else stride for extent, stride in repeated)
     return Stack(strides[-2], strides[-1], spread)
 

@@ -118,7 +118,7 @@ def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout:
 
 
 def _finished(run: Run, finish: Finish) -> Run:
-    """With what torch does behind a plain kernel."""
+    """A plain kernel's call, and torch's steps behind it."""
     if finish is add:
 
         def biased(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
@@ -133,7 +133,7 @@ def _finished(run: Run, finish: Finish) -> Run:
 
 
 def _paired(device: Device, run: Run) -> Run:
-    """Of two weights, in whose place a kernel reads their interleaved copy."""
+    """A call with two weights: the kernel reads their interleaved copy."""
 
     def whole(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
         assert w3 is not None
@@ -203,7 +203,7 @@ def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
 
 
 def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
-    """With copies in wide matrices of those operands that the kernel does not take where they lie."""
+    """A call that copies operands into padded matrices where the kernel does not take them in place."""
     (m, n, k), (rows, cols, depth), operands = request.sizes, use.launched, request.operands
     b_own, b_wide = ((n, k), (cols, depth)) if layout == "tn" else ((k, n), (depth, cols))
     lda, ldb, ldd = (

@@ -60,8 +60,8 @@ class Derived:
         rows, depth = w1.shape
         weight = empty(w1, 2 * rows, depth)
         pairs = weight.view(rows // HALF, 2, HALF, depth)
-        for place, own in enumerate((w1, w3)):
-            pairs[:, place].copy_(own.detach().view(rows // HALF, HALF, depth))
+        for place, source in enumerate((w1, w3)):
+            pairs[:, place].copy_(source.detach().view(rows // HALF, HALF, depth))
         return Copy((StorageWeakRef(w1.untyped_storage()), StorageWeakRef(w3.untyped_storage())), versions, weight)
 
     def clear(self) -> None:

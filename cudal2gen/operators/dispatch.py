@@ -273,8 +273,10 @@ class Dispatcher:
         packs = self._search()
         if device.model in packs:
             return packs[device.model]
-        there = f"packs are there for {', '.join(sorted(packs))}" if packs else "no pack is installed"
-        self._warn(f"no kernels for {device.name}: {there}; torch computes all products. See 'cudal2gen pack --help'")
+        available = f"packs are there for {', '.join(sorted(packs))}" if packs else "no pack is installed"
+        self._warn(
+            f"no kernels for {device.name}: {available}; torch computes all products. See 'cudal2gen pack --help'"
+        )
         raise ByTorch("no pack for this GPU")
 
     def _search(self) -> dict[str, Pack]:

@@ -18,7 +18,7 @@ NAMES = tuple(name for name in ACTIVATIONS if name != "none")
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In fp32 where it has 16 bits."""
+    """The tensor in fp32 where its type has 16 bits, else itself."""
     return tensor.float() if tensor.element_size() == 2 else tensor
 
 
@@ -42,9 +42,9 @@ def activate_backward(grad: torch.Tensor, z: torch.Tensor, activation: str) -> t
     if activation == "relu":
         gradient = aten.threshold_backward(grad, z, 0)
     elif activation == "silu":  # written out: torch's own has no derivative
-        own = wide(z)
-        sigmoid = torch.sigmoid(own)
-        gradient = (wide(grad) * sigmoid * (1 + own * (1 - sigmoid))).to(z.dtype)
+        wide_z = wide(z)
+        sigmoid = torch.sigmoid(wide_z)
+        gradient = (wide(grad) * sigmoid * (1 + wide_z * (1 - sigmoid))).to(z.dtype)
     else:
         gradient = aten.gelu_backward(grad, z, approximate="tanh" if activation == "gelu_tanh" else "none")
     return gradient

@@ -38,12 +38,12 @@ def patch(model: torch.nn.Module, fuse: bool = False) -> Replaced:
     computes a gate, it reads interleaved copies of both weights, so their memory doubles; see ``derived`` for when they
     are made again. ``state_dict`` and ``unpatch`` know nothing of it.
     """
-    done = replace_layers(model)
+    replaced = replace_layers(model)
     if fuse:
         for name, module in model.named_modules():
-            if "forward" not in module.__dict__ and (what := _fuse(module)):
-                done.fused[name] = what
-    return done
+            if "forward" not in module.__dict__ and (fused := _fuse(module)):
+                replaced.fused[name] = fused
+    return replaced
 
 
 def _fuse(module: torch.nn.Module) -> str:

@@ -27,7 +27,7 @@ class Replaced(NamedTuple):
     def __str__(self) -> str:
         lines = [f"{len(self.layers)} layers replaced", *(f"  {name}" for name in self.layers)]
         lines += [f"{len(self.fused)} modules fused"] if self.fused else []
-        lines += [f"  {name}: {what}" for name, what in self.fused.items()]
+        lines += [f"  {name}: {layers}" for name, layers in self.fused.items()]
         lines += [f"{len(self.left)} left as they were"] if self.left else []
         return "\n".join([*lines, *(f"  {name}: {why}" for name, why in self.left.items())])
 
@@ -36,15 +36,15 @@ def replace_layers(model: torch.nn.Module) -> Replaced:
     """Lets every ``nn.Linear`` of fp16 or bf16 in a model compute by ``cudal2gen.linear``."""
     import torch
 
-    done = Replaced([], {}, {})
+    replaced = Replaced([], {}, {})
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
             if why_not := _why_not(module):
-                done.left[name] = why_not
+                replaced.left[name] = why_not
             else:
                 set_forward(module, forward_linear)
-                done.layers.append(name)
-    return done
+                replaced.layers.append(name)
+    return replaced
 
 
 def unpatch(model: torch.nn.Module) -> list[str]:
@@ -104,7 +104,7 @@ def _why_not(module: torch.nn.Module) -> str:
 
 
 def forward_linear(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """Of a replaced layer."""
+    """The forward of a replaced layer."""
     import torch
 
     if as_typed(x, module.weight):

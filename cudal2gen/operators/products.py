@@ -78,7 +78,7 @@ class Request(NamedTuple):
 
 
 def check_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None = None) -> None:
-    """Raises TypeError or ValueError for what is no product of two tensors of one type on one device."""
+    """Checks A, B and acc. Raises TypeError for types, ValueError for shapes and devices that do not fit."""
     if acc not in get_args(Acc):
         raise ValueError(f"acc={acc!r}: must be f32 or f16")
     _check_types(a=a, b=b)
@@ -93,7 +93,7 @@ def check_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dt
 
 
 def check_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
-    """Raises TypeError or ValueError for what is no tensor that the product can be written to."""
+    """Checks ``out``. Raises TypeError for another type, ValueError for a shape, strides or memory that do not fit."""
     import torch
 
     if out.dtype != (out_dtype or a.dtype):
@@ -106,7 +106,7 @@ def check_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, out_dtype: to
 
 
 def check_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Raises TypeError or ValueError for what is no linear layer of one element on one device."""
+    """Checks a linear layer's operands. Raises TypeError for types, ValueError for shapes and devices."""
     _check_types(x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     if weight.ndim != 2 or x.ndim < 1:
         raise ValueError(
@@ -121,7 +121,7 @@ def check_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def check_fused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool) -> None:
-    """Raises TypeError or ValueError for what is no linear layer with such an epilogue."""
+    """Checks a fused linear layer. Raises ValueError for an unknown activation, else as ``check_linear``."""
     if activation not in epilogues.NAMES:
         raise ValueError(f"activation={activation!r}: must be None or one of {', '.join(epilogues.NAMES)}")
     check_linear(x, weight, bias)
@@ -130,7 +130,7 @@ def check_fused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def check_gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> None:
-    """Raises TypeError or ValueError for what is no pair of weights of a gated layer."""
+    """Checks a gated layer, whose two weights have one shape and type. Raises as ``check_linear``."""
     epilogues.check_pair(w1, w3)
     check_fused(x, w1, None, activation, gate=False)
     _check_types(x=x, w3=w3)
@@ -140,7 +140,7 @@ def check_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None,
     out_dtype: torch.dtype | None,
 ) -> None:  # fmt: skip
-    """Raises TypeError or ValueError for what is no grouped product."""
+    """Checks a grouped product. Raises TypeError for types, ValueError for shapes and devices that do not fit."""
     import torch
 
     others = {name: tensor for name, tensor in (("bias", bias),) if tensor is not None}
@@ -151,7 +151,9 @@ def check_grouped(
     if a.ndim not in (2, 3) or b.ndim not in (2, 3) or a.shape[-1] != b.shape[-2]:
         raise ValueError(f"{shapes} do not fit: each must have 2 or 3 dimensions, and both one K")
     if (offs is None) != (a.ndim == b.ndim == 3):
-        raise ValueError(f"offs: {shapes} go {'with' if offs is None else 'without'} offsets")
+        raise ValueError(
+            f"offs: {shapes} need offsets of groups" if offs is None else f"offs: must be None for {shapes}"
+        )
     groups = {len(tensor) for tensor in (a, b) if tensor.ndim == 3}
     if offs is not None:
         _check_places(mat_a=a, offs=offs)
@@ -159,13 +161,13 @@ def check_grouped(
             raise TypeError(f"offs: expected int32 of one dimension, got {offs.dtype} {tuple(offs.shape)}")
         groups.add(len(offs))
     if len(groups) > 1:
-        raise ValueError(f"{shapes} do not fit: {' and '.join(map(str, sorted(groups)))} groups")
+        raise ValueError(f"{shapes} do not fit: numbers of groups differ, {' and '.join(map(str, sorted(groups)))}")
     if bias is not None and _broadcast(bias.shape, (shape := grouped_shape(a, b, offs))) != shape:
         raise ValueError(f"bias: {tuple(bias.shape)} cannot be broadcast to {shape}")
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The common shape, empty where there is none."""
+    """The common shape; empty where shapes cannot be broadcast."""
     import torch
 
     try:
@@ -175,7 +177,7 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def grouped_shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> tuple[int, ...]:
-    """Of a grouped product's result."""
+    """The shape of a grouped product's result."""
     alone = a.ndim == b.ndim
     groups = () if not alone else (a.shape[0],) if offs is None else (offs.shape[0],)
     return (*groups, a.shape[-2], b.shape[-1])
@@ -230,25 +232,25 @@ def request_matmul(
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     of_a, of_b = batches.stack(a, batch), batches.stack(b, batch, column=True)
     of_d = _stack_of_d(out, batch, sizes, (a.ndim > 1, b.ndim > 1))
-    own, spacing, obstacle = sizes, Batches(), ""
+    extents, spacing, obstacle = sizes, Batches(), ""
     if 0 in batch:
-        own = sizes._replace(m=0)
+        extents = sizes._replace(m=0)
     elif batch and (as_rows := _as_rows(of_a, of_b, of_d, batch, sizes)) is not None:
-        own, of_a, of_d = as_rows
+        extents, of_a, of_d = as_rows
     elif batch:
         even, obstacle = batches.spaced(batch, of_a, of_b, of_d)
         spacing = even or spacing
-    as_a = _placed(a, own.m, own.k, of_a, spacing.a)
-    layout, as_b = _laid_out(b, own, of_b, spacing.b)
-    as_d = Matrix(own.n) if out is None else _placed(out, own.m, own.n, of_d, spacing.d)
+    as_a = _placed(a, extents.m, extents.k, of_a, spacing.a)
+    layout, as_b = _laid_out(b, extents, of_b, spacing.b)
+    as_d = Matrix(extents.n) if out is None else _placed(out, extents.m, extents.n, of_d, spacing.d)
     by_torch = torch_matmul if d_type == "same" else partial(torch_matmul, out_dtype=out_dtype)
     if name_of(a.dtype) is None:
         obstacle = f"no kernels of {a.dtype}"
-    posed: Posed = None, obstacle, Operands.packed(layout, own.n, own.k)
+    posed: Posed = None, obstacle, Operands.packed(layout, extents.n, extents.k)
     if not obstacle:
         features = {"batch": "strided"} if spacing.products != 1 else {}
-        posed = _posed((_name(a.dtype), d_type, acc, layout), own, (as_a, as_b, as_d), **features)
-    return Request(posed[0], posed[1], own, posed[2], shape, a.get_device(), by_torch, spacing)
+        posed = _posed((_name(a.dtype), d_type, acc, layout), extents, (as_a, as_b, as_d), **features)
+    return Request(posed[0], posed[1], extents, posed[2], shape, a.get_device(), by_torch, spacing)
 
 
 def _stack_of_d(out: torch.Tensor | None, batch: Sequence[int], sizes: Sizes, matrix: tuple[bool, bool]) -> Stack:

@@ -132,10 +132,10 @@ class Autotuner:
 
     def table(self, table: Table) -> Table:
         """The pack's table with the rows that this card's own races add or replace."""
-        own = self.store.rows(table)
-        replaced = {(row.kind, row.sizes, row.products) for row in own}
+        raced = self.store.rows(table)
+        replaced = {(row.kind, row.sizes, row.products) for row in raced}
         kept = [row for row in table.rows if (row.kind, row.sizes, row.products) not in replaced]
-        return Table(table.gpu, table.kernels, [*kept, *own], table.bandwidth, table.notes)
+        return Table(table.gpu, table.kernels, [*kept, *raced], table.bandwidth, table.notes)
 
     def races(self, table: Table, problem: Problem) -> bool:
         """Whether a problem is still to be raced: a plain product that was neither measured nor tried, while the
@@ -275,7 +275,7 @@ class _Race:
 
     def _measurement(self, best: Entrant) -> Measurement:
         record, digest = best.kernel.record, best.kernel.digest
-        own = (KERNEL, record.name, digest, best.samples_us, best.error)
+        winner = (KERNEL, record.name, digest, best.samples_us, best.error)
         timings = tuple(
             Timing(
                 contender=contender,
@@ -286,7 +286,7 @@ class _Race:
                 event_us=tuple(round(sample, 4) for sample in samples),
                 error=error,
             )
-            for contender, name, binary, samples, error in (own, (VENDOR, None, None, self.vendor_us, 0.0))
+            for contender, name, binary, samples, error in (winner, (VENDOR, None, None, self.vendor_us, 0.0))
         )
         return Measurement(
             environment=self.store.environment.id,
@@ -308,8 +308,8 @@ def faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
 
 
 def steadily_faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
-    """Whether it won all pairs but one of twelve: intervals of few samples are narrow by chance now and then."""
-    lost = sum(own >= other for other, own in zip(vendor, kernel, strict=True))
+    """Whether the kernel won all pairs but one of twelve: intervals of few samples are at times narrow by chance."""
+    lost = sum(kernel_us >= vendor_us for vendor_us, kernel_us in zip(vendor, kernel, strict=True))
     return lost <= len(kernel) // 12
 
 

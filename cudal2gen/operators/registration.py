@@ -42,11 +42,11 @@ def register(*operators: Operator) -> dict[str, Any]:
         qualified = f"{NAMESPACE}::{operator.name}"
         torch.library.register_fake(qualified, operator.fake, lib=library)
         packet, _, overload = operator.name.partition(".")
-        overloads[operator.name] = own = getattr(getattr(torch.ops.cudal2gen, packet), overload or "default")
+        overloads[operator.name] = operation = getattr(getattr(torch.ops.cudal2gen, packet), overload or "default")
         if operator.vmap is not None:
             torch.library.register_vmap(qualified, operator.vmap, lib=library)
         if operator.backward is not None:
-            library.impl(operator.name, _differentiable(operator, own), "Autograd")
+            library.impl(operator.name, _differentiable(operator, operation), "Autograd")
     return overloads
 
 
@@ -91,9 +91,9 @@ def no_script(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def refuse_script(name: str, what: str) -> None:
+def refuse_script(name: str, subject: str) -> None:
     """Raises TypeError, in the place of what torch.jit.script would compile."""
     raise TypeError(
-        f"cudal2gen.{name}: torch.jit.script cannot compile {what} that chooses a kernel at each call; "
+        f"cudal2gen.{name}: torch.jit.script cannot compile {subject} that chooses a kernel at each call; "
         "use torch.compile or torch.export"
     )

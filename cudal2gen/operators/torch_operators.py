@@ -202,7 +202,10 @@ def matmul_gradients(
     a: torch.Tensor | None, b: torch.Tensor | None, grad: torch.Tensor, shapes: tuple[Any, Any],
     needs: Sequence[bool], acc: str = "f32",
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """Those of ``matmul(a, b)``; a is absent where b needs none, and the other way round. ``shapes``: theirs."""
+    """The gradients of a and b in ``matmul(a, b)``. ``a`` is None where b needs no gradient, and the other way round.
+
+    ``shapes``: of a and b.
+    """
     of_a, of_b = (len(shape) for shape in shapes)
     product = OPS["matmul"]
     grad = grad.unsqueeze(-1) if of_b == 1 else grad
@@ -227,7 +230,7 @@ def _adjoint(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _summed(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Of a broadcast operand: over all its uses."""
+    """A broadcast operand's gradient: the sum over all its uses."""
     return gradient if gradient.shape == tuple(shape) else gradient.sum_to_size(shape)
 
 
@@ -245,7 +248,7 @@ def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 def linear_gradients(
     x: torch.Tensor | None, weight: torch.Tensor | None, grad: torch.Tensor, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Those of ``linear(x, weight, bias)``; x is absent where weight needs none, and the other way round."""
+    """The gradients of ``linear(x, weight, bias)``. ``x`` is None where weight needs none, and the other way round."""
     rows = grad.reshape(-1, grad.shape[-1])
     of_x = of_weight = None
     if needs[0] and weight is not None:

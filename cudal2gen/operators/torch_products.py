@@ -122,13 +122,13 @@ def torch_grouped(
     ends = offs.tolist()
     groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
     d = a.new_zeros((*((len(ends),) if a.ndim == b.ndim else ()), a.shape[-2], b.shape[-1]), dtype=out_dtype or a.dtype)
-    for group, own in enumerate(groups):
+    for number, group in enumerate(groups):
         if a.ndim == b.ndim:
-            d[group] = torch_matmul(a[:, own], b[own], None, out_dtype)
+            d[number] = torch_matmul(a[:, group], b[group], None, out_dtype)
         elif a.ndim == 2:
-            d[own] = torch_matmul(a[own], b[group], None, out_dtype)
+            d[group] = torch_matmul(a[group], b[number], None, out_dtype)
         else:
-            d[:, own] = torch_matmul(a[group], b[:, own], None, out_dtype)
+            d[:, group] = torch_matmul(a[number], b[:, group], None, out_dtype)
     return d
 
 

@@ -30,7 +30,7 @@ def matmul(product: Product, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch
 
 
 def _widened(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """With dimensions of one element behind the first."""
+    """The tensor with dimensions of one element inserted behind the first, up to this rank."""
     return tensor.reshape(tensor.shape[0], *(1,) * (rank - tensor.ndim), *tensor.shape[1:])
 
 

@@ -99,10 +99,10 @@ def problems(paths: Iterable[Path]) -> dict[Problem, Recording]:
                     problem = Problem(gpu=row.gpu, acc="f32", layout=row.layout, m=m, n=n, k=k)
                     times.setdefault(problem, {}).setdefault(row.tile, []).append(row.us)
     recordings = {}
-    for problem, own in times.items():
-        tiles = {tile: median(us) for tile, us in own.items() if tile is not None}
+    for problem, times_of in times.items():
+        tiles = {tile: median(us) for tile, us in times_of.items() if tile is not None}
         if len(tiles) >= LEAST_TILES:
-            vendor = median(own[None]) if None in own else None
+            vendor = median(times_of[None]) if None in times_of else None
             recordings[problem] = Recording(Sizes(problem.m, problem.n, problem.k), tiles, vendor)
     return recordings
 

@@ -62,7 +62,7 @@ def _without_names(value: Any) -> Any:
 
 
 def _private_names() -> set[str]:
-    """Of this machine and its user, where they are no words of every report."""
+    """The names of this machine and its user; those of three letters or fewer may be words of any report."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -72,7 +72,7 @@ def _private_names() -> set[str]:
 
 
 class Inspection(NamedTuple):
-    """What a file of measurements holds, and what speaks against it, a sentence each."""
+    """The measurements of a file, and its faults, a sentence each."""
 
     measurements: Measurements
     faults: list[str]
@@ -130,7 +130,7 @@ def _of_measurement(row: Measurement) -> Iterator[str]:
         if not math.isfinite(timing.error):
             yield f"{row.mnk}, {timing.contender}: its result is wrong by {timing.error}"
     if len(row.timings) < 2:
-        yield f"{row.mnk}: one contender by itself; a comparison takes turns with at least one of the vendor's"
+        yield f"{row.mnk}: only one contender; measure it in turns with one of the vendor's at least"
 
 
 def _copies(measurements: Measurements) -> Iterator[str]:

@@ -413,7 +413,7 @@ def _searches(
     name: str,
     settings: Settings,
 ) -> list[list[list[float]]]:
-    """By problem and seed the selected times; lowers ``best`` where a search finds a faster record."""
+    """The selected times by problem and seed; lowers ``best`` where a search finds a faster record."""
     longest = settings.longest.get(name, CHECKPOINTS[-1])
     runs = []
     for index, candidates in enumerate(spaces):

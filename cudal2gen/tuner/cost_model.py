@@ -141,10 +141,10 @@ Described = tuple[Facts, TimedRecords]
 
 def train_described(every: Sequence[Described], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
     """``train`` for problems whose facts are at hand."""
-    described = [(own, problem) for own, problem in every if len(problem.records) > 1]
+    described = [(described_facts, problem) for described_facts, problem in every if len(problem.records) > 1]
     if not described:
         raise ValueError("a cost model needs a problem with two timed records at least")
-    names = dict.fromkeys(name for own, _ in described for row in own.tokens for name in row)
+    names = dict.fromkeys(name for described_facts, _ in described for row in described_facts.tokens for name in row)
     tokens = Tokens(names)
     rng = np.random.default_rng(seed)
     apart = set(rng.permutation(len(described))[: len(described) // 10].tolist()) if len(described) >= 20 else set()
@@ -158,10 +158,16 @@ def train_described(every: Sequence[Described], seed: int = 0, members: int = 8,
 
 def _samples(tokens: Tokens, described: Sequence[Described]) -> Samples:
     blocks: list[tuple[Floats, Floats, Floats]] = []
-    for own, problem in described:
+    for record_facts, problem in described:
         log_us = np.log(np.array(problem.us, np.float32))
         weight = np.exp(-(log_us - log_us.min()) / NEAR_BEST) + 0.02
-        blocks.append((np.concatenate([own.numbers, tokens.one_hot(own.tokens)], 1), log_us - own.log_us, weight))
+        blocks.append(
+            (
+                np.concatenate([record_facts.numbers, tokens.one_hot(record_facts.tokens)], 1),
+                log_us - record_facts.log_us,
+                weight,
+            )
+        )
     inputs, target, weights = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     places = np.concatenate([np.full(len(block[1]), place) for place, block in enumerate(blocks)])
     return Samples(inputs, target, weights, places)
@@ -170,8 +176,8 @@ def _samples(tokens: Tokens, described: Sequence[Described]) -> Samples:
 def _unexplained(model: CostModel, described: Sequence[Described]) -> tuple[float, float]:
     """Standard deviation and length of the process that make the residuals of these problems likeliest."""
     residuals = []
-    for own, problem in described[:24]:
-        inputs = model.inputs(own)
+    for record_facts, problem in described[:24]:
+        inputs = model.inputs(record_facts)
         log_us = np.log(np.array(problem.us))
         near = np.argsort(log_us)[:64]
         rest = (log_us - model.prior(inputs).mean(0))[near]
@@ -219,6 +225,6 @@ def timed(trials: Iterable[Trial]) -> list[TimedRecords]:
                 continue
             problems.setdefault(trial.problem, {})[record.kernel_key] = (record, trial.median_us)
     return [
-        TimedRecords([record for record, _ in own.values()], [us for _, us in own.values()])
-        for own in problems.values()
+        TimedRecords([record for record, _ in by_kernel.values()], [us for _, us in by_kernel.values()])
+        for by_kernel in problems.values()
     ]

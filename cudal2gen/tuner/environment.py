@@ -124,7 +124,9 @@ class Replay:
         """The records that have trials. Raises IllegalRecord for a problem without any."""
         records = self._records.get(problem)
         if records is None:
-            raise IllegalRecord(f"{problem.title}: no trial is recorded on {self.on}; choose a recorded problem")
+            raise IllegalRecord(
+                f"{problem.title}: no trial is recorded on {self.on}; choose one of --trials or --recordings"
+            )
         return space.recorded(records)
 
     def least_us(self, problem: Problem) -> float:

@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """What is trained on all but one part of the sizes, and that part."""
+    """Models and summaries of all but one part of the sizes, and the recordings of that part."""
 
     seed: int
     trained: Recordings
@@ -77,8 +77,8 @@ def folds(recordings: Recordings, settings: Settings, progress: Callable[[str], 
         part_of = dict(zip(sizes, parts.tolist(), strict=True))
         for part in range(settings.folds):
             progress(f"recordings, seed {seed}: training without part {part + 1} of {settings.folds}")
-            trained = {p: own for p, own in recordings.items() if part_of[p.m, p.n, p.k] != part}
-            held_out = {p: own for p, own in recordings.items() if part_of[p.m, p.n, p.k] == part}
+            trained = {p: recording for p, recording in recordings.items() if part_of[p.m, p.n, p.k] != part}
+            held_out = {p: recording for p, recording in recordings.items() if part_of[p.m, p.n, p.k] == part}
             model = cost_model.train_described([described[problem] for problem in trained], seed)
             yield Fold(seed, trained, held_out, model, *_summaries(trained))
 
@@ -89,15 +89,15 @@ def _summaries(trained: Recordings) -> tuple[dict[str, dict[Tile, float]], dict[
     for problem, recording in trained.items():
         fastest = min(recording.tiles, key=recording.tiles.__getitem__)
         best.setdefault(problem.gpu, []).append(record_of(problem, fastest))
-        own = ratios.setdefault(problem.gpu, defaultdict(list))
+        by_tile = ratios.setdefault(problem.gpu, defaultdict(list))
         for tile, us in recording.tiles.items():
-            own[tile].append(us / recording.tiles[fastest])
-    medians = {gpu: {tile: median(values) for tile, values in own.items()} for gpu, own in ratios.items()}
+            by_tile[tile].append(us / recording.tiles[fastest])
+    medians = {gpu: {tile: median(values) for tile, values in by_tile.items()} for gpu, by_tile in ratios.items()}
     return medians, best
 
 
 def proposers(fold: Fold, gpu: str, seed: int) -> dict[str, Proposer]:
-    """What is compared, without those whose libraries are not installed."""
+    """The proposers of the comparison, without those whose libraries are not installed."""
     ratios = fold.ratios[gpu]
 
     def portfolio(records: Sequence[Record]) -> list[float]:
@@ -151,11 +151,11 @@ def sample(recordings: Recordings, settings: Settings) -> set[Problem]:
     by_gpu: dict[str, list[Problem]] = {}
     for problem in sorted(recordings, key=lambda problem: problem.key):
         by_gpu.setdefault(problem.gpu, []).append(problem)
-    return {p for own in by_gpu.values() for p in drawn.sample(own, min(settings.searched, len(own)))}
+    return {p for problems in by_gpu.values() for p in drawn.sample(problems, min(settings.searched, len(problems)))}
 
 
 def _orders(fold: Fold, problem: Problem, recording: Recording) -> dict[str, list[float]]:
-    """By name, the recorded times in the order in which a ranking has them."""
+    """By the ranking's name: the recorded times, in µs, in its order."""
     records = [record_of(problem, tile) for tile in recording.tiles]
     us = list(recording.tiles.values())
     ratios = fold.ratios[problem.gpu]
@@ -168,7 +168,7 @@ def _orders(fold: Fold, problem: Problem, recording: Recording) -> dict[str, lis
 
 
 def _searches(fold: Fold, problem: Problem, recording: Recording) -> dict[str, list[float]]:
-    """By proposer, the regret at each of ``CHECKPOINTS``."""
+    """By the proposer's name: the regret at each of ``CHECKPOINTS``."""
     replay = Replay(recorded.as_trials(problem, recording))
     candidates, best = replay.candidates(problem), min(recording.tiles.values())
     regrets = {}
@@ -184,7 +184,7 @@ def _rows(values: Regrets, counts: tuple[int, ...]) -> list[Row]:
     for (gpu, name), regrets in sorted(values.items()):
         # Every seed holds every problem out once.
         seeds = len({seed for seed, _ in regrets})
-        table = np.array([own for _, own in sorted(regrets.items())]).reshape(seeds, -1, len(counts))
+        table = np.array([regret for _, regret in sorted(regrets.items())]).reshape(seeds, -1, len(counts))
         means, bounds = benchmark.interval(table)
         rows.append(Row(gpu, name, table.shape[1], counts, means, bounds))
     return rows

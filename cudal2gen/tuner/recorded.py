@@ -25,7 +25,9 @@ def trials(paths: Sequence[Path], admits: Callable[[Problem], bool] = lambda _: 
     recorded: list[Trial] = []
     for path in paths:
         if not path.exists():
-            raise WrongInput(f"{path}: no such file or folder of recordings")
+            raise WrongInput(
+                f"--recordings {path}: does not exist; name files of trials (*.jsonl) or AutoHeuristic's files"
+            )
         if path.suffix == ".jsonl":
             recorded += [trial for trial in results.trials(path) if admits(trial.problem)]
     for problem, recording in autoheuristic.problems(path for path in paths if path.suffix != ".jsonl").items():
@@ -65,7 +67,10 @@ def timed(recordings: Iterable[tuple[Problem, Recording]]) -> dict[Problem, Time
     """Recordings for the cost model's training."""
     tile.register()
     return {
-        problem: TimedRecords([tile.record_of(problem, own) for own in recording.tiles], list(recording.tiles.values()))
+        problem: TimedRecords(
+            [tile.record_of(problem, configuration) for configuration in recording.tiles],
+            list(recording.tiles.values()),
+        )
         for problem, recording in recordings
     }
 

@@ -31,7 +31,7 @@ def make_proposer(
     speed if None. Raises ValueError for an unknown name, MissingLibrary.
     """
     if strangers := [name for name in names if name not in NAMES]:
-        raise ValueError(f"{', '.join(strangers)}: must be of {', '.join(NAMES)}")
+        raise ValueError(f"no proposer {', '.join(strangers)}: must be of {', '.join(NAMES)}")
     records = list(pool)
     learned = policy() if {"policy", "prior"} & set(names) else None
     proposers: list[Proposer] = []
@@ -43,7 +43,7 @@ def make_proposer(
             )
         elif name == "llm":
             if llm is None:
-                raise ValueError("proposer llm needs a server")
+                raise ValueError("proposer llm needs a server: --llm-url and --llm-model, or --llm-replay FILE")
             proposers.append(llm())
         elif name == "cost-model":
             proposers.append(CostModelProposer(costs(), records, name))

@@ -138,7 +138,7 @@ def recorded(records: Iterable[Record]) -> Recorded:
     """These records of one problem as its candidates. Raises ValueError without any."""
     distinct = list({record.kernel_key: record for record in records}.values())
     if not distinct:
-        raise ValueError("no record was recorded")
+        raise ValueError("no trials: a search among recorded trials needs a problem that has some")
     return Recorded(distinct[0].problem, [record.model_dump(mode="json") for record in distinct], distinct)
 
 

@@ -1,4 +1,4 @@
-"""What ``tune --train`` learns, from trials, from recordings and, where neither is, from the timing model alone."""
+"""``tune --train``: the cost model from trials and recordings, or from the timing model where there are none."""
 
 from __future__ import annotations
 

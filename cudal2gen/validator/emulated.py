@@ -58,7 +58,7 @@ class Execution:
 
     @property
     def a(self) -> Array:
-        """Of the first product, as ``b`` and ``d``."""
+        """A of the first product; ``b`` and ``d`` likewise."""
         return self.products[0].a
 
     @property
@@ -108,8 +108,13 @@ class _Matrices:
         self._type, self._type_d = record.element.numpy_dtype, record.output.numpy_dtype
         self.batches = batches(record, shape, packed)
         rng = np.random.default_rng(seed)
-        drawn = [_drawn(record, inputs, len(own), len(self._cols), shape.k, rng) for own in self._rows]
-        self._fused = [_fused_drawn(record, inputs, len(own), len(self._cols), shape.k, rng) for own in self._rows]
+        drawn = [
+            _drawn(record, inputs, len(product_rows), len(self._cols), shape.k, rng) for product_rows in self._rows
+        ]
+        self._fused = [
+            _fused_drawn(record, inputs, len(product_rows), len(self._cols), shape.k, rng)
+            for product_rows in self._rows
+        ]
         several_a = [_widened(a, len(a), k) for a, _ in drawn]
         several_b = [_widened(b, len(b), k) for _, b in (drawn[:1] if shape.shared_b else drawn)]
         self._operands = list(zip(several_a, several_b * (len(drawn) if shape.shared_b else 1), strict=True))

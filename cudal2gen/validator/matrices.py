@@ -148,14 +148,19 @@ class Matrices:
 
     def _parts(self, d: torch.Tensor) -> list[_Part]:
         """The products, those of no rows left out; ``d``: their D, or a copy of it."""
-        own, record = self.operands, self._record
+        operands, record = self.operands, self._record
         if not record.batched:
-            return [_Part(0, own.a, own.b, d, own.bias, own.c)]
-        bias = own.bias
+            return [_Part(0, operands.a, operands.b, d, operands.bias, operands.c)]
+        bias = operands.bias
         if not self._groups:
             return [
                 _Part(
-                    i, own.a[i], own.b[i], d[i], None if bias is None else bias[i], None if own.c is None else own.c[i]
+                    i,
+                    operands.a[i],
+                    operands.b[i],
+                    d[i],
+                    None if bias is None else bias[i],
+                    None if operands.c is None else operands.c[i],
                 )
                 for i in range(self._count)
             ]
@@ -163,7 +168,16 @@ class Matrices:
         for i, size in enumerate(self._groups):
             rows = slice(start, start := start + size)
             of_rows = None if bias is None else bias[i] if record.fusion.bias == "n" else bias[rows]
-            parts.append(_Part(i, own.a[rows], own.b[i], d[rows], of_rows, None if own.c is None else own.c[rows]))
+            parts.append(
+                _Part(
+                    i,
+                    operands.a[rows],
+                    operands.b[i],
+                    d[rows],
+                    of_rows,
+                    None if operands.c is None else operands.c[rows],
+                )
+            )
         return [part for part in parts if part.d.shape[0]]
 
     def draw(self, inputs: str, seed: int, poison: int) -> None:
@@ -181,9 +195,9 @@ class Matrices:
             part.a.copy_(a)
             if number == 0 or self.b.matrix.ndim == 2 or self.b.matrix.shape[0] > 1:
                 part.b.copy_(b)
-            for own, values in ((part.bias, read.bias), (part.c, read.c)):
-                if own is not None and values is not None:
-                    own.copy_(values)
+            for target, values in ((part.bias, read.bias), (part.c, read.c)):
+                if target is not None and values is not None:
+                    target.copy_(values)
         self.b_nn.matrix.copy_(self.b.matrix.transpose(-2, -1))
         self._begin(poison)
 
@@ -205,9 +219,9 @@ class Matrices:
         self.a.matrix.copy_(a)
         self.b.matrix.copy_(b)
         self.b_nn.matrix.copy_(b.transpose(-2, -1))
-        for own, values in ((self.operands.bias, bias), (self.operands.c, c)):
-            if own is not None and values is not None:
-                own.copy_(values)
+        for target, values in ((self.operands.bias, bias), (self.operands.c, c)):
+            if target is not None and values is not None:
+                target.copy_(values)
         self._begin(poison)
 
     def _begin(self, poison: int) -> None:
@@ -242,11 +256,11 @@ class Matrices:
         return replace(worst, first=f"product {part.number}, {worst.first}") if named else worst
 
     def _compared(self, inputs: str, part: _Part) -> Comparison:
-        record, own = self._record, self.operands
+        record, operands = self._record, self.operands
         _, a, b, d, bias, c = part
         if not record.fusion:
             return compare(record.acc, inputs, a, b, d, self._order)
-        read = fused.FusedOperands(bias, c, own.alpha, own.beta)
+        read = fused.FusedOperands(bias, c, operands.alpha, operands.beta)
         return fused.compare(record.acc, record.fusion, inputs, a, b, read, d, self._order, record.output)
 
 

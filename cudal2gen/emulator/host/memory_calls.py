@@ -111,7 +111,7 @@ class MemoryCalls:
             (address,) = struct.unpack("<Q", ctypes.string_at(a[0], 8))
             buffer = self._begins(address)
             assert buffer is not None
-            self.streams.own(a[2], "an allocation", buffer)
+            self.streams.touch_whole(a[2], "an allocation", buffer)
         return code
 
     def _allocate_in_graph(self, out: int, nbytes: int, stream: int, graph: Graph) -> int:
@@ -133,7 +133,7 @@ class MemoryCalls:
         buffer = self._begins(a[0])
         if buffer is None:
             return INVALID_VALUE
-        self.streams.own(a[1], "a free", buffer)
+        self.streams.touch_whole(a[1], "a free", buffer)
         return self.free(a)
 
     def _begins(self, address: int) -> Buffer | None:

@@ -81,7 +81,7 @@ class Streams:
         self.blocking: set[int] = set()
         self.events: dict[int, _Event] = {}
         self.last_handle = FIRST_HANDLE
-        self.graphs = Graphs(self._handle, self._play, GraphMemory(state.memory, self.own, self.forget))
+        self.graphs = Graphs(self._handle, self._play, GraphMemory(state.memory, self.touch_whole, self.forget))
         self.give = self.graphs.give
         self.history: dict[int, list[_Access]] = {}
         self.calls: dict[str, Call] = {
@@ -121,7 +121,7 @@ class Streams:
         if wait:
             _join(self.clocks[HOST], clock)
 
-    def own(self, stream: int, name: str, buffer: Buffer) -> None:
+    def touch_whole(self, stream: int, name: str, buffer: Buffer) -> None:
         """An allocation begins or ends on a stream: an access to all of its bytes, for the order of streams."""
         everything = np.broadcast_to(np.True_, buffer.nbytes)
         self.touch(stream, name, [Touched(buffer, 1, None, everything)] if self.several else [])
