@@ -26,7 +26,7 @@ def trials(paths: Sequence[Path], admits: Callable[[Problem], bool] = lambda _: 
     for path in paths:
         if not path.exists():
             raise WrongInput(
-                f"--recordings {path}: does not exist; name files of trials (*.jsonl) or AutoHeuristic's files"
+                f"{path}: no such file or folder; name files of trials (*.jsonl) or AutoHeuristic's files or folders"
             )
         if path.suffix == ".jsonl":
             recorded += [trial for trial in results.trials(path) if admits(trial.problem)]
