@@ -13,7 +13,7 @@ from cudal2gen import pack
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorDevice
 from tests.packages import require
-from tests.paths import small
+from tests.paths import WIDE, small
 
 torch = require("torch")
 
@@ -298,6 +298,92 @@ def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispa
         TypeError, match="explain: expected tensors or one of bmm, grouped_mm, linear, matmul, swiglu, got"
     ):
         explain(torch.matmul, x, weight)
+
+
+# --- kernels with a gate, and with the sums beside D ---
+
+BESIDE = "bias_n+aux+silu"
+GATES = [
+    record(fusion, ab=ab, **(WIDE if "gate" in fusion else {}))
+    for ab in ("f16", "bf16")
+    for fusion in (GATED, f"aux+{GATED}", BESIDE, "aux+silu")
+]
+
+
+@pytest.fixture(scope="module")
+def gates(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    table = packed.table([packed.RECORDS["predicated"], *GATES])
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("gates") / "a100"))
+
+
+@pytest.fixture
+def gated(device: EmulatedDevice, gates: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+    with emulated(OperatorDevice(device, "a100"), [gates], prefer="kernel") as dispatcher:
+        yield dispatcher
+
+
+def typed(device: EmulatedDevice, dtype: str, *shape: int, seed: int = 0) -> Any:
+    kind = getattr(torch, dtype)
+    return device.empty(*shape).view(kind).copy_(normal(*shape, seed=seed, dtype=kind))
+
+
+def name_of(fusion: str, dtype: str) -> str:
+    ab = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    return next(kernel.name for kernel in GATES if (kernel.fusion.text, kernel.ab) == (fusion, ab))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_gated_kernel_is_one_launch(dtype: str, device: EmulatedDevice, gated: dispatch.Dispatcher) -> None:
+    """D is half as wide as the product; rows beyond and short of a tile, blocks of 16 columns beyond one."""
+    for shape, n in (((2, 35, 72), 80), ((1, 64), 16)):
+        x, w13 = typed(device, dtype, *shape), typed(device, dtype, n, shape[-1], seed=1)
+        z1, z3 = (x.double() @ part.double().mT for part in cudal2gen.deinterleave(w13))
+        d = cudal2gen.swiglu(x, w13)
+        assert (d.shape, d.dtype, d.is_contiguous()) == ((*shape[:-1], n // 2), x.dtype, True)
+        close_to_sums(d, activated(z1, "silu") * z3)
+        w1, w3 = (typed(device, dtype, *part.shape).copy_(part) for part in cudal2gen.deinterleave(w13))
+        assert torch.equal(fused_operators.gated_pair(x, w1, w3, "silu"), d), "of an interleaved copy"
+    derived.DERIVED.clear()
+    assert gated.stats() == {"kernel": {name_of(GATED, dtype): 4}, "torch": {}}
+    assert len(device.session.launches) == 4
+
+
+def close_to_sums(own: Any, reference: Any) -> None:
+    """Within one rounding of own's type, and what sums in fp32 and the activation leave."""
+    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[own.dtype]
+    torch.testing.assert_close(own.double(), reference.detach(), rtol=1.01 * unit, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_kernels_keep_the_sums_for_the_derivative(
+    dtype: str, device: EmulatedDevice, gated: dispatch.Dispatcher
+) -> None:
+    """With a bias, without, and gated: D and Z of one launch. The gradients are torch's products: the pack's kernels
+    take neither their strides nor, since these are no memory of the emulator, what torch made of Z."""
+    x, weight, bias = typed(device, dtype, 2, 35, 72), typed(device, dtype, 80, 72, seed=1), typed(device, dtype, 80)
+
+    def layer(*tensors: Any) -> Any:
+        return cudal2gen.linear(*tensors, activation="silu")
+
+    calls = [(layer, (x, weight, bias), BESIDE), (layer, (x, weight), "aux+silu")]
+    calls += [(cudal2gen.swiglu, (x, weight), f"aux+{GATED}")]
+    for function, tensors, fusion in calls:
+        own = [typed(device, dtype, *tensor.shape).copy_(tensor).requires_grad_() for tensor in tensors]
+        wide = [tensor.detach().double().requires_grad_() for tensor in own]
+        z = torch.nn.functional.linear(*wide)
+        z1, z3 = epilogues.split_columns(z) if "gate" in fusion else (z, 1)
+        expected, d = activated(z1, "silu") * z3, function(*own)
+        close_to_sums(d, expected)
+        sums = torch.ops.cudal2gen.fused_linear_aux(*own[:2], *(own[2:] or [None]), "silu", "gate" in fusion)[1]
+        assert sums.is_contiguous()
+        close_to_sums(sums, z)
+        grad = normal(*d.shape, seed=3, dtype=d.dtype)
+        d.backward(grad)
+        expected.backward(grad.double())
+        for tensor, reference in zip(own, wide, strict=True):
+            close(tensor.grad, reference.grad, float(reference.grad.abs().max()))
+        assert gated.stats()["kernel"][name_of(fusion, dtype)] == 2
+    assert len(device.session.launches) == 6
 
 
 # --- interleaved copies ---
