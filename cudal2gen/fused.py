@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 
 import numpy as np
@@ -259,6 +259,26 @@ def compare(
         bounds = reference(bounded, fusion, inputs, a[rows], b, of_rows, order, output)
         _add(comparison, range(rows.start, rows.stop), inputs, bounds, d[rows], output, ceiling)
     return comparison
+
+
+def compare_stored(
+    acc: Acc,
+    fusion: Fusion,
+    inputs: str,
+    a: Array,
+    b: Array,
+    fused: FusedOperands[Array],
+    d: Array,
+    aux: Array | None,
+    order: Order,
+    output: Element,
+) -> Comparison:
+    """D compared, and the Z that ``aux`` stores beside it; of a wrong Z its own comparison."""
+    comparison = compare(acc, fusion, inputs, a, b, fused, d, order, output)
+    if aux is None:
+        return comparison
+    beside = compare(acc, fusion.before_activation, inputs, a, b, fused, aux, order, output)
+    return replace(beside, first=f"aux, {beside.first}") if beside.wrong else comparison
 
 
 def _add(

@@ -30,6 +30,7 @@ EMULATED = ["single", "nn", "single f32", "zsplit", "persistent", "predicate nn"
 EMULATED += ["baked k nn persistent", "small direct predicate", "small direct split_k", "small direct baked"]
 EMULATED += ["wgmma direct, any n", "wgmma cluster split 4 f16 nn", "once split 2"]
 EMULATED += ["fused multistage direct, ragged", "fused once split", "batched fused split", "grouped fused direct"]
+EMULATED += ["fused once gated split", "fused multistage aux, ragged", "fused multistage gated, padded by its caller"]
 
 
 @pytest.fixture(scope="module")
@@ -337,9 +338,62 @@ class RowsBehind(Adversary):
         return call
 
 
+class AuxOfD(Adversary):
+    """Stores D in the place of what its activation reads."""
+
+    def bind(self, operands: Operands) -> Any:
+        run = self.right.bind(operands)
+
+        def call() -> None:
+            run()
+            operands.aux.copy_(operands.d)
+
+        return call
+
+
+class AuxElsewhere(Adversary):
+    """Leaves the last row of aux as it was."""
+
+    def bind(self, operands: Operands) -> Any:
+        run = self.right.bind(operands)
+
+        def call() -> None:
+            last = operands.aux[-1].clone()
+            run()
+            operands.aux[-1].copy_(last)
+
+        return call
+
+
+class BehindAux(Adversary):
+    """Stores one column more of aux than there are."""
+
+    def bind(self, operands: Operands) -> Any:
+        run, (m, n) = self.right.bind(operands), operands.aux.shape
+
+        def call() -> None:
+            run()
+            operands.aux.as_strided((m, n + 1), operands.aux.stride())[:, n] = 1.0
+
+        return call
+
+
+class HalvesSwapped(Adversary):
+    """Activates the other half of each pair of columns."""
+
+    def bind(self, operands: Operands) -> Any:
+        b = operands.b.clone().view(-1, 2, 8, operands.b.shape[-1])
+        swapped = self.empty(*operands.b.shape).copy_(b.flip(1).reshape(operands.b.shape))
+        return self.right.bind(replace(operands, b=swapped))
+
+
 @pytest.mark.parametrize(
     ("name", "adversary", "finding"),
     [
+        ("fused direct aux split", AuxOfD, "wrong-value"),
+        ("fused direct aux split", AuxElsewhere, "unwritten-output"),
+        ("fused direct aux split", BehindAux, "between rows of aux"),
+        ("fused once gated", HalvesSwapped, "wrong-value"),
         ("grouped fused direct", EndsLate, "wrong-value"),
         ("grouped fused direct", RowsBehind, "behind the last group of D"),
         ("batched once", FirstProductOnly, "first at product 1, row 0, column 0"),

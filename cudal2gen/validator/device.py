@@ -1,9 +1,9 @@
 """A device's verdict on any contender: is what it computes right, and does it keep to the memory it was handed?
 
 Every problem runs three times: on fresh matrices, on other fresh ones with the same numbers, and once more on the first
-ones with new numbers in them. D is poisoned before each run, differently in the second; ``matrices`` says how writes
-beside D show. The comparison is ``correctness.compare``, on the device, in chunks; for the 0/1 inputs that is the
-published test as well, since their fp32 product equals the fp64 one.
+ones with new numbers in them. D and aux are poisoned before each run, differently in the second; ``matrices`` says how
+writes beside them show. The comparison is ``correctness.compare``, on the device, in chunks; for the 0/1 inputs that is
+the published test as well, since their fp32 product equals the fp64 one.
 
 Two checks are made once per kernel: that it works on the given stream, in order, and, where a baseline is handed in,
 the published criterion: its largest error against an fp32 product of normal inputs exceeds the baseline's by chance at
@@ -97,10 +97,10 @@ def run_case(
         _finish(device, call)
         comparison = first.compare(inputs)
         findings += first.findings(nan) + comparison.findings
-        bits = first.computed_bits.clone()
+        bits = [stored.clone() for stored in first.computed_bits]
 
         _finish(device, contender.bind(second.operands))
-        same_bits = bool((second.computed_bits == bits).all())
+        same_bits = second.holds(bits)
         # The second poison is a number that a product may be: where it stays shows in the comparison.
         elsewhere = [finding for finding in second.findings(number) if not finding.startswith("unwritten")]
         elsewhere += [] if same_bits else second.compare(inputs).findings
@@ -110,8 +110,7 @@ def run_case(
         _finish(device, call)
         again = first.findings(nan)
         if wrong := first.compare(inputs).findings:
-            stale = bool((first.computed_bits == bits).all())
-            again += ["stale-result: new numbers in A and B gave the earlier D"] if stale else wrong
+            again += ["stale-result: new numbers in A and B gave the earlier D"] if first.holds(bits) else wrong
         findings += [f"launched again: {finding}" for finding in again]
     return _case(record, shape, inputs, comparison, findings), same_bits
 
@@ -146,8 +145,8 @@ def _case(record: Record, shape: Shape, inputs: str, comparison: Comparison, fin
 def stream_case(device: Device, record: Record, contender: Contender, shape: Shape, seed: int = 0) -> Case:
     """Whether a kernel works on its stream, in order.
 
-    The stream is held; behind that A and B are written, the kernel is called, D is read. A kernel elsewhere reads too
-    early or writes too late.
+    The stream is held; behind that A and B are written, the kernel is called, D and aux are read. A kernel elsewhere
+    reads too early or writes too late.
     """
     findings: list[str] = []
     comparison = Comparison("nothing", 0)
@@ -160,7 +159,7 @@ def stream_case(device: Device, record: Record, contender: Contender, shape: Sha
         matrices.draw("normal", seed + 1, record.output.poisons[0])
         inputs = list(operands.inputs.values())
         copies = [matrix.clone() for matrix in inputs]
-        d = typed(device.empty, operands.d.dtype)(*operands.d.shape)
+        stored = [typed(device.empty, matrix.dtype)(*matrix.shape) for matrix in matrices.stored]
         for matrix in inputs:
             matrix.fill_(float("nan") if matrix.is_floating_point() else 0)
         device.wait()
@@ -168,9 +167,10 @@ def stream_case(device: Device, record: Record, contender: Contender, shape: Sha
         for matrix, values in zip(inputs, copies, strict=True):
             matrix.copy_(values)
         call()
-        d.copy_(operands.d)
+        for copy, matrix in zip(stored, matrices.stored, strict=True):
+            copy.copy_(matrix)
         device.wait()
-        comparison = matrices.compare("normal", d)
+        comparison = matrices.compare("normal", stored)
         findings += [
             f"stream-order: not between its neighbours on the stream: {finding}" for finding in comparison.findings
         ]

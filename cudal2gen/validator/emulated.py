@@ -344,12 +344,7 @@ def _extents(tiles: list[int], tile: int, extent: int) -> Array:
 def _compared(record: Record, inputs: str, product: Product, order: list[list[list[int]]]) -> Comparison:
     a, b, d, more, aux = product
     if record.fusion:
-        comparison = fused.compare(record.acc, record.fusion, inputs, a, b, more, d, order, record.output)
-        if aux is not None:
-            z = record.fusion.before_activation
-            beside = fused.compare(record.acc, z, inputs, a, b, more, aux, order, record.output)
-            return replace(beside, first=f"aux, {beside.first}") if beside.wrong else comparison
-        return comparison
+        return fused.compare_stored(record.acc, record.fusion, inputs, a, b, more, d, aux, order, record.output)
     return compare(record.acc, inputs, a, b, d, order)
 
 

@@ -1,13 +1,13 @@
 """Matrices in guarded memory: what a kernel reads or writes outside of them shows.
 
 All matrices lie inside larger allocations, and their rows are longer than what is computed unless sizes are compiled
-in: what lies around A, B, bias and C is NaN, what lies around D must stay as it was, the inputs too. Products of a
-batch lie one behind the other, with room between them. D is poisoned before a run.
+in: what lies around A, B, bias and C is NaN, what lies around D and aux must stay as it was, the inputs too. Products
+of a batch lie one behind the other, with room between them. D and aux are poisoned before a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -82,7 +82,7 @@ class Guarded:
 
 
 class _Part(NamedTuple):
-    """One product of a launch: its number, its tensors, and what it reads besides."""
+    """One product of a launch: its number, its tensors, what it reads besides, and stores beside D."""
 
     number: int
     a: torch.Tensor
@@ -90,10 +90,11 @@ class _Part(NamedTuple):
     d: torch.Tensor
     bias: torch.Tensor | None
     c: torch.Tensor | None
+    aux: torch.Tensor | None = None
 
 
 class Matrices:
-    """A problem's guarded matrices: inputs are drawn into them, and the D of a run is compared.
+    """A problem's guarded matrices: inputs are drawn into them, and what a run stores, D and aux, is compared.
 
     ``count``: products of a strided batch; ``shared_b``: all of one B. ``groups``: of a grouped one the rows of each
     group, from the first row on; rows of D behind them must stay as they were.
@@ -135,6 +136,11 @@ class Matrices:
             c = Guarded(empty, output, "C", m, problem.d_cols, stride.d, output.nan, several, gap_d)
             self._read["C"], more["c"] = c, c.matrix
         more |= ({"alpha": ALPHA} if fusion.scale else {}) | ({"beta": BETA} if fusion.residual else {})
+        self._written = [self.d]
+        if fusion.aux:  # of one product only
+            aux = Guarded(empty, output, "aux", m, n, aligned(n) + PADDING, output.canary)
+            more["aux"] = aux.matrix
+            self._written.append(aux)
         if self._groups:
             more["ends"] = _ends(empty, self._groups)
         self.operands = Operands(self.a.matrix, *self._expanded(), self.d.matrix, **more)
@@ -146,11 +152,16 @@ class Matrices:
             return b, b_nn
         return b.expand(self._count, -1, -1), b_nn.expand(self._count, -1, -1)
 
-    def _parts(self, d: torch.Tensor) -> list[_Part]:
-        """The products, those of no rows left out; ``d``: their D, or a copy of it."""
+    @property
+    def stored(self) -> tuple[torch.Tensor, ...]:
+        """What a run stores: D, and aux of a fusion that has it."""
+        return tuple(matrix.matrix for matrix in self._written)
+
+    def _parts(self, d: torch.Tensor, aux: torch.Tensor | None = None) -> list[_Part]:
+        """The products, those of no rows left out; ``d`` and ``aux``: what they stored, or copies of it."""
         operands, record = self.operands, self._record
         if not record.batched:
-            return [_Part(0, operands.a, operands.b, d, operands.bias, operands.c)]
+            return [_Part(0, operands.a, operands.b, d, operands.bias, operands.c, aux)]
         bias = operands.bias
         if not self._groups:
             return [
@@ -181,8 +192,8 @@ class Matrices:
         return [part for part in parts if part.d.shape[0]]
 
     def draw(self, inputs: str, seed: int, poison: int) -> None:
-        """Draws A and B of one kind of inputs, with bias and C of a fused product, and poisons D, with one of the
-        element's poisons."""
+        """Draws A and B of one kind of inputs, with bias and C of a fused product, and poisons D and aux, with one of
+        the element's poisons."""
         record = self._record
         n, k = self.b.matrix.shape[-2:]
         generator = self._generator(seed)
@@ -191,7 +202,7 @@ class Matrices:
         for number, part in enumerate(self._parts(self.d.matrix)):
             rows = part.a.shape[0]
             a, b = operands(inputs, rows, n, k, generator, record.element)
-            read = fused.draw(record.fusion, inputs, rows, n, generator, record.element, record.output)
+            read = fused.draw(record.fusion, inputs, rows, n, generator, record.element, record.output, k=k)
             part.a.copy_(a)
             if number == 0 or self.b.matrix.ndim == 2 or self.b.matrix.shape[0] > 1:
                 part.b.copy_(b)
@@ -215,7 +226,7 @@ class Matrices:
         c: torch.Tensor | None = None,
     ) -> None:
         """Copies A (m,k) and B (n,k), of a batch (products,m,k) and so on, into place, and bias and C of a fused
-        product; poisons D."""
+        product; poisons D and aux."""
         self.a.matrix.copy_(a)
         self.b.matrix.copy_(b)
         self.b_nn.matrix.copy_(b.transpose(-2, -1))
@@ -225,29 +236,38 @@ class Matrices:
         self._begin(poison)
 
     def _begin(self, poison: int) -> None:
-        """Poisons D; from now on inputs must not change."""
-        self.d.bits.fill_(poison)
+        """Poisons D and aux; from now on inputs must not change."""
+        for matrix in self._written:
+            matrix.bits.fill_(poison)
         for matrix in self._read.values():
             matrix.keep()
 
     def findings(self, poison: int) -> list[str]:
-        """What a run did beside computing: changed inputs, writes outside of D, elements of D left unwritten."""
-        findings = list(chain.from_iterable(matrix.changes() for matrix in (*self._read.values(), self.d)))
+        """What a run did beside computing: changed inputs, writes outside of D and aux, elements of them left
+        unwritten."""
+        findings = list(chain.from_iterable(matrix.changes() for matrix in (*self._read.values(), *self._written)))
         behind = self.d.bits[sum(self._groups) :] if self._groups else self.d.bits[:0]
         if places := _places(behind != poison):
             findings.append(f"written-outside: {places} behind the last group of D")
-        if places := _places(self.computed_bits == poison):
-            findings.append(f"unwritten-output: {places} of D")
+        for matrix, bits in zip(self._written, self.computed_bits, strict=True):
+            if places := _places(bits == poison):
+                findings.append(f"unwritten-output: {places} of {matrix.name}")
         return findings
 
     @property
-    def computed_bits(self) -> torch.Tensor:
-        """The bits of D, of groups without the rows behind them."""
-        return self.d.bits[: sum(self._groups)] if self._groups else self.d.bits
+    def computed_bits(self) -> tuple[torch.Tensor, ...]:
+        """The bits of what a run stores, of groups without the rows behind them."""
+        rows = slice(sum(self._groups)) if self._groups else slice(None)
+        return tuple(matrix.bits[rows] for matrix in self._written)
 
-    def compare(self, inputs: str, d: torch.Tensor | None = None) -> Comparison:
-        """D, or a copy of it, compared with the product; of a batch the worst product, whose number it names."""
-        parts = self._parts(self.d.matrix if d is None else d)
+    def holds(self, bits: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the bits of what the run stored."""
+        return all(bool((now == kept).all()) for now, kept in zip(self.computed_bits, bits, strict=True))
+
+    def compare(self, inputs: str, stored: Sequence[torch.Tensor] | None = None) -> Comparison:
+        """What a run stored, or copies of it, compared with the product; of a batch the worst product, whose number it
+        names."""
+        parts = self._parts(*(self.stored if stored is None else stored))
         if not parts:
             return Comparison("nothing", 0)
         comparisons = [self._compared(inputs, part) for part in parts]
@@ -257,11 +277,11 @@ class Matrices:
 
     def _compared(self, inputs: str, part: _Part) -> Comparison:
         record, operands = self._record, self.operands
-        _, a, b, d, bias, c = part
+        _, a, b, d, bias, c, aux = part
         if not record.fusion:
             return compare(record.acc, inputs, a, b, d, self._order)
         read = fused.FusedOperands(bias, c, operands.alpha, operands.beta)
-        return fused.compare(record.acc, record.fusion, inputs, a, b, read, d, self._order, record.output)
+        return fused.compare_stored(record.acc, record.fusion, inputs, a, b, read, d, aux, self._order, record.output)
 
 
 def _ends(empty: Empty, groups: tuple[int, ...]) -> torch.Tensor:
