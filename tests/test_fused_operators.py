@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -404,9 +407,9 @@ def test_copies_follow_their_weights(device: EmulatedDevice, kernels: dispatch.D
         assert len(derived.DERIVED) == copies
 
     check(1)
-    before = derived.DERIVED.interleaved(*weights, empty, lambda: False)
+    before = derived.DERIVED.interleaved(*weights, empty)
     check(1)
-    assert derived.DERIVED.interleaved(*weights, empty, lambda: False) is before
+    assert derived.DERIVED.interleaved(*weights, empty) is before
     with torch.no_grad():
         weights[1].mul_(-1)
     check(1)
@@ -430,12 +433,45 @@ def test_torch_needs_no_copies() -> None:
     assert len(derived.DERIVED) == 0
 
 
-def test_a_captured_graph_has_a_copy_of_its_own() -> None:
-    w1, w3 = normal(8, 16), normal(8, 16, seed=1)
-    own = derived.Derived()
-    first = own.interleaved(w1, w3, empty, lambda: True)
-    assert len(own) == 0
-    assert torch.equal(first, cudal2gen.interleave(w1, w3))
+def test_a_captured_graph_reads_no_copy(
+    device: EmulatedDevice, kernels: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replays would miss a weight's change, and read the memory of a copy that was replaced."""
+    derived.DERIVED.clear()
+    own, copies = kernels.device, derived.DERIVED._copies
+    assert isinstance(own, OperatorDevice)
+    x, w1, w3 = half(device, 5, 64), half(device, 24, 64, seed=1), half(device, 24, 64, seed=2)
+    fused_operators.gated_pair(x, w1, w3, "silu")  # as a warm-up before the capture
+    for copy in copies.values():
+        copy.weight.fill_(math.nan)
+    monkeypatch.setattr(own, "captures", True)
+    d = fused_operators.gated_pair(x, w1, w3, "silu")
+    close(d, activated(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT), 64)
+    derived.DERIVED.clear()
+
+
+def test_threads_share_copies() -> None:
+    """While one looks for copies without weights, others add theirs."""
+    own, faults = derived.Derived(), []
+
+    def many() -> None:
+        try:
+            for seed in range(300):
+                pair = (torch.full((8, 8), float(seed)), torch.zeros(8, 8))
+                assert float(own.interleaved(*pair, empty)[0, 0]) == seed
+        except Exception as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=many) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+    assert faults == []
+    assert len(own) <= 5
 
 
 # --- as torch's operators ---

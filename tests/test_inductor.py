@@ -115,6 +115,8 @@ def test_what_no_kernel_takes_is_torchs(offered: Callable[..., None]) -> None:
     result = torch.ops.cudal2gen.offered_linear(x, weight, bias)
     assert torch.equal(result, torch.nn.functional.linear(x, weight, bias))
     torch.library.opcheck(torch.ops.cudal2gen.offered_linear.default, (x, weight, bias))
+    with pytest.raises(TypeError, match=r"weight: expected torch\.float16, got torch\.bfloat16"):
+        torch.ops.cudal2gen.offered_linear(x, weight.bfloat16(), bias)
 
 
 def test_kernels_are_offered_without_a_measurement(offered: Callable[..., None], tmp_path: Path) -> None:

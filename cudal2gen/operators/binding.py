@@ -106,7 +106,7 @@ def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout:
     if request.finish is not None:
         run = _finished(run, request.finish)
     if request.pair:
-        run = _paired(device, run)
+        run = _paired(device, run, request.by_torch)
     if device.alone:
         return run
 
@@ -132,12 +132,14 @@ def _finished(run: Run, finish: Finish) -> Run:
     return whole
 
 
-def _paired(device: Device, run: Run) -> Run:
-    """A call with two weights: the kernel reads their interleaved copy."""
+def _paired(device: Device, run: Run, by_torch: Run) -> Run:
+    """A call with two weights: the kernel reads their interleaved copy; in a graph capture torch computes."""
 
     def whole(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
         assert w3 is not None
-        return run(x, DERIVED.interleaved(w1, w3, device.empty, device.capturing), None)
+        if device.capturing():
+            return by_torch(x, w1, w3)
+        return run(x, DERIVED.interleaved(w1, w3, device.empty), None)
 
     return whole
 

@@ -2,11 +2,13 @@
 weight has changed.
 
 A change is seen by torch's version counter (optimizers, ``load_state_dict``, any operation in place) or by another
-storage (``.to()``). A write through ``tensor.data`` counts on neither: call ``DERIVED.clear`` behind it.
+storage (``.to()``). A write through ``tensor.data``, as adapters are merged by, and FSDP's gathering change neither:
+call ``DERIVED.clear`` behind them. Where a graph is captured, torch computes: replays see the weights as they are then.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,11 +21,14 @@ Empty = Callable[..., "torch.Tensor"]
 
 
 class Copy(NamedTuple):
-    """``storages``: weak references, which also keep their addresses from being those of other storages."""
+    """``storages``: weak references, which also keep their addresses from being those of other storages. ``ready``: the
+    event behind the copying, on ``stream``; None on the CPU."""
 
     storages: tuple[Any, Any]
     versions: tuple[int, int]
     weight: torch.Tensor
+    stream: Any = None
+    ready: Any = None
 
 
 class Derived:
@@ -31,24 +36,24 @@ class Derived:
 
     def __init__(self) -> None:
         self._copies: dict[Any, Copy] = {}
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._copies)
 
-    def interleaved(
-        self, w1: torch.Tensor, w3: torch.Tensor, empty: Empty, capturing: Callable[[], bool]
-    ) -> torch.Tensor:
+    def interleaved(self, w1: torch.Tensor, w3: torch.Tensor, empty: Empty) -> torch.Tensor:
         """W1 and W3 (h,k), h a multiple of 8, by turns of 8 rows, as (2h,k). ``empty``: gives its memory.
 
-        A graph that is being captured makes a copy of its own, at every replay: its memory is the graph's.
+        Not in a graph capture: replays would read the copy's memory after a changed weight had replaced it.
         """
         key = tuple((w.untyped_storage()._cdata, w.storage_offset(), w.shape, w.stride(), w.dtype) for w in (w1, w3))
-        versions = w1._version, w3._version
-        copy = self._copies.get(key)
-        if copy is None or copy.versions != versions:
-            copy = self._interleave(w1, w3, versions, empty)
-            if not capturing():
-                self._copies[key] = copy
+        with self._lock:
+            versions = w1._version, w3._version
+            copy = self._copies.get(key)
+            if copy is None or copy.versions != versions:
+                self._copies[key] = copy = self._interleave(w1, w3, versions, empty)
+        if copy.ready is not None:
+            _wait(copy)
         return copy.weight
 
     def _interleave(self, w1: torch.Tensor, w3: torch.Tensor, versions: tuple[int, int], empty: Empty) -> Copy:
@@ -62,11 +67,33 @@ class Derived:
         pairs = weight.view(rows // HALF, 2, HALF, depth)
         for place, source in enumerate((w1, w3)):
             pairs[:, place].copy_(source.detach().view(rows // HALF, HALF, depth))
-        return Copy((StorageWeakRef(w1.untyped_storage()), StorageWeakRef(w3.untyped_storage())), versions, weight)
+        storages = StorageWeakRef(w1.untyped_storage()), StorageWeakRef(w3.untyped_storage())
+        return Copy(storages, versions, weight, *_recorded(weight))
 
     def clear(self) -> None:
         """Drops all copies."""
-        self._copies.clear()
+        with self._lock:
+            self._copies.clear()
+
+
+def _recorded(weight: torch.Tensor) -> tuple[Any, Any]:
+    """The current stream and an event behind all that it has to do; nothing on the CPU."""
+    import torch
+
+    if not weight.is_cuda:
+        return None, None
+    stream = torch.cuda.current_stream(weight.device)
+    return stream, stream.record_event()
+
+
+def _wait(copy: Copy) -> None:
+    """Lets another stream than the copy's begin behind it; its memory stays until that stream has read it."""
+    import torch
+
+    stream = torch.cuda.current_stream(copy.weight.device)
+    if stream != copy.stream:
+        stream.wait_event(copy.ready)
+        copy.weight.record_stream(stream)
 
 
 DERIVED = Derived()

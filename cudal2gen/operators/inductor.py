@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cudal2gen.element import element_or_none
 from cudal2gen.errors import WrongInput
 from cudal2gen.operators.dispatch import Plan, current
-from cudal2gen.operators.products import Request, check_linear, request_linear, request_matmul
+from cudal2gen.operators.products import Request, check_linear, lies_of, request_linear, request_matmul
 from cudal2gen.operators.registration import Operator, register
 
 if TYPE_CHECKING:
@@ -45,13 +45,14 @@ def _plan(key: tuple[Any, ...], request: Callable[[], Request]) -> Plan:
 
 def _offered_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``cudal2gen.linear`` by the nearest kernel, measured or not."""
-    where = (x.shape, x.stride(), x.data_ptr() & 15, weight.shape, weight.stride(), weight.data_ptr() & 15)
-    plan = _plan(
-        ("linear", *where, x.dtype, x.get_device(), bias is None),
-        lambda: request_linear(x, weight, bias is not None),
-    )
-    d: torch.Tensor = current().regardless.call(plan, x, weight, None if plan.on_kernel else bias)
-    return d.add_(bias) if plan.on_kernel and bias is not None else d
+
+    def request() -> Request:
+        check_linear(x, weight, bias)
+        return request_linear(x, weight, bias is not None)
+
+    plan = _plan(("linear", *map(lies_of, (x, weight, bias))), request)
+    d: torch.Tensor = current().regardless.call(plan, x, weight, bias)
+    return d
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

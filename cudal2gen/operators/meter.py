@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from cudal2gen.gpu import Card
@@ -33,13 +34,13 @@ class Meter(Protocol):
 
 
 class CudaMeter:
-    """The clock of a CUDA device of torch, on the current stream."""
+    """The clock of a CUDA device of torch, on that device's current stream, whichever device is current."""
 
     def __init__(self, index: int) -> None:
         import torch
 
         self._torch, self._card = torch, Card(index)
-        self._stream = torch.cuda.current_stream
+        self._stream = partial(torch.cuda.current_stream, index)
 
     @property
     def environment(self) -> Environment:
@@ -47,10 +48,11 @@ class CudaMeter:
 
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
         start, stop = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        stream = self._stream()
+        start.record(stream)
         for _ in range(times):
             call()
-        stop.record()
+        stop.record(stream)
         stop.synchronize()
         return float(start.elapsed_time(stop)) * 1000
 
