@@ -469,8 +469,18 @@ def _whole_lines(descriptor: int) -> int:
     return 0
 
 
-def read(adapter: TypeAdapter[T], path: Path) -> Iterator[tuple[int, T]]:
-    """The rows of a file and the numbers of their lines; none without a file. Raises WrongInput.
+class Place(NamedTuple):
+    """Where a line of a file begins: bytes and lines before it."""
+
+    bytes: int
+    lines: int
+
+
+START = Place(0, 0)
+
+
+def read(adapter: TypeAdapter[T], path: Path, start: Place = START) -> Iterator[tuple[int, T]]:
+    """The rows of a file from ``start`` on and the numbers of their lines; none without a file. Raises WrongInput.
 
     A line of another form, such as a killed process leaves, is skipped with a warning.
     """
@@ -478,7 +488,8 @@ def read(adapter: TypeAdapter[T], path: Path) -> Iterator[tuple[int, T]]:
         return
     faults: list[str] = []
     with reading(path), path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        file.seek(start.bytes)
+        for number, line in enumerate(file, start.lines + 1):
             try:
                 row = adapter.validate_python(parse_json(line))
             except WrongInput as error:

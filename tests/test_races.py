@@ -26,7 +26,7 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import dispatch, races  # noqa: E402
+from cudal2gen.operators import dispatch, meter, races  # noqa: E402
 from cudal2gen.operators.tuned import Store  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -360,6 +360,141 @@ def test_a_process_that_is_killed_leaves_a_ban_and_loses_nothing(store: Path, ch
         file.write('{"kind": "first ru')  # as a write that was cut short leaves it
     with pytest.warns(UserWarning, match="skipped"):
         assert Store(A100).banned() == {"hangs"}
+
+
+def test_what_a_later_version_adds_does_not_hide_a_ban() -> None:
+    store = Store(A100)
+    store.begin("new")
+    assert store.banned() == {"new"}
+    text = store.trials_file.read_text()
+    later = text.replace('"new"', '"later"').replace('{"kind"', '{"clock": 1, "kind"')
+    store.trials_file.write_text(text + later)
+    assert store.banned() == Store(A100).banned() == {"new", "later"}
+    store.lift("new")
+    assert store.banned() == {"later"}
+    store.trials_file.write_text(later)
+    assert store.banned() == {"later"}, "another file is read from its start"
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+@pytest.mark.parametrize("name", ["autotune", "autotune-first-runs"])
+def test_a_store_that_cannot_be_used_stops_the_races(
+    device: EmulatedDevice, opened: pack.Pack, store: Path, name: str, mode: races.Mode
+) -> None:
+    (store / f"{name}.jsonl").mkdir()
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, Clock(device, {}, 3000.0)), mode):
+        with pytest.warns(UserWarning, match="no autotuning: "):
+            products = [cudal2gen.matmul(a, b.t()) for _ in range(3)]
+        assert all(torch.equal(d, expected) for d in products)
+        assert dispatch.current()._tuner(-1) is None
+    assert raced(device) == {}
+
+
+class Failing(Clock):
+    def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        raise RuntimeError("an event is gone")
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_a_race_that_fails_costs_no_call(device: EmulatedDevice, opened: pack.Pack, mode: races.Mode) -> None:
+    a, b, expected = drawn(device)
+    clock = Failing(device, {}, 3000.0)
+    with process(opened, Timed(device, clock), mode), pytest.warns(UserWarning, match="an event is gone"):
+        products = [cudal2gen.matmul(a, b.t()) for _ in range(9)]
+    assert all(torch.equal(d, expected) for d in products)
+    assert Store(A100).banned() == set()
+
+
+def test_a_full_memory_bans_nothing(device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(races, "bind", full)
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, Clock(device, {}, 3000.0))), pytest.warns(UserWarning, match="no memory"):
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+    assert Store(A100).banned() == set()
+
+
+# --- operands ---
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+@pytest.mark.parametrize("lies", ["repeated", "unit", "vector"])
+def test_operands_with_other_dimensions_are_raced(
+    device: EmulatedDevice, opened: pack.Pack, lies: str, mode: races.Mode
+) -> None:
+    """B of a batch, repeated or with an extent of one, and a row of A."""
+    a, b, expected = drawn(device)
+    if lies == "vector":
+        left, right, expected = a[0], b.t(), expected[0]
+    else:
+        left, right, expected = a.view(2, 15, 64), b.t()[None], expected.view(2, 15, 24)
+        right = right.expand(2, 64, 24) if lies == "repeated" else right
+    with process(opened, Timed(device, Clock(device, {}, 3000.0)), mode):
+        for _ in range(30):
+            assert torch.equal(cudal2gen.matmul(left, right), expected)
+    assert len(measurements()) == 1
+    assert Store(A100).banned() == set()
+
+
+def test_one_race_at_a_time_has_copies(
+    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of calls with ever new shapes; a race whose calls stay away is given up, another's begins."""
+    copies: list[Any] = []
+    copy = races._copy
+    monkeypatch.setattr(races, "_copy", lambda *operands: copies.append(copy(*operands)) or copies[-1])
+    a, b, _ = drawn(device)
+    clock = Clock(device, {}, 3000.0)
+    with process(opened, Timed(device, clock), mode="background") as dispatcher:
+        for rows in range(10, 20):
+            cudal2gen.matmul(a[:rows], b.t())
+        assert [matrix.shape[0] for matrix in copies] == [10, 64]
+        clock.seconds += races.STALE_SECONDS
+        cudal2gen.matmul(a[:15], b.t())
+        assert [matrix.shape[0] for matrix in copies] == [10, 64, 15, 64]
+        tuner = dispatcher._tuner(-1)
+        assert tuner is not None and tuner._owner is not None  # noqa: PT018
+        dispatcher.forget()
+        assert tuner._owner is None
+
+
+def test_autocast_and_gradients_stay_outside(device: EmulatedDevice, opened: pack.Pack) -> None:
+    """They would slow torch's product down, and not the kernel."""
+
+    class Watching(Clock):
+        def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+            assert not torch.is_autocast_enabled("cpu")
+            assert not torch.is_grad_enabled()
+            return super().elapsed_us(call, times)
+
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, Watching(device, {}, 3000.0))), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+    assert len(measurements()) == 1
+
+
+def test_a_second_device_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[Any] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: Any = "of the current device") -> None:
+            streams.append(stream)
+
+        def synchronize(self) -> None: ...
+        def elapsed_time(self, _: Any) -> float:
+            return 0.5
+
+    monkeypatch.setattr(meter, "Card", lambda index: index)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=0: f"of device {device}")
+    assert meter.CudaMeter(1).elapsed_us(lambda: None, 3) == 500
+    assert streams == ["of device 1"] * 2
 
 
 # --- the choice ---

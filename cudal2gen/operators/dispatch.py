@@ -11,11 +11,11 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from cudal2gen.choice import Choice, Kernel, Prefer, Table
 from cudal2gen.errors import WrongInput
@@ -29,7 +29,11 @@ from cudal2gen.operators.races import Autotuner, Mode, Tensors, contest_of, mode
 from cudal2gen.operators.tuned import Store
 from cudal2gen.pack import Pack, installed, open_pack, search
 
+if TYPE_CHECKING:
+    import torch
+
 Key = tuple[Any, ...]
+Race = Callable[["torch.Tensor", "torch.Tensor"], Iterator[None]]  # of a call's operands
 
 MOST_PLANS = 1 << 14  # a model with ever new shapes costs no more memory
 # What the launcher refuses of operands; anything else is a fault of the device or of the installation.
@@ -91,9 +95,9 @@ class Dispatcher:
             if key in self.plans:
                 return self.plans[key]
             lasting = True
-            race = self._race(request, tensors) if tensors is not None and self.mode != "off" else None
-            if race is not None and self.mode == "once":
-                self._advance(race, request.device, whole=True)
+            race = self._race(request, tensors.transposed) if tensors is not None and self.mode != "off" else None
+            if race is not None and tensors is not None and self.mode == "once":
+                self._race_once(race, tensors, request.device)
             try:
                 plan = self._fused_or_plain(request) if request.fusion else self._on_kernel(request)
             except ByTorch as why:
@@ -193,7 +197,13 @@ class Dispatcher:
     def _table(self, pack: Pack, index: int) -> Table:
         """The pack's table with what calls measured by themselves; of an explicit preference the pack's alone."""
         tuner = self._tuner(index) if self.mode != "off" else None
-        return pack.table if tuner is None else tuner.table(pack.table)
+        if tuner is None:
+            return pack.table
+        try:
+            return tuner.table(pack.table)
+        except (OSError, WrongInput) as error:
+            self._stop_tuning(error, index)
+            return pack.table
 
     def _tuner(self, index: int) -> Autotuner | None:
         """The races of a device; None where its clock or the store cannot be used."""
@@ -206,8 +216,9 @@ class Dispatcher:
                 self._tuners[index] = None
         return self._tuners[index]
 
-    def _race(self, request: Request, tensors: Tensors) -> Iterator[None] | None:
-        """A race for the plain product of a request that was not measured yet; None where there is nothing to race."""
+    def _race(self, request: Request, transposed: bool) -> Race | None:
+        """What begins a race for the plain product of a request that was not measured yet; None where there is nothing
+        to race."""
         if request.problem is None or request.batches.products > 1 or self.prefer != "measured":
             return None
         if self.device is None and request.device < 0:
@@ -217,8 +228,9 @@ class Dispatcher:
             pack = self._pack(device)
         except ByTorch:
             return None
-        tuner, problem = self._tuner(request.device), request.problem.model_copy(update={"gpu": pack.gpu})
-        if tuner is None or device.capturing() or not tuner.races(tuner.table(pack.table), problem):
+        table, problem = self._table(pack, request.device), request.problem.model_copy(update={"gpu": pack.gpu})
+        tuner = self._tuner(request.device)  # none where the table's reading failed
+        if tuner is None or device.capturing() or not tuner.races(table, problem):
             return None
         plain = request._replace(fusion=PLAIN, finish=None)
 
@@ -228,36 +240,52 @@ class Dispatcher:
             except ByTorch as why:
                 raise GpuError(str(why)) from None
 
-        contest = contest_of(device, plain, tensors, self.mode == "background", opened)
-        return tuner.race(pack.table, problem, request.operands, contest)
+        copied = self.mode == "background"
 
-    def _advance(self, race: Iterator[None], index: int, whole: bool) -> bool:
-        """One step of a race, or the rest of it; whether it is at its end."""
+        def begin(a: torch.Tensor, b: torch.Tensor) -> Iterator[None]:
+            if not tuner.races(self._table(pack, request.device), problem):  # another plan of it was first
+                return iter(())
+            tensors = Tensors(a, b, transposed)
+            return tuner.race(
+                pack.table, problem, request.operands, lambda: contest_of(device, plain, tensors, copied, opened)
+            )
+
+        return begin
+
+    def _race_once(self, race: Race, tensors: Tensors, index: int) -> None:
         try:
-            for _ in race:
-                if not whole:
-                    return False
-        except OSError as error:
-            self._warn(f"no autotuning: {error}")
-            self._tuners[index] = None
-        return True
+            for _ in race(tensors.a, tensors.b):
+                pass
+        except Exception as error:  # whatever it is, the call goes on
+            self._stop_tuning(error, index)
 
-    def _between_calls(self, plan: Plan, race: Iterator[None], index: int) -> Run:
+    def _stop_tuning(self, error: Exception, index: int) -> None:
+        """After a race that failed: for good where the store cannot be used."""
+        self._warn(f"no autotuning: {error}")
+        if isinstance(error, OSError | WrongInput):
+            self._tuners[index] = None
+
+    def _between_calls(self, plan: Plan, race: Race, index: int) -> Run:
         """The plan's function, which first advances a race where the device has nothing to do; at the race's end the
         next call makes its plan anew."""
-        run, device, turn = plan.run, self._device(index), threading.Lock()
+        run, device = plan.run, self._device(index)
+
+        def ended(a: torch.Tensor, b: torch.Tensor) -> bool:
+            tuner = self._tuners.get(index)
+            try:
+                if tuner is None:
+                    return True
+                return not device.capturing() and tuner.meter.idle() and tuner.advance(plan, lambda: race(a, b))
+            except Exception as error:  # whatever it is, the call goes on
+                self._stop_tuning(error, index)
+                return True
 
         def racing(*operands: Any) -> Any:
-            tuner = self._tuners.get(index)
-            if tuner is not None and not device.capturing() and tuner.meter.idle() and turn.acquire(blocking=False):
-                try:
-                    if self._advance(race, index, whole=False):
-                        plan.run = run
-                        with self._lock:
-                            if self.plans.get(plan.key) is plan:
-                                self._retire(self.plans.pop(plan.key))
-                finally:
-                    turn.release()
+            if plan.run is racing and ended(*operands[:2]):
+                plan.run = run
+                with self._lock:
+                    if self.plans.get(plan.key) is plan:
+                        self._retire(self.plans.pop(plan.key))
             return run(*operands)
 
         return racing
@@ -317,8 +345,11 @@ class Dispatcher:
             warnings.warn(f"cudal2gen: {text}", stacklevel=2)
 
     def forget(self) -> None:
-        """Drops all plans; what they counted stays."""
+        """Drops all plans and the race in the background; what they counted stays."""
         with self._lock:
+            for tuner in self._tuners.values():
+                if tuner is not None:
+                    tuner.drop()
             for plan in self.plans.values():
                 self._retire(plan)
             self.plans.clear()

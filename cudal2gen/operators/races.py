@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -45,6 +46,7 @@ STAND_INS = 2  # the next nearest ones, of other sizes
 FINALISTS = 3
 LEAST_ROUNDS, MOST_ROUNDS = 6, 30  # of two samples a contender
 SAMPLE_US = 30.0  # a shorter sample is mostly the events around it
+STALE_SECONDS = 5.0  # after which a race in the background whose calls do not come gives way to another
 MOST_MODELLED = 64  # records that the timing model is asked about, the nearest ones
 VENDOR = "torch.matmul"
 
@@ -75,11 +77,16 @@ def contest_of(
     on when the call has returned."""
     import torch
 
-    problem, (a, b, transposed) = request.problem, tensors
+    problem, operands, (a, b, _) = request.problem, request.operands, tensors
     assert problem is not None
     if copied:
         a, b = (_copy(device, matrix) for matrix in (a, b))
-    rows, cols = a.reshape(-1, a.shape[-1]), b.t() if transposed else b
+    # By the request's matrices: operands may be vectors, or have batch dimensions that are rows, or that B repeats.
+    rows = a.as_strided((problem.m, problem.k), (operands.a.ld, 1))
+    if problem.layout == "tn":
+        cols = b.as_strided((problem.n, problem.k), (operands.b.ld, 1))
+    else:
+        cols = b.as_strided((problem.k, problem.n), (operands.b.ld, 1)).t()
     whole = problem.d != "same"
 
     def bound(kernel: Kernel, use: Use) -> Callable[[torch.Tensor | None], torch.Tensor]:
@@ -98,7 +105,9 @@ def contest_of(
 def _copy(device: Device, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor in the device's memory with the same strides and values."""
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return device.empty(tensor, span).as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+    memory = device.empty(tensor, span)
+    memory.copy_(tensor.detach().as_strided((span,), (1,)))
+    return memory.as_strided(tensor.shape, tensor.stride())
 
 
 @dataclass
@@ -129,9 +138,22 @@ class Autotuner:
     ) -> None:
         self.meter, self.store, self.seconds, self.spent = meter, store, seconds, 0.0
         self.tried: set[Problem] = set()
+        self._turn = threading.Lock()  # of the race in the background
+        self._owner: object | None = None
+        self._steps: Iterator[None] = iter(())
+        self._stepped = 0.0
+        self._merged: tuple[object, Table, Table] | None = None
 
     def table(self, table: Table) -> Table:
-        """The pack's table with the rows that this card's own races add or replace."""
+        """The pack's table with the rows that this card's own races add or replace. Raises OSError or WrongInput where
+        the store cannot be read."""
+        measurements, merged = self.store.measurements(), self._merged
+        if merged is not None and merged[0] is measurements and merged[1] is table:
+            return merged[2]
+        self._merged = measurements, table, (whole := self._with_raced(table))
+        return whole
+
+    def _with_raced(self, table: Table) -> Table:
         raced = self.store.rows(table)
         replaced = {(row.kind, row.sizes, row.products) for row in raced}
         kept = [row for row in table.rows if (row.kind, row.sizes, row.products) not in replaced]
@@ -144,23 +166,65 @@ class Autotuner:
             return False
         return table.measured(problem) is None
 
-    def race(self, table: Table, problem: Problem, operands: Operands, contest: Contest) -> Iterator[None]:
+    def advance(self, owner: object, begin: Callable[[], Iterator[None]]) -> bool:
+        """A step of the owner's race in the background; whether it is at its end. Raises what ``race`` raises.
+
+        One race at a time, since each has copies of its operands: others wait, and one whose calls have stopped coming
+        is given up.
+        """
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self._owner is not owner:
+                if self._owner is not None and self.meter.now() - self._stepped < STALE_SECONDS:
+                    return False
+                self._steps = iter(())  # the other's copies go before there are new ones
+                self._owner, self._steps = owner, begin()
+            for _ in self._steps:
+                self._stepped = self.meter.now()
+                return False
+            self._end()
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            self._turn.release()
+        return True
+
+    def drop(self) -> None:
+        """Ends the race in the background, and with it its copies."""
+        with self._turn:
+            self._end()
+
+    def _end(self) -> None:
+        self._owner, self._steps = None, iter(())
+
+    def race(
+        self, table: Table, problem: Problem, operands: Operands, contest: Callable[[], Contest]
+    ) -> Iterator[None]:
         """Races a problem step by step, and stores the result at the end; between steps the caller may do other work.
 
-        Raises nothing for kernels that fail: they stay banned. Raises OSError where the store cannot be written.
+        Kernels that fail in their first run stay banned. Raises OSError where the store cannot be written, and what
+        torch or a launch raises later.
         """
         self.tried.add(problem)
-        race = _Race(self, table, problem, operands, contest)
-        steps = race.steps()
+        steps: Iterator[None] = iter(())
+        race: _Race | None = None
         while True:
             start = self.meter.now()
             try:
-                next(steps)
+                with _plainly():
+                    if race is None:
+                        race = _Race(self, table, problem, operands, contest())
+                        steps = race.steps()
+                    next(steps)
             except StopIteration:
                 return
             finally:
-                race.spent += self.meter.now() - start
-                self.spent += self.meter.now() - start
+                elapsed = self.meter.now() - start
+                self.spent += elapsed
+                if race is not None:
+                    race.spent += elapsed
             yield
 
     def candidates(self, table: Table, problem: Problem, operands: Operands) -> list[tuple[int, Use]]:
@@ -183,6 +247,15 @@ class Autotuner:
                 binaries.add(table.kernels[number].digest)
                 chosen.append((number, use))
         return chosen
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Whatever the caller has switched on: no gradients, and no autocast that changes torch's product."""
+    import torch
+
+    with torch.no_grad(), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+        yield
 
 
 class _Race:
@@ -231,6 +304,8 @@ class _Race:
                 yield
                 if rounds >= LEAST_ROUNDS and self._late:
                     break
+            if not self._possible(best) or min(self.vendor_us) < self.floor_us:
+                return
             if faster(self.vendor_us, best.samples_us) and not steadily_faster(self.vendor_us, best.samples_us):
                 return
         self.store.add(self._measurement(best))
@@ -258,6 +333,8 @@ class _Race:
 
     def _first_run(self, kernel: Kernel, use: Use, bounds: _Reference) -> Entrant | None:
         """The kernel, run once and compared; None where it fails, which bans it."""
+        import torch
+
         self.store.begin(kernel.digest)
         try:
             run = self.contest.bind(kernel, use)
@@ -266,6 +343,9 @@ class _Race:
         except (LaunchError, GpuError, OSError) as error:  # of the driver or of the operands, and no crash
             self.store.end(kernel.digest, f"does not run: {error}")
             return None
+        except torch.OutOfMemoryError:  # no fault of the kernel's
+            self.store.lift(kernel.digest)
+            raise
         largest_error, wrong = bounds.compare(result)
         self.store.end(kernel.digest, wrong)
         if wrong:

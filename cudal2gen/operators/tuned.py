@@ -11,23 +11,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from cudal2gen import results
 from cudal2gen.choice import Kernel, Row, Table, row_of
+from cudal2gen.errors import reading
 from cudal2gen.results import Environment, Line, Measurement
 from cudal2gen.version import __version__
 
 
 class Trial(Line):
-    """A kernel's first run on a card: begun, and perhaps ended well. ``reason``: why it stays banned."""
+    """A kernel's first run on a card. ``outcome``: begun, right, wrong, or not run; ``reason``: why it stays banned."""
 
     kind: Literal["first run"] = "first run"
     card: str
     version: str
     digest: str
-    outcome: Literal["begun", "right", "wrong"]
+    outcome: str
     reason: str = ""
+
+    # What a later version adds must not hide a ban.
+    model_config = ConfigDict(extra="ignore")
 
 
 class Conditions(NamedTuple):
@@ -54,6 +58,8 @@ class Store:
         self.trials_file = self.measurements_file.with_name("autotune-first-runs.jsonl")
         self._read: tuple[int, int] = (-1, -1)
         self._measurements: list[Measurement] = []
+        self._trials: dict[str, Trial] = {}
+        self._whole = results.START  # up to which the trials are read
 
     # --- measurements ---
 
@@ -101,18 +107,39 @@ class Store:
         """Lifts a ban; where the kernel was ``wrong``, says how, and it stays."""
         self._note(digest, "wrong" if wrong else "right", wrong)
 
-    def _note(self, digest: str, outcome: Literal["begun", "right", "wrong"], reason: str = "") -> None:
+    def lift(self, digest: str) -> None:
+        """Lifts the ban of a kernel that did not come to run."""
+        self._note(digest, "not run")
+
+    def _note(self, digest: str, outcome: Literal["begun", "right", "wrong", "not run"], reason: str = "") -> None:
         row = Trial(card=self.environment.name, version=__version__, digest=digest, outcome=outcome, reason=reason)
         results.append([row], self.trials_file)
 
     def trials(self) -> dict[str, Trial]:
-        """The last entry of each kernel on this card, by digest."""
-        rows = results.read(TypeAdapter(Trial), self.trials_file)
-        return {row.digest: row for _, row in rows if row.card == self.environment.name}
+        """The last entry of each kernel on this card, by digest; what was added to the file is read. Raises
+        WrongInput."""
+        whole = self._whole_lines()
+        for _, row in results.read(TypeAdapter(Trial), self.trials_file, self._whole):
+            if row.card == self.environment.name:
+                self._trials[row.digest] = row
+        self._whole = whole
+        return self._trials
+
+    def _whole_lines(self) -> results.Place:
+        """The end of the file's last whole line."""
+        with reading(self.trials_file):
+            if not self.trials_file.exists():
+                return results.START
+            if self.trials_file.stat().st_size < self._whole.bytes:  # another file
+                self._trials, self._whole = {}, results.START
+            with self.trials_file.open("rb") as file:
+                file.seek(self._whole.bytes)
+                added = file.read()
+        return results.Place(self._whole.bytes + added.rfind(b"\n") + 1, self._whole.lines + added.count(b"\n"))
 
     def banned(self) -> set[str]:
         """Digests of kernels that began and did not end well, in this process or another."""
-        return {digest for digest, row in self.trials().items() if row.outcome != "right"}
+        return {digest for digest, row in self.trials().items() if row.outcome not in ("right", "not run")}
 
 
 def options_of(kernel: Kernel) -> str:
