@@ -389,6 +389,18 @@ def test_kernels_keep_the_sums_for_the_derivative(
     assert len(device.session.launches) == 6
 
 
+@pytest.mark.parametrize(("rows", "depth", "cols"), [(0, 16, 16), (3, 0, 16), (3, 16, 0)])
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_gradients_of_nothing_have_shapes(activation: str | None, rows: int, depth: int, cols: int) -> None:
+    x, w1, w3 = (normal(*shape).requires_grad_() for shape in ((2, rows, depth), (cols, depth), (cols, depth)))
+    cudal2gen.linear(x, w1, None, activation).sum().backward()
+    cudal2gen.matmul(x, w3.t()).sum().backward()
+    fused_operators.gated_pair(x, w1, w3, "silu").sum().backward()
+    for tensor in (x, w1, w3):
+        assert tensor.grad.shape == tensor.shape
+        assert not tensor.grad.any()
+
+
 # --- interleaved copies ---
 
 

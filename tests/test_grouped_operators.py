@@ -199,3 +199,11 @@ def test_torch_checks_the_operator() -> None:
         for differentiable in (False, True):
             a, b = (integers(*shape).requires_grad_(differentiable) for shape in (shape_a, shape_b))
             torch.library.opcheck(operator, (a, b, None if ends is None else offsets(*ends)))
+
+
+def test_meta_tensors_have_shapes() -> None:
+    a, b, offs = torch.empty(10, 16).bfloat16(), torch.empty(3, 16, 8).bfloat16(), torch.zeros(3, dtype=torch.int32)
+    a, b, offs = (tensor.to("meta") for tensor in (a, b, offs))
+    d = cudal2gen.grouped_mm(a, b, offs=offs)
+    assert (d.shape, d.dtype, d.is_meta) == ((10, 8), torch.bfloat16, True)
+    assert cudal2gen.grouped_mm(a.mT, a, offs=offs).shape == (3, 16, 16)

@@ -18,6 +18,7 @@ from cudal2gen.operators.torch_operators import (
     OPS,
     TORCH,
     all_undispatched,
+    as_rows,
     linear_gradients,
     run_linear,
     undispatched,
@@ -244,7 +245,7 @@ def _pair_gradients(
 
 def _by_rows(grad: torch.Tensor, weight: torch.Tensor, wide: bool) -> torch.Tensor:
     """``grad @ weight``, in fp32 where it is added to another such."""
-    rows = grad.reshape(-1, grad.shape[-1])
+    rows = as_rows(grad)
     other = weight.conj() if weight.is_complex() else weight
     d: torch.Tensor = OPS["matmul"](rows, other, "f32", F32.torch_dtype if wide else None)
     return d

@@ -3,6 +3,7 @@ them, past torch's dispatcher where nothing in torch would see the call."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -218,11 +219,16 @@ def matmul_gradients(
     if needs[1] and a is not None:
         matrices = a.unsqueeze(0) if of_a == 1 else a
         if of_b <= 2:  # one product, of all rows
-            rows = matrices.reshape(-1, matrices.shape[-1])
-            gradient_b = product(_adjoint(rows), grad.reshape(-1, grad.shape[-1]), acc).view(shapes[1])
+            rows = as_rows(matrices)
+            gradient_b = product(_adjoint(rows), as_rows(grad), acc).view(shapes[1])
         else:
             gradient_b = _summed(product(_adjoint(matrices), grad, acc), shapes[1])
     return gradient_a, gradient_b
+
+
+def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as one matrix, also where it has no elements."""
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def _adjoint(matrices: torch.Tensor) -> torch.Tensor:
@@ -249,13 +255,13 @@ def linear_gradients(
     x: torch.Tensor | None, weight: torch.Tensor | None, grad: torch.Tensor, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradients of ``linear(x, weight, bias)``. ``x`` is None where weight needs none, and the other way round."""
-    rows = grad.reshape(-1, grad.shape[-1])
+    rows = as_rows(grad)
     of_x = of_weight = None
     if needs[0] and weight is not None:
         flat = weight.conj() if weight.is_complex() else weight
         of_x = OPS["matmul"](rows, flat, "f32").reshape(*grad.shape[:-1], weight.shape[1])
     if needs[1] and x is not None:
-        flat = x.reshape(-1, x.shape[-1])
+        flat = as_rows(x)
         of_weight = OPS["matmul"](rows.t(), flat.conj() if flat.is_complex() else flat, "f32")
     return of_x, of_weight, rows.sum(0) if needs[2] else None
 

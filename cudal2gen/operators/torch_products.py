@@ -119,9 +119,11 @@ def torch_grouped(
         return torch_matmul(a, b, None, out_dtype)
     if a.device.type == "cuda" and out_dtype in (None, a.dtype) and _takes_grouped(a) and _takes_grouped(b):
         return torch._grouped_mm(a, b, offs=offs).contiguous()
+    d = a.new_zeros((*((len(offs),) if a.ndim == b.ndim else ()), a.shape[-2], b.shape[-1]), dtype=out_dtype or a.dtype)
+    if offs.is_meta:
+        return d
     ends = offs.tolist()
     groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    d = a.new_zeros((*((len(ends),) if a.ndim == b.ndim else ()), a.shape[-2], b.shape[-1]), dtype=out_dtype or a.dtype)
     for number, group in enumerate(groups):
         if a.ndim == b.ndim:
             d[number] = torch_matmul(a[:, group], b[group], None, out_dtype)
