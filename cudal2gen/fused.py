@@ -304,6 +304,8 @@ def _add(
             comparison.max_error = float(comparison.wrong)
             return
         errors[arrays.nan(errors)] = math.inf
+        # What lies beyond the output's range is stored as infinity.
+        errors[(abs(wide) == math.inf) & (wide == rounded)] = 0.0
         if ceiling is not None:
             comparison.count(rows, errors > ceiling, bounds.result, d)
         elif bounds.exact:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from cudal2gen import catalog, validator
@@ -28,6 +28,44 @@ MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\
 # A copy's inline assembly has a predicate of its own, set from a register by the line before the copy.
 ACTIVE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")
 ZERO_FILLED = re.compile(r"\], 16, %r\d+;")
+
+
+# Faults of a rendered text, of groups and of gated pairs, each in the spellings that families have: before, after.
+TEXT_FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "a group begins a row late": (("gemm.m) : 0;", "gemm.m) + 1 : 0;"),),
+    "groups are counted off by one": (("ends + group - 1", "ends + group"),),
+    "B is the next group's": (
+        ("gemm.b += group *", "gemm.b += (group + 1) *"),
+        ("gemm.groups.b ? work.group : 0", "gemm.groups.b ? work.group + 1 : 0"),
+    ),
+    "every group has the first bias": (("gemm.fused.bias += group * gemm.groups.bias;", ""),),
+    "halves of a pair swapped": (
+        ("activation(z.x) * other.x", "activation(other.x) * z.x"),
+        ("activation(z.y) * z.w", "activation(z.w) * z.y"),
+    ),
+    "aux of the other half": (
+        ("row, col + 8, other", "row, col, other"),
+        ("x = col + e / 2 * 8", "x = col + (1 - e / 2) * 8"),
+    ),
+}
+
+
+class TextFault(NamedTuple):
+    """A fault of a record's rendered text: ``before`` stands in it once, and ``after`` in the faulty one."""
+
+    fault: str
+    before: str
+    after: str
+
+
+def text_faults(text: str) -> list[TextFault]:
+    """Those of ``TEXT_FAULTS`` that a rendered text can have."""
+    return [
+        TextFault(fault, before, after)
+        for fault, spellings in TEXT_FAULTS.items()
+        for before, after in spellings
+        if text.count(before) == 1
+    ]
 
 
 ALWAYS_TRUE = ("the predicate is the constant 1", "the launcher refuses k < 1, so the first k-tile is always copied")

@@ -225,6 +225,11 @@ BATCHED: dict[str, Record] = {
     "grouped fused direct": direct(batch="grouped", padding="predicate", fusion="bias_m+relu"),
     "grouped fused wgmma": ring(batch="grouped", fusion="bias_n+residual+silu"),
     "grouped fused wgmma swapped": ring(batch="grouped", fusion="alpha+bias_n+gelu", **SWAPPED),
+    "grouped gated": small(batch="grouped", padding="predicate", fusion="bias_n+silu+gate", **WIDE),
+    "grouped gated direct": direct(batch="grouped", padding="predicate", fusion="alpha+bias_n+gelu+gate"),
+    "batched gated direct": direct(batch="strided", fusion="silu+gate"),
+    "batched gated wgmma": ring(batch="strided", fusion="bias_n+silu+gate", **NARROW),
+    "batched gated once": once(batch="strided", fusion="bias_n+silu+gate"),
 }
 
 PATHS: dict[str, Record] = {
@@ -352,4 +357,7 @@ PATHS: dict[str, Record] = {
     **TYPED,
     **{f"fused {name}": record for name, record in FUSED.items()},
     **BATCHED,
+    "sixteen threads along a row": small(bk=128, g2s_cols=16),
+    "thirty-two threads along a row": small(bk=256, g2s_cols=32, stages=2),
+    "small direct padded by its caller": direct(padding="pad", m=61, n=59, k=125),
 }

@@ -203,6 +203,9 @@ def test_list_filters(own_catalog: dict[str, str]) -> None:
     direct = run("list", "--family", "sm80_direct", "--json").stdout.splitlines()
     assert direct
     assert all(json.loads(line)["family"] == "sm80_direct" for line in direct)
+    assert run("list", "--gpu", "a100", "--acc", "f16", "--batch", "strided").stdout == ""
+    assert run("list", "--fusion", "bias_n").stdout == ""
+    assert "--fusion any: name its parts" in run("build", "--mnk", "64_64_64", "--fusion", "any").stderr
     nothing = run("list", "--gpu", "l40s", env=own_catalog)
     advice = "l40s has none of its own; those of rtx3090 stand in, see 'cudal2gen list --gpu rtx3090'"
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", f"note: no record matches: {advice}\n")

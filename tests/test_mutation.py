@@ -1,7 +1,8 @@
 """The checker is checked: mechanical mutants of built kernels must be noticed, or be proven equivalent.
 
 Of each kernel of one plain product of fp16, every third mutant of each kind. Of every fifth kernel that computes more,
-a mutant of each kind, of arithmetic one for each opcode. All of them in ``make thorough``.
+a mutant of each kind, of arithmetic one for each opcode. Of groups, gated pairs and aux, faults of the rendered text.
+All of them in ``make thorough``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import pytest
 from cudal2gen import compiler
 from cudal2gen.compiler import Artifact
 from cudal2gen.emulator import ARITHMETIC, Mutant
+from cudal2gen.renderer import render
+from cudal2gen.validator import run_case, stress_shapes
+from cudal2gen.validator.problems import thorough_shape
 from tests.draws import drawn, drawn_by, few_by
-from tests.mutation import candidates, equivalence, survivors
+from tests.mutation import TEXT_FAULTS, TextFault, candidates, equivalence, survivors, text_faults
 from tests.paths import PATHS
 
 pytestmark = pytest.mark.slow
@@ -75,6 +79,19 @@ MORE = [
 # twice over: the producer's warps only keep the barriers' count, the CTA's others wait for the same readers.
 MOST_EQUIVALENT = dict.fromkeys(MUTATED, 8) | {"wgmma cluster split 8 swapped": 7}
 
+# Faults of texts: every kernel of groups, gated pairs or aux in ``make thorough``, else one kernel for each spelling.
+SMALL_FIRST = ("sm80_direct", "sm80_multistage", "sm90_small", "sm90_wgmma")
+FAULTY = few_by(
+    lambda case: case[1].before,
+    [
+        (name, fault)
+        for name, record in sorted(PATHS.items(), key=lambda item: SMALL_FIRST.index(item[1].family))
+        if record.grouped or record.fusion.gate or record.fusion.aux
+        for fault in text_faults(render(record))
+    ],
+    1,
+)
+
 BUILT_AHEAD = [PATHS[name] for name in [*MUTATED, *drawn(MORE, 5)]]
 
 
@@ -101,6 +118,21 @@ def test_every_mutant_of_what_computes_more_is_noticed_or_equivalent(name: str, 
     reasons = explained(name, library, executed)
     print(f"\n{name}: {len(executed)} of {len(mutants)} mutants, {dict(reasons)}")
     assert reasons.total() < len(executed) / 3
+
+
+def test_every_fault_has_a_kernel() -> None:
+    assert {fault.before for _, fault in FAULTY} == {before for each in TEXT_FAULTS.values() for before, _ in each}
+
+
+@pytest.mark.parametrize(("name", "fault"), FAULTY, ids=[f"{name}: {fault.fault}" for name, fault in FAULTY])
+def test_a_faulty_text_is_noticed(name: str, fault: TextFault, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = PATHS[name]
+    text = render(record).replace(fault.before, fault.after)
+    monkeypatch.setattr(compiler, "render", lambda _: text)
+    (artifact,) = compiler.build([record])
+    shape = thorough_shape(record, stress_shapes(record))
+    case, _ = run_case(record, artifact, library, shape, "normal", hazards=False)
+    assert not case.passed
 
 
 def place(mutant: Mutant) -> tuple[str, ...]:

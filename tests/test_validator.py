@@ -20,6 +20,7 @@ from jinja2 import DictLoader, Environment
 
 from cudal2gen import catalog, compiler, emulator, places, validator
 from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, revise
+from cudal2gen.kernel.fusion import PARTS
 from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, stress_shapes
 from cudal2gen.validator.problems import thorough_shape
@@ -54,7 +55,8 @@ def test_every_path_is_right(name: str, library: Path) -> None:
     if record.family == "sm80_multistage" and not record.predicated and not record.fusion:
         largest = thorough_shape(record, stress_shapes(record))
         tiles = -(-largest.m // record.bm) * -(-largest.n // record.bn)
-        expected = tiles * (record.bm + record.bn) * largest.k * 2
+        k = -(-largest.k // record.bk) * record.bk  # as padded
+        expected = tiles * (record.bm + record.bn) * k * 2
         split = tiles * record.bm * record.bn * 4 * record.split_k if record.split_k > 1 else 0
         assert verdict.counters["bytes ld.global"] == expected + split
     # TMA brings every k-tile once per cluster row of A and column of B, to every CTA that needs it.
@@ -78,7 +80,7 @@ def choices(annotation: Any) -> list[Any]:
     return [value for part in parts for value in ([None] if part is NoneType else choices(part))]
 
 
-@pytest.mark.parametrize("family", ["sm90_wgmma", "sm90_small"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_value_of_every_field_is_executed(family: str) -> None:
     executed = [record for record in PATHS.values() if record.family == family]
     for name, field in FAMILIES[family].line_fields().items():
@@ -87,6 +89,9 @@ def test_every_value_of_every_field_is_executed(family: str) -> None:
         illegal = {"grouped"} if (family, name) == ("sm90_small", "batch") else set()
         missing = set(choices(field.annotation)) - illegal - {getattr(record, name) for record in executed}
         assert not missing, f"{name}: {missing} is executed nowhere"
+    assert {part for record in executed for part in record.fusion.text.split("+")} == {*PARTS, "none"}
+    for batch in {record.batch for record in executed}:
+        assert any(record.fusion.gate for record in executed if record.batch == batch), f"{batch}, gated"
     if family == "sm90_wgmma":
         assert {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)} <= {record.cluster for record in executed}
         assert set(range(16, 257, 16)) == {record.atom_n for record in executed}, "every width of the instruction"

@@ -190,12 +190,10 @@ def write_report(
         return
     if compare is not None:
         before, after = (measurements([path]) for path in compare)
-        content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.admits)
+        content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.lists)
     else:
         rows = report.validation.load(validated) if validated else ()
-        content = report.report(
-            measurements(result_files), catalog.load(), selection.admits, _stock(result_files), rows
-        )
+        content = report.report(measurements(result_files), catalog.load(), selection.lists, _stock(result_files), rows)
     forms = ((out, content.html), (markdown, content.markdown))
     texts = {path: text() for path, text in forms if path is not None}
     for path, text in texts.items():
@@ -228,7 +226,7 @@ def contribute(
     """Write your measurements as one file to hand on, without names of your machine, and check it."""
     from cudal2gen import report
 
-    rows = report.anonymous(measurements(result_files), selection.admits)
+    rows = report.anonymous(measurements(result_files), selection.lists)
     if not rows.measurements:
         refuse("no measurements to contribute: run `cudal2gen bench` on a GPU first, or name a file with --results")
     lines = [*rows.environments.values(), *rows.measurements]

@@ -14,14 +14,14 @@ from cudal2gen.cli.groups import Offer, verb
 from cudal2gen.cli.messages import refuse
 from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import FILTERS, SIZE, Selection
+from cudal2gen.cli.selection import FILTERS, LATER, SIZE, Selection
 from cudal2gen.cli.tables import print_section
 from cudal2gen.files import write
 
 if TYPE_CHECKING:
     from cudal2gen.profile import LaunchFacts, Profile
 
-SELECTED = (*FILTERS, "fusion")
+SELECTED = (*FILTERS, *LATER)
 
 
 @verb(app, "profile")

@@ -43,7 +43,7 @@ def list_records(
     records = [
         record
         for record in stored
-        if selection.admits(record) and family in (None, record.family) and structure in (None, record.origin.structure)
+        if selection.lists(record) and family in (None, record.family) and structure in (None, record.origin.structure)
     ]
     for record in records:
         print(catalog.dump(record) if as_json else _line(record))

@@ -49,12 +49,20 @@ class Target(Protocol):
     def layout(self) -> str: ...
 
 
+class Posed(Target, Protocol):
+    """What records and measurements share."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+
 @dataclass(frozen=True)
 class Selection:
     """Which problems or records a command is about.
 
-    ``gpu``, ``ab``, ``d``, ``acc`` and ``layout`` may be ``any`` in verbs that offer it. Methods write notes to stderr
-    where a record is not the problem's own, and end the command where the options make no sense or nothing is left.
+    ``gpu``, ``ab``, ``d``, ``acc``, ``layout``, ``fusion`` and ``batch`` may be ``any`` in verbs that offer it. Methods
+    write notes to stderr where a record is not the problem's own, and end the command where the options make no sense
+    or nothing is left.
     """
 
     mnk: Annotated[
@@ -102,8 +110,8 @@ class Selection:
         ),
     ] = NONE
     batch: Annotated[
-        Batch,
-        OneOf(BATCHES),
+        Batch | Literal["any"],
+        OneOf(BATCHES, ANY),
         typer.Option("--batch", help="Products of a launch: none, one; strided, several; grouped, rows in groups."),
     ] = "none"
     changes: Annotated[
@@ -127,7 +135,7 @@ class Selection:
             half = self.ab in ("f16", ANY) and self.d in ("same", ANY)
             object.__setattr__(self, "acc", "f16" if half else "f32")
         try:
-            Fusion.model_validate(self.fusion)
+            Fusion.model_validate(NONE if self.fusion == ANY else self.fusion)
         except ValidationError as error:
             refuse(f"--fusion {explain(error)}")
 
@@ -144,21 +152,27 @@ class Selection:
     def target(self) -> str:
         """GPU, types and layout, for messages."""
         fusion = f" {self.fusion}" if self.fusion != NONE else ""
-        batch = f" {BATCH_TITLES[self.batch]}" if self.batch != NONE else ""
+        batch = f" {self.batch if self.batch == ANY else BATCH_TITLES[self.batch]}" if self.batch != NONE else ""
         return f"{self.gpu} {types(self.ab, self.acc, self.d)} {self.layout}{fusion}{batch}"
 
     def admits(self, item: Target) -> bool:
         """Whether GPU, types and layout of a problem, record or measurement agree."""
         return all(getattr(self, name) in (ANY, getattr(item, name)) for name in FILTERS)
 
+    def lists(self, item: Posed) -> bool:
+        """Whether fusion and batch of a record or measurement agree as well."""
+        return self.admits(item) and self._serves_as(item.problem)
+
     @property
     def _later(self) -> dict[str, str]:
         """Fusion and batch, as a problem's fields."""
+        if self.fusion == ANY:
+            refuse(f"--fusion {ANY}: name its parts, or {NONE}")
         return {"fusion": self.fusion, "batch": self.batch}
 
     def _serves_as(self, problem: Problem) -> bool:
         """Whether fusion and batch are a problem's."""
-        return (str(problem.fusion), problem.batch) == (self.fusion, self.batch)
+        return self.fusion in (ANY, str(problem.fusion)) and self.batch in (ANY, problem.batch)
 
     def problem(self) -> Problem:
         """The one problem of ``--mnk``."""
@@ -372,4 +386,8 @@ ALL = {"everything": "All records of --gpu, --ab, --d, --acc and --layout; each 
 OneRecord = Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER, "changes", "fit"), single=("mnk",), helps=SIZE)]
 OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER), single=("mnk",), helps=SIZE)]
 SeveralRecords = Annotated[Selection, Offer(wildcards=FILTERS, helps=ALL)]
-Filter = Annotated[Selection, Offer(only=FILTERS, wildcards=FILTERS, defaults=dict.fromkeys(FILTERS, ANY))]
+LISTED = (*FILTERS, *LATER)
+OF_LISTED = {"fusion": f"Only of this fusion: none, or parts joined by +, of {', '.join(PARTS)}."}
+Filter = Annotated[
+    Selection, Offer(only=LISTED, wildcards=LISTED, defaults=dict.fromkeys(LISTED, ANY), helps=OF_LISTED)
+]

@@ -1,7 +1,9 @@
 """What a kernel does to the sums of a product before it rounds and stores them, as data of the problem.
 
 D = activation(Z), Z = alpha A B + bias + beta C, in fp32, then one rounding to D's type. ``Fusion`` says which of these
-parts there are: they are code of the kernel. alpha and beta, and where bias and C lie, are data of a launch.
+parts there are: they are code of the kernel. alpha and beta, and where bias and C lie, are data of a launch: with
+beta = 0 the kernel reads C all the same, so that NaN or infinity in C makes D NaN. BLAS leaves C unread there; who
+wants that takes the fusion without ``residual``.
 
 ``gate`` makes D half as wide as Z, whose columns are pairs interleaved by 8: with Z1 the columns 16 j to 16 j + 7 and
 Z3 the columns 16 j + 8 to 16 j + 15, D = activation(Z1) Z3. ``aux`` stores Z beside D, whole and in D's type.
