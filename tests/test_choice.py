@@ -108,6 +108,16 @@ PADDED = {
         Sizes(64, 64, 256),
         (True, True, True),
     ),
+    "fused multistage gated, padded by its caller": (
+        PATHS["fused multistage gated, padded by its caller"],
+        Sizes(64, 64, 256),
+        (True, True, True),
+    ),
+    "small direct padded by its caller": (
+        PATHS["small direct padded by its caller"],
+        Sizes(64, 64, 128),
+        (True, True, True),
+    ),
     "wgmma padded": (ring(padding="pad", k=325), Sizes(200, 136, 328), (True, True, False)),
     "wgmma padded nn": (ring(padding="pad", layout="nn", n=133, k=325), Sizes(200, 136, 328), (True, True, True)),
     "once padded": (once(padding="pad", k=125), Sizes(64, 64, 128), (True, True, False)),
