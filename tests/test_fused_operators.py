@@ -17,6 +17,7 @@ from tests import packed
 from tests.emulated import EmulatedDevice, OperatorDevice
 from tests.packages import require
 from tests.paths import WIDE, small
+from tests.strategies import STRAIGHT
 
 torch = require("torch")
 
@@ -311,11 +312,12 @@ GATES = [
     for ab in ("f16", "bf16")
     for fusion in (GATED, f"aux+{GATED}", BESIDE, "aux+silu")
 ]
+ANY_D = record("bias_n+aux+relu", **STRAIGHT)
 
 
 @pytest.fixture(scope="module")
 def gates(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
-    table = packed.table([packed.RECORDS["predicated"], *GATES])
+    table = packed.table([packed.RECORDS["predicated"], *GATES, ANY_D])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("gates") / "a100"))
 
 
@@ -399,6 +401,18 @@ def test_gradients_of_nothing_have_shapes(activation: str | None, rows: int, dep
     for tensor in (x, w1, w3):
         assert tensor.grad.shape == tensor.shape
         assert not tensor.grad.any()
+
+
+def test_sums_whose_rows_start_anywhere_are_torchs(device: EmulatedDevice, gated: dispatch.Dispatcher) -> None:
+    """A kernel that stores any D stores aux in vectors only: the plain kernel computes, torch does the rest."""
+    x, weight, bias = half(device, 35, 72), half(device, 83, 72, seed=1), half(device, 83, seed=2)
+    z = x.double() @ weight.double().mT + bias.double()
+    d, sums = torch.ops.cudal2gen.fused_linear_aux(x, weight, bias, "relu")
+    close(sums, z, 16)
+    close(d, z.relu(), 16)
+    assert gated.stats() == {"kernel": {packed.RECORDS["predicated"].name: 1}, "torch": {}}
+    (plan,) = gated.plans.values()
+    assert plan.reason.endswith("; bias_n+aux+relu by torch: rows of aux of 83 elements, which no kernel stores")
 
 
 # --- interleaved copies ---

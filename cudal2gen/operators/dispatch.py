@@ -22,6 +22,7 @@ from cudal2gen.errors import WrongInput
 from cudal2gen.gpu import GpuError
 from cudal2gen.kernel import Problem
 from cudal2gen.kernel.fusion import PLAIN
+from cudal2gen.kernel.launch import Matrix
 from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.operators.binding import Cuda, Device, bind
 from cudal2gen.operators.products import Request, Run
@@ -175,7 +176,9 @@ class Dispatcher:
             raise ByTorch(
                 f"{alone}: a kernel would copy operands", f"{choice.reason}: {choice.use.matrices} would be copied"
             )
-        kernel = pack.table.kernels[choice.kernel]
+        kernel, n = pack.table.kernels[choice.kernel], request.sizes.n
+        if request.problem.fusion.aux and not kernel.record.launch.takes_aux(n, Matrix(n)):
+            raise ByTorch(f"rows of aux of {n} elements, which no kernel stores")
         row = self._table(pack, request.device).measured(request.problem, request.batches.products)
         opened = self._open(pack, kernel, request.device, device)
         run = bind(device, opened, choice.use, request, request.problem.layout)
