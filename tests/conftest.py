@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from cudal2gen import compiler, gpu, places
+from cudal2gen.kernel import FAMILIES
 
 pytest_plugins = ["tests.cpu_times"]
 
@@ -90,6 +92,15 @@ def _kernels_compiled_ahead(request: pytest.FixtureRequest) -> None:
     modules = dict.fromkeys(item.module for item in request.session.items if isinstance(item, pytest.Function))
     if records := [record for module in modules for record in getattr(module, "BUILT_AHEAD", ())]:
         compiler.build(records)
+
+
+@pytest.fixture(autouse=True)
+def _families_as_they_were() -> Iterator[None]:
+    """Recorded tiles are a family while recordings are read; other tests count families."""
+    before = dict(FAMILIES)
+    yield
+    FAMILIES.clear()
+    FAMILIES.update(before)
 
 
 @pytest.fixture

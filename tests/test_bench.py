@@ -425,10 +425,10 @@ def test_what_the_device_survives_is_the_problems_fault(tmp_path: Path) -> None:
     device = FakeDevice()
     operands, first = device.operands, stratified(record.problem for record in records())[0]
 
-    def short(of: Problem, count: int, seed: int) -> Any:
+    def short(of: Problem, count: int, seed: int, products: int = 1) -> Any:
         if of == first:
             raise RuntimeError("CUDA out of memory\nmore")
-        return operands(of, count, seed)
+        return operands(of, count, seed, products)
 
     device.operands = short  # type: ignore[method-assign]
     outcome = run(tmp_path / "m.jsonl", device)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.models import ArgumentInfo, OptionInfo
 
 from cudal2gen import cli, compiler, gpu, places, toolchain, validator
-from cudal2gen.cli import searching, tuning
+from cudal2gen.cli import learning, searching, tuning
 from cudal2gen.gpu import GpuError
 from cudal2gen.kernel import FAMILIES
 from cudal2gen.operators import shapes
@@ -176,7 +176,8 @@ def workplace(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setattr(ray_executor, "RayExecutor", unreachable)
     monkeypatch.setattr(campaign, "run", campaign_run)
     monkeypatch.setattr(tuning, "load_policy", lambda *_: policy.Policy(0))
-    monkeypatch.setattr(tuning, "_compare_proposers", lambda *_: None)
+    monkeypatch.setattr(learning, "compare", lambda *_: None)
+    monkeypatch.setattr(learning, "train", lambda *_: None)
     monkeypatch.setattr(searching, "on_one_core", lambda: None)
     monkeypatch.chdir(tmp_path / "desk")
     for name, value in {

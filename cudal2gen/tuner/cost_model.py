@@ -79,7 +79,7 @@ class CostModel:
         buffer = io.BytesIO()
         header = {"format": FORMAT, "tokens": self.tokens.names, "spread": self.spread, "length": self.length}
         text = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        arrays = {name: array.astype(np.float16) for name, array in self.ensemble.arrays.items()}
+        arrays = {name: array.astype(np.half) for name, array in self.ensemble.arrays.items()}
         np.savez_compressed(buffer, header=text, **arrays)  # type: ignore[arg-type]
         files.write(path, buffer.getvalue())
 
