@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen import files
+from cudal2gen.element import F16
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
 from cudal2gen.results import Trial
@@ -79,7 +80,7 @@ class CostModel:
         buffer = io.BytesIO()
         header = {"format": FORMAT, "tokens": self.tokens.names, "spread": self.spread, "length": self.length}
         text = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        arrays = {name: array.astype(np.half) for name, array in self.ensemble.arrays.items()}
+        arrays = {name: array.astype(F16.numpy_dtype) for name, array in self.ensemble.arrays.items()}
         np.savez_compressed(buffer, header=text, **arrays)  # type: ignore[arg-type]
         files.write(path, buffer.getvalue())
 
@@ -107,8 +108,8 @@ class Posterior:
         if len(self._answer):
             cross = self._covariance(inputs, centred, self._observed, self._centred)
             mean = mean + cross @ self._answer
-            half = np.linalg.solve(self._factor, cross.T)
-            variance = variance - (half**2).sum(0)
+            solved = np.linalg.solve(self._factor, cross.T)
+            variance = variance - (solved**2).sum(0)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
     def _covariance(self, first: Inputs, a: Floats, second: Inputs, b: Floats) -> NDArray[np.float64]:
@@ -195,8 +196,8 @@ def _likelihood(places: Floats, rest: NDArray[np.float64], spread: float, length
     covariance = spread**2 * _kernel(places, places, length) + SCALE**2
     covariance[np.diag_indices(len(rest))] += NOISE**2
     factor = np.linalg.cholesky(covariance)
-    half = np.linalg.solve(factor, rest)
-    return float(-0.5 * half @ half - np.log(np.diag(factor)).sum())
+    solved = np.linalg.solve(factor, rest)
+    return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
 
 
 def load(path: Path = SHIPPED) -> CostModel:
