@@ -87,12 +87,12 @@ def test_every_record_has_a_verdict_that_it_is_right(catalogued: list[catalog.Re
     assert wrong == []
 
 
-@pytest.mark.parametrize("layout", ["tn", "nn"])
-def test_kernels_of_bf16_have_verdicts(checkout: Path, layout: Layout) -> None:
-    """The H200's, which the catalog has of fp16 only: ``validate --all --changed --ab bf16 --gpu h200 --layout tn``."""
+@pytest.mark.parametrize(("gpu", "layout"), [("h200", "tn"), ("h200", "nn"), ("a100", "tn")])
+def test_kernels_of_bf16_have_verdicts(checkout: Path, gpu: str, layout: Layout) -> None:
+    """Those that the catalog has of fp16 only: ``validate --all --changed --ab bf16 --gpu h200 --layout tn``."""
     tools = replace(toolchain.discover(), nvcc_version=VERSIONS["nvcc"], cutlass_version=VERSIONS["cutlass"])
     verdicts = results.latest(checkout / "results" / "verdicts.jsonl")
-    records = catalog.library("h200", "f32", layout, ab="bf16", d="same")
+    records = catalog.library(gpu, "f32", layout, ab="bf16", d="same")
     digests = {compiler.job(record, tools).digest: record.problem.title for record in records}
     assert len(digests) > 80
     assert [title for digest, title in digests.items() if (digest, "emulator") not in verdicts] == []
