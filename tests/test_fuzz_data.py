@@ -19,6 +19,8 @@ from cudal2gen.cli.records import _facts
 from cudal2gen.errors import SkippedLine, WrongInput
 from cudal2gen.kernel import Problem, parse
 from cudal2gen.kernel.launch import Operands
+from cudal2gen.pack.abi import FORMAT
+from cudal2gen.pack.facts import as_json
 from cudal2gen.results import Case, Trial, Verdict
 from cudal2gen.tuner import memory
 from cudal2gen.tuner.chat import Exchange, ReplayWire
@@ -152,8 +154,8 @@ def signed(folder: Path, table: bytes, facts: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "table.json").write_bytes(table)
     facts = {"files": {"table.json": hashlib.sha256(table).hexdigest()}} | facts
-    digest = hashlib.sha256(pack._json(facts)).hexdigest()
-    (folder / "pack.json").write_bytes(pack._json(facts | {"sha256": digest}))
+    digest = hashlib.sha256(as_json(facts)).hexdigest()
+    (folder / "pack.json").write_bytes(as_json(facts | {"sha256": digest}))
     return folder
 
 
@@ -168,7 +170,7 @@ def ask(folder: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
-    return {"format": pack.FORMAT, "gpu": "a100", "version": __version__, "machine": platform.machine()}
+    return {"format": FORMAT, "gpu": "a100", "version": __version__, "machine": platform.machine()}
 
 
 def test_the_pack_that_is_damaged_below_is_whole(tmp_path: Path) -> None:
@@ -181,8 +183,8 @@ def test_a_signed_pack_without_a_fact_is_refused(name: str, tmp_path: Path) -> N
     facts = json.loads((folder / "pack.json").read_text())
     for left_out in (name, "sha256"):
         del facts[left_out]
-    facts["sha256"] = hashlib.sha256(pack._json(facts)).hexdigest()
-    (folder / "pack.json").write_bytes(pack._json(facts))
+    facts["sha256"] = hashlib.sha256(as_json(facts)).hexdigest()
+    (folder / "pack.json").write_bytes(as_json(facts))
     with pytest.raises(pack.PackError, match=f"pack.*{name}"):
         pack.open_pack(folder)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import ctypes
 import hashlib
+import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,11 +21,13 @@ import numpy as np
 import pytest
 
 import cudal2gen
-from cudal2gen import catalog, compiler, emulator, pack, toolchain
-from cudal2gen.choice import Table
+from cudal2gen import catalog, compiler, emulator, launcher, pack, toolchain
+from cudal2gen.choice import Row, Table
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.pack import PackError
+from cudal2gen.pack.abi import ABI, SINCE
+from cudal2gen.pack.facts import as_json
 from cudal2gen.results import Measurements
 from tests import measured, packed
 from tests.test_choice import EVEN, campaign
@@ -152,17 +156,102 @@ def test_the_list_of_files_itself_is_checked(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
-    [("format", 2, "has format 2"), ("machine", "sparc", "on sparc"), ("version", "0", "made by cudal2gen 0, this is")],
+    [
+        ("format", 2, "has format 2, this cudal2gen .* reads 1: pip install --upgrade cudal2gen"),
+        ("machine", "sparc", "on sparc"),
+        (
+            "abi",
+            {"table": 2, "library": 1},
+            "needs table ABI 2 of .*, this .* reads up to 1: pip install --upgrade",
+        ),
+        ("abi", {"table": 1, "library": 9}, "needs library ABI 9 of .* or make the pack anew with this version"),
+        ("abi", {"table": 0, "library": 1}, "needs table ABI 0 of .*, this .* reads from 1 on: make it anew"),
+        ("abi", {"table": 1}, "is no number for each of table and library"),
+        ("abi", 7, "abi=7: is no number for each"),
+        ("fields", {"sm99_new": []}, 'needs the family "sm99_new" of .*, unknown to this .*: pip install --upgrade'),
+        ("fields", {"rows": ["m", "watts"]}, 'needs the field "watts" of rows of .*: pip install --upgrade'),
+        ("fields", {"sm80_direct": ["m", "bm", "hints"]}, 'needs the field "hints" of sm80_direct'),
+        ("fields", {"rows": "m"}, "are no lists of names"),
+    ],
 )
 def test_a_pack_of_another_kind_is_refused(
     folder: Path, files: dict[str, bytes], field: str, value: object, message: str
 ) -> None:
-    facts = json.loads(files["pack.json"]) | {field: value}
-    facts.pop("sha256")
-    digest = hashlib.sha256(pack._json(facts)).hexdigest()
-    (folder / "pack.json").write_bytes(pack._json(facts | {"sha256": digest}))
+    restate(folder, json.loads(files["pack.json"]) | {field: value})
     with pytest.raises(PackError, match=message):
         pack.open_pack(folder)
+
+
+def restate(folder: Path, facts: dict[str, object]) -> None:
+    """Gives a pack other facts, with their digest."""
+    facts = {name: value for name, value in facts.items() if name != "sha256"}
+    digest = hashlib.sha256(as_json(facts)).hexdigest()
+    (folder / "pack.json").write_bytes(as_json(facts | {"sha256": digest}))
+
+
+# --- of other versions ---
+
+RUN = """
+import sys
+from pathlib import Path
+import numpy as np
+from cudal2gen import version
+reader, place = sys.argv[1:]
+version.__version__ = reader
+from cudal2gen import emulator, pack
+from cudal2gen.launcher import OpenKernel
+from cudal2gen.kernel.launch import Operands
+found = pack.open_pack(Path(place))
+assert found.facts["version"] != reader
+row = found.table.rows[0]
+problem = found.table.kernels[0].record.problem
+choice = found.table.choose(problem, Operands.packed(problem.layout, problem.n, problem.k))
+assert choice.kernel == 0 and "was measured: 2.010x" in choice.reason, choice
+memory = emulator.Memory()
+with emulator.session(memory, emulator.Device(capability=(8, 0))) as session:
+    a, b = (memory.upload(np.ones((64, 128), np.float16)) for _ in range(2))
+    d = memory.upload(np.empty((64, 64), np.float16), role="output")
+    kernel = found.kernel(found.table.kernels[choice.kernel].digest)
+    OpenKernel(found.library, kernel, {}, emulator.runtime_path()).launch(
+        a.address, 128, b.address, 128, d.address, 64, 64, 64, 128
+    )
+assert (d.download() == 128).all() and not session.reports
+"""
+
+
+@pytest.mark.parametrize("facts_of", ["this version", "0.1.0"])
+def test_a_pack_is_used_by_the_next_version(folder: Path, files: dict[str, bytes], facts_of: str) -> None:
+    """Also one of 0.1.0, whose facts had neither ABI nor fields."""
+    facts = json.loads(files["pack.json"])
+    assert facts["abi"] == {"table": 1, "library": 1}
+    assert {"m", "bm", "family", "padding"} <= set(facts["fields"]["sm80_multistage"])
+    assert set(facts["fields"]["rows"]) >= {"m", "kernel", "speedup"}
+    if facts_of == "0.1.0":
+        restate(folder, {name: value for name, value in facts.items() if name not in ("abi", "fields")})
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "0.1.1", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def contract() -> dict[str, object]:
+    """What a pack's reader relies on: the table's names, and what ``launcher`` calls in the pack's library."""
+    source = (Path(cudal2gen.__file__).parent / "launcher.cpp").read_text()
+    called = sorted(set(re.findall(r"_api\.(cudal2gen_\w+)", inspect.getsource(launcher))))
+    functions = {name: re.search(rf"^[\w *]+ \*?{name}\([^)]*\)", source, re.MULTILINE) for name in called}
+    structures = [launcher._Batches, launcher._Groups, launcher._Sized, launcher.Fused]
+    return {
+        "table": {"names": sorted(Table("a100", [], []).dump()), "row": list(Row._fields)},
+        "library": {name: " ".join(text.group().split()) for name, text in functions.items() if text}
+        | {kind.__name__: [f"{name} {of.__name__}" for name, of, *_ in kind._fields_] for kind in structures},
+    }
+
+
+def test_what_the_abi_stands_for_is_as_it_was() -> None:
+    """Where something was added that old packs do without, write the new contract into abi.json; else raise the number
+    in pack/abi.py as well, and say there which old ones are read."""
+    stored = json.loads((Path(__file__).parent / "abi.json").read_text())
+    assert stored == {"abi": ABI, **contract()}
 
 
 def test_a_wheel_is_told_from_a_folder_of_such_a_name(folder: Path, tmp_path: Path) -> None:
@@ -256,7 +345,7 @@ def test_a_wheel_is_what_pip_installs(files: dict[str, bytes], tmp_path: Path) -
     assert pack.open_pack(folder).gpu == GPU
     # The package of this checkout finds it by its entry point.
     program = "from cudal2gen import pack; print(*pack.search(pack.installed()))"
-    paths = os.pathsep.join([str(Path(pack.__file__).parents[1]), str(folder.parent)])
+    paths = os.pathsep.join([str(Path(cudal2gen.__file__).parents[1]), str(folder.parent)])
     env = os.environ | {"PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.startswith("{'a100': Pack(directory=")
@@ -264,7 +353,7 @@ def test_a_wheel_is_what_pip_installs(files: dict[str, bytes], tmp_path: Path) -
         assert archive.testzip() is None
         assert [name for name in archive.namelist() if name.endswith(".ptx")]
     listed = subprocess.run([str(python), "-m", "pip", "check"], capture_output=True, text=True, check=False)
-    assert "cudal2gen" in listed.stdout, "it asks for the package of its own version"
+    assert "cudal2gen" in listed.stdout, "it asks for the package that reads it"
 
 
 def test_a_wheel_lists_what_is_in_it(files: dict[str, bytes], tmp_path: Path) -> None:
@@ -280,7 +369,7 @@ def test_a_wheel_lists_what_is_in_it(files: dict[str, bytes], tmp_path: Path) ->
             assert (digest, size) == (("", "") if name == record else (f"sha256={expected}", str(len(content))))
         about = archive.read(record.replace("RECORD", "METADATA")).decode()
     assert "CUDA >=13.0,<14, driver 580 or newer" in about
-    assert f"Requires-Dist: cudal2gen=={cudal2gen.__version__}" in about
+    assert f"Requires-Dist: cudal2gen>={SINCE}\n" in about, "not the version that made it"
 
 
 @pytest.mark.slow

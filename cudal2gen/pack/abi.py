@@ -1,0 +1,68 @@
+"""What a pack and the version of this package that reads it must have in common.
+
+Versions may differ: a pack states the ABI that it needs and the fields that its records and rows use, and every version
+that has these uses it. A neutral field is not spelled (``kernel.schema``), so a new field raises no number. A number
+is raised where an older version would misread what a newer one writes; ``tests/abi.json`` has what they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from cudal2gen.choice import Row, Table
+from cudal2gen.kernel import FAMILIES, Problem, spelled
+from cudal2gen.version import __version__
+
+# Of the folder: the names of files, digests, ``pack.json`` itself.
+FORMAT = 1
+# ``table``: ``table.json``. ``library``: what ``launcher`` calls in libcudal2gen.so.
+ABI = {"table": 1, "library": 1}
+OLDEST = {"table": 1, "library": 1}  # that this version reads
+FIRST = {"table": 1, "library": 1}  # of packs without ``abi``, which 0.1.0 wrote
+SINCE = "0.1.0"  # the first version that reads packs of this ABI; their wheels require it
+
+
+def fields(table: Table) -> dict[str, list[str]]:
+    """The fields that a table uses: of records by their family, and of rows (``rows``)."""
+    families: dict[str, set[str]] = {}
+    for kernel in table.kernels:
+        families.setdefault(str(kernel.fields["family"]), set()).update(kernel.fields)
+    rows = {name for row in table.rows for name in row.spelled}
+    return {name: sorted(used) for name, used in sorted((families | {"rows": rows}).items())}
+
+
+def obstacle(facts: Mapping[str, object]) -> str | None:
+    """Why this version cannot use a pack of these facts, and what to do; None where it can."""
+    maker = f"cudal2gen {spelled(facts.get('version'))}"
+    needs, used = facts.get("abi", FIRST), facts.get("fields", {})
+    if not isinstance(needs, dict) or not all(type(needs.get(name)) is int for name in ABI):
+        return f"abi={spelled(needs)}: is no number for each of {' and '.join(ABI)}; make the pack anew"
+    if not isinstance(used, dict) or not all(isinstance(names, list) for names in used.values()):
+        return f"fields={spelled(used)}: are no lists of names; make the pack anew"
+    for name, newest in ABI.items():
+        if needs[name] > newest:
+            return _newer(f"{name} ABI {needs[name]}", f"{maker}, this {__version__} reads up to {newest}")
+        if needs[name] < OLDEST[name]:
+            return (
+                f"needs {name} ABI {needs[name]} of {maker}, this {__version__} reads from {OLDEST[name]} on: make it "
+                "anew with this version, or install that one"
+            )
+    stranger = next(_strangers(used.items()), None)
+    return stranger and _newer(stranger, f"{maker}, unknown to this {__version__}")
+
+
+def _strangers(used: Iterable[tuple[str, list[object]]]) -> Iterator[str]:
+    """What this version lacks of families and fields, in words."""
+    for family, names in used:
+        if family == "rows":
+            existing = set(Row._fields)
+        elif family in FAMILIES:
+            existing = {*Problem.model_fields, *FAMILIES[family].model_fields}
+        else:
+            yield f"the family {spelled(family)}"
+            continue
+        yield from (f"the field {spelled(name)} of {family}" for name in names if name not in existing)
+
+
+def _newer(what: str, whose: str) -> str:
+    return f"needs {what} of {whose}: pip install --upgrade cudal2gen, or make the pack anew with this version"

@@ -1,0 +1,135 @@
+"""The files of a pack, by their path in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cudal2gen import places
+from cudal2gen.chips import GPUS, VARIANTS
+from cudal2gen.choice import Kernel, Row, Table
+from cudal2gen.kernel import Problem
+from cudal2gen.pack.abi import ABI, FORMAT, fields
+from cudal2gen.pack.facts import HEADER, LIBRARY, LICENCES, PackError, as_json, sha256
+from cudal2gen.version import __version__
+
+if TYPE_CHECKING:
+    from cudal2gen.compiler import Artifact
+
+# CUDA's minor versions are compatible: what 13.0 needs runs under every 13.
+CUDA_RANGE = ">=13.0,<14"
+DRIVER_MINIMUM = "580"
+CUBIN_FILES = ("kernel.cubin", "kernel.launch")
+
+
+def contents(
+    table: Table, artifacts: dict[str, Artifact], library: Path, cuda: str, with_ptx: bool = False
+) -> dict[str, bytes]:
+    """All files of a pack by their path in it. Raises PackError for a table without kernels.
+
+    ``artifacts``: built kernels by digest; ``cuda``: the compiler's version.
+    """
+    if not table.kernels:
+        raise PackError(
+            f"no kernel of {table.gpu} was measured faster than the vendor's library: nothing to pack; 'cudal2gen pack "
+            "--candidates' packs kernels of which nothing was measured"
+        )
+    names = (*CUBIN_FILES, "kernel.ptx") if with_ptx else CUBIN_FILES
+    files = {"table.json": as_json(table.dump()), LIBRARY: library.read_bytes()}
+    files[HEADER] = (places.PACKAGE / HEADER).read_bytes()
+    files |= {name: text.encode() for name, text in _licences().items()}
+    for digest in sorted({kernel.digest for kernel in table.kernels}):
+        files |= {f"kernels/{digest}/{name}": (artifacts[digest].directory / name).read_bytes() for name in names}
+    files["pack.txt"] = _plain(table, files)
+    facts = {
+        "format": FORMAT,
+        "abi": ABI,
+        "fields": fields(table),
+        "gpu": table.gpu,
+        "sku": [f"NVIDIA {GPUS[table.gpu].title}"],
+        "not_sku": sorted(VARIANTS),
+        "sm": GPUS[table.gpu].capability.sm,
+        "cuda": cuda,
+        "cuda_range": CUDA_RANGE,
+        "driver_minimum": DRIVER_MINIMUM,
+        "machine": platform.machine(),
+        "version": __version__,
+        "kernels": len(table.kernels),
+        "binaries": len({kernel.digest for kernel in table.kernels}),
+        "problems_measured": len(table.rows),
+        "problems_won": sum(row.wins for row in table.rows),
+        "ptx": with_ptx,
+        "files": {name: sha256(content) for name, content in sorted(files.items())},
+    }
+    return files | {"pack.json": as_json(facts | {"sha256": sha256(as_json(facts))})}
+
+
+def _licences() -> dict[str, str]:
+    """Ours, and CUTLASS's, whose headers are compiled into the cubins. Raises PackError where one is not found."""
+    root = places.checkout()
+    own = (root / "LICENSE").read_text() if root else _licence_of("cudal2gen", "LICENSE")
+    cutlass = os.environ.get("CUTLASS_PATH")
+    beside = Path(cutlass or "") / "LICENSE.txt"
+    text = beside.read_text() if cutlass and beside.is_file() else _licence_of("nvidia-cutlass", "LICENSE.txt")
+    return dict(zip(LICENCES, (own, text), strict=True))
+
+
+def _licence_of(package: str, name: str) -> str:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        distribution = metadata.distribution(package)
+        for place in ("licenses/", ""):
+            if text := distribution.read_text(place + name):
+                return text
+    raise PackError(f"the licence of {package} is not found, which a pack must carry; install {package}")
+
+
+def _plain(table: Table, files: dict[str, bytes]) -> bytes:
+    """The table for C: a line is a word and ``name=value`` tokens; the last one is the digest of all before."""
+    gpu, others = GPUS[table.gpu], ",".join(sorted(VARIANTS))
+    title = gpu.title.replace(" ", ",")
+    lines = [f"pack format={FORMAT} gpu={table.gpu} title={title} others={others}"]
+    lines += [f"file path={name} sha256={sha256(content)}" for name, content in sorted(files.items())]
+    plain = {_decided(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.later}
+    lines += [_plain_kernel(kernel, plain.get(_decided(kernel))) for kernel in table.kernels]
+    lines += [
+        f"choice {_tokens(_posed(row._asdict()) | _products(row))} kernel={row.kernel} low={row.speedup[1]}"
+        for row in table.rows
+        if row.wins
+    ]
+    text = "\n".join(lines) + "\n"
+    return f"{text}sha256={sha256(text.encode())}\n".encode()
+
+
+def _products(row: Row) -> dict[str, int]:
+    return {"products": row.products} if row.products > 1 else {}
+
+
+def _decided(kernel: Kernel) -> tuple[object, ...]:
+    """Sizes, types and decisions: equal for the kernels of a product with different fusions and batches."""
+    problem = kernel.record.problem
+    return (problem.ab, problem.d, problem.acc, problem.layout, kernel.sizes, str(kernel.record.decisions()))
+
+
+def _plain_kernel(kernel: Kernel, plain: int | None) -> str:
+    """The line of a kernel; ``plain``: the number of that with its decisions for the plain product, None for none."""
+    tokens = _posed(kernel.fields) | {"digest": kernel.digest}
+    if kernel.record.problem.later and plain is not None:
+        tokens["plain"] = plain
+    if options := kernel.record.launch_options:
+        tokens["options"] = ",".join(f"{name}={value}" for name, value in options.items())
+    return f"kernel {_tokens(tokens)}"
+
+
+def _posed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem's fields as a line spells them: types where they are not fp16."""
+    posed = Problem.without_neutral({name: fields[name] for name in Problem.model_fields if name in fields})
+    return {name: value for name, value in posed.items() if name != "gpu"}
+
+
+def _tokens(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())

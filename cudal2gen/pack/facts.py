@@ -1,0 +1,28 @@
+"""What writing and reading packs share: names of files, JSON as it is digested, the error."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from cudal2gen.errors import WrongInput
+
+LIBRARY = "libcudal2gen.so"
+HEADER = "cudal2gen.h"
+LICENCES = ("LICENSE", "LICENSE-CUTLASS")
+ENTRY_POINTS = "cudal2gen.packs"
+
+
+class PackError(WrongInput):
+    """A pack that cannot be written, or must not be used; the message says why."""
+
+
+def as_json(values: Any) -> bytes:
+    """The bytes of a JSON file; a digest of values is one of these."""
+    return (json.dumps(values, sort_keys=True, indent=1) + "\n").encode()
+
+
+def sha256(content: bytes) -> str:
+    """In hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()

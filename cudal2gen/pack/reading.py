@@ -1,0 +1,138 @@
+"""Opening a pack: every file is checked, and that this version and machine can use it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cudal2gen.choice import Table
+from cudal2gen.errors import WrongInput, parse_json, reading
+from cudal2gen.kernel import spelled
+from cudal2gen.pack.abi import FORMAT, obstacle
+from cudal2gen.pack.facts import ENTRY_POINTS, LIBRARY, PackError, as_json, sha256
+from cudal2gen.version import __version__
+
+FOLDERS = "CUDAL2GEN_PACK"
+FILE_NAME = re.compile(r"(?!.*\.\.)\w[\w./-]{0,200}", re.ASCII)  # of a file within the folder
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack whose files were checked when it was opened."""
+
+    directory: Path
+    facts: dict[str, Any]
+
+    @property
+    def gpu(self) -> str:
+        return str(self.facts["gpu"])
+
+    @property
+    def library(self) -> Path:
+        return self.directory / LIBRARY
+
+    @cached_property
+    def table(self) -> Table:
+        """Kernels and rows. Raises WrongInput for a table of another version."""
+        path = self.directory / "table.json"
+        return Table.load(_read_json(path), str(path))
+
+    def kernel(self, digest: str) -> Path:
+        """The folder of a built kernel."""
+        return self.directory / "kernels" / digest
+
+
+def open_pack(directory: Path) -> Pack:
+    """Opens a pack after checking every file; raises PackError that names a file that is missing or was altered."""
+    directory = Path(directory).resolve()
+    if directory.suffix == ".whl" and directory.is_file():
+        raise PackError(f"{directory} is a wheel: install it with pip, or unpack it")
+    if not directory.is_dir():
+        raise PackError(f"no pack at {directory}")
+    facts = _signed_facts(directory / "pack.json")
+    if why := obstacle(facts):
+        raise PackError(f"{directory} {why}")
+    if facts["machine"] != platform.machine() or sys.platform != "linux":
+        raise PackError(
+            f"{directory} is for Linux on {facts['machine']}, this is {sys.platform} on {platform.machine()}"
+        )
+    for name, digest in facts["files"].items():
+        if not FILE_NAME.fullmatch(name):
+            raise PackError(f"{directory / 'pack.json'}: files: {spelled(name)} is no file of a pack")
+        if not (directory / name).is_file():
+            raise PackError(f"{directory / name}: no such file; the pack is incomplete")
+        with reading(directory / name):
+            content = (directory / name).read_bytes()
+        if sha256(content) != digest:
+            raise PackError(f"{directory / name} is truncated or was altered: its digest is not the pack's")
+    if "table.json" not in facts["files"]:
+        raise PackError(f"{directory / 'pack.json'}: files: table.json is missing; make the pack anew")
+    return Pack(directory, facts)
+
+
+def _signed_facts(path: Path) -> dict[str, Any]:
+    """The facts of a ``pack.json`` of this format, whose own digest is right. Raises PackError."""
+    facts = _read_json(path)
+    digest = facts.pop("sha256", None)
+    try:
+        whole = digest == sha256(as_json(facts))
+    except RecursionError:
+        whole = False
+    if not whole:
+        raise PackError(f"{path} was altered: its digest is not its own")
+    if facts.get("format") != FORMAT:
+        raise PackError(
+            f"{path} has format {spelled(facts.get('format'))}, this cudal2gen {__version__} reads {FORMAT}: "
+            "pip install --upgrade cudal2gen, or make the pack anew with this version"
+        )
+    for name, kind in (("gpu", str), ("version", str), ("machine", str), ("files", dict)):
+        if not isinstance(facts.get(name), kind):
+            raise PackError(f"{path}: {name}={spelled(facts.get(name))}: is no {kind.__name__}; make the pack anew")
+    return facts
+
+
+def installed() -> Iterator[Path]:
+    """Folders of packs: those in ``CUDAL2GEN_PACK``, separated by colons, then those of installed wheels.
+
+    An installed package that cannot say where its folder is, is passed over: it is not a pack of ours.
+    """
+    yield from (Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name)
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            yield Path(entry.load()())
+        except Exception:
+            continue
+
+
+def search(folders: Iterable[Path]) -> tuple[dict[str, Pack], list[str]]:
+    """The first good pack of each GPU model, and why others are not used."""
+    packs: dict[str, Pack] = {}
+    refused = []
+    for directory in folders:
+        try:
+            pack = open_pack(directory)
+        except PackError as error:
+            refused.append(str(error))
+            continue
+        packs.setdefault(pack.gpu, pack)
+    return packs, refused
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = parse_json(path.read_bytes())
+    except OSError as error:
+        raise PackError(f"{path}: {error.strerror}; the pack is incomplete") from None
+    except WrongInput as error:
+        raise PackError(f"{path} is truncated or was altered: {error}") from None
+    if not isinstance(values, dict):
+        raise PackError(f"{path} was altered: it is no JSON object")
+    return values
