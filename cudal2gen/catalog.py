@@ -202,8 +202,18 @@ def put(record: Record, path: Path | None = None) -> Path:
     with _exclusive_edit(target):
         source = target if target.is_file() else places.catalog()
         records = [old for old in load(source) if old.key != record.key]
+        for name, text in record.texts.items():  # first: no line without its text
+            keep_text(text, target.parent / "sources", name)
         save([*records, record], target)
     return target
+
+
+def keep_text(text: str, folder: Path, name: str) -> Path:
+    """Writes a text that records name by its digest; the file. Raises Failure."""
+    path = folder / f"{name}.cu"
+    if not path.is_file():
+        files.write(path, text)
+    return path
 
 
 def save(records: Iterable[Record], path: Path) -> None:

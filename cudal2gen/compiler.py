@@ -43,6 +43,8 @@ LAUNCHER_SOURCES = ("launch.h", "launcher.cpp", "pack.cpp", "cudal2gen.h")
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
+# For texts from elsewhere: each compiler's seconds of a core, KiB of address space, and blocks of 512 bytes of a file.
+TEXT_LIMITS = "ulimit -c 0 && ulimit -t 90 && ulimit -v 12582912 && ulimit -f 524288 &&"
 
 
 class BuildError(Failure):
@@ -114,6 +116,7 @@ class Job:
     text: str
     launch: str
     digest: str
+    alone: bool = False  # a text from elsewhere, whose macros must not reach others
 
 
 def job(record: Record, tools: Toolchain) -> Job:
@@ -123,7 +126,7 @@ def job(record: Record, tools: Toolchain) -> Job:
     launch = record.launch.write()
     identity = {"text": text, "arch": arch, "flags": NVCC_FLAGS, "launch": launch, **tools.versions}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    return Job(record.name, arch, text, launch, digest)
+    return Job(record.name, arch, text, launch, digest, record.TEXTUAL)
 
 
 def find(record: Record, *, build_dir: Path | None = None, tools: Toolchain | None = None) -> Artifact | None:
@@ -294,8 +297,9 @@ def _batches(items: list[Job], size: int) -> list[list[Job]]:
     ordered = sorted(items, key=lambda item: (item.arch, item.name))
     batches: list[list[Job]] = []
     for item in ordered:
-        if batches and batches[-1][0].arch == item.arch and len(batches[-1]) < size:
-            batches[-1].append(item)
+        last = batches[-1] if batches else [item]
+        if batches and last[0].arch == item.arch and len(last) < size and not (last[0].alone or item.alone):
+            last.append(item)
         else:
             batches.append([item])
     return batches
@@ -357,21 +361,22 @@ def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
     lines = [
         "ninja_required_version = 1.8",
         "rule nvcc",
-        f"  command = {paths['nvcc']} {' '.join(NVCC_FLAGS)} -arch=$arch"
+        f"  command = $limits {paths['nvcc']} {' '.join(NVCC_FLAGS)} -arch=$arch"
         f" -I{paths['cutlass_include']} -I. -ptx $in -o $out",
         "rule split",
-        f"  command = {_quote(python)} -I -S {_quote(places.PACKAGE / 'ptx_split.py')} $in $arch",
+        f"  command = $limits {_quote(python)} -I -S {_quote(places.PACKAGE / 'ptx_split.py')} $in $arch",
         "rule ptxas",
-        f"  command = {paths['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
+        f"  command = $limits {paths['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
     ]
     for items in batches:
         arch, batch = items[0].arch, _batch_name(items)
+        limits = [f"  limits = {TEXT_LIMITS}"] if items[0].alone else []
         parts = " ".join(f"{_folder(item)}/kernel.ptx" for item in items)
-        lines += [f"build {batch}.ptx: nvcc {batch}.cu", f"  arch = {arch}"]
-        lines += [f"build {parts}: split {batch}.ptx", f"  arch = {arch}"]
+        lines += [f"build {batch}.ptx: nvcc {batch}.cu", f"  arch = {arch}", *limits]
+        lines += [f"build {parts}: split {batch}.ptx", f"  arch = {arch}", *limits]
         for item in items:
             lines += [f"build {_folder(item)}/kernel.cubin: ptxas {_folder(item)}/kernel.ptx"]
-            lines += [f"  arch = {arch}", f"  kernel = {_folder(item)}"]
+            lines += [f"  arch = {arch}", f"  kernel = {_folder(item)}", *limits]
     return "\n".join(lines) + "\n"
 
 

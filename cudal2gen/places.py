@@ -49,6 +49,12 @@ def editable_catalog() -> Path:
     return user_data() / "kernels.jsonl"
 
 
+def sources() -> tuple[Path, ...]:
+    """Folders of texts that records name: beside the catalogs, and the user's, where new ones go first."""
+    catalogs = (catalog(), editable_catalog(), shipped("configs") / "kernels.jsonl")
+    return tuple(dict.fromkeys([*(path.parent / "sources" for path in catalogs), user_data() / "sources"]))
+
+
 def build_dir() -> Path:
     """``CUDAL2GEN_BUILD_DIR``, ``build`` in a checkout, else the user's cache."""
     if configured := os.environ.get("CUDAL2GEN_BUILD_DIR"):

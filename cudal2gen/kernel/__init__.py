@@ -10,6 +10,7 @@ from __future__ import annotations
 from cudal2gen.chips import GPUS as GPUS
 from cudal2gen.chips import REGISTERS_SM as REGISTERS_SM
 from cudal2gen.chips import REGISTERS_THREAD as REGISTERS_THREAD
+from cudal2gen.kernel.cuda_source import CudaSource as CudaSource
 from cudal2gen.kernel.editing import Edit as Edit
 from cudal2gen.kernel.editing import edit as edit
 from cudal2gen.kernel.editing import in_family as in_family
@@ -50,5 +51,7 @@ from cudal2gen.kernel.spelling import revise as revise
 from cudal2gen.kernel.suggestions import unknown_field as unknown_field
 from cudal2gen.kernel.work import Work as Work
 
-for family in (Sm80Multistage, Sm80Direct, Sm90Wgmma, Sm90Small):
+for family in (Sm80Multistage, Sm80Direct, Sm90Wgmma, Sm90Small, CudaSource):
     register(family)
+
+of_text = CudaSource.of_text

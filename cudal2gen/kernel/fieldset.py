@@ -117,7 +117,7 @@ def _integers(least: int, most: int, step: int) -> list[int]:
     """All of a short range; of a long one the multiples of its least, as tiles are of 16; none of an endless one."""
     numbers = range(-(-least // step) * step, most + 1, step)
     if len(numbers) > MOST_VALUES // 2:
-        numbers = range(least, most + 1, least)
+        numbers = range(least, most + 1, least or most + 1)
     return list(numbers) if len(numbers) <= MOST_VALUES // 2 else []
 
 

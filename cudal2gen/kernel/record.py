@@ -53,6 +53,7 @@ class Record(Schema):
 
     DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
     TEMPLATES: ClassVar[Path | None] = None  # folder of the family's page, None for the project's own
+    TEXTUAL: ClassVar[bool] = False  # whether records name texts from elsewhere, which are compiled within limits
     CONVENTION: ClassVar[type[Launch]] = Launch  # how the launcher calls kernels of the family
     # Decisions with which the same tile serves sizes that it does not divide, what is faster first.
     SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = ({},)
@@ -411,6 +412,11 @@ class Record(Schema):
     def decisions(self) -> dict[str, Any]:
         """The fields without problem and origin, as JSON values; equal decisions are the same answer."""
         return self.model_dump(mode="json", exclude={"problem", "origin"})
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Texts that the record names by their digests, which lie beside the catalog; none of most families."""
+        return {}
 
     def code(self) -> dict[str, Any]:
         """The fields that the rendered text depends on, as JSON values; records with equal code share one text."""

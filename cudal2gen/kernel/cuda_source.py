@@ -1,0 +1,274 @@
+"""The family cuda_source: a CUDA text in place of a template's, such as a language model wrote, for one operation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from cudal2gen.chips import GPUS
+from cudal2gen.kernel import device_text
+from cudal2gen.kernel.launch import CONVENTIONS, Cluster, Launch, Sizes, Tiles, Tma
+from cudal2gen.kernel.problem import VECTOR, Problem, aligned, ceil_div
+from cudal2gen.kernel.record import FAMILY, Fields, Origin, Record
+from cudal2gen.kernel.schema import IllegalRecord, explain
+from cudal2gen.kernel.work import Work
+
+# Facts of launches that come from the record's own fields.
+OWN_FACTS = frozenset(Launch.model_fields) | {"predicated", "baked_k", "baked_n"}
+# What the text was written for, beside padding by the kernel or by others.
+SEALED = (
+    "text", "entry", "operation", "bm", "bn", "bk", "stages", "split_k", "block", "dynamic_smem", "call", "baked",
+)  # fmt: skip
+
+
+class CudaSource(Record):
+    """A CUDA text in place of a template's, named by its digest: ``sources/<digest>.cu`` beside the catalog.
+
+    The text has one kernel, ``entry``, with the parameters of its launch convention. ``seal`` covers the text and all
+    that its launch depends on: neither can change alone.
+    """
+
+    family: Annotated[Literal["cuda_source"], FAMILY]
+    text: Annotated[str, Field(pattern=device_text.DIGEST, description="digest of the text, which names its file")]
+    entry: Annotated[
+        str, Field(pattern=r"^[a-z][a-z0-9_]{2,47}$", description="name of the kernel in the text, extern C or not")
+    ]
+    operation: Annotated[
+        str, Field(max_length=60, description="architecture, types and layout that the text was written for")
+    ]
+    bk: Annotated[int, Field(ge=8, le=1024, multiple_of=8, description="k of a step of the main loop, elements")]
+    stages: Annotated[int, Field(ge=1, le=16, description="k-steps in flight: sizes around them are tested")]
+    split_k: Annotated[int, Field(ge=1, le=64, description="slices of k, each of CTAs of its own")]
+    block: Annotated[int, Field(ge=32, le=1024, multiple_of=32, description="threads of a CTA")]
+    dynamic_smem: Annotated[int, Field(ge=0, le=232448, description="bytes of dynamic shared memory of a CTA")]
+    call: Annotated[
+        str, Field(max_length=400, description="launch convention and its own facts, as kernel.launch spells them")
+    ]
+    baked: Annotated[int, Field(ge=0, le=1 << 24, description="the k that is compiled in, packed; 0 for none")]
+    padding: Annotated[
+        Literal["none", "predicate", "pad"],
+        Field(description="where the tile does not divide: predicate checks bounds, pad has the caller pad"),
+    ]
+    seal: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="digest of text and launch together")]
+    options: Annotated[
+        str, Field(max_length=200, description="options of the launch, such as raster_group=8 pdl=1")
+    ] = ""
+
+    TEXTUAL: ClassVar[bool] = True
+    DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {"options"}
+    SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = ({}, {"padding": "pad"})
+
+    @classmethod
+    def of_text(cls, problem: Problem, text: str, origin: Origin, launch: Mapping[str, Any]) -> Self:
+        """The record of a text in normal form, sealed. ``launch``: the fields but ``text``, ``operation``, ``seal``.
+
+        Raises IllegalRecord.
+        """
+        own = {"text": device_text.digest(text), "family": "cuda_source", "operation": _operation(problem)}
+        fields = {"problem": problem, "origin": origin, **launch, **own}
+        try:
+            return cls.model_validate(fields | {"seal": _seal(fields)})
+        except ValidationError as error:
+            raise IllegalRecord(explain(error)) from None
+
+    def violations(self) -> Iterator[str]:
+        if self.seal != _seal(dict(self)):
+            yield f"seal={self.seal}: text and launch were sealed with other values; 'tune --write-kernels' writes anew"
+            return
+        if self.operation != (own := _operation(self.problem)):
+            yield f"operation={self.operation}: the text is not for {own}"
+        if self.fusion or self.batched:
+            yield f"family={self.family}: must be a plain product, fusion and batch none"
+        try:
+            launch = self.launch
+        except (ValidationError, KeyError, ValueError) as error:
+            yield f"call={self.call}: {explain(error) if isinstance(error, ValidationError) else error}"
+            return
+        yield from self._launch_violations(launch)
+        yield from self._size_violations(isinstance(launch, Tiles))
+        yield from self.count_violations()
+        yield from self.smem_violations(f"dynamic_smem={self.dynamic_smem}")
+
+    def _launch_violations(self, launch: Launch) -> Iterator[str]:
+        if isinstance(launch, Tiles) and launch.raster == "zsplit":
+            yield f"call={self.call}: raster must be plain or persistent"
+        if isinstance(launch, Tma) and launch.stream_k:
+            yield f"call={self.call}: stream_k must be 0"
+        if not isinstance(launch, Tiles) and not self.target.capability.has_wgmma:
+            yield f"call={self.call}: {self.gpu} has neither clusters nor TMA; must be tiles"
+        if not isinstance(launch, Tiles) and self.padding == "predicate":
+            yield f"padding={self.padding}: must be none or pad for call={launch.convention}"
+        if isinstance(launch, Tma | Cluster) and self.baked:
+            yield f"baked={self.baked}: must be 0 for call={launch.convention}"
+        try:
+            _ = self.launch_options
+        except (KeyError, ValueError):
+            names = ", ".join(f"{option.name}=NUMBER" for option in launch.options) or "none"
+            yield f"options={self.options}: the convention {launch.convention} has {names}"
+
+    def _size_violations(self, tiles: bool) -> Iterator[str]:
+        if self.padding == "none" and tiles:
+            for field, extent, tile in (("bm", self.m, self.bm), ("bn", self.n, self.bn), ("bk", self.k, self.bk)):
+                if extent % tile:
+                    yield f"{field}={tile}: does not divide {field[1]}={extent}, as padding=none demands"
+        elif not self.caller_pads:
+            yield from self.vector_violations(*(("k", "n") if self.layout == "nn" else ("k",)))
+        if self.baked and self.baked != self.padded(Sizes(self.m, self.n, self.k)).k:
+            yield f"baked={self.baked}: is compiled in, the problem has k={self.k}"
+
+    def code(self) -> dict[str, Any]:
+        fields = super().code()
+        # A caller who pads hands over a problem that the tile divides: the kernel is the same.
+        fields["padding"] = "predicate" if self.padding == "predicate" else "none"
+        return fields
+
+    @property
+    def source(self) -> str:
+        """The text. Raises WrongInput where its file is absent or changed, or has what texts may not have."""
+        return device_text.load(self.text)
+
+    @property
+    def launch_comment(self) -> str:
+        """The facts of the launch, as a comment."""
+        return "".join(f"//   {line}\n" for line in self.launch.write().splitlines())
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        return {self.text: self.source}
+
+    @property
+    def arch(self) -> str:
+        return _arch(self.problem)
+
+    @property
+    def _own_facts(self) -> tuple[str, dict[str, str]]:
+        """The launch convention, and its facts as they are spelled."""
+        convention, *facts = self.call.split() or [""]
+        if convention not in CONVENTIONS:
+            raise ValueError(f"must begin with one of {', '.join(CONVENTIONS)}")
+        pairs = [fact.partition("=") for fact in facts]
+        return convention, {name: value for name, _, value in pairs}
+
+    @property
+    def launch(self) -> Launch:
+        """What the launcher must know. Raises ValueError of a record that is not validated."""
+        convention, own = self._own_facts
+        if mine := sorted(own.keys() & OWN_FACTS):
+            raise ValueError(f"{', '.join(mine)}: the record has fields for these")
+        tiles = {"predicated": int(self.padding == "predicate"), "baked_n": 0, "baked_k": self.baked}
+        facts = self.launch_facts | (tiles if convention == Tiles.convention else {})
+        return CONVENTIONS[convention].model_validate_strings({name: str(value) for name, value in facts.items()} | own)
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """Those that the record spells; of others the launcher has defaults."""
+        pairs = [option.partition("=") for option in self.options.split()]
+        options = {name: int(value) for name, _, value in pairs}
+        if unknown := options.keys() - {option.name for option in self.launch.options}:
+            raise KeyError(*unknown)
+        return options
+
+    def launched_with(self, options: dict[str, int]) -> Self:
+        spelled = " ".join(f"{name}={number}" for name, number in (self.launch_options | options).items())
+        return self.model_copy(update={"options": spelled})
+
+    @property
+    def k_step(self) -> int:
+        return self.bk
+
+    @property
+    def ring_steps(self) -> int:
+        return self.stages
+
+    @property
+    def waits_by_mbarriers(self) -> bool:
+        return isinstance(self.launch, Tma)
+
+    @property
+    def most_k(self) -> int:
+        launch = self.launch
+        return launch.steps * self.bk * self.split_k if isinstance(launch, Cluster) else 0
+
+    @property
+    def baked_k(self) -> int:
+        return self.baked
+
+    @property
+    def cluster_ctas(self) -> int:
+        launch = self.launch
+        if isinstance(launch, Tma | Cluster) and launch.reduce == "cluster":
+            return self.split_k
+        return launch.cluster_m * launch.cluster_n if isinstance(launch, Tma) else 1
+
+    @property
+    def ctas(self) -> int:
+        launch = self.launch
+        along_m, along_n = (launch.cluster_m, launch.cluster_n) if isinstance(launch, Tma) else (1, 1)
+        return aligned(self.tiles_m, along_m) * aligned(self.tiles_n, along_n) * self.split_k
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        return {"text": f"{self.text}.cu", "arch": self.arch}
+
+    @property
+    def threads(self) -> int:
+        return self.block
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.dynamic_smem
+
+    @property
+    def predicated(self) -> bool:
+        """Whether the tile may reach beyond the problem: TMA and clusters cut it at the edges."""
+        return self.padding == "predicate" or not self.call.startswith(Tiles.convention)
+
+    def wider(self, sizes: Sizes) -> Sizes:
+        """Whole tiles, or rows of whole vectors where tiles may reach beyond the problem."""
+        if self.call.startswith(Tiles.convention):
+            return Sizes(aligned(sizes.m, self.bm), aligned(sizes.n, self.bn), aligned(sizes.k, self.bk))
+        return Sizes(sizes.m, aligned(sizes.n) if self.layout == "nn" else sizes.n, aligned(sizes.k, VECTOR))
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Of threads that all multiply, but for a producer's warpgroup beside TMA."""
+        multiplying = self.threads - 128 if isinstance(self.launch, Tma) and self.threads > 128 else self.threads
+        return ceil_div(self.bm * self.bn, multiplying) // (2 if self.acc == "f16" else 1)
+
+    @property
+    def estimated_registers(self) -> int:
+        return self.accumulator_registers + 40
+
+    @property
+    def tile(self) -> str:
+        return f"{self.bm}x{self.bn}x{self.bk}"
+
+    @property
+    def work(self) -> Work:
+        """As its convention usually has it: TMA feeds wgmma, other kernels read fragments of 16 x 8 tiles."""
+        if isinstance(launch := self.launch, Tma):
+            shared = max(1, launch.cluster_m * launch.cluster_n)
+            store: Literal["tma", "direct"] = "tma" if launch.box_d_cols else "direct"
+            issuers = max(1, self.threads // 128 - 1)
+            return Work("wgmma", self.step_bytes / shared, issuers=issuers, store=store, tensor_maps=True)
+        return super().work
+
+
+def _seal(fields: Mapping[str, Any]) -> str:
+    """The digest of a text's name and of all that its launch depends on."""
+    covered = {name: fields.get(name) for name in SEALED} | {"predicated": fields.get("padding") == "predicate"}
+    return hashlib.sha256(json.dumps(covered, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _arch(problem: Problem) -> str:
+    """What texts for a problem's GPU are compiled for; ``a`` unlocks wgmma and setmaxnreg."""
+    capability = GPUS[problem.gpu].capability
+    return f"{capability.sm}a" if capability.has_wgmma else capability.sm
+
+
+def _operation(problem: Problem) -> str:
+    return f"{_arch(problem)} {problem.types} {problem.layout}"

@@ -1,0 +1,136 @@
+"""CUDA text from elsewhere: its normal form, its digest, and what such a text may not have.
+
+A record may name a text, which then is compiled like any other. Compiling runs none of it, but a preprocessor reads
+files, and the compiler takes what time and memory it is made to take: so includes are those of CUDA, CUTLASS and the
+C++ library, directives are few, and nothing spells a name that the rules here cannot see. Time and memory are limited
+where the compiler runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+
+from cudal2gen import places
+from cudal2gen.errors import WrongInput, brief
+
+MOST_CHARACTERS = 1 << 17
+LONGEST_LINE = 4000
+DIGEST = r"^[0-9a-f]{32}$"
+DIRECTIVES = ("define", "undef", "if", "ifdef", "ifndef", "elif", "else", "endif", "include", "pragma")
+PRAGMAS = ("unroll", "nounroll", "once", "nv_diag_suppress", "nv_diag_default")
+_HEADERS = (
+    r"cu(?:da_(?:fp16|bf16|fp8|fp6|fp4|runtime|pipeline|pipeline_primitives|awbarrier|awbarrier_primitives)|da)\.h",
+    r"mma\.h", r"cooperative_groups(?:/[\w/]+)?\.h", r"(?:cuda|cute|cutlass)/[\w/]+(?:\.hpp|\.h)?",
+    r"c(?:stdint|stddef|float|math|limits)|array|type_traits|utility|tuple|limits|algorithm|initializer_list",
+    r"std(?:int|def)\.h|cooperative_groups\.h",
+)  # fmt: skip
+_INCLUDE = re.compile(rf"<(?:{'|'.join(_HEADERS)})>")
+# A quote within one of these begins no string.
+_TOKEN = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'|/\*|[\"']", re.S)
+_SPLICE = re.compile(r"\\[ \t]*\n")
+_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)[ \t]*(.*)$", re.M)
+_CONSTRUCTS = {
+    r"\b_Pragma\b": "_Pragma: write #pragma",
+    r"\b__has_(?:include|include_next|embed)\b": "__has_include: the headers of CUDA are there",
+    r"\b__(?:FILE|BASE_FILE|FILE_NAME|DATE|TIME|TIMESTAMP|INCLUDE_LEVEL)__\b": "macros of file and time",
+    r"##": "## joins tokens: spell names out",
+    r"%:|\?\?[=/'()!<>-]|<%|%>|<:|:>": "digraphs and trigraphs: write # [ ] { }",
+    r"\b(?:u8|u|U|L)?R\"": "raw strings",
+    r"\d'": "digit separators",
+    r"^\s*(?:export\s+)?(?:import|module)\b": "modules of C++",
+    r"\b(?:co_await|co_yield)\b": "coroutines",
+    r"\bextern\s+__device__|\b(?:printf|malloc|free|assert|__trap|vprintf)\s*\(": "calls of the device's runtime",
+}  # fmt: skip
+
+
+def normal(text: str) -> str:
+    """The text as it is stored and rendered: line feeds, no blanks at the end of lines, one empty line at most."""
+    text = re.sub(r"\r\n?", "\n", text.removeprefix("\ufeff"))
+    text = re.sub(r"[ \t]+\n", "\n", text.rstrip() + "\n")
+    return re.sub(r"\n{3,}", "\n\n", text).lstrip("\n")
+
+
+def digest(text: str) -> str:
+    """The name of a text in normal form."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def load(name: str) -> str:
+    """The text of a digest, from the folders of texts.
+
+    Raises WrongInput for a text that is absent, that is another one, or that has what texts may not have.
+    """
+    for folder in places.sources():
+        path = folder / f"{name}.cu"
+        if path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if digest(text) != name:
+                raise WrongInput(f"{path}: the file was changed, its digest is {digest(text)}; restore it")
+            if faults := refusals(text):
+                raise WrongInput(f"{path}: {faults[0]}")
+            return text
+    folders = ", ".join(map(str, places.sources()))
+    raise WrongInput(f"no text {name}.cu in {folders}; copy it from where the record was made")
+
+
+def refusals(text: str) -> list[str]:
+    """What a text has that texts may not have, a line each with the number of its line; empty for a proper one."""
+    return list(_refusals(text))[:8]
+
+
+def _refusals(text: str) -> Iterator[str]:
+    if len(text) > MOST_CHARACTERS or max(map(len, text.split("\n"))) > LONGEST_LINE:
+        yield f"longer than {MOST_CHARACTERS} characters, or than {LONGEST_LINE} in a line"
+        return
+    if odd := next((char for char in text if not char.isprintable() and char not in "\n\t"), None):
+        yield f"line {_line(text, text.index(odd))}: the character {odd!a} is not allowed"
+        return
+    joined = _SPLICE.sub("", text)
+    bare, unclosed = _bare(joined)
+    if unclosed is not None:
+        yield f"line {_line(joined, unclosed)}: a comment, string or character that does not end"
+        return
+    for match in _DIRECTIVE.finditer(bare):
+        if fault := _fault(match[1], match[2].strip()):
+            yield f"line {_line(bare, match.start())}: #{brief(match[1] + ' ' + match[2].strip())}: {fault}"
+    for pattern, what in _CONSTRUCTS.items():
+        if construct := re.search(pattern, bare, re.M):
+            yield f"line {_line(bare, construct.start())}: {what} (not allowed)"
+    if re.search(r"\.(?:incbin|include)\b", joined):
+        yield "assembly that includes files"
+
+
+def _bare(text: str) -> tuple[str, int | None]:
+    """The text with blanks in place of comments and of what strings contain, so that positions stay; and where a
+    comment, a string or a character begins that does not end."""
+    unclosed: list[int] = []
+
+    def blank(match: re.Match[str]) -> str:
+        token = match[0]
+        if token in ("/*", '"', "'"):
+            unclosed.append(match.start())
+            return token
+        inner = re.sub(r"[^\n]", " ", token[1:-1])
+        return f"{token[0]}{inner}{token[-1]}" if token[0] in "\"'" else re.sub(r"[^\n]", " ", token)
+
+    bare = _TOKEN.sub(blank, text)
+    return bare, unclosed[0] if unclosed else None
+
+
+def _fault(directive: str, rest: str) -> str:
+    """Why a directive is refused; empty where it is not."""
+    if directive == "":
+        return "" if not rest else "no directive"
+    if directive not in DIRECTIVES:
+        return f"of directives only {', '.join(DIRECTIVES)} are allowed"
+    if directive == "include" and not _INCLUDE.fullmatch(rest):
+        return "include headers of CUDA, CuTe, CUTLASS and C++'s types by <...> alone"
+    if directive == "pragma" and re.split(r"\W", rest)[0] not in PRAGMAS:
+        return f"of pragmas only {', '.join(PRAGMAS)} are allowed"
+    return ""
+
+
+def _line(text: str, place: int) -> int:
+    return text.count("\n", 0, place) + 1
