@@ -1,4 +1,4 @@
-"""What the families for compute capability 9.0 share."""
+"""What the families for compute capability 9.0 share, and those for later ones with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Overlap = Annotated[bool, Field(description="programmatic dependent launch: star
 
 
 class Sm90Kernel(Record):
-    """What the families for compute capability 9.0 share: which GPUs, the architecture, and how rows reach 16 bytes.
+    """What the families from compute capability 9.0 on share: which GPUs, the architecture, how rows reach 16 bytes.
 
     Copies of 16 bytes and tensor maps need rows that start on 16 bytes; tiles may reach beyond the problem.
     """
@@ -35,8 +35,8 @@ class Sm90Kernel(Record):
 
     def shared_violations(self) -> Iterator[str]:
         yield from super().shared_violations()
-        if self.gpu in GPUS and not self.target.capability.has_wgmma:
-            able = ", ".join(name for name, chip in GPUS.items() if chip.capability.has_wgmma)
+        if self.gpu in GPUS and not self.serves(self.target):
+            able = ", ".join(name for name, chip in GPUS.items() if self.serves(chip))
             yield f"gpu={self.gpu}: {self.family} needs one of {able}"
 
     @property

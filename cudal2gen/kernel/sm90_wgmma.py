@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD
-from cudal2gen.kernel.launch import Hint, Launch, Tma
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
-from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Overlap, Sm90Kernel
+from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Overlap
+from cudal2gen.kernel.tma_ring import (
+    STORE_BUFFERS,
+    HintA,
+    HintB,
+    RasterAxis,
+    RasterGroup,
+    RingBk,
+    SplitK,
+    Stages,
+    StoreD,
+    StreamK,
+    SummedIn,
+    TmaRing,
+    widest,
+)
 from cudal2gen.kernel.work import Work
 
 Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
 WGMMA_N, WGMMA_K = 256, 16  # its columns at most, and its k
-MAX_BOX = 256  # rows or columns of one TMA box
-STORE_BUFFERS = 2  # tiles per warp on their way to global memory
 # What ptxas wants beside the accumulators: of one wgmma at entry (C7602), and live in the main loop (C7511, spills).
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
 # The same for an epilogue that stores by itself, with bounds.
@@ -61,22 +73,20 @@ SPLITS: tuple[tuple[int, str | None, bool], ...] = (
     *((slices, "workspace", False) for slices in (4, 8, 16)),
 )
 LEAST_SHARED_STEPS = 8  # of k of a tile, to be worth sharing out
-GROUPS = (1, 4, 8, 16)
 
 
-class Sm90Wgmma(Sm90Kernel):
+class Sm90Wgmma(TmaRing):
     """TMA into a ring of mbarriers, wgmma in consumer warpgroups beside a producer, persistent; for sm_90a.
 
-    ``swap_ab`` computes D^T = B^T A^T: n runs along the 64 rows of a wgmma and m along its columns, of which there may
-    be as few as 16. The tile keeps its meaning: bm rows and bn columns of D.
+    The rows of a wgmma are 64, of its columns there may be as few as 16.
     """
 
     family: Annotated[Literal["sm90_wgmma"], FAMILY]
     swap_ab: Annotated[
         bool, Field(description="compute D^T = B^T A^T: n along the 64 rows of a wgmma, m along its columns")
     ]
-    bk: Annotated[Literal[64, 128], Field(description="k of a stage, elements")]
-    stages: Annotated[int, Field(ge=2, le=16, description="k-tiles in the ring in shared memory")]
+    bk: RingBk
+    stages: Stages
     cluster: Annotated[
         tuple[Literal[1, 2, 4], Literal[1, 2, 4]],
         Field(description="CTAs along m that share tiles of B, and along n that share tiles of A, by multicast"),
@@ -89,33 +99,23 @@ class Sm90Wgmma(Sm90Kernel):
             description="cooperative: consumers share a tile; pingpong: two take tiles in turn, one stores meanwhile"
         ),
     ]
-    raster_axis: Annotated[Literal["m", "n"], Field(description="axis along which tiles run within a band")]
-    raster_group: Annotated[
-        int, Field(ge=1, le=64, description="tiles of the other axis in a band, which share operands in the L2")
-    ]
-    split_k: Annotated[int, Field(ge=1, le=64, description="slices of k of a tile, each another CTA's work")]
+    raster_axis: RasterAxis
+    raster_group: RasterGroup
+    split_k: SplitK
     reduce: Annotated[
         Literal["cluster", "workspace"] | None,
         Field(description="where slices are summed: shared memory of a cluster, or device memory; null for split_k 1"),
     ]
-    epilogue: Annotated[
-        Literal["tma", "direct"], Field(description="D by TMA through shared memory, or straight from registers")
-    ]
+    epilogue: StoreD
     registers: Annotated[
         tuple[Setmaxnreg, Setmaxnreg] | None,
         Field(description="registers per thread of producer and consumers after setmaxnreg; null: as they start"),
     ]
-    hint_a: Annotated[Hint, Field(description="L2 eviction priority of A: normal, first to go, last to go")]
-    hint_b: Annotated[Hint, Field(description="L2 eviction priority of B")]
+    hint_a: HintA
+    hint_b: HintB
     pdl: Overlap
     min_blocks: Annotated[Literal[1, 2], Field(description="CTAs per SM that the compiler bounds registers for")]
-    stream_k: Annotated[
-        bool,
-        Field(description="share out the k-tiles of the last wave's tiles among all CTAs; their sums meet in the L2"),
-    ] = False
-
-    CONVENTION: ClassVar[type[Launch]] = Tma
-    DATA_FIELDS: ClassVar[frozenset[str]] = Sm90Kernel.DATA_FIELDS | {option.name for option in Tma.options}
+    stream_k: StreamK = False
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Sm90Wgmma(Sm90Kernel):
             return
         yield from self.row_violations()
         yield from self.count_violations()
-        yield from self._group_violations()
+        yield from self.group_violations()
         yield from self._box_violations()
         yield from self._register_violations()
         if broken := list(self.smem_violations(f"stages={self.stages}")):
@@ -163,10 +163,6 @@ class Sm90Wgmma(Sm90Kernel):
                 f"{self.ctas_by_smem} fits on an SM"
             )
 
-    @property
-    def vector_rows(self) -> tuple[str, ...]:
-        return ("k", "n") if self.layout == "nn" or self.epilogue == "tma" else ("k",)
-
     def _tile_violations(self) -> Iterator[str]:
         if self.schedule == "pingpong" and self.consumers != 2:
             yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
@@ -176,11 +172,7 @@ class Sm90Wgmma(Sm90Kernel):
             yield f"{along_rows}={self.rows}: must be a multiple of {unit}, {shares}"
         if self.cols % self.atom_n:
             yield f"atom_n={self.atom_n}: must divide {along_cols}={self.cols}"
-        if self.fusion.gate and self.stores_tiles == "tma":
-            if self.swap_ab:
-                yield "epilogue=tma: must be direct for gate with swap_ab, a warp has 8 columns of D at a time"
-            elif self.atom_n % 32:
-                yield f"atom_n={self.atom_n}: must be a multiple of 32 for gate in epilogue tma, D by 16 columns"
+        yield from self.gate_violations("atom_n", self.atom_n)
 
     def _split_violations(self) -> Iterator[str]:
         if (self.reduce is not None) != (self.split_k > 1):
@@ -198,25 +190,9 @@ class Sm90Wgmma(Sm90Kernel):
         yield from self.sum_violations("reduce=cluster", "ring's", self.ring_bytes)
 
     def _stream_violations(self) -> Iterator[str]:
-        if not self.stream_k:
-            return
-        if self.split_k > 1:
-            yield f"split_k={self.split_k}: must be 1 for stream_k, which itself shares out k"
-        if self.schedule != "cooperative":
+        if self.stream_k and self.schedule != "cooperative":
             yield "schedule=pingpong: must be cooperative for stream_k, whose shares of k are of all consumers"
-        if self.acc != "f32":
-            yield "acc=f16: must be f32 for stream_k, where sums begin depends on the GPU and fp16 sums round with it"
-
-    def _group_violations(self) -> Iterator[str]:
-        yield from self.group_violations()
-        if not self.grouped:
-            return
-        if self.stream_k:
-            yield "stream_k=true: must be false for batch=grouped, whose tiles the host does not know"
-        if self.cluster[0] > 1:
-            yield f"cluster={list(self.cluster)}: must be [1, ..] for batch=grouped, tiles of two groups share no B"
-        if self.swap_ab and self.fusion.bias == "m":
-            yield "swap_ab=true: must be false for bias_m and batch=grouped, a lane loads aligned pairs of rows' bias"
+        yield from self.stream_violations()
 
     def _box_violations(self) -> Iterator[str]:
         cluster_m, cluster_n = self.cluster
@@ -267,23 +243,6 @@ class Sm90Wgmma(Sm90Kernel):
             )
 
     @property
-    def k_step(self) -> int:
-        """A k-tile."""
-        return self.bk
-
-    @property
-    def waits_by_mbarriers(self) -> bool:
-        return True
-
-    @property
-    def shares_last_wave(self) -> bool:
-        return self.stream_k
-
-    @property
-    def ring_steps(self) -> int:
-        return self.stages
-
-    @property
     def sharers(self) -> int:
         """Consumer warpgroups that share one tile."""
         return 1 if self.schedule == "pingpong" else self.consumers
@@ -297,16 +256,6 @@ class Sm90Wgmma(Sm90Kernel):
         """Registers that a thread starts with: the file shared out among warpgroups, in units of 8."""
         most = REGISTERS_SM // self.min_blocks // self.threads
         return min(REGISTERS_THREAD, most // 8 * 8)
-
-    @property
-    def rows(self) -> int:
-        """Extent of the tile along the rows of a wgmma."""
-        return self.bn if self.swap_ab else self.bm
-
-    @property
-    def cols(self) -> int:
-        """Extent of the tile along the columns of a wgmma."""
-        return self.bm if self.swap_ab else self.bn
 
     @property
     def live_registers(self) -> int:
@@ -329,48 +278,7 @@ class Sm90Wgmma(Sm90Kernel):
     @property
     def chunk_b(self) -> int:
         """Columns of a box of B whose rows run along n: as many as one swizzle covers, and no wgmma straddles."""
-        return WGMMA_M if self.swap_ab else _widest(self.atom_n, self.element.bytes)
-
-    @property
-    def boxes_a(self) -> int:
-        """Boxes of rows in which a CTA loads its part of A."""
-        return ceil_div(self.bm // self.cluster[1], MAX_BOX)
-
-    @property
-    def boxes_b(self) -> int:
-        """The same of B where its rows run along k."""
-        return ceil_div(self.bn // self.cluster[0], MAX_BOX)
-
-    @property
-    def stored_n(self) -> int:
-        """Columns of a wgmma as they are stored: half of them where they are gated, rows of D where it is swapped."""
-        return self.atom_n if self.swap_ab else self.fusion.d_cols(self.atom_n)
-
-    @property
-    def store_group(self) -> int:
-        """Accumulator columns that a warp stores at a time: as many as a box takes and shared memory has room for."""
-        if self.swap_ab:
-            return next(rows for rows in (64, 48, 32, 16) if self.atom_n % rows == 0)
-        whole, chunk = _widest(self.stored_n, self.output.bytes), 128 // self.output.bytes
-        room = self.target.capability.smem_block_bytes - self.ring_bytes - self.barrier_bytes
-        return chunk if self.stored_n > chunk and self._buffer_bytes(chunk) <= room and self.min_blocks == 1 else whole
-
-    @property
-    def store_rest(self) -> int:
-        """The same of the columns that ``store_group`` leaves over, 0 where it leaves none."""
-        return _widest(rest, self.output.bytes) if (rest := self.stored_n % self.store_group) else 0
-
-    @property
-    def ring_bytes(self) -> int:
-        return self.stages * self.step_bytes
-
-    @property
-    def store_bytes(self) -> int:
-        """Buffers of the epilogue: two per consumer warp, of 16 rows or columns of D."""
-        return self._buffer_bytes(self.store_group) if self.stores_tiles == "tma" else 0
-
-    def _buffer_bytes(self, group: int) -> int:
-        return self.consumers * 4 * STORE_BUFFERS * 16 * group * self.output.bytes
+        return WGMMA_M if self.swap_ab else widest(self.atom_n, self.element.bytes)
 
     @property
     def barrier_bytes(self) -> int:
@@ -378,56 +286,37 @@ class Sm90Wgmma(Sm90Kernel):
         return 16 * self.stages + 32
 
     @property
-    def smem_bytes(self) -> int:
-        """Ring, epilogue buffers, barriers."""
-        return self.ring_bytes + self.store_bytes + self.barrier_bytes
+    def store_warps(self) -> int:
+        return 4 * self.consumers
+
+    @property
+    def atom_cols(self) -> int:
+        return self.atom_n
+
+    @property
+    def alone_on_sm(self) -> bool:
+        return self.min_blocks == 1
 
     @property
     def reduces_in_cluster(self) -> bool:
         return self.reduce == "cluster"
 
     @property
-    def summed_in(self) -> Literal["none", "cluster", "workspace", "stream"]:
-        """Where partial sums over k meet: of slices in shared or device memory, of the last wave in device memory."""
+    def persistent(self) -> bool:
+        return not self.reduces_in_cluster
+
+    @property
+    def summed_in(self) -> SummedIn:
         return "stream" if self.stream_k else self.reduce or "none"
 
     @property
-    def keeps_parts(self) -> bool:
-        """Whether partial sums are kept in device memory until all CTAs add them, shares alike."""
-        return self.summed_in in ("workspace", "stream")
-
-    @property
-    def stores_tiles(self) -> Literal["tma", "direct", "parts"]:
-        """How a CTA stores a tile whose k is all its own: by its epilogue; parts: it has none such."""
-        return "parts" if self.reduce == "workspace" else self.epilogue
-
-    @property
     def cluster_ctas(self) -> int:
-        return self.split_k if self.reduces_in_cluster else self.cluster[0] * self.cluster[1]
-
-    @property
-    def ctas(self) -> int:
-        """CTA tiles of the problem, those of clusters that reach beyond it and slices of k included."""
-        clusters = ceil_div(self.tiles_m, self.cluster[0]) * ceil_div(self.tiles_n, self.cluster[1])
-        return clusters * self.cluster[0] * self.cluster[1] * self.split_k
+        return self.split_k if self.reduces_in_cluster else super().cluster_ctas
 
     @property
     def estimated_registers(self) -> int:
         """What ptxas will report: the entry value with setmaxnreg, else a rough guide."""
         return self.entry_registers if self.registers else min(self.entry_registers, self.accumulator_registers + 38)
-
-    @property
-    def remarks(self) -> list[str]:
-        """What its author should know of a legal record."""
-        remarks = super().remarks
-        if self.reduce == "workspace" and self.epilogue == "tma":
-            remarks.append("epilogue=tma: sums of the workspace leave straight from registers, as with direct")
-        at_once = self.target.sms * max(1, self.ctas_per_sm(self.estimated_registers))
-        if self.stream_k and self.ctas % at_once == 0:
-            remarks.append(f"stream_k=true: {self.ctas} tiles fill waves of {at_once}, so nothing is shared out")
-        if self.layout == "nn" and self.chunk_b < CHUNK:
-            remarks.append(f"boxes of B are {self.chunk_b} columns wide: {self.bn // self.chunk_b} of them per k-tile")
-        return remarks
 
     @property
     def warnings(self) -> list[str]:
@@ -436,69 +325,15 @@ class Sm90Wgmma(Sm90Kernel):
         tiles = self.tiles_m * self.tiles_n * self.split_k
         if self.schedule == "pingpong" and tiles <= self.target.sms:
             warnings.append("schedule pingpong with one tile per CTA leaves every second warpgroup without work")
-        if self.tiles_m % self.cluster[0] or self.tiles_n % self.cluster[1]:
-            warnings.append(f"cluster={list(self.cluster)} reaches beyond the {self.tiles_m} x {self.tiles_n} tiles")
-        if self.target.sms % self.cluster_ctas:
-            warnings.append(f"clusters of {self.cluster_ctas} leave SMs idle")
-        return warnings
-
-    @property
-    def tile(self) -> str:
-        return f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}"
+        return [*warnings, *self.cluster_warnings()]
 
     @property
     def facts(self) -> dict[str, int | str]:
         return super().facts | {"entry_registers": self.entry_registers}
 
-    @property
-    def launch(self) -> Tma:
-        b_rows = self.bn // self.cluster[0] // self.boxes_b if self.layout == "tn" else self.bk // self.cluster[0]
-        d_cols, d_rows = self._box_d
-        return Tma(
-            **self.launch_facts,
-            reduce=self.reduce or "none",
-            persistent=int(not self.reduces_in_cluster),
-            stream_k=int(self.stream_k),
-            cluster_m=self.cluster[0],
-            cluster_n=self.cluster[1],
-            box_a_cols=CHUNK,
-            box_a_rows=self.bm // self.cluster[1] // self.boxes_a,
-            box_b_cols=CHUNK if self.layout == "tn" else self.chunk_b,
-            box_b_rows=b_rows,
-            box_d_cols=d_cols,
-            box_d_rows=d_rows,
-            box_d_rest_cols=self.store_rest if self.stores_tiles == "tma" else 0,
-        )
-
-    @property
-    def _box_d(self) -> tuple[int, int]:
-        """Columns and rows of a warp's stores: 16 rows of D and a group of its columns, or the other way round.
-
-        Zeros where the epilogue is not TMA's.
-        """
-        if self.stores_tiles != "tma":
-            return 0, 0
-        return (16, self.store_group) if self.swap_ab else (self.store_group, 16)
-
-    @property
-    def other_options(self) -> list[dict[str, int]]:
-        """Both axes, bands of one tile and of more than there are, all hints, overlap."""
-        return [
-            {"raster_axis": 1, "raster_group": 1, "hint_a": 1, "hint_b": 2, "pdl": 1},
-            {"raster_axis": 0, "raster_group": 2, "hint_a": 2, "hint_b": 0},
-            {"raster_axis": 1, "raster_group": 64, "hint_b": 1},
-        ]
-
     # What the tuner and the cost model ask of a family.
 
-    FOLLOWING: ClassVar[frozenset[str]] = Sm90Kernel.FOLLOWING | {"atom_n", "reduce", "registers", "swap_ab"}
-    SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = (
-        {},
-        {"epilogue": "direct"},
-        {"padding": "pad"},
-        {"epilogue": "direct", "padding": "pad"},
-    )
-    FREE_FIELDS: ClassVar[frozenset[str]] = frozenset({"raster_axis", "raster_group", "hint_a", "hint_b"})
+    FOLLOWING: ClassVar[frozenset[str]] = TmaRing.FOLLOWING | {"atom_n", "reduce", "registers", "swap_ab"}
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
@@ -538,16 +373,6 @@ class Sm90Wgmma(Sm90Kernel):
         last_wave = tiles % (GPUS[problem.gpu].sms // (cluster[0] * cluster[1]))
         return problem.acc == "f32" and last_wave > 0 and ceil_div(problem.k, bk) >= LEAST_SHARED_STEPS
 
-    @classmethod
-    def free_fields(cls, problem: Problem) -> dict[str, list[Fields]]:  # noqa: ARG003
-        """The order of tiles, and what the L2 is told of the operands."""
-        return {
-            "raster_axis": [{"raster_axis": axis} for axis in "mn"],
-            "raster_group": [{"raster_group": group} for group in GROUPS],
-            "hint_a": [{"hint_a": hint} for hint in get_args(Hint)],
-            "hint_b": [{"hint_b": hint} for hint in get_args(Hint)],
-        }
-
     @property
     def work(self) -> Work:
         """CTAs of a cluster along n share A, along m B: the L2 is asked for each part once, by one of them."""
@@ -567,11 +392,6 @@ class Sm90Wgmma(Sm90Kernel):
             issue_clocks=LOOP_CLOCKS + WGMMA_CLOCKS * own_wgmmas,
             summed_by="cluster" if self.reduces_in_cluster else "all",
         )
-
-
-def _widest(extent: int, element_bytes: int) -> int:
-    """The widest swizzled row, in elements, that divides a multiple of 16."""
-    return next(row // element_bytes for row in (128, 64, 32) if extent % (row // element_bytes) == 0)
 
 
 def _null(value: str | None) -> str:

@@ -1,0 +1,328 @@
+"""What families share that feed tensor cores from a ring of TMA stages: boxes, stores of D, sums over k, raster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
+
+from pydantic import Field
+
+from cudal2gen.kernel.launch import Hint, Launch, Tma
+from cudal2gen.kernel.problem import Problem, ceil_div
+from cudal2gen.kernel.record import Fields
+from cudal2gen.kernel.sm90 import CHUNK, Sm90Kernel
+
+MAX_BOX = 256  # rows or columns of one TMA box
+STORE_BUFFERS = 2  # tiles per warp on their way to global memory
+GROUPS = (1, 4, 8, 16)  # bands of tiles that the tuner tries
+
+RingBk = Annotated[Literal[64, 128], Field(description="k of a stage, elements")]
+Stages = Annotated[int, Field(ge=2, le=16, description="k-tiles in the ring in shared memory")]
+RasterAxis = Annotated[Literal["m", "n"], Field(description="axis along which tiles run within a band")]
+RasterGroup = Annotated[
+    int, Field(ge=1, le=64, description="tiles of the other axis in a band, which share operands in the L2")
+]
+SplitK = Annotated[int, Field(ge=1, le=64, description="slices of k of a tile, each another CTA's work")]
+StoreD = Annotated[
+    Literal["tma", "direct"], Field(description="D by TMA through shared memory, or straight from registers")
+]
+HintA = Annotated[Hint, Field(description="L2 eviction priority of A: normal, first to go, last to go")]
+HintB = Annotated[Hint, Field(description="L2 eviction priority of B")]
+StreamK = Annotated[
+    bool,
+    Field(description="share out the k-tiles of the last wave's tiles among all CTAs; their sums meet in the L2"),
+]
+SummedIn = Literal["none", "cluster", "workspace", "stream"]
+
+
+class TmaRing(Sm90Kernel):
+    """Stages of A and B that TMA fills and tensor cores read; warps that store D by themselves.
+
+    ``swap_ab`` computes D^T = B^T A^T: n runs along the rows of the instruction and m along its columns. The tile keeps
+    its meaning: bm rows and bn columns of D.
+    """
+
+    if TYPE_CHECKING:  # fields of every such family, each with bounds and a place in the line of its own
+        swap_ab: bool
+        bk: int
+        stages: int
+        cluster: tuple[int, int]
+        raster_axis: str
+        raster_group: int
+        epilogue: Literal["tma", "direct"]
+        stream_k: bool
+
+    CONVENTION: ClassVar[type[Launch]] = Tma
+    DATA_FIELDS: ClassVar[frozenset[str]] = Sm90Kernel.DATA_FIELDS | {option.name for option in Tma.options}
+
+    @property
+    def vector_rows(self) -> tuple[str, ...]:
+        return ("k", "n") if self.layout == "nn" or self.epilogue == "tma" else ("k",)
+
+    def gate_violations(self, field: str, cols: int) -> Iterator[str]:
+        """Whether gated columns of D fill the boxes in which ``cols`` columns of a product, ``field``'s, are stored."""
+        if self.fusion.gate and self.stores_tiles == "tma":
+            if self.swap_ab:
+                yield "epilogue=tma: must be direct for gate with swap_ab, a warp has 8 columns of D at a time"
+            elif cols % 32:
+                yield f"{field}={cols}: must be a multiple of 32 for gate in epilogue tma, D by 16 columns"
+
+    def stream_violations(self) -> Iterator[str]:
+        """Rules of ``stream_k`` on sums."""
+        if self.stream_k and self.split_k > 1:
+            yield f"split_k={self.split_k}: must be 1 for stream_k, which itself shares out k"
+        if self.stream_k and self.acc != "f32":
+            yield "acc=f16: must be f32 for stream_k, where sums begin depends on the GPU and fp16 sums round with it"
+
+    def group_violations(self) -> Iterator[str]:
+        yield from super().group_violations()
+        if not self.grouped:
+            return
+        if self.stream_k:
+            yield "stream_k=true: must be false for batch=grouped, whose tiles the host does not know"
+        if self.cluster[0] > 1:
+            yield f"cluster={list(self.cluster)}: must be [1, ..] for batch=grouped, tiles of two groups share no B"
+        if self.swap_ab and self.fusion.bias == "m":
+            yield "swap_ab=true: must be false for bias_m and batch=grouped, a lane loads aligned pairs of rows' bias"
+
+    @property
+    def k_step(self) -> int:
+        """A k-tile."""
+        return self.bk
+
+    @property
+    def waits_by_mbarriers(self) -> bool:
+        return True
+
+    @property
+    def shares_last_wave(self) -> bool:
+        return self.stream_k
+
+    @property
+    def ring_steps(self) -> int:
+        return self.stages
+
+    @property
+    def rows(self) -> int:
+        """Extent of the tile along the rows of the instruction."""
+        return self.bn if self.swap_ab else self.bm
+
+    @property
+    def cols(self) -> int:
+        """Extent of the tile along the columns of the instruction."""
+        return self.bm if self.swap_ab else self.bn
+
+    @property
+    def part_a(self) -> int:
+        """Rows of A that a CTA's stage holds."""
+        return self.bm
+
+    @property
+    def part_b(self) -> int:
+        """Columns of B that a CTA's stage holds."""
+        return self.bn
+
+    @property
+    def sharers_a(self) -> int:
+        """CTAs that share a stage's tile of A; each brings a part of it to all."""
+        return self.cluster[1]
+
+    @property
+    def sharers_b(self) -> int:
+        """The same of B."""
+        return self.cluster[0]
+
+    @property
+    def step_bytes(self) -> int:
+        return (self.part_a + self.part_b) * self.k_step * self.element.bytes
+
+    @property
+    def chunk_b(self) -> int:
+        """Columns of a box of B whose rows run along n: as many as one swizzle covers."""
+        raise NotImplementedError
+
+    @property
+    def boxes_a(self) -> int:
+        """Boxes of rows in which a CTA loads its part of A."""
+        return ceil_div(self.part_a // self.sharers_a, MAX_BOX)
+
+    @property
+    def boxes_b(self) -> int:
+        """The same of B where its rows run along k."""
+        return ceil_div(self.part_b // self.sharers_b, MAX_BOX)
+
+    @property
+    def store_warps(self) -> int:
+        """Warps that store D."""
+        raise NotImplementedError
+
+    @property
+    def atom_cols(self) -> int:
+        """Columns of the instruction of which a warp has the accumulators at a time."""
+        raise NotImplementedError
+
+    @property
+    def alone_on_sm(self) -> bool:
+        """Whether a CTA may take all shared memory of its SM."""
+        return True
+
+    @property
+    def stored_n(self) -> int:
+        """These as they are stored: half of them where they are gated, rows of D where it is swapped."""
+        return self.atom_cols if self.swap_ab else self.fusion.d_cols(self.atom_cols)
+
+    @property
+    def store_group(self) -> int:
+        """Accumulator columns that a warp stores at a time: as many as a box takes and shared memory has room for."""
+        if self.swap_ab:
+            return next(rows for rows in (64, 48, 32, 16) if self.atom_cols % rows == 0)
+        whole, chunk = widest(self.stored_n, self.output.bytes), 128 // self.output.bytes
+        room = self.target.capability.smem_block_bytes - self.ring_bytes - self.barrier_bytes
+        return chunk if self.stored_n > chunk and self._buffer_bytes(chunk) <= room and self.alone_on_sm else whole
+
+    @property
+    def store_rest(self) -> int:
+        """The same of the columns that ``store_group`` leaves over, 0 where it leaves none."""
+        return widest(rest, self.output.bytes) if (rest := self.stored_n % self.store_group) else 0
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.stages * self.step_bytes
+
+    @property
+    def store_bytes(self) -> int:
+        """Buffers of the epilogue: two per warp, of 16 rows or columns of D."""
+        return self._buffer_bytes(self.store_group) if self.stores_tiles == "tma" else 0
+
+    def _buffer_bytes(self, group: int) -> int:
+        return self.store_warps * STORE_BUFFERS * 16 * group * self.output.bytes
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Mbarriers, and what is kept beside them."""
+        raise NotImplementedError
+
+    @property
+    def smem_bytes(self) -> int:
+        """Ring, epilogue buffers, barriers."""
+        return self.ring_bytes + self.store_bytes + self.barrier_bytes
+
+    @property
+    def summed_in(self) -> SummedIn:
+        """Where partial sums over k meet: of slices in shared or device memory, of the last wave in device memory."""
+        raise NotImplementedError
+
+    @property
+    def keeps_parts(self) -> bool:
+        """Whether partial sums are kept in device memory until all CTAs add them, shares alike."""
+        return self.summed_in in ("workspace", "stream")
+
+    @property
+    def stores_tiles(self) -> Literal["tma", "direct", "parts"]:
+        """How a CTA stores a tile whose k is all its own: by its epilogue; parts: it has none such."""
+        return "parts" if self.summed_in == "workspace" else self.epilogue
+
+    @property
+    def cluster_ctas(self) -> int:
+        return self.cluster[0] * self.cluster[1]
+
+    @property
+    def ctas(self) -> int:
+        """CTA tiles of the problem, those of clusters that reach beyond it and slices of k included."""
+        clusters = ceil_div(self.tiles_m, self.cluster[0]) * ceil_div(self.tiles_n, self.cluster[1])
+        return clusters * self.cluster[0] * self.cluster[1] * self.split_k
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its author should know of a legal record."""
+        remarks = super().remarks
+        if self.summed_in == "workspace" and self.epilogue == "tma":
+            remarks.append("epilogue=tma: sums of the workspace leave straight from registers, as with direct")
+        at_once = self.target.sms * max(1, self.ctas_per_sm(self.estimated_registers))
+        if self.stream_k and self.ctas % at_once == 0:
+            remarks.append(f"stream_k=true: {self.ctas} tiles fill waves of {at_once}, so nothing is shared out")
+        if self.layout == "nn" and self.chunk_b < CHUNK:
+            remarks.append(
+                f"boxes of B are {self.chunk_b} columns wide: {self.part_b // self.chunk_b} of them per k-tile"
+            )
+        return remarks
+
+    def cluster_warnings(self) -> Iterator[str]:
+        """Clusters that reach beyond the problem, or leave SMs idle."""
+        if self.tiles_m % self.cluster[0] or self.tiles_n % self.cluster[1]:
+            yield f"cluster={list(self.cluster)} reaches beyond the {self.tiles_m} x {self.tiles_n} tiles"
+        if self.target.sms % self.cluster_ctas:
+            yield f"clusters of {self.cluster_ctas} leave SMs idle"
+
+    @property
+    def tile(self) -> str:
+        return f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}"
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a CTA takes tile after tile, in a grid of as many as the GPU holds."""
+        return True
+
+    @property
+    def launch(self) -> Tma:
+        b_rows = self.part_b // self.sharers_b // self.boxes_b if self.layout == "tn" else self.bk // self.sharers_b
+        d_cols, d_rows = self._box_d
+        return Tma(
+            **self.launch_facts,
+            reduce="none" if self.summed_in == "stream" else self.summed_in,
+            persistent=int(self.persistent),
+            stream_k=int(self.stream_k),
+            cluster_m=self.cluster[0],
+            cluster_n=self.cluster[1],
+            box_a_cols=CHUNK,
+            box_a_rows=self.part_a // self.sharers_a // self.boxes_a,
+            box_b_cols=CHUNK if self.layout == "tn" else self.chunk_b,
+            box_b_rows=b_rows,
+            box_d_cols=d_cols,
+            box_d_rows=d_rows,
+            box_d_rest_cols=self.store_rest if self.stores_tiles == "tma" else 0,
+        )
+
+    @property
+    def _box_d(self) -> tuple[int, int]:
+        """Columns and rows of a warp's stores: 16 rows of D and a group of its columns, or the other way round.
+
+        Zeros where the epilogue is not TMA's.
+        """
+        if self.stores_tiles != "tma":
+            return 0, 0
+        return (16, self.store_group) if self.swap_ab else (self.store_group, 16)
+
+    @property
+    def other_options(self) -> list[dict[str, int]]:
+        """Both axes, bands of one tile and of more than there are, all hints, overlap."""
+        return [
+            {"raster_axis": 1, "raster_group": 1, "hint_a": 1, "hint_b": 2, "pdl": 1},
+            {"raster_axis": 0, "raster_group": 2, "hint_a": 2, "hint_b": 0},
+            {"raster_axis": 1, "raster_group": 64, "hint_b": 1},
+        ]
+
+    # What the tuner and the cost model ask of a family.
+
+    SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = (
+        {},
+        {"epilogue": "direct"},
+        {"padding": "pad"},
+        {"epilogue": "direct", "padding": "pad"},
+    )
+    FREE_FIELDS: ClassVar[frozenset[str]] = frozenset({"raster_axis", "raster_group", "hint_a", "hint_b"})
+
+    @classmethod
+    def free_fields(cls, problem: Problem) -> dict[str, list[Fields]]:  # noqa: ARG003
+        """The order of tiles, and what the L2 is told of the operands."""
+        return {
+            "raster_axis": [{"raster_axis": axis} for axis in "mn"],
+            "raster_group": [{"raster_group": group} for group in GROUPS],
+            "hint_a": [{"hint_a": hint} for hint in get_args(Hint)],
+            "hint_b": [{"hint_b": hint} for hint in get_args(Hint)],
+        }
+
+
+def widest(extent: int, element_bytes: int) -> int:
+    """The widest swizzled row, in elements, that divides a multiple of 16."""
+    return next(row // element_bytes for row in (128, 64, 32) if extent % (row // element_bytes) == 0)
