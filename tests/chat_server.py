@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -54,11 +54,13 @@ class Handler(BaseHTTPRequestHandler):
         """Silent."""
 
 
-def reply(handler: Handler, status: int, body: Any) -> None:
+def reply(handler: Handler, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     handler.send_response(status)
     handler.send_header("Content-Type", "application/json")
     handler.send_header("Content-Length", str(len(data)))
+    for name, value in (headers or {}).items():
+        handler.send_header(name, value)
     handler.end_headers()
     handler.wfile.write(data)
 
@@ -101,6 +103,12 @@ def proposes(*ideas: tuple[str, dict[str, Any]]) -> Step:
 
 def fails(status: int, message: str = "no", kind: str = "server_error") -> Step:
     return lambda handler: reply(handler, status, {"error": {"message": message, "type": kind}})
+
+
+def limits(after: str) -> Step:
+    """429 with a header Retry-After."""
+    body = {"error": {"message": "slow down", "type": "rate_limit"}}
+    return lambda handler: reply(handler, 429, body, {"Retry-After": after})
 
 
 def sends(body: bytes) -> Step:

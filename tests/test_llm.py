@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from email.utils import formatdate
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,14 +17,14 @@ from cudal2gen import results
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse
 from cudal2gen.results import Trial
-from cudal2gen.tuner import campaign, chat, executor, llm, race, space
-from cudal2gen.tuner.chat import Chat, Endpoint, RecordingWire, ReplayWire, Request, ServerWire, Unavailable
+from cudal2gen.tuner import answers, campaign, chat, executor, llm, prompt, race, space
+from cudal2gen.tuner.chat import Chat, Endpoint, Exchange, Outcome, ReplayWire, Request, ServerWire, Unavailable
 from cudal2gen.tuner.environment import Model, refusal_trial
 from cudal2gen.tuner.llm import Llm
 from cudal2gen.tuner.memory import Memory, Note
 from cudal2gen.tuner.proposal import MissingLibrary, Question
 from cudal2gen.tuner.proposers import Mixture, Random
-from tests.chat_server import Server, dribbles, fails, floods, proposes, says, sends, serving, waits
+from tests.chat_server import Server, dribbles, fails, floods, limits, proposes, says, sends, serving, waits
 from tests.packages import require
 from tests.test_cli import error, own_catalog, run
 
@@ -58,9 +63,28 @@ def endpoint(server: Server, **options: Any) -> Endpoint:
     return Endpoint(server.url, "scripted", KEY, **{"seconds": 5.0} | options)
 
 
-def llm_proposer(server: Server, warnings: list[str] | None = None, memory: Memory = NO_NOTES, **options: Any) -> Llm:
+class Clock:
+    """Seconds that a test sets; ``pause`` lets them pass."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def llm_proposer(
+    server: Server, warnings: list[str] | None = None, memory: Memory = NO_NOTES, clock: Clock | None = None,
+    tokens: int | None = None, **options: Any,
+) -> Llm:  # fmt: skip
+    clock = clock or Clock()
     return Llm(
-        Chat(ServerWire(endpoint(server, **options)), pause=lambda _: None),
+        Chat(ServerWire(endpoint(server, **options)), None, tokens, clock.pause, clock),
         memory,
         warn=([] if warnings is None else warnings).append,
     )
@@ -85,8 +109,8 @@ def test_changes_become_records_that_the_rules_let_pass() -> None:
     assert server.keys == [f"Bearer {KEY}"]
     (request,) = server.requests
     assert request["response_format"]["type"] == "json_schema"
-    assert request["response_format"]["json_schema"]["schema"] == llm.schema(("sm90_small", "sm90_wgmma")[1:])
-    assert (request["model"], request["max_tokens"], "temperature" in request) == ("scripted", 4096, False)
+    assert request["response_format"]["json_schema"]["schema"] == answers.schema(("sm90_small", "sm90_wgmma")[1:])
+    assert (request["model"], request["max_tokens"], "temperature" in request) == ("scripted", 8192, False)
 
 
 def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -> None:
@@ -122,7 +146,8 @@ def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -
     assert prompt_fields["bases"]["incumbent"]["derived"]["threads"] == 384
     assert [entry["reason"] for entry in prompt_fields["failures"]] == ["stages=99: too many", "C7511: serialised"]
     assert prompt_fields["failures"][0]["fields"]["stages"] == 99
-    assert prompt_fields["notes"] == [{"title": "A title", "text": "A text", "measured": "no"}]
+    because = "of this GPU, problems of any size"
+    assert prompt_fields["notes"] == [{"title": "A title", "text": "A text", "measured": "no", "because": because}]
     assert prompt_fields["proposals wanted"] == 5
     assert item.record is not None
     assert space.differing(parse(ranked[0].record), item.record) == {"raster_group": (8, 4)}
@@ -156,12 +181,12 @@ def test_other_families_have_a_base_and_their_fields_a_place_in_the_schema() -> 
 
 @pytest.mark.parametrize("families", [(name,) for name in FAMILIES])
 def test_the_schema_is_small_and_holds_for_real_records(families: tuple[str, ...]) -> None:
-    schema = llm.schema(families)
+    schema = answers.schema(families)
     assert len(json.dumps(schema)) < 3000
     assert "$ref" not in json.dumps(schema)
     assert "title" not in json.dumps(schema)
     changes = schema["properties"]["proposals"]["items"]["properties"]["changes"]["properties"]
-    assert set(changes) == FAMILIES[families[0]].model_fields.keys() - llm.FIXED
+    assert set(changes) == FAMILIES[families[0]].model_fields.keys() - answers.FIXED
 
 
 def test_what_breaks_a_rule_moves_other_fields_and_keeps_the_models() -> None:
@@ -347,38 +372,46 @@ def test_a_refusal_is_said_and_not_argued_with(step: Any) -> None:
 
 
 @pytest.mark.parametrize("step", [waits(3), dribbles(3)])
-def test_a_slow_server_is_left_and_after_the_second_time_for_good(step: Any) -> None:
+def test_a_slow_server_is_left_for_longer_each_time_and_asked_again(step: Any) -> None:
     warnings: list[str] = []
-    with serving(step, forever=True) as server:
-        proposer = llm_proposer(server, warnings, seconds=0.4)
-        assert [proposer.propose(question(), 8) for _ in range(4)] == [[], [], [], []]
-        assert len(server.requests) == 2
-    assert len(warnings) == 2
+    clock = Clock()
+    with serving(step, step, says(GOOD)) as server:
+        proposer = llm_proposer(server, warnings, clock=clock, seconds=0.4)
+        for requests, seconds in ((1, 15), (2, 30)):
+            assert [proposer.propose(question(), 8) for _ in range(3)] == [[], [], []]
+            assert len(server.requests) == requests
+            clock.now += seconds - 0.1
+            assert proposer.propose(question(), 8) == []
+            clock.now += 0.1
+        assert len(proposer.propose(question(), 8)) == 1
+    assert [line.split(" s; ")[1] for line in warnings] == ["the model rests for 15 s", "the model rests for 30 s"]
     assert "0.4 s" in warnings[0]
-    assert warnings[1] == warnings[0] + "; it is not asked again"
 
 
 def test_a_failing_server_is_asked_three_times_and_may_recover() -> None:
     warnings: list[str] = []
-    pauses: list[float] = []
+    clock = Clock()
     with serving(fails(500), fails(503), says(GOOD)) as server:
-        proposer = Llm(Chat(ServerWire(endpoint(server)), pause=pauses.append), Memory(), warn=warnings.append)
+        proposer = llm_proposer(server, warnings, clock=clock)
         assert len(proposer.propose(question(), 8)) == 1
-    assert (warnings, pauses) == ([], [1.0, 4.0])
+    assert (warnings, clock.pauses) == ([], [1.0, 4.0])
     assert (proposer.usage.exchanges, proposer.usage.failed) == (3, 2)
     with serving(fails(500, "boom"), forever=True) as server:
         proposer = llm_proposer(server, warnings)
         assert [proposer.propose(question(), 8) for _ in range(3)] == [[], [], []]
-        assert len(server.requests) == 6
+        assert len(server.requests) == 3
     assert "answers 500" in warnings[0]
 
 
-def test_a_wrong_key_ends_it_at_once_and_is_not_shown() -> None:
+def test_a_wrong_key_rests_the_model_for_long_and_is_not_shown() -> None:
     warnings: list[str] = []
-    with serving(fails(401, f"Incorrect API key provided: {KEY}", "invalid_request_error")) as server:
-        proposer = llm_proposer(server, warnings)
+    clock = Clock()
+    with serving(fails(401, f"Incorrect API key provided: {KEY}", "invalid_request_error"), says(GOOD)) as server:
+        proposer = llm_proposer(server, warnings, clock=clock)
         assert [proposer.propose(question(), 8) for _ in range(3)] == [[], [], []]
         assert len(server.requests) == 1
+        clock.now += 600
+        assert len(proposer.propose(question(), 8)) == 1
     (line,) = warnings
     assert "answers 401" in line
     assert "***" in line
@@ -428,6 +461,89 @@ def test_a_question_that_no_form_helps_is_not_held_against_the_schema() -> None:
     assert "context length exceeded" in warnings[0]
 
 
+def http_date(seconds: float) -> str:
+    return formatdate(seconds, usegmt=True)
+
+
+def test_a_server_says_when_it_is_asked_again() -> None:
+    clock = Clock()
+    with serving(limits("3"), limits("100"), says(GOOD), limits(http_date(time.time() + 60))) as server:
+        proposer = llm_proposer(server, clock=clock)
+        assert proposer.propose(question(), 1) == []
+        assert clock.pauses == [3.0], "a short time passes at once, a long one is a rest"
+        clock.now += 99.9
+        assert proposer.propose(question(), 1) == []
+        assert len(server.requests) == 2
+        clock.now += 0.1
+        assert len(proposer.propose(question(), 1)) == 1
+        assert proposer.propose(question(), 1) == []
+        clock.now += 50
+        assert proposer.propose(question(), 1) == []
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("1e9", 3600.0), ("nan", None), ("soon", None), ("", None),
+     (http_date(1060), 60.0), (http_date(900), 0.0)],
+)  # fmt: skip
+def test_times_to_retry(value: str, seconds: float | None) -> None:
+    assert chat.retry_after({"retry-after": value}, 1000.0) == seconds
+
+
+def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    with serving(proposes(("incumbent", {"stages": 3})), forever=True) as server:
+        proposer = llm_proposer(server, warnings, tokens=6000)
+        trials = race_trials(Mixture([proposer, Random(1)]), tmp_path)
+        count = len(server.requests)
+    assert 1 <= count <= 5
+    assert proposer.usage.tokens == 1200 * count <= 6000
+    assert len([trial for trial in trials if trial.effort == "short"]) == 12
+    assert warnings[-1] == "proposer llm: the budget of 6000 tokens is spent; the campaign goes on without it"
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "reasoning"),
+    [
+        ({"content": "a", "reasoning_content": "because"}, "a", "because"),
+        ({"content": "a", "reasoning": "because"}, "a", "because"),
+        ({"content": "<think>because</think> a"}, " a", "because"),
+        ({"content": "because</think>a"}, "a", "because"),
+        ({"content": "<think>because, and then"}, "", "because, and then"),
+        ({"content": None, "reasoning_content": "because"}, "", "because"),
+        ({"content": "a", "reasoning": {"effort": "low"}}, "a", ""),
+    ],
+)
+def test_reasoning_is_kept_apart_from_the_answer(message: dict[str, Any], text: str, reasoning: str) -> None:
+    with serving(says(message["content"], **{k: v for k, v in message.items() if k != "content"})) as server:
+        request = Request((chat.Message("system", "s"), chat.Message("user", "u")), {})
+        reply = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
+    assert (reply.text, reply.reasoning) == (text, reasoning)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda: says(None, reasoning_content=f"First a draft, {{}}. So: {GOOD}"),
+        lambda: says(f'<think>{{"proposals": []}} no, better: </think>{GOOD}'),
+        lambda: says(f'A draft {{"proposals": []}}, and the answer {GOOD}'),
+        lambda: says(None, tool_calls=[{"id": "1", "type": "function", "function": {"name": "f", "arguments": GOOD}}]),
+    ],
+)
+def test_answers_of_models_that_reason_or_call(step: Any) -> None:
+    with serving(step()) as server:
+        (item,) = llm_proposer(server).propose(question(), 8)
+    assert item.record is not None
+    assert item.record.stages == 3
+
+
+def test_an_answer_that_was_cut_off_while_reasoning_is_asked_for_shorter_reasoning() -> None:
+    with serving(says(None, finish="length", reasoning_content="on and on"), says(GOOD)) as server:
+        assert len(llm_proposer(server).propose(question(), 8)) == 1
+    assert "cut off while reasoning" in server.requests[1]["messages"][3]["content"]
+
+
 def test_the_limits_new_name() -> None:
     with serving(fails(400, "Use 'max_completion_tokens' instead of 'max_tokens'."), says(GOOD)) as server:
         assert len(llm_proposer(server, max_tokens=77).propose(question(), 1)) == 1
@@ -450,9 +566,8 @@ def test_cost_is_tokens_times_prices() -> None:
 
 def test_tokens_that_nobody_counted_are_guessed_and_named_so(tmp_path: Path) -> None:
     with serving(says(GOOD, usage=None)) as server:
-        wire = RecordingWire(ServerWire(endpoint(server)), tmp_path / "t.jsonl")
-        Llm(Chat(wire), Memory()).propose(question(), 1)
-    line = json.loads((tmp_path / "t.jsonl").read_text())
+        Llm(Chat(ServerWire(endpoint(server)), tmp_path / "t.jsonl"), Memory()).propose(question(), 1)
+    line = json.loads((tmp_path / "t.jsonl").read_text().splitlines()[0])
     assert line["estimated"] is True
     assert line["tokens_out"] == -(-len(GOOD) * 2 // 7)
 
@@ -463,7 +578,7 @@ def test_a_note_cannot_give_orders() -> None:
     with serving(proposes(("incumbent", {"m": 1})), forever=True) as server:
         (item,) = llm_proposer(server, warnings, Memory((Note("An order", order),))).propose(question(), 2)
     system, user = server.requests[0]["messages"]
-    assert system["content"] == llm.SYSTEM
+    assert system["content"] == prompt.SYSTEM
     (note,) = json.loads(user["content"])["notes"]
     assert note["text"] == order.replace("\u202e", "").replace("\x1b", "")
     assert item.record is None
@@ -495,28 +610,66 @@ def test_a_transcript_replays_bit_for_bit(tmp_path: Path) -> None:
         fails(401, f"key {KEY}"),
     )
     with serving(*script, forever=True) as server:
-        online = Llm(
-            Chat(RecordingWire(ServerWire(endpoint(server, price_in=1.0)), first), lambda _: None), Memory(), warn=str
-        )
+        wire = ServerWire(endpoint(server, price_in=1.0))
+        online = Llm(Chat(wire, first, pause=lambda _: None), Memory(), warn=str)
         before = race_trials(online, tmp_path / "a")
         assert server.requests[1]["response_format"] == {"type": "json_object"}
-    replayed = Llm(Chat(RecordingWire(ReplayWire(first), second), lambda _: None), Memory(), warn=str)
+    replayed = Llm(Chat(ReplayWire(first), second), Memory(), warn=str)
     after = race_trials(replayed, tmp_path / "b")
     assert [trial.model_dump_json() for trial in after] == [trial.model_dump_json() for trial in before]
     assert len([trial for trial in before if trial.measured]) > 8
     assert first.read_bytes() == second.read_bytes()
     assert replayed.usage == online.usage
     assert KEY not in first.read_text()
-    assert first.read_bytes().count(b"\n") == len(server.requests)
+    exchanges = [line for line in chat.transcript(first) if isinstance(line, Exchange) and line.messages]
+    assert len(exchanges) == len(server.requests)
+
+
+def test_rests_are_replayed_without_a_clock(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    clock = Clock()
+    with serving(fails(401), says(GOOD)) as server:
+        proposer = Llm(Chat(ServerWire(endpoint(server)), path, None, clock.pause, clock), Memory(), warn=str)
+        online = []
+        for seconds in (0, 1, 1, 598):
+            clock.now += seconds
+            online.append(proposer.propose(question(), 8))
+    replayed = Llm(Chat(ReplayWire(path)), Memory(), warn=str)
+    assert [replayed.propose(question(), 8) for _ in range(4)] == online
+    assert [len(proposals) for proposals in online] == [0, 0, 0, 1]
+    assert replayed.usage == proposer.usage
+
+
+def test_a_transcript_says_what_became_of_answers(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with serving(
+        proposes(("incumbent", {"stages": 12, "bn": 256}), ("incumbent", {"stages": 3})), says("nonsense")
+    ) as server:
+        Llm(Chat(ServerWire(endpoint(server)), path), Memory()).propose(question(), 2)
+    lines = list(chat.transcript(path))
+    assert [line.kind for line in lines] == ["exchange", "outcome"] * 2
+    for exchange, outcome in zip(lines[::2], lines[1::2], strict=True):
+        assert isinstance(exchange, Exchange)
+        assert isinstance(outcome, Outcome)
+        assert outcome.exchange == exchange.key
+        assert (Problem.model_validate(outcome.problem), outcome.stage) == (PROBLEM, "hgemm")
+    first, second = lines[1::2]
+    assert isinstance(first, Outcome)
+    assert isinstance(second, Outcome)
+    assert first.proposals[0] == space.decisions(incumbent()) | {"stages": 3}
+    assert first.proposals[1]["stages"] == 12
+    assert "violation" in first.proposals[1]
+    assert second.proposals == ()
+    assert second.fault.startswith("the answer is not the JSON object")
 
 
 def test_a_replay_makes_nothing_up(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with serving(says(GOOD)) as server:
-        Llm(Chat(RecordingWire(ServerWire(endpoint(server)), path)), Memory()).propose(question(), 1)
+        Llm(Chat(ServerWire(endpoint(server)), path), Memory()).propose(question(), 1)
     wire = ReplayWire(path)
-    line = json.loads(path.read_text())
-    request = Request(tuple(chat.Message(*message) for message in line["messages"]), llm.schema(("sm90_wgmma",)))
+    line = json.loads(path.read_text().splitlines()[0])
+    request = Request(tuple(chat.Message(*message) for message in line["messages"]), answers.schema(("sm90_wgmma",)))
     assert wire.send(request, "schema", PROBLEM).text == GOOD
     with pytest.raises(Unavailable, match="or no further one"):
         wire.send(request, "schema", PROBLEM)
@@ -526,7 +679,7 @@ def test_a_replay_makes_nothing_up(tmp_path: Path) -> None:
     path.write_bytes(content + content[:99])
     assert ReplayWire(path).send(request, "schema", PROBLEM).text == GOOD, "half a line of a killed process is none"
     path.write_bytes(content + b"{}\n")
-    with pytest.raises(ValueError, match=r"t\.jsonl:2: "):
+    with pytest.raises(ValueError, match=r"t\.jsonl:3: "):
         ReplayWire(path)
 
 
@@ -551,6 +704,122 @@ def test_a_search_goes_on_without_the_model(tmp_path: Path) -> None:
     assert len([trial for trial in trials if trial.effort == "short"]) == 12
     assert {trial.proposer for trial in trials} == {"random"}
     assert len(warnings) == 1
+
+
+class Handshakes:
+    """An environment whose evaluations end once an exchange with the server has begun and ended beside them.
+
+    The server answers only during an evaluation, so where exchanges and evaluations took turns, neither would end.
+    """
+
+    name: Any = "model"
+    on = "handshakes"
+
+    def __init__(self, model: Model, evaluations: int) -> None:
+        self.model, self.left = model, evaluations
+        self.request, self.evaluation = threading.Event(), threading.Event()
+        self.overlaps = 0
+
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Any = "short") -> list[Trial]:
+        self.left -= len(records)
+        if effort == "short" and self.left > 0:
+            self.evaluation.set()
+            self.overlaps += self.request.wait(30)
+            for thread in threading.enumerate():
+                if thread.name == "llm":
+                    thread.join(30)
+            self.request.clear()
+            self.evaluation.clear()
+        return self.model.evaluate(problem, records, effort)
+
+    def answers(self, groups: Iterator[int]) -> Any:
+        def step(handler: Any) -> None:
+            self.request.set()
+            assert self.evaluation.wait(30)
+            proposes(*[("incumbent", {"raster_group": next(groups)}) for _ in range(2)])(handler)
+
+        return step
+
+
+def test_requests_run_beside_evaluations() -> None:
+    environment = Handshakes(Model(lambda _: incumbent(), seed=5), 16)
+    with serving(environment.answers(itertools.count(9)), forever=True) as server:
+        talk = Chat(ServerWire(endpoint(server, seconds=60)))
+        contest = race.Race(candidates(), incumbent())
+        race.run(
+            contest, Mixture([Llm(talk, Memory(), beside=True), Random(1)]), executor.InProcess(environment),
+            lambda _: None, race.Settings(evaluations=16, batch=4, prune=None),
+        )  # fmt: skip
+    assert contest.stop_reason == "16 evaluations"
+    assert environment.overlaps == 3, "each batch but the last is evaluated while a question is under way"
+    assert len(server.requests) == 3, "no question is asked during the last batch"
+    batches = [[trial.proposer for trial in contest.short_trials[start : start + 4]] for start in range(0, 16, 4)]
+    assert batches[0] == ["random"] * 4, "the first batch does not wait"
+    assert [batch.count("llm") for batch in batches[1:]] == [2, 2, 2]
+
+
+def test_alone_it_is_waited_for() -> None:
+    steps = [proposes(("incumbent", {"raster_group": group}), ("incumbent", {"stages": 3})) for group in range(9, 13)]
+    with serving(*steps, forever=True) as server:
+        talk = Chat(ServerWire(endpoint(server)))
+        contest = race.Race(candidates(), incumbent())
+        environment = Model(lambda _: incumbent(), seed=5)
+        race.run(
+            contest, Llm(talk, Memory(), beside=True), executor.InProcess(environment), lambda _: None,
+            race.Settings(evaluations=4, batch=2, prune=None),
+        )  # fmt: skip
+    assert contest.stop_reason == "4 evaluations"
+    assert {trial.proposer for trial in contest.short_trials} == {"llm"}
+
+
+def test_what_an_exchange_beside_raises_is_raised_where_it_is_collected() -> None:
+    class Broken:
+        live = True
+
+        def send(self, *_: Any) -> chat.Reply:
+            raise OSError("disk full")
+
+    proposer = Llm(Chat(Broken()), Memory(), beside=True)
+    assert proposer.propose(question(), 2) == []
+    with pytest.raises(OSError, match="disk full"):
+        proposer.wait(PROBLEM)
+
+
+def test_illegal_ideas_cost_no_evaluations() -> None:
+    ideas = [("incumbent", {"stages": 90 + number}) for number in range(4)]
+    with serving(proposes(*ideas, ("incumbent", {"stages": 3})), forever=True) as server:
+        contest = race.Race(candidates(), incumbent())
+        race.run(
+            contest, Mixture([llm_proposer(server), Random(1)]),
+            executor.InProcess(Model(lambda _: incumbent(), seed=5)), lambda _: None,
+            race.Settings(evaluations=12, batch=4, prune=None),
+        )  # fmt: skip
+    outcomes = [trial.outcome for trial in contest.short_trials]
+    assert outcomes.count("measured") == len(contest.evaluations) == len(contest.curve) == 12
+    assert outcomes.count("illegal") == 4, "each is stored once, with its rule"
+
+
+def test_nothing_but_illegal_ideas_end_a_race() -> None:
+    ideas = (proposes(("incumbent", {"stages": 90 + number})) for number in itertools.count())
+    with serving(*itertools.islice(ideas, 9), forever=True) as server:
+        contest = race.Race(candidates(), incumbent())
+        race.run(
+            contest, llm_proposer(server), executor.InProcess(Model(lambda _: incumbent(), seed=5)), lambda _: None,
+            race.Settings(evaluations=12, batch=4, prune=None),
+        )  # fmt: skip
+    assert contest.stop_reason == "nothing new was proposed"
+    assert contest.evaluations == []
+
+
+def test_a_problem_without_usable_answers_is_left_out_for_some_rounds() -> None:
+    with serving(says("no idea"), forever=True) as server:
+        proposer = llm_proposer(server)
+        rounds = []
+        for _ in range(12):
+            before = len(server.requests)
+            proposer.propose(question(), 2)
+            rounds.append(len(server.requests) > before)
+    assert rounds == [True, True, False, True, False, False, True, False, False, False, False, True]
 
 
 def test_a_server_of_another_kind_of_key() -> None:

@@ -169,6 +169,16 @@ class LanguageModel:
         str, typer.Option("--llm-key", metavar="VARIABLE", help="The environment variable that holds the key.")
     ] = "CUDAL2GEN_LLM_KEY"
     seconds: Annotated[float, typer.Option("--llm-timeout", min=0.1, help="Seconds for an answer.")] = 120.0
+    most_tokens: Annotated[
+        int, typer.Option("--llm-max-tokens", min=1, help="Tokens of an answer, its reasoning included.")
+    ] = 8192
+    temperature: Annotated[
+        float | None, typer.Option("--llm-temperature", min=0, max=2, help="Without it the server's default.")
+    ] = None
+    token_budget: Annotated[
+        int | None,
+        typer.Option("--llm-budget", metavar="TOKENS", min=1, help="Tokens in and out, after which it is not asked."),
+    ] = None
     prices: Annotated[
         tuple[float, float], typer.Option("--llm-prices", help="Per million tokens in and out: cost is shown.")
     ] = (0.0, 0.0)
@@ -179,16 +189,22 @@ class LanguageModel:
         Path | None, typer.Option("--llm-replay", help="A transcript to take answers from, in place of a server.")
     ] = None
 
-    def connect(self, lessons: Memory, trials: Path) -> Llm:
-        """The proposer; its transcript is beside the trials. Raises WrongInput and MissingLibrary."""
+    def file(self, trials: Trials) -> Path:
+        """The transcript: beside the trials if none is named."""
+        return self.transcript or trials.store.with_name(f"{trials.store.stem}-llm.jsonl")
+
+    def connect(self, lessons: Memory, trials: Trials, pool: Sequence[Record]) -> Llm:
+        """The proposer. Exchanges run beside measurements, which a GPU must not wait for; a model's or a replay's
+        trials cost nothing, so these wait for each answer. Raises WrongInput and MissingLibrary."""
         from cudal2gen.tuner import llm
         from cudal2gen.tuner.chat import Endpoint
 
         server = Endpoint.from_environment(
-            self.url, self.model, self.key, seconds=self.seconds, price_in=self.prices[0], price_out=self.prices[1]
-        )
-        transcript = self.transcript or trials.with_name(f"{trials.stem}-llm.jsonl")
-        return llm.connect(server, lessons, transcript, self.replay)
+            self.url, self.model, self.key, seconds=self.seconds, max_tokens=self.most_tokens,
+            temperature=self.temperature, price_in=self.prices[0], price_out=self.prices[1],
+        )  # fmt: skip
+        beside = trials.environment == "gpu" and self.replay is None
+        return llm.connect(server, lessons, self.file(trials), self.replay, self.token_budget, pool, beside)
 
 
 def load_policy(file: Path, records: Sequence[Record], acc: Acc, seed: int) -> Policy:

@@ -100,13 +100,14 @@ class Participants:
             self._policy = load_policy(self.checkpoint, records, self._acc, self._search.seed)
             return self._policy
 
-        def llm() -> Llm:
-            self._llm = self._language_model.connect(lessons, self._trials.store)
-            return self._llm
-
         # In the analytic model's own environment its choices would be the answer.
         model = self._trials.environment == "model"
         pool = [record for record in records if not (model and record.origin.structure == "modelled")]
+
+        def llm() -> Llm:
+            self._llm = self._language_model.connect(lessons, self._trials, pool)
+            return self._llm
+
         names = self._search.proposers
         return roster.make_proposer(names, policy, pool, self._search.seed, rewarded.settings, llm, self._costs)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cudal2gen.chips import REGISTERS_THREAD, SUB_CORES, TMA_CYCLES, Chip
-from cudal2gen.kernel import Problem, Record, Work, ceil_div
+from cudal2gen.kernel import GPUS, Problem, Record, Work, ceil_div
 from cudal2gen.model import memory
 
 # Bounds delay one another: while a warp waits for one resource, it leaves another idle, so that two equal ones take
@@ -85,6 +85,15 @@ class Estimate(NamedTuple):
     around_us: float
 
 
+class Floor(NamedTuple):
+    """What no kernel can beat, in µs: FLOP at the tensor cores' peak, operands once through device memory; ``us``: the
+    longer of them, and the launch."""
+
+    us: float
+    compute_us: float
+    memory_us: float
+
+
 class Wave(NamedTuple):
     """CTAs that run side by side: ``ctas`` of them, ``together`` on the busiest SM, one wave after another
     ``times``."""
@@ -97,6 +106,14 @@ class Wave(NamedTuple):
 def estimate(record: Record) -> Estimate:
     """The modelled time of a record on its own problem and GPU."""
     return estimate_kernel(kernel_of(record))
+
+
+def floor(problem: Problem) -> Floor:
+    """The least time of a problem on its GPU."""
+    chip = GPUS[problem.gpu]
+    compute = problem.flops / (chip.tensor_flops(problem.acc == "f32") * chip.sms * chip.rates.mhz)
+    moved = problem.traffic_bytes / chip.rates.dram_bytes_us
+    return Floor(memory.LAUNCH_US + max(compute, moved), compute, moved)
 
 
 def kernel_of(record: Record) -> Kernel:

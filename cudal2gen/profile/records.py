@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cudal2gen import sass
 from cudal2gen.kernel import Record, ceil_div
-from cudal2gen.model import estimate, memory
+from cudal2gen.model import estimate, floor, memory
 from cudal2gen.model.code import CodeEstimate, Load, estimate_code, machine_of, streams
 from cudal2gen.pages import microseconds, percent
 from cudal2gen.profile import advice, figures
@@ -133,7 +133,7 @@ class _Kernel:
             ctas=record.ctas,
             waves=record.waves(self.function.registers),
             tail_share=0.0 if record.shares_last_wave else 1 - record.ctas / (self.per_sm * sms),
-            floor_us=memory.LAUNCH_US + max(self._compute_us, record.problem.traffic_bytes / rates.dram_bytes_us),
+            floor_us=floor(record.problem).us,
         )
 
     @property
@@ -143,12 +143,6 @@ class _Kernel:
         rate = chip.tensor_flops if record.work.instruction == "wgmma" else chip.mma_sync_flops
         flops = 2 * self.per_sm * record.bm * record.bn * record.k_step * self.load.tile_steps
         return flops / rate(record.acc == "f32") / chip.rates.mhz
-
-    @property
-    def _compute_us(self) -> float:
-        """The FLOP of the problem at the peak of all SMs."""
-        chip = self.record.target
-        return self.record.problem.flops / (chip.tensor_flops(self.record.acc == "f32") * chip.sms * chip.rates.mhz)
 
     def _advice(self) -> Iterator[figures.Advice]:
         more = advice.more_residents(self.occupancy, self.record.accumulator_registers)

@@ -35,7 +35,7 @@ class Standing:
 
     @property
     def evaluations(self) -> int:
-        return sum(len(race.short_trials) for race in self.started)
+        return sum(len(race.evaluations) for race in self.started)
 
     @property
     def failures(self) -> Counter[str]:

@@ -1,27 +1,37 @@
 """Exchanges with a language model, over the network or from a transcript; their cost and their failures.
 
-``ServerWire`` makes one exchange with the ``openai`` library, bounded in time and bytes. ``RecordingWire`` stores every
-exchange, failed ones too; ``ReplayWire`` answers from such a file only. ``Chat`` uses one of them, repeats an exchange
-after a transient failure, and falls back to a plainer form of response where the server rejects a schema.
+``ServerWire`` makes one exchange with the ``openai`` library, bounded in time and bytes; ``ReplayWire`` answers from a
+transcript only. ``Chat`` uses one of them, repeats an exchange after a transient failure, falls back to a plainer form
+of response where the server rejects a schema, and rests after a failure: longer each time, never for good.
+
+A transcript has two kinds of lines. ``Exchange`` is one request with its answer, or with the error in place of one;
+``error`` with no ``messages`` is a question that was not asked, because the model rested or its budget was spent.
+``Outcome`` says what became of an answer, whose ``Exchange.key`` it names: its ``proposals`` (fields of records, whose
+trials have the times), or the ``reward`` itself where an answer is no record. ``tuner.exports`` joins the two.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from cudal2gen import results
 from cudal2gen.errors import WrongInput, reading
-from cudal2gen.kernel import Problem, explain
+from cudal2gen.kernel import Fields, Problem, explain
+from cudal2gen.tuner.curriculum import Stage, stage
 from cudal2gen.tuner.memory import tokens
 from cudal2gen.tuner.proposal import MissingLibrary
 
@@ -35,6 +45,9 @@ NOT_UNDERSTOOD = (400, 415, 422, 501)  # a server's status for an unknown respon
 HOPELESS = (401, 402, 403, 404)
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
+LONGEST_PAUSE = 20.0  # seconds that a server may ask for before a repetition; the model rests where it asks for more
+FIRST_REST, LONGEST_REST = 15.0, 600.0  # seconds without a question after the first failure, and after many
+LATEST_RETRY = 3600.0  # seconds: a server that asks for more is asked again then
 MOST_BYTES = 1 << 20  # of an answer
 LONGEST_ERROR = 400  # characters of a server's message
 
@@ -60,9 +73,13 @@ class Request(NamedTuple):
 
 
 class Reply(results.Line):
-    """An answer. ``cost``: in the prices' currency. ``estimated``: token counts are estimates, the server sent none."""
+    """An answer. ``reasoning``: what the model thought before it, where a server or the text keeps that apart.
+
+    ``cost``: in the prices' currency. ``estimated``: token counts are estimates, the server sent none.
+    """
 
     text: str = ""
+    reasoning: str = ""
     refusal: str = ""
     cut_off: bool = False
     tokens_in: int = 0
@@ -74,15 +91,26 @@ class Reply(results.Line):
 
 
 class Unavailable(RuntimeError):
-    """No answer. ``status``: of HTTP, 0 without a response. ``for_good``: permanent; ``passing``: transient."""
+    """No answer. ``status``: of HTTP, 0 without a response. ``for_good``: until somebody mends it; ``passing``:
+    transient. ``retry_after``: seconds until the server wants to be asked again, None if it does not say."""
 
-    def __init__(self, message: str, status: int = 0, for_good: bool = False, passing: bool = False) -> None:
+    def __init__(
+        self, message: str, status: int = 0, for_good: bool = False, passing: bool = False,
+        retry_after: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message)
-        self.status, self.for_good, self.passing = status, for_good, passing
+        self.status, self.for_good, self.passing, self.retry_after = status, for_good, passing, retry_after
+
+
+class Unasked(Unavailable):
+    """No exchange took place: the model rests after a failure, or (``for_good``) its budget of tokens is spent."""
 
 
 class Wire(Protocol):
-    """Makes one exchange."""
+    """Makes one exchange. ``live``: with a server, which rests after failures; a transcript has its rests."""
+
+    @property
+    def live(self) -> bool: ...
 
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:
         """The answer. Raises Unavailable, and no other error, where there is none."""
@@ -97,7 +125,7 @@ class Endpoint:
     model: str
     key: str = ""
     seconds: float = 120.0
-    max_tokens: int = 4096
+    max_tokens: int = 8192
     temperature: float | None = None
     price_in: float = 0.0
     price_out: float = 0.0
@@ -114,6 +142,8 @@ class Endpoint:
 
 class ServerWire:
     """Exchanges over the network. Its constructor raises MissingLibrary without the ``openai`` library."""
+
+    live = True
 
     def __init__(self, endpoint: Endpoint) -> None:
         try:
@@ -184,7 +214,8 @@ class ServerWire:
             self._limit = "max_completion_tokens"
             return Unavailable(f"{self._endpoint.url} wants max_completion_tokens", status, passing=True)
         text = f"{self._endpoint.url} answers {status}: {self._safe(error.message)}"
-        return Unavailable(text, status, for_good=status in HOPELESS, passing=status in TRANSIENT)
+        seconds = retry_after(error.response.headers, time.time())
+        return Unavailable(text, status, status in HOPELESS, status in TRANSIENT, seconds)
 
     def _safe(self, text: str) -> str:
         """A server's message in one line without the key, which some servers repeat."""
@@ -199,14 +230,16 @@ class ServerWire:
             choice = answer.choices[0]
         except (ValidationError, IndexError, RecursionError):
             raise Unavailable(f"{self._endpoint.url}: the answer is no chat completion; check --llm-url") from None
-        text, usage = choice.message.content or "", answer.usage
+        text, reasoning = _apart(choice.message)
+        usage = answer.usage
         prompt_tokens = sum(tokens(message.content) for message in request.messages)
         tokens_in, tokens_out = (
-            (usage.prompt_tokens, usage.completion_tokens) if usage else (prompt_tokens, tokens(text))
+            (usage.prompt_tokens, usage.completion_tokens) if usage else (prompt_tokens, tokens(text + reasoning))
         )
         refusal = choice.message.refusal or ("by a filter" if choice.finish_reason == "content_filter" else "")
         return Reply(
             text=text,
+            reasoning=reasoning,
             refusal=refusal,
             cut_off=choice.finish_reason == "length",
             tokens_in=tokens_in,
@@ -218,6 +251,41 @@ class ServerWire:
         )
 
 
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds until a server wants to be asked again, by its header ``Retry-After``: a number, or a date of HTTP.
+
+    ``now``: seconds of the epoch. None without a header that can be read; at most ``LATEST_RETRY``.
+    """
+    value = headers.get("retry-after", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - now
+        except ValueError:
+            return None
+    return min(max(seconds, 0.0), LATEST_RETRY) if math.isfinite(seconds) else None
+
+
+def _apart(message: openai.types.chat.ChatCompletionMessage) -> tuple[str, str]:
+    """An answer's text and its reasoning: of the field that reasoning models' servers send, or of a <think> block.
+
+    A model that calls a tool, though it was offered none, answers by the call's arguments.
+    """
+    extra = message.model_extra or {}
+    reasoning = next((extra[key] for key in ("reasoning_content", "reasoning") if isinstance(extra.get(key), str)), "")
+    text = message.content or ""
+    # Chat templates may write the opening tag into the prompt; an answer that was cut off lacks the closing one.
+    if match := re.match(r"\s*(?:<think>)?(.*?)</think>", text, re.DOTALL):
+        reasoning, text = reasoning + match[1], text[match.end() :]
+    elif text.lstrip().startswith("<think>"):
+        reasoning, text = reasoning + text.lstrip().removeprefix("<think>"), ""
+    if not text.strip() and message.tool_calls:
+        functions = (getattr(call, "function", None) for call in message.tool_calls)
+        text = next((function.arguments for function in functions if function and function.arguments), "")
+    return text, reasoning.strip()
+
+
 class Exchange(Reply):
     """A line of a transcript: a reply, or ``error`` without one, with its question and form."""
 
@@ -225,64 +293,76 @@ class Exchange(Reply):
     digest: str
     problem: str
     form: Form
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
     error: str = ""
     status: int = 0
     for_good: bool = False
     passing: bool = False
+    retry_after: float | None = None
+
+    @property
+    def key(self) -> str:
+        """A hash of the question and the answer, by which an outcome names its exchange."""
+        return answer_key(self.digest, self.text)
 
     @property
     def reply(self) -> Reply:
         """The answer. Raises Unavailable as the exchange did."""
         if self.error:
-            raise Unavailable(self.error, self.status, self.for_good, self.passing)
+            kind = Unavailable if self.messages else Unasked
+            raise kind(self.error, self.status, self.for_good, self.passing, self.retry_after)
         return Reply(**self.model_dump(include=set(Reply.model_fields)))
 
 
-class RecordingWire:
-    """A wire that appends every exchange to a file before it returns. Raises OSError."""
+class Outcome(results.Line):
+    """A line of a transcript: what became of an answer. ``exchange``: its ``Exchange.key``.
 
-    def __init__(self, wire: Wire, path: Path) -> None:
-        self._wire, self._path = wire, path
+    ``proposals``: decisions of the records that it proposes, and of illegal ones their fields with ``violation``;
+    ``fault`` says what was wrong with the rest of it. ``reward``: where the answer is no record. ``problem``: fields.
+    """
 
-    def send(self, request: Request, form: Form, problem: Problem) -> Reply:
-        """See ``Wire``."""
-        place = problem.title
-        question: dict[str, Any] = {
-            "digest": request.digest,
-            "problem": place,
-            "form": form,
-            "messages": request.messages,
-        }
+    kind: Literal["outcome"] = "outcome"
+    exchange: str
+    problem: Fields
+    stage: Stage
+    proposals: tuple[Fields, ...] = ()
+    reward: float | None = None
+    fault: str = ""
+
+
+def answer_key(digest: str, text: str) -> str:
+    """A hash of a question's digest and an answer's text."""
+    return hashlib.sha256(f"{digest}\n{text}".encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def transcript(path: Path) -> Iterator[Exchange | Outcome]:
+    """The lines of a transcript. Raises WrongInput without the file, and for a line of another kind."""
+    # Only a line feed ends a line, because answers may contain other line breaks of Unicode. Bytes after the last
+    # line feed are from a killed process.
+    with reading(path):
+        content = path.read_bytes()
+    adapter: TypeAdapter[Exchange | Outcome] = TypeAdapter(Annotated[Exchange | Outcome, Field(discriminator="kind")])
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
-            reply = self._wire.send(request, form, problem)
-        except Unavailable as error:
-            failed = {name: getattr(error, name) for name in ("status", "for_good", "passing")}
-            results.append([Exchange(**question, error=str(error) or "no answer", **failed)], self._path)
-            raise
-        results.append([Exchange(**question, **reply.model_dump())], self._path)
-        return reply
+            yield adapter.validate_json(line)
+        except ValidationError as error:
+            raise WrongInput(f"{path}:{number}: {explain(error)}; no line of --llm-transcript") from None
 
 
 class ReplayWire:
     """A wire that answers from a transcript, with its failures; equal questions in their recorded order.
 
-    Raises WrongInput without the file, and for a line that is no exchange.
+    Raises WrongInput without the file, and for a line that is none of a transcript.
     """
+
+    live = False
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._exchanges: dict[tuple[str, Form], deque[Exchange]] = {}
-        # Only a line feed ends a line, because answers may contain other line breaks of Unicode. Bytes after the last
-        # line feed are from a killed process.
-        with reading(path):
-            content = path.read_bytes()
-        for number, line in enumerate(content.split(b"\n")[:-1], 1):
-            try:
-                exchange = TypeAdapter(Exchange).validate_json(line)
-            except ValidationError as error:
-                raise WrongInput(f"{path}:{number}: {explain(error)}; no exchange of --llm-transcript") from None
-            self._exchanges.setdefault((exchange.digest, exchange.form), deque()).append(exchange)
+        for line in transcript(path):
+            if isinstance(line, Exchange):
+                self._exchanges.setdefault((line.digest, line.form), deque()).append(line)
 
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:
         """See ``Wire``. Raises Unavailable for a question that is not in the transcript."""
@@ -302,22 +382,89 @@ class Usage:
     tokens_out: int = 0
     cost: float = 0.0
 
+    @property
+    def tokens(self) -> int:
+        """Tokens in and out."""
+        return self.tokens_in + self.tokens_out
+
     def __str__(self) -> str:
         exchanges = f"{self.exchanges} exchanges" + (f", {self.failed} of them failed" if self.failed else "")
         cost = f", cost {self.cost:.4f}" if self.cost else ""
         return f"{exchanges}, {self.tokens_in} tokens in, {self.tokens_out} out{cost}"
 
 
+@dataclass
 class Chat:
-    """Asks a wire. After a server rejects a form of response, all further questions use a plainer one."""
+    """Asks a wire; several threads may. After a server rejects a form of response, all further questions use a plainer
+    one. ``path``: the transcript that every exchange is added to before it counts. ``budget``: of tokens, in and out;
+    no question is asked that would begin beyond it. ``pause`` and ``clock``: seconds, for tests.
 
-    def __init__(self, wire: Wire, pause: Callable[[float], None] = time.sleep) -> None:
-        self._wire, self._pause = wire, pause
-        self._forms = FORMS
-        self.usage = Usage()
+    A failure rests the model for ``FIRST_REST`` seconds, twice as long after each further one in a row, at most
+    ``LONGEST_REST``; a server that names a time is asked again then. Questions meanwhile are ``Unasked``.
+    """
+
+    wire: Wire
+    path: Path | None = None
+    budget: int | None = None
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    usage: Usage = field(default_factory=Usage)
+    _forms: tuple[Form, ...] = FORMS
+    _failures: int = 0
+    _rest_end: float = -math.inf
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def ask(self, request: Request, problem: Problem) -> Reply:
-        """An answer. Raises Unavailable where the plainest form fails too."""
+        """An answer. Raises Unavailable where the plainest form fails too, Unasked, and OSError of the transcript."""
+        self._check(request, problem)
+        try:
+            reply = self._in_some_form(request, problem)
+        except Unasked:
+            raise
+        except Unavailable as error:
+            if seconds := self._rest(error):
+                error.args = (f"{error}; the model rests for {seconds:.0f} s",)
+            raise
+        with self._lock:
+            self._failures, self._rest_end = 0, -math.inf
+        return reply
+
+    def conclude(
+        self, request: Request, reply: Reply, problem: Problem, proposals: Sequence[Fields] = (), *,
+        of_stage: Stage | None = None, reward: float | None = None, fault: str = "",
+    ) -> None:  # fmt: skip
+        """Adds an answer's ``Outcome`` to the transcript, if there is one. ``of_stage``: the problem's if None."""
+        outcome = Outcome(
+            exchange=answer_key(request.digest, reply.text),
+            problem=problem.model_dump(mode="json"),
+            stage=of_stage or stage(problem),
+            proposals=tuple(proposals),
+            reward=reward,
+            fault=fault,
+        )
+        if self.path is not None:
+            results.append([outcome], self.path)
+
+    def _check(self, request: Request, problem: Problem) -> None:
+        """Raises Unasked while the model rests, and where the question would exceed the budget."""
+        if not self.wire.live:
+            return
+        reason, spent = "", False
+        size = sum(tokens(message.content) for message in request.messages)
+        if self.budget is not None and self.usage.tokens + size > self.budget:
+            spent = True
+            reason = f"the budget of {self.budget} tokens is spent; the campaign goes on without it"
+        elif self.clock() < self._rest_end:
+            reason = "the model rests after a failure"
+        if reason:
+            self._record(
+                Exchange(
+                    digest=request.digest, problem=problem.title, form=self._forms[0], error=reason, for_good=spent
+                )
+            )
+            raise Unasked(reason, for_good=spent)
+
+    def _in_some_form(self, request: Request, problem: Problem) -> Reply:
         for form in self._forms:
             try:
                 reply = self._patiently(request, form, problem)
@@ -325,38 +472,74 @@ class Chat:
                 if error.status not in NOT_UNDERSTOOD or form == FORMS[-1]:
                     raise
             else:
-                self._forms = self._forms[self._forms.index(form) :]
+                self._forms = FORMS[FORMS.index(form) :]
                 return reply
         raise AssertionError("the last form either answers or raises")
 
     def _patiently(self, request: Request, form: Form, problem: Problem) -> Reply:
         for pause in (*PAUSES, None):
             try:
-                return self._send_counted(request, form, problem)
+                return self._send(request, form, problem)
             except Unavailable as error:
-                if pause is None or not error.passing:
+                seconds = error.retry_after or 0.0
+                if pause is None or not error.passing or seconds > LONGEST_PAUSE:
                     raise
-                self._pause(pause)
+                if self.wire.live:
+                    self.pause(max(pause, seconds))
         raise AssertionError("the last try either answers or raises")
 
-    def _send_counted(self, request: Request, form: Form, problem: Problem) -> Reply:
-        self.usage.exchanges += 1
+    def _send(self, request: Request, form: Form, problem: Problem) -> Reply:
+        """One exchange, counted and recorded."""
+        question: dict[str, Any] = {
+            "digest": request.digest,
+            "problem": problem.title,
+            "form": form,
+            "messages": request.messages,
+        }
         try:
-            reply = self._wire.send(request, form, problem)
-        except Unavailable:
-            self.usage.failed += 1
+            reply = self.wire.send(request, form, problem)
+        except Unasked as error:
+            self._record(Exchange(**question | {"messages": ()}, error=str(error), for_good=error.for_good))
             raise
-        self.usage.tokens_in += reply.tokens_in
-        self.usage.tokens_out += reply.tokens_out
-        self.usage.cost += reply.cost
+        except Unavailable as error:
+            with self._lock:
+                self.usage.exchanges += 1
+                self.usage.failed += 1
+            details = {name: getattr(error, name) for name in ("status", "for_good", "passing", "retry_after")}
+            self._record(Exchange(**question, error=str(error) or "no answer", **details))
+            raise
+        with self._lock:
+            self.usage.exchanges += 1
+            self.usage.tokens_in += reply.tokens_in
+            self.usage.tokens_out += reply.tokens_out
+            self.usage.cost += reply.cost
+        self._record(Exchange(**question, **reply.model_dump()))
         return reply
 
+    def _record(self, line: Exchange) -> None:
+        if self.path is not None:
+            results.append([line], self.path)
 
-def connect(endpoint: Endpoint | None, transcript: Path | None = None, replay: Path | None = None) -> Chat:
+    def _rest(self, error: Unavailable) -> float:
+        """Begins a rest after a failure; its seconds, 0 for none."""
+        if not self.wire.live:
+            return 0.0
+        with self._lock:
+            self._failures += 1
+            if error.status in NOT_UNDERSTOOD and self._failures == 1:
+                return 0.0  # the question's fault, perhaps; the next one may be shorter
+            doubled = min(FIRST_REST * 2.0 ** min(self._failures - 1, 30), LONGEST_REST)
+            seconds = error.retry_after or (LONGEST_REST if error.for_good else doubled)
+            self._rest_end = self.clock() + seconds
+            return seconds
+
+
+def connect(
+    endpoint: Endpoint | None, path: Path | None = None, replay: Path | None = None, budget: int | None = None
+) -> Chat:
     """The chat of a command line. Raises WrongInput, MissingLibrary."""
     if replay is not None:
-        return Chat(ReplayWire(replay), pause=lambda _: None)
+        return Chat(ReplayWire(replay))
     if endpoint is None or not endpoint.url or not endpoint.model:
         raise WrongInput("proposer llm needs --llm-url and --llm-model, or --llm-replay FILE")
-    wire: Wire = ServerWire(endpoint)
-    return Chat(RecordingWire(wire, transcript) if transcript else wire)
+    return Chat(ServerWire(endpoint), path, budget)

@@ -63,6 +63,13 @@ class Note:
         related = not self.gpus or any(chips.related(gpu, problem.gpu) for gpu in self.gpus)
         return related and (not self.classes or problem.size_class in self.classes)
 
+    def relevance(self, problem: Problem) -> str:
+        """Why ``recall`` takes the note, in the terms by which it ranks notes."""
+        gpu = "of this GPU" if problem.gpu in self.gpus else "of this architecture" if self.gpus else "of any GPU"
+        sizes = f"{problem.size_class} problems" if self.classes else "problems of any size"
+        apart = f", its sizes {self._distance(problem):.1f} doublings away" if self.problem else ""
+        return f"{gpu}, {sizes}{apart}"
+
     def rank(self, problem: Problem) -> tuple[float, ...]:
         """A sort key, smaller for more specific notes: by this GPU, by size class, by the distance of sizes."""
         kinship = 0 if problem.gpu in self.gpus else 1 if self.gpus else 2

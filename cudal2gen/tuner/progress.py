@@ -46,7 +46,7 @@ def table(standing: Standing, seconds: float) -> Table:
         best = min((trial for trial in race.short_trials if trial.measured), key=lambda trial: trial.cost, default=None)
         failures = ", ".join(f"{count} {outcome}" for outcome, count in race.failures.most_common())
         text = gain(race) if race.gain else f"{best.median_us:.2f} us" if best else ""
-        view.add_row(race.problem.mnk, str(len(race.short_trials)), text, best.proposer if best else "", failures)
+        view.add_row(race.problem.mnk, str(len(race.evaluations)), text, best.proposer if best else "", failures)
     return view
 
 

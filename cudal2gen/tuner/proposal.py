@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from cudal2gen.errors import MissingTool
 from cudal2gen.kernel import Fields, IllegalRecord, Problem, Record, parse
@@ -41,12 +41,14 @@ class Question:
     """The legal candidates of a problem, and its trials so far, failures included.
 
     ``proposed_keys``: ``Record.kernel_key`` of the records proposed before; the race does not evaluate them again.
+    ``last``: the race ends after this batch, so nothing that comes later is of use.
     """
 
     candidates: Candidates
     trials: Sequence[Trial] = ()
     incumbent: Record | None = None
     proposed_keys: frozenset[object] = field(default_factory=frozenset)
+    last: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -75,6 +77,15 @@ class Proposer(Protocol):
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
         """Receives the trials of all proposers' proposals as soon as they end."""
+        ...
+
+
+@runtime_checkable
+class Awaited(Protocol):
+    """A proposer whose answers come later. A race waits for one only where nobody has anything to evaluate."""
+
+    def wait(self, problem: Problem) -> bool:
+        """Waits for an answer under way on a problem; whether there was one. Raises what asking for it raised."""
         ...
 
 

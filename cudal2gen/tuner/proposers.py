@@ -16,7 +16,15 @@ from cudal2gen.results import Trial
 from cudal2gen.tuner import reward, space
 from cudal2gen.tuner.heuristics import MatmulHeuristics
 from cudal2gen.tuner.policy import Action, Group, Policy, Ranked, View
-from cudal2gen.tuner.proposal import FixedStrategy, MissingLibrary, Proposal, Proposer, Question, legal_proposal
+from cudal2gen.tuner.proposal import (
+    Awaited,
+    FixedStrategy,
+    MissingLibrary,
+    Proposal,
+    Proposer,
+    Question,
+    legal_proposal,
+)
 from cudal2gen.tuner.space import Candidates
 
 FAILED = -20.0  # the score of a failure: below the logarithm of any measured speed
@@ -307,24 +315,28 @@ class Mixture:
         self.name = "+".join(proposer.name for proposer in proposers)
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Equal shares but for rounding; a proposer without proposals leaves its share to the rest."""
+        """Equal shares of legal proposals but for rounding; a proposer without any leaves its share to the rest."""
         proposals: list[Proposal] = []
-        active = list(self._proposers)
-        while active and len(proposals) < count:
-            share = max(1, (count - len(proposals)) // len(active))
+        active, places = list(self._proposers), count
+        while active and places:
+            share = max(1, places // len(active))
             for proposer in list(active):
-                answers = (
-                    proposer.propose(question, min(share, count - len(proposals))) if len(proposals) < count else []
-                )
+                answers = proposer.propose(question, min(share, places)) if places else []
                 proposals += answers
+                legal = sum(proposal.record is not None for proposal in answers)
+                places -= legal
                 question = replace(
                     question,
                     proposed_keys=question.proposed_keys
                     | {proposal.record.kernel_key for proposal in answers if proposal.record},
                 )
-                if not answers:
+                if not legal:
                     active.remove(proposer)
         return proposals
+
+    def wait(self, problem: Problem) -> bool:
+        """Waits for the first that has an answer under way: see ``Awaited``."""
+        return any(proposer.wait(problem) for proposer in self._proposers if isinstance(proposer, Awaited))
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
         """Hands every trial to every proposer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cudal2gen import model
 from cudal2gen.kernel import Problem, Record, parse
@@ -16,20 +16,20 @@ from cudal2gen.ratios import Ratio
 from cudal2gen.results import INCUMBENT, Effort, Trial
 from cudal2gen.tuner.environment import refusal_trial
 from cudal2gen.tuner.executor import Executor, Job
-from cudal2gen.tuner.proposal import Proposal, Proposer, Question, trial_key
+from cudal2gen.tuner.proposal import Awaited, Proposal, Proposer, Question, trial_key
 from cudal2gen.tuner.space import Candidates
 
 Store = Callable[[Sequence[Trial]], None]
 HALVES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3))  # how many of the best are timed again
-IDLE = 3  # answers in a row without a new record that end a race
+IDLE = 3  # batches in a row without a new legal record that end a race
 
 
 @dataclass(frozen=True)
 class Settings:
     """The end of a race, and the bound of its pruning.
 
-    ``evaluations``: short trials. ``patience``: short trials without an improvement that end it. ``prune``: a race
-    skips records whose modelled time exceeds this multiple of the least; None for no bound, as in the model
+    ``evaluations``: short trials of legal records. ``patience``: those without an improvement that end it. ``prune``: a
+    race skips records whose modelled time exceeds this multiple of the least; None for no bound, as in the model
     environment.
     """
 
@@ -58,14 +58,19 @@ class Race:
         return [trial for trial in self.trials if trial.effort == "short"]
 
     @property
+    def evaluations(self) -> list[Trial]:
+        """Short trials of legal records: an illegal proposal costs nothing."""
+        return [trial for trial in self.short_trials if trial.outcome != "illegal"]
+
+    @property
     def failures(self) -> Counter[str]:
         return Counter(trial.outcome for trial in self.trials if not trial.measured)
 
     @property
     def curve(self) -> list[float]:
-        """The least cost after each short trial; infinite before the first measured one."""
+        """The least cost after each evaluation; infinite before the first measured one."""
         best, costs = float("inf"), []
-        for trial in self.short_trials:
+        for trial in self.evaluations:
             best = min(best, trial.cost if trial.measured else float("inf"))
             costs.append(best)
         return costs
@@ -95,7 +100,7 @@ class Race:
 
     @property
     def question(self) -> Question:
-        keys = frozenset(parse(trial.record).kernel_key for trial in self.short_trials if trial.outcome != "illegal")
+        keys = frozenset(parse(trial.record).kernel_key for trial in self.evaluations)
         return Question(self.candidates, tuple(self.short_trials), self.incumbent, keys)
 
 
@@ -118,8 +123,9 @@ def run(
         race.stop_reason = _reason_to_stop(race, settings, idle, out_of_time)
         if race.stop_reason:
             break
-        question = race.question
-        proposals = proposer.propose(question, min(settings.batch, settings.evaluations - len(race.short_trials)))
+        places = settings.evaluations - len(race.evaluations)
+        question = replace(race.question, last=places <= settings.batch)
+        proposals = _proposals(proposer, question, min(settings.batch, places))
         legal, illegal = _triage(question, proposals)
         affordable = [
             proposal
@@ -127,7 +133,7 @@ def run(
             if proposal.record and (bound is None or model.estimate(proposal.record).us <= bound)
         ]
         race.pruned += len(legal) - len(affordable)
-        idle = 0 if affordable or illegal else idle + 1
+        idle = 0 if affordable else idle + 1
         trials = _refusals(race, executor, illegal, run_name)
         trials += _evaluate(race, executor, affordable, "short", run_name) if affordable else []
         if trials:
@@ -148,7 +154,7 @@ def _bound(candidates: Candidates, factor: float | None) -> float | None:
 def _reason_to_stop(race: Race, settings: Settings, idle: int, out_of_time: Callable[[], bool]) -> str:
     if any(trial.effort == "long" for trial in race.trials):
         return "finished before"
-    if len(race.short_trials) >= settings.evaluations:
+    if len(race.evaluations) >= settings.evaluations:
         return f"{settings.evaluations} evaluations"
     if out_of_time():
         return "out of time"
@@ -158,6 +164,15 @@ def _reason_to_stop(race: Race, settings: Settings, idle: int, out_of_time: Call
     if settings.patience and len(curve) > settings.patience and curve[-1] >= curve[-1 - settings.patience]:
         return f"no improvement in {settings.patience} evaluations"
     return ""
+
+
+def _proposals(proposer: Proposer, question: Question, count: int) -> list[Proposal]:
+    """A batch of proposals; where there is nothing legal to evaluate meanwhile, after waiting for one under way."""
+    proposals = proposer.propose(question, count)
+    idle = not any(proposal.record for proposal in proposals)
+    if idle and isinstance(proposer, Awaited) and proposer.wait(question.problem):
+        proposals += proposer.propose(question, count)
+    return proposals
 
 
 def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Proposal], list[Proposal]]:
