@@ -49,23 +49,24 @@ Through a host launcher (a shared library built by ``nvcc -shared -Xcompiler -fP
 A launcher that opens the runtime itself is given ``emulator.runtime_path()``; inside a session, its
 ``cudaLibraryLoadFromFile("DIR/kernel.cubin")`` is answered with ``DIR/kernel.ptx``.
 
-What is modelled: the values of all instructions that nvcc emits for GEMM kernels of sm_80 and its relatives and of
-sm_90a; data of cp.async and of bulk copies (TMA) landing as late as allowed; lockstep with divergence; barriers,
-mbarriers, clusters, fences (of the asynchronous proxy too), atomics and flags between warps and CTAs; the groups of
-wgmma and bulk stores; the registers that setmaxnreg moves; programmatic dependent launch.
-A finding breaks one of ``RULES``, which say how severe it is: ``Report.severity``. Reads of what nobody has written, or
-of data in flight, are benign unless the value reaches memory: then a second run with other values differs. An
-instruction that is not known is an UnknownInstruction error.
+What is modelled: the values of all instructions that nvcc emits for GEMM kernels of sm_80 and its relatives, of sm_90a
+and of sm_100a; data of cp.async and of bulk copies (TMA) landing as late as allowed; lockstep with divergence;
+barriers, mbarriers, clusters, fences (of the asynchronous proxy too), atomics and flags between warps and CTAs; the
+groups of wgmma and bulk stores; tensor memory and tcgen05; the registers that setmaxnreg moves; programmatic dependent
+launch. A finding breaks one of ``RULES``, which say how severe it is: ``Report.severity``. Reads of what nobody has
+written, or of data in flight, are benign unless the value reaches memory: then a second run with other values differs.
+An instruction that is not known is an UnknownInstruction error.
 
 What is not: ptxas, caches, timing, the tensor cores' order of rounding, the error of approximate functions; tensor maps
-with im2col, interleave or element strides, wgmma on other types than f16 and bf16, tcgen05, textures, dynamic
-parallelism. Clocks are kept per warp: what one lane passes on covers what its whole warp has done.
+with im2col, interleave or element strides, tcgen05 of other kinds than f16, textures, dynamic parallelism. Clocks are
+kept per warp: what one lane passes on covers what its whole warp has done.
 
-Inside, imports go strictly down: ``state`` < ``arithmetic`` < ``memory`` < ``machine`` < ``hopper`` < ``frontend`` <
-``host``. ``state`` is what every unit knows (lanes, clocks, findings, counters); ``memory`` is device and shared memory
-and who touched them last; ``machine`` schedules a batch of CTAs and composes its units; ``hopper`` adds those of sm_90
-in a batch of its own, ``HopperBatch``; ``frontend`` makes a Python function of a kernel's PTX, from facts that stand on
-the registration of each instruction; ``host`` has programs, sessions and the stand-in runtime.
+Inside, imports go strictly down: ``state`` < ``arithmetic`` < ``memory`` < ``machine`` < ``hopper`` < ``blackwell`` <
+``frontend`` < ``host``. ``state`` is what every unit knows (lanes, clocks, findings, counters); ``memory`` is device
+and shared memory and who touched them last; ``machine`` schedules a batch of CTAs and composes its units; ``hopper``
+adds those of sm_90 in a batch of its own, ``HopperBatch``, ``blackwell`` those of sm_100 (tensor memory and its
+products) in ``BlackwellBatch``; ``frontend`` makes a Python function of a kernel's PTX, from facts that stand on the
+registration of each instruction; ``host`` has programs, sessions and the stand-in runtime.
 
 ``emulator.mutants`` makes mutants of a PTX text, to test a checker that is built on this package.
 """

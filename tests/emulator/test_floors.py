@@ -10,7 +10,7 @@ import pytest
 from tests import house
 
 # From the lowest up, as the docstring of ``cudal2gen.emulator`` has them.
-FLOORS = ["state", "arithmetic", "memory", "machine", "hopper", "frontend", "host"]
+FLOORS = ["state", "arithmetic", "memory", "machine", "hopper", "blackwell", "frontend", "host"]
 PREFIX = "cudal2gen.emulator."
 
 

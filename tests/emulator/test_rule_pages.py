@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cudal2gen.emulator import HOPPER, RULES, Memory, Options, Participant, Report, load
+from cudal2gen.chips import GPUS
+from cudal2gen.emulator import HOPPER, RULES, Device, Memory, Options, Participant, Report, load
 from tests.emulator.build import compiled_text
 
 PAGES = Path(__file__).parents[2] / "docs" / "rules"
@@ -18,6 +19,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "rules"
 OF_THE_HOST = {"launch-error", "launch-refused", "copy-out-of-bounds", "stream-race", "grid-sync"}
 WITH_EXAMPLES = sorted(RULES.keys() - OF_THE_HOST)
 TYPES = {"float": np.dtype("f4"), "float4": np.dtype("(4,)f4"), "int": np.dtype("i4")}
+DEVICES = {"sm_90a": HOPPER, "sm_100a": Device.of(GPUS["b200"])}
 HEAD = re.compile(r"// <<<(\d+), (\d+)>>>(?: cluster (\d+):)?( overlapping:)? (.*?)(?: \((sm_\w+)\))?$")
 
 
@@ -37,7 +39,7 @@ class Example(NamedTuple):
         grid, block, cluster, overlapping, arguments, arch = head.groups()
         program = load(compiled_text(self.code, arch=arch or "sm_80"))
         memory = Memory()
-        settings: dict[str, Any] = {"device": HOPPER} if arch else {}
+        settings: dict[str, Any] = {"device": DEVICES[arch]} if arch else {}
         return program.launch(
             program.kernels[0],
             int(grid),

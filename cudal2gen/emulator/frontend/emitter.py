@@ -30,6 +30,8 @@ HOPPER_UNITS = {
     "E": "peers", "B": "mbarriers", "D": "cluster_barriers", "C": "bulk", "X": "warpgroups", "O": "registers",
     "V": "map_edits",
 }  # fmt: skip
+# On sm_100 tcgen05.ld, not wgmma, leaves registers under way.
+BLACKWELL_UNITS = {"X": "pending", "TA": "allocation", "TM": "accesses", "TP": "products"}
 
 
 class UnknownInstruction(EmulatorError):

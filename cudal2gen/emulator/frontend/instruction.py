@@ -46,12 +46,12 @@ class Instruction:
     - ``uniform``: equal operands give an equal result, which the handler can compute on Python ints.
     - ``polls``: the result depends on memory that other threads may write.
     - ``waits``: lanes may have to wait here, so it ends a block; the handler calls ``Emitter.wait``.
-    - ``meets``: what comes together before it: the ``lanes`` that its last operand names, or the ``warps`` of a
-      warpgroup (once for a run of such instructions); empty: nobody.
+    - ``meets``: what comes together before it: the ``lanes`` that its last operand names, or all of a ``warp``, or the
+      ``warps`` of a warpgroup (these two once for a run of such instructions); empty: nobody.
     - ``completed_by``: opcodes whose wait ends what it has begun; empty: it is not asynchronous.
     - ``expands``: what the instruction consists of: others, in order.
     - ``accumulates``: operands whose registers it may leave under way.
-    - ``hopper``: it needs the units of sm_90.
+    - ``hopper``, ``blackwell``: it needs the units of sm_90, or those of sm_100 as well.
     - ``access``: bytes of its smallest access to a state space, 0 for none: the grain of tags.
     - ``mutations``: how it may be written wrongly.
     """
@@ -70,6 +70,7 @@ class Instruction:
     expands: Callable[[Instr], Iterable[Instr]] | None = None
     accumulates: Callable[[Instr], Iterable[Operand]] | None = None
     hopper: bool = False
+    blackwell: bool = False
     access: Callable[[Instr, str], int] | None = None
     mutations: tuple[Mutation, ...] = ()
 
@@ -105,6 +106,7 @@ def instruction(
     expands: Callable[[Instr], Iterable[Instr]] | None = None,
     accumulates: Callable[[Instr], Iterable[Operand]] | None = None,
     hopper: bool = False,
+    blackwell: bool = False,
     access: Callable[[Instr, str], int] | None = None,
     mutations: tuple[Mutation, ...] = (),
 ) -> Callable[[Handler], Handler]:
@@ -116,7 +118,7 @@ def instruction(
         for opcode in opcodes:
             form = Instruction(
                 opcode, handler, types, serves, writes, updates, uniform, polls, waits, meets, completed_by, expands,
-                accumulates, hopper, access, mutations,
+                accumulates, hopper or blackwell, blackwell, access, mutations,
             )  # fmt: skip
             _forms.setdefault(opcode.split(".")[0], []).append(form)
         _form_of.clear()
@@ -180,6 +182,12 @@ def needs_hopper(ins: Instr) -> bool:
     if (form is not None and form.hopper) or any("cluster" in p or p == "proxy" for p in ins.parts[1:]):
         return True
     return any(name.startswith("%cluster") for op in ins.operands for name in registers(op))
+
+
+def needs_blackwell(ins: Instr) -> bool:
+    """Whether an instruction needs the units of sm_100."""
+    form = facts(ins)
+    return form is not None and form.blackwell
 
 
 def symbols(ins: Instr) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudal2gen.emulator import arithmetic
-from cudal2gen.emulator.frontend.emitter import HOPPER_UNITS, UNITS, Emitter, Names, unsupported
+from cudal2gen.emulator.frontend.emitter import BLACKWELL_UNITS, HOPPER_UNITS, UNITS, Emitter, Names, unsupported
 from cudal2gen.emulator.frontend.flow.blocks import Block
 from cudal2gen.emulator.frontend.flow.graph import Graph, build
 from cudal2gen.emulator.frontend.flow.provenance import origins, written
@@ -35,13 +35,15 @@ from cudal2gen.emulator.state.reports import EmulatorError
 
 @dataclass(eq=False)
 class Compiled(KernelFacts):
-    """A translated kernel: its function and that function's text. ``hopper``: it runs on the units of sm_90;
+    """A translated kernel: its function and that function's text. ``hopper``, ``blackwell``: it runs on the units of
+    sm_90, of sm_100;
     ``conservative``: its lanes may overtake each other."""
 
     function: KernelFunction
     source: str
     conservative: bool
     hopper: bool
+    blackwell: bool
 
 
 class _Layout:
@@ -129,7 +131,7 @@ class _Translator:
             e.lines, e.indent, e.products = [], "", []
             self._block(block)
             code.append(join_products(e.lines, e.products, e.bind))
-        units = {**UNITS, **HOPPER_UNITS} if graph.hopper else UNITS
+        units = UNITS | (HOPPER_UNITS if graph.hopper else {}) | (BLACKWELL_UNITS if graph.blackwell else {})
         out = ["def kernel(M):", " " + "; ".join(f"{name} = M.{unit}" for name, unit in units.items())]
         out += self._initial_registers()
         out += [" b, m, w = R.start()", " while True:"]
@@ -157,6 +159,7 @@ class _Translator:
             source=source,
             conservative=graph.conservative,
             hopper=graph.hopper,
+            blackwell=graph.blackwell,
         )
 
     def _unset_registers(self) -> list[str]:

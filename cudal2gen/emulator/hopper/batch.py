@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from cudal2gen.emulator.hopper.bulk import Bulk
@@ -31,13 +33,21 @@ class HopperBatch(Batch):
         self.map_edits = MapEdits(self, shared, self.memory)
         self.warpgroups = Warpgroups(self, clocks, shared)
         self.registers = RegisterPool(self)
+        # Asked about a CTA whose last thread has left.
+        self.last_checks: list[Callable[[int], None]] = [
+            unit.exited for unit in (self.peers, self.mbarriers, self.bulk, self.registers)
+        ]
         self.scheduler.leavers.append(self._after_exit)
 
     def make_shared(self, nbytes: int, granule: int) -> None:
-        self.clocks = self.cluster_clocks = ClusterClocks(self)
+        self.clocks = self.cluster_clocks = self.make_clocks()
         self.peers = Peers(self, self.cluster_clocks)
         self.cluster_memory = ClusterMemory(self, self.cluster_clocks, self.peers, nbytes, granule)
         self.shared = self.cluster_memory
+
+    def make_clocks(self) -> ClusterClocks:
+        """Make the clocks, whose columns are those of the batch's units."""
+        return ClusterClocks(self)
 
     def _after_exit(self, gone: Array) -> None:
         """Lanes have left: cluster barriers may be complete without them, and ended CTAs are checked."""
@@ -47,5 +57,5 @@ class HopperBatch(Batch):
             return
         for row in distinct(self.row_of[lanes]):
             if not self.alive[row * self.width : (row + 1) * self.width].any():
-                for unit in (self.peers, self.mbarriers, self.bulk, self.registers):
-                    unit.exited(int(row))
+                for check in self.last_checks:
+                    check(int(row))

@@ -32,7 +32,7 @@ class ClusterClocks(Clocks):
         super().__init__(batch)
         self.cluster = batch.cluster_size
         self.warps = batch.warps_per_cta
-        self.groups = -(-self.warps // 4)
+        self.groups = self._products()
         # First columns of each kind.
         self.wgmma = self.cluster * self.warps
         self.bulk = self.wgmma + self.cluster * self.groups
@@ -51,6 +51,14 @@ class ClusterClocks(Clocks):
             self.set(self.ticks[row], np.arange(self.warps) + self.first[row], batch.launch.tick)
 
     # --- columns ---
+
+    def _products(self) -> int:
+        """Per CTA, the columns of what reads operands of matrix products in shared memory: a warpgroup has one."""
+        return -(-self.warps // 4)
+
+    def agent(self, group: int) -> str:
+        """In words: what stands behind a CTA's column of products."""
+        return f"a wgmma of warpgroup {group}"
 
     def empty(self) -> Array:
         """The clock of somebody who knows nothing."""

@@ -142,7 +142,7 @@ class ClusterMemory(SharedMemory):
                 return Participant(site, agent="a bulk copy")
             if column < clocks.bulk:
                 rank, group = divmod(column - clocks.wgmma, clocks.groups)
-                agent = f"a wgmma of warpgroup {group}"
+                agent = clocks.agent(group)
             else:
                 rank, warp = divmod(column - clocks.bulk, clocks.warps)
                 agent = f"a bulk store of warp {warp}"
@@ -168,6 +168,15 @@ class ClusterMemory(SharedMemory):
         """Byte offsets in a CTA's shared memory -> indices of 16-byte elements."""
         out: Array = (offsets + row * self.stride) >> 4
         return out
+
+    def last_write(self, element: int) -> tuple[int, int]:
+        """The column of the clocks of whoever wrote a 16-byte element last, and the tick; column -1: nobody, or long
+        ago."""
+        tag = self.rows[16][0][element : element + 1].reshape(-1)[:1]
+        if int(tag[0]) >= self.IN_FLIGHT or int(tag[0]) <= self.LONG_PAST:
+            return -1, 0
+        _, ticks, columns = self._split(tag)
+        return int(columns[0]), int(ticks[0])
 
     def fits(self, low: int, high: int, lane: int, site: int) -> bool:
         """Are bytes [low, high) inside the CTA's shared memory? Reports if not."""
@@ -207,7 +216,7 @@ class ClusterMemory(SharedMemory):
         the reader's own)."""
         self._follow_tick()
         tags = self.rows[16][0][at]
-        if not self._are_known(tags[None], np.array([lane]), np.array([row])):
+        if not self._are_known(tags[None], np.array([lane]), self.batch.row_of[[lane]]):
             self._check_async_read(tags, at, lane, row, site, what)
         own = self._reader_column(row, reader)
         ender = own if column is None else column

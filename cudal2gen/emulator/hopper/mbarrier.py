@@ -40,9 +40,9 @@ class MBarrier:
     """
 
     __slots__ = (
-        "bytes", "clocks", "column", "copy_site", "count", "done_clocks", "done_copies", "done_tick", "fenced",
-        "flights", "granules", "init_lane", "init_site", "init_tick", "landing", "offset", "pending", "phase", "row",
-        "trusted",
+        "bytes", "clocks", "column", "commits", "copy_site", "count", "done_clocks", "done_copies", "done_tick",
+        "fenced", "flights", "granules", "init_lane", "init_site", "init_tick", "landing", "offset", "pending", "phase",
+        "row", "trusted",
     )  # fmt: skip
 
     def __init__(self, row: int, offset: int, count: int, column: int, lane: int, tick: int, site: int) -> None:
@@ -56,7 +56,9 @@ class MBarrier:
         self.clocks: dict[Scope, Array] = {}
         self.done_clocks: dict[Scope, Array] = {}
         self.done_tick = 0
-        # Whether copies were part of the last completed phase.
+        # Arrivals in the current phase of what completes by itself.
+        self.commits = 0
+        # Whether copies, or such arrivals, were part of the last completed phase.
         self.done_copies = False
         self.flights: list[Landing] = []
         self.landing: list[Landing] = []
@@ -111,7 +113,7 @@ class MBarriers:
 
     # --- places ---
 
-    def _groups(
+    def places(
         self, address: Array, m: Mask, site: int, token: Array | None = None
     ) -> Iterator[tuple[int, int, int, Array]]:
         """(row, offset, token, lanes) of every mbarrier that the lanes name."""
@@ -152,7 +154,7 @@ class MBarriers:
 
     def _each(self, address: Array, m: Mask, site: int) -> Iterator[tuple[MBarrier, Array]]:
         """(mbarrier, lanes) of every mbarrier that the lanes name; missing ones are reported."""
-        for row, offset, _, lanes in list(self._groups(address, m, site)):
+        for row, offset, _, lanes in list(self.places(address, m, site)):
             bar = self.find(row, offset, lanes, site)
             if bar is not None:
                 yield bar, lanes
@@ -212,7 +214,7 @@ class MBarriers:
     def init(self, address: Array, count: Array, m: Mask, site: int) -> None:
         """mbarrier.init."""
         batch = self.batch
-        for row, offset, _, lanes in self._groups(address, m, site):
+        for row, offset, _, lanes in self.places(address, m, site):
             number = int(count[lanes[-1]])
             if not 1 <= number <= MAX_COUNT:
                 batch.report_lanes("mbarrier", f"initialised with a count of {number}", site, lanes, offset)
@@ -258,7 +260,7 @@ class MBarriers:
         """mbarrier.arrive by every lane, after expect_tx of ``expected`` bytes. ``order``: its scope, and whether it
         releases. ``drop``: later phases expect that much less. Returns the states (uint64)."""
         states = np.zeros(self.batch.size, np.uint64)
-        groups = list(self._groups(address, m, site))
+        groups = list(self.places(address, m, site))
         # What the lanes did before is older than this tick, what they do next is not.
         self.launch.tick += 1
         for row, offset, _, lanes in groups:
@@ -316,6 +318,15 @@ class MBarriers:
         if drop:
             bar.count = max(1, bar.count - n)
         self._settle(bar)
+
+    def commit(self, row: int, offset: int, clock: Array, lanes: Array, site: int) -> None:
+        """One arrival when what the lanes have begun is complete; whoever waits for it learns the clock."""
+        bar = self.find(row, offset, lanes, site)
+        if bar is not None:
+            if self.hazards:
+                bar.release(Scope.CTA, clock)
+            bar.commits += 1
+            self._count_down(bar, 1, False, lanes, site)
 
     def copies_arrive(self, address: Array, noinc: bool, m: Mask, site: int) -> None:
         """cp.async.mbarrier.arrive: the lanes' copies so far land with the phase, each lane arrives once for them.
@@ -375,7 +386,7 @@ class MBarriers:
         self.clocks.set(clock, bar.column, bar.done_tick)
         bar.done_clocks, bar.clocks = bar.clocks | {Scope.CTA: clock}, {}
         # Copies of an earlier phase that nobody waited for stay in front: they land first, with this tick.
-        bar.done_copies = bool(bar.flights)
+        bar.done_copies, bar.commits = bool(bar.flights or bar.commits), 0
         bar.landing += bar.flights
         bar.flights = []
         bar.phase += 1
@@ -423,7 +434,7 @@ class MBarriers:
             waiting = (batch.running(m) & ~self.timed_out).reshape(-1, 32).any(axis=1)
             self.launch.counters.mbarrier_waits += int(waiting.sum())
         asleep = None
-        for row, offset, phase, lanes in self._groups(address, m, site, token & 1 if parity else token):
+        for row, offset, phase, lanes in self.places(address, m, site, token & 1 if parity else token):
             bar = self.find(row, offset, lanes, site)
             complete = bar is None or bar.passed(phase, parity)
             if bar is not None:
@@ -483,7 +494,7 @@ class MBarriers:
     def test_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, site: int) -> Array:
         """mbarrier.test_wait: is the phase complete now? (bool per lane)"""
         out = np.zeros(self.batch.size, bool)
-        for row, offset, phase, lanes in self._groups(address, m, site, token & 1 if parity else token):
+        for row, offset, phase, lanes in self.places(address, m, site, token & 1 if parity else token):
             bar = self.find(row, offset, lanes, site)
             if bar is None or bar.passed(phase, parity):
                 out[lanes] = True

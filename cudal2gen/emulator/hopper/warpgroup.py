@@ -10,27 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudal2gen.emulator.arithmetic.operands import elements, split_halves
+from cudal2gen.emulator.arithmetic.operands import elements
 from cudal2gen.emulator.arithmetic.tensor_rounding import ROUNDED_KINDS, ROUNDINGS, add_products
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.pattern import Pattern, Strides, numbers, pattern
 from cudal2gen.emulator.hopper.tile import Form, Register, Sums, Tile, TileRegister, accumulated
-from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import Array, Mask, distinct
 from cudal2gen.emulator.state.batch import BatchState
 
 # Bytes of a row of the swizzle pattern, by the layout field of a descriptor: none, 128, 64, 32.
 SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
-
-
-class Pattern(NamedTuple):
-    """Where an operand's 16-byte elements lie in a CTA's shared memory: byte offsets, indices, and the bytes
-    [low, high) that hold them."""
-
-    offsets: Array
-    chunks: Array
-    low: int
-    high: int
 
 
 class Places(NamedTuple):
@@ -70,7 +60,6 @@ class Warpgroups:
         self.last_touch: Mask | bool = False
         self.first_lanes: Array = np.array(self.starts)
         self.places: dict[tuple[bytes, tuple[int, ...], int, bool], Places] = {}
-        self.patterns: dict[tuple[int, int, bool], Pattern] = {}
 
     # --- registers under other instructions ---
 
@@ -253,17 +242,8 @@ class Warpgroups:
         if slot_of is not None:
             at = at[[slot_of.index(slot) for slot in range(count)]]
         raw = self.shared.views[16].take(at)
-        if along:
-            # Of 16-bit elements only: 16 rows of k, each with the elements along m or n.
-            values = elements(raw.view(np.uint8), kind).reshape(count, 16, rows)
-        elif across and kind in ("f16", "bf16"):
-            words = np.ascontiguousarray(raw.view(np.uint32).reshape(count, rows, 8).transpose(0, 2, 1))
-            values = split_halves(words, kind).reshape(count, 16, rows)
-        else:
-            values = elements(raw.view(np.uint8), kind).reshape(count, rows, -1).transpose(0, 2, 1)
-        if slot_of is not None:
-            values = values[slot_of]
-        return values if across else values.transpose(0, 2, 1)
+        values = numbers(raw, kind, rows, along, across)
+        return values if slot_of is None else values[slot_of]
 
     def _places(
         self, descriptors: Array, rows: int, along: bool, groups: list[int], site: int
@@ -312,35 +292,15 @@ class Warpgroups:
         return at
 
     def _pattern(self, descriptor: int, rows: int, along: bool) -> Pattern:
-        """The 16-byte elements of an operand, in ``_operand``'s order."""
-        key = (descriptor, rows, along)
-        out = self.patterns.get(key)
-        if out is not None:
-            return out
-        address = (descriptor & 0x3FFF) << 4
-        leading = (descriptor >> 16 & 0x3FFF) << 4
-        stride = (descriptor >> 32 & 0x3FFF) << 4
-        base = descriptor >> 49 & 7
-        span = SPAN[descriptor >> 62]
-        wide = span // 16
-        if along:
-            k, chunk = np.arange(16)[:, None], np.arange(rows // 8)[None, :]
-            if wide == 1:
-                linear = chunk * stride + k % 8 * 16 + k // 8 * leading
-            else:
-                linear = chunk % wide * 16 + chunk // wide * leading + k % 8 * span + k // 8 * stride
-        else:
-            r, chunk = np.arange(rows)[:, None], np.arange(2)[None, :]
-            if wide == 1:
-                linear = r % 8 * 16 + r // 8 * stride + chunk * leading
-            else:
-                linear = r % 8 * span + r // 8 * stride + chunk * 16
-        linear = linear.reshape(-1) + address
-        linear ^= (((linear >> 7) - base) & (wide - 1)) << 4
-        offsets = linear - WINDOW_START
-        out = Pattern(offsets, offsets >> 4, int(offsets.min()), int(offsets.max()) + 16)
-        self.patterns[key] = out
-        return out
+        """The 16-byte elements of an operand, in the order of ``numbers``."""
+        fields = Strides(
+            address=(descriptor & 0x3FFF) << 4,
+            leading=(descriptor >> 16 & 0x3FFF) << 4,
+            stride=(descriptor >> 32 & 0x3FFF) << 4,
+            base=descriptor >> 49 & 7,
+            span=SPAN[descriptor >> 62],
+        )
+        return pattern(fields, rows, along)
 
     # --- groups ---
 

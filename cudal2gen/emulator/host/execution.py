@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cudal2gen.emulator.blackwell.batch import BlackwellBatch
 from cudal2gen.emulator.frontend.ptx import Module, Variable
 from cudal2gen.emulator.frontend.translate import Compiled, translate
 from cudal2gen.emulator.hopper.batch import HopperBatch
@@ -157,7 +158,8 @@ class _Run:
             code.origins,
         )
         try:
-            run(state, device, code.function, self.ctas, HopperBatch if code.hopper else Batch)
+            batch = BlackwellBatch if code.blackwell else HopperBatch if code.hopper else Batch
+            run(state, device, code.function, self.ctas, batch)
         except Runaway:
             pass
         except (EmulatorError, Overtaken):

@@ -184,6 +184,41 @@ _ERRORS = {
         "descriptors that differ in a warpgroup",
         "compute the descriptor from values that are the same in the whole warpgroup (__shfl_sync of warp 0's)",
     ),
+    "tensor-memory-allocation": (
+        "tcgen05.alloc, .dealloc or .relinquish_alloc_permit against their protocol",
+        "allocate a power of two of columns from 32 to 512, no more than the time before and not after "
+        "relinquish_alloc_permit; give back every block whole, by the address that its alloc stored, before the exit",
+    ),
+    "tensor-memory-bounds": (
+        "tensor memory that is not allocated, or lanes that a warp may not touch",
+        "compare the columns with those of tcgen05.alloc; warp w touches lanes 32 * (w % 4) and the next 31: add "
+        "them to the upper half of the address",
+    ),
+    "tensor-memory-race": (
+        "accesses to tensor memory without order",
+        "behind tcgen05.mma: tcgen05.commit, a wait for its mbarrier, tcgen05.fence::after_thread_sync; behind "
+        "tcgen05.ld and .st: their wait, tcgen05.fence::before_thread_sync, a barrier, and the fence after it",
+    ),
+    "tensor-memory-registers": (
+        "a register of tcgen05.ld touched before tcgen05.wait::ld",
+        "put tcgen05.wait::ld.sync.aligned between the load and the first use of its registers",
+    ),
+    "uninitialised-tensor-memory": (
+        "a read of tensor memory that nobody has written",
+        "let the first tcgen05.mma of a tile have enable-input-d false, and load only the columns that were written",
+    ),
+    "tcgen05-descriptor": (
+        "a descriptor of tcgen05.mma that is none",
+        "build the fields anew for tcgen05: wgmma's descriptors differ, and M, N and types must be of the kind",
+    ),
+    "tcgen05-issuer": (
+        "tcgen05.mma or tcgen05.commit by other threads than one",
+        "let one elected thread (elect.sync) issue the products, and the same one commit them",
+    ),
+    "tcgen05-group": (
+        "tcgen05 instructions with another cta_group than the rest of the kernel, or pairs without a cluster",
+        "give all tcgen05 instructions of a kernel one cta_group; cta_group::2 needs clusters of an even size",
+    ),
     "cluster": (
         "shared memory of another CTA before its start or after its end, or of a CTA that does not exist",
         "pass the cluster barrier (arrive and wait) before the first access to another CTA's memory, and "
@@ -228,6 +263,11 @@ RULES = {
         Severity.BENIGN,
         "a weak load of what the compare-and-swap behind it checks",
         "nothing has to be done; a relaxed load (cuda::atomic_ref, ld.relaxed) says what is meant",
+    ),
+    "tcgen05-fence": Rule(
+        Severity.BENIGN,
+        "a fence of tcgen05 that the canonical patterns have, where what it orders is complete in any case",
+        "put tcgen05.fence::before_thread_sync before the arrival, tcgen05.fence::after_thread_sync behind the wait",
     ),
     "exit-before-barrier": Rule(
         Severity.LINT,

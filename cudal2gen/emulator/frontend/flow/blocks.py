@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from cudal2gen.emulator.frontend.instruction import facts, waits
-from cudal2gen.emulator.frontend.ptx import Instr, Label, PtxError, Reg, Sym, Vec
+from cudal2gen.emulator.frontend.ptx import Imm, Instr, Label, PtxError, Reg, Sym, Vec
 
 
 @dataclass(slots=True)
@@ -34,25 +34,26 @@ class Block:
 
 def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
     """Instructions that consist of others are expanded, and before those that a warp or warpgroup executes together,
-    its lanes meet. The warps of a warpgroup meet once for a run of instructions: nothing in it drives them apart."""
-    met = False
+    its lanes meet. A warp or warpgroup meets once for a run of instructions: nothing in it drives it apart."""
+    met = ""
     for item in items:
         form = facts(item) if isinstance(item, Instr) else None
         if not isinstance(item, Instr) or form is None:
-            met = met and isinstance(item, Instr) and item.base not in ("bra", "brx")
+            met = met if isinstance(item, Instr) and item.base not in ("bra", "brx") else ""
             yield item
             continue
         if form.expands is not None:
-            met = False
+            met = ""
             yield from form.expands(item)
             continue
         if form.meets == "lanes":
             yield replace(item, op="emu_meet", parts=("emu_meet", "lanes"), operands=item.operands[-1:])
-        elif form.meets == "warps" and not met:
-            yield replace(item, op="emu_meet", parts=("emu_meet", "warps"), operands=())
-            met = True
-        elif form.waits:
-            met = False
+        elif form.meets and form.meets != met:
+            lanes = (Imm(0xFFFFFFFF),) if form.meets == "warp" else ()
+            yield replace(item, op="emu_meet", parts=("emu_meet", form.meets), operands=lanes)
+            met = form.meets
+        elif form.waits and form.meets != met:
+            met = ""
         yield item
 
 

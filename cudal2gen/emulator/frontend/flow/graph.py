@@ -16,7 +16,7 @@ from cudal2gen.emulator.frontend.flow.blocks import Block, split, with_waits
 from cudal2gen.emulator.frontend.flow.dataflow import Liveness, launch_constants, spin_heads, varying_registers
 from cudal2gen.emulator.frontend.flow.inline import Inliner
 from cudal2gen.emulator.frontend.flow.loops import add_latches, natural_loops, scheduling_order
-from cudal2gen.emulator.frontend.instruction import needs_hopper
+from cudal2gen.emulator.frontend.instruction import needs_blackwell, needs_hopper
 from cudal2gen.emulator.frontend.ptx import Function, Instr, Module, Variable
 from cudal2gen.emulator.frontend.registers import SPECIALS
 
@@ -28,7 +28,7 @@ class Graph:
     ``kinds``: declared types; ``live_in`` per block; ``uniform``: see above; ``shared_across``: seen by several blocks;
     ``clobbers`` per block: uniform registers that it writes and other blocks see, launch constants aside;
     ``spin_heads``: heads of loops that poll memory; ``conservative``: only launch constants and what one block sees are
-    uniform; ``hopper``: it needs the units of sm_90.
+    uniform; ``hopper``, ``blackwell``: it needs the units of sm_90, of sm_100.
     """
 
     function: Function
@@ -43,6 +43,7 @@ class Graph:
     back_edges: set[tuple[int, int]]
     conservative: bool
     hopper: bool
+    blackwell: bool
 
     def instructions(self) -> Iterator[Instr]:
         """Every instruction, blocking ones included."""
@@ -59,6 +60,7 @@ def build(module: Module, kernel: Function, conservative: bool = False) -> Graph
     inliner = Inliner(module, kernel)
     items = inliner.run()
     hopper = any(isinstance(item, Instr) and needs_hopper(item) for item in items)
+    blackwell = any(isinstance(item, Instr) and needs_blackwell(item) for item in items)
     blocks, reducible = _ordered(split(with_waits(items) if hopper else items))
     loops, back, _ = natural_loops(blocks)
     variables = [*module.variables.values(), *inliner.variables]
@@ -81,7 +83,7 @@ def build(module: Module, kernel: Function, conservative: bool = False) -> Graph
     clobbers = [{r for r in defs if r in uniform and r in across and r not in constant} for defs in liveness.defs]
     return Graph(
         kernel, blocks, inliner.kinds, inliner.variables, liveness.live, uniform, across, clobbers, heads, back,
-        conservative, hopper,
+        conservative, hopper, blackwell,
     )  # fmt: skip
 
 

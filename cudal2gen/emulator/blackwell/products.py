@@ -1,0 +1,399 @@
+"""tcgen05.mma of kind::f16 and tcgen05.commit.
+
+Values are computed at issue, rounded as wgmma's are (fp32 sums once per instruction, fp16 likewise). What a product
+reads in shared memory counts as being read, and its accumulator as being written, until somebody has waited for an
+mbarrier on which a later commit of the issuing thread arrives.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cudal2gen.emulator.arithmetic.operands import halves
+from cudal2gen.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_products
+from cudal2gen.emulator.blackwell.allocation import Allocation
+from cudal2gen.emulator.blackwell.clocks import TensorClocks
+from cudal2gen.emulator.blackwell.descriptors import Product, product, strides
+from cudal2gen.emulator.blackwell.tensor_memory import COLUMNS, GROUPS, Issuer, Region, TensorMemory
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.mbarrier import MBarriers
+from cudal2gen.emulator.hopper.pattern import numbers, pattern
+from cudal2gen.emulator.hopper.peers import Peers
+from cudal2gen.emulator.hopper.tile import Form, accumulated
+from cudal2gen.emulator.state.arrays import Array, Mask
+from cudal2gen.emulator.state.batch import BatchState
+
+RULE = "tcgen05-descriptor"
+
+
+class Operands(NamedTuple):
+    """The operands of a tcgen05.mma, one per lane: addresses of D and of A (``inside``: in tensor memory; else a
+    descriptor), descriptors of B and of the product, lanes of D that stay as they are (a word per 32; None: none),
+    whether D is added to, by 2 to the power of ``-scale``."""
+
+    group: int
+    inside: bool
+    d: Array
+    a: Array
+    b: Array
+    form: Array
+    disabled: tuple[Array, ...] | None
+    keep: Array
+    scale: int
+
+
+class Accumulator(NamedTuple):
+    """Where D lies in the tensor memory of each CTA: ``rows`` of the batch, first lane and column, width in columns."""
+
+    rows: tuple[int, ...]
+    lane: int
+    column: int
+    width: int
+    halved: bool
+
+    def region(self, row: int) -> Region:
+        """The cells in a row of the batch."""
+        groups = slice(0, GROUPS) if not self.halved else slice(self.lane // 16, GROUPS, 2)
+        return Region(row, groups, self.column, self.column + self.width)
+
+
+class TensorProducts:
+    """The tcgen05.mma of a batch. ``open``: by column of the clocks, the lanes that have issued some since their last
+    commit, with the tick of the first; ``remote``: per row, who works on its memory from another CTA, column -> (tick,
+    instruction)."""
+
+    def __init__(
+        self,
+        batch: BatchState,
+        clocks: TensorClocks,
+        peers: Peers,
+        shared: ClusterMemory,
+        mbarriers: MBarriers,
+        memory: TensorMemory,
+        allocation: Allocation,
+    ) -> None:
+        self.batch, self.launch, self.clocks, self.peers = batch, batch.launch, clocks, peers
+        self.shared, self.mbarriers, self.memory, self.allocation = shared, mbarriers, memory, allocation
+        self.hazards = batch.launch.options.hazards
+        self.open: dict[int, dict[int, int]] = {}
+        self.issuers: set[int] = set()
+        self.forms: dict[tuple[object, ...], int] = {}
+        self.remote: dict[int, dict[int, tuple[int, int]]] = {}
+        self.last: dict[int, tuple[int, int, int]] = {}
+
+    # --- tcgen05.mma ---
+
+    def mma(self, operands: Operands, m: Mask, site: int) -> None:
+        """tcgen05.mma by one thread of each CTA, or of each pair."""
+        lanes = self.batch.lanes(m)
+        if not lanes.size:
+            return
+        self.allocation.use_group(operands.group, lanes, site)
+        for lane in self._single(lanes, site, "tcgen05.mma"):
+            self._issue(operands, lane, site)
+        self.launch.version += 1
+
+    def _single(self, lanes: Array, site: int, what: str) -> list[int]:
+        """One lane of each warp; where there are more, that is reported."""
+        warps, first = np.unique(lanes >> 5, return_index=True)
+        if len(warps) < len(lanes):
+            several = lanes[np.isin(lanes >> 5, warps[np.bincount(np.searchsorted(warps, lanes >> 5)) > 1])]
+            text = f"{what} by {len(several)} threads at once: each issues it, and one thread must (elect.sync)"
+            self.batch.report_lanes("tcgen05-issuer", text, site, several)
+        return [int(lane) for lane in lanes[first]]
+
+    def _issue(self, operands: Operands, lane: int, site: int) -> None:
+        kind, wrong = product(int(operands.form[lane]), operands.group)
+        if wrong:
+            self.batch.report_lane(RULE, f"instruction descriptor: {wrong}", site, lane)
+        if kind is None:
+            return
+        row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
+        issuer = Issuer(lane, row, warp, self.clocks.product_column(row, warp))
+        rows = (row,) if operands.group == 1 else tuple(sorted((row, self.allocation.peer(row))))
+        place = self._place(int(operands.d[lane]), kind, operands.group, rows, lane, site)
+        if place is None:
+            return
+        for other in rows:
+            if other != row:
+                self._visit(other, issuer, self.launch.tick, site)
+        left = self._left(operands, kind, rows, issuer, site)
+        right = self._right(int(operands.b[lane]), kind, rows, issuer, site)
+        if left is None or right is None:
+            return
+        keep = bool(operands.keep[lane])
+        self._account(place, kind, issuer, keep, site)
+        disabled = self._disabled(operands, lane)
+        for i, each in enumerate(rows):
+            self._accumulate(kind, place, each, left[i], right, keep, operands.scale, disabled[128 * i :][:128])
+        self._begun(issuer, site)
+
+    def _begun(self, issuer: Issuer, site: int) -> None:
+        self.issuers.add(issuer.lane)
+        self.open.setdefault(issuer.column, {}).setdefault(issuer.lane, self.launch.tick)
+        self.last[issuer.column] = issuer.row, self.launch.tick, site
+
+    def _account(self, place: Accumulator, kind: Product, issuer: Issuer, keep: bool, site: int) -> None:
+        """Checks and tags of D."""
+        shape = (place.column, place.lane, kind.m, kind.n, kind.acc)
+        form = self.forms.setdefault(shape, len(self.forms) + 1)
+        for row in place.rows:
+            self.memory.product_write(place.region(row), issuer, form, keep, site)
+
+    def _visit(self, row: int, issuer: Issuer, tick: int, site: int) -> None:
+        """Asynchronous work on another CTA: it must have started, and outlive it."""
+        if self.hazards:
+            self.peers.visit(row, np.array([issuer.lane]), site, remember=False)
+            self.remote.setdefault(row, {})[issuer.column] = tick, site
+
+    # --- places in tensor memory ---
+
+    def _place(
+        self, address: int, kind: Product, group: int, rows: tuple[int, ...], lane: int, site: int
+    ) -> Accumulator | None:
+        """Where D lies, or a report."""
+        first, column = address >> 16, address & 0xFFFF
+        halved = kind.m == 64
+        width = kind.n // 2 if group == 2 and kind.m == 128 else kind.n
+        if first not in ((0, 16) if halved else (0,)):
+            text = f"D at lane {first} of tensor memory: M {kind.m} begins at lane 0{' or 16' if halved else ''}"
+            self.batch.report_lane("tensor-memory-bounds", text, site, lane)
+            return None
+        out = Accumulator(rows, first, column, width, halved)
+        return out if all(self._is_owned(row, column, width, "D", lane, site) for row in rows) else None
+
+    def _is_owned(self, row: int, column: int, width: int, what: str, lane: int, site: int) -> bool:
+        high = column + width
+        if high <= COLUMNS and self.allocation.owned[row, column:high].all():
+            return True
+        where = "" if row == self.batch.row_of[lane] else " of the peer"
+        text = f"{what} in columns {column} to {high - 1} of tensor memory{where}, which are not allocated"
+        self.batch.report_lane("tensor-memory-bounds", text, site, lane)
+        return high <= COLUMNS
+
+    def _view(self, place: Accumulator, row: int) -> Array:
+        """The words of D in a row: (128, n); (4, 16, n) for M 64, (2, 64, n / 2) for M 128 of a pair."""
+        low, high = place.column, place.column + place.width
+        data = self.memory.data[row]
+        if place.halved:
+            return np.asarray(data.reshape(4, 32, COLUMNS)[:, place.lane : place.lane + 16, low:high])
+        return np.asarray(data[:, low:high])
+
+    # --- operands ---
+
+    def _left(
+        self, operands: Operands, kind: Product, rows: tuple[int, ...], issuer: Issuer, site: int
+    ) -> list[Array] | None:
+        """A of each CTA, (rows of A, 16)."""
+        value, height = int(operands.a[issuer.lane]), kind.m // len(rows)
+        if operands.inside:
+            return self._left_inside(value, kind, height, rows, issuer, site)
+        out = [self._operand("A", value, kind.kind_a, height, kind.along_a, row, issuer, site, False) for row in rows]
+        present = [part for part in out if part is not None]
+        return present if len(present) == len(rows) else None
+
+    def _left_inside(
+        self, address: int, kind: Product, height: int, rows: tuple[int, ...], issuer: Issuer, site: int
+    ) -> list[Array] | None:
+        """A in tensor memory: two elements a word, 8 columns."""
+        first, column = address >> 16, address & 0xFFFF
+        halved = height == 64
+        if kind.along_a or (halved and len(rows) == 2) or first not in ((0, 16) if halved else (0,)):
+            text = f"A at lane {first} of tensor memory for M {kind.m}: not K-major, not at lane 0, or M 128 of a pair"
+            self.batch.report_lane(RULE, text, site, issuer.lane)
+            return None
+        place = Accumulator(rows, first, column, 8, halved)
+        out = []
+        for row in rows:
+            if not self._is_owned(row, column, 8, "A", issuer.lane, site):
+                return None
+            self.memory.product_read(place.region(row), issuer, site)
+            words = np.ascontiguousarray(self._view(place, row).reshape(height, 8))
+            out.append(halves(words.view(np.uint16), kind.kind_a))
+        return out
+
+    def _right(self, descriptor: int, kind: Product, rows: tuple[int, ...], issuer: Issuer, site: int) -> Array | None:
+        """B, (16, n): each CTA of a pair has half of the columns."""
+        width = kind.n // len(rows)
+        parts = [
+            self._operand("B", descriptor, kind.kind_b, width, kind.along_b, row, issuer, site, True) for row in rows
+        ]
+        present = [part for part in parts if part is not None]
+        if len(present) < len(rows):
+            return None
+        return present[0] if len(rows) == 1 else np.concatenate(present, axis=1)
+
+    def _operand(
+        self, name: str, bits: int, kind: str, height: int, along: bool, row: int, issuer: Issuer, site: int,
+        across: bool,
+    ) -> Array | None:  # fmt: skip
+        """An operand in a row's shared memory as numbers; checked and tagged."""
+        fields, wrong = strides(bits)
+        if fields is None:
+            self.batch.report_lane(RULE, f"shared memory descriptor of {name}: {wrong}", site, issuer.lane)
+            return None
+        lies = pattern(fields, height, along)
+        if not self.shared.fits(lies.low, lies.high, issuer.lane, site):
+            return None
+        at = lies.chunks + row * (self.shared.stride >> 4)
+        if self.hazards:
+            reader = issuer.warp if row == issuer.row else self.clocks.warps + issuer.warp
+            self.shared.async_read(at, issuer.lane, row, reader, site, "tcgen05.mma", issuer.column)
+            self._note_fence(at, issuer, site)
+        raw = self.shared.views[16].take(at)[None]
+        return np.asarray(numbers(raw, kind, height, along, across)[0])
+
+    def _note_fence(self, at: Array, issuer: Issuer, site: int) -> None:
+        """The synchronisation that shows the operand should be followed by a fence of tcgen05."""
+        column, tick = self.shared.last_write(int(at[0]))
+        own = int(self.clocks.first[issuer.row]) + issuer.warp
+        if column in (own, -1) or tick < self.clocks.fenced_of(issuer.lane)[column]:
+            return
+        if tick < self.clocks.of(issuer.lane)[column]:
+            text = "tcgen05.mma reads an operand: no tcgen05.fence::after_thread_sync follows the wait that shows it"
+            self.batch.report_lane("tcgen05-fence", text, site, issuer.lane)
+
+    # --- sums ---
+
+    def _disabled(self, operands: Operands, lane: int) -> Array:
+        """Per lane of each CTA's tensor memory: is it left alone?"""
+        if operands.disabled is None:
+            return np.zeros(256, bool)
+        words = np.array([register[lane] for register in operands.disabled], np.uint32)
+        out = np.zeros(256, bool)
+        bits = (words[:, None] >> np.arange(32, dtype=np.uint32) & 1).astype(bool).reshape(-1)
+        out[: len(bits)] = bits
+        return out
+
+    def _accumulate(
+        self,
+        kind: Product,
+        place: Accumulator,
+        row: int,
+        left: Array,
+        right: Array,
+        keep: bool,
+        scale: int,
+        disabled: Array,
+    ) -> None:
+        """D of one CTA."""
+        view = self._view(place, row)
+        before = self._before(kind, view, left.shape[0], keep, scale)
+        rounding = ROUNDINGS.get(self.launch.options.rounding)
+        if kind.acc == "f32" and rounding is not None:
+            total = np.zeros((1, len(left), kind.n), np.float32) if before is None else before
+            block = add_products((kind.sign * left)[None], right[None], total, rounding)
+        else:
+            product_ = np.matmul(left, right)[None]
+            form = Form(kind.n, kind.kind_a, kind.kind_b, kind.acc, False, kind.along_a, kind.along_b, kind.sign)
+            block = accumulated(form, -product_ if kind.sign < 0 else product_, before, [keep])
+        words = self._words(block[0], view.shape)
+        if disabled.any():
+            lanes = disabled.reshape(4, 32)[:, place.lane : place.lane + 16] if place.halved else disabled
+            words = np.where(lanes[..., None], view, words)
+        view[...] = words
+
+    def _before(self, kind: Product, view: Array, height: int, keep: bool, scale: int) -> Array | None:
+        """D of before, (1, rows, n) as accumulators hold it."""
+        if not keep:
+            return None
+        paired = len(view) == 128 and height == 64
+        words = view.reshape(2, 64, -1).transpose(1, 0, 2) if paired else view
+        words = np.ascontiguousarray(words).reshape(1, height, kind.n)
+        if kind.acc == "f16":
+            values = words.astype(np.uint16).view(np.float16)
+            return values if not scale else (values * np.float16(2.0**-scale)).astype(np.float16)
+        out = words.view(np.float32)
+        return out if not scale else out * np.float32(2.0**-scale)
+
+    def _words(self, block: Array, shape: tuple[int, ...]) -> Array:
+        """Sums (rows, n) as words of tensor memory; the upper half of a word with an f16 is undefined."""
+        if block.dtype == np.float16:
+            words = block.view(np.uint16).astype(np.uint32) | np.uint32(0xFFFF0000)
+        else:
+            words = block.view(np.uint32)
+        if len(block) == 64 and shape[0] == 128:
+            words = words.reshape(64, 2, -1).transpose(1, 0, 2)
+        return words.reshape(shape)
+
+    # --- tcgen05.commit ---
+
+    def commit(self, group: int, address: Array, ranks: Array | None, m: Mask, site: int) -> None:
+        """tcgen05.commit: one arrival on an mbarrier, of each CTA in ``ranks``, when the thread's products are done."""
+        lanes = self.batch.lanes(m)
+        if not lanes.size:
+            return
+        self.allocation.use_group(group, lanes, site)
+        self.launch.tick += 1
+        for row, offset, _, some in list(self.mbarriers.places(address, m, site)):
+            for lane in some.tolist():
+                self._check_issuer(lane, site)
+                clock = self._released(lane)
+                for target in self._targets(row, lane, ranks, site):
+                    self._arrive(target, offset, clock, lane, site)
+                self.open.get(self._column(lane), {}).pop(lane, None)
+
+    def _column(self, lane: int) -> int:
+        return self.clocks.product_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
+
+    def _check_issuer(self, lane: int, site: int) -> None:
+        """A commit covers what its own thread has issued."""
+        row = self.batch.row_of[lane]
+        others = [other for lanes in self.open.values() for other in lanes if self.batch.row_of[other] == row]
+        if lane not in self.issuers and others:
+            text = (
+                "tcgen05.commit by a thread that has issued no tcgen05.mma: it does not wait for those of thread "
+                f"{int(self.batch.thread[others[0]])}"
+            )
+            self.batch.report_lane("tcgen05-issuer", text, site, lane)
+
+    def _targets(self, row: int, lane: int, ranks: Array | None, site: int) -> list[int]:
+        if ranks is None:
+            return [row]
+        chosen = [rank for rank in range(16) if int(ranks[lane]) >> rank & 1]
+        beyond = [rank for rank in chosen if rank >= self.batch.cluster_size]
+        if beyond:
+            text = f"names CTA {beyond[0]} of a cluster of {self.batch.cluster_size}"
+            self.batch.report_lane("cluster", text, site, lane)
+        own = int(self.batch.row_of[lane])
+        return [self.peers.row_of_rank(own, rank) for rank in chosen if rank not in beyond]
+
+    def _arrive(self, target: int, offset: int, clock: Array, lane: int, site: int) -> None:
+        row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
+        if target != row:
+            self._visit(target, Issuer(lane, row, warp, self._column(lane)), self.launch.tick - 1, site)
+        self.mbarriers.commit(target, offset, clock, np.array([lane]), site)
+
+    def _released(self, lane: int) -> Array:
+        """What the arrival tells: products of this thread are over, as is what the thread has seen to be over; and
+        what tcgen05.fence::before_thread_sync would pass on."""
+        clocks = self.clocks
+        if not self.hazards:
+            return clocks.empty()
+        row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
+        column = self._column(lane)
+        present = clocks.of(lane)
+        clock = clocks.only_ended(present)
+        if not clocks.ended:
+            clock[clocks.wgmma :] = present[clocks.wgmma :]
+        others = [tick for other, tick in self.open.get(column, {}).items() if other != lane]
+        clocks.set(clock, column, min([self.launch.tick, *others]))
+        clocks.set(clock, clocks.access_column(row, warp), self.memory.released(row, warp))
+        return clock
+
+    # --- the end ---
+
+    def exited(self, row: int) -> None:
+        """A CTA ends: no product may be under way, of its own or of its peer."""
+        clock, clocks = self.clocks.of_cta(row), self.clocks
+        for owner, tick, site in self.last.values():
+            column = next(c for c, entry in self.last.items() if entry == (owner, tick, site))
+            if owner == row and tick >= clock[column + clocks.ended]:
+                text = "the CTA exits while tcgen05.mma may be under way: none of its threads has waited for a commit"
+                self.batch.report("in-flight", text, site, row, ())
+        for column, (tick, site) in self.remote.get(row, {}).items():
+            if tick >= clock[column + clocks.ended]:
+                text = "tcgen05.mma or commit of another CTA may use this CTA's memory after its exit"
+                self.batch.report("cluster", text, site, row, ())
