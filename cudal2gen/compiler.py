@@ -32,6 +32,7 @@ from cudal2gen import places, process_tree
 from cudal2gen.build_folder import Locks, publish, scratch_folder
 from cudal2gen.errors import Failure
 from cudal2gen.kernel import Record
+from cudal2gen.launcher import TORCH_LIBRARY
 from cudal2gen.renderer import render
 from cudal2gen.toolchain import PREBUILT, Toolchain, ToolchainError, discover, environment
 
@@ -40,6 +41,8 @@ Progress = Callable[[int, int], None]  # is called with how many are done, and h
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
 LAUNCHER_SOURCES = ("launch.h", "launcher.cpp", "pack.cpp", "cudal2gen.h")
+TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIBRARY}")
+TORCH_SOURCES = ("torch_launcher.cpp",)
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
@@ -199,20 +202,45 @@ def attempt(
 def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -> Path:
     """The shared library of the generic launcher and of packs, compiled at first use (some seconds)."""
     tools = tools or discover()
+    flags = [*LAUNCHER_FLAGS, f"-I{tools.cuda_include}"]
     root = build_dir or places.build_dir()
-    texts = [(places.PACKAGE / name).read_text() for name in LAUNCHER_SOURCES]
-    identity = json.dumps([texts, LAUNCHER_FLAGS, tools.nvcc_version])
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    library = root / f"launcher-{digest}" / "libcudal2gen.so"
+    identity = [_texts(LAUNCHER_SOURCES), LAUNCHER_FLAGS, tools.nvcc_version]
+    library = root / f"launcher-{_digest(identity)}" / "libcudal2gen.so"
+    if not tools.compiles and not library.is_file():
+        raise _not_prebuilt(root, tools, ["the launcher"])
+    return _shared(library, "the launcher", LAUNCHER_SOURCES, flags)
+
+
+def torch_launcher(*, build_dir: Path | None = None) -> Path:
+    """The shared library of planned calls of torch, compiled at first use (a second) by g++ alone: no torch, no CUDA.
+
+    Raises BuildError, and ToolchainError without g++.
+    """
+    root = build_dir or places.build_dir()
+    library = root / f"torch-launcher-{_digest([_texts(TORCH_SOURCES), TORCH_FLAGS])}" / TORCH_LIBRARY
+    if not library.is_file() and shutil.which("g++") is None:
+        raise ToolchainError("the launcher of torch needs g++, which PATH lacks; e.g. apt install g++")
+    return _shared(library, "the launcher of torch", TORCH_SOURCES, TORCH_FLAGS)
+
+
+def _texts(sources: Sequence[str]) -> list[str]:
+    return [(places.PACKAGE / name).read_text() for name in sources]
+
+
+def _digest(identity: object) -> str:
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+
+
+def _shared(library: Path, name: str, sources: Sequence[str], flags: Sequence[str]) -> Path:
+    """A shared library of our own C++ sources, compiled where it is not there. Raises BuildError."""
     if library.is_file():
         return library
-    if not tools.compiles:
-        raise _not_prebuilt(root, tools, ["the launcher"])
+    root = library.parent.parent
     try:
         root.mkdir(parents=True, exist_ok=True)
         with Locks(root) as locks, locks.take(library.parent.name), scratch_folder(root) as scratch:
             if not library.is_file():
-                _compile_launcher(scratch / library.parent.name / library.name, root, tools)
+                _compile_shared(scratch / library.parent.name / library.name, name, sources, flags, root / "failed")
                 publish(scratch / library.parent.name, library.parent)
     except OSError as error:
         raise _unwritable(root, error) from error
@@ -227,14 +255,14 @@ def _not_prebuilt(root: Path, tools: Toolchain, names: Sequence[str]) -> Toolcha
     )
 
 
-def _compile_launcher(library: Path, root: Path, tools: Toolchain) -> None:
+def _compile_shared(library: Path, name: str, sources: Sequence[str], flags: Sequence[str], failed: Path) -> None:
     library.parent.mkdir()
-    sources = [str(places.PACKAGE / name) for name in LAUNCHER_SOURCES if name.endswith(".cpp")]
-    command = ["g++", *LAUNCHER_FLAGS, f"-I{tools.cuda_include}", *sources, "-o", str(library), "-ldl"]
+    paths = [str(places.PACKAGE / source) for source in sources if source.endswith(".cpp")]
+    command = ["g++", *flags, *paths, "-o", str(library), "-ldl"]
     with _temporary_files() as variables:
         code, text = process_tree.output(command, environment() | variables)
     if code:
-        raise BuildError(f"the launcher did not compile: {_kept(text.splitlines(), root / 'failed' / 'launcher.log')}")
+        raise BuildError(f"{name} did not compile: {_kept(text.splitlines(), failed / 'launcher.log')}")
 
 
 def _unwritable(root: Path, error: OSError) -> BuildError:

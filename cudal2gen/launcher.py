@@ -13,6 +13,7 @@ from types import TracebackType
 from cudal2gen.errors import Failure
 from cudal2gen.kernel.launch import Batches, Groups
 
+TORCH_LIBRARY = "libcudal2gen_torch.so"  # torch_launcher.cpp, see operators.native
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 ALONE = Batches()
 _OPERANDS = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT)
@@ -156,9 +157,7 @@ class OpenKernel:
         """``launch`` of fixed sizes: a function of a, b, d, workspace (addresses) and stream that returns a code
         for ``check``. ctypes takes time for every argument, so sizes are converted here. ``batches``: of these sizes,
         each in a, b and d behind the one before."""
-        self._check_extents(lda, ldb, ldd, m, n, k)
-        self._check_several("products", *batches)
-        sizes = _Sized(self._handle.value, lda, ldb, ldd, m, n, k, _Batches(*batches))
+        sizes = self._sizes(lda, ldb, ldd, m, n, k, batches)
         call = self._api.cudal2gen_launch_sized
         call.argtypes = (_POINTER,) * 6
         address = _POINTER(ctypes.addressof(sizes))
@@ -167,6 +166,21 @@ class OpenKernel:
             return int(call(address, a, b, d, workspace, stream))
 
         return launch
+
+    def sized_call(
+        self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches = ALONE
+    ) -> tuple[int, bytes]:
+        """``sized`` for callers in C++: the address of the C function, and the bytes that its first argument points
+        to. Both serve while the kernel is open."""
+        function = ctypes.cast(self._api.cudal2gen_launch_sized, _POINTER).value
+        assert function is not None
+        return function, bytes(self._sizes(lda, ldb, ldd, m, n, k, batches))
+
+    def _sizes(self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches) -> _Sized:
+        """Raises LaunchError for numbers that no C int holds."""
+        self._check_extents(lda, ldb, ldd, m, n, k)
+        self._check_several("products", *batches)
+        return _Sized(self._handle.value, lda, ldb, ldd, m, n, k, _Batches(*batches))
 
     def close(self) -> None:
         """Unloads the kernel; the object is of no use afterwards."""

@@ -11,51 +11,16 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import cudal2gen
-from cudal2gen import choice, compiler, pack, toolchain
 from cudal2gen.operators import emulated
-from cudal2gen.results import Measurements
-from tests import idle_runtime
-from tests.paths import small
+from tests.idle_device import IdleDevice, open_pack
 
 CALLS, ROUNDS = 200, 400  # short rounds: some are undisturbed
-
-
-class IdleDevice:
-    """A device of CPU tensors on which nothing runs."""
-
-    name, model, alone = "a stand-in", "a100", True
-
-    def __init__(self, folder: Path) -> None:
-        self.runtime_library = idle_runtime.build(folder)
-
-    def stream(self) -> int:
-        return 0
-
-    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
-        return like.new_empty(shape)
-
-    def capturing(self) -> bool:
-        return False
-
-    def current(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-def open_package(folder: Path) -> pack.Pack:
-    """A pack of one kernel for each layout."""
-    records = [small(acc="f32", padding="predicate", layout=layout, k=128) for layout in ("tn", "nn")]
-    built = dict(zip((record.name for record in records), compiler.build(records), strict=True))
-    table = choice.tabulate("a100", records, Measurements({}, []), lambda record: built[record.name].digest)
-    artifacts = {artifact.digest: artifact for artifact in built.values()}
-    files = pack.contents(table, artifacts, compiler.launcher(), toolchain.discover().nvcc_version)
-    return pack.open_pack(pack.write_folder(files, folder / "pack"))
 
 
 def call_us(call: Callable[[], Any]) -> float:
@@ -88,7 +53,7 @@ def main() -> None:
         "cudal2gen.linear with a bias": lambda: cudal2gen.linear(a, weight, bias),
         "cudal2gen.matmul, one operand copied": lambda: cudal2gen.matmul(strided, b),
     }
-    with torch.no_grad(), emulated(IdleDevice(folder), [open_package(folder)], prefer="kernel") as dispatcher:
+    with torch.no_grad(), emulated(IdleDevice(folder), [open_pack(folder)], prefer="kernel") as dispatcher:
         for name, call in (vendor_calls | calls).items():
             print(f"{name:38} {call_us(call):6.2f} us")
         assert dispatcher.stats()["torch"] == {}

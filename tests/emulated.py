@@ -24,6 +24,8 @@ from cudal2gen.validator.emulated import device_of
 if TYPE_CHECKING:
     import torch
 
+    from cudal2gen.operators.native import Place
+
 STREAM, OTHER_STREAM = 0xABC0, 0xDEF0
 
 
@@ -131,6 +133,7 @@ class OperatorDevice:
         self.device, self.model, self.name = device, model, name
         self.alone = True
         self.captures = False
+        self.place: Place | None = None  # the memory is the emulator's
 
     @property
     def runtime_library(self) -> Path:

@@ -110,6 +110,7 @@ def changed(folder: Path, name: str) -> Path:
 NAMES = [
     "table.json",
     "libcudal2gen.so",
+    "libcudal2gen_torch.so",
     "pack.txt",
     "cudal2gen.h",
     "kernels/*/kernel.cubin",

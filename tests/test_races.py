@@ -103,12 +103,8 @@ def device() -> Iterator[EmulatedDevice]:
 @contextmanager
 def process(opened: pack.Pack, device: OperatorDevice, mode: races.Mode = "once") -> Iterator[dispatch.Dispatcher]:
     """A process's dispatcher."""
-    before, dispatch.Current.dispatcher = dispatch.Current.dispatcher, dispatch.Dispatcher([opened], device, mode=mode)
-    try:
-        yield dispatch.Current.dispatcher
-    finally:
-        dispatch.Current.dispatcher.close()
-        dispatch.Current.dispatcher = before
+    with dispatch.replaced(dispatch.Dispatcher([opened], device, mode=mode)) as dispatcher:
+        yield dispatcher
 
 
 def drawn(device: EmulatedDevice, sizes: tuple[int, int, int] = SIZES) -> tuple[Any, Any, Any]:

@@ -20,6 +20,7 @@ from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, OpenKernel
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.meter import CudaMeter, Meter
+from cudal2gen.operators.native import MOST_DIMENSIONS, NativeCall, Place
 from cudal2gen.operators.products import Finish, Request, Run, add
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ class Device(Protocol):
         """Memory for elements of the tensor's type."""
         ...
 
+    @property
+    def place(self) -> Place | None:
+        """The device for calls from C++; None where only Python has its memory."""
+        ...
+
     def capturing(self) -> bool: ...
     def meter(self) -> Meter:
         """Its clock. Raises GpuError where none can be read."""
@@ -71,6 +77,7 @@ class Cuda:
         self.alone = torch.cuda.device_count() == 1
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream: Callable[[], int] = partial(raw or _current_stream, index)
+        self.place = Place(index, guard=not self.alone)
 
     @property
     def runtime_library(self) -> Path:
@@ -115,6 +122,19 @@ def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout:
             return run(a, b, out)
 
     return on_its_device
+
+
+def native_call(device: Device, kernel: OpenKernel, use: Use, request: Request, run: Run) -> NativeCall | None:
+    """What ``bind`` made, for C++; None for what is more than one launch of a plain kernel on matrices as they lie."""
+    problem, place = request.problem, device.place
+    if place is None or problem is None or problem.grouped or problem.fusion or any(use.copied):
+        return None
+    if request.finish is not None or request.pair or len(request.shape) > MOST_DIMENSIONS:
+        return None
+    a, b, d = request.operands
+    launch, sized = kernel.sized_call(a.ld, b.ld, d.ld, *use.launched, request.batches)
+    scratch = _workspace(kernel, use, request.batches.products)
+    return NativeCall(run, launch, sized, scratch, request.shape, problem.d == "f32", place)
 
 
 def _finished(run: Run, finish: Finish) -> Run:

@@ -24,7 +24,8 @@ from cudal2gen.kernel import Problem
 from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.kernel.launch import Matrix
 from cudal2gen.launcher import LaunchError, OpenKernel
-from cudal2gen.operators.binding import Cuda, Device, bind
+from cudal2gen.operators.binding import Cuda, Device, bind, native_call
+from cudal2gen.operators.native import NATIVE, NativeCall
 from cudal2gen.operators.products import Request, Run
 from cudal2gen.operators.races import Autotuner, Mode, Tensors, contest_of, mode_of
 from cudal2gen.operators.tuned import Store
@@ -44,13 +45,24 @@ BIAS_US = 3.0  # a launch more, which the vendor's product has built in
 
 
 class Plan:
-    """What is done with tensors of one kind, and how often it was. ``by_torch``: what replaces a refused kernel."""
+    """What is done with tensors of one kind, and how often it was. ``by_torch``: what replaces a refused kernel.
+    ``native``: the call as C++ can make it."""
 
     def __init__(self, name: str, reason: str, run: Run, on_kernel: bool, by_torch: Run) -> None:
         self.name, self.reason, self.run, self.on_kernel, self.by_torch = name, reason, run, on_kernel, by_torch
         self.key: Key = ()
+        self.native: NativeCall | None = None
         self.calls, self.gain_us = 0, 0.0  # a call's, against torch, as it was measured
         self.spans = (0, 0, 0)  # bytes of a, b and out, where out is given
+
+    def counted(self, drop: bool = False) -> int:
+        """Calls of Python and of C++; ``drop``: C++ makes no more of them."""
+        if self.native is not None:
+            calls = self.native.calls(drop)
+            if not drop:
+                return self.calls + calls
+            self.calls += calls
+        return self.calls
 
 
 class ByTorch(Exception):
@@ -114,6 +126,20 @@ class Dispatcher:
             else:
                 self._retired[(plan.on_kernel, plan.name)] += 1
             return plan
+
+    def keep(self, plan: Plan, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
+        """Lets C++ make the later calls of a plan. ``kind``: all of its key that does not lie in the tensors."""
+        with self._lock:
+            native, current = plan.native, self is Current.dispatcher and self.plans.get(plan.key) is plan
+            # A plan that was dropped meanwhile, or that autotuning wraps, stays Python's.
+            if native is not None and current and plan.run is native.run:
+                native.keep(a, b, kind)
+
+    def withdraw(self) -> None:
+        """Calls are Python's again, until they come again: another dispatcher is in use."""
+        with self._lock:
+            for plan in self.plans.values():
+                plan.counted(drop=True)
 
     def call(self, plan: Plan, *operands: Any) -> Any:
         """Runs a plan, or torch's product where the launcher refuses. Raises as ``replace``.
@@ -183,6 +209,8 @@ class Dispatcher:
         opened = self._open(pack, kernel, request.device, device)
         run = bind(device, opened, choice.use, request, request.problem.layout)
         plan = Plan(kernel.record.name, choice.reason, run, True, request.by_torch)
+        if device.place is not None and NATIVE.serves(device.place, pack.torch_library):
+            plan.native = native_call(device, opened, choice.use, request, run)
         plan.gain_us = row.vendor_us - row.us if row is not None else 0.0
         return plan
 
@@ -358,8 +386,9 @@ class Dispatcher:
             self.plans.clear()
 
     def _retire(self, plan: Plan) -> None:
-        self._retired[(plan.on_kernel, plan.name)] += plan.calls
-        self._gained_us[plan.name] += round(plan.calls * plan.gain_us)
+        calls = plan.counted(drop=True)
+        self._retired[(plan.on_kernel, plan.name)] += calls
+        self._gained_us[plan.name] += round(calls * plan.gain_us)
         plan.calls = 0
 
     def stats(self) -> dict[str, dict[str, int]]:
@@ -368,8 +397,9 @@ class Dispatcher:
         with self._lock:
             counts, gained = Counter(self._retired), Counter(self._gained_us)
             for plan in self.plans.values():
-                counts[(plan.on_kernel, plan.name)] += plan.calls
-                gained[plan.name] += round(plan.calls * plan.gain_us)
+                calls = plan.counted()
+                counts[(plan.on_kernel, plan.name)] += calls
+                gained[plan.name] += round(calls * plan.gain_us)
         if "regardless" in vars(self):
             for place, of_place in self.regardless.stats().items():  # they have no gain
                 counts.update({(place == "kernel", name): calls for name, calls in of_place.items()})
@@ -462,9 +492,18 @@ def load_pack(directory: str | Path) -> Pack:
 def emulated(device: Device, packs: Sequence[Pack], prefer: Prefer = "measured") -> Iterator[Dispatcher]:
     """For tests: within it, CPU tensors in the device's memory are computed with by kernels of the packs, as on a
     GPU."""
-    before, Current.dispatcher = Current.dispatcher, Dispatcher(packs, device, prefer)
+    with replaced(Dispatcher(packs, device, prefer)) as dispatcher:
+        yield dispatcher
+
+
+@contextmanager
+def replaced(dispatcher: Dispatcher) -> Iterator[Dispatcher]:
+    """Within it, calls are a dispatcher's, which is closed at its end."""
+    before, Current.dispatcher = Current.dispatcher, dispatcher
+    if before is not None:
+        before.withdraw()
     try:
-        yield Current.dispatcher
+        yield dispatcher
     finally:
-        Current.dispatcher.close()
+        dispatcher.close()
         Current.dispatcher = before

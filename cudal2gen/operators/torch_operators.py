@@ -7,11 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from cudal2gen.element import ELEMENTS, F32
 from cudal2gen.kernel import Acc
 from cudal2gen.launcher import LaunchError
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.batches import result_shape
 from cudal2gen.operators.dispatch import Plan, current
+from cudal2gen.operators.native import NATIVE
 from cudal2gen.operators.products import check_linear, check_matmul, check_out, request_linear, request_matmul, span
 from cudal2gen.operators.races import Tensors
 from cudal2gen.operators.registration import Operator, no_script, register
@@ -82,9 +84,14 @@ def all_undispatched(tensors: Sequence[torch.Tensor | None]) -> bool:
 def _matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:  # fmt: skip
+    kind = 0 if out_dtype is None and acc == "f32" else _KINDS.get((acc, out_dtype), -1)
+    d: torch.Tensor | None = NATIVE.planned(a, b, kind)
+    if d is not None:
+        return d
     plan = plan_matmul(a, b, acc, out_dtype)
+    if plan.native is not None and not plan.native.kept:
+        current().keep(plan, a, b, kind)
     plan.calls += 1
-    d: torch.Tensor
     try:
         d = plan.run(a, b, None)
     except LaunchError as error:
@@ -153,9 +160,13 @@ def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 def run_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """What the operator ``linear`` does with CPU and CUDA tensors."""
+    d: torch.Tensor | None = NATIVE.planned(x, weight, _LINEAR) if bias is None else None
+    if d is not None:
+        return d
     plan = plan_linear(x, weight, bias)
+    if bias is None and plan.native is not None and not plan.native.kept:
+        current().keep(plan, x, weight, _LINEAR)
     plan.calls += 1
-    d: torch.Tensor
     try:
         d = plan.run(x, weight, bias)
     except LaunchError as error:
@@ -311,6 +322,14 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
     return torch, {torch.Tensor, torch.nn.Parameter}, watchers
 
 
+def _kinds() -> dict[tuple[str, Any], int]:
+    """Numbers for what a plan of ``matmul`` depends on beside the tensors; 0 for the defaults."""
+    types = (None, *(element.torch_dtype for element in ELEMENTS.values()), F32.torch_dtype)
+    return {pair: number for number, pair in enumerate((acc, dtype) for acc in ("f32", "f16") for dtype in types)}
+
+
 OPS = register(*OPERATORS)
+_KINDS = _kinds()
+_LINEAR = len(_KINDS)
 TORCH, _PLAIN, _WATCHERS = _watchers()
 _is_compiling, _is_grad_enabled = TORCH.compiler.is_compiling, TORCH.is_grad_enabled  # shorter to look up

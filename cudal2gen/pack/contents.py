@@ -14,8 +14,10 @@ from cudal2gen import places
 from cudal2gen.chips import GPUS, VARIANTS
 from cudal2gen.choice import Kernel, Row, Table
 from cudal2gen.kernel import Problem
+from cudal2gen.launcher import TORCH_LIBRARY
 from cudal2gen.pack.abi import ABI, FORMAT, fields
 from cudal2gen.pack.facts import HEADER, LIBRARY, LICENCES, PackError, as_json, sha256
+from cudal2gen.toolchain import ToolchainError
 from cudal2gen.version import __version__
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def contents(
         )
     names = (*CUBIN_FILES, "kernel.ptx") if with_ptx else CUBIN_FILES
     files = {"table.json": as_json(table.dump()), LIBRARY: library.read_bytes()}
+    files |= _torch_launcher()
     files[HEADER] = (places.PACKAGE / HEADER).read_bytes()
     files |= {name: text.encode() for name, text in _licences().items()}
     for digest in sorted({kernel.digest for kernel in table.kernels}):
@@ -67,6 +70,15 @@ def contents(
         "files": {name: sha256(content) for name, content in sorted(files.items())},
     }
     return files | {"pack.json": as_json(facts | {"sha256": sha256(as_json(facts))})}
+
+
+def _torch_launcher() -> dict[str, bytes]:
+    """The launcher of torch, which a pack may lack: where there is no g++, calls stay Python's."""
+    from cudal2gen import compiler  # which a machine that only opens packs has no use for
+
+    with contextlib.suppress(ToolchainError):
+        return {TORCH_LIBRARY: compiler.torch_launcher().read_bytes()}
+    return {}
 
 
 def _licences() -> dict[str, str]:

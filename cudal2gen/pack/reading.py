@@ -16,6 +16,7 @@ from typing import Any
 from cudal2gen.choice import Table
 from cudal2gen.errors import WrongInput, parse_json, reading
 from cudal2gen.kernel import spelled
+from cudal2gen.launcher import TORCH_LIBRARY
 from cudal2gen.pack.abi import FORMAT, obstacle
 from cudal2gen.pack.facts import ENTRY_POINTS, LIBRARY, PackError, as_json, sha256
 from cudal2gen.version import __version__
@@ -38,6 +39,11 @@ class Pack:
     @property
     def library(self) -> Path:
         return self.directory / LIBRARY
+
+    @property
+    def torch_library(self) -> Path | None:
+        """The launcher of torch; None in a pack that was made before there was one, or without g++."""
+        return self.directory / TORCH_LIBRARY if TORCH_LIBRARY in self.facts["files"] else None
 
     @cached_property
     def table(self) -> Table:

@@ -1,0 +1,341 @@
+"""Calls that C++ makes without Python: what it is told, what it counts, when it stops, and what Python keeps."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudal2gen
+from cudal2gen import launcher, pack
+from cudal2gen.launcher import LaunchError, OpenKernel
+from tests import idle_device
+from tests.packages import require
+
+torch = require("torch")
+
+from cudal2gen.operators import dispatch, emulated, native  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 6)
+NUMPY = {torch.float16: np.float16, torch.float32: np.float32}
+
+
+class Reference:
+    """A launcher for C++ that computes: ``cudal2gen_launch_sized`` by NumPy. ``code``: what it answers."""
+
+    def __init__(self) -> None:
+        self.function = CALLBACK(self.launch)
+        self.layout, self.d_type, self.code = "nn", np.float16, 0
+        self.streams: list[int] = []
+        self.workspaces: list[int | None] = []
+
+    def launch(self, sized: int, a: int, b: int, d: int, workspace: int | None, stream: int) -> int:
+        self.streams.append(stream)
+        self.workspaces.append(workspace)
+        if self.code:
+            return self.code
+        sizes = launcher._Sized.from_address(sized)
+        m, n, k, batches = sizes.m, sizes.n, sizes.k, sizes.batches
+        for number in range(batches.count):
+            left = matrix(a, np.float16, (m, k), sizes.lda, number * batches.a)
+            stored = (n, k) if self.layout == "tn" else (k, n)
+            right = matrix(b, np.float16, stored, sizes.ldb, number * batches.b)
+            right = right.T if self.layout == "tn" else right
+            product = left.astype(np.float64) @ right.astype(np.float64)
+            matrix(d, self.d_type, (m, n), sizes.ldd, number * batches.d)[:] = product
+        return 0
+
+
+def matrix(address: int, dtype: Any, shape: tuple[int, int], ld: int, start: int) -> Any:
+    """Memory at an address as rows that are ``ld`` elements apart."""
+    rows, cols = shape
+    count = (rows - 1) * ld + cols
+    content = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(
+        address + start * np.dtype(dtype).itemsize
+    )
+    flat = np.frombuffer(content, dtype)
+    return np.lib.stride_tricks.as_strided(flat, shape, (ld * flat.itemsize, flat.itemsize))
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Reference:
+    """Computes for C++ what it launches; launches of Python compute nothing."""
+    own, real = Reference(), OpenKernel.sized_call
+
+    def sized_call(kernel: OpenKernel, *sizes: Any) -> tuple[int, bytes]:
+        address = ctypes.cast(own.function, ctypes.c_void_p).value
+        assert address is not None
+        return address, real(kernel, *sizes)[1]
+
+    monkeypatch.setattr(OpenKernel, "sized_call", sized_call)
+    return own
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    return idle_device.open_pack(tmp_path_factory.mktemp("packs"))
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> idle_device.IdleDevice:
+    return idle_device.IdleDevice(tmp_path_factory.mktemp("runtime"))
+
+
+@pytest.fixture
+def dispatcher(device: idle_device.IdleDevice, opened: pack.Pack, reference: Reference) -> Iterator[Any]:
+    with emulated(device, [opened], prefer="kernel") as own:
+        yield own
+
+
+def drawn(*shape: int, seed: int = 0) -> Any:
+    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).half()
+
+
+def product(a: Any, b: Any) -> Any:
+    return (a.double() @ b.double()).half()
+
+
+def kernel_calls(dispatcher: dispatch.Dispatcher) -> int:
+    return sum(dispatcher.stats()["kernel"].values())
+
+
+# --- numbers ---
+
+
+def test_the_second_call_is_cs(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    cudal2gen.matmul(a, b)
+    assert reference.streams == [], "the first is Python's"
+    for _ in range(3):
+        d = cudal2gen.matmul(a, b)
+        assert torch.equal(d, product(a, b))
+        assert (d.shape, d.dtype, d.is_contiguous(), d.requires_grad) == ((48, 40), torch.float16, True, False)
+    assert reference.streams == [idle_device.STREAM] * 3
+    assert dispatcher.stats()["torch"] == {}
+    assert kernel_calls(dispatcher) == 4
+    assert "made by" in native.NATIVE.state
+
+
+@pytest.mark.parametrize("layout", ["nn", "tn"])
+def test_leading_dimensions_batches_and_rows(
+    layout: str, dispatcher: dispatch.Dispatcher, reference: Reference
+) -> None:
+    reference.layout = layout
+    a, b = drawn(48, 96)[:, :64], drawn(64, 72, seed=1)[:, :40]
+    b = drawn(40, 96, seed=1)[:, :64].t() if layout == "tn" else b
+    for left in (a, drawn(2, 3, 8, 64), drawn(64)):
+        cudal2gen.matmul(left, b)
+        assert torch.equal(cudal2gen.matmul(left, b), product(left, b))
+    assert len(reference.streams) == 3
+
+
+def test_linear(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    reference.layout = "tn"
+    x, weight = drawn(2, 5, 64), drawn(40, 64, seed=1)
+    for _ in range(2):
+        d = cudal2gen.linear(x, weight)
+    assert torch.equal(d, product(x, weight.t()))
+    assert d.shape == (2, 5, 40)
+    assert len(reference.streams) == 1
+
+
+# --- what is a kind of call ---
+
+
+def test_calls_that_differ_have_plans_of_their_own(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    """Shapes, strides, alignment, types, and what is asked for beside the tensors."""
+    whole, b = drawn(97, 128), drawn(64, 40, seed=1)
+    start = whole.view(-1)
+    kinds = [
+        whole[:48, :64],
+        whole[:47, :64],
+        whole[:1, :64],
+        whole[0, :64],
+        start[: 48 * 64].view(48, 64),
+        start[: 48 * 72].view(48, 72)[:, :64],
+    ]
+    for a in kinds:
+        for _ in range(2):
+            d = cudal2gen.matmul(a, b)
+        assert torch.equal(d, product(a, b)), (a.shape, a.stride())
+    assert len(reference.streams) == len(kinds)
+    behind = start[8 : 8 + 48 * 64].view(48, 64)  # 16 bytes further on: no other kind
+    assert torch.equal(cudal2gen.matmul(behind, b), product(behind, b))
+    assert len(reference.streams) == len(kinds) + 1
+    off = start[4 : 4 + 48 * 64].view(48, 64)  # 8 bytes behind a vector: the plan copies, which Python does
+    for _ in range(2):
+        cudal2gen.matmul(off, b)
+    assert len(reference.streams) == len(kinds) + 1
+    assert len(dispatcher.plans) == len(kinds) + 1
+
+
+def test_types_are_kinds(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    for _ in range(2):
+        cudal2gen.matmul(a, b)
+    assert cudal2gen.matmul(a.bfloat16(), b.bfloat16()).dtype == torch.bfloat16
+    assert cudal2gen.matmul(a, b, out_dtype=torch.float32).dtype == torch.float32
+    assert cudal2gen.matmul(a.float(), b.float()).dtype == torch.float32
+    with pytest.raises(TypeError, match="expected"):
+        cudal2gen.matmul(a, b.float())
+    with pytest.raises(ValueError, match="acc='f64'"):
+        cudal2gen.matmul(a, b, acc="f64")  # type: ignore[arg-type]
+    assert len(reference.streams) == 1
+
+
+# --- counts, and when C++ stops ---
+
+
+def test_whatever_changes_a_plan_ends_it_in_c(
+    dispatcher: dispatch.Dispatcher, reference: Reference, opened: pack.Pack
+) -> None:
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+
+    def calls() -> int:
+        before = len(reference.streams)
+        cudal2gen.matmul(a, b)
+        return len(reference.streams) - before
+
+    assert [calls() for _ in range(3)] == [0, 1, 1]
+    with cudal2gen.prefer("vendor"):
+        assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+        assert calls() == 0
+    assert [calls(), calls()] == [0, 1], "the plan is made anew"
+    with cudal2gen.autotune("off"):
+        assert [calls(), calls()] == [0, 1]
+    dispatcher.add(opened)
+    assert [calls(), calls()] == [0, 1]
+    assert list(dispatcher.stats()["torch"].values()) == [2]
+    assert kernel_calls(dispatcher) == 9
+    assert cudal2gen.explain(cudal2gen.matmul, a, b).startswith("hgemm"), "explaining counts nothing"
+    assert kernel_calls(dispatcher) == 9
+
+
+def test_another_dispatcher_has_plans_of_its_own(
+    dispatcher: dispatch.Dispatcher, reference: Reference, device: idle_device.IdleDevice
+) -> None:
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    for _ in range(3):
+        cudal2gen.matmul(a, b)
+    with emulated(device, []) as other:
+        with pytest.warns(UserWarning, match="no pack is installed"):
+            d = cudal2gen.matmul(a, b)
+        assert torch.equal(d, product(a, b))
+        assert (other.stats()["kernel"], kernel_calls(dispatcher)) == ({}, 3)
+    for _ in range(2):
+        cudal2gen.matmul(a, b)
+    assert (kernel_calls(dispatcher), len(reference.streams)) == (5, 3)
+
+
+def test_what_the_launcher_refuses_is_torchs(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    """C++ answers nothing, Python's launch says why."""
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    for _ in range(2):
+        cudal2gen.matmul(a, b)
+    reference.code = 1
+    (plan,) = dispatcher.plans.values()
+    run = plan.run
+
+    def refused(*_: Any) -> Any:
+        raise LaunchError(1, "no")
+
+    cudal2gen.matmul(a, b)
+    assert (kernel_calls(dispatcher), len(reference.streams)) == (3, 2), "Python's launch was accepted"
+    plan.run = refused
+    for _ in range(2):
+        assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+    assert dispatcher.stats() == {"kernel": {plan.name: 3}, "torch": {"the launcher refuses": 2}}
+    assert len(reference.streams) == 3, "C++ is not asked again"
+    assert run is not refused
+
+
+def test_threads_are_counted_exactly(device: idle_device.IdleDevice, opened: pack.Pack) -> None:
+    pairs = [(drawn(rows, 64), drawn(64, 40, seed=1)) for rows in (8, 16)]
+    with emulated(device, [opened], prefer="kernel") as dispatcher:
+
+        def work() -> None:
+            for _ in range(500):
+                for a, b in pairs:
+                    cudal2gen.matmul(a, b)
+
+        work()
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        counts = [1000]
+        while any(thread.is_alive() for thread in threads):
+            counts.append(kernel_calls(dispatcher))
+        for thread in threads:
+            thread.join()
+        assert counts == sorted(counts)
+        assert kernel_calls(dispatcher) == 5000
+
+
+# --- what stays Python's ---
+
+
+def test_gradients_modes_and_transforms(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    for _ in range(2):
+        cudal2gen.matmul(a, b)
+    before = len(reference.streams)
+    with torch.inference_mode():
+        assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+    assert len(reference.streams) == before + 1
+    left = a.clone().requires_grad_()
+    for _ in range(2):
+        d = cudal2gen.matmul(left, b)
+    assert torch.equal(d, product(a, b))
+    d.backward(torch.ones_like(d))
+    assert left.grad is not None
+    with torch.no_grad():
+        assert not cudal2gen.matmul(left, b).requires_grad
+    operators: list[str] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            operators.append(str(function))
+            return function(*arguments, **(options or {}))
+
+    with Watch():
+        cudal2gen.matmul(a, b)
+    assert operators == ["cudal2gen.matmul.default"], "and no operator of C++"
+    mapped = torch.vmap(cudal2gen.matmul, in_dims=(0, None))(torch.stack([a, a]), b)
+    assert mapped.shape == (2, 48, 40)
+    assert torch.compile(cudal2gen.matmul, backend="eager", fullgraph=True)(a, b).shape == (48, 40)
+
+
+def test_tensors_that_c_does_not_know(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    """They fail, or are torch's, as they are without C++."""
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    for _ in range(2):
+        cudal2gen.matmul(a, b)
+    strange = [
+        a.to_sparse(),
+        a.to("meta"),
+        torch.nested.nested_tensor([a, a]),
+        torch.quantize_per_tensor(a.float(), 0.1, 0, torch.qint8),
+        a.float().to_mkldnn(),
+        a.view(48, *[1] * 8, 64),
+    ]
+    with_library = [outcome(tensor, b) for tensor in strange]
+    planned, native.NATIVE.planned = native.NATIVE.planned, native._unplanned
+    try:
+        assert with_library == [outcome(tensor, b) for tensor in strange]
+    finally:
+        native.NATIVE.planned = planned
+    assert len(reference.streams) == 1
+
+
+def outcome(a: Any, b: Any) -> str:
+    try:
+        d = cudal2gen.matmul(a, b)
+        return f"{d.shape} {d.dtype} {d.device}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
