@@ -141,7 +141,7 @@ def test_a_campaign_over_recordings_counts_what_it_misses(tmp_path: Path) -> Non
     sample = recordings()
     replay = Replay([trial for item in list(sample.items())[:3] for trial in recorded.as_trials(*item)])
     standing = campaign.run(
-        replay.problems, lambda _: None, Random(0), executor.InProcess(replay), tmp_path / "t.jsonl",
+        replay.problems, lambda _: None, lambda _: Random(0), executor.InProcess(replay), tmp_path / "t.jsonl",
         race.Settings(64, prune=None), "r", find_candidates=replay.candidates,
     )  # fmt: skip
     assert campaign.replayed(standing, replay.least_us).endswith(

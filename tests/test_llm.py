@@ -833,7 +833,7 @@ def test_campaigns_may_have_it(tmp_path: Path) -> None:
         environment = Model(lambda _: incumbent(), seed=5)
         mixture = Mixture([llm_proposer(server), Random(1)])
         standing = campaign.run(
-            [PROBLEM], lambda _: incumbent(), mixture, executor.InProcess(environment),
+            [PROBLEM], lambda _: incumbent(), lambda _: mixture, executor.InProcess(environment),
             tmp_path / "trials.jsonl", race.Settings(evaluations=6, batch=3, prune=None), "run",
         )  # fmt: skip
     assert {trial.proposer for trial in standing.races[0].short_trials} == {"llm", "random"}

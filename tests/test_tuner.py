@@ -28,7 +28,7 @@ from cudal2gen.tuner import benchmark, campaign, curve, executor, race, reward, 
 from cudal2gen.tuner.environment import Model, Replay, Unrecorded, agreement, trial_of
 from cudal2gen.tuner.proposal import Proposal, Question, proposal
 from cudal2gen.tuner.proposers import Evolution, Mixture, Nearest, Random
-from cudal2gen.tuner.roster import make_proposer
+from cudal2gen.tuner.roster import Roster
 from tests.hanging import Hanging
 from tests.packages import require
 
@@ -290,7 +290,7 @@ def test_evolution_stays_near_the_best() -> None:
 
 def test_tpe_learns_what_is_fast() -> None:
     require("optuna")
-    environment, proposer = Model(seed=1), make_proposer(["tpe"], lambda: None, [], 0)  # type: ignore[arg-type, return-value]
+    environment, proposer = Model(seed=1), Roster(["tpe"], lambda: None, []).proposer(SMALL)  # type: ignore[arg-type, return-value]
     noisy, true = benchmark.search(environment, proposer, space.candidates(SMALL), 48, 8)
     assert len(noisy) == len(true) == 48
     assert np.median(true[32:]) < np.median(true[:8])
@@ -300,7 +300,7 @@ def test_heuristics_become_legal_candidates_with_their_tiles() -> None:
     require("nvMatmulHeuristics")
     large = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
     request = question(large)
-    proposer = make_proposer(["heuristics"], lambda: None, [], 0)  # type: ignore[arg-type, return-value]
+    proposer = Roster(["heuristics"], lambda: None, []).proposer(SMALL)  # type: ignore[arg-type, return-value]
     tiles = {(item.record.bm, item.record.bn) for item in proposer.propose(request, 16) if item.record}
     assert tiles & {(128, 256), (256, 128)}
     assert proposer.propose(request, 16) == [], "what it knows is said once"
@@ -316,7 +316,7 @@ def test_a_mixture_shares_and_fills_up() -> None:
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="oracle: must be of cost-model, policy, prior, llm, nearest"):
-        make_proposer(["random", "oracle"], lambda: None, [])  # type: ignore[arg-type, return-value]
+        Roster(["random", "oracle"], lambda: None, [])  # type: ignore[arg-type, return-value]
 
 
 # Races
@@ -457,7 +457,7 @@ def test_a_campaign_takes_up_what_was_stored(tmp_path: Path) -> None:
         return campaign.run(
             problems,
             lambda _: None,
-            Random(7),
+            lambda _: Random(7),
             executor.InProcess(Model()),
             store,
             race.Settings(evaluations, prune=None),
@@ -486,7 +486,7 @@ class Slow(Model):
         return super().evaluate(*question)
 
 settings = race.Settings(64, 4, prune=None)
-campaign.run([SMALL], lambda _: None, Random(7), executor.InProcess(Slow()), Path(sys.argv[1]), settings, "r")
+campaign.run([SMALL], lambda _: None, lambda _: Random(7), executor.InProcess(Slow()), Path(sys.argv[1]), settings, "r")
 """
 
 
@@ -507,7 +507,7 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
         standing = campaign.run(
             [SMALL],
             lambda _: None,
-            Random(7),
+            lambda _: Random(7),
             executor.InProcess(Model()),
             store,
             race.Settings(64, 4, prune=None),
@@ -654,8 +654,8 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
 ORDER = [
     "space", "environment", "on_gpu", "reward", "features", "network", "policy", "checkpoint", "proposal",
     "heuristics", "proposers", "facts", "regression", "cost_model", "climbing", "recorded", "training", "roster",
-    "executor", "ray_executor", "race", "memory", "curriculum", "chat", "answers", "prompt", "llm", "campaign",
-    "progress", "curve", "benchmark", "ranking",
+    "executor", "ray_executor", "race", "memory", "curriculum", "chat", "answers", "prompt", "llm", "flight",
+    "campaign", "progress", "curve", "benchmark", "ranking",
 ]  # fmt: skip
 
 

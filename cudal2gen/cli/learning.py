@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from cudal2gen import catalog, places
 from cudal2gen.cli.messages import refuse
@@ -16,6 +19,8 @@ from cudal2gen.kernel import Acc, Record
 if TYPE_CHECKING:
     from cudal2gen.results import Trial
     from cudal2gen.tuner.cost_model import CostModel, TimedRecords
+
+TRAINED_EACH = 8  # problems to train on for each one that is held out, as without --sample
 
 
 def costs_path(trials: Trials, gpu: str, acc: Acc, chosen: Path | None) -> Path:
@@ -95,38 +100,65 @@ def _train_policy(
     print(f"policy of {len(problems)} problems: {checkpoint}")
 
 
+@dataclass(frozen=True)
+class Repetitions:
+    """How often ``--benchmark`` repeats what is random."""
+
+    seeds: Annotated[int, typer.Option(min=1, help="Searches of each proposer and problem, for --benchmark.")] = 3
+    environments: Annotated[
+        int, typer.Option("--environment-seeds", min=1, help="Seeds of hidden terms and training, for --benchmark.")
+    ] = 3
+
+
 def compare(
-    selection: Selection, acc: Acc, trials: Trials, seeds: int, seed: int, markdown: Path | None, plot: Path | None
+    selection: Selection,
+    acc: Acc,
+    trials: Trials,
+    repetitions: Repetitions,
+    seed: int,
+    markdown: Path | None,
+    plot: Path | None,
 ) -> None:
-    """Prints and writes the tables: recordings first, then the model environment."""
+    """Prints and writes the tables: recordings first, then the model environment.
+
+    ``--sample``: the number of held-out problems that are searched, and an eighth of those that are trained on.
+    """
     if trials.chosen == "gpu":
         refuse("--environment gpu: --benchmark compares on --recordings and in the model environment")
     if trials.chosen == "replay" and not trials.recordings:
         refuse("--environment replay: --benchmark needs --recordings, files that others measured")
     tables = []
     if trials.recordings and trials.chosen != "model":
-        tables.append(_on_recordings(trials.recordings, seed))
+        tables.append(_on_recordings(trials.recordings, selection.sample, seed))
     if trials.chosen != "replay":
-        tables.append(_in_the_model(selection.gpu, acc, seeds, seed, plot))
+        tables.append(_in_the_model(selection.gpu, acc, selection.sample, repetitions, seed, plot))
     text = "\n".join(tables)
     if markdown is not None:
         write(markdown, text)
     print(text, end="")
 
 
-def _on_recordings(paths: tuple[Path, ...], seed: int) -> str:
+def _on_recordings(paths: tuple[Path, ...], sample: int | None, seed: int) -> str:
     from cudal2gen.recordings import autoheuristic
     from cudal2gen.tuner import ranking
 
     settings = ranking.Settings(seed=seed)
+    if sample is not None:
+        settings = replace(settings, searched=sample)
     ranked, searched = ranking.compare(autoheuristic.problems(paths), settings, _progress)
     return ranking.markdown(ranked, searched, settings)
 
 
-def _in_the_model(gpu: str, acc: Acc, seeds: int, seed: int, plot: Path | None) -> str:
+def _in_the_model(
+    gpu: str, acc: Acc, sample: int | None, repetitions: Repetitions, seed: int, plot: Path | None
+) -> str:
     from cudal2gen.tuner import benchmark, curve
 
-    settings = benchmark.Settings(gpu=gpu, acc=acc, seeds=seeds, seed=seed)
+    settings = benchmark.Settings(
+        gpu=gpu, acc=acc, environments=repetitions.environments, seeds=repetitions.seeds, seed=seed
+    )
+    if sample is not None:
+        settings = replace(settings, held_out=sample, trained=TRAINED_EACH * sample)
     on_one_core()
     comparison = benchmark.compare(catalog.published(catalog.load(), acc), settings, _progress)
     if plot is not None:

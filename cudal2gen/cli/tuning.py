@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from cudal2gen.tuner.llm import Llm
     from cudal2gen.tuner.memory import Memory
     from cudal2gen.tuner.policy import Policy
-    from cudal2gen.tuner.proposal import Proposer
     from cudal2gen.tuner.race import Race
+    from cudal2gen.tuner.roster import Roster
     from cudal2gen.tuner.space import Candidates
 
 PROPOSERS = Names(("cost-model",))
@@ -92,8 +92,8 @@ class Participants:
         self._policy: Policy | None = None
         self._llm: Llm | None = None
 
-    def proposer(self, records: Sequence[Record], rewarded: Reward, lessons: Memory) -> Proposer:
-        """All of ``--proposers``, mixed; ends the command where one of them lacks a part."""
+    def roster(self, records: Sequence[Record], rewarded: Reward, lessons: Memory) -> Roster:
+        """All of ``--proposers``; ends the command where one of them lacks a part."""
         from cudal2gen.tuner import roster
 
         def policy() -> Policy:
@@ -109,7 +109,7 @@ class Participants:
             return self._llm
 
         names = self._search.proposers
-        return roster.make_proposer(names, policy, pool, self._search.seed, rewarded.settings, llm, self._costs)
+        return roster.Roster(names, policy, pool, self._search.seed, rewarded.settings, llm, self._costs)
 
     def _costs(self) -> CostModel:
         path = learning.costs_path(self._trials, self._gpu, self._acc, self._search.costs)
@@ -136,6 +136,7 @@ def tune(
     rewarded: Reward,
     language_model: LanguageModel,
     output: Output,
+    repetitions: learning.Repetitions,
     benchmark: Annotated[
         bool,
         typer.Option(
@@ -147,7 +148,6 @@ def tune(
         bool,
         typer.Option("--train", help="Train cost model and policy on stored trials and --recordings; search nothing."),
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each proposer, for --benchmark.")] = 3,
 ) -> None:
     """Search for better records: propose, check, time, learn. What is beyond doubt faster goes to the catalog.
 
@@ -158,7 +158,7 @@ def tune(
 
     (acc,) = selection.accs
     if benchmark:
-        learning.compare(selection, acc, trials, seeds, search.seed, output.markdown, output.plot)
+        learning.compare(selection, acc, trials, repetitions, search.seed, output.markdown, output.plot)
         return
     participants = Participants(search, language_model, trials, selection.gpu, acc)
     if train:
@@ -170,9 +170,9 @@ def tune(
     problems = replay.problems if replay and everything else selection.problems(search.seed)
     executor = InProcess(replay) if replay else trials.executor(records, search.seed)
     lessons = memory.load(memory.lessons_path(trials.store))
-    proposer = participants.proposer(records, rewarded, lessons)
+    roster = participants.roster(records, rewarded, lessons)
     find = replay.candidates if replay else space.candidates
-    standing, seconds = _run(problems, records, proposer, executor, search, trials, participants, lessons, find)
+    standing, seconds = _run(problems, records, roster, executor, search, trials, participants, lessons, find)
     if replay:
         print(campaign.replayed(standing, replay.least_us))
     _print_outcome(standing, seconds, executor, trials, output)
@@ -182,7 +182,7 @@ def tune(
 def _run(
     problems: Sequence[Problem],
     records: Sequence[Record],
-    proposer: Proposer,
+    roster: Roster,
     executor: Executor,
     search: Search,
     trials: Trials,
@@ -200,6 +200,7 @@ def _run(
 
     def after(race: Race) -> None:
         nonlocal ended
+        roster.conclude(race.problem)
         lessons.learn(race)
         ended += 1
         if ended % SAVED_EVERY == 0:
@@ -212,7 +213,7 @@ def _run(
             standing = campaign.run(
                 problems,
                 incumbents,
-                proposer,
+                roster.proposer,
                 executor,
                 trials.store,
                 settings,

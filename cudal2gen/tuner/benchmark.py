@@ -54,7 +54,7 @@ class Settings:
     acc: Acc = "f32"
     held_out: int = 20
     trained: int = 160
-    environments: int = 2
+    environments: int = 3
     seeds: int = 3
     batch: int = 8
     evaluations_each: int = 96

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,25 @@ from cudal2gen.results import Trial
 from cudal2gen.tuner import race as races
 from cudal2gen.tuner import space
 from cudal2gen.tuner.executor import Executor
+from cudal2gen.tuner.flight import Flight, ThreadedHost, fly
 from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.race import Race
 
 
 @dataclass
 class Standing:
-    """The state of a campaign: races that ended, the current race, faults. ``begin``: seconds of time.monotonic()."""
+    """The state of a campaign: races that ended, by the order of their ends until the campaign ends, then by that of
+    their problems; races under way; faults. ``begin``: seconds of time.monotonic()."""
 
     problems: int
     begin: float
     races: list[Race] = field(default_factory=list)
-    current: Race | None = None
+    under_way: list[Race] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
     def started(self) -> list[Race]:
-        return self.races + ([self.current] if self.current and self.current not in self.races else [])
+        return self.races + self.under_way
 
     @property
     def evaluations(self) -> int:
@@ -64,10 +66,65 @@ class Incumbents:
         return self._by_problem[problem]
 
 
+@dataclass
+class _Campaign:
+    """What its races have in common."""
+
+    problems: Iterator[Problem]
+    incumbent: Callable[[Problem], Record | None]
+    proposer: Callable[[Problem], Proposer]
+    executor: Executor
+    store: Path
+    settings: races.Settings
+    run_name: str
+    out_of_time: Callable[[], bool]
+    progress: Callable[[Standing], None]
+    find_candidates: Callable[[Problem], space.Candidates]
+    stored: dict[Problem, list[Trial]]
+    standing: Standing
+
+    def begin(self, rank: int) -> Flight | None:
+        """The next problem's race; None after the last, or when time is out."""
+        for problem in self.problems:
+            if self.out_of_time():
+                return None
+            try:
+                candidates = self.find_candidates(problem)
+            except IllegalRecord as error:
+                self.standing.faults.append(f"{problem.mnk}: {error}")
+                continue
+            record = self.incumbent(problem)
+            if record is not None and candidates.refusal(record):
+                record = None
+            race = Race(candidates, record, list(self.stored.get(problem, ())))
+            self.standing.under_way.append(race)
+            steps = races.steps(
+                race,
+                self.proposer(problem),
+                self.executor,
+                lambda trials: results.append(trials, self.store),
+                self.settings,
+                self.run_name,
+                self.out_of_time,
+                lambda _: self.progress(self.standing),
+            )
+            return Flight(rank, race, steps)
+        return None
+
+    def end(self, flight: Flight) -> None:
+        """Moves a race to those that ended."""
+        race = flight.race
+        # Candidates of a thousand problems would take gigabytes, and the trials hold the result.
+        race.candidates = space.Candidates(race.problem, (), ())
+        self.standing.under_way = [other for other in self.standing.under_way if other is not race]
+        self.standing.races.append(race)
+        self.progress(self.standing)
+
+
 def run(
     problems: Sequence[Problem],
     incumbent: Callable[[Problem], Record | None],
-    proposer: Proposer,
+    proposer: Callable[[Problem], Proposer],
     executor: Executor,
     store: Path,
     settings: races.Settings,
@@ -77,10 +134,13 @@ def run(
     after: Callable[[Race], None] = lambda _: None,
     find_candidates: Callable[[Problem], space.Candidates] = space.candidates,
 ) -> Standing:
-    """Races every problem within the budget, and resumes from the trials of this run in ``store``.
+    """Races every problem within the budget, several at a time, and resumes from the trials of this run in ``store``.
 
-    ``after`` receives each race that ended; ``find_candidates``: a replay's are recorded records alone. A problem
-    without a legal record is a fault of the standing.
+    ``proposer``: one for each race. What a race does follows from its proposer and its trials, so a proposer that draws
+    by problem and seed answers alike whatever else is under way. ``after`` receives each race that ended, in the order
+    of ``problems``, as ``flight`` says: a proposer that learns from it across problems begins race i with what races
+    up to i - ``flight.lag`` taught. ``find_candidates``: a replay's are recorded records alone. A problem without a
+    legal record is a fault of the standing.
     """
     begin = time.monotonic()
     standing = Standing(len(problems), begin)
@@ -92,34 +152,23 @@ def run(
     def out_of_time() -> bool:
         return budget_seconds is not None and time.monotonic() - begin >= budget_seconds
 
-    for problem in problems:
-        if out_of_time():
-            break
-        try:
-            candidates = find_candidates(problem)
-        except IllegalRecord as error:
-            standing.faults.append(f"{problem.mnk}: {error}")
-            continue
-        record = incumbent(problem)
-        if record is not None and candidates.refusal(record):
-            record = None
-        standing.current = Race(candidates, record, list(stored.get(problem, ())))
-        races.run(
-            standing.current,
-            proposer,
-            executor,
-            lambda trials: results.append(trials, store),
-            settings,
-            run_name,
-            out_of_time,
-            lambda _: progress(standing),
-        )
-        # Candidates of a thousand problems would take gigabytes, and the trials hold the result.
-        standing.current.candidates = space.Candidates(problem, (), ())
-        standing.races.append(standing.current)
-        standing.current = None
-        after(standing.races[-1])
-        progress(standing)
+    campaign = _Campaign(
+        iter(problems), incumbent, proposer, executor, store, settings, run_name, out_of_time, progress,
+        find_candidates, stored, standing,
+    )  # fmt: skip
+    in_flight = max(1, min(executor.in_flight(), len(problems)))
+    host = ThreadedHost(executor, in_flight)
+    ranks: list[Race] = []
+
+    def learn(flight: Flight) -> None:
+        ranks.append(flight.race)
+        after(flight.race)
+
+    try:
+        fly(campaign.begin, host, in_flight, campaign.end, learn)
+    finally:
+        host.close()
+    standing.races = ranks
     return standing
 
 

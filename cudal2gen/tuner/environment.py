@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
@@ -158,7 +160,8 @@ class Replay:
 
 
 class Model:
-    """``model.frozen_us`` times hidden terms, with noise. Everything follows from ``seed``; nothing reads a clock.
+    """``model.frozen_us`` times hidden terms, with noise. Everything follows from ``seed``, also the noise of a
+    record's samples at an effort: no matter when, where and beside which other records it is evaluated.
 
     The hidden terms multiply a time by exp(f + g), two smooth random functions of the record's decisions: f is common
     to all problems and varies slowly with their sizes (standard deviation ``shared``), g belongs to one problem
@@ -175,7 +178,6 @@ class Model:
         self.seed, self.shared, self.individual, self.noise = seed, shared, individual, noise
         self.on = f"analytic model with hidden terms, seed {seed}"
         self._incumbent = incumbent
-        self._draws = 0
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
         """A modelled time for each record, with noise; a record of another problem is illegal."""
@@ -183,21 +185,21 @@ class Model:
         times = dict(zip(map(id, applicable), self.true_us(applicable).tolist(), strict=True))
         incumbent = self._incumbent(problem)
         reference = float(self.true_us([incumbent])[0]) if incumbent else None
-        self._draws += 1
-        rng = np.random.default_rng([self.seed, self._draws, problem.m, problem.n, problem.k])
-        reference_timing = self._timing(INCUMBENT, reference, effort, rng) if reference else None
+        reference_timing = self._timing(INCUMBENT, incumbent, reference, effort) if incumbent and reference else None
         trials = []
         for record in records:
             if id(record) not in times:
                 reason = f"m={record.m}, n={record.n}, k={record.k}: is a record for {record.mnk}, not {problem.mnk}"
                 trials.append(trial_of(self, problem, record, effort, "illegal", reason=reason))
                 continue
-            timing = self._timing(KERNEL, times[id(record)], effort, rng)
+            timing = self._timing(KERNEL, record, times[id(record)], effort)
             timings = (timing, reference_timing) if reference_timing else (timing,)
             trials.append(trial_of(self, problem, record, effort, "measured", digest=record.name, timings=timings))
         return trials
 
-    def _timing(self, contender: str, us: float, effort: Effort, rng: np.random.Generator) -> Timing:
+    def _timing(self, contender: str, record: Record, us: float, effort: Effort) -> Timing:
+        text = json.dumps([contender, effort, record.problem.model_dump(), record.decisions()], sort_keys=True)
+        rng = np.random.default_rng([self.seed, zlib.crc32(text.encode())])
         samples = us * np.exp(rng.normal(0, self.noise, SAMPLES[effort]))
         return Timing(contender=contender, calls=1, event_us=tuple(samples.round(4).tolist()), error=0.0)
 

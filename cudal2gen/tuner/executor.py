@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cudal2gen import workers
@@ -50,6 +51,14 @@ class Executor(Place, Protocol):
         """Yields each job when it ends; the caller stores its trials before it asks for the next."""
         ...
 
+    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
+        """Begins a job, or puts it in a queue, where jobs of lesser rank are first. One thread calls this."""
+        ...
+
+    def in_flight(self) -> int:
+        """How many problems to search at a time so that no worker waits for work."""
+        ...
+
     def close(self) -> None:
         """Ends the workers. Their unfinished jobs are lost; a later run repeats them."""
         ...
@@ -67,6 +76,17 @@ class InProcess:
         for job in jobs:
             yield JobResult(job, self.environment.evaluate(job.problem, job.records, job.effort))
 
+    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - nothing is ever queued
+        """Evaluates the job before it returns."""
+        ended: Future[list[Trial]] = Future()
+        (result,) = self.run([job])
+        ended.set_result(result.trials)
+        return ended
+
+    def in_flight(self) -> int:
+        """1: nothing happens beside an evaluation."""
+        return 1
+
     def close(self) -> None:
         """Nothing to end."""
 
@@ -81,12 +101,23 @@ class Worker:
     def __init__(self, make: Callable[[], Environment], seconds: float = 120.0) -> None:
         self._make, self._seconds = make, seconds
         self._worker: workers.Worker | None = None
+        # A process ends with the thread that started it, so this thread lives as long as the executor.
+        self._queue = ThreadPoolExecutor(1, "measurement")
+        self._closed = False
         self._connection()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """In order."""
         for job in jobs:
             yield JobResult(job, self._evaluate(job))
+
+    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - of two problems in flight
+        """One after the other, in the order of submission."""
+        return self._queue.submit(self._evaluate, job)
+
+    def in_flight(self) -> int:
+        """2: while a proposer thinks about one problem, another one is measured."""
+        return 2
 
     def _evaluate(self, job: Job) -> list[Trial]:
         answer = self._ask((job.problem, job.records, job.effort))
@@ -105,19 +136,21 @@ class Worker:
         try:
             worker.pipe.send(question)
             if not worker.pipe.poll(seconds):
-                self.close()
+                self._end()
                 return f"no answer within {seconds:g} s"
             answer = worker.pipe.recv()
         except (EOFError, OSError):
             death = worker.death()
-            self.close()
+            self._end()
             return f"the process that ran it {death}"
         if isinstance(answer, str):
             # After an exception the environment's state is undefined.
-            self.close()
+            self._end()
         return answer
 
     def _connection(self) -> workers.Worker:
+        if self._closed:
+            raise RuntimeError("the executor was closed")
         if self._worker is None:
             worker = self._worker = workers.Worker("spawn", _serve, self._make)
             answer = self._answer(worker, None, START_SECONDS)
@@ -132,7 +165,12 @@ class Worker:
         return self._evaluate(Job(problem, tuple(records), effort))
 
     def close(self) -> None:
-        """Ends the process, at once."""
+        """Ends the process, at once, and drops what is queued."""
+        self._closed = True
+        self._queue.shutdown(wait=False, cancel_futures=True)
+        self._end()
+
+    def _end(self) -> None:
         if self._worker is not None:
             self._worker.end()
             self._worker = None

@@ -36,7 +36,7 @@ def gain(race: Race) -> str:
 
 
 def table(standing: Standing, seconds: float) -> Table:
-    """The terminal's view: the last races that ended, the current race, the sums."""
+    """The terminal's view: the last races that ended, those under way, the sums."""
     from rich.table import Table
 
     view = Table(title=line(standing, seconds), title_justify="left", box=None, pad_edge=False)

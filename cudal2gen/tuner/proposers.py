@@ -237,8 +237,9 @@ class PolicyProposer:
     """Draws from a policy. ``frozen``: from its prior alone, which never changes; else it learns from every trial.
 
     ``adapt``: steps on contrastive pairs after each batch of trials, 0 for none. ``group``: whether its own proposals
-    of a batch also make a group for a policy-gradient step. It trains a copy of the policy per problem, or with
-    ``keep`` the policy itself, across problems. ``shuffled``: permutes the rewards, a control that must not help.
+    of a batch also make a group for a policy-gradient step. It trains a copy of the policy per problem; with ``keep``
+    it serves one race, from a copy made now, and ``conclude`` makes the policy itself learn what the copy learnt.
+    ``shuffled``: permutes the rewards, a control that must not help.
     """
 
     def __init__(
@@ -247,11 +248,13 @@ class PolicyProposer:
     ) -> None:  # fmt: skip
         self.name = name
         self.policy = policy
-        self._seed, self._frozen, self._adapt, self._group, self._keep = seed, frozen, adapt, group, keep
+        self._seed, self._frozen, self._adapt, self._group = seed, frozen, adapt, group
         self._reward = reward
         self._shuffle = random.Random(seed) if shuffled else None
         self._session: tuple[Problem, Policy, View] | None = None
         self._actions: dict[object, Action] = {}
+        self._copy = policy.copy(seed) if keep else None
+        self._lessons: list[tuple[Question, Sequence[Trial], dict[object, Action]]] = []
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Draws without replacement: an answer has no structure twice."""
@@ -269,12 +272,28 @@ class PolicyProposer:
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
         """One group step on its own proposals, then steps on pairs of all legal trials of this problem."""
-        legal_trials = [trial for trial in question.trials if trial.outcome != "illegal"]
-        if self._frozen or len(legal_trials) < 2:
+        if self._frozen:
             return
-        policy, view = self._open_session(question)
+        self._learn(*self._open_session(question), question, trials, self._actions)
+        if self._copy is not None:
+            self._lessons.append((question, trials, self._actions))
+
+    def conclude(self) -> None:
+        """After a race: the policy itself learns from its trials, batch by batch. Without ``keep`` nothing happens."""
+        if self._lessons:
+            view = self.policy.view(self._lessons[0][0].candidates)
+            for question, trials, actions in self._lessons:
+                self._learn(self.policy, view, question, trials, actions)
+        self._lessons = []
+
+    def _learn(
+        self, policy: Policy, view: View, question: Question, trials: Sequence[Trial], actions: dict[object, Action]
+    ) -> None:
+        legal_trials = [trial for trial in question.trials if trial.outcome != "illegal"]
+        if len(legal_trials) < 2:
+            return
         if self._group:
-            self._follow(policy, view, trials)
+            self._follow(policy, view, trials, actions)
         records, scores = (
             [parse(trial.record) for trial in legal_trials],
             [self._score(trial) for trial in legal_trials],
@@ -285,9 +304,9 @@ class PolicyProposer:
         for _ in range(self._adapt):
             policy.contrast([prepared], margin=0.003)
 
-    def _follow(self, policy: Policy, view: View, trials: Sequence[Trial]) -> None:
+    def _follow(self, policy: Policy, view: View, trials: Sequence[Trial], actions: dict[object, Action]) -> None:
         keyed = [(parse(trial.record).kernel_key, trial) for trial in trials if trial.outcome != "illegal"]
-        scored = [(self._actions[key], self._score(trial)) for key, trial in keyed if key in self._actions]
+        scored = [(actions[key], self._score(trial)) for key, trial in keyed if key in actions]
         if len(scored) > 1:
             rewards = [score for _, score in scored]
             if self._shuffle:
@@ -302,7 +321,7 @@ class PolicyProposer:
 
     def _open_session(self, question: Question) -> tuple[Policy, View]:
         if self._session is None or self._session[0] != question.problem:
-            policy = self.policy if self._keep else self.policy.copy(self._seed)
+            policy = self._copy or self.policy.copy(self._seed)
             self._session = (question.problem, policy, policy.view(question.candidates))
         return self._session[1:]
 

@@ -7,14 +7,15 @@ legal records compile, only compiled kernels run, only correct ones are timed, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from cudal2gen import model
 from cudal2gen.kernel import Problem, Record, parse
 from cudal2gen.ratios import Ratio
 from cudal2gen.results import INCUMBENT, Effort, Trial
-from cudal2gen.tuner.environment import refusal_trial
+from cudal2gen.tuner.environment import Place, refusal_trial
 from cudal2gen.tuner.executor import Executor, Job
 from cudal2gen.tuner.proposal import Awaited, Proposal, Proposer, Question, trial_key
 from cudal2gen.tuner.space import Candidates
@@ -104,6 +105,38 @@ class Race:
         return Question(self.candidates, tuple(self.short_trials), self.incumbent, keys)
 
 
+class Thought(NamedTuple):
+    """A proposer's part of a race: it observes new trials, and proposes. Nothing else of the race asks the proposer
+    meanwhile, so any thread may run it. ``proposals`` receives its answer."""
+
+    proposer: Proposer
+    question: Question
+    new: Sequence[Trial]
+    most: int
+    proposals: list[Proposal]
+
+    def run(self) -> None:
+        """Observes the new trials, if any, then proposes at most ``most`` records, none for 0. Where there is nothing
+        legal to evaluate meanwhile, it waits for proposals under way."""
+        if self.new:
+            self.proposer.observe(self.question, self.new)
+        if self.most:
+            self.proposals.extend(self.proposer.propose(self.question, self.most))
+            idle = not any(proposal.record for proposal in self.proposals)
+            if idle and isinstance(self.proposer, Awaited) and self.proposer.wait(self.question.problem):
+                self.proposals.extend(self.proposer.propose(self.question, self.most))
+
+
+class Evaluation(NamedTuple):
+    """An executor's part of a race; ``trials`` receives a trial for each record of the job."""
+
+    job: Job
+    trials: list[Trial]
+
+
+Steps = Iterator[Thought | Evaluation]
+
+
 def run(
     race: Race,
     proposer: Proposer,
@@ -115,18 +148,39 @@ def run(
     progress: Callable[[Race], None] = lambda _: None,
 ) -> Race:
     """Runs a race to its end, starting from the trials that it has."""
+    for step in steps(race, proposer, executor, store, settings, run_name, out_of_time, progress):
+        if isinstance(step, Thought):
+            step.run()
+        else:
+            (result,) = executor.run([step.job])
+            step.trials.extend(result.trials)
+    return race
+
+
+def steps(
+    race: Race,
+    proposer: Proposer,
+    place: Place,
+    store: Store,
+    settings: Settings,
+    run_name: str = "",
+    out_of_time: Callable[[], bool] = lambda: False,
+    progress: Callable[[Race], None] = lambda _: None,
+) -> Steps:
+    """A race's steps, each of which the caller completes before it asks for the next: many races can take turns.
+
+    What a race does depends on its proposer and on the answers alone, not on when they come.
+    """
     bound = _bound(race.candidates, settings.prune)
-    if race.trials:
-        proposer.observe(race.question, race.short_trials)
-    idle = 0
+    new, idle = race.short_trials, 0
     while not race.stop_reason:
         race.stop_reason = _reason_to_stop(race, settings, idle, out_of_time)
         if race.stop_reason:
             break
         places = settings.evaluations - len(race.evaluations)
         question = replace(race.question, last=places <= settings.batch)
-        proposals = _proposals(proposer, question, min(settings.batch, places))
-        legal, illegal = _triage(question, proposals)
+        yield (thought := Thought(proposer, question, new, min(settings.batch, places), []))
+        legal, illegal = _triage(question, thought.proposals)
         affordable = [
             proposal
             for proposal in legal
@@ -134,17 +188,23 @@ def run(
         ]
         race.pruned += len(legal) - len(affordable)
         idle = 0 if affordable else idle + 1
-        trials = _refusals(race, executor, illegal, run_name)
-        trials += _evaluate(race, executor, affordable, "short", run_name) if affordable else []
-        if trials:
+        new = _refusals(race, place, illegal, run_name)
+        if affordable:
+            yield (evaluation := _evaluation(race, affordable, "short"))
+            new += _attributed(affordable, evaluation, run_name)
+        if new:
+            store(new)
+            race.trials += new
+        progress(race)
+    if new:
+        yield Thought(proposer, race.question, new, 0, [])
+    for effort, most in HALVES:
+        if best := _best(race, effort, most):
+            yield (evaluation := _evaluation(race, best, effort))
+            trials = _attributed(best, evaluation, run_name)
             store(trials)
             race.trials += trials
-            proposer.observe(race.question, trials)
         progress(race)
-    for effort, count in HALVES:
-        _retime(race, executor, store, effort, count, run_name)
-        progress(race)
-    return race
 
 
 def _bound(candidates: Candidates, factor: float | None) -> float | None:
@@ -166,15 +226,6 @@ def _reason_to_stop(race: Race, settings: Settings, idle: int, out_of_time: Call
     return ""
 
 
-def _proposals(proposer: Proposer, question: Question, count: int) -> list[Proposal]:
-    """A batch of proposals; where there is nothing legal to evaluate meanwhile, after waiting for one under way."""
-    proposals = proposer.propose(question, count)
-    idle = not any(proposal.record for proposal in proposals)
-    if idle and isinstance(proposer, Awaited) and proposer.wait(question.problem):
-        proposals += proposer.propose(question, count)
-    return proposals
-
-
 def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Proposal], list[Proposal]]:
     """New legal proposals, each record once, and new illegal ones, each set of fields once."""
     keys, legal, illegal = set(question.proposed_keys), [], []
@@ -193,34 +244,30 @@ def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Pro
     return legal, illegal
 
 
-def _refusals(race: Race, executor: Executor, proposals: Sequence[Proposal], run_name: str) -> list[Trial]:
+def _refusals(race: Race, place: Place, proposals: Sequence[Proposal], run_name: str) -> list[Trial]:
     trials = [
-        (proposal, refusal_trial(executor, race.problem, proposal.fields, proposal.violation)) for proposal in proposals
+        (proposal, refusal_trial(place, race.problem, proposal.fields, proposal.violation)) for proposal in proposals
     ]
     return [trial.model_copy(update={"proposer": proposal.proposer, "run": run_name}) for proposal, trial in trials]
 
 
-def _evaluate(
-    race: Race, executor: Executor, proposals: Sequence[Proposal], effort: Effort, run_name: str
-) -> list[Trial]:
-    job = Job(race.problem, tuple(proposal.record for proposal in proposals if proposal.record), effort)
-    (result,) = executor.run([job])
+def _evaluation(race: Race, proposals: Sequence[Proposal], effort: Effort) -> Evaluation:
+    records = tuple(proposal.record for proposal in proposals if proposal.record)
+    return Evaluation(Job(race.problem, records, effort), [])
+
+
+def _attributed(proposals: Sequence[Proposal], evaluation: Evaluation, run_name: str) -> list[Trial]:
     return [
         trial.model_copy(update={"proposer": proposal.proposer, "run": run_name})
-        for proposal, trial in zip(proposals, result.trials, strict=True)
+        for proposal, trial in zip(proposals, evaluation.trials, strict=True)
     ]
 
 
-def _retime(race: Race, executor: Executor, store: Store, effort: Effort, count: int, run_name: str) -> None:
-    """Times the best ``count`` again with more effort, unless trials of this effort exist."""
+def _best(race: Race, effort: Effort, most: int) -> list[Proposal]:
+    """The best of the effort before this one, for timing them again; none where trials of this effort exist."""
     if any(trial.effort == effort for trial in race.trials):
-        return
+        return []
     before: Effort = "short" if effort == "medium" else "medium"
     measured = {trial_key(trial): trial for trial in race.trials if trial.effort == before and trial.measured}
-    best = sorted(measured.values(), key=lambda trial: trial.cost)[:count]
-    if not best:
-        return
-    proposals = [Proposal(trial.proposer, trial.record, parse(trial.record)) for trial in best]
-    trials = _evaluate(race, executor, proposals, effort, run_name)
-    store(trials)
-    race.trials += trials
+    best = sorted(measured.values(), key=lambda trial: trial.cost)[:most]
+    return [Proposal(trial.proposer, trial.record, parse(trial.record)) for trial in best]

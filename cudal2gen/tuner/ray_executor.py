@@ -10,6 +10,8 @@ means validity there too.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import os
 import re
 import secrets
@@ -17,8 +19,9 @@ import shutil
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -34,7 +37,9 @@ from cudal2gen.version import __version__
 
 Parcel = dict[str, dict[str, bytes]]  # a build directory's name, its files' names, their contents
 GPU, CPU = "GPU", "CPU"  # Ray's names of resources; tests simulate GPUs by a resource of another name
-IN_FLIGHT = 64  # jobs that the driver waits for at a time, one sleeping thread each
+AHEAD = 4  # problems in flight per GPU: one is measured, the others compile, propose, or wait for a free GPU
+THREADS = 1024  # of the driver at most: one sleeps for each job, or part of one, until it ends
+TEND_SECONDS = 0.1  # between two looks at the cluster
 PING_SECONDS = 20.0
 
 
@@ -125,6 +130,43 @@ class Measurer:
         return Answer(trials, unsent)
 
 
+class Idle:
+    """Idle workers, and the jobs that wait for one: the next worker goes to the job of the least rank, of equal ones to
+    that which waits longest."""
+
+    def __init__(self) -> None:
+        self._lock, self._order = threading.Lock(), itertools.count()
+        self._workers: deque[Any] = deque()
+        self._waiting: list[tuple[int, int, SimpleQueue[Any]]] = []
+
+    def put(self, worker: Any) -> None:
+        """A worker became idle."""
+        with self._lock:
+            if self._waiting:
+                heapq.heappop(self._waiting)[2].put(worker)
+            else:
+                self._workers.append(worker)
+
+    def get(self, rank: int, seconds: float) -> Any:
+        """A worker, or None where none comes to this job within ``seconds``; eightfold jobs, eightfold seconds."""
+        with self._lock:
+            if self._workers:  # then nothing waits
+                return self._workers.popleft()
+            hand: SimpleQueue[Any] = SimpleQueue()
+            ticket = rank, next(self._order), hand
+            heapq.heappush(self._waiting, ticket)
+            seconds *= 1 + len(self._waiting) // 8  # hundreds of threads that look often are work of their own
+        try:
+            return hand.get(timeout=seconds)
+        except Empty:
+            with self._lock:
+                if ticket in self._waiting:
+                    self._waiting.remove(ticket)
+                    heapq.heapify(self._waiting)
+                    return None
+            return hand.get()  # it came in this moment
+
+
 class RayExecutor:
     """``Executor``. ``make``: makes the environment beside each GPU; ``prepare``: work for CPU workers before a job,
     such as ``compiled``, None for environments that compile nothing.
@@ -165,14 +207,16 @@ class RayExecutor:
         self._prepare = ray.put(prepare) if prepare else None
         self._packer = ray.remote(_pack).options(num_cpus=1, max_retries=3)
         self._lock = threading.Lock()
-        self._idle: SimpleQueue[Any] = SimpleQueue()
+        self._idle, self._tended = Idle(), 0.0
+        self._pool = ThreadPoolExecutor(THREADS, "ray-job")
+        self._jobs = 0  # that have begun and not ended
         self._workers: list[Any] = []
         self._starting: list[tuple[Any, Any]] = []
         self._misfits: list[Any] = []
         self._fault, self._faults, self._closed = "", 0, False
         self.name: Source = "gpu"
         self.on = ""  # the first worker sets both
-        self._idle.put(self._idle_worker())
+        self._idle.put(self._idle_worker(0))
 
     def _connect(self, address: str | None, variables: dict[str, str]) -> None:
         try:
@@ -192,24 +236,47 @@ class RayExecutor:
         """Yields each job once, when it ends; jobs of equal keys are one. Several threads may call this."""
         pending = {job.key: job for job in jobs}
         share = len(self._workers) // max(1, len(pending))
-        parts = {key: _parts(job, share) for key, job in pending.items()}
-        answers: dict[str, dict[int, list[Trial]]] = {key: {} for key in pending}
-        threads = max(1, min(sum(map(len, parts.values())), IN_FLIGHT))
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="ray-job")
+        begun = {key: self._begin(_parts(job, share), 0) for key, job in pending.items()}
+        keys = {future: key for key, (future, _) in begun.items()}
         try:
-            futures = {
-                pool.submit(self._evaluate, part): (key, index)
-                for key, fragments in parts.items()
-                for index, part in enumerate(fragments)
-            }
-            for future in as_completed(futures):
-                key, index = futures[future]
-                answers[key][index] = future.result()
-                if len(answers[key]) == len(parts[key]):
-                    trials = [trial for index in sorted(answers[key]) for trial in answers[key][index]]
-                    yield JobResult(pending[key], trials)
+            for future in as_completed(keys):
+                yield JobResult(pending[keys[future]], future.result())
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for _, parts in begun.values():
+                for part in parts:
+                    part.cancel()
+
+    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
+        """Begins it now; a GPU without work takes a part of a short job."""
+        return self._begin(_parts(job, len(self._workers) // (self._jobs + 1)), rank)[0]
+
+    def in_flight(self) -> int:
+        """``AHEAD`` per GPU that the cluster has now."""
+        return AHEAD * max(1, int(self._ray.cluster_resources().get(self._resource, 0)))
+
+    def _begin(self, jobs: Sequence[Job], rank: int) -> tuple[Future[list[Trial]], list[Future[list[Trial]]]]:
+        """Parts of one job: the future of all their trials, and their own."""
+        whole: Future[list[Trial]] = Future()
+        with self._lock:
+            self._jobs += 1
+        parts = [self._pool.submit(self._evaluate, job, rank) for job in jobs]
+        missing = set(range(len(parts)))
+
+        def join(place: int) -> None:
+            with self._lock:
+                missing.discard(place)
+                if missing or whole.done():
+                    return
+                self._jobs -= 1
+                whole.set_running_or_notify_cancel()
+            try:
+                whole.set_result([trial for part in parts for trial in part.result()])
+            except BaseException as error:  # of a part, which is the whole's: a cancelled one, or no worker
+                whole.set_exception(error)
+
+        for place, part in enumerate(parts):
+            part.add_done_callback(lambda _, place=place: join(place))  # type: ignore[misc]
+        return whole, parts
 
     def workers(self) -> int:
         """The number of workers that can measure now."""
@@ -219,6 +286,7 @@ class RayExecutor:
     def close(self) -> None:
         """Ends the actors, and the connection if this executor opened it."""
         self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             for actor in [*self._workers, *self._misfits, *(actor for actor, _ in self._starting)]:
                 self._ray.kill(actor)
@@ -226,21 +294,22 @@ class RayExecutor:
         if self._own_connection:
             self._ray.shutdown()
 
-    def _evaluate(self, job: Job) -> list[Trial]:
+    def _evaluate(self, job: Job, rank: int) -> list[Trial]:
         """A job's trials, also after the loss of workers. Raises Unreachable."""
         loss = Loss("", "time-out", retry=True)
         for _ in range(self._losses):
-            answer = self._ask(job)
+            answer = self._ask(job, rank)
             if isinstance(answer, list):
                 return answer
             loss = answer
             if not loss.retry:
                 break
         if len(job.records) > 1:
-            return [trial for record in job.records for trial in self._evaluate(job._replace(records=(record,)))]
+            alone = [job._replace(records=(record,)) for record in job.records]
+            return [trial for job in alone for trial in self._evaluate(job, rank)]
         return [trial_of(self, job.problem, job.records[0], job.effort, loss.outcome, reason=loss.reason)]
 
-    def _ask(self, job: Job) -> list[Trial] | Loss:
+    def _ask(self, job: Job, rank: int) -> list[Trial] | Loss:
         """One attempt, on a worker that has just answered a ping."""
         errors = self._ray.exceptions
         try:
@@ -249,7 +318,7 @@ class RayExecutor:
             raise Unreachable(f"kernels cannot be compiled on the cluster: {_first_line(error.cause)}") from None
         except errors.RayError as error:
             return Loss(f"the worker that compiled it was lost: {_first_line(error)}", "compile error", retry=True)
-        actor = self._idle_worker()
+        actor = self._idle_worker(rank)
         pending = actor.evaluate.remote(job.problem, job.records, job.effort, parcel)
         try:
             answer: Answer = self._ray.get(pending, timeout=self._seconds)
@@ -268,18 +337,16 @@ class RayExecutor:
             self._keep(answer.verdicts)
         return answer.trials
 
-    def _idle_worker(self) -> Any:
+    def _idle_worker(self, rank: int) -> Any:
         """An idle worker that answers a ping; starts workers for GPUs without one. Raises Unreachable."""
         begin = time.monotonic()
         while not self._closed:
             self._tend()
-            try:
-                actor = self._idle.get(timeout=0.1)
-            except Empty:
+            if (actor := self._idle.get(rank, TEND_SECONDS)) is None:
                 if self._workers:  # busy ones
                     begin = time.monotonic()
                 elif time.monotonic() - begin > self._patience:
-                    raise Unreachable(self._absence()) from None
+                    raise Unreachable(self._absence())
                 continue
             try:
                 self._ray.get(actor.identity.remote(), timeout=PING_SECONDS)
@@ -297,6 +364,9 @@ class RayExecutor:
     def _tend(self) -> None:
         """Registers workers that have started, and starts one for each GPU without a worker."""
         with self._lock:
+            if time.monotonic() - self._tended < TEND_SECONDS:
+                return
+            self._tended = time.monotonic()
             for actor, identity in list(self._starting):
                 if self._ray.wait([identity], timeout=0)[0]:
                     self._starting.remove((actor, identity))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import Problem, Record
 from cudal2gen.tuner import cost_model, reward
 from cudal2gen.tuner.climbing import CostModelProposer
 from cudal2gen.tuner.cost_model import CostModel
@@ -15,42 +16,61 @@ from cudal2gen.tuner.proposers import Evolution, Heuristics, Mixture, Nearest, P
 NAMES = ("cost-model", "policy", "prior", "llm", "nearest", "heuristics", "tpe", "evolution", "random")
 
 
-def make_proposer(
-    names: Sequence[str],
-    policy: Callable[[], Policy],
-    pool: Iterable[Record],
-    seed: int = 0,
-    reward_settings: reward.Settings | None = None,
-    llm: Callable[[], Proposer] | None = None,
-    costs: Callable[[], CostModel] = cost_model.load,
-) -> Proposer:
-    """The proposer of these names (``NAMES``), a mixture where there are several.
+class Roster:
+    """Makes a proposer for each race, a mixture where there are several names (``NAMES``).
 
-    ``policy``, ``llm`` and ``costs`` make the policy, the language model and the cost model; each is
-    called at most once, and only where a name needs it. ``reward_settings``: the policy's reward, the logarithm of
-    speed if None. Raises ValueError for an unknown name, MissingLibrary.
+    ``policy``, ``llm`` and ``costs`` make the policy, the language model and the cost model; each is called at most
+    once, and only where a name needs it. Draws follow from ``seed`` and the problem. ``reward_settings``: the policy's
+    reward, the logarithm of speed if None. Raises ValueError for an unknown name, MissingLibrary.
     """
-    if strangers := [name for name in names if name not in NAMES]:
-        raise ValueError(f"no proposer {', '.join(strangers)}: must be of {', '.join(NAMES)}")
-    records = list(pool)
-    learned = policy() if {"policy", "prior"} & set(names) else None
-    proposers: list[Proposer] = []
-    for name in dict.fromkeys(names):
-        if name in ("policy", "prior") and learned is not None:
-            prior = name == "prior"
-            proposers.append(
-                PolicyProposer(learned, name, seed, frozen=prior, keep=not prior, group=True, reward=reward_settings)
-            )
-        elif name == "llm":
-            if llm is None:
-                raise ValueError("proposer llm needs a server: --llm-url and --llm-model, or --llm-replay FILE")
-            proposers.append(llm())
-        elif name == "cost-model":
-            proposers.append(CostModelProposer(costs(), records, name))
-        elif name == "nearest":
-            proposers.append(Nearest(records))
-        elif name == "heuristics":
-            proposers.append(Heuristics())
-        else:
-            proposers.append({"tpe": Tpe, "evolution": Evolution, "random": Random}[name](seed))
-    return proposers[0] if len(proposers) == 1 else Mixture(proposers)
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        policy: Callable[[], Policy],
+        pool: Iterable[Record],
+        seed: int = 0,
+        reward_settings: reward.Settings | None = None,
+        llm: Callable[[], Proposer] | None = None,
+        costs: Callable[[], CostModel] = cost_model.load,
+    ) -> None:
+        if strangers := [name for name in names if name not in NAMES]:
+            raise ValueError(f"no proposer {', '.join(strangers)}: must be of {', '.join(NAMES)}")
+        self._names = tuple(dict.fromkeys(names))
+        self._pool, self._seed, self._reward = list(pool), seed, reward_settings
+        self._policy = policy() if {"policy", "prior"} & set(names) else None
+        self._costs = costs() if "cost-model" in names else None
+        if "llm" in names and llm is None:
+            raise ValueError("proposer llm needs a server: --llm-url and --llm-model, or --llm-replay FILE")
+        self._llm = llm() if llm and "llm" in names else None
+        self._learning: dict[Problem, PolicyProposer] = {}
+        for name in self._names:
+            self._make(name, seed)  # raises here where a library is missing
+
+    def proposer(self, problem: Problem) -> Proposer:
+        """A race's own proposer; the language model and its limits are shared."""
+        seed = zlib.crc32(f"{self._seed} {problem.key}".encode())
+        proposers = [self._make(name, seed) for name in self._names]
+        for proposer in proposers:
+            if isinstance(proposer, PolicyProposer):
+                self._learning[problem] = proposer
+        return proposers[0] if len(proposers) == 1 else Mixture(proposers)
+
+    def conclude(self, problem: Problem) -> None:
+        """After a problem's race: the policy learns from it what later races begin with."""
+        if proposer := self._learning.pop(problem, None):
+            proposer.conclude()
+
+    def _make(self, name: str, seed: int) -> Proposer:
+        if name in ("policy", "prior") and self._policy is not None:
+            frozen = name == "prior"
+            return PolicyProposer(self._policy, name, seed, frozen, group=True, keep=True, reward=self._reward)
+        if name == "llm" and self._llm is not None:
+            return self._llm
+        if name == "cost-model" and self._costs is not None:
+            return CostModelProposer(self._costs, self._pool, name)
+        if name == "nearest":
+            return Nearest(self._pool)
+        if name == "heuristics":
+            return Heuristics()
+        return Tpe(seed) if name == "tpe" else Evolution(seed) if name == "evolution" else Random(seed)
