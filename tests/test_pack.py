@@ -23,13 +23,16 @@ import pytest
 import cudal2gen
 from cudal2gen import catalog, compiler, emulator, launcher, pack, toolchain
 from cudal2gen.choice import Row, Table
-from cudal2gen.kernel import Problem
+from cudal2gen.cli.selection import Selection
+from cudal2gen.kernel import Problem, Record
+from cudal2gen.kernel.launch import Operands
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.pack import PackError
 from cudal2gen.pack.abi import ABI, SINCE
 from cudal2gen.pack.facts import as_json
 from cudal2gen.results import Measurements
 from tests import measured, packed
+from tests.packages import require
 from tests.test_choice import EVEN, campaign
 from tests.test_cli import error, run
 
@@ -427,6 +430,55 @@ def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
     assert "which is not faster beyond noise" in lost
     other = error("explain", "--mnk", "64_64_64", "--gpu", "h200", "--pack", str(tmp_path / "pack"))
     assert "is for a100, not h200" in other
+
+
+WHOLE = packed.RECORDS["whole"]
+
+
+@pytest.fixture
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Record]:
+    """A catalog of two records for the A100 and one of another GPU."""
+    records = [packed.RECORDS["predicated"], packed.RECORDS["f16"], WHOLE.at(WHOLE.problem.revised(gpu="rtx3090"))]
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "few.jsonl"))
+    catalog.save(records, tmp_path / "few.jsonl")
+    return records
+
+
+def test_candidates_are_all_records_and_stand_ins_for_what_torch_asks(few: list[Record]) -> None:
+    every = Selection(gpu=GPU, ab="any", d="any", acc="any", layout="any")
+    kinds = [(record.ab, record.d, record.acc, record.layout, record.mnk) for record in every.candidates()]
+    assert sorted(kinds) == sorted(
+        [("f16", "same", "f16", "tn", "64_64_128")]
+        + [(ab, "same", "f32", layout, "64_64_128") for ab in ("f16", "bf16") for layout in ("tn", "nn")]
+    )
+    wide = Selection(gpu=GPU, ab="f16", d="f32", acc="any", layout="tn")
+    assert {(record.d, record.acc) for record in wide.candidates()} == {("f32", "f32")}
+
+
+@pytest.mark.torch
+def test_a_pack_of_candidates_claims_nothing_and_is_raced(few: list[Record], tmp_path: Path) -> None:
+    require("torch")
+    from cudal2gen.operators.races import Autotuner
+    from cudal2gen.operators.tuned import Store
+    from tests.test_races import A100, Clock
+
+    out = tmp_path / "pack"
+    env = {"CUDAL2GEN_CATALOG": str(tmp_path / "few.jsonl"), "CUDAL2GEN_RESULTS": str(tmp_path)}
+    done = run("pack", "--candidates", "--layout", "tn", "--ab", "f16", "--out", str(out), env=env)
+    assert done.returncode == 0, done.stderr
+    assert "2 kernels, 2 binaries" in done.stdout
+    assert "candidates, nothing claimed" in done.stdout
+    opened = pack.open_pack(out)
+    assert opened.facts["problems_measured"] == 0
+    assert opened.table.rows == []
+    problem = Problem(gpu=GPU, acc="f32", layout="tn", m=60, n=56, k=128)
+    operands = Operands.packed("tn", 56, 128)
+    choice = opened.table.choose(problem, operands)
+    assert (choice.kernel, choice.short) == (None, "nothing was measured within a factor of two")
+    tuner = Autotuner(Clock(None, {}, 1.0), Store(A100, tmp_path))
+    candidates = tuner.candidates(opened.table, problem, operands)
+    assert opened.table.kernels[candidates[0][0]].record.name == packed.RECORDS["predicated"].name
+    assert tuner.races(opened.table, problem)
 
 
 # --- from C ---

@@ -12,6 +12,7 @@ from cudal2gen.cli import measuring as measuring
 from cudal2gen.cli import profiling as profiling
 from cudal2gen.cli import tuning as tuning
 from cudal2gen.cli import choosing as choosing
+from cudal2gen.cli import packing as packing
 from cudal2gen.cli import modelling as modelling
 from cudal2gen.cli import checking as checking
 from cudal2gen.cli import grading as grading

@@ -1,73 +1,25 @@
-"""The verbs on which kernel answers a product: explain, pack, tune-model."""
+"""The verbs on which kernel answers a product: explain, tune-model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import ValidationError
 
-from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.groups import Offer, OneOf, verb
+from cudal2gen.cli.groups import Offer, verb
 from cudal2gen.cli.measuring import measurements
 from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import Json, ResultFiles
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, BATCHES, FILTERS, OneProblem, Selection
-from cudal2gen.errors import Failure
+from cudal2gen.cli.selection import OneProblem, Selection
 from cudal2gen.files import write
-from cudal2gen.kernel import Record
-from cudal2gen.kernel import explain as explain_fault
-from cudal2gen.kernel.fusion import NONE, PLAIN, Fusion
-from cudal2gen.kernel.problem import Batch
+from cudal2gen.kernel.fusion import NONE, PLAIN
 
 if TYPE_CHECKING:
     from cudal2gen.choice import Choice, Table
-
-
-@dataclass(frozen=True)
-class Variants:
-    """What else each plain kernel of a pack computes."""
-
-    fusions: Annotated[
-        tuple[str, ...],
-        typer.Option("--fusion", metavar="PARTS", help="Each kernel with this fusion too, such as bias_n. Repeatable."),
-    ] = ()
-    batches: Annotated[
-        tuple[Batch, ...],
-        OneOf(BATCHES[1:]),
-        typer.Option("--batch", help="Each kernel for several products a launch too. Repeatable."),
-    ] = ()
-
-    def __post_init__(self) -> None:
-        for fusion in self.fusions:
-            try:
-                Fusion.model_validate(fusion)
-            except ValidationError as error:
-                refuse(f"--fusion {explain_fault(error)}")
-
-    def beside(self, records: list[Record]) -> list[Record]:
-        """The records, then the plain ones with these fusions and batches; a note counts those that are not legal."""
-        from cudal2gen import choice
-
-        plain = [record for record in records if not record.problem.later]
-        variants, illegal = choice.variants(plain, self.fusions, self.batches)
-        if illegal:
-            note(f"{illegal} of {illegal + len(variants)} fused and batched kernels are not legal, and left out")
-        existing = {(record.problem, record.name) for record in records}
-        return [*records, *(record for record in variants if (record.problem, record.name) not in existing)]
-
-
-PACKED = Offer(
-    only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS),
-    wildcards=FILTERS[1:],
-    defaults=dict.fromkeys(FILTERS[1:], ANY),
-    helps={"everything": "Every record; without an option that chooses sizes, those that measured faster."},
-)
 
 
 @verb(app, "explain")
@@ -157,48 +109,6 @@ def _table(selection: Selection, directory: Path | None, result_files: Sequence[
         records |= {record.problem: record for record in [alone, *with_it] if record.problem not in records}
     table = choice.tabulate(selection.gpu, list(records.values()), measured)
     return table, f"no pack; the catalog, {len(table.rows)} problems measured", match.note
-
-
-@verb(app, "pack")
-def write_pack(
-    selection: Annotated[Selection, PACKED],
-    added: Variants,
-    compilation: Compilation,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or a wheel where it ends in .whl.")],
-    result_files: ResultFiles = (),
-    with_ptx: Annotated[
-        bool, typer.Option("--with-ptx", help="PTX beside the cubins: for the emulator, and for reading.")
-    ] = False,
-) -> None:
-    """Write what a machine without nvcc and CUTLASS needs: cubins, the table of choices, the launcher, a C header."""
-    from cudal2gen import choice, pack
-
-    if out.suffix != ".whl":
-        pack.check_target(out)  # before anything is compiled
-    measured = measurements(result_files)
-    records = selection.records_to_pack(measured.measurements)
-    if not records:
-        refuse(f"no measurements for {selection.gpu}: run 'cudal2gen bench' there, or choose records by --mnk or --all")
-    records = added.beside(records)
-    artifacts = compilation.build(records)
-    for record, artifact in zip(records, artifacts, strict=True):
-        if artifact.ptxas.findings:
-            raise Failure(f"{record.name} {artifact.ptxas.findings[0]}: no kernel for a pack")
-    digests = {record.name: artifact.digest for record, artifact in zip(records, artifacts, strict=True)}
-    table = choice.tabulate(selection.gpu, records, measured, lambda record: digests[record.name])
-    table = table if selection.names_sizes else table.chosen()
-    built = {artifact.digest: artifact for artifact in artifacts}
-    nvcc_version = compilation.toolchain().nvcc_version
-    files = pack.contents(table, built, compilation.launcher(), nvcc_version, with_ptx)
-    target = pack.write_wheel(files, out) if out.suffix == ".whl" else pack.write_folder(files, out)
-    for line in table.notes:
-        note(line)
-    binaries = {kernel.digest for kernel in table.kernels}
-    won = sum(row.wins for row in table.rows)
-    print(
-        f"{target}: {len(table.kernels)} kernels, {len(binaries)} binaries, {sum(map(len, files.values())) >> 10} KiB; "
-        f"{won} of {len(table.rows)} measured problems won"
-    )
 
 
 @verb(app, "tune-model")

@@ -244,6 +244,23 @@ class Selection:
                 chosen += [catalog.nearest(problem, records).record for problem in others]
         return chosen
 
+    def candidates(self) -> list[Record]:
+        """Records to try on a GPU of which nothing was measured: its own, and with sums in fp32, as torch has them,
+        those that stand in for types and layouts without records. D of another type than A only where ``--d`` names it.
+        """
+        if self.names_sizes:
+            self._check_size_options()
+        if self.mnk or self.listed is not None:
+            return self.records()
+        own = {(record.ab, record.d, record.acc, record.layout) for record in catalog.load() if record.gpu == self.gpu}
+        kinds = [
+            kind
+            for kind in self.kinds
+            if (kind["ab"], kind["d"], kind["acc"], kind["layout"]) in own
+            or (kind["acc"] == "f32" and kind["d"] in ("same", self.d))
+        ]
+        return list(chain(*(self._sampled(self._library(kind)) for kind in kinds)))
+
     def problems(self, seed: int = 0) -> list[Problem]:
         """Problems, whether they have records or not; all but those of ``--mnk`` and of a list in stratified order."""
         from cudal2gen.bench import stratified

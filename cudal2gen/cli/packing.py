@@ -1,0 +1,167 @@
+"""The verb pack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from pydantic import ValidationError
+
+from cudal2gen.cli.building import Compilation
+from cudal2gen.cli.groups import Offer, OneOf, verb
+from cudal2gen.cli.measuring import measurements
+from cudal2gen.cli.messages import note, refuse
+from cudal2gen.cli.options import ResultFiles
+from cudal2gen.cli.program import app
+from cudal2gen.cli.selection import ANY, BATCHES, FILTERS, Selection
+from cudal2gen.errors import Failure
+from cudal2gen.kernel import Record
+from cudal2gen.kernel import explain as explain_fault
+from cudal2gen.kernel.fusion import Fusion
+from cudal2gen.kernel.problem import Batch
+
+if TYPE_CHECKING:
+    from cudal2gen.choice import Table
+    from cudal2gen.compiler import Artifact
+    from cudal2gen.results import Measurements
+
+Shape = Literal["folder", "wheel", "hf"]
+SHAPES: tuple[Shape, ...] = ("folder", "wheel", "hf")
+
+
+@dataclass(frozen=True)
+class Variants:
+    """What else each plain kernel of a pack computes."""
+
+    fusions: Annotated[
+        tuple[str, ...],
+        typer.Option("--fusion", metavar="PARTS", help="Each kernel with this fusion too, such as bias_n. Repeatable."),
+    ] = ()
+    batches: Annotated[
+        tuple[Batch, ...],
+        OneOf(BATCHES[1:]),
+        typer.Option("--batch", help="Each kernel for several products a launch too. Repeatable."),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        for fusion in self.fusions:
+            try:
+                Fusion.model_validate(fusion)
+            except ValidationError as error:
+                refuse(f"--fusion {explain_fault(error)}")
+
+    def beside(self, records: list[Record]) -> list[Record]:
+        """The records, then the plain ones with these fusions and batches; a note counts those that are not legal."""
+        from cudal2gen import choice
+
+        plain = [record for record in records if not record.problem.later]
+        variants, illegal = choice.variants(plain, self.fusions, self.batches)
+        if illegal:
+            note(f"{illegal} of {illegal + len(variants)} fused and batched kernels are not legal, and left out")
+        existing = {(record.problem, record.name) for record in records}
+        return [*records, *(record for record in variants if (record.problem, record.name) not in existing)]
+
+
+PACKED = Offer(
+    only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS),
+    wildcards=FILTERS[1:],
+    defaults=dict.fromkeys(FILTERS[1:], ANY),
+    helps={
+        "everything": "Every record; without an option that chooses sizes, those that measured faster, or --candidates."
+    },
+)
+
+
+@verb(app, "pack")
+def write_pack(
+    selection: Annotated[Selection, PACKED],
+    added: Variants,
+    compilation: Compilation,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or a wheel where it ends in .whl.")],
+    result_files: ResultFiles = (),
+    candidates: Annotated[
+        bool,
+        typer.Option(
+            "--candidates",
+            help="Kernels for autotuning, with no claim that one is faster: all records of --gpu, and those that stand "
+            "in for bf16 and for B (K,N).",
+        ),
+    ] = False,
+    shape: Annotated[
+        Shape | None,
+        OneOf(SHAPES),
+        typer.Option("--format", help="hf: a repository for Hugging Face kernels. By default what --out says."),
+    ] = None,
+    with_ptx: Annotated[
+        bool, typer.Option("--with-ptx", help="PTX beside the cubins: for the emulator, and for reading.")
+    ] = False,
+) -> None:
+    """Write what a machine without nvcc and CUTLASS needs: cubins, the table of choices, the launcher, a C header."""
+    from cudal2gen import pack
+    from cudal2gen.pack.repository import repository
+
+    shape = shape or ("wheel" if out.suffix == ".whl" else "folder")
+    if shape != "wheel":
+        pack.check_target(out)  # before anything is compiled
+    measured = measurements(result_files)
+    if candidates:
+        table, built = _candidates(added.beside(selection.candidates()), compilation, measured)
+    else:
+        table, built = _measured(selection, added, compilation, measured)
+    library, nvcc_version = compilation.launcher(), compilation.toolchain().nvcc_version
+    files = pack.contents(table, built, library, nvcc_version, with_ptx)
+    files = repository(files, table) if shape == "hf" else files
+    target = pack.write_wheel(files, out) if shape == "wheel" else pack.write_folder(files, out)
+    for line in table.notes:
+        note(line)
+    binaries = {kernel.digest for kernel in table.kernels}
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file()) if target.is_dir() else 0
+    won = f"{sum(row.wins for row in table.rows)} of {len(table.rows)} measured problems won"
+    print(
+        f"{target}: {len(table.kernels)} kernels, {len(binaries)} binaries, "
+        f"{(size or target.stat().st_size) >> 10} KiB; {'candidates, nothing claimed' if candidates else won}"
+    )
+
+
+def _measured(
+    selection: Selection, added: Variants, compilation: Compilation, measured: Measurements
+) -> tuple[Table, dict[str, Artifact]]:
+    """The table of the selection's records and their measurements, and its binaries by digest."""
+    from cudal2gen import choice
+
+    records = selection.records_to_pack(measured.measurements)
+    if not records:
+        refuse(
+            f"no measurements for {selection.gpu}: run 'cudal2gen bench' there, choose records by --mnk or --all, or "
+            "pack --candidates"
+        )
+    records = added.beside(records)
+    artifacts = compilation.build(records)
+    for record, artifact in zip(records, artifacts, strict=True):
+        if artifact.ptxas.findings:
+            raise Failure(f"{record.name} {artifact.ptxas.findings[0]}: no kernel for a pack")
+    digests = {record.name: artifact.digest for record, artifact in zip(records, artifacts, strict=True)}
+    table = choice.tabulate(selection.gpu, records, measured, lambda record: digests[record.name])
+    table = table if selection.names_sizes else table.chosen()
+    return table, {artifact.digest: artifact for artifact in artifacts}
+
+
+def _candidates(
+    records: Sequence[Record], compilation: Compilation, measured: Measurements
+) -> tuple[Table, dict[str, Artifact]]:
+    """A table of records without rows, and its binaries by digest. Those that ptxas would make slow are left out."""
+    from cudal2gen import choice
+
+    if not records:
+        refuse("no records that are legal; see 'cudal2gen list'")
+    pairs = compilation.attempt(records)
+    sound = [(record, artifact) for record, artifact in pairs if not artifact.ptxas.findings]
+    if slow := len(pairs) - len(sound):
+        note(f"{slow} of {len(records)} kernels spill or have a stack frame, and are left out")
+    digests = {record.name: artifact.digest for record, artifact in sound}
+    cards = measured._replace(measurements=[])  # their bandwidth prices copies; what they measured is no claim here
+    table = choice.tabulate(records[0].gpu, [record for record, _ in sound], cards, lambda record: digests[record.name])
+    return table, {artifact.digest: artifact for _, artifact in sound}

@@ -1,0 +1,117 @@
+"""A pack as a repository of Hugging Face's ``kernels``: a Python-only variant for CUDA, layers, and a benchmark.
+
+The layout is that of ``kernels`` 0.17.2: ``build/torch-cuda`` is a package by itself, which imports torch and the
+standard library only and has operators in a namespace of its own; ``metadata.json`` has its name, architectures and
+digests; ``benchmarks/benchmark.py`` is what ``kernels benchmark`` runs. The pack lies within, whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cudal2gen import places
+from cudal2gen.chips import GPUS
+from cudal2gen.choice import Table
+from cudal2gen.element import ELEMENTS
+from cudal2gen.kernel import Problem
+from cudal2gen.pack.facts import as_json
+from cudal2gen.renderer import SYNTAX
+
+VARIANT = "build/torch-cuda"
+KERNELS_MINIMUM = "0.17.0"  # whose metadata and layers these are
+MODULES = ("__init__.py", "_ops.py", "layers.py", "library.py", "operators.py")
+WORKLOADS = 8  # of the benchmark
+
+
+class Workload(NamedTuple):
+    """A product of the benchmark. ``dtype``: torch's name."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    transposed: bool
+    acc: str
+
+    @property
+    def sizes(self) -> str:
+        return f"{self.m}, {self.n}, {self.k}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.dtype}_{self.acc}_{'tn' if self.transposed else 'nn'}_{self.m}_{self.n}_{self.k}"
+
+
+def repository(pack: Mapping[str, bytes], table: Table) -> dict[str, bytes]:
+    """The files of a repository, by their path in it, of a pack's files and its table."""
+    facts = json.loads(pack["pack.json"])
+    name = f"cudal2gen-{facts['gpu']}"
+    won, rows = facts["problems_won"], facts["problems_measured"]
+    values = facts | {
+        "name": name,
+        # Operators of two builds in one process must not share a namespace.
+        "id": f"_{name.replace('-', '_')}_cuda_{facts['sha256'][:7]}",
+        "title": f"NVIDIA {GPUS[facts['gpu']].title}",
+        "claim": f"{won} of {rows} measured problems were won." if rows else "Nothing in it was measured yet.",
+        "preference": "measured" if won else "kernel",
+        "workloads": workloads(table),
+        "elements": tuple(ELEMENTS.values()),  # numbered as in cudal2gen.h
+    }
+    syntax = Environment(
+        loader=FileSystemLoader(places.shipped("templates") / "hf"), undefined=StrictUndefined, **SYNTAX
+    )
+    variant = {module: syntax.get_template(f"{module}.j2").render(values).encode() for module in MODULES}
+    variant |= {f"pack/{path}": content for path, content in pack.items()}
+    files = {f"{VARIANT}/{path}": content for path, content in variant.items()}
+    files[f"{VARIANT}/metadata.json"] = as_json(_metadata(values, architectures(table), variant))
+    for path in ("README.md", "benchmarks/benchmark.py"):
+        files[path] = syntax.get_template(f"{path.rpartition('/')[2]}.j2").render(values).encode()
+    return files
+
+
+def workloads(table: Table) -> list[Workload]:
+    """Plain products for the benchmark, spread over the sizes: those that were won, else those of the kernels."""
+    won = {row.kernel for row in table.rows if row.wins}
+    posed = [
+        Problem.model_validate({name: kernel.fields[name] for name in Problem.model_fields if name in kernel.fields})
+        for number, kernel in enumerate(table.kernels)
+        if not won or number in won
+    ]
+    plain = {
+        Workload(problem.m, problem.n, problem.k, ELEMENTS[problem.ab].dtype, problem.layout == "tn", problem.acc)
+        for problem in posed
+        if not problem.later and problem.d == "same"
+    }
+    ordered = sorted(plain, key=lambda workload: (workload.m * workload.n * workload.k, workload))
+    step = max(1, len(ordered) // WORKLOADS)
+    return ordered[::step][:WORKLOADS]
+
+
+def architectures(table: Table) -> list[str]:
+    """Those that the binaries are compiled for, such as 9.0a."""
+    of_binaries = {kernel.digest: kernel for kernel in table.kernels}
+    names = {kernel.record.arch.removeprefix("sm_") for kernel in of_binaries.values()}
+    return sorted(re.sub(r"(\d)([a-z]?)$", r".\1\2", name) for name in names)
+
+
+def _metadata(
+    values: Mapping[str, object], architectures: Sequence[str], variant: Mapping[str, bytes]
+) -> dict[str, object]:
+    digests = {path: base64.b64encode(hashlib.sha256(content).digest()).decode() for path, content in variant.items()}
+    return {
+        "id": values["id"],
+        "name": values["name"],
+        "version": 1,
+        "license": "MIT AND BSD-3-Clause",
+        "kernels-minver": KERNELS_MINIMUM,
+        "python-depends": [],
+        "backend": {"type": "cuda", "archs": architectures},
+        "digest": {"algorithm": "sha256", "files": digests},
+    }
