@@ -60,9 +60,9 @@ class Accumulator(NamedTuple):
 
 
 class TensorProducts:
-    """The tcgen05.mma of a batch. ``open``: by column of the clocks, the lanes that have issued some since their last
-    commit, with the tick of the first; ``remote``: per row, who works on its memory from another CTA, column -> (tick,
-    instruction)."""
+    """The tcgen05.mma of a batch. ``open``: by warp of the batch, the lanes that have issued some since their last
+    commit, with the tick of the first; ``last``: by warp, the tick and the instruction of the last product; ``remote``:
+    per row, who works on its memory from another CTA, column of the clocks -> (tick, instruction)."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class TensorProducts:
         self.issuers: set[int] = set()
         self.forms: dict[tuple[object, ...], int] = {}
         self.remote: dict[int, dict[int, tuple[int, int]]] = {}
-        self.last: dict[int, tuple[int, int, int]] = {}
+        self.last: dict[int, tuple[int, int]] = {}
 
     # --- tcgen05.mma ---
 
@@ -132,8 +132,8 @@ class TensorProducts:
 
     def _begun(self, issuer: Issuer, site: int) -> None:
         self.issuers.add(issuer.lane)
-        self.open.setdefault(issuer.column, {}).setdefault(issuer.lane, self.launch.tick)
-        self.last[issuer.column] = issuer.row, self.launch.tick, site
+        self.open.setdefault(issuer.lane >> 5, {}).setdefault(issuer.lane, self.launch.tick)
+        self.last[issuer.lane >> 5] = self.launch.tick, site
 
     def _account(self, place: Accumulator, kind: Product, issuer: Issuer, keep: bool, site: int) -> None:
         """Checks and tags of D."""
@@ -326,14 +326,14 @@ class TensorProducts:
         if not lanes.size:
             return
         self.allocation.use_group(group, lanes, site)
-        self.launch.tick += 1
         for row, offset, _, some in list(self.mbarriers.places(address, m, site)):
             for lane in some.tolist():
                 self._check_issuer(lane, site)
-                clock = self._released(lane)
+                self.launch.tick += 1
+                clock, before = self._released(lane), self.launch.tick - 1
                 for target in self._targets(row, lane, ranks, site):
-                    self._arrive(target, offset, clock, lane, site)
-                self.open.get(self._column(lane), {}).pop(lane, None)
+                    self._arrive(target, offset, clock, before, lane, site)
+                self.open.get(lane >> 5, {}).pop(lane, None)
 
     def _column(self, lane: int) -> int:
         return self.clocks.product_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
@@ -360,10 +360,11 @@ class TensorProducts:
         own = int(self.batch.row_of[lane])
         return [self.peers.row_of_rank(own, rank) for rank in chosen if rank not in beyond]
 
-    def _arrive(self, target: int, offset: int, clock: Array, lane: int, site: int) -> None:
+    def _arrive(self, target: int, offset: int, clock: Array, before: int, lane: int, site: int) -> None:
+        """The arrival in one CTA; ``before``: the tick before the commit's."""
         row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
         if target != row:
-            self._visit(target, Issuer(lane, row, warp, self._column(lane)), self.launch.tick - 1, site)
+            self._visit(target, Issuer(lane, row, warp, self._column(lane)), before, site)
         self.mbarriers.commit(target, offset, clock, np.array([lane]), site)
 
     def _released(self, lane: int) -> Array:
@@ -378,7 +379,7 @@ class TensorProducts:
         clock = clocks.only_ended(present)
         if not clocks.ended:
             clock[clocks.wgmma :] = present[clocks.wgmma :]
-        others = [tick for other, tick in self.open.get(column, {}).items() if other != lane]
+        others = [tick for other, tick in self.open.get(lane >> 5, {}).items() if other != lane]
         clocks.set(clock, column, min([self.launch.tick, *others]))
         clocks.set(clock, clocks.access_column(row, warp), self.memory.released(row, warp))
         return clock
@@ -388,9 +389,9 @@ class TensorProducts:
     def exited(self, row: int) -> None:
         """A CTA ends: no product may be under way, of its own or of its peer."""
         clock, clocks = self.clocks.of_cta(row), self.clocks
-        for owner, tick, site in self.last.values():
-            column = next(c for c, entry in self.last.items() if entry == (owner, tick, site))
-            if owner == row and tick >= clock[column + clocks.ended]:
+        for warp, (tick, site) in self.last.items():
+            owner, index = divmod(warp, self.batch.warps_per_cta)
+            if owner == row and tick >= clock[clocks.product_column(row, index) + clocks.ended]:
                 text = "the CTA exits while tcgen05.mma may be under way: none of its threads has waited for a commit"
                 self.batch.report("in-flight", text, site, row, ())
         for column, (tick, site) in self.remote.get(row, {}).items():

@@ -246,13 +246,15 @@ class TensorMemory:
         first = tuple(np.argwhere(bad)[0])
         column, tick = int(prior.columns[first]), int(prior.ticks[first])
         is_product = bool(clocks.is_product(prior.columns[first]))
-        complete, why = self._why(column, tick, present, ended, is_product, prior.kind)
+        complete, why = self._why(region.row, column, tick, present, ended, is_product, prior.kind)
         name = "a tcgen05.mma" if is_product else ("a tcgen05.ld", "a tcgen05.st")[prior.kind]
         does = "writes" if prior.kind == STORE else "reads"
         kind = "tcgen05-fence" if complete and prior.kind == LOAD else "tensor-memory-race"
         self._report(region, prior, bad, lane, site, f"{what} what {name} {does}: {why}", kind)
 
-    def _why(self, column: int, tick: int, present: Array, ended: int, is_product: bool, kind: int) -> tuple[bool, str]:
+    def _why(
+        self, row: int, column: int, tick: int, present: Array, ended: int, is_product: bool, kind: int
+    ) -> tuple[bool, str]:
         """Is the other access over all the same, and what is missing."""
         if tick < present[column + ended]:
             return True, UNFENCED
@@ -261,10 +263,13 @@ class TensorMemory:
         rank, index = divmod(column - self.clocks.wgmma, self.clocks.groups)
         warp = index - self.clocks.warps
         plain = rank * self.clocks.warps + warp
-        row = int(np.flatnonzero(self.clocks.first == rank * self.clocks.warps)[0])
-        if tick < present[plain + ended] and tick < self.waited[row, warp, kind]:
+        if tick < present[plain + ended] and tick < self.waited[self._row(row, rank), warp, kind]:
             return True, "no tcgen05.fence::before_thread_sync comes before the synchronisation between"
         return False, f"nothing orders it behind that one's tcgen05.wait::{('ld', 'st')[kind]}"
+
+    def _row(self, row: int, rank: int) -> int:
+        """The row of another rank of a row's cluster."""
+        return row - int(self.batch.rank[row]) + rank
 
     def _report(
         self,
@@ -279,7 +284,7 @@ class TensorMemory:
         first = tuple(np.argwhere(bad)[0])
         clocks = self.clocks
         rank, index = divmod(int(prior.columns[first]) - clocks.wgmma, clocks.groups)
-        row = region.row - int(self.batch.rank[region.row]) + rank
+        row = self._row(region.row, rank)
         other = Participant(
             self.launch.site(int(prior.sites[first])), self.batch.cta_index(row), agent=clocks.agent(index)
         )
@@ -296,6 +301,6 @@ class TensorMemory:
                 own = column == clocks.access_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
                 if own and tick < self.waited[row, self.batch.warp[lane], prior.kind]:
                     continue
-                if not self._why(column, tick, present, clocks.ended, is_product, prior.kind)[0]:
+                if not self._why(row, column, tick, present, clocks.ended, is_product, prior.kind)[0]:
                     return False
         return True

@@ -30,16 +30,19 @@ from cudal2gen.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 # cp.reduce: CUtensorMapDataType -> element, and operation.
 _REDUCIBLE = {6: np.float16, 7: np.float32, 2: np.uint32, 3: np.int32, 8: np.float64}
+NOT_THERE = "in another CTA than the copy's destination"
 _REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
 class Delivery(NamedTuple):
     """Where a bulk copy to shared memory goes: per lane the address and that of its mbarrier, and for multicast the
-    ranks that receive it (a bit per CTA)."""
+    ranks that receive it (a bit per CTA). ``paired`` (cta_group::2): the mbarrier may lie in the other CTA of the
+    receiver's pair, the even or the odd one as its address says."""
 
     to: Array
     bar: Array
     ranks: Array | None
+    paired: bool = False
 
 
 class Bulk:
@@ -220,12 +223,15 @@ class Bulk:
 
     def _receivers(self, to: Delivery, lane: int) -> list[int]:
         """The ranks that get a lane's copy."""
-        own = int(self.batch.row_of[lane])
         if to.ranks is not None:
             mask = int(to.ranks[lane])
             return [rank for rank in range(16) if mask >> rank & 1]
-        rank = (int(to.to[lane]) >> RANK_SHIFT) - 1
-        return [int(self.batch.rank[own]) if rank < 0 else rank]
+        return [self._rank(int(to.to[lane]), lane)]
+
+    def _rank(self, address: int, lane: int) -> int:
+        """The CTA of the cluster that an address names."""
+        rank = (address >> RANK_SHIFT) - 1
+        return int(self.batch.rank[self.batch.row_of[lane]]) if rank < 0 else rank
 
     def _deliver(
         self, data: Array, to: Delivery, span: int, align: int, lane: int, site: int, origin: Array | None = None
@@ -237,9 +243,12 @@ class Bulk:
             text = f"bulk copy to shared offset {offset}: no multiple of {align}"
             self.batch.report_lane("shared-misaligned", text, site, lane, offset)
             return
-        if to.ranks is None and not self._signals_there(int(to.to[lane]), int(to.bar[lane]), lane, site):
-            return
         ranks = self._receivers(to, lane)
+        signal = self._rank(int(to.bar[lane]), lane)
+        if to.ranks is None and signal >> to.paired != ranks[0] >> to.paired:
+            there = "outside of the pair of CTAs that the copy goes to" if to.paired else NOT_THERE
+            self.batch.report_lane("cluster", f"the mbarrier lies {there}", site, lane)
+            return
         nbytes = data.size * 16
         if self.counters is not None:
             self.counters.bulk_boxes += 1
@@ -247,18 +256,19 @@ class Bulk:
             self.counters.bulk_delivered_bytes += nbytes * len(ranks)
         places = self._swizzled(offset, nbytes, span)
         for rank in ranks:
-            self._deliver_to(rank, data, offset, places, bar_offset, lane, site, origin)
+            signalled = rank & ~1 | signal & 1 if to.paired else rank
+            self._deliver_to((rank, signalled), data, offset, places, bar_offset, lane, site, origin)
 
     def _signals_there(self, address: int, bar_address: int, lane: int, site: int) -> bool:
         """Does the mbarrier lie in the CTA that receives the data? Reports if not."""
         if address >> RANK_SHIFT == bar_address >> RANK_SHIFT:
             return True
-        self.batch.report_lane("cluster", "the mbarrier lies in another CTA than the copy's destination", site, lane)
+        self.batch.report_lane("cluster", f"the mbarrier lies {NOT_THERE}", site, lane)
         return False
 
     def _deliver_to(
         self,
-        rank: int,
+        ranks: tuple[int, int],
         data: Array,
         offset: int,
         places: Array,
@@ -267,20 +277,21 @@ class Bulk:
         site: int,
         origin: Array | None,
     ) -> None:
-        """One receiver of a copy: the data and the mbarrier are at the same offsets in every CTA."""
+        """One receiver of a copy, and the CTA whose mbarrier it signals: data and mbarrier are at the same offsets in
+        every CTA."""
         batch = self.batch
         own = int(batch.row_of[lane])
-        if rank >= batch.cluster_size:
-            text = f"names CTA {rank} of a cluster of {batch.cluster_size}"
+        if max(ranks) >= batch.cluster_size:
+            text = f"names CTA {max(ranks)} of a cluster of {batch.cluster_size}"
             batch.report_lane("cluster", text, site, lane)
             return
-        row = self.peers.row_of_rank(own, rank)
+        row, bar_row = (self.peers.row_of_rank(own, rank) for rank in ranks)
         lanes = np.array([lane])
         if not self.shared.fits(offset, offset + data.size * 16, lane, site):
             return
-        if row != own and self.hazards:
-            self.peers.visit(row, lanes, site, remember=False)
-        bar = self.mbarriers.find(row, bar_offset, lanes, site, asynchronous=True)
+        for other in {row, bar_row} - {own} if self.hazards else ():
+            self.peers.visit(other, lanes, site, remember=False)
+        bar = self.mbarriers.find(bar_row, bar_offset, lanes, site, asynchronous=True)
         if bar is None:
             return
         if origin is not None and self.hazards:

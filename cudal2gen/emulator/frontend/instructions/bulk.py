@@ -29,7 +29,8 @@ def _delivery(e: Emitter, ins: Instr, to: Operand, bar: Operand, mask_at: int) -
     multicast = any(p.split(":")[0] == "multicast" for p in ins.parts)
     ranks = e.array(ins.operands[mask_at], "u2") if multicast else "None"
     reach = next(p for p in ins.parts if p.startswith("shared"))
-    return f"{e.bind('delivery', Delivery)}({e.shared(to, reach)}, {e.shared(bar, reach)}, {ranks})"
+    paired = "cta_group:2" in ins.parts
+    return f"{e.bind('delivery', Delivery)}({e.shared(to, reach)}, {e.shared(bar, reach)}, {ranks}, {paired})"
 
 
 @instruction(
