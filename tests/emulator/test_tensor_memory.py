@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,6 +15,7 @@ from cudal2gen import emulator
 from cudal2gen.chips import GPUS
 from cudal2gen.emulator import Device, EmulatorError, LaunchResult, Memory, Options, PtxError, Severity, mutants
 from cudal2gen.emulator.blackwell.fragments import SHAPES
+from cudal2gen.emulator.hopper.tensor_map import TensorMap
 from tests.emulator.build import compiled
 
 B200 = Device.of(GPUS["b200"])
@@ -158,11 +161,38 @@ def test_a_tile_is_exact_and_clean(n: int, turns: int, kind: str, acc: str, adve
     assert np.array_equal(got, want)
 
 
-def finding(text: str) -> str:
-    """The first thing that is noticed about a variant of the tile's kernel."""
+def pair(
+    text: str, m: int = 256, n: int = 64, k: int = 256, options: Options | None = None
+) -> tuple[np.ndarray, np.ndarray, LaunchResult]:
+    """(D, what it should be, findings) of ``pair``."""
+    rng = np.random.default_rng(m + n + k)
+    a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float16) for rows in (m, n))
+    memory = Memory()
+    d = memory.upload(np.empty((m, n), np.float32), "output")
+    maps = []
+    for values in (a, b):
+        at, rows = memory.upload(values).address, len(values)
+        maps.append(TensorMap(6, at, (k, rows), (2 * k,), (64, rows // 2), (1, 1), 0, 3, 0, 0).encode())
+    result = emulator.load(text).launch(
+        "pair", grid=2, block=128, args=[*maps, d, m, n, k, form(m, n)], memory=memory, device=B200, cluster=2,
+        shared_bytes=65536, options=options or Options(),
+    )  # fmt: skip
+    return d.download(), a.astype(np.float32) @ b.T.astype(np.float32), result
+
+
+@pytest.mark.parametrize("adverse", [False, True])
+@pytest.mark.parametrize(("m", "n"), [(256, 256), (256, 48), (128, 64)])
+def test_a_pair_is_exact_and_clean(m: int, n: int, adverse: bool) -> None:
+    got, want, result = pair(tile_text(), m, n, options=Options(adverse=adverse))
+    assert [str(report) for report in result.reports] == []
+    assert np.array_equal(got, want)
+
+
+def finding(run: Callable[..., tuple[np.ndarray, np.ndarray, LaunchResult]], text: str) -> str:
+    """The first thing that is noticed about a variant of a kernel."""
     for adverse in (False, True):
         try:
-            got, want, result = tile(text, options=Options(adverse=adverse, loop_limit=2000))
+            got, want, result = run(text, options=Options(adverse=adverse, loop_limit=2000))
         except (EmulatorError, PtxError) as error:
             return str(error)
         for report in result.reports:
@@ -171,6 +201,12 @@ def finding(text: str) -> str:
         if not np.array_equal(got, want):
             return "wrong values"
     return ""
+
+
+def alone(kernel: str) -> str:
+    """The text of one kernel."""
+    head, *entries = re.split(r"(?=\.visible \.entry)", tile_text())
+    return head + next(entry for entry in entries if f".entry {kernel}(" in entry)
 
 
 # (kind, instruction) -> how many are not noticed, and why nothing is wrong.
@@ -185,8 +221,102 @@ EQUIVALENT = {
 
 
 def test_mutants_of_a_tile_are_noticed() -> None:
-    assert finding(tile_text()) == ""
-    chosen = [m for m in mutants(tile_text()) if "tcgen05" in m.name or "proxy" in m.name]
+    text = alone("tile")
+    assert finding(tile, text) == ""
+    chosen = [m for m in mutants(text) if "tcgen05" in m.name or "proxy" in m.name]
     assert {m.kind for m in chosen} >= {"drop", "fewer", "step", "swizzle", "shape", "type"}
-    left = Counter((m.kind, m.name.split()[1]) for m in chosen if not finding(m.text))
+    left = Counter((m.kind, m.name.split()[1]) for m in chosen if not finding(tile, m.text))
     assert left == {key: count for key, (count, _) in EQUIVALENT.items()}
+
+
+EQUIVALENT_IN_PAIRS = {
+    ("narrow", "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64"): (
+        1,
+        "it passes permission on, no data",
+    ),
+    ("swap", "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"): (
+        1,
+        "with arithmetic",
+    ),
+    ("swap", "tcgen05.fence::after_thread_sync"): (2, "with arithmetic"),
+    ("drop", "tcgen05.fence::before_thread_sync"): (1, "tcgen05.dealloc needs no fence behind a barrier"),
+    ("swap", "tcgen05.fence::before_thread_sync"): (1, "the same"),
+}
+
+
+def test_mutants_of_a_pair_are_noticed() -> None:
+    text = alone("pair")
+    assert finding(pair, text) == ""
+    chosen = [m for m in mutants(text) if re.search("tcgen05|bulk|cluster|mbarrier", m.name)]
+    assert {m.kind for m in chosen} >= {"drop", "alone", "narrow", "skip", "parity", "bytes", "count"}
+    left = Counter((m.kind, m.name.split()[1]) for m in chosen if not finding(pair, m.text))
+    assert left == {key: count for key, (count, _) in EQUIVALENT_IN_PAIRS.items()}
+
+
+ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32"
+RELINQUISH = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule", "words"),
+    [
+        (r", 256;(\s+// end inline asm\s+\.loc.*\s+// begin inline asm\s+tcgen05.rel)", r", 96;\1",
+         "tensor-memory-allocation", "a power of two from 32 to 512"),
+        (rf"({re.escape(ALLOC)} (\[%\w+\]), 256;)", rf"{RELINQUISH} \1",
+         "tensor-memory-allocation", "after tcgen05.relinquish_alloc_permit"),
+        (rf"({re.escape(ALLOC)} (\[%\w+\]), 256;)", rf"{ALLOC} \2, 32; \1",
+         "tensor-memory-allocation", "256 columns after one of 32: sizes may not grow"),
+        (rf"({re.escape(ALLOC)} (\[%\w+\]), 256;)", rf"\1 {ALLOC} \2, 256; {ALLOC} \2, 256;",
+         "deadlock", "tcgen05.alloc of 256 columns of tensor memory, of which 0 are free"),
+        (r"(dealloc\S+ %\w+), 256;", r"\1, 128;", "tensor-memory-allocation", "its alloc gave 256"),
+        (r"tcgen05.dealloc.*;", "", "tensor-memory-allocation", "exits without tcgen05.dealloc of 256 columns"),
+        (r"tcgen05.wait::ld.*;", "", "tensor-memory-registers", "no tcgen05.wait::ld of this warp follows"),
+        (r"tcgen05.commit\S+ (\[%\w+\]);", r"mbarrier.arrive.shared::cta.b64 _, \1;",
+         "tensor-memory-race", "no wait for an mbarrier on which its tcgen05.commit arrives"),
+        (r"tcgen05.fence::after_thread_sync;", "",
+         "tensor-memory-race", "no tcgen05.fence::after_thread_sync follows"),
+        (r"setp.ne.u32 p, (%\w+), 0; tcgen05.mma", r"setp.ne.u32 p, 1, 0; tcgen05.mma",
+         "uninitialised-tensor-memory", "which nobody has written"),
+        (r"fence.proxy.async.shared::cta;", "", "proxy-fence", "tcgen05.mma reads what a thread wrote"),
+        (r"elect.sync _\|e, -1;", "setp.ne.u32 e, 1, 0;", "tcgen05-issuer", "tcgen05.mma by 32 threads at once"),
+        (r"tcgen05.commit.cta_group::1", "tcgen05.commit.cta_group::2", "tcgen05-group", "cta_group::2 in a kernel"),
+        (r"(tcgen05.ld\S+ \{.*\}, \[)%\w+\]", r"\g<1>0]", "tensor-memory-bounds", "may touch lanes 32 to 63"),
+        (r"(tcgen05.mma\S+) \[%\w+\]", r"\1 [0x100]", "tensor-memory-bounds", "which are not allocated"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_reported(old: str, new: str, rule: str, words: str) -> None:
+    text, changes = re.subn(old, new, alone("tile"))
+    assert changes
+    reports = tile(text, options=Options(loop_limit=2000))[2].reports
+    assert any(report.kind == rule and words in report.message for report in reports), [str(r) for r in reports]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (1 << 2, "bits 0x4, which are zero"),
+        (8 << 24, "M 0, N 64 with cta_group::1: M 64 or 128"),
+        (1 << 17, "M 128, N 72 with cta_group::1: M 64 or 128, N a multiple of 16"),
+        (1 << 7, "A is bf16 and B is f16"),
+    ],
+)
+def test_a_descriptor_of_no_product_is_reported(change: int, words: str) -> None:
+    memory = Memory()
+    tiles = [memory.upload(np.zeros((rows, 64), np.float16)) for rows in (128, 64)]
+    d = memory.upload(np.empty((128, 64), np.float32), "output")
+    arguments = [*tiles, d, 64, form(128, 64) ^ change, 1]
+    result = emulator.load(tile_text()).launch("tile", grid=1, block=128, args=arguments, memory=memory, device=B200)
+    report = next(report for report in result.reports if report.kind == "tcgen05-descriptor")
+    assert words in report.message
+
+
+def test_an_operand_under_way_is_reported() -> None:
+    """The issuer does not wait for TMA, or TMA not for the products that still read the stage."""
+    text = alone("pair")
+    skipped = [m.text for m in mutants(text) if m.kind == "skip"]
+    kinds = {report.kind for changed in skipped for report in pair(changed)[2].reports}
+    assert {"in-flight", "tensor-memory-race"} <= kinds
+    arrival = r"mbarrier.arrive.release.cluster.shared::cluster.b64 _, \1;"
+    early = re.sub(r"tcgen05.commit\S+ (\[%\w+\]), %\w+;", arrival, text, count=1)
+    races = [report for report in pair(early)[2].reports if report.kind == "shared-race"]
+    assert any("a bulk copy starts: write after read" in report.message for report in races)

@@ -75,3 +75,87 @@ extern "C" __global__ void tile(const unsigned short* a, const unsigned short* b
   __syncthreads();
   if (warp == 0) asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, 256;" :: "r"(t));
 }
+
+// --- pairs
+
+struct alignas(64) TensorMap { char bytes[128]; };
+
+__device__ void box(unsigned to, const TensorMap* map, int x, int y, unsigned bar) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::2 "
+               "[%0], [%1, {%2, %3}], [%4];" :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
+}
+
+__device__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// D (m, n) = A (m, k) B (n, k)^T of a pair of CTAs: halves of A and B by TMA, a ring of two stages, the even CTA issues.
+// m 256: rows by CTA and lane; m 128: 64 rows a CTA, and the halves of n in the halves of the lanes.
+extern "C" __global__ void __cluster_dims__(2)
+pair(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, float* d, int m, int n, int k,
+     unsigned form) {
+  extern __shared__ __align__(1024) unsigned short tiles[][128 * 64];
+  auto as = tiles, bs = tiles + 2;
+  __shared__ alignas(8) u64 full[2], empty[2], ready;
+  __shared__ unsigned taddr;
+  int warp = threadIdx.x / 32;
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; i++) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 2;" :: "r"(at(&full[i])) : "memory");
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(at(&empty[i])) : "memory");
+    }
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(at(&ready)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  if (warp == 0)
+    asm volatile("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%0], 256;" :: "r"(at(&taddr)) : "memory");
+  cluster_sync();
+  unsigned t = taddr;
+  int bytes = (m + n) / 2 * 128;
+  if (warp == 1 && elect()) {
+    for (int i = 0; i < k / 64; i++) {
+      int s = i % 2;
+      if (i >= 2) wait(at(&empty[s]), (i / 2 - 1) & 1);
+      unsigned leader = at(&full[s]) & 0xFEFFFFFF;
+      asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;"
+                   :: "r"(leader), "r"(bytes) : "memory");
+      box(at(as[s]), &a, i * 64, rank * m / 2, leader);
+      box(at(bs[s]), &b, i * 64, rank * n / 2, leader);
+    }
+  }
+  if (warp == 0 && rank == 0 && elect()) {
+    for (int i = 0; i < k / 64; i++) {
+      int s = i % 2;
+      wait(at(&full[s]), i / 2 & 1);
+      asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
+#pragma unroll 1
+      for (int j = 0; j < 4; j++)
+        asm volatile("{.reg .pred p; setp.ne.u32 p, %4, 0; tcgen05.mma.cta_group::2.kind::f16 [%0], %1, %2, %3, p;}"
+                     :: "r"(t), "l"(swizzled(at(as[s])) + 2 * j), "l"(swizzled(at(bs[s])) + 2 * j), "r"(form),
+                     "r"(i + j) : "memory");
+      asm volatile("tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;"
+                   :: "r"(at(&empty[s])), "h"((short)3) : "memory");
+    }
+    asm volatile("tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;"
+                 :: "r"(at(&ready)), "h"((short)3) : "memory");
+  }
+  wait(at(&ready), 0);
+  asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
+  int columns = m == 256 ? n : n / 2;
+  int row = rank * m / 2 + (m == 256 ? threadIdx.x : threadIdx.x % 64);
+  int column = m == 256 ? 0 : threadIdx.x / 64 * columns;
+#pragma unroll 1
+  for (int c = 0; c < columns; c += 8) {
+    float v[8];
+    asm volatile("tcgen05.ld.sync.aligned.32x32b.x8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]), "=f"(v[4]), "=f"(v[5]), "=f"(v[6]), "=f"(v[7])
+                 : "r"(t + (warp * 32 << 16) + c));
+    asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+    for (int j = 0; j < 8; j++) d[row * n + column + c + j] = v[j];
+  }
+  asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
+  cluster_sync();
+  if (warp == 0) asm volatile("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %0, 256;" :: "r"(t));
+}
