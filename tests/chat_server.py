@@ -140,6 +140,25 @@ def dribbles(seconds: float) -> Step:
     return step
 
 
+def breaks_off(body: bytes) -> Step:
+    """Headers that promise more than this beginning of a body, and the end of the connection."""
+
+    def step(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", str(2 * len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+        handler.close_connection = True
+
+    return step
+
+
+def hangs_up(handler: Handler) -> None:
+    """No byte, and the end of the connection."""
+    handler.close_connection = True
+
+
 def floods(chunks: int = 64) -> Step:
     """More than anybody wants to read."""
 

@@ -11,7 +11,7 @@ import typer
 
 from cudal2gen import catalog, places
 from cudal2gen.cli.messages import refuse
-from cudal2gen.cli.searching import Trials, on_one_core
+from cudal2gen.cli.searching import LanguageModel, Reward, Trials, on_one_core
 from cudal2gen.cli.selection import Selection
 from cudal2gen.files import write
 from cudal2gen.kernel import Acc, Record
@@ -54,6 +54,22 @@ def train(selection: Selection, acc: Acc, trials: Trials, seed: int, costs: Path
     model.save(path)
     print(f"cost model of {count} timed records of {len(timed)} problems: {path}, {path.stat().st_size} bytes")
     _train_policy(timed, records, selection.gpu, acc, seed, checkpoint)
+
+
+def export(trials: Trials, language_model: LanguageModel, rewarded: Reward, folder: Path) -> None:
+    """Writes the transcript's answers with the rewards of their trials as training data."""
+    from cudal2gen import results
+    from cudal2gen.tuner import exports
+
+    transcript, settings = language_model.file(trials), rewarded.settings
+    if not transcript.is_file():
+        refuse(
+            f"--export: no transcript {transcript}; search with --proposers llm first, or name one, --llm-transcript"
+        )
+    stored = results.trials(trials.store) if trials.store.is_file() else []
+    rewards = exports.Rewards(stored, settings)
+    counts = exports.write(folder, exports.examples(transcript, rewards), settings.failed)
+    print(", ".join(f"{count} lines in {folder / name}" for name, count in counts.items()))
 
 
 def _modelled(gpu: str, acc: Acc, records: list[Record], seed: int) -> list[TimedRecords]:

@@ -79,6 +79,14 @@ class Output:
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change in the catalog.")] = False
     plot: Annotated[Path | None, typer.Option("--plot", help="SVG file to write: the learning curve.")] = None
     markdown: Annotated[Path | None, typer.Option("--markdown", help="With --benchmark: file for the table.")] = None
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            metavar="DIR",
+            help="Write the language model's exchanges with their rewards, for SFT and GRPO by TRL; search nothing.",
+        ),
+    ] = None
 
 
 class Participants:
@@ -159,6 +167,9 @@ def tune(
     (acc,) = selection.accs
     if benchmark:
         learning.compare(selection, acc, trials, repetitions, search.seed, output.markdown, output.plot)
+        return
+    if output.export is not None:
+        learning.export(trials, language_model, rewarded, output.export)
         return
     participants = Participants(search, language_model, trials, selection.gpu, acc)
     if train:

@@ -273,17 +273,25 @@ def _apart(message: openai.types.chat.ChatCompletionMessage) -> tuple[str, str]:
     A model that calls a tool, though it was offered none, answers by the call's arguments.
     """
     extra = message.model_extra or {}
-    reasoning = next((extra[key] for key in ("reasoning_content", "reasoning") if isinstance(extra.get(key), str)), "")
-    text = message.content or ""
-    # Chat templates may write the opening tag into the prompt; an answer that was cut off lacks the closing one.
-    if match := re.match(r"\s*(?:<think>)?(.*?)</think>", text, re.DOTALL):
-        reasoning, text = reasoning + match[1], text[match.end() :]
-    elif text.lstrip().startswith("<think>"):
-        reasoning, text = reasoning + text.lstrip().removeprefix("<think>"), ""
+    apart = next((extra[key] for key in ("reasoning_content", "reasoning") if isinstance(extra.get(key), str)), "")
+    reasoning, text = split_reasoning(message.content or "")
     if not text.strip() and message.tool_calls:
         functions = (getattr(call, "function", None) for call in message.tool_calls)
         text = next((function.arguments for function in functions if function and function.arguments), "")
-    return text, reasoning.strip()
+    return text, (apart + reasoning).strip()
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """The reasoning of a <think> block at the start of a text, and what follows it.
+
+    The opening tag may be missing, because chat templates write it into the prompt, and the closing one of an answer
+    that was cut off.
+    """
+    if match := re.match(r"\s*(?:<think>)?(.*?)</think>", text, re.DOTALL):
+        return match[1], text[match.end() :]
+    if text.lstrip().startswith("<think>"):
+        return text.lstrip().removeprefix("<think>"), ""
+    return "", text
 
 
 class Exchange(Reply):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from cudal2gen import model
-from cudal2gen.kernel import FAMILIES, GPUS, Fields, Problem, Record, parse
+from cudal2gen.kernel import FAMILIES, GPUS, Fields, IllegalRecord, Problem, Record, parse
 from cudal2gen.results import INCUMBENT, Trial
 from cudal2gen.tuner import space
 from cudal2gen.tuner.answers import FIXED, LONGEST_REASON, schema
@@ -97,6 +97,27 @@ def document(
         "proposals wanted": count,
     }
     return json.dumps(parts, separators=(",", ":"))
+
+
+def bases_in(text: str) -> tuple[Problem, dict[str, Record]] | None:
+    """The problem and the labelled records of a user message that ``document`` wrote; None for any other text."""
+    try:
+        parts = json.loads(text)
+        posed = {name: value for name, value in parts["problem"].items() if name in Problem.model_fields}
+        problem = Problem.model_validate(posed)
+        bases, variants = dict(parts["bases"]), parts["variants, the fastest first"]
+        for variant in variants:
+            differences = variant.get("differs from incumbent in")
+            whole = bases["incumbent"] | differences if differences is not None else variant["fields"]
+            bases[variant["base"]] = whole
+        origin = {"source": "question", "structure": "tuned", "changed": []}
+        rest = problem.model_dump(mode="json") | {"origin": origin}
+        return problem, {
+            label: parse({name: value for name, value in fields.items() if name != "derived"} | rest)
+            for label, fields in bases.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, IllegalRecord):
+        return None
 
 
 def _problem(problem: Problem) -> Fields:

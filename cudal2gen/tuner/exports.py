@@ -1,0 +1,165 @@
+"""What a language model was asked and answered, and what that earned, as training data in the formats that TRL reads.
+
+``examples`` joins a transcript with the trials of its campaign; ``write`` makes three files of JSON lines, ordered by
+the stages of the curriculum:
+
+- ``answers.jsonl``: every answer with a reward: ``prompt`` and ``completion`` as messages, ``reward``, ``stage`` and
+  ``problem``.
+- ``sft.jsonl``: those that earned more than a failure does, for ``SFTTrainer`` (conversational prompt-completion).
+- ``grpo.jsonl``: every question once, ``prompt`` as messages, for ``GRPOTrainer``, with the ``rewards`` of its answers.
+
+``Scorer`` rewards new answers to such prompts, for ``GRPOTrainer(reward_funcs=...)``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cudal2gen import files
+from cudal2gen.kernel import Fields, Problem
+from cudal2gen.results import Effort, Trial
+from cudal2gen.tuner import answers, chat, prompt, reward, space
+from cudal2gen.tuner.chat import Exchange, Outcome
+from cudal2gen.tuner.curriculum import STAGES, Stage
+from cudal2gen.tuner.environment import Environment
+
+EFFORTS: tuple[Effort, ...] = ("long", "medium", "short")
+
+
+@dataclass(frozen=True)
+class Example:
+    """An answer and its reward. ``digest``: of the question. ``prompt``: its messages; ``completion``: the answer, its
+    reasoning before it in a <think> block."""
+
+    digest: str
+    prompt: list[dict[str, str]]
+    completion: list[dict[str, str]]
+    reward: float
+    stage: Stage
+    problem: str
+
+
+class Rewards:
+    """The rewards of records, by their trials; of one with trials of several efforts the longest counts."""
+
+    def __init__(self, trials: Iterable[Trial], settings: reward.Settings) -> None:
+        self.settings = settings
+        self._trials: dict[str, list[Trial]] = {}
+        for trial in trials:
+            self._trials.setdefault(_key(trial.problem, trial.record), []).append(trial)
+
+    def of_answer(self, outcome: Outcome) -> float | None:
+        """The outcome's own reward; else the mean over its proposals with a trial, an illegal one's being that of a
+        failure. None where nothing is known of it."""
+        if outcome.reward is not None:
+            return outcome.reward
+        if not outcome.proposals:
+            return self.settings.failed
+        problem = Problem.model_validate(outcome.problem)
+        rewards = [value for fields in outcome.proposals if (value := self._of(problem, fields)) is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    def _of(self, problem: Problem, fields: Fields) -> float | None:
+        if "violation" in fields:
+            return self.settings.failed
+        trials = self._trials.get(_key(problem, fields), [])
+        for effort in EFFORTS:
+            if cases := [trial for trial in trials if trial.effort == effort]:
+                try:
+                    return reward.of_trials(cases, self.settings)
+                except ValueError:  # no reference was timed beside it
+                    return None
+        return None
+
+
+def _key(problem: Problem, fields: Mapping[str, Any]) -> str:
+    """Equal for equal decisions on one problem."""
+    decisions = {name: value for name, value in fields.items() if name not in space.NO_DECISION}
+    return json.dumps([problem.key, decisions], sort_keys=True)
+
+
+def examples(transcript: Path, rewards: Rewards) -> Iterator[Example]:
+    """The rewarded answers of a transcript, in its order. Raises WrongInput."""
+    exchanges: dict[str, Exchange] = {}
+    for line in chat.transcript(transcript):
+        if isinstance(line, Exchange):
+            if line.messages and not line.error:
+                exchanges[line.key] = line
+        elif (exchange := exchanges.get(line.exchange)) and (value := rewards.of_answer(line)) is not None:
+            thoughts = f"<think>\n{exchange.reasoning}\n</think>\n\n" if exchange.reasoning else ""
+            yield Example(
+                exchange.digest,
+                [{"role": message.role, "content": message.content} for message in exchange.messages],
+                [{"role": "assistant", "content": f"{thoughts}{exchange.text}"}],
+                value,
+                line.stage,
+                exchange.problem,
+            )
+
+
+def write(folder: Path, rewarded: Iterable[Example], failed: float = 0.0) -> dict[str, int]:
+    """Writes the three files; their numbers of lines. ``failed``: a failure's reward. Raises Failure."""
+    ordered = sorted(rewarded, key=lambda example: STAGES.index(example.stage))
+    rows = [
+        {name: getattr(example, name) for name in ("prompt", "completion", "reward", "stage", "problem")}
+        for example in ordered
+    ]
+    questions: dict[str, dict[str, Any]] = {}
+    for example in ordered:
+        question = {"prompt": example.prompt, "stage": example.stage, "problem": example.problem, "rewards": []}
+        questions.setdefault(example.digest, question)["rewards"].append(example.reward)
+    lines = {
+        "answers.jsonl": rows,
+        "sft.jsonl": [row for row in rows if row["reward"] > failed],
+        "grpo.jsonl": list(questions.values()),
+    }
+    for name, content in lines.items():
+        files.write(folder / name, "".join(json.dumps(row) + "\n" for row in content))
+    return {name: len(content) for name, content in lines.items()}
+
+
+class Scorer:
+    """A reward function of TRL: evaluates the records that answers propose, in any environment.
+
+    A call takes conversational ``prompts`` and ``completions``, pairwise. A reward is the mean over an answer's
+    proposals, where failures, illegal and repeated ones have the reward of a failure; None for a prompt that is no
+    question of ``tuner.prompt``, which GRPOTrainer leaves out.
+    """
+
+    __name__ = "cudal2gen_reward"  # GRPOTrainer names its metrics by it
+
+    def __init__(
+        self, environment: Environment, settings: reward.Settings | None = None, effort: Effort = "short"
+    ) -> None:
+        self._environment, self._settings, self._effort = environment, settings or reward.Settings(), effort
+
+    def __call__(
+        self, prompts: Sequence[Sequence[Mapping[str, str]]], completions: Sequence[Sequence[Mapping[str, str]]],
+        **_: object,
+    ) -> list[float | None]:  # fmt: skip
+        return [self._reward(asked, answer) for asked, answer in zip(prompts, completions, strict=True)]
+
+    def _reward(self, messages: Sequence[Mapping[str, str]], completion: Sequence[Mapping[str, str]]) -> float | None:
+        question = next(
+            (prompt.bases_in(message["content"]) for message in messages if message["role"] == "user"), None
+        )
+        if question is None:
+            return None
+        problem, bases = question
+        reasoning, text = chat.split_reasoning(completion[-1]["content"])
+        ideas, faults = answers.ideas_of(chat.Reply(text=text, reasoning=reasoning), answers.MOST_FAULTS)
+        failures, records = len(faults), {}
+        for idea in ideas:
+            proposal = answers.revised(idea, bases)
+            if isinstance(proposal, answers.Fault) or proposal.record is None or proposal.record.kernel_key in records:
+                failures += 1
+            else:
+                records[proposal.record.kernel_key] = proposal.record
+        trials = self._environment.evaluate(problem, list(records.values()), self._effort) if records else []
+        rewards = [reward.of_trials([trial], self._settings) for trial in trials]
+        rewards += [self._settings.failed] * failures
+        return sum(rewards) / len(rewards) if rewards else self._settings.failed
