@@ -158,7 +158,7 @@ def test_a_question_names_its_records_again() -> None:
 def test_new_answers_are_scored() -> None:
     posed = question()
     text = prompt.document(posed, prompt.bases_of(posed), [], [], [], 1)
-    asked = [{"role": "system", "content": prompt.SYSTEM}, {"role": "user", "content": text}]
+    messages = [{"role": "system", "content": prompt.SYSTEM}, {"role": "user", "content": text}]
 
     def answer(*changes: dict[str, Any]) -> list[dict[str, str]]:
         proposals = [{"base": "incumbent", "changes": change, "why": ""} for change in changes]
@@ -173,7 +173,7 @@ def test_new_answers_are_scored() -> None:
         answer({"stages": 90}), [{"role": "assistant", "content": "no"}],
     ]  # fmt: skip
     assert expected > 0.5
-    assert scorer(prompts=[asked] * 5, completions=completions, stage=["hgemm"] * 5) == pytest.approx(
+    assert scorer(prompts=[messages] * 5, completions=completions, stage=["hgemm"] * 5) == pytest.approx(
         [expected, expected / 2, expected / 2, 0.0, 0.0], rel=0.03
     )
     other = [{"role": "user", "content": "write a kernel"}]
@@ -192,16 +192,16 @@ def tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: number for number, word in enumerate(["<pad>", "<end>", *alphabet])}
-    base = Tokenizer(models.BPE(words, []))
+    numbers = {word: number for number, word in enumerate(["<pad>", "<end>", *alphabet])}
+    base = Tokenizer(models.BPE(numbers, []))
     base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     base.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=base, pad_token="<pad>", eos_token="<end>")
-    made.chat_template = (
+    words = PreTrainedTokenizerFast(tokenizer_object=base, pad_token="<pad>", eos_token="<end>")
+    words.chat_template = (
         "{% for message in messages %}[{{ message.role }}]{{ message.content }}<end>{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    return made
+    return words
 
 
 @pytest.mark.slow
@@ -248,13 +248,13 @@ def test_trl_reads_and_trains(exported: Path, tmp_path: Path, monkeypatch: pytes
 
     questions = data("grpo.jsonl")
     assert is_conversational(questions[0])
-    seen: list[list[float | None]] = []
+    scores: list[list[float | None]] = []
     scorer = exports.Scorer(environment(), SETTINGS)
 
     def rewarded(prompts: Any, completions: Any, stage: Any, rewards: Any, **columns: Any) -> list[float | None]:
         assert stage == ["hgemm"] * 2
         assert len(rewards) == 2
-        seen.append(scorer(prompts, completions, **columns))
+        scores.append(scorer(prompts, completions, **columns))
         return [0.25, 1.0]  # a model of random weights writes no records
 
     grpo = GRPOTrainer(
@@ -262,7 +262,7 @@ def test_trl_reads_and_trains(exported: Path, tmp_path: Path, monkeypatch: pytes
         args=GRPOConfig(**common, per_device_train_batch_size=2, num_generations=2, max_completion_length=4),
     )  # fmt: skip
     assert grpo.train().global_step == 1
-    assert seen == [[0.0, 0.0]]
+    assert scores == [[0.0, 0.0]]
 
 
 def test_the_command_line_exports(files: tuple[Path, Path], tmp_path: Path) -> None:

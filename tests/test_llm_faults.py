@@ -107,7 +107,8 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
         chat = Chat(ServerWire(endpoint(server, seconds=0.3)), transcript, None, clock.pause, clock)
         proposer = Mixture([Llm(chat, Memory(), beside=beside, warn=warnings.append), Random(1)])
         standing = campaign.run(
-            [PROBLEM], lambda _: incumbent(), proposer, executor.InProcess(Patient(lambda _: incumbent(), seed=5)),
+            [PROBLEM], lambda _: incumbent(), lambda _: proposer,
+            executor.InProcess(Patient(lambda _: incumbent(), seed=5)),
             tmp_path / "trials.jsonl", race.Settings(evaluations=120, batch=3, prune=None), "run", None, progress,
             find_candidates=lambda _: candidates(),
         )  # fmt: skip
@@ -132,7 +133,8 @@ def replay(transcript: Path, standing: campaign.Standing, progress: Any) -> None
     """The same campaign from its transcript, without a server and without rests: the same trials."""
     proposer = Mixture([Llm(Chat(ReplayWire(transcript)), Memory(), warn=str), Random(1)])
     again = campaign.run(
-        [PROBLEM], lambda _: incumbent(), proposer, executor.InProcess(Patient(lambda _: incumbent(), seed=5)),
+        [PROBLEM], lambda _: incumbent(), lambda _: proposer,
+        executor.InProcess(Patient(lambda _: incumbent(), seed=5)),
         transcript.with_name("again.jsonl"), race.Settings(evaluations=120, batch=3, prune=None), "run", None, progress,
         find_candidates=lambda _: candidates(),
     )  # fmt: skip

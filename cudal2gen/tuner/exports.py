@@ -141,7 +141,7 @@ class Scorer:
         self, prompts: Sequence[Sequence[Mapping[str, str]]], completions: Sequence[Sequence[Mapping[str, str]]],
         **_: object,
     ) -> list[float | None]:  # fmt: skip
-        return [self._reward(asked, answer) for asked, answer in zip(prompts, completions, strict=True)]
+        return [self._reward(messages, answer) for messages, answer in zip(prompts, completions, strict=True)]
 
     def _reward(self, messages: Sequence[Mapping[str, str]], completion: Sequence[Mapping[str, str]]) -> float | None:
         question = next(
