@@ -36,6 +36,7 @@ PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
 SMALL = Problem(gpu="h200", acc="f16", layout="tn", m=256, n=256, k=256)
 KEY = "sk-not-to-be-seen"
 NO_NOTES = Memory()
+SMALL_RECORD = parse(space.base(SMALL, "sm90_wgmma") | FAMILIES["sm90_wgmma"].plain(SMALL))
 
 
 @cache
@@ -151,6 +152,45 @@ def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -
     assert prompt_fields["proposals wanted"] == 5
     assert item.record is not None
     assert space.differing(parse(ranked[0].record), item.record) == {"raster_group": (8, 4)}
+
+
+def test_the_prompt_has_the_floor_the_vendor_the_bound_and_winners_of_neighbours() -> None:
+    (trial,) = measured({"stages": 3})
+    kernel = trial.timing()
+    assert kernel is not None
+    vendor = kernel.model_copy(update={"contender": "cublaslt", "event_us": tuple(200.0 for _ in kernel.event_us)})
+    slower = vendor.model_copy(update={"contender": "torch", "event_us": tuple(210.0 for _ in kernel.event_us)})
+    beside = trial.model_copy(update={"timings": (*trial.timings, slower, vendor)})
+    near = [
+        parse(
+            incumbent().model_dump(mode="json")
+            | {"m": m, "stages": stages, "origin": {"source": "s", "structure": "tuned", "changed": []}}
+        )
+        for m, stages in ((16384, 2), (8192, 3), (4096, 2))
+    ]
+    posed = question((beside,))
+    parts = json.loads(prompt.document(posed, prompt.bases_of(posed), [], [], [*near, SMALL_RECORD], 1))
+    peak = 132 * 4096 * 1700  # FLOP per µs: SMs, FLOP per clock and SM, MHz
+    us = 2 * 4096**3 / peak
+    assert parts["floor"]["us of tensor cores"] == pytest.approx(us, rel=1e-4)
+    assert parts["floor"]["us of device memory"] == pytest.approx(3 * 2 * 4096**2 / 4.1e6, rel=1e-3)
+    assert parts["floor"]["us"] == pytest.approx(us + 1.6, rel=1e-4)
+    assert parts["vendor"]["library"] == "cublaslt"
+    assert parts["vendor"]["us"] == 200.0
+    assert parts["vendor"]["tflops"] == pytest.approx(2 * 4096**3 / 200e6, abs=0.05)
+    assert parts["vendor"]["share of the floor's speed"] == pytest.approx((us + 1.6) / 200, abs=0.001)
+    assert (
+        parts["what bounds the incumbent"]["most"]
+        in parts["what bounds the incumbent"]["us of the main loop if it needed one part alone"]
+    )
+    assert parts["what bounds the incumbent"]["source"] == "timing model, no measurement"
+    winners = parts["winners of similar problems"]
+    assert [(winner["m_n_k"], winner["doublings apart"], winner["origin"]) for winner in winners] == [
+        ("8192_4096_4096", 1.0, "tuned"), ("16384_4096_4096", 2.0, "tuned"),
+    ]  # fmt: skip
+    assert winners[0]["differs from incumbent in"] == {"stages": 3}
+    assert parts["schema"]["required"] == ["reasoning", "proposals"]
+    assert next(iter(parts["schema"]["properties"])) == "reasoning", "a model that writes in order reasons first"
 
 
 def test_without_an_incumbent_a_variant_has_all_fields_and_an_interval_of_its_own() -> None:
@@ -857,15 +897,14 @@ def test_the_command_line_asks_and_replays(tmp_path: Path, own_catalog: dict[str
             "scripted",
             "--llm-key",
             "OUR_KEY",
-            "--llm-prices",
-            "1",
-            "2",
+            *("--llm-prices", "1", "2", "--llm-temperature", "0.3", "--llm-max-tokens", "99", "--llm-budget", "99999"),
         )
         online = run(
             *base, *server_options, "--llm-transcript", str(transcript), "--trials", str(tmp_path / "a.jsonl"), env=env
         )
         assert online.returncode == 0, online
         assert server.keys[0] == f"Bearer {KEY}"
+        assert (server.requests[0]["temperature"], server.requests[0]["max_tokens"]) == (0.3, 99)
     exchanges = len(server.requests)
     assert f"llm: {exchanges} exchanges, {exchanges}000 tokens in, {exchanges * 200} out, cost " in online.stdout
     assert KEY not in transcript.read_text()

@@ -10,6 +10,7 @@ import pytest
 
 from cudal2gen.kernel import FAMILIES, GPUS, Problem, Record, parse
 from cudal2gen.ratios import Ratio
+from cudal2gen.results import INCUMBENT, KERNEL
 from cudal2gen.tuner import memory, space
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.memory import Memory, Note
@@ -139,6 +140,37 @@ def test_a_lesson_is_learnt_once_and_only_where_something_improved(tmp_path: Pat
     assert lessons.learn(won(record(stages=2), environment="model")) is not None
     modelled = list(memory.parse_notes(path.read_text()))[1]
     assert modelled.measured == "no: model environment, NVIDIA H200"
+
+
+def test_what_never_helped_becomes_a_lesson_too(tmp_path: Path) -> None:
+    changes = [
+        {"stages": 2, "raster_group": 4}, {"stages": 2, "raster_group": 2}, {"stages": 2},
+        {"hint_b": "last"}, {"hint_b": "last", "raster_group": 4}, {"hint_b": "last", "raster_group": 2},
+        {"raster_axis": "n"}, {"raster_axis": "n", "raster_group": 16},
+    ]  # fmt: skip
+    speeds = [0.8, 0.7, 0.85, 0.9, 0.9, 1.0, 0.5, 0.5]
+    trials = []
+    for change, speed in zip(changes, speeds, strict=True):
+        (trial,) = Model(lambda _: record()).evaluate(LARGE, [record(**change)])
+        base = trial.timing(INCUMBENT)
+        assert base is not None
+        timings = tuple(
+            base.model_copy(update={"contender": contender, "event_us": tuple(us * scale for us in base.event_us)})
+            for contender, scale in ((INCUMBENT, 1.0), (KERNEL, 1 / speed))
+        )
+        trials.append(trial.model_copy(update={"timings": timings}))
+    place = Memory(file=tmp_path / "lessons.md")
+    race = SimpleNamespace(problem=LARGE, incumbent=record(), evaluations=trials)
+    note = place.learn_setbacks(race)  # type: ignore[arg-type]
+    assert note is not None
+    assert json.loads(note.changes) == {"stages": [4, 2]}, "a trial of hint_b was no slower; raster_axis has two"
+    assert note.text.endswith("stages 4 -> 2: 3 trials, at best 0.850 times the incumbent's speed.")
+    assert place.recall(LARGE)[0] == note
+    assert place.learn_setbacks(race) is None, "once"  # type: ignore[arg-type]
+    assert (
+        memory.setbacks(LARGE, record(), [trial.model_copy(update={"environment": "replay"}) for trial in trials])
+        is None
+    )
 
 
 def test_half_a_lesson_of_a_killed_process_spoils_no_other(tmp_path: Path) -> None:

@@ -213,6 +213,7 @@ def _run(
         nonlocal ended
         roster.conclude(race.problem)
         lessons.learn(race)
+        lessons.learn_setbacks(race)
         ended += 1
         if ended % SAVED_EVERY == 0:
             participants.save()

@@ -1,4 +1,4 @@
-"""Contextual memory: Markdown notes on architectures, and lessons from the improvements of campaigns.
+"""Contextual memory: Markdown notes on architectures, and lessons of campaigns: what improved, what never helped.
 
 A note is a section of a Markdown file: a heading, lines ``key: value``, an empty line, and text. ``gpus`` and
 ``classes`` limit its scope (absent: everywhere); ``source`` names its origin; ``measured`` names a device, or says no.
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, get_args
 from cudal2gen import chips, files, places
 from cudal2gen.kernel import Problem, Record, SizeClass, parse
 from cudal2gen.ratios import Ratio
+from cudal2gen.results import INCUMBENT, Trial
 from cudal2gen.tuner import space
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 SHIPPED = places.PACKAGE / "tuner" / "notes"
 CLASSES: tuple[str, ...] = get_args(SizeClass)
 LONGEST = 2000  # characters of a note in a prompt
+SETBACKS, MOST_SETBACKS = 3, 6  # trials of a change that was slower, at least; changes in a lesson, at most
 CHARACTERS_PER_TOKEN = 3.5  # of English mixed with numbers, for tokenisers of today: a guess on the safe side
 _HEADING = re.compile(r"^## +(.+?)\s*$")
 _KEY = re.compile(r"^(gpus|classes|source|measured|problem|changes|gain): *(.*?)\s*$")
@@ -171,6 +173,16 @@ class Memory:
         note = lesson(race.problem, race.incumbent, parse(winner.record), gain, winner.environment, winner.on)
         return note if _append(note, self.file) else None
 
+    def learn_setbacks(self, race: Race) -> Note | None:
+        """Appends and returns what never helped in a race: see ``setbacks``. None where there is nothing of it.
+
+        Raises OSError where the file cannot be written.
+        """
+        if self.file is None or race.incumbent is None:
+            return None
+        note = setbacks(race.problem, race.incumbent, race.evaluations)
+        return note if note and _append(note, self.file) else None
+
 
 def load(file: Path | None = None) -> Memory:
     """The shipped notes, and the lessons of a file, which need not exist yet."""
@@ -196,6 +208,43 @@ def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment:
         problem=place,
         changes=json.dumps({name: list(pair) for name, pair in changed.items()}),
         gain=factor,
+    )
+
+
+def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> Note | None:
+    """The lesson of changes to single fields that ``SETBACKS`` or more trials share, each of them slower than the
+    incumbent beyond noise; the worst ``MOST_SETBACKS`` of them. None without one, and for a replay's trials."""
+    ratios: dict[tuple[str, str, str], list[Ratio]] = {}
+    places = set()
+    for trial in trials:
+        ratio = trial.faster_than(INCUMBENT)
+        if ratio is None or trial.environment == "replay" or trial.record.get("family") != incumbent.family:
+            continue
+        places.add(f"yes, on {trial.on}" if trial.environment == "gpu" else f"no: {trial.environment} environment")
+        for name, pair in space.differing(incumbent, parse(trial.record)).items():
+            before, after = map(json.dumps, pair)
+            ratios.setdefault((name, before, after), []).append(ratio)
+    worst = sorted(
+        (max(ratio.value for ratio in group), len(group), change)
+        for change, group in ratios.items()
+        if len(group) >= SETBACKS and all(ratio.high < 1 for ratio in group)
+    )[:MOST_SETBACKS]
+    if not worst:
+        return None
+    spelled = "; ".join(
+        f"{name} {before} -> {after}: {count} trials, at best {best:.3f} times the incumbent's speed"
+        for best, count, (name, before, after) in worst
+    )
+    changes = {name: [json.loads(before), json.loads(after)] for _, _, (name, before, after) in worst}
+    return Note(
+        title=f"{problem.title}: changes that were slower",
+        text=f"{problem.size_class} problem, {incumbent.family}: {spelled}.",
+        gpus=(problem.gpu,),
+        classes=(problem.size_class,),
+        source="cudal2gen tune",
+        measured=", ".join(sorted(places)),
+        problem=problem.title,
+        changes=json.dumps(changes),
     )
 
 
