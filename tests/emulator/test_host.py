@@ -141,7 +141,7 @@ def test_library_of_a_cubin_answers_with_its_ptx(tmp_path: Path) -> None:
 
 def test_errors_inside_the_machine_are_not_swallowed(tmp_path: Path) -> None:
     text = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() {\n"
-    text += " tcgen05.fence::before_thread_sync;\n ret;\n}\n"
+    text += " unheard.of;\n ret;\n}\n"
     (tmp_path / "kernel.ptx").write_text(text)
     with emulator.session() as s:
         runtime = Runtime()
@@ -153,7 +153,7 @@ def test_errors_inside_the_machine_are_not_swallowed(tmp_path: Path) -> None:
         assert runtime.c.cudaGetLastError() == 0
     (report,) = s.reports
     assert report.kind == "launch-error"
-    assert "tcgen05.fence::before_thread_sync" in report.message
+    assert "unheard.of" in report.message
     assert len(s.errors) == 1
 
 

@@ -621,11 +621,11 @@ def test_unknown_instruction_names_line_and_opcode() -> None:
 .address_size 64
 .visible .entry k() {
   .reg .b64 %rd<2>;
-  tcgen05.wait::ld.sync.aligned;
+  unheard.of.sync.aligned;
   ret;
 }
 """
-    with pytest.raises(emulator.UnknownInstruction, match=r"PTX line 6.*tcgen05\.wait::ld\.sync\.aligned"):
+    with pytest.raises(emulator.UnknownInstruction, match=r"PTX line 6.*unheard\.of\.sync\.aligned"):
         emulator.load(text).launch("k", 1, 32, [], memory=Memory())
 
 

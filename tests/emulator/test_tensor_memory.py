@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -320,3 +321,57 @@ def test_an_operand_under_way_is_reported() -> None:
     early = re.sub(r"tcgen05.commit\S+ (\[%\w+\]), %\w+;", arrival, text, count=1)
     races = [report for report in pair(early)[2].reports if report.kind == "shared-race"]
     assert any("a bulk copy starts: write after read" in report.message for report in races)
+
+
+# --- cluster launch control
+
+
+def claims(text: str, options: Options | None = None) -> tuple[np.ndarray, np.ndarray, LaunchResult]:
+    """(how often each CTA's work was done, how much each CTA did, findings) of 6 by 4 CTAs on 4 SMs."""
+    memory = Memory()
+    times, done = (memory.upload(np.zeros(24, np.int32), "inout") for _ in range(2))
+    device = replace(B200, sm_count=4)
+    result = emulator.load(text).launch(
+        "claims", grid=(6, 4), block=64, args=[times, done], memory=memory, device=device, options=options or Options()
+    )
+    return times.download(), done.download(), result
+
+
+def test_running_ctas_do_the_work_of_those_that_have_not_started() -> None:
+    times, done, result = claims(alone("claims"))
+    assert [str(report) for report in result.reports] == []
+    assert (times == 1).all()
+    assert (done[:4] > 0).all()
+    assert not done[4:].any()
+
+
+def test_work_is_done_once_though_requests_fail_at_random() -> None:
+    times, done, result = claims(alone("claims"), Options(adverse=True))
+    assert [str(report) for report in result.reports] == []
+    assert (times == 1).all()
+    # Those whose request failed have made room for others, which started.
+    assert 4 < np.count_nonzero(done) < 24
+
+
+def test_misuse_of_requests_is_reported() -> None:
+    text = alone("claims")
+    request = re.search(r"clusterlaunchcontrol.try_cancel[^;]*;", text)
+    assert request is not None
+    # One more request behind the response that says no, and nobody waits for it.
+    again = text.replace("\tret;", f"\t{request[0]} ret;")
+    reports = claims(again)[2].reports
+    assert {report.kind for report in reports} >= {"cluster-launch-control", "in-flight"}
+    short = text.replace("], 16;", "], 32;")
+    assert any("0 of 1 arrivals and 16 bytes" in report.message for report in claims(short)[2].reports)
+
+
+def test_mutants_of_requests_are_noticed() -> None:
+    def checked(text: str, options: Options) -> tuple[np.ndarray, np.ndarray, LaunchResult]:
+        times, _, result = claims(text, options)
+        return times, np.ones_like(times), result
+
+    text = alone("claims")
+    # Unguarded, the coordinates that nobody asked for are undefined, and not used.
+    chosen = [m for m in mutants(text) if "clusterlaunch" in m.name and m.kind != "unguard"]
+    assert {m.kind for m in chosen} == {"drop", "always", "negate"}
+    assert [m.name for m in chosen if not finding(checked, m.text)] == []

@@ -116,7 +116,7 @@ def test_sources_that_do_not_compile() -> None:
 def test_launches_that_cuda_refuses_are_wrong_and_unknown_instructions_are_not_checked() -> None:
     launch = Launch(entry="add_f32", grid=1, block=2048, args=["x", "y", "z", "n"])
     assert "launch-refused" in add(launches=[launch]).rules
-    text = '__global__ void f(float* z) { asm volatile("tcgen05.wait::ld.sync.aligned;"); }'
+    text = '__global__ void f(float* z) { asm volatile("tcgen05.shift.cta_group::1.down [%0];" :: "r"(0)); }'
     verdict = check_source(
         text, lambda: np.zeros(4), [{"n": 4}], buffers={"z": "out:f32[n]"}, limits=HERE,
         launches=[{"entry": "f", "block": 32, "args": ["z"]}],

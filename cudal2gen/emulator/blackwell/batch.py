@@ -5,6 +5,7 @@ from __future__ import annotations
 from cudal2gen.emulator.blackwell.accesses import TensorAccesses
 from cudal2gen.emulator.blackwell.allocation import Allocation
 from cudal2gen.emulator.blackwell.clocks import TensorClocks
+from cudal2gen.emulator.blackwell.cluster_launch import ClusterLaunches
 from cudal2gen.emulator.blackwell.pending import PendingLoads
 from cudal2gen.emulator.blackwell.products import TensorProducts
 from cudal2gen.emulator.blackwell.tensor_memory import TensorMemory
@@ -27,6 +28,7 @@ class BlackwellBatch(HopperBatch):
         self.products = TensorProducts(
             self, clocks, self.peers, shared, self.mbarriers, self.tensor_memory, self.allocation
         )
+        self.cluster_launches = ClusterLaunches(self, self.peers, shared, self.mbarriers)
         self.last_checks += [self.products.exited, self.allocation.exited]
 
     def make_clocks(self) -> TensorClocks:

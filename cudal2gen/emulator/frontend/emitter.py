@@ -31,7 +31,9 @@ HOPPER_UNITS = {
     "V": "map_edits",
 }  # fmt: skip
 # On sm_100 tcgen05.ld, not wgmma, leaves registers under way.
-BLACKWELL_UNITS = {"X": "pending", "TA": "allocation", "TM": "accesses", "TP": "products"}
+BLACKWELL_UNITS = {
+    "X": "pending", "TA": "allocation", "TM": "accesses", "TP": "products", "CL": "cluster_launches",
+}  # fmt: skip
 
 
 class UnknownInstruction(EmulatorError):

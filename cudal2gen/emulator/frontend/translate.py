@@ -32,6 +32,8 @@ from cudal2gen.emulator.state.arrays import MOVER, Array
 from cudal2gen.emulator.state.launch import KernelFacts, SharedVariable
 from cudal2gen.emulator.state.reports import EmulatorError
 
+CANCEL = ("clusterlaunchcontrol", "try_cancel")
+
 
 @dataclass(eq=False)
 class Compiled(KernelFacts):
@@ -155,6 +157,7 @@ class _Translator:
             origins=e.address_origins,
             written=written(graph.instructions(), e.origins),
             uncertain=[(name, site) for name, site in e.first_uses.items() if site >= 0],
+            cancels=any(ins.parts[:2] == CANCEL for ins in graph.instructions()),
             function=defined["kernel"],
             source=source,
             conservative=graph.conservative,

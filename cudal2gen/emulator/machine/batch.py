@@ -24,6 +24,7 @@ from cudal2gen.emulator.state.arrays import Array, Mask, reuse_memory
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.launch import LaunchState
+from cudal2gen.emulator.state.queue import CtaQueue
 
 MAX_IDLE_ROUNDS = 64
 # The same for CTAs that read a clock while they wait: their patience may end (by 16 million ticks).
@@ -92,14 +93,16 @@ def run(
     """Execute the CTAs with these linear numbers (whole clusters, rank by rank) in batches. Batches that wait for flags
     of others take turns. Raises Runaway, Overtaken, or EmulatorError for what the machine does not know."""
     reuse_memory()
-    sizes, at = BatchSizes(launch, len(ctas)), 0
+    sizes, resident = BatchSizes(launch), _resident(launch, len(ctas))
+    queue = launch.queue = CtaQueue(ctas, launch.geometry.cluster_size, resident)
     running: list[tuple[Batch, Generator[None, None, None]]] = []
-    idle_rounds = rounds = 0
+    idle_rounds = rounds = active = 0
     with np.errstate(all="ignore"):
-        while at < len(ctas) or running:
-            if at < len(ctas):
-                batch = batch_type(launch, device, ctas[at : at + sizes.next()])
-                at += batch.count
+        while len(queue) or running:
+            starts = min(len(queue), resident - active)
+            if starts:
+                batch = batch_type(launch, device, queue.take(sizes.next(starts)))
+                active += batch.count
                 running.insert(0, (batch, function(batch)))
             before, count = launch.version, len(running)
             left = []
@@ -107,12 +110,13 @@ def run(
                 if _continues(code):
                     left.append((batch, code))
                 else:
+                    active -= batch.count
                     sizes.ended(batch.count, batch.scheduler.steps)
             running = left
             if launch.options.progress and len(running) < count:
-                launch.options.progress(at - sum(batch.count for batch, _ in running), len(ctas))
+                launch.options.progress(len(ctas) - len(queue) - active, len(ctas))
             moved = launch.version != before or len(running) < count
-            idle_rounds = 0 if moved or at < len(ctas) else idle_rounds + 1
+            idle_rounds = 0 if moved or starts else idle_rounds + 1
             rounds += 1
             timed = any(batch.special.clock_reads > MAX_IDLE_ROUNDS for batch, _ in running)
             limit = MAX_TIMED_ROUNDS if timed else MAX_IDLE_ROUNDS
@@ -121,10 +125,18 @@ def run(
                 return
 
 
+def _resident(launch: LaunchState, count: int) -> int:
+    """CTAs that may run at a time. Where they cancel others, it matters which of them have started: an SM has one."""
+    if not launch.kernel.cancels:
+        return count
+    size = launch.geometry.cluster_size
+    return max(size, launch.device.sm_count // size * size)
+
+
 def _report_stuck(batches: list[Batch]) -> None:
     """Nothing moves any more: a deadlock, unless what is waited for lies outside of what is executed."""
     launch = batches[0].launch
-    absent = launch.geometry.ctas - sum(launch.batches)
+    absent = launch.geometry.ctas - sum(launch.batches) - launch.queue.cancelled
     text = ""
     if any(batch.memory.last_read is not None and batch.memory.last_read.of_host for batch in batches):
         text = "waits for memory that the host writes, which goes on only when the kernel has ended"

@@ -12,10 +12,10 @@ GROWTH = 1.5
 
 
 class BatchSizes:
-    """The batches of a launch of ``count`` CTAs. ``planned``: those of an execution before, which are repeated."""
+    """The batches of a launch. ``planned``: those of an execution before, which are repeated."""
 
-    def __init__(self, launch: LaunchState, count: int) -> None:
-        self.launch, self.left = launch, count
+    def __init__(self, launch: LaunchState) -> None:
+        self.launch = launch
         self.planned = list(launch.batches)
         launch.batches.clear()
         geometry, lanes = launch.geometry, launch.options.lanes
@@ -35,10 +35,9 @@ class BatchSizes:
         """As many CTAs as have so many lanes: whole clusters, at least one."""
         return max(1, lanes // self.threads // self.cluster) * self.cluster
 
-    def next(self) -> int:
-        """CTAs of the next batch."""
-        count = min(self.left, self.planned.pop(0) if self.planned else self.size)
-        self.left -= count
+    def next(self, most: int) -> int:
+        """CTAs of the next batch, ``most`` of which there is room for."""
+        count = min(most, self.planned.pop(0) if self.planned else self.size)
         self.launch.batches.append(count)
         return count
 

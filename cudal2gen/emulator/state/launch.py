@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from cudal2gen.chips import GPUS, REGISTERS_SM, Chip
 from cudal2gen.emulator.state.arrays import POISON, Array
 from cudal2gen.emulator.state.counters import Counters
 from cudal2gen.emulator.state.lanes import Lanes
 from cudal2gen.emulator.state.participants import Dim3
+from cudal2gen.emulator.state.queue import CtaQueue
 from cudal2gen.emulator.state.reports import Report, Reports
 from cudal2gen.emulator.state.sites import NOWHERE, Site
 from cudal2gen.emulator.state.suspects import Suspects, Trial
@@ -109,7 +112,8 @@ class KernelFacts:
     writes and others read, ``live_in[i]`` those that are read in or behind it. ``attributes``: directives of the entry
     (maxntid, minnctapersm, ...). ``origins``: of an instruction's address, what it may be computed from; ``written``:
     the pointers through which the kernel may write global memory, None where one cannot be followed; ``uncertain``:
-    registers that a path reads before it writes them, and the instructions that do."""
+    registers that a path reads before it writes them, and the instructions that do; ``cancels``: its CTAs may cancel
+    others that have not started."""
 
     name: str
     sites: list[Site]
@@ -126,6 +130,7 @@ class KernelFacts:
     origins: dict[int, frozenset[Origin]]
     written: frozenset[Origin] | None
     uncertain: list[tuple[str, int]]
+    cancels: bool
 
 
 @dataclass(frozen=True)
@@ -195,6 +200,7 @@ class LaunchState:
         self.version = 0
         # CTAs of each batch so far; another execution of the launch has the same batches.
         self.batches: list[int] = [] if batches is None else batches
+        self.queue = CtaQueue(np.zeros(0, np.int64), 1, 0)
         self._lanes: dict[int, Lanes] = {}
 
     def lanes(self, count: int) -> Lanes:

@@ -215,6 +215,10 @@ _ERRORS = {
         "tcgen05.mma or tcgen05.commit by other threads than one",
         "let one elected thread (elect.sync) issue the products, and the same one commit them",
     ),
+    "cluster-launch-control": (
+        "a request to cancel a cluster where none is allowed",
+        "stop at the first response that says that nothing was cancelled, and let no CTA of the cluster exit before it",
+    ),
     "tcgen05-group": (
         "tcgen05 instructions with another cta_group than the rest of the kernel, or pairs without a cluster",
         "give all tcgen05 instructions of a kernel one cta_group; cta_group::2 needs clusters of an even size",

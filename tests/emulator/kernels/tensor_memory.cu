@@ -159,3 +159,40 @@ pair(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, f
   cluster_sync();
   if (warp == 0) asm volatile("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %0, 256;" :: "r"(t));
 }
+
+// --- cluster launch control
+
+__device__ void request(unsigned response, unsigned bar) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 16;" :: "r"(bar) : "memory");
+  asm volatile("clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%0], [%1];"
+               :: "r"(response), "r"(bar) : "memory");
+}
+
+// Counts how often each CTA's work is done, and how much of it each CTA that runs does.
+extern "C" __global__ void claims(int* times, int* done) {
+  __shared__ alignas(16) unsigned response[4];
+  __shared__ alignas(8) u64 bar;
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(at(&bar)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  int tile = blockIdx.x + gridDim.x * blockIdx.y;
+  for (int turn = 0;; turn++) {
+    if (threadIdx.x == 0) {
+      request(at(response), at(&bar));
+      atomicAdd(&times[tile], 1);
+      atomicAdd(&done[blockIdx.x + gridDim.x * blockIdx.y], 1);
+    }
+    wait(at(&bar), turn & 1);
+    unsigned more, x, y;
+    asm volatile("{.reg .pred p; .reg .b128 r; ld.shared.b128 r, [%3];"
+                 "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 p, r; selp.u32 %0, 1, 0, p;"
+                 "@p clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%1, %2, _, _}, r;}"
+                 : "=r"(more), "=r"(x), "=r"(y) : "r"(at(response)) : "memory");
+    if (!more) break;
+    tile = x + gridDim.x * y;
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+  }
+}

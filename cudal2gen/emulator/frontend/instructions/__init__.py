@@ -4,6 +4,7 @@ from cudal2gen.emulator.frontend.instruction import facts
 from cudal2gen.emulator.frontend.instructions import (
     bits,
     bulk,
+    cluster_launch,
     clusters,
     compare,
     conversions,
@@ -23,6 +24,7 @@ from cudal2gen.emulator.frontend.instructions import (
 __all__ = [
     "bits",
     "bulk",
+    "cluster_launch",
     "clusters",
     "compare",
     "conversions",

@@ -94,7 +94,7 @@ def _unpack(e: Emitter, d: Vec, s: Operand, kind: str) -> None:
 
 def _total(e: Emitter, op: Operand, kind: str) -> int:
     total = e.operand_bits(op) or width_of(kind)
-    if total not in (16, 32, 64):
+    if total not in (16, 32, 64, 128):
         raise e.fail()
     return total
 
