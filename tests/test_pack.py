@@ -15,23 +15,23 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import cudal2gen
-from cudal2gen import catalog, compiler, emulator, launcher, pack, toolchain
+from cudal2gen import catalog, compiler, emulator, launcher, pack, results, toolchain
 from cudal2gen.choice import Row, Table
 from cudal2gen.cli.selection import Selection
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.kernel.launch import Operands
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.pack import PackError
 from cudal2gen.pack.abi import ABI, SINCE
 from cudal2gen.pack.facts import as_json
 from cudal2gen.results import Measurements
 from tests import measured, packed
+from tests.emulated import EmulatedDevice, OperatorDevice
 from tests.packages import require
 from tests.test_choice import EVEN, campaign
 from tests.test_cli import error, run
@@ -404,6 +404,14 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
         "pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(tmp_path / "any.whl"), env=env
     )
     assert wheel.stdout.startswith(f"{tmp_path}/cudal2gen_a100-")
+    hub = tmp_path / "hub"
+    repository = run(
+        "pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--format", "hf", "--out", str(hub), env=env
+    )
+    assert repository.returncode == 0, repository.stderr
+    assert "1 kernels, 1 binaries" in repository.stdout
+    assert pack.open_pack(hub / "build" / "torch-cuda" / "pack").table.kernels[0].sizes.text == "64_64_64"
+    assert "setup_float16_f16_tn_64_64_64" in (hub / "benchmarks" / "benchmark.py").read_text()
 
 
 @pytest.mark.slow
@@ -456,29 +464,72 @@ def test_candidates_are_all_records_and_stand_ins_for_what_torch_asks(few: list[
 
 
 @pytest.mark.torch
-def test_a_pack_of_candidates_claims_nothing_and_is_raced(few: list[Record], tmp_path: Path) -> None:
-    require("torch")
-    from cudal2gen.operators.races import Autotuner
-    from cudal2gen.operators.tuned import Store
-    from tests.test_races import A100, Clock
+def test_a_pack_of_candidates_claims_nothing_and_is_raced(
+    few: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written with a compiler; where there is none, a call races what is in it."""
+    torch = require("torch")
+    from cudal2gen.operators import emulated as emulated_operators
 
     out = tmp_path / "pack"
     env = {"CUDAL2GEN_CATALOG": str(tmp_path / "few.jsonl"), "CUDAL2GEN_RESULTS": str(tmp_path)}
-    done = run("pack", "--candidates", "--layout", "tn", "--ab", "f16", "--out", str(out), env=env)
+    done = run("pack", "--candidates", "--layout", "tn", "--ab", "f16", "--with-ptx", "--out", str(out), env=env)
     assert done.returncode == 0, done.stderr
     assert "2 kernels, 2 binaries" in done.stdout
     assert "candidates, nothing claimed" in done.stdout
     opened = pack.open_pack(out)
     assert opened.facts["problems_measured"] == 0
     assert opened.table.rows == []
-    problem = Problem(gpu=GPU, acc="f32", layout="tn", m=60, n=56, k=128)
-    operands = Operands.packed("tn", 56, 128)
-    choice = opened.table.choose(problem, operands)
-    assert (choice.kernel, choice.short) == (None, "nothing was measured within a factor of two")
-    tuner = Autotuner(Clock(None, {}, 1.0), Store(A100, tmp_path))
-    candidates = tuner.candidates(opened.table, problem, operands)
-    assert opened.table.kernels[candidates[0][0]].record.name == packed.RECORDS["predicated"].name
-    assert tuner.races(opened.table, problem)
+    emulator.runtime_path()
+    for name in ("PATH", "CUDAL2GEN_NVCC", "CUTLASS_PATH"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
+
+    def computed(mode: str, device: OperatorDevice) -> Any:
+        monkeypatch.setenv("CUDAL2GEN_AUTOTUNE", mode)
+        a, b = (device.empty(torch.empty(0, dtype=torch.float16), 64, 128).fill_(1) for _ in range(2))
+        with emulated_operators(device, [opened]):
+            return cudal2gen.matmul(a, b.t())[0, 0].item()
+
+    with EmulatedDevice(packed.RECORDS["predicated"]) as emulated_device:
+        device = Timed(emulated_device, GPU)
+        assert computed("off", device) == 128
+        assert not emulated_device.session.launches
+        assert computed("once", device) == 128
+        launches = [launch.kernel for launch in emulated_device.session.launches]
+        assert set(launches) == {packed.RECORDS["predicated"].name}
+        (row,) = results.measurements(results.store("autotune")).measurements
+        assert (row.problem.mnk, row.digest) == ("64_64_128", opened.table.kernels[1].digest)
+        assert computed("once", device) == 128
+        assert len(emulated_device.session.launches) == len(launches) + 1, "the next process takes what was raced"
+
+
+class Timed(OperatorDevice):
+    """An emulated device with a meter: kernels take 2 ms, torch 3 ms."""
+
+    environment = measured.H200.model_copy(
+        update={"id": "timed", "gpu": GPU, "name": "NVIDIA A100", "capability": "8.0", "sms": 108}
+    )
+    seconds = 0.0
+
+    def meter(self) -> Timed:
+        return self
+
+    def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        before = len(self.device.session.launches)
+        call()
+        us = (2000.0 if len(self.device.session.launches) > before else 3000.0) * times
+        self.seconds += us / 1e6
+        return us
+
+    def synchronize(self) -> None:
+        self.device.synchronize()
+
+    def idle(self) -> bool:
+        return True
+
+    def now(self) -> float:
+        return self.seconds
 
 
 # --- from C ---
