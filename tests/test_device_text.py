@@ -107,7 +107,7 @@ def test_a_text_serves_its_own_operation(change: dict[str, str]) -> None:
     ("launch", "message"),
     [
         ({"call": "grid raster=plain"}, "must begin with one of tiles, cluster, tma"),
-        ({"call": "tiles raster=zsplit"}, "raster must be plain or persistent"),
+        ({"call": "tiles raster=zsplit"}, "raster zsplit needs options swizzle_stride"),
         ({"call": "tiles raster=plain threads=64"}, "threads: the record has fields for these"),
         ({"call": "tiles"}, "raster: field required"),
         ({"call": "cluster reduce=none steps=4", "padding": "none"}, "has neither clusters nor TMA"),

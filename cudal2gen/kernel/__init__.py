@@ -10,7 +10,9 @@ from __future__ import annotations
 from cudal2gen.chips import GPUS as GPUS
 from cudal2gen.chips import REGISTERS_SM as REGISTERS_SM
 from cudal2gen.chips import REGISTERS_THREAD as REGISTERS_THREAD
+from cudal2gen.kernel.cuda_source import LAUNCHED as LAUNCHED
 from cudal2gen.kernel.cuda_source import CudaSource as CudaSource
+from cudal2gen.kernel.cuda_source import as_text as as_text
 from cudal2gen.kernel.editing import Edit as Edit
 from cudal2gen.kernel.editing import edit as edit
 from cudal2gen.kernel.editing import in_family as in_family

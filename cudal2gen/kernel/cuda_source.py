@@ -20,9 +20,9 @@ from cudal2gen.kernel.work import Work
 # Facts of launches that come from the record's own fields.
 OWN_FACTS = frozenset(Launch.model_fields) | {"predicated", "baked_k", "baked_n"}
 # What the text was written for, beside padding by the kernel or by others.
-SEALED = (
-    "text", "entry", "operation", "bm", "bn", "bk", "stages", "split_k", "block", "dynamic_smem", "call", "baked",
-)  # fmt: skip
+LAUNCHED = ("bm", "bn", "bk", "stages", "split_k", "block", "dynamic_smem", "call", "baked")
+SEALED = ("text", "entry", "operation", *LAUNCHED)
+ENTRY = "gemm"  # the kernel's name in a text that comes of another record
 
 
 class CudaSource(Record):
@@ -94,8 +94,8 @@ class CudaSource(Record):
         yield from self.smem_violations(f"dynamic_smem={self.dynamic_smem}")
 
     def _launch_violations(self, launch: Launch) -> Iterator[str]:
-        if isinstance(launch, Tiles) and launch.raster == "zsplit":
-            yield f"call={self.call}: raster must be plain or persistent"
+        if isinstance(launch, Tiles) and launch.raster == "zsplit" and "swizzle_stride=" not in self.options:
+            yield f"call={self.call}: raster zsplit needs options swizzle_stride=COLUMNS"
         if isinstance(launch, Tma) and launch.stream_k:
             yield f"call={self.call}: stream_k must be 0"
         if not isinstance(launch, Tiles) and not self.target.capability.has_wgmma:
@@ -256,6 +256,33 @@ class CudaSource(Record):
             issuers = max(1, self.threads // 128 - 1)
             return Work("wgmma", self.step_bytes / shared, issuers=issuers, store=store, tensor_maps=True)
         return super().work
+
+
+def as_text(record: Record, rendered: str) -> tuple[str, Fields]:
+    """A record's kernel as a text of its own, called ``ENTRY`` in it, and the fields of its launch, for ``of_text``.
+
+    ``rendered``: its source. Of a text its author's own.
+    """
+    if isinstance(record, CudaSource):
+        names = ("entry", *LAUNCHED, "padding", "options")
+        return record.source, {name: getattr(record, name) for name in names}
+    launch = record.launch
+    facts = {name: value for name, value in launch.model_dump().items() if name not in OWN_FACTS}
+    options = {option.name for option in launch.options} & record.launch_options.keys()
+    return device_text.normal(rendered.replace(record.name, ENTRY)), {
+        "entry": ENTRY,
+        "bm": record.bm,
+        "bn": record.bn,
+        "bk": record.k_step,
+        "stages": min(16, record.ring_steps),
+        "split_k": record.split_k,
+        "block": record.threads,
+        "dynamic_smem": record.smem_bytes,
+        "call": " ".join([launch.convention, *(f"{name}={value}" for name, value in facts.items())]),
+        "baked": record.baked_k,
+        "padding": getattr(record, "padding", "predicate"),
+        "options": " ".join(f"{name}={record.launch_options[name]}" for name in sorted(options)),
+    }
 
 
 def _seal(fields: Mapping[str, Any]) -> str:

@@ -184,6 +184,11 @@ class Memory:
         return note if note and _append(note, self.file) else None
 
 
+    def keep(self, note: Note) -> bool:
+        """Appends a note unless the file has it already, or there is none; whether it did. Raises OSError."""
+        return self.file is not None and _append(note, self.file)
+
+
 def load(file: Path | None = None) -> Memory:
     """The shipped notes, and the lessons of a file, which need not exist yet."""
     shipped = [note for path in sorted(SHIPPED.glob("*.md")) for note in parse_notes(path.read_text(encoding="utf-8"))]

@@ -1,0 +1,141 @@
+"""How the kernel of a record is graded: ``check_source``'s description of its launch, of any convention.
+
+What ``launcher.cpp`` does on a device, as expressions of m, n and k: grid, arguments, tensor maps, workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen.grading import Tolerance
+from cudal2gen.kernel import Record, aligned
+from cudal2gen.kernel.launch import Cluster, Launch, Tiles, Tma
+
+Array = NDArray[np.float64]
+
+RESIDENT = 2  # clusters of a persistent grid: each takes several tiles
+POLICIES = (0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000)  # of the L2, as ``launch.h`` has them
+
+
+def description(record: Record) -> dict[str, Any]:
+    """Keyword arguments of ``check_source`` beside source and limits: reference, shapes, buffers, launches, types."""
+    launch = record.launch
+    element, output = record.element.name, record.output.name
+    shape_b = "n, k" if record.layout == "tn" else "k, n"
+    buffers = {"a": f"in:{element}[m, k]", "b": f"in:{element}[{shape_b}]", "d": f"out:{output}[m, n]"}
+    parts: list[int | str] = [0, 0]
+    if _has_workspace(launch):
+        tiles = f"{_tiles(launch)} * {_cluster(launch)}"
+        buffers["partials"] = f"scratch:f32[{tiles} * {launch.split_k * launch.bm * launch.bn}]"
+        buffers["arrivals"] = f"scratch:u32[{tiles}]=zeros"
+        parts = ["partials", "arrivals"]
+    shapes, draws = _shapes(record)
+    return {
+        "reference": _reference(record.layout),
+        "shapes": shapes,
+        "draws": draws,
+        "buffers": buffers,
+        "launches": [_launch(record, launch, parts)],
+        "tolerance": Tolerance(terms="k"),
+        "accumulator": record.acc,
+        "operands": element,
+    }
+
+
+def _reference(layout: str) -> Callable[[Array, Array], Array]:
+    if layout == "tn":
+        return lambda a, b: a @ b.T
+    return lambda a, b: a @ b
+
+
+def _has_workspace(launch: Launch) -> bool:
+    if isinstance(launch, Tiles):
+        return launch.split_k > 1
+    return isinstance(launch, Tma) and launch.reduce == "workspace"
+
+
+def _cluster(launch: Launch) -> int:
+    """CTAs of a cluster."""
+    if isinstance(launch, Cluster | Tma) and launch.reduce == "cluster":
+        return launch.split_k
+    return launch.cluster_m * launch.cluster_n if isinstance(launch, Tma) else 1
+
+
+def _tiles(launch: Launch) -> str:
+    """How many clusters of tiles D has."""
+    along_m, along_n = (launch.cluster_m, launch.cluster_n) if isinstance(launch, Tma) else (1, 1)
+    return f"ceil_div(m, {launch.bm * along_m}) * ceil_div(n, {launch.bn * along_n})"
+
+
+def _launch(record: Record, launch: Launch, parts: list[int | str]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "entry": launch.entry, "block": launch.threads, "smem": launch.smem_bytes, "cluster": _cluster(launch),
+    }  # fmt: skip
+    ld_b = "k" if record.layout == "tn" else "n"
+    if isinstance(launch, Tma):
+        options = record.launch_options
+        rest = [_map("d", launch.box_d_rows, launch.box_d_rest_cols, record.output.bytes)]
+        described["args"] = [
+            *_maps(record, launch), "d", "n", "m", "n", "k", options.get("raster_axis", 0),
+            options.get("raster_group", 1), POLICIES[options.get("hint_a", 0)], POLICIES[options.get("hint_b", 0)],
+            *parts, *(rest if launch.box_d_rest_cols else []),
+        ]  # fmt: skip
+        clusters = _tiles(launch) + (f" * {launch.split_k}" if launch.reduce == "workspace" else "")
+        number = f"min({clusters}, {RESIDENT})" if launch.persistent else clusters
+        cooperative = _has_workspace(launch)
+        return described | {"grid": f"({number}) * {_cluster(launch)}", "cooperative": cooperative}
+    described["args"] = ["a", "k", "b", ld_b, "d", "n", "m", "n", "k", *parts]
+    if isinstance(launch, Cluster):
+        return described | {"grid": f"{_tiles(launch)} * {_cluster(launch)}"}
+    return described | {"grid": _grid(launch, record.launch_options)}
+
+
+def _grid(launch: Launch, options: dict[str, int]) -> str:
+    """Of convention tiles."""
+    across, down = f"ceil_div(n, {launch.bn})", f"ceil_div(m, {launch.bm}) * {launch.split_k}"
+    raster = launch.raster if isinstance(launch, Tiles) else "plain"
+    if raster == "persistent":
+        return f"min({across} * {down}, {RESIDENT})"
+    if raster == "zsplit":
+        slices = f"ceil_div({across} * {launch.bn}, {options['swizzle_stride']})"
+        return f"ceil_div({across}, {slices}), {down}, {slices}"
+    return f"{across}, {down}"
+
+
+def _maps(record: Record, launch: Tma) -> list[str]:
+    """Tensor maps of A, B and D; where no boxes of D are stored, its map is not read."""
+    nbytes = record.element.bytes
+    d = _map("d", launch.box_d_rows, launch.box_d_cols, record.output.bytes) if launch.box_d_cols else "map:d[1, 8]"
+    return [
+        _map("a", launch.box_a_rows, launch.box_a_cols, nbytes),
+        _map("b", launch.box_b_rows, launch.box_b_cols, nbytes),
+        d,
+    ]
+
+
+def _map(name: str, rows: int, cols: int, nbytes: int) -> str:
+    """A tensor map whose boxes have these rows and columns, swizzled by the bytes of a row."""
+    row = cols * nbytes
+    return f"map:{name}[{rows}, {cols}]/{row if row in (64, 128) else 32}"
+
+
+def _shapes(record: Record) -> tuple[list[dict[str, int]], dict[str, tuple[int, int]]]:
+    """Some tiles with edges where the kernel takes such, one step and more than the ring holds; ranges to draw from."""
+    bm, bn, bk, launch = record.bm, record.bn, record.k_step, record.launch
+    ring = record.ring_steps + 1
+    steps = [max(record.split_k, count) for count in (1, ring)]
+    # Rows on 16 bytes where n runs along B, or D is stored in vectors.
+    whole = launch.d_vector if launch.stores_vectors else 8 if record.layout == "nn" else 1
+    if not record.predicated:
+        sizes = [(bm, 2 * bn, bk * steps[0]), (2 * bm, bn, bk * steps[1])]
+        draws: dict[str, tuple[int, int]] = {}
+    else:
+        sizes = [(bm + 3, aligned(bn + 5, whole), bk * steps[0]), (bm - 1, aligned(bn + 1, whole), bk * steps[1] - 8)]
+        draws = {"m": (1, bm + bm // 2)} | ({"n": (1, bn + bn // 2)} if whole == 1 else {})
+    most = record.most_k
+    ks = [record.baked_k or (min(k, most) if most else k) for _, _, k in sizes]
+    return [{"m": m, "n": n, "k": k} for (m, n, _), k in zip(sizes, ks, strict=True)], draws

@@ -1,0 +1,85 @@
+"""What a kernel's machine shows, for the author of the next one: registers, main loop, stalls, conflicts, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from cudal2gen.kernel import Record
+from cudal2gen.profile import Profile
+
+MOST_LINES, MOST_ADVICE, MOST_PARTS = 14, 5, 6
+SHORTEST_WAIT = 1.0  # cycles before an instruction that are worth a line
+
+
+def lines(record: Record, profile: Profile | str, counters: Mapping[str, float]) -> list[str]:
+    """Evidence of a built kernel, a line each. ``counters``: of its verdict in the emulator, where there is one."""
+    if isinstance(profile, str):
+        return [profile, *_counted(counters)]
+    return [*_time(profile), *_resources(record, profile), *_loop(profile), *_counted(counters), *_advice(profile)]
+
+
+def listing(profile: Profile | str) -> list[str]:
+    """The main loop's instructions before which warps wait the most, with the lines of CUDA that they come of."""
+    if isinstance(profile, str):
+        return []
+    waits = sorted(profile.lines, key=lambda line: -sum(line.stalls.values()))[:MOST_LINES]
+    shown_lines = sorted(
+        (line for line in waits if sum(line.stalls.values()) >= SHORTEST_WAIT), key=lambda line: line.address
+    )
+    return [
+        f"{sum(line.stalls.values()):6.1f} cycles {max(line.stalls, key=lambda name: line.stalls[name])}: {line.sass}"
+        + (f"   // {line.cuda.strip()}" if line.cuda else "")
+        for line in shown_lines
+    ]
+
+
+def _time(profile: Profile) -> Iterator[str]:
+    time = profile.time
+    if time is None:
+        return
+    parts = ", ".join(f"{name} {us:.2f}" for name, us in _largest(time.parts))
+    yield f"time by the model {time.us:.2f} us ({parts}); none can take less than {time.floor_us:.2f}"
+    yield f"bound: {time.bound}; for the main loop alone: " + ", ".join(
+        f"{name} {us:.2f} us" for name, us in _largest(time.bounds)
+    )
+    yield f"{time.ctas} CTAs, {time.waves:.2f} waves, {time.tail_share:.0%} of the SMs' time idle in the last one"
+
+
+def _resources(record: Record, profile: Profile) -> Iterator[str]:
+    yield (
+        f"ptxas: {profile.registers} registers a thread, {profile.spill_bytes} bytes spilled, "
+        f"{record.smem_bytes} bytes of dynamic shared memory, {profile.instructions} instructions"
+    )
+    if (room := profile.occupancy) is not None:
+        yield f"{room.ctas} CTAs an SM, {room.warps:g} warps a scheduler, limited by {', '.join(room.limits)}"
+
+
+def _loop(profile: Profile) -> Iterator[str]:
+    loop = profile.loop
+    yield (
+        f"main loop: {loop.cycles:.0f} cycles a {loop.unit} and scheduler, of which tensor cores need "
+        f"{loop.tensor_cycles:.0f}; {loop.issue_slots:.0f} issue slots; bound: {loop.bound}"
+    )
+    yield "busy: " + ", ".join(f"{name} {share:.0%}" for name, share in _largest(loop.pipes))
+    yield "warps wait for: " + ", ".join(f"{name} {share:.0%}" for name, share in _largest(loop.stalls))
+    yield "opcodes: " + ", ".join(f"{name} {count:g}" for name, count in _largest(loop.opcodes, 10))
+    if loop.bank_conflicts >= 1:
+        yield f"register bank conflicts: {loop.bank_conflicts:.0f} cycles a {loop.unit}"
+
+
+def _counted(counters: Mapping[str, float]) -> Iterator[str]:
+    """What the emulator counted, exactly."""
+    kept = ("bank_conflicts", "sectors_over_ideal", "bytes", "unique_bytes", "mma_", "wgmma_", "ldmatrix_", "mbarrier_")
+    counted = [f"{name} {value:g}" for name, value in counters.items() if name.startswith(kept)]
+    if counted:
+        yield "counted in the emulator: " + ", ".join(counted)
+
+
+def _advice(profile: Profile) -> Iterator[str]:
+    for item in profile.advice[:MOST_ADVICE]:
+        if not item.change.startswith("--set"):  # of templates
+            yield f"would help: {item.change}: {item.figure} {item.before:.4g} -> {item.after:.4g}"
+
+
+def _largest(shares: Mapping[str, float], most: int = MOST_PARTS) -> list[tuple[str, float]]:
+    return sorted(((name, share) for name, share in shares.items() if share), key=lambda pair: -pair[1])[:most]

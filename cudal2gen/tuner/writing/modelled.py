@@ -1,0 +1,68 @@
+"""Times of built kernels without a GPU: the timing model on their machine code, and what a profile of it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cudal2gen import compiler, profile
+from cudal2gen.compiler import Artifact
+from cudal2gen.errors import MissingTool, UserError
+from cudal2gen.kernel import Problem, Record
+from cudal2gen.profile import Profile
+from cudal2gen.results import INCUMBENT, KERNEL, Effort, Source, Timing, Trial
+from cudal2gen.tuner.environment import trial_of
+
+
+class Profiler:
+    """Profiles of built records, each made once."""
+
+    def __init__(self) -> None:
+        self._profiles: dict[tuple[object, ...], Profile | str] = {}
+
+    def profile(self, record: Record) -> Profile | str:
+        """The profile of a record, which is built if it is not; or why there is none."""
+        key = (record.problem, *record.kernel_key)
+        if key not in self._profiles:
+            (artifact,) = compiler.attempt([record])
+            self._profiles[key] = self._made(record, artifact) if isinstance(artifact, Artifact) else str(artifact)
+        return self._profiles[key]
+
+    @staticmethod
+    def _made(record: Record, artifact: Artifact) -> Profile | str:
+        try:
+            return profile.of_record(record, artifact.cubin, artifact.source)
+        except MissingTool:
+            raise
+        except (UserError, ValueError, ZeroDivisionError, LookupError) as error:
+            # Machine code of any shape: what the model makes nothing of has no time, and is no defect of the kernel.
+            return f"no profile: {type(error).__name__}: {error}"
+
+
+class ModelledTimes:
+    """``Environment``: the time that the model gives a kernel's machine code, beside the incumbent's. Not measured."""
+
+    name: Source = "model"
+
+    def __init__(self, incumbent: Callable[[Problem], Record | None], profiler: Profiler) -> None:
+        self.on = "timing model of machine code, nothing measured"
+        self._incumbent, self._profiler = incumbent, profiler
+
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
+        """See ``Environment``. A kernel whose machine code the model makes nothing of is a time-out with the reason."""
+        trials = []
+        for record in records:
+            profiled = self._profiler.profile(record)
+            if isinstance(profiled, str) or profiled.time is None:
+                reason = profiled if isinstance(profiled, str) else "no time: its launch is not known"
+                trials.append(trial_of(self, problem, record, effort, "time-out", reason=reason))
+                continue
+            timings = [_timing(KERNEL, profiled.time.us)]
+            incumbent = self._incumbent(problem)
+            if incumbent is not None and isinstance(other := self._profiler.profile(incumbent), Profile) and other.time:
+                timings.append(_timing(INCUMBENT, other.time.us))
+            trials.append(trial_of(self, problem, record, effort, "measured", timings=tuple(timings)))
+        return trials
+
+
+def _timing(contender: str, us: float) -> Timing:
+    return Timing(contender=contender, detail="modelled from machine code", calls=1, event_us=(us,), error=0.0)

@@ -1,0 +1,61 @@
+"""What comes of a session: the winner as a record of the catalog, or a proposal that a reviewer reads."""
+
+from __future__ import annotations
+
+from cudal2gen import catalog
+from cudal2gen.kernel import Origin, Record, device_text
+from cudal2gen.tuner.writing import evidence, prompt
+from cudal2gen.tuner.writing.session import Attempt, Session
+
+
+def catalog_record(session: Session, winner: Attempt) -> Record:
+    """The winner with its origin: who wrote it, from what, and how its time is known."""
+    assert winner.record is not None
+    measured = session.executor.name == "gpu"
+    how = f"measured on {winner.trial.on}" if measured else "its time modelled from machine code"
+    source = f"cudal2gen tune --write-kernels, {how}, from {session.incumbent.name}"
+    origin = Origin(source=source, structure="tuned" if measured else "modelled", changed=("text",))
+    return winner.record.at(session.problem, origin=origin)
+
+
+def proposal(session: Session, winner: Attempt) -> str:
+    """A page: the diff of rendered texts, the launch, evidence before and after, the record's line, all attempts."""
+    assert winner.record is not None
+    ratio = winner.trial.faster_than("incumbent")
+    timed = "measured" if session.executor.name == "gpu" else "modelled, not measured"
+    factor = f"{ratio.value:.3f} times as fast as the incumbent" if ratio else "no incumbent was timed"
+    before, after = (
+        evidence.lines(record, session.profiler.profile(record), {}) for record in (session.incumbent, winner.record)
+    )
+    launch = [
+        f"launch {name}: {session.base.launch.get(name)} -> {value}"
+        for name, value in winner.draft.launch.items()
+        if session.base.launch.get(name) != value
+    ]
+    return prompt.page(
+        "proposal.md.j2",
+        title=f"A kernel for {session.problem.title}",
+        summary=f"{winner.trial.median_us:.2f} us ({timed}, {winner.trial.on}): {factor}. Right in the emulator, all "
+        "grades passed.",
+        incumbent=session.incumbent.name,
+        winner=winner.record.name,
+        file=f"{device_text.digest(winner.draft.text)}.cu",
+        why=_cell(winner.draft.why) or "none stated",
+        launch=launch,
+        line=catalog.dump(catalog_record(session, winner)),
+        diff=prompt.difference(session.base.text, winner.draft.text),
+        before=before,
+        after=after,
+        attempts=[_row(attempt) for attempt in session.attempts],
+    )
+
+
+def _row(attempt: Attempt) -> list[str]:
+    trial = attempt.trial
+    time = f"{trial.median_us:.2f} us" if trial.measured else ""
+    return [trial.outcome, time, f"{attempt.reward:.3f}", _cell(attempt.draft.why), _cell(trial.reason)]
+
+
+def _cell(text: str) -> str:
+    """Text in one line that ends no cell of a table."""
+    return " ".join(text.split()).replace("|", "/")[:160]

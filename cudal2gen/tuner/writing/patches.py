@@ -1,0 +1,74 @@
+"""Patches of a text: blocks to search and replace, or a unified diff. One that does not apply is refused in words."""
+
+from __future__ import annotations
+
+import re
+
+from cudal2gen.errors import brief
+
+_BLOCK = re.compile(r"^<{5,9} ?SEARCH\n(.*?)^={5,9}\n(.*?)^>{5,9} ?REPLACE", re.M | re.S)
+_HUNK = re.compile(r"^@@(?: -(\d+)\S* \+\S+ @@)?.*$", re.M)
+MOST_PARTS = 64
+
+
+class PatchRefused(ValueError):
+    """A patch that does not apply; which part, and why."""
+
+
+def apply(text: str, patch: str) -> str:
+    """The patched text. Raises PatchRefused."""
+    patch = patch.replace("\r\n", "\n")
+    blocks = _BLOCK.findall(patch if patch.endswith("\n") else f"{patch}\n")
+    parts = [(before.split("\n")[:-1], after.split("\n")[:-1], 0) for before, after in blocks] or _hunks(patch)
+    if not parts:
+        raise PatchRefused("the patch is neither blocks of SEARCH and REPLACE nor a unified diff with @@")
+    if len(parts) > MOST_PARTS:
+        raise PatchRefused(f"the patch has {len(parts)} parts, {MOST_PARTS} at most: answer with the whole text")
+    lines = text.split("\n")
+    shift = 0
+    for number, (before, after, at) in enumerate(parts, 1):
+        start = _place(lines, before, at + shift, number)
+        lines[start : start + len(before)] = after
+        shift += len(after) - len(before) if at else 0
+    if (patched := "\n".join(lines)) == text:
+        raise PatchRefused("the patch changes nothing")
+    return patched
+
+
+def _hunks(patch: str) -> list[tuple[list[str], list[str], int]]:
+    """Lines before, lines after, and the line where it says that they begin (0: it does not), of each hunk."""
+    heads = list(_HUNK.finditer(patch))
+    ends = [head.start() for head in heads][1:] + [len(patch)]
+    hunks = []
+    for head, end in zip(heads, ends, strict=False):
+        lines = patch[head.end() + 1 : end].rstrip("\n").split("\n")
+        kept = [line for line in lines if not line.startswith(("\\", "--- ", "+++ ", "diff "))]
+        before = [line[1:] for line in kept if line[:1] != "+"]
+        after = [line[1:] for line in kept if line[:1] != "-"]
+        hunks.append((before, after, int(head[1] or 0)))
+    return hunks
+
+
+def _place(lines: list[str], before: list[str], at: int, number: int) -> int:
+    """Where lines begin, the nearest to line ``at`` (from 1) of several. Raises PatchRefused."""
+    if not any(line.strip() for line in before):
+        raise PatchRefused(f"part {number} has no lines to find: give some of those around the change")
+    for form in (str, str.rstrip, _loose):
+        wanted_lines = [form(line) for line in before]
+        formed = [form(line) for line in lines]
+        places = [
+            start
+            for start in range(len(lines) - len(before) + 1)
+            if formed[start] == wanted_lines[0] and formed[start : start + len(before)] == wanted_lines
+        ]
+        if len(places) == 1 or (places and at):
+            return min(places, key=lambda start: abs(start + 1 - at))
+        if places:
+            raise PatchRefused(f"part {number} fits {len(places)} places, such as lines {places[0] + 1} and "
+                               f"{places[1] + 1}: give more of the lines around it")  # fmt: skip
+    first = next(line for line in before if line.strip())
+    raise PatchRefused(f"part {number} is not in the text, its first line is {brief(first.strip(), 100)!r}")
+
+
+def _loose(line: str) -> str:
+    return " ".join(line.split())

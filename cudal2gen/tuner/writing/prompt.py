@@ -1,0 +1,145 @@
+"""The messages of a question: what an author of a kernel must know, as one Markdown document."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cudal2gen import places
+from cudal2gen.kernel import GPUS, Fields, Problem
+from cudal2gen.renderer import SYNTAX
+from cudal2gen.tuner.memory import Note
+
+LONGEST_TEXT = 40_000  # characters of a kernel's text in a prompt
+LONGEST_DIFF, LONGEST_REPORT = 4_000, 2_500
+_PLACE = "writing"
+CONVENTIONS = ("tiles", "cluster", "tma")  # of launches; each has a page
+
+
+class Variant(NamedTuple):
+    """A right kernel in a prompt. ``seconds`` of it are in ``time``, in words; ``whole``: its text is given whole."""
+
+    label: str
+    time: str
+    why: str
+    launch: Fields
+    text: str
+    evidence: Sequence[str] = ()
+    listing: Sequence[str] = ()
+    whole: bool = True
+
+
+class Failed(NamedTuple):
+    """A failure in a prompt; ``diff``: what its text changed of that of ``base``."""
+
+    outcome: str
+    reason: str
+    why: str
+    report: str
+    base: str
+    diff: str
+
+
+@cache
+def _pages() -> Environment:
+    folder = places.shipped("templates")
+    return Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, **SYNTAX)
+
+
+def page(name: str, **values: Any) -> str:
+    """A page of this room, with a fence that no value can close."""
+    runs = re.findall(r"`{3,}", repr(values))
+    fence = "`" * (max(map(len, runs), default=2) + 1)
+    return _pages().get_template(f"{_PLACE}/{name}").render(fence=fence, **values)
+
+
+@cache
+def system() -> str:
+    """The system message."""
+    return _static("system")
+
+
+def _static(name: str) -> str:
+    return (places.shipped("templates") / _PLACE / f"{name}.md").read_text(encoding="utf-8")
+
+
+def question(
+    problem: Problem,
+    variants: Sequence[Variant],
+    failures: Sequence[Failed],
+    notes: Iterable[Note],
+    clock: str,
+    count: int,
+) -> str:
+    """The user message. ``variants``: the fastest first; the text of the first one is what others differ from."""
+    first = variants[0]
+    return page(
+        "request.md.j2",
+        problem=_problem(problem),
+        gpu=_gpu(problem),
+        contract=_contract(first.launch),
+        clock=clock,
+        kernels=[_kernel(variant, first) for variant in variants],
+        failures=[failed._asdict() | {"diff": failed.diff[:LONGEST_DIFF]} for failed in failures],
+        notes=[": ".join(note.visible.values()) for note in notes],
+        count=count,
+    )
+
+
+def correction(faults: Sequence[str], count: int) -> str:
+    """What goes back for an answer of which nothing, or a part, can be used."""
+    lines = "\n".join(f"- {fault}" for fault in faults[:8])
+    return f"Refused:\n\n{lines}\n\nAnswer again in the same form, with {count} corrected kernels only."
+
+
+def difference(before: str, after: str, name: str = "text") -> str:
+    """What one text changes of another, as a unified diff."""
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"{name}, before", f"{name}, after", "", "", 3, ""
+    )
+    return "\n".join(lines)
+
+
+def spelled(launch: Mapping[str, Any]) -> str:
+    """The fields of a launch in a line."""
+    return ", ".join(f"{name}={value}" for name, value in launch.items() if value not in ("", None))
+
+
+def _kernel(variant: Variant, first: Variant) -> dict[str, Any]:
+    whole = variant.whole and len(variant.text) <= LONGEST_TEXT
+    text = variant.text if whole else difference(first.text, variant.text)[:LONGEST_DIFF]
+    return variant._asdict() | {
+        "launch": spelled(variant.launch),
+        "text": text.rstrip("\n"),
+        "language": "cuda" if whole else "diff",
+        "form": "Its text:" if whole else f"What it changes of {first.label}:",
+    }
+
+
+def _problem(problem: Problem) -> str:
+    stored = {"tn": "B stored (n,k)", "nn": "B stored (k,n)"}[problem.layout]
+    types = f"A and B {problem.element.title}, D {problem.output.title}, sums in {problem.acc}"
+    work = f"{problem.flops / 1e9:.3g} GFLOP, {problem.traffic_bytes / 1e6:.3g} MB at the least"
+    return (
+        f"{problem.title}: m={problem.m}, n={problem.n}, k={problem.k}, {stored}; {types}. {work}, "
+        f"{problem.flops / problem.traffic_bytes:.0f} FLOP a byte; size class {problem.size_class}."
+    )
+
+
+def _gpu(problem: Problem) -> list[str]:
+    chip = GPUS[problem.gpu]
+    return [f"{name}: {value}" for name, value in {"gpu": chip.title, **chip.limits}.items()]
+
+
+def _contract(launch: Mapping[str, Any]) -> list[str]:
+    convention = str(launch["call"]).split(" ", maxsplit=1)[0]
+    others = ", ".join(name for name in CONVENTIONS if name != convention)
+    return [
+        f"Convention `{convention}`: {_static(convention)}",
+        f"Other conventions are {others}: name one in `call`, with all facts of its own.",
+    ]

@@ -1,0 +1,192 @@
+"""Whether a written kernel is right: rules of texts, compiler, grades that catch cheats, and the emulator's verdict.
+
+Stages in the order of their cost; the first that fails ends the proof. Nothing of a text runs on this machine: its
+device code is compiled within limits, and the emulator executes the PTX in processes with limits of time and memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from cudal2gen import compiler, process_tree, validator
+from cudal2gen.compiler import Artifact, BuildError
+from cudal2gen.errors import Failure, brief
+from cudal2gen.grading import RULES as GRADE_RULES
+from cudal2gen.grading import Finding, Limits, check_source
+from cudal2gen.grading import Verdict as Grade
+from cudal2gen.kernel import Record
+from cudal2gen.renderer import render
+from cudal2gen.results import Outcome, Verdict
+from cudal2gen.tuner.writing.contract import description
+from cudal2gen.workers import Worker
+
+ENDLESS = frozenset(("runaway", "time-limit", "deadlock"))  # rules of kernels that do not end
+LONGEST_REASON, LONGEST_REPORT = 400, 6000  # characters
+MOST_FINDINGS = 8  # of a report
+GIB = 1 << 30
+STEP_S = 0.05
+_LOG = re.compile(r"; all messages are in (\S+\.log)")
+_COMMAND = re.compile(r"\bulimit -|^FAILED:|^ninja:")
+_SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Limits of each stage that executes a kernel. ``seed``: of drawn inputs and shapes, kept from the model."""
+
+    seconds: float = 120.0
+    gib: float = 8.0
+    seed: int = field(default_factory=lambda: secrets.randbits(32))
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How a kernel's checks ended: ``outcome`` is measured for a right one, which may be timed.
+
+    ``reason``: in a line; ``report``: all findings with places and evidence, for the author of the text.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    report: str = ""
+    artifact: Artifact | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def right(self) -> bool:
+        return self.outcome == "measured"
+
+    @property
+    def max_error(self) -> float:
+        return max((case.max_error for case in self.verdict.cases), default=0.0) if self.verdict else 0.0
+
+
+def prove(record: Record, bounds: Bounds, build_dir: Path | None = None) -> Proof:
+    """The proof of a record of a text. Raises MissingTool without a compiler."""
+    (outcome,) = compiler.attempt([record], build_dir=build_dir)
+    if isinstance(outcome, BuildError):
+        return _uncompiled(outcome, _offset(record))
+    if findings := outcome.ptxas.findings:
+        reason = "; ".join(findings)
+        return Proof("spill", reason, f"ptxas: {reason}; {outcome.ptxas.registers} registers a thread", outcome)
+    if (failed := _graded(record, outcome, bounds)) is not None:
+        return failed
+    return _judged(record, outcome, compiler.launcher(build_dir=build_dir), bounds)
+
+
+def _offset(record: Record) -> int:
+    """Lines of the rendered source before the first one of its text."""
+    (text,) = record.texts.values()
+    source = render(record)
+    return source.count("\n", 0, source.index(text))
+
+
+def _uncompiled(error: BuildError, offset: int) -> Proof:
+    """The compiler's errors without commands and paths of this machine, which tell a model nothing."""
+    reason = str(error)
+    report = reason
+    if (log := _LOG.search(reason)) is not None:
+        with suppress(OSError):
+            report = Path(log[1]).read_text(errors="replace")
+    lines = [line.strip() for line in report.splitlines() if line.strip() and not _COMMAND.search(line)]
+    faults = [_SCRATCH.sub("kernel.cu", line) for line in lines if re.search(r"error|fatal|limit|memory", line)]
+    faults = faults or [_SCRATCH.sub("kernel.cu", _LOG.sub("", reason))]
+    faults = [re.sub(r"(?<=kernel\.cu\()\d+", lambda match: str(int(match[0]) - offset), line) for line in faults]
+    return Proof("compile error", brief(faults[0], LONGEST_REASON), "\n".join(faults)[:LONGEST_REPORT])
+
+
+def _graded(record: Record, artifact: Artifact, bounds: Bounds) -> Proof | None:
+    """The grade's failure; None for a kernel that computes all of the product from all of its inputs, in its types."""
+    limits = Limits(device=record.arch, seconds=bounds.seconds, gib=bounds.gib, seed=bounds.seed)
+    grade = check_source(artifact.ptx.read_text(), **description(record), limits=limits)
+    if grade.right:
+        return None
+    findings = _causes(grade)
+    reason = f"not checked: {'; '.join(grade.not_checked)}"
+    if findings:
+        reason = f"{findings[0].rule}: {findings[0].message}"
+    outcome: Outcome = "time-out" if grade.rules & ENDLESS else "wrong result"
+    report = _report(findings, grade.not_checked, _offset(record)).replace(record.name, "the kernel")
+    return Proof(outcome, brief(reason.replace(f"{record.name}: ", ""), LONGEST_REASON), report, artifact)
+
+
+def _causes(grade: Grade) -> list[Finding]:
+    """The first finding of each rule, causes before what follows from them: no end, the machine's rules, values."""
+    first: dict[str, Finding] = {}
+    for item in grade.findings:
+        first.setdefault(item.rule, item)
+
+    def rank(item: Finding) -> int:
+        return 0 if item.rule in ENDLESS else 2 if item.rule in GRADE_RULES else 1
+
+    return sorted(first.values(), key=rank)
+
+
+def _report(findings: Sequence[Finding], not_checked: Sequence[str], offset: int) -> str:
+    """Findings with what shows them, for the author of the text, whose lines begin behind ``offset``."""
+    lines = []
+    for item in findings[:MOST_FINDINGS]:
+        shown_evidence = {name: value for name, value in item.evidence.items() if value not in ("", [], None, 0)}
+        shown_evidence.pop("ptx_line", None)
+        if isinstance(line := shown_evidence.get("line"), int):
+            shown_evidence["line"] = line - offset
+        place = ", ".join(f"{name}={value}" for name, value in shown_evidence.items())
+        sizes = ", ".join(f"{name}={extent}" for name, extent in item.shape.items())
+        lines.append(f"{item.rule}: {item.message}")
+        lines += [f"  where: {brief(place, 300)}"] if place else []
+        lines += [f"  problem: {sizes}"] if sizes else []
+        lines.append(f"  hint: {item.hint}")
+    lines += [f"not checked: {reason}" for reason in not_checked]
+    return "\n".join(lines)[:LONGEST_REPORT]
+
+
+def _judged(record: Record, artifact: Artifact, library: Path, bounds: Bounds) -> Proof:
+    """By the problems that stress every record of the catalog."""
+    answer = bounded(validator.emulated.validate, (record, artifact, library), bounds)
+    if isinstance(answer, str):
+        outcome: Outcome = "time-out" if answer.startswith("did not end") else "wrong result"
+        return Proof(outcome, f"its verdict {answer}", f"the emulator's verdict {answer}", artifact)
+    assert isinstance(answer, Verdict)
+    if answer.passed:
+        return Proof("measured", artifact=artifact, verdict=answer)
+    endless = all(re.search(r"runaway|deadlock", finding) for finding in answer.findings)
+    reason = next(iter(answer.findings), "no case was executed")
+    report = "\n".join(answer.findings[:MOST_FINDINGS])[:LONGEST_REPORT]
+    return Proof("time-out" if endless else "wrong result", brief(reason, LONGEST_REASON), report, artifact, answer)
+
+
+def bounded(function: Callable[..., Any], arguments: tuple[object, ...], bounds: Bounds) -> Any:
+    """What a function of this package answers in a process of its own; where it passes its limits or dies, how: the
+    rest of a sentence about it."""
+    worker = Worker("fork", _serve, function, arguments)
+    end = time.monotonic() + bounds.seconds
+    try:
+        while not worker.pipe.poll(STEP_S):
+            if time.monotonic() > end:
+                return f"did not end within {bounds.seconds:g} s"
+            if process_tree.memory_bytes([worker.pid]) > bounds.gib * GIB:
+                return f"needs more than {bounds.gib:g} GiB"
+        return worker.pipe.recv()
+    except (EOFError, OSError):
+        return worker.death()
+    finally:
+        with suppress(ProcessLookupError):
+            process_tree.kill_session(worker.pid)
+        worker.end()
+
+
+def _serve(pipe: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+    os.setsid()
+    try:
+        pipe.send(function(*arguments))
+    except Failure as error:
+        pipe.send(f"failed: {error}")

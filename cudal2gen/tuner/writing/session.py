@@ -1,0 +1,289 @@
+"""Rounds on one problem: ask, take drafts, prove, time, reward; the next question shows what the round taught.
+
+The model's reply is data: a text that is compiled and executed as ``proof`` says, and numbers of its launch. What a
+reply gets wrong before any kernel exists (patches that do not apply, illegal launches) goes back in words, ``RETRIES``
+times at most, and costs no evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cudal2gen import catalog, compiler, kernel, places, results
+from cudal2gen.compiler import Artifact
+from cudal2gen.kernel import IllegalRecord, Origin, Problem, Record, device_text
+from cudal2gen.renderer import render
+from cudal2gen.results import INCUMBENT, Outcome, Trial
+from cudal2gen.tuner import reward
+from cudal2gen.tuner.chat import Chat, Message, Request, Unavailable
+from cudal2gen.tuner.environment import refusal_trial, trial_of
+from cudal2gen.tuner.executor import Executor, Job
+from cudal2gen.tuner.memory import Memory, Note
+from cudal2gen.tuner.writing import answers, evidence, prompt, proof
+from cudal2gen.tuner.writing.answers import Base, Draft
+from cudal2gen.tuner.writing.modelled import Profiler
+from cudal2gen.tuner.writing.proof import Bounds, Proof
+
+PROPOSER = "writer"
+RETRIES = 2  # of one question
+BEST, WORST, FAILED = 3, 2, 4  # kernels and failures of a prompt
+WHOLE = 2  # of the kernels whose text is given whole
+LEAST_GAIN = 1.01  # of a modelled time
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long a session writes. ``kernels``: of an answer; ``patience``: rounds in a row without an answer or a new
+    kernel that end it; ``tokens``: of notes in a prompt."""
+
+    rounds: int = 4
+    kernels: int = 3
+    patience: int = 2
+    tokens: int = 1500
+    bounds: Bounds = field(default_factory=Bounds)
+    reward: reward.Settings = field(default_factory=reward.Settings)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A draft and how it ended. ``record``: none of an illegal one; ``reward``: of CUDA-L2."""
+
+    draft: Draft
+    trial: Trial
+    proof: Proof
+    record: Record | None
+    reward: float
+
+    @property
+    def report(self) -> str:
+        return self.proof.report or self.trial.reason
+
+
+@dataclass
+class Session:
+    """One problem. ``executor`` times kernels that are proven right; ``store`` receives each trial when it ends."""
+
+    problem: Problem
+    incumbent: Record
+    chat: Chat
+    executor: Executor
+    memory: Memory
+    settings: Settings = field(default_factory=Settings)
+    store: Callable[[Sequence[Trial]], None] = lambda _: None
+    run_name: str = PROPOSER
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+    profiler: Profiler = field(default_factory=Profiler)
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @cached_property
+    def base(self) -> Base:
+        """The incumbent as a text of its own."""
+        return Base(*kernel.as_text(self.incumbent, render(self.incumbent)))
+
+    @property
+    def ranked(self) -> list[Attempt]:
+        """Right kernels, the fastest first."""
+        return sorted((attempt for attempt in self.attempts if attempt.trial.measured), key=lambda a: a.trial.cost)
+
+    @property
+    def winner(self) -> Attempt | None:
+        """The fastest kernel that is beyond doubt faster than the incumbent: measured, its ratio's whole interval is;
+        modelled, by 1 %."""
+        best = next(iter(self.ranked), None)
+        ratio = best.trial.faster_than(INCUMBENT) if best else None
+        if ratio is None or ratio.low <= (1.0 if self.executor.name == "gpu" else LEAST_GAIN):
+            return None
+        return best
+
+    def run(self) -> list[Attempt]:
+        """All rounds; the attempts of this session."""
+        idle = 0
+        for number in range(1, self.settings.rounds + 1):
+            before = len(self.attempts)
+            available = self._round(number)
+            idle = 0 if len(self.attempts) > before else idle + 1
+            if not available or idle >= self.settings.patience:
+                break
+        self._learn()
+        return self.attempts
+
+    def _round(self, number: int) -> bool:
+        """One question with its corrections; whether the model may be asked again."""
+        bases, count = self._bases(), self.settings.kernels
+        messages = [Message("system", prompt.system()), Message("user", self._question(bases))]
+        for _ in range(1 + RETRIES):
+            try:
+                reply = self.chat.ask(Request(tuple(messages), answers.schema()), self.problem)
+            except Unavailable as error:
+                self.say(f"writer: {error}")
+                return not error.for_good
+            if reply.refusal:
+                self.say(f"writer: the model refused: {reply.refusal[:200]}")
+                return True
+            drafts, faults = answers.drafts(reply, bases, count)
+            refused = self._try(drafts, number)
+            faults += refused
+            count -= len(drafts) - len(refused)
+            if not faults or count < 1:
+                return True
+            for fault in faults:
+                self.say(f"writer: {fault}")
+            messages += [Message("assistant", reply.text), Message("user", prompt.correction(faults, count))]
+        return True
+
+    def _try(self, drafts: Sequence[Draft], number: int) -> list[str]:
+        """Attempts of the drafts; those that are no new kernel are faults."""
+        faults = []
+        for draft in drafts:
+            texts = {(attempt.draft.text, str(attempt.draft.launch)) for attempt in self.attempts}
+            if (draft.text, str(draft.launch)) in texts | {(self.base.text, str(self.base.launch))}:
+                faults.append("a kernel was tried before: the same text with the same launch")
+                continue
+            attempt = self.attempt(draft)
+            self.attempts.append(attempt)
+            self.store([attempt.trial])
+            self.say(f"round {number}: {_line(attempt)}")
+            if attempt.record is None:
+                faults.append(f"a kernel is illegal: {attempt.trial.reason}")
+        return faults
+
+    def attempt(self, draft: Draft) -> Attempt:
+        """How a draft ends. Nothing of its text runs on this machine."""
+        if refusals := device_text.refusals(draft.text):
+            return self._illegal(draft, "; ".join(refusals))
+        origin = Origin(source="written by a language model", structure="modelled", changed=("text",))
+        try:
+            record = kernel.of_text(self.problem, draft.text, origin, draft.launch)
+        except IllegalRecord as error:
+            return self._illegal(draft, str(error))
+        catalog.keep_text(draft.text, places.user_data() / "sources", device_text.digest(draft.text))
+        proven = proof.prove(record, self.settings.bounds)
+        if not proven.right:
+            return self._ended(draft, self._trial(record, proven.outcome, proven), proven, record)
+        (result,) = self.executor.run([Job(self.problem, (record,), "short")])
+        (trial,) = result.trials
+        largest = max(trial.max_diff, proven.max_error)
+        return self._ended(draft, trial.model_copy(update={"max_diff": largest}), proven, record)
+
+    def _trial(self, record: Record, outcome: Outcome, proven: Proof) -> Trial:
+        digest = proven.artifact.digest if proven.artifact else ""
+        return trial_of(self.executor, self.problem, record, "short", outcome, reason=proven.reason, digest=digest)
+
+    def _illegal(self, draft: Draft, reason: str) -> Attempt:
+        fields = self.problem.model_dump(mode="json") | draft.launch
+        trial = refusal_trial(self.executor, self.problem, fields, reason)
+        return self._ended(draft, trial, Proof("illegal", reason, reason), None)
+
+    def _ended(self, draft: Draft, trial: Trial, proven: Proof, record: Record | None) -> Attempt:
+        trial = trial.model_copy(update={"proposer": PROPOSER, "run": self.run_name})
+        return Attempt(draft, trial, proven, record, reward.of_trials([trial], self.settings.reward))
+
+    # The question.
+
+    def _bases(self) -> dict[str, Base]:
+        """The texts of a prompt by label: the fastest, the incumbent, the slowest."""
+        named = {label: Base(attempt.draft.text, attempt.draft.launch) for label, attempt in self._contrast().items()}
+        return {"incumbent": self.base} | named
+
+    def _contrast(self) -> dict[str, Attempt]:
+        ranked = self.ranked
+        best, rest = ranked[:BEST], ranked[BEST:]
+        labelled = {f"best{number}": attempt for number, attempt in enumerate(best, 1)}
+        return labelled | {f"slow{number}": attempt for number, attempt in enumerate(rest[-WORST:], 1)}
+
+    def _question(self, bases: dict[str, Base]) -> str:
+        variants = sorted(self._variants(), key=lambda pair: pair[0])
+        shown_variants = [variant._replace(whole=place < WHOLE) for place, (_, variant) in enumerate(variants)]
+        modelled = "modelled from machine code, not measured" if self.executor.name == "model" else "measured"
+        notes = self.memory.recall(self.problem, self.settings.tokens)
+        failures = [self._failed(attempt, bases) for attempt in self._failures()]
+        clock = f"{modelled} ({self.executor.on})"
+        return prompt.question(self.problem, shown_variants, failures, notes, clock, self.settings.kernels)
+
+    def _variants(self) -> Iterator[tuple[float, prompt.Variant]]:
+        """The incumbent and the contrast with their costs, which sort them."""
+        reference = next((attempt.trial.timing(INCUMBENT) for attempt in self.ranked), None)
+        profiled = self.profiler.profile(self.incumbent)
+        us = reference.median_us if reference else None
+        if us is None and not isinstance(profiled, str) and profiled.time:
+            us = profiled.time.us
+        text, launch = self.base
+        yield 1.0, prompt.Variant(
+            "incumbent", f"{us:.2f} us" if us else "not timed yet", "", launch, text,
+            evidence.lines(self.incumbent, profiled, self._counters()), evidence.listing(profiled),
+        )  # fmt: skip
+        for label, attempt in self._contrast().items():
+            assert attempt.record is not None
+            profiled = self.profiler.profile(attempt.record)
+            counters = attempt.proof.verdict.counters if attempt.proof.verdict else {}
+            yield attempt.trial.cost, prompt.Variant(
+                label, _time(attempt.trial), attempt.draft.why, attempt.draft.launch, attempt.draft.text,
+                evidence.lines(attempt.record, profiled, counters),
+                evidence.listing(profiled) if label == "best1" else (),
+            )  # fmt: skip
+
+    @cached_property
+    def _stored_counters(self) -> dict[str, float]:
+        artifact = compiler.attempt([self.incumbent])[0]
+        if not isinstance(artifact, Artifact):
+            return {}
+        verdict = results.latest().get((artifact.digest, "emulator"))
+        return dict(verdict.counters) if verdict else {}
+
+    def _counters(self) -> dict[str, float]:
+        """What the emulator counted of the incumbent, where its verdict is stored."""
+        return self._stored_counters
+
+    def _failures(self) -> list[Attempt]:
+        """The last failures, each reason once."""
+        kept: dict[str, Attempt] = {}
+        for attempt in reversed(self.attempts):
+            if not attempt.trial.measured:
+                kept.setdefault(attempt.trial.reason, attempt)
+        return list(kept.values())[:FAILED]
+
+    def _failed(self, attempt: Attempt, bases: dict[str, Base]) -> prompt.Failed:
+        base = attempt.draft.base if attempt.draft.base in bases else "incumbent"
+        diff = prompt.difference(bases[base].text, attempt.draft.text)
+        report = attempt.report[: prompt.LONGEST_REPORT]
+        return prompt.Failed(attempt.trial.outcome, attempt.trial.reason, attempt.draft.why, report, base, diff)
+
+    # Lessons.
+
+    def _learn(self) -> None:
+        """A note on the winner, and one on each rule that an idea broke: what was tried in vain."""
+        notes = [self._note(f"{_time(attempt.trial)}", attempt) for attempt in filter(None, [self.winner])]
+        notes += [self._note(f"failed, {attempt.trial.outcome}", attempt) for attempt in self._failures()]
+        for note in notes:
+            self.memory.keep(note)
+
+    def _note(self, how: str, attempt: Attempt) -> Note:
+        trial = attempt.trial
+        return Note(
+            title=f"A written kernel, {how}",
+            text=f"{attempt.draft.why} {trial.reason}".strip(),
+            gpus=(self.problem.gpu,),
+            classes=(self.problem.size_class,),
+            source="cudal2gen tune --write-kernels",
+            measured=f"yes, on {trial.on}" if self.executor.name == "gpu" else f"no: {trial.on}",
+            problem=self.problem.title,
+            changes=json.dumps({"text": device_text.digest(attempt.draft.text), "outcome": trial.outcome}),
+        )
+
+
+def _time(trial: Trial) -> str:
+    """A trial's time and how it compares, in words."""
+    ratio = trial.faster_than(INCUMBENT)
+    times = f", {ratio.value:.3f} times as fast as the incumbent" if ratio else ""
+    return f"{trial.median_us:.2f} us{times}"
+
+
+def _line(attempt: Attempt) -> str:
+    """An attempt in a line."""
+    trial = attempt.trial
+    how = _time(trial) if trial.measured else trial.reason
+    return f"{trial.outcome}: {how}; reward {attempt.reward:.3f}"
