@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
-from cudal2gen import catalog
+from cudal2gen import catalog, cli, results
 from cudal2gen.kernel import parse
+from cudal2gen.renderer import render
 from cudal2gen.results import Trial
 from cudal2gen.tuner import chat, memory
 from cudal2gen.tuner.chat import Endpoint, Reply
@@ -273,9 +275,14 @@ def test_faults_go_back_and_cost_no_evaluation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", [401, 500])
 def test_a_server_that_fails_ends_a_session(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "PAUSES", ())
+    seconds = [0.0]
     with serving(fails(status), forever=True) as server:
-        assert session(server, tmp_path, rounds=9).run() == []
+        written = session(server, tmp_path, rounds=9)
+        written.chat.clock = lambda: sum(seconds)
+        written.pause = seconds.append
+        assert written.run() == []
     assert len(server.requests) == (1 if status == 401 else 2)
+    assert len(seconds) == len(server.requests) + (status == 500), "it waits for a rest to end"
 
 
 # What the next question shows, and what comes of it.
@@ -375,3 +382,42 @@ def test_a_check_ends_at_its_limits() -> None:
     assert proof.bounded(time.sleep, (30,), Bounds(seconds=30, gib=0.01)) == "needs more than 0.01 GiB"
     assert proof.bounded(os._exit, (3,), bounds) == "ended (exit code 3)"
     assert proof.bounded(len, ("four",), bounds) == 4
+
+
+# The command.
+
+
+def test_the_command_writes_proves_times_and_proposes(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "catalog" / "kernels.jsonl"
+    catalog.save([device_texts.record(gemm())], file)
+    trials = tmp_path / "trials.jsonl"
+    options = [
+        "tune", "--mnk", PROBLEM.mnk, "--acc", "f32", "--environment", "model", "--write-kernels", "1",
+        "--write-count", "2", "--llm-model", "scripted", "--trials", str(trials),
+    ]  # fmt: skip
+    with serving(writes(KERNELS["wrong"][0], KERNELS["faster"][0]), writes(KERNELS["race"][0])) as server:
+        first = CliRunner().invoke(cli.app, [*options, "--llm-url", server.url])
+        second = CliRunner().invoke(cli.app, [*options, "--llm-url", server.url, "--put-modelled"])
+    assert (first.exit_code, second.exit_code) == (0, 0), (first.output, second.output)
+    assert "a100 f32 tn 64_48_64: 2 kernels written: 1 wrong result, 1 measured" in first.output
+    assert "times as fast (modelled, not measured)" in first.output
+    assert "not written: its time is modelled; --put-modelled puts it all the same" in first.output
+    assert "round 1: wrong result: wrong-value: " in first.output
+    assert [trial.outcome for trial in results.trials(trials)] == ["wrong result", "measured", "wrong result"]
+    (page,) = (tmp_path / "trials-proposals").iterdir()
+    assert "+#pragma unroll 4" in page.read_text()
+    assert "## best1: " in server.requests[1]["messages"][1]["content"], "earlier sessions are taken up"
+    assert f"written to {file}" in second.output
+    (record,) = catalog.load(file)
+    assert render(record).endswith(gemm((LOOP, UNROLLED)))
+    assert len(list((tmp_path / "catalog" / "sources").iterdir())) == 1
+    assert "written by" not in record.origin.source
+    assert "its time modelled from machine code" in record.origin.source
+
+
+def test_kernels_are_not_written_for_a_replay(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["tune", "--mnk", "8_8_8", "--environment", "replay", "--write-kernels", "1"])
+    assert result.exit_code == 2
+    assert "new kernels have no recorded trials" in result.output

@@ -19,6 +19,7 @@ from cudal2gen.kernel import Acc, Problem, Record
 
 if TYPE_CHECKING:
     from cudal2gen.tuner import reward
+    from cudal2gen.tuner.chat import Chat, Endpoint
     from cudal2gen.tuner.environment import Replay
     from cudal2gen.tuner.executor import Executor
     from cudal2gen.tuner.llm import Llm
@@ -197,14 +198,24 @@ class LanguageModel:
         """The proposer. Exchanges run beside measurements, which a GPU must not wait for; a model's or a replay's
         trials cost nothing, so these wait for each answer. Raises WrongInput and MissingLibrary."""
         from cudal2gen.tuner import llm
+
+        beside = trials.environment == "gpu" and self.replay is None
+        return llm.connect(self._server, lessons, self.file(trials), self.replay, self.token_budget, pool, beside)
+
+    def chat(self, trials: Trials) -> Chat:
+        """Exchanges of any kind. Raises WrongInput and MissingLibrary."""
+        from cudal2gen.tuner import chat
+
+        return chat.connect(self._server, self.file(trials), self.replay, self.token_budget)
+
+    @property
+    def _server(self) -> Endpoint:
         from cudal2gen.tuner.chat import Endpoint
 
-        server = Endpoint.from_environment(
+        return Endpoint.from_environment(
             self.url, self.model, self.key, seconds=self.seconds, max_tokens=self.most_tokens,
             temperature=self.temperature, price_in=self.prices[0], price_out=self.prices[1],
         )  # fmt: skip
-        beside = trials.environment == "gpu" and self.replay is None
-        return llm.connect(server, lessons, self.file(trials), self.replay, self.token_budget, pool, beside)
 
 
 def load_policy(file: Path, records: Sequence[Record], acc: Acc, seed: int) -> Policy:

@@ -19,6 +19,7 @@ from cudal2gen.cli.options import Duration, Names, listed_names
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials, load_policy
 from cudal2gen.cli.selection import FILTERS, Selection
+from cudal2gen.cli.writing import Writing
 from cudal2gen.files import write
 from cudal2gen.kernel import Acc, Problem, Record
 
@@ -145,6 +146,7 @@ def tune(
     language_model: LanguageModel,
     output: Output,
     repetitions: learning.Repetitions,
+    writing: Writing,
     benchmark: Annotated[
         bool,
         typer.Option(
@@ -170,6 +172,10 @@ def tune(
         return
     if output.export is not None:
         learning.export(trials, language_model, rewarded, output.export)
+        return
+    if writing.rounds:
+        problems = selection.problems(search.seed)
+        writing.write_kernels(problems, search.seed, trials, rewarded, language_model, output.dry_run)
         return
     participants = Participants(search, language_model, trials, selection.gpu, acc)
     if train:

@@ -183,7 +183,6 @@ class Memory:
         note = setbacks(race.problem, race.incumbent, race.evaluations)
         return note if note and _append(note, self.file) else None
 
-
     def keep(self, note: Note) -> bool:
         """Appends a note unless the file has it already, or there is none; whether it did. Raises OSError."""
         return self.file is not None and _append(note, self.file)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cudal2gen import catalog, kernel
-from cudal2gen.grading import Limits, Tolerance, Verdict, check_source
+from cudal2gen.grading import Limits, Verdict, check_source
 from cudal2gen.kernel import Record
-from cudal2gen.kernel.launch import Cluster, Tiles, Tma
+from cudal2gen.kernel.launch import Tiles, Tma
 from cudal2gen.renderer import render
-
-TILES = ["a", "k", "b", "k", "d", "n", "m", "n", "k", 0, 0]
+from cudal2gen.tuner.writing.contract import description
 
 
 def smallest(family: str) -> Record:
@@ -32,34 +31,10 @@ def stores_rests(record: Record) -> bool:
     return False
 
 
-def boxes(launch: Tma) -> list[str]:
-    """Tensor maps of A, B and D, swizzled by the bytes of a row."""
-    shapes = {"a": (launch.box_a_rows, launch.box_a_cols), "b": (launch.box_b_rows, launch.box_b_cols)}
-    shapes["d"] = (launch.box_d_rows or 1, launch.box_d_cols or 8)
-    return [f"map:{name}[{rows}, {cols}]/{2 * cols if cols >= 16 else 0}" for name, (rows, cols) in shapes.items()]
-
-
 def graded(record: Record, text: str) -> Verdict:
-    launch, grid, cluster, args = record.launch, "ceil_div(n, {bn}), ceil_div(m, {bm})", 1, TILES
-    if isinstance(launch, Tma):
-        cluster = launch.cluster_m * launch.cluster_n
-        rows, cols = f"ceil_div(m, {launch.bm * launch.cluster_m})", f"ceil_div(n, {launch.bn * launch.cluster_n})"
-        grid = f"{cluster} * {rows} * {cols}"
-        args = [*boxes(launch), "d", "n", "m", "n", "k", 1, 1, 0x12F0000000000000, 0x14F0000000000000, 0, 0]
-    elif isinstance(launch, Cluster):
-        grid = "ceil_div(n, {bn}) * ceil_div(m, {bm})"
-    described = {
-        "entry": launch.entry, "grid": grid.format(bm=launch.bm, bn=launch.bn), "block": launch.threads,
-        "smem": launch.smem_bytes, "cluster": cluster, "args": args,
-    }  # fmt: skip
-    # TMA cuts boxes at the edges; these kernels of sm_80 have whole tiles.
-    ragged = isinstance(launch, Tma)
-    shape = {"m": launch.bm + (8 if ragged else 0), "n": launch.bn + (16 if ragged else launch.bn), "k": record.k}
-    return check_source(
-        text, lambda a, b: a @ b.T, [shape], launches=[described], accumulator=record.acc,
-        buffers={"a": "in:f16[m, k]", "b": "in:f16[n, k]", "d": "out:f16[m, n]"}, tolerance=Tolerance(terms="k"),
-        limits=Limits(device="sm_90a" if record.gpu == "h200" else "sm_80", isolated=False),
-    )  # fmt: skip
+    limits = Limits(device="sm_90a" if record.gpu == "h200" else "sm_80", isolated=False)
+    described = description(record)
+    return check_source(text, **described | {"shapes": described["shapes"][1:], "draws": {}}, limits=limits)
 
 
 @pytest.mark.parametrize("family", [name for name, family in kernel.FAMILIES.items() if not family.TEXTUAL])

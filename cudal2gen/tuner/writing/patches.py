@@ -38,7 +38,7 @@ def apply(text: str, patch: str) -> str:
 def _hunks(patch: str) -> list[tuple[list[str], list[str], int]]:
     """Lines before, lines after, and the line where it says that they begin (0: it does not), of each hunk."""
     heads = list(_HUNK.finditer(patch))
-    ends = [head.start() for head in heads][1:] + [len(patch)]
+    ends = [*(head.start() for head in heads[1:]), len(patch)]
     hunks = []
     for head, end in zip(heads, ends, strict=False):
         lines = patch[head.end() + 1 : end].rstrip("\n").split("\n")

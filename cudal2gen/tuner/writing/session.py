@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from cudal2gen import catalog, compiler, kernel, places, results
 from cudal2gen.compiler import Artifact
-from cudal2gen.kernel import IllegalRecord, Origin, Problem, Record, device_text
+from cudal2gen.errors import UserError
+from cudal2gen.kernel import IllegalRecord, Origin, Problem, Record, device_text, parse
 from cudal2gen.renderer import render
 from cudal2gen.results import INCUMBENT, Outcome, Trial
 from cudal2gen.tuner import reward
-from cudal2gen.tuner.chat import Chat, Message, Request, Unavailable
+from cudal2gen.tuner.chat import FIRST_REST, Chat, Message, Request, Unavailable
 from cudal2gen.tuner.environment import refusal_trial, trial_of
 from cudal2gen.tuner.executor import Executor, Job
 from cudal2gen.tuner.memory import Memory, Note
@@ -77,6 +79,7 @@ class Session:
     run_name: str = PROPOSER
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
     profiler: Profiler = field(default_factory=Profiler)
+    pause: Callable[[float], None] = time.sleep  # while a model rests, since nothing else is to be done
     attempts: list[Attempt] = field(default_factory=list)
 
     @cached_property
@@ -99,8 +102,21 @@ class Session:
             return None
         return best
 
+    def restore(self, trials: Sequence[Trial]) -> None:
+        """Takes up attempts of earlier sessions on this problem whose texts are still there: the last of each."""
+        for trial in trials:
+            if trial.problem != self.problem or trial.proposer != PROPOSER or trial.environment != self.executor.name:
+                continue
+            try:
+                record = parse(trial.record)
+                draft = Draft("incumbent", "", *kernel.as_text(record, ""))
+            except UserError:  # illegal, or its text is gone
+                continue
+            proven = Proof(trial.outcome, trial.reason, trial.reason)
+            self.attempts.append(Attempt(draft, trial, proven, record, reward.of_trials([trial], self.settings.reward)))
+
     def run(self) -> list[Attempt]:
-        """All rounds; the attempts of this session."""
+        """All rounds; the attempts so far."""
         idle = 0
         for number in range(1, self.settings.rounds + 1):
             before = len(self.attempts)
@@ -120,6 +136,8 @@ class Session:
                 reply = self.chat.ask(Request(tuple(messages), answers.schema()), self.problem)
             except Unavailable as error:
                 self.say(f"writer: {error}")
+                if not error.for_good and number < self.settings.rounds:
+                    self.pause(error.retry_after or FIRST_REST)
                 return not error.for_good
             if reply.refusal:
                 self.say(f"writer: the model refused: {reply.refusal[:200]}")
