@@ -23,13 +23,13 @@ def listing(profile: Profile | str) -> list[str]:
     if isinstance(profile, str):
         return []
     waits = sorted(profile.lines, key=lambda line: -sum(line.stalls.values()))[:MOST_LINES]
-    shown_lines = sorted(
+    slowest = sorted(
         (line for line in waits if sum(line.stalls.values()) >= SHORTEST_WAIT), key=lambda line: line.address
     )
     return [
         f"{sum(line.stalls.values()):6.1f} cycles {max(line.stalls, key=lambda name: line.stalls[name])}: {line.sass}"
         + (f"   // {line.cuda.strip()}" if line.cuda else "")
-        for line in shown_lines
+        for line in slowest
     ]
 
 

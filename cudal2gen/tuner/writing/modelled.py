@@ -24,11 +24,11 @@ class Profiler:
         key = (record.problem, *record.kernel_key)
         if key not in self._profiles:
             (artifact,) = compiler.attempt([record])
-            self._profiles[key] = self._made(record, artifact) if isinstance(artifact, Artifact) else str(artifact)
+            self._profiles[key] = self._profiled(record, artifact) if isinstance(artifact, Artifact) else str(artifact)
         return self._profiles[key]
 
     @staticmethod
-    def _made(record: Record, artifact: Artifact) -> Profile | str:
+    def _profiled(record: Record, artifact: Artifact) -> Profile | str:
         try:
             return profile.of_record(record, artifact.cubin, artifact.source)
         except MissingTool:

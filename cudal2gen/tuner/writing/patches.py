@@ -54,12 +54,12 @@ def _place(lines: list[str], before: list[str], at: int, number: int) -> int:
     if not any(line.strip() for line in before):
         raise PatchRefused(f"part {number} has no lines to find: give some of those around the change")
     for form in (str, str.rstrip, _loose):
-        wanted_lines = [form(line) for line in before]
+        pattern = [form(line) for line in before]
         formed = [form(line) for line in lines]
         places = [
             start
             for start in range(len(lines) - len(before) + 1)
-            if formed[start] == wanted_lines[0] and formed[start : start + len(before)] == wanted_lines
+            if formed[start] == pattern[0] and formed[start : start + len(before)] == pattern
         ]
         if len(places) == 1 or (places and at):
             return min(places, key=lambda start: abs(start + 1 - at))

@@ -135,11 +135,11 @@ def _report(findings: Sequence[Finding], not_checked: Sequence[str], offset: int
     """Findings with what shows them, for the author of the text, whose lines begin behind ``offset``."""
     lines = []
     for item in findings[:MOST_FINDINGS]:
-        shown_evidence = {name: value for name, value in item.evidence.items() if value not in ("", [], None, 0)}
-        shown_evidence.pop("ptx_line", None)
-        if isinstance(line := shown_evidence.get("line"), int):
-            shown_evidence["line"] = line - offset
-        place = ", ".join(f"{name}={value}" for name, value in shown_evidence.items())
+        details = {name: value for name, value in item.evidence.items() if value not in ("", [], None, 0)}
+        details.pop("ptx_line", None)
+        if isinstance(line := details.get("line"), int):
+            details["line"] = line - offset
+        place = ", ".join(f"{name}={value}" for name, value in details.items())
         sizes = ", ".join(f"{name}={extent}" for name, extent in item.shape.items())
         lines.append(f"{item.rule}: {item.message}")
         lines += [f"  where: {brief(place, 300)}"] if place else []

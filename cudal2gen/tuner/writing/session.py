@@ -215,12 +215,12 @@ class Session:
 
     def _question(self, bases: dict[str, Base]) -> str:
         variants = sorted(self._variants(), key=lambda pair: pair[0])
-        shown_variants = [variant._replace(whole=place < WHOLE) for place, (_, variant) in enumerate(variants)]
+        ordered = [variant._replace(whole=place < WHOLE) for place, (_, variant) in enumerate(variants)]
         modelled = "modelled from machine code, not measured" if self.executor.name == "model" else "measured"
         notes = self.memory.recall(self.problem, self.settings.tokens)
         failures = [self._failed(attempt, bases) for attempt in self._failures()]
         clock = f"{modelled} ({self.executor.on})"
-        return prompt.question(self.problem, shown_variants, failures, notes, clock, self.settings.kernels)
+        return prompt.question(self.problem, ordered, failures, notes, clock, self.settings.kernels)
 
     def _variants(self) -> Iterator[tuple[float, prompt.Variant]]:
         """The incumbent and the contrast with their costs, which sort them."""
