@@ -17,8 +17,9 @@ import pytest
 from cudal2gen import compiler, results, toolchain
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse
 from cudal2gen.results import Trial
-from cudal2gen.tuner import ray_executor, space
+from cudal2gen.tuner import campaign, race, ray_executor, space
 from cudal2gen.tuner.executor import Executor, InProcess, Job
+from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.ray_executor import RayExecutor, Unreachable
 from tests import simulated_gpu
 from tests.packages import require
@@ -181,6 +182,68 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
 
 
 @pytest.mark.slow
+def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
+    cluster: Any, node: Callable[[], Any], tmp_path: Path
+) -> None:
+    """Five problems on two cards, all in flight; one card's node is killed in mid-evaluation."""
+    log, problems = tmp_path / "log", [PROBLEM.model_copy(update={"m": 64 * m}) for m in range(1, 6)]
+    nodes = [node(), node()]
+    executor = RayExecutor(partial(Simulated, log, 0.02), resource=CARD)
+    wait_for(lambda: executor.workers() == 2)
+    assert executor.in_flight() == 8
+
+    def run(place: Executor, store: Path) -> list[Trial]:
+        campaign.run(
+            problems, lambda _: None, lambda problem: Random(problem.m), place, store,
+            race.Settings(8, 4, prune=None), "r", find_candidates=lambda problem: space.candidates(problem, 60),
+        )  # fmt: skip
+        return results.trials(store)
+
+    stored: list[Trial] = []
+    thread = threading.Thread(target=lambda: stored.extend(run(executor, tmp_path / "trials.jsonl")))
+    allow(log, 24)
+    thread.start()
+    wait_for(lambda: ended(log).total() >= 24 and nodes[0].node_id in {line["node"] for line in under_way(log)})
+    cluster.remove_node(nodes[0], allow_graceful=False)
+    node()
+    allow(log, 10_000)
+    thread.join(timeout=180)
+    assert not thread.is_alive()
+    executor.close()
+
+    def by_problem(trials: list[Trial]) -> dict[Problem, list[Trial]]:
+        return {problem: [trial for trial in trials if trial.problem == problem] for problem in problems}
+
+    expected = run(InProcess(Simulated(tmp_path / "other", 0.0)), tmp_path / "others.jsonl")
+    assert by_problem(stored) == by_problem(expected)
+    order = [trial.problem for trial in stored]
+    assert order != [trial.problem for trial in expected], "one problem does not wait for the end of another"
+    assert overlapping(log) == []
+
+
+def test_the_next_worker_goes_to_the_earliest_problem() -> None:
+    idle = ray_executor.Idle()
+    answers: list[int] = []
+
+    def take(rank: int) -> None:
+        assert idle.get(rank, 30.0) == rank
+        answers.append(rank)
+
+    threads = [threading.Thread(target=take, args=(rank,)) for rank in (3, 1, 2)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        wait_for(lambda number=number: len(idle._waiting) == number + 1)  # type: ignore[misc]
+    assert idle.get(0, 0.001) is None, "it waits no longer than it may"
+    for worker in (1, 2, 3):
+        idle.put(worker)
+        wait_for(lambda worker=worker: worker in answers)  # type: ignore[misc]
+    for thread in threads:
+        thread.join()
+    idle.put(7)
+    assert (answers, idle.get(9, 0.0)) == ([1, 2, 3], 7)
+
+
+@pytest.mark.slow
 def test_records_that_kill_hang_or_raise_cost_themselves_only(node: Callable[[], Any], tmp_path: Path) -> None:
     log = tmp_path / "log"
     node()
@@ -236,11 +299,11 @@ def test_a_verdict_is_kept_where_it_is_not_known(tmp_path: Path, monkeypatch: py
 
 def test_only_brief_jobs_are_shared_out() -> None:
     short_job = job(1, 2, 3, 4, 5)
-    parts = ray_executor._parts(short_job, 3)
+    parts = ray_executor.parts(short_job, 3)
     assert [[record.raster_group for record in part.records] for part in parts] == [[1, 2], [3, 4], [5]]  # type: ignore[union-attr]
-    assert ray_executor._parts(short_job._replace(effort="long"), 3) == [short_job._replace(effort="long")]
-    assert ray_executor._parts(job(1), 3) == [job(1)]
-    assert ray_executor._parts(short_job, 0) == [short_job]
+    assert ray_executor.parts(short_job._replace(effort="long"), 3) == [short_job._replace(effort="long")]
+    assert ray_executor.parts(job(1), 3) == [job(1)]
+    assert ray_executor.parts(short_job, 0) == [short_job]
 
 
 @pytest.mark.slow

@@ -32,13 +32,14 @@ class Curve(NamedTuple):
     bounds: Sequence[tuple[float, float]] = ()
 
 
-def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve]) -> str:
-    """A picture with a logarithmic horizontal axis. Raises ValueError without points."""
+def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve], logarithmic: bool = False) -> str:
+    """A picture with a logarithmic horizontal axis; ``logarithmic``: the vertical one is too, and every value above 0.
+    Raises ValueError without points."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         raise ValueError("no curve has a point; tune something first")
     highest = max([y for _, y in points] + [high for curve in curves for _, high in curve.bounds]) or 1.0
-    spacing = _spacing(highest)
+    lowest = min(y for _, y in points) if logarithmic else 0.0
     first, last = min(x for x, _ in points), max(x for x, _ in points)
 
     def at_x(x: float) -> float:
@@ -46,7 +47,8 @@ def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve]) -> str:
         return LEFT + (WIDTH - LEFT - RIGHT) * (math.log(x / first) / span)
 
     def at_y(y: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - y / highest)
+        height = math.log(y / lowest) / (math.log(highest / lowest) or 1.0) if logarithmic else y / highest
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - height)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -57,8 +59,7 @@ def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve]) -> str:
         f'<text transform="translate(14 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
         f"{escape(y_label)}</text>",
     ]
-    for step in range(int(highest / spacing) + 1):
-        y = spacing * step
+    for y in _lines(lowest, highest):
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}" stroke="#ddd"/>'
             f'<text x="{LEFT - 6}" y="{at_y(y) + 4:.1f}" text-anchor="end">{y:.3g}</text>'
@@ -80,6 +81,15 @@ def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve]) -> str:
             f'<text x="{WIDTH - RIGHT + 30}" y="{row - 3}">{escape(curve.name)}</text>'
         )
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _lines(lowest: float, highest: float) -> list[float]:
+    """Where horizontal lines are: from 0 at equal distances, or at powers of two between two values above 0."""
+    if lowest:
+        powers = range(math.ceil(math.log2(lowest)), math.floor(math.log2(highest)) + 1)
+        return [2.0**power for power in powers]
+    spacing = _spacing(highest)
+    return [spacing * step for step in range(int(highest / spacing) + 1)]
 
 
 def _spacing(highest: float) -> float:

@@ -236,19 +236,18 @@ class RayExecutor:
         """Yields each job once, when it ends; jobs of equal keys are one. Several threads may call this."""
         pending = {job.key: job for job in jobs}
         share = len(self._workers) // max(1, len(pending))
-        begun = {key: self._begin(_parts(job, share), 0) for key, job in pending.items()}
+        begun = {key: self._begin(parts(job, share), 0) for key, job in pending.items()}
         keys = {future: key for key, (future, _) in begun.items()}
         try:
             for future in as_completed(keys):
                 yield JobResult(pending[keys[future]], future.result())
         finally:
-            for _, parts in begun.values():
-                for part in parts:
-                    part.cancel()
+            for future in itertools.chain.from_iterable(futures for _, futures in begun.values()):
+                future.cancel()
 
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
         """Begins it now; a GPU without work takes a part of a short job."""
-        return self._begin(_parts(job, len(self._workers) // (self._jobs + 1)), rank)[0]
+        return self._begin(parts(job, len(self._workers) // (self._jobs + 1)), rank)[0]
 
     def in_flight(self) -> int:
         """``AHEAD`` per GPU that the cluster has now."""
@@ -259,8 +258,8 @@ class RayExecutor:
         whole: Future[list[Trial]] = Future()
         with self._lock:
             self._jobs += 1
-        parts = [self._pool.submit(self._evaluate, job, rank) for job in jobs]
-        missing = set(range(len(parts)))
+        futures = [self._pool.submit(self._evaluate, job, rank) for job in jobs]
+        missing = set(range(len(futures)))
 
         def join(place: int) -> None:
             with self._lock:
@@ -270,13 +269,13 @@ class RayExecutor:
                 self._jobs -= 1
                 whole.set_running_or_notify_cancel()
             try:
-                whole.set_result([trial for part in parts for trial in part.result()])
+                whole.set_result([trial for future in futures for trial in future.result()])
             except BaseException as error:  # of a part, which is the whole's: a cancelled one, or no worker
                 whole.set_exception(error)
 
-        for place, part in enumerate(parts):
-            part.add_done_callback(lambda _, place=place: join(place))  # type: ignore[misc]
-        return whole, parts
+        for place, future in enumerate(futures):
+            future.add_done_callback(lambda _, place=place: join(place))  # type: ignore[misc]
+        return whole, futures
 
     def workers(self) -> int:
         """The number of workers that can measure now."""
@@ -403,7 +402,7 @@ class RayExecutor:
         self._ray.kill(actor)
 
 
-def _parts(job: Job, count: int) -> list[Job]:
+def parts(job: Job, count: int) -> list[Job]:
     """A short job in parts for several GPUs: each part times its records against the same incumbent.
 
     Jobs of more effort compare records with one another, so they stay whole.
