@@ -375,3 +375,99 @@ def test_mutants_of_requests_are_noticed() -> None:
     chosen = [m for m in mutants(text) if "clusterlaunch" in m.name and m.kind != "unguard"]
     assert {m.kind for m in chosen} == {"drop", "always", "negate"}
     assert [m.name for m in chosen if not finding(checked, m.text)] == []
+
+
+# --- layouts of operands
+
+IMAGE = (
+    HEAD.replace(
+        ".visible .entry k(.param .u64 x, .param .u64 y)",
+        ".visible .entry k(.param .u64 x, .param .u64 y,"
+        " .param .u64 a, .param .u64 b, .param .u32 form, .param .u32 off0, .param .u32 off1)",
+    )
+    + """
+  .reg .b64 %d<4>; .reg .b32 %f<4>, %bar, %i; .reg .pred %Q, %E;
+  ld.param.u64 %d0, [a]; ld.param.u64 %d1, [b]; ld.param.u32 %f0, [form]; ld.param.u32 %f1, [off0];
+  ld.param.u32 %f2, [off1];
+  add.u32 %bar, %s, 64; mad.lo.u32 %u, %t, 16, %s; add.u32 %u, %u, 1024; mad.wide.u32 %g, %t, 16, %p;
+  mov.u32 %i, 0;
+copy:
+  ld.global.v4.u32 {%a0, %a1, %a2, %a3}, [%g]; st.shared.v4.u32 [%u], {%a0, %a1, %a2, %a3};
+  add.u64 %g, %g, 2048; add.u32 %u, %u, 2048; add.u32 %i, %i, 1; setp.lt.u32 %Q, %i, 32; @%Q bra copy;
+  setp.eq.u32 %E, %t, 0;
+  @%E mbarrier.init.shared::cta.b64 [%bar], 1;
+  fence.proxy.async.shared::cta; bar.sync 0; tcgen05.fence::after_thread_sync;
+  @!%E bra issued;
+  add.u32 %u, %s, 1024; shr.u32 %u, %u, 4; cvt.u64.u32 %d2, %u;
+  add.u64 %d0, %d0, %d2; add.u64 %d1, %d1, %d2; setp.ne.u32 %Q, 0, 0;
+  tcgen05.mma.cta_group::1.kind::f16 [%base], %d0, %d1, %f0, %Q;
+  setp.eq.u32 %Q, 0, 0;
+  tcgen05.mma.cta_group::1.kind::f16 [%base], %d0, %d1, %f0, {%f1, %f2, 0, 0}, %Q, 2;
+  tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%bar];
+issued:
+  mbarrier.try_wait.parity.shared::cta.b64 %Q, [%bar], 0; @!%Q bra issued;
+  tcgen05.fence::after_thread_sync;
+"""
+)
+
+
+def laid_out(values: np.ndarray, span: int, along: bool) -> tuple[np.ndarray, int, int]:
+    """An operand (rows, 16) of halves as bytes in shared memory, and its leading and stride offsets. ``span``: bytes of
+    a row of the swizzle pattern, 16 for none; ``along``: rows are contiguous."""
+    rows = len(values)
+    if span == 16:
+        leading, stride = (256 * rows // 16, 128) if along else (128, 256)
+    elif along:
+        leading, stride = 16 * span, 8 * span
+    else:
+        leading, stride = 0, 8 * span
+    out = np.zeros(32768, np.uint8)
+    for r in range(rows):
+        for k in range(16):
+            if span == 16:
+                inner, outer = (r, k) if along else (k, r)
+                at = inner % 8 * 2 + outer % 8 * 16 + r // 8 * stride + k // 8 * leading
+            elif along:
+                at = r % (span // 2) * 2 + r // (span // 2) * leading + k % 8 * span + k // 8 * stride
+            else:
+                at = r % 8 * span + r // 8 * stride + 2 * k
+            at ^= (at >> 7 & (span // 16 - 1)) << 4
+            out[at : at + 2] = values[r, k : k + 1].view(np.uint8)
+    return out, leading, stride
+
+
+def descriptor(offset: int, leading: int, stride: int, span: int) -> int:
+    swizzle = {16: 0, 32: 6, 64: 4, 128: 2}[span]
+    return offset >> 4 | (leading >> 4) << 16 | (stride >> 4) << 32 | 1 << 46 | swizzle << 61
+
+
+@pytest.mark.parametrize(("along_a", "along_b"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("span", "m"), [(16, 128), (32, 64), (64, 128), (128, 64), (128, 128)])
+def test_operands_lie_as_their_descriptors_say(span: int, m: int, along_a: bool, along_b: bool) -> None:
+    """A product, and a second one added to a quarter of it (scale-input-d) but in disabled lanes."""
+    rng = np.random.default_rng(span + m)
+    a, b = (rng.integers(-3, 4, (rows, 16)).astype(np.float16) for rows in (m, 64))
+    (raw_a, *offsets_a), (raw_b, *offsets_b) = laid_out(a, span, along_a), laid_out(b, span, along_b)
+    descriptors = [
+        descriptor(0, *offsets_a, span), descriptor(32768, *offsets_b, span),
+    ]  # fmt: skip
+    disabled = [0x0000FF01, 0x80000000]
+    kind = form(m, 64) | along_a << 15 | along_b << 16
+    body = "".join(
+        f" add.u32 %u, %own, {c}; tcgen05.ld.sync.aligned.32x32b.x8.b32 {registers('a', 8)}, [%u];"
+        f" tcgen05.wait::ld.sync.aligned; mad.wide.u32 %g, %t, 256, %q;"
+        + "".join(f" st.global.f32 [%g+{4 * (c + i)}], %a{i};" for i in range(8))
+        for c in range(0, 64, 8)
+    )
+    memory = Memory()
+    out = memory.upload(np.zeros((128, 64), np.float32), "inout")
+    result = emulator.load(IMAGE + body + TAIL).launch(
+        "k", grid=1, block=128, memory=memory, shared_bytes=1024 + 65536, device=B200,
+        args=[memory.upload(np.concatenate([raw_a, raw_b])), out, *descriptors, kind, *disabled],
+    )  # fmt: skip
+    assert {report.kind for report in result.reports} <= ({"uninitialised-tensor-memory"} if m == 64 else set())
+    lanes = np.arange(128) if m == 128 else np.arange(64) // 16 * 32 + np.arange(64) % 16
+    words = np.array([*disabled, 0, 0], np.uint64)
+    left = (words[lanes // 32] >> (lanes % 32).astype(np.uint64) & 1).astype(bool)
+    product = a.astype(np.float32) @ b.astype(np.float32).T
+    assert np.array_equal(out.download()[lanes], np.where(left[:, None], product, 1.25 * product))

@@ -70,7 +70,9 @@ class TensorMemory:
         self.hazards = batch.launch.options.hazards
         self.slots = -(-batch.warps_per_cta // 4)
         shape = batch.count, GROUPS, COLUMNS
-        self.data: Array = np.full((batch.count, LANES, COLUMNS), 0xFFFFFFFF, np.uint32)
+        # What nobody has written.
+        self.blank = np.uint32(batch.launch.poison * 0x01010101)
+        self.data: Array = np.full((batch.count, LANES, COLUMNS), self.blank, np.uint32)
         self.write_ticks, self.read_ticks = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.load_ticks: Array = np.zeros((batch.count, self.slots, GROUPS, COLUMNS), np.int64)
         self.writers, self.readers = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -86,7 +88,7 @@ class TensorMemory:
 
     def clear(self, row: int, low: int, high: int) -> None:
         """Columns have a new owner."""
-        self.data[row, :, low:high] = 0xFFFFFFFF
+        self.data[row, :, low:high] = self.blank
         for ticks in (self.write_ticks[row], self.read_ticks[row], *self.load_ticks[row]):
             ticks[:, low:high] = 0
         self.changes[row] += 1
@@ -180,7 +182,7 @@ class TensorMemory:
             group, column = np.argwhere(missing)[0].tolist()
             first = (region.groups.start + group * (region.groups.step or 1)) * GROUP
             text = f"reads column {region.low + column} of lanes {first} to {first + 15}, which nobody has written"
-            self.batch.report_lane("uninitialised-tensor-memory", text, site, lane)
+            self.batch.report_lane("uninitialised-tensor-memory", text, site, lane, doubtful=True)
 
     def _writes(self, region: Region) -> Prior:
         cells = region.cells

@@ -204,7 +204,7 @@ _ERRORS = {
         "put tcgen05.wait::ld.sync.aligned between the load and the first use of its registers",
     ),
     "uninitialised-tensor-memory": (
-        "a read of tensor memory that nobody has written",
+        "a read of tensor memory that nobody has written, whose value reaches a result",
         "let the first tcgen05.mma of a tile have enable-input-d false, and load only the columns that were written",
     ),
     "tcgen05-descriptor": (
