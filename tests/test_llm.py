@@ -189,6 +189,9 @@ def test_the_prompt_has_the_floor_the_vendor_the_bound_and_winners_of_neighbours
         ("8192_4096_4096", 1.0, "tuned"), ("16384_4096_4096", 2.0, "tuned"),
     ]  # fmt: skip
     assert winners[0]["differs from incumbent in"] == {"stages": 3}
+    assert parts["machine code"] is None
+    text = prompt.document(posed, prompt.bases_of(posed), [], [], [], 1, lambda record: [record.name])
+    assert json.loads(text)["machine code"] == {"incumbent": [incumbent().name], "best1": [parse(trial.record).name]}
     assert parts["schema"]["required"] == ["reasoning", "proposals"]
     assert next(iter(parts["schema"]["properties"])) == "reasoning", "a model that writes in order reasons first"
 
@@ -415,17 +418,35 @@ def test_a_refusal_is_said_and_not_argued_with(step: Any) -> None:
 def test_a_slow_server_is_left_for_longer_each_time_and_asked_again(step: Any) -> None:
     warnings: list[str] = []
     clock = Clock()
-    with serving(step, step, says(GOOD)) as server:
+
+    def slow(handler: Any) -> None:
+        clock.now += 15
+        step(handler)
+
+    with serving(slow, slow, says(GOOD)) as server:
         proposer = llm_proposer(server, warnings, clock=clock, seconds=0.4)
         for requests, seconds in ((1, 15), (2, 30)):
-            assert [proposer.propose(question(), 8) for _ in range(3)] == [[], [], []]
+            assert [proposer.propose(question(), 8) for _ in range(9)] == [[]] * 9
             assert len(server.requests) == requests
             clock.now += seconds - 0.1
             assert proposer.propose(question(), 8) == []
             clock.now += 0.1
         assert len(proposer.propose(question(), 8)) == 1
-    assert [line.split(" s; ")[1] for line in warnings] == ["the model rests for 15 s", "the model rests for 30 s"]
-    assert "0.4 s" in warnings[0]
+    (line,) = warnings
+    assert "0.4 s" in line
+
+
+def test_a_failure_that_took_no_time_leaves_out_a_few_questions() -> None:
+    clock = Clock()
+    with serving(*[fails(401)] * 5, says(GOOD), fails(500), forever=True) as server:
+        proposer = llm_proposer(server, clock=clock)
+        rounds = []
+        for _ in range(24):
+            before = len(server.requests)
+            proposer.propose(question(), 1)
+            rounds.append(len(server.requests) - before)
+    assert rounds == [1, 0, 1, 0, 0, *[1, 0, 0, 0, 0] * 3, 1, 3, 0, 0], "1, 2, 4, 4, 4, and after a slow one none"
+    assert clock.pauses == [1.0, 4.0], "the first failure is tried again at once, further ones are not"
 
 
 def test_a_failing_server_is_asked_three_times_and_may_recover() -> None:
@@ -443,14 +464,13 @@ def test_a_failing_server_is_asked_three_times_and_may_recover() -> None:
     assert "answers 500" in warnings[0]
 
 
-def test_a_wrong_key_rests_the_model_for_long_and_is_not_shown() -> None:
+def test_a_wrong_key_rests_the_model_and_is_not_shown() -> None:
     warnings: list[str] = []
     clock = Clock()
     with serving(fails(401, f"Incorrect API key provided: {KEY}", "invalid_request_error"), says(GOOD)) as server:
         proposer = llm_proposer(server, warnings, clock=clock)
-        assert [proposer.propose(question(), 8) for _ in range(3)] == [[], [], []]
+        assert [proposer.propose(question(), 8) for _ in range(2)] == [[], []]
         assert len(server.requests) == 1
-        clock.now += 600
         assert len(proposer.propose(question(), 8)) == 1
     (line,) = warnings
     assert "answers 401" in line
@@ -668,7 +688,7 @@ def test_a_transcript_replays_bit_for_bit(tmp_path: Path) -> None:
 def test_rests_are_replayed_without_a_clock(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     clock = Clock()
-    with serving(fails(401), says(GOOD)) as server:
+    with serving(limits("600"), says(GOOD)) as server:
         proposer = Llm(Chat(ServerWire(endpoint(server)), path, None, clock.pause, clock), Memory(), warn=str)
         online = []
         for seconds in (0, 1, 1, 598):
@@ -739,7 +759,7 @@ def test_connecting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_search_goes_on_without_the_model(tmp_path: Path) -> None:
     warnings: list[str] = []
-    with serving(fails(401)) as server:
+    with serving(fails(401), forever=True) as server:
         trials = race_trials(Mixture([llm_proposer(server, warnings), Random(1)]), tmp_path)
     assert len([trial for trial in trials if trial.effort == "short"]) == 12
     assert {trial.proposer for trial in trials} == {"random"}

@@ -46,7 +46,9 @@ HOPELESS = (401, 402, 403, 404)
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
 LONGEST_PAUSE = 20.0  # seconds that a server may ask for before a repetition; the model rests where it asks for more
-FIRST_REST, LONGEST_REST = 15.0, 600.0  # seconds without a question after the first failure, and after many
+# After a failure no question is asked for as long as it took, FIRST_REST s at least, and twice as long after each
+# further one in a row. Where it took less than QUICK s, asking is cheap: MOST_SKIPPED questions at most are left out.
+FIRST_REST, LONGEST_REST, QUICK, MOST_SKIPPED = 1.0, 600.0, 1.0, 4
 LATEST_RETRY = 3600.0  # seconds: a server that asks for more is asked again then
 MOST_BYTES = 1 << 20  # of an answer
 LONGEST_ERROR = 400  # characters of a server's message
@@ -407,8 +409,8 @@ class Chat:
     one. ``path``: the transcript that every exchange is added to before it counts. ``budget``: of tokens, in and out;
     no question is asked that would begin beyond it. ``pause`` and ``clock``: seconds, for tests.
 
-    A failure rests the model for ``FIRST_REST`` seconds, twice as long after each further one in a row, at most
-    ``LONGEST_REST``; a server that names a time is asked again then. Questions meanwhile are ``Unasked``.
+    A failure rests the model for a time that grows to ``LONGEST_REST`` seconds; a server that names a time is asked
+    again then. Questions meanwhile are ``Unasked``. While failures last, each question is tried once.
     """
 
     wire: Wire
@@ -420,18 +422,19 @@ class Chat:
     _forms: tuple[Form, ...] = FORMS
     _failures: int = 0
     _rest_end: float = -math.inf
+    _skips: float = 0.0
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def ask(self, request: Request, problem: Problem) -> Reply:
         """An answer. Raises Unavailable where the plainest form fails too, Unasked, and OSError of the transcript."""
         self._check(request, problem)
+        begin = self.clock()
         try:
             reply = self._in_some_form(request, problem)
         except Unasked:
             raise
         except Unavailable as error:
-            if seconds := self._rest(error):
-                error.args = (f"{error}; the model rests for {seconds:.0f} s",)
+            self._rest(error, self.clock() - begin)
             raise
         with self._lock:
             self._failures, self._rest_end = 0, -math.inf
@@ -462,7 +465,7 @@ class Chat:
         if self.budget is not None and self.usage.tokens + size > self.budget:
             spent = True
             reason = f"the budget of {self.budget} tokens is spent; the campaign goes on without it"
-        elif self.clock() < self._rest_end:
+        elif self._rests():
             reason = "the model rests after a failure"
         if reason:
             self._record(
@@ -490,7 +493,7 @@ class Chat:
                 return self._send(request, form, problem)
             except Unavailable as error:
                 seconds = error.retry_after or 0.0
-                if pause is None or not error.passing or seconds > LONGEST_PAUSE:
+                if pause is None or not error.passing or seconds > LONGEST_PAUSE or self._failures:
                     raise
                 if self.wire.live:
                     self.pause(max(pause, seconds))
@@ -528,18 +531,26 @@ class Chat:
         if self.path is not None:
             results.append([line], self.path)
 
-    def _rest(self, error: Unavailable) -> float:
-        """Begins a rest after a failure; its seconds, 0 for none."""
+    def _rests(self) -> bool:
+        """Whether a question is to be left out, which it counts."""
+        with self._lock:
+            resting = self._skips > 0 and self.clock() < self._rest_end
+            self._skips -= resting
+            return resting
+
+    def _rest(self, error: Unavailable, took: float) -> None:
+        """Begins a rest after a failure that took so many seconds."""
         if not self.wire.live:
-            return 0.0
+            return
         with self._lock:
             self._failures += 1
             if error.status in NOT_UNDERSTOOD and self._failures == 1:
-                return 0.0  # the question's fault, perhaps; the next one may be shorter
-            doubled = min(FIRST_REST * 2.0 ** min(self._failures - 1, 30), LONGEST_REST)
-            seconds = error.retry_after or (LONGEST_REST if error.for_good else doubled)
+                return  # the question's fault, perhaps; the next one may be shorter
+            factor = 2.0 ** min(self._failures - 1, 30)
+            seconds = error.retry_after or min(max(FIRST_REST, took) * factor, LONGEST_REST)
+            quick = took < QUICK and not error.retry_after
+            self._skips = min(factor, MOST_SKIPPED) if quick else math.inf
             self._rest_end = self.clock() + seconds
-            return seconds
 
 
 def connect(

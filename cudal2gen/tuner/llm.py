@@ -21,6 +21,7 @@ from cudal2gen.tuner import answers, chat, prompt
 from cudal2gen.tuner.answers import LONGEST_REASON, Fault
 from cudal2gen.tuner.chat import Chat, Endpoint, Message, Reply, Request, Unasked, Unavailable, Usage
 from cudal2gen.tuner.memory import Memory
+from cudal2gen.tuner.prompt import Evidence
 from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question
 
 RETRIES = 2  # of one question, for any fault of its answers
@@ -75,16 +76,18 @@ class Llm(FixedStrategy):
     """``Proposer`` and ``Awaited``. ``pool``: records among which a prompt shows winners of similar problems.
 
     ``budget``: tokens of memory in a prompt. ``beside``: exchanges run beside evaluations. ``warn``: receives each
-    distinct failure once. After ``patience`` useless answers in a row on a problem, rounds are left out: 1, 2, 4, ..
-    Proposals that are still illegal after the last retry come last: their trials teach the other proposers.
+    distinct failure once. ``evidence``: see ``prompt.document``. After ``patience`` useless answers in a row on a
+    problem, rounds are left out: 1, 2, 4, .. Proposals that are still illegal after the last retry come last: their
+    trials teach the other proposers.
     """
 
     name = answers.PROPOSER
 
     def __init__(
         self, talk: Chat, memory: Memory, pool: Sequence[Record] = (), budget: int = 1500, patience: int = 2,
-        beside: bool = False, warn: Callable[[str], None] = _warn,
+        beside: bool = False, warn: Callable[[str], None] = _warn, evidence: Evidence | None = None,
     ) -> None:  # fmt: skip
+        self._evidence = evidence
         self._chat, self._memory, self._pool, self._budget = talk, memory, pool, budget
         self._patience, self._beside, self._warn = patience, beside, warn
         self._warnings: set[str] = set()
@@ -145,7 +148,9 @@ class Llm(FixedStrategy):
         notes = [
             note.visible | {"because": note.relevance(problem)} for note in self._memory.recall(problem, self._budget)
         ]
-        text = prompt.document(question, bases, list(waiting.values())[-WAITING:], notes, self._pool, count)
+        text = prompt.document(
+            question, bases, list(waiting.values())[-WAITING:], notes, self._pool, count, self._evidence
+        )
         messages = (Message("system", prompt.SYSTEM), Message("user", text))
         families = tuple(sorted({record.family for record in bases.values()}))
         return Request(messages, answers.schema(families)), bases, question
@@ -236,13 +241,15 @@ class Llm(FixedStrategy):
 def connect(
     endpoint: Endpoint | None, memory: Memory, transcript: Path | None = None, replay: Path | None = None,
     tokens: int | None = None, pool: Sequence[Record] = (), beside: bool = False,
-    warn: Callable[[str], None] = _warn,
+    warn: Callable[[str], None] = _warn, evidence: Evidence | None = None,
 ) -> Llm:  # fmt: skip
     """The proposer that a command line describes. ``tokens``: the budget of the whole campaign.
 
     Raises MissingLibrary without the openai library, WrongInput without a server or a transcript.
     """
-    return Llm(chat.connect(endpoint, transcript, replay, tokens), memory, pool, beside=beside, warn=warn)
+    return Llm(
+        chat.connect(endpoint, transcript, replay, tokens), memory, pool, beside=beside, warn=warn, evidence=evidence
+    )
 
 
 def _unproposed(proposals: Sequence[Proposal], question: Question, count: int) -> list[Proposal]:

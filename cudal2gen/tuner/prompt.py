@@ -8,7 +8,7 @@ of every field, and the schema of the answer. Modelled figures are named so.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from cudal2gen import model
@@ -18,6 +18,8 @@ from cudal2gen.tuner import space
 from cudal2gen.tuner.answers import FIXED, LONGEST_REASON, schema
 from cudal2gen.tuner.proposal import Question
 from cudal2gen.tuner.proposers import distance
+
+Evidence = Callable[[Record], Sequence[str]]  # what a record's machine code shows, a line each
 
 BEST, WORST, FAILED, WINNERS = 4, 3, 8, 4  # most entries of each kind in a prompt
 FARTHEST = 12.0  # doublings of the extents, in sum, to a problem whose winner is shown
@@ -66,10 +68,12 @@ def document(
     notes: Sequence[Mapping[str, str]],
     pool: Sequence[Record],
     count: int,
+    evidence: Evidence | None = None,
 ) -> str:
     """The user message: a question as one JSON document, so its data cannot pass for instructions around it.
 
     ``waiting``: proposed records without a trial; ``pool``: records among which are winners of similar problems.
+    ``evidence``: what machine code shows, of the incumbent and of the fastest variant.
     """
     best, worst = _contrast(question)
     labels = [
@@ -84,6 +88,7 @@ def document(
         "floor": _floor(question.problem),
         "vendor": _vendor(question),
         "what bounds the incumbent": _bounds(question.incumbent),
+        "machine code": _machine(bases, evidence),
         "bases": {label: _base(record) for label, record in bases.items() if label not in trials},
         "variants, the fastest first": [
             _variant(label, trial, bases[label], question.incumbent) for label, trial in trials.items()
@@ -173,6 +178,13 @@ def _bounds(incumbent: Record | None) -> Fields | None:
         "us of launch, prologue, epilogue and sums": round(estimate.around_us, 2),
         "source": "timing model, no measurement",
     }
+
+
+def _machine(bases: Mapping[str, Record], evidence: Evidence | None) -> dict[str, list[str]] | None:
+    """What their machine code shows of the incumbent and the fastest variant; None without ``evidence``."""
+    if evidence is None:
+        return None
+    return {label: list(evidence(bases[label])) for label in ("incumbent", "best1") if label in bases}
 
 
 def _winners(question: Question, pool: Sequence[Record]) -> list[Fields]:
