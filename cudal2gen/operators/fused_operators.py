@@ -16,14 +16,12 @@ from cudal2gen.operators.products import Epilogue, check_fused, check_gated_pair
 from cudal2gen.operators.registration import Operator, no_script, register
 from cudal2gen.operators.torch_operators import (
     OPS,
-    TORCH,
-    all_undispatched,
     as_rows,
     linear_gradients,
     run_linear,
-    undispatched,
 )
 from cudal2gen.operators.torch_products import torch_pair
+from cudal2gen.operators.watching import TORCH, all_undispatched, undispatched
 
 if TYPE_CHECKING:
     import torch

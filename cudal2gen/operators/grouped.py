@@ -9,7 +9,7 @@ from cudal2gen.operators import vmapping
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import check_grouped, grouped_shape, lies_of, request_grouped
 from cudal2gen.operators.registration import Operator, no_script, register
-from cudal2gen.operators.torch_operators import TORCH, all_undispatched
+from cudal2gen.operators.watching import TORCH, all_undispatched
 
 if TYPE_CHECKING:
     import torch

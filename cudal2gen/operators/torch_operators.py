@@ -17,6 +17,7 @@ from cudal2gen.operators.native import NATIVE
 from cudal2gen.operators.products import check_linear, check_matmul, check_out, request_linear, request_matmul, span
 from cudal2gen.operators.races import Tensors
 from cudal2gen.operators.registration import Operator, no_script, register
+from cudal2gen.operators.watching import TORCH, undispatched
 
 if TYPE_CHECKING:
     import torch
@@ -55,27 +56,6 @@ def bmm(
     if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0]:
         raise ValueError(f"a and b must be (B,M,K) and (B,K,N), got shapes {tuple(a.shape)} and {tuple(b.shape)}")
     return matmul(a, b, acc=acc, out=out, out_dtype=out_dtype)
-
-
-def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient is at work.
-
-    The dispatcher, and the derivative's wrapper in Python even where no gradient is needed, take longer than all else
-    here.
-    """
-    if _is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
-        return False
-    if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return False
-    for watches in _WATCHERS:  # noqa: SIM110  # any() takes half a microsecond
-        if watches():
-            return False
-    return True
-
-
-def all_undispatched(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """``undispatched`` of any number of tensors."""
-    return all(tensor is None or undispatched(tensor, tensor) for tensor in tensors)
 
 
 # --- what runs ---
@@ -304,24 +284,6 @@ OPERATORS = (
 )  # fmt: skip
 
 
-def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
-    """torch, its plain kinds of tensors, and functions that are false while nothing in torch intercepts calls."""
-    import torch
-
-    watchers: tuple[Any, ...] = (lambda: True,)
-    try:
-        internals = torch._C
-        watchers = (
-            internals._len_torch_dispatch_stack,
-            internals._len_torch_function_stack,
-            internals._get_tracing_state,
-            internals._functorch.peek_interpreter_stack,
-        )
-    except AttributeError:
-        pass  # a torch of another kind: all calls go through its dispatcher
-    return torch, {torch.Tensor, torch.nn.Parameter}, watchers
-
-
 def _kinds() -> dict[tuple[str, Any], int]:
     """Numbers for what a plan of ``matmul`` depends on beside the tensors; 0 for the defaults."""
     types = (None, *(element.torch_dtype for element in ELEMENTS.values()), F32.torch_dtype)
@@ -331,5 +293,3 @@ def _kinds() -> dict[tuple[str, Any], int]:
 OPS = register(*OPERATORS)
 _KINDS = _kinds()
 _LINEAR = len(_KINDS)
-TORCH, _PLAIN, _WATCHERS = _watchers()
-_is_compiling, _is_grad_enabled = TORCH.compiler.is_compiling, TORCH.is_grad_enabled  # shorter to look up

@@ -1,0 +1,69 @@
+"""Whether anything in torch watches a call, or must see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient is at work.
+
+    The dispatcher, and the derivative's wrapper in Python even where no gradient is needed, take longer than all else
+    here.
+    """
+    if _is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
+        return False
+    if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return False
+    for watches in _WATCHERS:  # noqa: SIM110  # any() takes half a microsecond
+        if watches():
+            return False
+    return True
+
+
+def all_undispatched(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """``undispatched`` of any number of tensors."""
+    return all(tensor is None or undispatched(tensor, tensor) for tensor in tensors)
+
+
+def local(arguments: Sequence[Any]) -> bool:
+    """Whether an operator's tensors lie on the CPU or on a GPU, and nothing in torch watches: within the dispatcher,
+    where gradients are dealt with."""
+    for argument in arguments:
+        if type(argument) in _PLAIN:
+            if not (argument.is_cuda or argument.is_cpu):
+                return False
+        elif type(argument) not in _VALUES:
+            return False
+    for watches in _WATCHERS:  # noqa: SIM110  # any() takes half a microsecond
+        if watches():
+            return False
+    return True
+
+
+def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
+    """torch, its plain kinds of tensors, and functions that are false while nothing in torch intercepts calls."""
+    import torch
+
+    watchers: tuple[Any, ...] = (lambda: True,)
+    try:
+        internals = torch._C
+        watchers = (
+            internals._len_torch_dispatch_stack,
+            internals._len_torch_function_stack,
+            internals._get_tracing_state,
+            internals._functorch.peek_interpreter_stack,
+        )
+    except AttributeError:
+        pass  # a torch of another kind: all calls go through its dispatcher
+    return torch, {torch.Tensor, torch.nn.Parameter}, watchers
+
+
+_VALUES = {type(None), bool, int, float, str}
+TORCH, _PLAIN, _WATCHERS = _watchers()
+_VALUES.add(TORCH.dtype)
+_is_compiling, _is_grad_enabled = TORCH.compiler.is_compiling, TORCH.is_grad_enabled  # shorter to look up
