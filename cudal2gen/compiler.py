@@ -216,11 +216,16 @@ def torch_launcher(*, build_dir: Path | None = None) -> Path:
 
     Raises BuildError, and ToolchainError without g++.
     """
-    root = build_dir or places.build_dir()
-    library = root / f"torch-launcher-{_digest([_texts(TORCH_SOURCES), TORCH_FLAGS])}" / TORCH_LIBRARY
+    library = torch_launcher_file(build_dir)
     if not library.is_file() and shutil.which("g++") is None:
         raise ToolchainError("the launcher of torch needs g++, which PATH lacks; e.g. apt install g++")
     return _shared(library, "the launcher of torch", TORCH_SOURCES, TORCH_FLAGS)
+
+
+def torch_launcher_file(build_dir: Path | None = None) -> Path:
+    """Where ``torch_launcher`` puts its library."""
+    root = build_dir or places.build_dir()
+    return root / f"torch-launcher-{_digest([_texts(TORCH_SOURCES), TORCH_FLAGS])}" / TORCH_LIBRARY
 
 
 def _texts(sources: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from cudal2gen.errors import Failure
 from cudal2gen.kernel.launch import Batches, Groups
 
 TORCH_LIBRARY = "libcudal2gen_torch.so"  # torch_launcher.cpp, see operators.native
+OLDEST_TORCH = (2, 10)  # whose stable ABI has what that calls
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 ALONE = Batches()
 _OPERANDS = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT)

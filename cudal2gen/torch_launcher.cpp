@@ -39,9 +39,12 @@ struct Torch {
   int32_t (*aoti_torch_get_device_type)(Tensor, int32_t*);
   int32_t (*aoti_torch_get_device_index)(Tensor, int32_t*);
   int32_t (*aoti_torch_get_data_ptr)(Tensor, void**);
+  int32_t (*aoti_torch_is_contiguous)(Tensor, bool*);
   int32_t (*aoti_torch_empty_strided)(int64_t, int64_t const*, int64_t const*, int32_t, int32_t, int32_t, Tensor*);
   int32_t (*aoti_torch_new_uninitialized_tensor)(Tensor*);
+  int32_t (*aoti_torch_new_tensor_handle)(Tensor, Tensor*);
   int32_t (*aoti_torch_delete_tensor_object)(Tensor);
+  int32_t (*torch_call_dispatcher)(char const*, char const*, Cell*, uint64_t);
   int32_t (*aoti_torch_library_init_impl)(char const*, char const*, char const*, uint32_t, TorchLibraryOpaque**);
   int32_t (*torch_library_impl)(TorchLibraryOpaque*, char const*, Kernel, uint64_t);
 };
@@ -59,11 +62,13 @@ using namespace cudal2gen_torch;
 
 extern "C" {
 
-// What a planned call does. launch: cudal2gen_launch_sized of a launcher; sized: its first argument, copied. D is
+// What a planned call does: launch is cudal2gen_launch_sized of a launcher; sized: its first argument, copied. D is
 // contiguous, of ``sizes``; scratch: elements of A's type. device: the CUDA device whose current stream is torch's, -1
-// for the stream here; guard: whether it may not be the current device.
+// for the stream here; guard: whether it may not be the current device. Where torch_operator is not null, torch's
+// product is called instead, of A and B, and nothing (linear has a bias).
 struct cudal2gen_plan {
   int64_t number;
+  char const* torch_operator;
   int (*launch)(void const*, void const*, void const*, void*, void*, void*);
   void const* sized;
   int64_t sized_bytes;
@@ -130,13 +135,15 @@ class Key {
 
 struct Plan {
   Plan(Key const& key, cudal2gen_plan const& plan) : key(key), call(plan), sized(plan.sized_bytes) {
-    std::memcpy(sized.data(), plan.sized, sized.size());
+    if (plan.torch_operator) torch_operator = plan.torch_operator;
+    if (plan.sized_bytes) std::memcpy(sized.data(), plan.sized, sized.size());
     int64_t stride = 1;
     for (int64_t i = call.dims; i--; stride *= call.sizes[i]) strides[i] = stride;
   }
 
   Key key;
   cudal2gen_plan call;
+  std::string torch_operator;  // empty for a launch
   std::vector<char> sized;  // operator new aligns it for any type
   int64_t strides[kMostDims] = {};
   int64_t calls = 0;  // guarded by the table
@@ -227,8 +234,20 @@ class OnDevice {
   CUDAGuardOpaque* guard_ = nullptr;
 };
 
+// torch's product; null where it fails or is not contiguous.
+Tensor by_torch(Plan const& plan, Tensor a, Tensor b) {
+  Owned left(nullptr), right(nullptr);
+  if (torch.aoti_torch_new_tensor_handle(a, left.place()) || torch.aoti_torch_new_tensor_handle(b, right.place()))
+    return nullptr;
+  Cell stack[] = {reinterpret_cast<Cell>(left.release()), reinterpret_cast<Cell>(right.release()), 0};
+  if (torch.torch_call_dispatcher(plan.torch_operator.c_str(), "", stack, kTorchVersion)) return nullptr;
+  Owned d(as_tensor(stack[0]));
+  bool contiguous;
+  return torch.aoti_torch_is_contiguous(d.get(), &contiguous) || !contiguous ? nullptr : d.release();
+}
+
 // D; null where anything refuses: Python's call, which follows, says why.
-Tensor run(Plan const& plan, Tensor like, void const* a, void const* b) {
+Tensor launched(Plan const& plan, Tensor like, void const* a, void const* b) {
   cudal2gen_plan const& call = plan.call;
   OnDevice const on_device(call);
   int32_t dtype, device_type, device_index;
@@ -249,19 +268,35 @@ Tensor run(Plan const& plan, Tensor like, void const* a, void const* b) {
   return call.launch(plan.sized.data(), a, b, d_address, workspace, stream) ? nullptr : d.release();
 }
 
-// _planned(Tensor a, Tensor b, int kind) -> Tensor: undefined for a call without a plan.
-void planned(Cell* stack, uint64_t, uint64_t) {
+Tensor planned_result(Cell* stack, bool typed) {
   Owned const a(as_tensor(stack[0])), b(as_tensor(stack[1]));
   Key key(static_cast<int64_t>(stack[2]));
   void *a_address, *b_address;
-  Tensor d = nullptr;
-  if (key.add(a.get(), &a_address) && key.add(b.get(), &b_address))
-    if (auto const plan = table().count(key)) {
-      d = run(*plan, a.get(), a_address, b_address);
-      if (!d) table().uncount(*plan);
-    }
+  if (!key.add(a.get(), &a_address) || !key.add(b.get(), &b_address)) return nullptr;
+  auto const plan = table().count(key);
+  if (!plan) return nullptr;
+  Tensor const d = plan->torch_operator.empty() ? launched(*plan, a.get(), a_address, b_address)
+                   : typed                      ? nullptr
+                                                : by_torch(*plan, a.get(), b.get());
+  if (!d) table().uncount(*plan);
+  return d;
+}
+
+void answer(Cell* stack, Tensor d) {
   if (!d) torch.aoti_torch_new_uninitialized_tensor(&d);
   stack[0] = reinterpret_cast<Cell>(d);
+}
+
+// _planned(Tensor a, Tensor b, int kind) -> Tensor: undefined for a call without a plan.
+void planned(Cell* stack, uint64_t, uint64_t) { answer(stack, planned_result(stack, false)); }
+
+// The same within an autocast, which would change the type of torch's product.
+void planned_typed(Cell* stack, uint64_t, uint64_t) { answer(stack, planned_result(stack, true)); }
+
+// The same for tensors of a kind that has no sizes.
+void unplanned(Cell* stack, uint64_t, uint64_t) {
+  Owned const a(as_tensor(stack[0])), b(as_tensor(stack[1]));
+  answer(stack, nullptr);
 }
 
 // _plan(Tensor a, Tensor b, int kind, int plan) -> (): keeps a plan for such tensors; plan: a cudal2gen_plan's address.
@@ -271,14 +306,6 @@ void keep(Cell* stack, uint64_t, uint64_t) {
   void* address;
   if (key.add(a.get(), &address) && key.add(b.get(), &address))
     table().put(key, *reinterpret_cast<cudal2gen_plan const*>(stack[3]));
-}
-
-// The same for tensors of kinds that have no sizes.
-void unplanned(Cell* stack, uint64_t, uint64_t) {
-  Owned const a(as_tensor(stack[0])), b(as_tensor(stack[1]));
-  Tensor d = nullptr;
-  torch.aoti_torch_new_uninitialized_tensor(&d);
-  stack[0] = reinterpret_cast<Cell>(d);
 }
 
 // ---- connection ----
@@ -301,7 +328,9 @@ bool connect_torch() {
          FIND(torch, aoti_torch_get_strides) && FIND(torch, aoti_torch_get_dtype) &&
          FIND(torch, aoti_torch_get_device_type) && FIND(torch, aoti_torch_get_device_index) &&
          FIND(torch, aoti_torch_get_data_ptr) && FIND(torch, aoti_torch_empty_strided) &&
+         FIND(torch, aoti_torch_is_contiguous) && FIND(torch, aoti_torch_new_tensor_handle) &&
          FIND(torch, aoti_torch_new_uninitialized_tensor) && FIND(torch, aoti_torch_delete_tensor_object) &&
+         FIND(torch, torch_call_dispatcher) &&
          FIND(torch, aoti_torch_library_init_impl) && FIND(torch, torch_library_impl);
 }
 
@@ -330,6 +359,8 @@ int cudal2gen_torch_connect(char const* name) {
   } const kernels[] = {{"CompositeExplicitAutograd", "_planned", planned},
                        {"NestedTensorCPU", "_planned", unplanned},
                        {"NestedTensorCUDA", "_planned", unplanned},
+                       {"AutocastCPU", "_planned", planned_typed},
+                       {"AutocastCUDA", "_planned", planned_typed},
                        {"CompositeExplicitAutograd", "_plan", keep}};
   for (auto const& kernel : kernels) {
     TorchLibraryOpaque* library = nullptr;  // lives as long as the process

@@ -1,62 +1,141 @@
-"""The host's cost of a call of cudal2gen.matmul, without a GPU: an idle stand-in replaces CUDA.
+"""The host's cost of a call of cudal2gen.matmul, and its parts, without a GPU: an idle stand-in replaces CUDA.
 
     python -m scripts.overhead
 
 A lower bound: on a GPU the driver's launch adds to it, here and in torch's own call. torch's figures are of 8 x 8
-products on the CPU, with computation and allocation; tests/test_operators_on_gpu.py compares the two on a GPU.
+products on the CPU, with computation and allocation; tests/test_operators_on_gpu.py compares the two on a GPU. Calls
+take turns, forwards and backwards, and each has the least of its rounds and their median. A no-op is an operator of
+torch.library of the same schema, whose kernel is a Python function that returns a tensor which is there.
 """
 
 from __future__ import annotations
 
+import ctypes
+import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import cudal2gen
-from cudal2gen.operators import emulated
+from cudal2gen.launcher import OpenKernel
+from cudal2gen.operators import emulated, native, watching
 from tests.idle_device import IdleDevice, open_pack
 
-CALLS, ROUNDS = 200, 400  # short rounds: some are undisturbed
+CALLS, ROUNDS = 100, 400  # short rounds: some are undisturbed
+LIBRARIES: list[Any] = []  # an operator ends with its library
 
 
-def call_us(call: Callable[[], Any]) -> float:
-    """The fastest of several rounds, per call."""
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        times.append((time.perf_counter() - start) / CALLS * 1e6)
-    return min(times)
+class Cost(NamedTuple):
+    """Microseconds a call: of the fastest round, and of the median one."""
+
+    least: float
+    median: float
+
+
+def costs(calls: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, Cost]:
+    """What calls cost, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls.items())
+    for _ in range(rounds):
+        for name, call in order:
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            times[name].append((time.perf_counter() - start) / CALLS * 1e6)
+        order.reverse()
+    return {name: Cost(min(series), statistics.median(series)) for name, series in times.items()}
+
+
+def no_op() -> Callable[..., Any]:
+    """An operator of torch.library that does nothing."""
+    library = torch.library.Library("cudal2gen_overhead", "FRAGMENT")
+    LIBRARIES.append(library)
+    library.define('no_op(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None) -> Tensor')
+    library.impl("no_op", lambda a, b, acc="f32", out_dtype=None: a, "CPU")  # noqa: ARG005
+    operator: Callable[..., Any] = torch.ops.cudal2gen_overhead.no_op.default
+    return operator
+
+
+def parts(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """Calls whose differences are the parts of a planned ``cudal2gen.matmul(a, b)``; it has been called before."""
+    planned, sparse = native.NATIVE.planned, a.to_sparse()
+    return {
+        "whole": lambda: cudal2gen.matmul(a, b),
+        "checks": lambda: watching.undispatched(a, b),
+        "operator": lambda: planned(a, b, 0),
+        "no launch": lambda: planned(b, a, 0),  # a plan whose launch is `return 0`
+        "no plan": lambda: planned(a, b, -1),
+        "no key": lambda: planned(sparse, b, 0),
+        "nothing": lambda: None,
+    }
+
+
+def differences(cost: Mapping[str, Cost]) -> dict[str, float]:
+    """The parts, from the least cost of ``parts``."""
+    us = {name: each.least - cost["nothing"].least for name, each in cost.items()}
+    return {
+        "the function and its arguments": us["whole"] - us["checks"] - us["operator"],
+        "whether a gradient, a mode or a transform is at work": us["checks"],
+        "torch's parsing and dispatch of the operator": us["no key"],
+        "what the tensors are, and the plan's look-up": us["no plan"] - us["no key"],
+        "D: allocated, and handed to Python": us["no launch"] - us["no plan"],
+        "the launch, on a runtime that does nothing": us["operator"] - us["no launch"],
+    }
+
+
+def plan_without_a_launch(device: IdleDevice, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Calls of (a, b), which differ from others by a shape, a stride or a type, then launch nothing."""
+    nothing = ctypes.cast(ctypes.CDLL(str(device.runtime_library)).cudaGetLastError, ctypes.c_void_p).value
+    real = OpenKernel.sized_call
+    OpenKernel.sized_call = lambda self, *sizes: (nothing, real(self, *sizes)[1])  # type: ignore[method-assign,assignment,return-value]
+    try:
+        cudal2gen.matmul(a, b)
+    finally:
+        OpenKernel.sized_call = real  # type: ignore[method-assign]
 
 
 def main() -> None:
-    """Prints microseconds per call."""
+    """Prints microseconds per call, and the parts of a planned one."""
     torch.set_num_threads(1)
-    a, b, weight = (torch.randn(8, 8).half() for _ in range(3))
+    a, weight = (torch.randn(8, 8).half() for _ in range(2))
+    b = torch.randn(8, 16).half()[:, :8]
     bias, out, strided = torch.randn(8).half(), torch.empty(8, 8).half(), torch.randn(8, 9).half()[:, :8]
-    folder = Path(tempfile.mkdtemp())
-    vendor_calls = {
+    folder, idle = Path(tempfile.mkdtemp()), no_op()
+    calls: dict[str, Callable[[], Any]] = {
         "torch.mm": lambda: torch.mm(a, b),
         "torch.mm(out=)": lambda: torch.mm(a, b, out=out),
-        "torch's new_empty, part of each": lambda: a.new_empty((8, 8)),
-    }
-    calls = {
+        "a no-op operator": lambda: idle(a, b),
         "cudal2gen.matmul": lambda: cudal2gen.matmul(a, b),
-        "cudal2gen.matmul(out=)": lambda: cudal2gen.matmul(a, b, out=out),
         "the same through torch's dispatcher": lambda: torch.ops.cudal2gen.matmul.default(a, b),
         "cudal2gen.linear": lambda: cudal2gen.linear(a, weight),
+        "cudal2gen.matmul(out=)": lambda: cudal2gen.matmul(a, b, out=out),
         "cudal2gen.linear with a bias": lambda: cudal2gen.linear(a, weight, bias),
         "cudal2gen.matmul, one operand copied": lambda: cudal2gen.matmul(strided, b),
     }
-    with torch.no_grad(), emulated(IdleDevice(folder), [open_pack(folder)], prefer="kernel") as dispatcher:
-        for name, call in (vendor_calls | calls).items():
-            print(f"{name:38} {call_us(call):6.2f} us")
-        assert dispatcher.stats()["torch"] == {}
+    pack, device = open_pack(folder), IdleDevice(folder)
+    with torch.no_grad():
+        with emulated(device, [pack], prefer="kernel") as dispatcher:
+            for call in calls.values():
+                call()
+            plan_without_a_launch(device, b, a)
+            _print(costs(calls))
+            print()
+            for name, us in differences(costs(parts(a, b))).items():
+                print(f"{name:52} {us:5.2f} us")
+            assert dispatcher.stats()["torch"] == {}
+        native.NATIVE.planned = native._unplanned
+        with emulated(IdleDevice(folder, native=False), [pack], prefer="kernel"):
+            print("\nwithout C++:")
+            _print(costs({name: calls[name] for name in calls if name.startswith(("cudal2gen", "the same"))}))
+
+
+def _print(table: Mapping[str, Cost]) -> None:
+    for name, cost in table.items():
+        print(f"{name:38} {cost.least:6.2f} us, median {cost.median:6.2f}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from cudal2gen import compiler, gpu, places
 from cudal2gen.kernel import FAMILIES
 
-pytest_plugins = ["tests.cpu_times"]
+pytest_plugins = ["tests.cpu_times", "tests.emulated_operators"]
 
 # Compiled kernels outlive a clone: they are cached by content, outside of it, unless the caller says where.
 os.environ.setdefault("CUDAL2GEN_BUILD_DIR", str(places.user_cache() / "test-build"))

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudal2gen import pack
+from cudal2gen.gpu import GpuError
+from cudal2gen.operators.meter import Meter
 from cudal2gen.operators.native import Place
 from tests import idle_runtime, packed
 from tests.paths import small
@@ -34,6 +36,9 @@ class IdleDevice:
 
     def capturing(self) -> bool:
         return False
+
+    def meter(self) -> Meter:
+        raise GpuError("it has no clock")
 
     def current(self) -> AbstractContextManager[None]:
         return nullcontext()

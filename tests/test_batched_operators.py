@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,19 +29,6 @@ PLAIN = [packed.RECORDS["predicated"], packed.RECORDS["nn"]]
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     table = packed.table([*PLAIN, *STRIDED])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
-
-
-@pytest.fixture
-def device() -> Iterator[EmulatedDevice]:
-    with EmulatedDevice(packed.RECORDS["predicated"]) as own:
-        yield own
-        assert own.session.errors == []
-
-
-@pytest.fixture
-def kernels(device: EmulatedDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
-    with emulated(OperatorDevice(device, "a100"), [opened], prefer="kernel") as dispatcher:
-        yield dispatcher
 
 
 def drawn(shape: tuple[int, ...], seed: int = 0) -> Any:

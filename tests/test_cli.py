@@ -503,6 +503,7 @@ def test_doctor_tells_what_there_is() -> None:
     assert answer["catalog"]["detail"].startswith("5057 records")
     assert answer["compile"]["ok"]
     assert answer["disassemble"]["detail"].startswith("nvdisasm (")
+    assert "libcudal2gen_torch.so" in answer["calls from C++"]["detail"] or "no torch" in str(answer["calls from C++"])
     assert answer["packs"] == {"ok": False, "detail": "none installed: cudal2gen.matmul is torch's"}
     broken = run("doctor", "--json", env={"CUDAL2GEN_PACK": "/nowhere"})
     assert json.loads(broken.stdout)["packs"] == {"ok": False, "detail": "no pack at /nowhere"}

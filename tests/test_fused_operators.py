@@ -222,19 +222,6 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
 
 
-@pytest.fixture
-def device() -> Iterator[EmulatedDevice]:
-    with EmulatedDevice(packed.RECORDS["predicated"]) as own:
-        yield own
-        assert own.session.errors == []
-
-
-@pytest.fixture
-def kernels(device: EmulatedDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
-    with emulated(OperatorDevice(device, "a100"), [opened], prefer="kernel") as dispatcher:
-        yield dispatcher
-
-
 def half(device: EmulatedDevice, *shape: int, seed: int = 0) -> Any:
     return device.empty(*shape).copy_(normal(*shape, seed=seed, dtype=torch.float16))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,13 +9,13 @@ import pytest
 import cudal2gen
 from cudal2gen import pack
 from tests import packed
-from tests.emulated import EmulatedDevice, OperatorDevice
+from tests.emulated import EmulatedDevice
 from tests.packages import require
 from tests.paths import small
 
 torch = require("torch")
 
-from cudal2gen.operators import dispatch, emulated, torch_products  # noqa: E402
+from cudal2gen.operators import dispatch, torch_products  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -133,19 +132,6 @@ def test_strides_that_torchs_own_grouped_product_refuses() -> None:
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     table = packed.table([packed.RECORDS["predicated"], *RECORDS])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
-
-
-@pytest.fixture
-def device() -> Iterator[EmulatedDevice]:
-    with EmulatedDevice(packed.RECORDS["predicated"]) as own:
-        yield own
-        assert own.session.errors == []
-
-
-@pytest.fixture
-def kernels(device: EmulatedDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
-    with emulated(OperatorDevice(device, "a100"), [opened], prefer="kernel") as dispatcher:
-        yield dispatcher
 
 
 def on(device: EmulatedDevice, tensor: Any) -> Any:

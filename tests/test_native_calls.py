@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cudal2gen
-from cudal2gen import launcher, pack
+from cudal2gen import compiler, launcher, pack, places
+from cudal2gen.cli import machine
 from cudal2gen.launcher import LaunchError, OpenKernel
-from tests import idle_device
 from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import dispatch, emulated, native  # noqa: E402
+from cudal2gen.operators import binding, dispatch, emulated, native, torch_operators  # noqa: E402
+from scripts import overhead  # noqa: E402
+from tests import idle_device  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -34,6 +43,16 @@ class Reference:
         self.layout, self.d_type, self.code = "nn", np.float16, 0
         self.streams: list[int] = []
         self.workspaces: list[int | None] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = OpenKernel.sized_call
+
+        def sized_call(kernel: OpenKernel, *sizes: Any) -> tuple[int, bytes]:
+            address = ctypes.cast(self.function, ctypes.c_void_p).value
+            assert address is not None
+            return address, real(kernel, *sizes)[1]
+
+        monkeypatch.setattr(OpenKernel, "sized_call", sized_call)
 
     def launch(self, sized: int, a: int, b: int, d: int, workspace: int | None, stream: int) -> int:
         self.streams.append(stream)
@@ -66,14 +85,8 @@ def matrix(address: int, dtype: Any, shape: tuple[int, int], ld: int, start: int
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> Reference:
     """Computes for C++ what it launches; launches of Python compute nothing."""
-    own, real = Reference(), OpenKernel.sized_call
-
-    def sized_call(kernel: OpenKernel, *sizes: Any) -> tuple[int, bytes]:
-        address = ctypes.cast(own.function, ctypes.c_void_p).value
-        assert address is not None
-        return address, real(kernel, *sizes)[1]
-
-    monkeypatch.setattr(OpenKernel, "sized_call", sized_call)
+    own = Reference()
+    own.install(monkeypatch)
     return own
 
 
@@ -277,6 +290,50 @@ def test_threads_are_counted_exactly(device: idle_device.IdleDevice, opened: pac
         assert kernel_calls(dispatcher) == 5000
 
 
+# --- torch's products ---
+
+
+def test_torchs_products_are_cs_as_well(
+    dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where they are an operator's; under an autocast they keep their type, which Python sees to."""
+    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))
+    monkeypatch.setattr(binding, "on_gpu", lambda _: True)
+    asked: list[Any] = []
+    real = torch_operators.plan_matmul
+
+    def plan_matmul(*call: Any) -> dispatch.Plan:
+        asked.append(call)
+        return real(*call)
+
+    monkeypatch.setattr(torch_operators, "plan_matmul", plan_matmul)
+    a, b = drawn(48, 64).float(), drawn(64, 40, seed=1).float()
+    for _ in range(3):
+        assert torch.equal(cudal2gen.matmul(a, b), a @ b)
+    assert len(asked) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        d = cudal2gen.matmul(a, b)
+    assert (d.dtype, len(asked)) == (torch.float32, 2)
+    left = drawn(3, 48, 64).float()
+    for _ in range(2):
+        assert torch.equal(cudal2gen.matmul(left, b), left @ b)
+    for _ in range(3):
+        assert torch.equal(cudal2gen.linear(a, b.t()), torch.nn.functional.linear(a, b.t()))
+    assert dispatcher.stats()["torch"] == {"no kernels of torch.float32": 9}
+    assert reference.streams == []
+
+
+def test_torchs_failure_is_pythons_to_tell(
+    dispatcher: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))
+    monkeypatch.setattr(binding, "on_gpu", lambda _: True)
+    a, b = torch.zeros(8, 8, dtype=torch.bool), torch.zeros(8, 8, dtype=torch.bool)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="not implemented for 'Bool'"):
+            cudal2gen.matmul(a, b)
+
+
 # --- what stays Python's ---
 
 
@@ -311,6 +368,7 @@ def test_gradients_modes_and_transforms(dispatcher: dispatch.Dispatcher, referen
     assert torch.compile(cudal2gen.matmul, backend="eager", fullgraph=True)(a, b).shape == (48, 40)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, of its own kinds
 def test_tensors_that_c_does_not_know(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     """They fail, or are torch's, as they are without C++."""
     a, b = drawn(48, 64), drawn(64, 40, seed=1)
@@ -339,3 +397,144 @@ def outcome(a: Any, b: Any) -> str:
         return f"{d.shape} {d.dtype} {d.device}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
+
+# --- the library ---
+
+
+def test_its_functions_are_torchs(tmp_path: Path) -> None:
+    """Each member of ``Torch`` and ``TorchCuda`` has the type of torch's function of that name."""
+    source = places.PACKAGE / "torch_launcher.cpp"
+    include = Path(torch.__file__).parent / "include"
+    names = {
+        structure: re.findall(
+            r"\(\*(\w+)\)\(", re.findall(rf"struct {structure} {{(.*?)\n}};", source.read_text(), re.S)[0]
+        )
+        for structure in ("Torch", "TorchCuda")
+    }
+    assert {structure: len(members) for structure, members in names.items()} == {"Torch": 18, "TorchCuda": 3}
+    lines = [
+        f'#include "{source}"',
+        "#define USE_CUDA",
+        "#include <torch/csrc/stable/c/shim.h>",
+        "#include <type_traits>",
+    ]
+    lines += [
+        f"static_assert(std::is_same_v<decltype({structure}::{name}), decltype(&{name})>);"
+        for structure, members in names.items()
+        for name in members
+    ]
+    text = tmp_path / "compared.cpp"
+    text.write_text("\n".join(lines) + "\n")
+    subprocess.run(["g++", "-std=c++17", "-fsyntax-only", f"-I{include}", str(text)], check=True)
+
+
+def test_without_torch_or_with_an_old_one_it_says_what_is_missing() -> None:
+    program = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.cudal2gen_torch_message.restype = ctypes.c_char_p
+print(library.cudal2gen_torch_connect(b"cudal2gen"), library.cudal2gen_torch_message().decode())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(compiler.torch_launcher())], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1 torch lacks aoti_torch_dtype_float32, which torch 2.10 has\n"
+
+
+def test_without_a_library_calls_are_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack's library of another version, and no compiler."""
+    text = tmp_path / "other.c"
+    text.write_text("int cudal2gen_torch_version(void) { return 99; }\n")
+    other = tmp_path / "other.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", str(text), "-o", str(other)], check=True)
+    monkeypatch.setenv("CUDAL2GEN_BUILD_DIR", str(tmp_path / "build"))
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    unconnected = native.Native()
+    assert not unconnected.serves(native.Place(), other)
+    assert (
+        unconnected.state
+        == "calls are Python's: the launcher of torch needs g++, which PATH lacks; e.g. apt install g++"
+    )
+    assert unconnected.planned(drawn(2, 2), drawn(2, 2), 0) is None
+    assert native.Native()._connect(other) == f"calls are Python's: {other} has version 99, not {native.VERSION}"
+    assert machine._calls() == (
+        False, "Python makes calls: no pack has libcudal2gen_torch.so, and g++ is missing; e.g. apt install g++"
+    )  # fmt: skip
+    monkeypatch.setattr(metadata, "version", lambda _: "2.9.1+cu130")
+    assert machine._calls() == (False, "Python makes calls: torch 2.9.1+cu130 has no stable ABI of 2.10")
+
+
+def test_a_pack_has_the_library(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened.torch_library is not None
+    assert opened.torch_library.read_bytes() == compiler.torch_launcher().read_bytes()
+    monkeypatch.setenv("CUDAL2GEN_PACK", str(opened.directory))
+    assert machine._calls() == (True, str(opened.torch_library))
+    older = pack.Pack(opened.directory, opened.facts | {"files": {}})
+    assert older.torch_library is None
+
+
+CUDA = """
+#include <stdint.h>
+#include <stdio.h>
+static int within = -1;
+int aoti_torch_get_current_cuda_stream(int32_t device, void** stream) {
+  return *stream = (void*)(uintptr_t)(1000 + device + 100 * (within == device)), 0;
+}
+int aoti_torch_create_cuda_guard(int32_t device, void** guard) { return within = device, *guard = &within, 0; }
+int aoti_torch_delete_cuda_guard(void* guard) {
+  return within = -1, printf("out\\n"), fflush(stdout), guard != &within;
+}
+"""
+ON_CUDA = """
+import ctypes, sys
+import torch
+ctypes.CDLL(sys.argv[1])
+from pathlib import Path
+import cudal2gen
+from cudal2gen import pack
+from cudal2gen.operators import emulated, native
+from tests import idle_device, test_native_calls
+device, reference = idle_device.IdleDevice(Path(sys.argv[1]).parent), test_native_calls.Reference()
+a, b = test_native_calls.drawn(48, 64), test_native_calls.drawn(64, 40)
+patch = test_native_calls.pytest.MonkeyPatch()
+reference.install(patch)
+for guard in (False, True):
+    device.place = native.Place(device=3, guard=guard)
+    with emulated(device, [pack.open_pack(Path(sys.argv[2]))], prefer="kernel"):
+        for _ in range(2):
+            d = cudal2gen.matmul(a, b)
+    assert torch.equal(d, test_native_calls.product(a, b))
+print(reference.streams)
+"""
+
+
+def test_the_stream_and_the_guard_of_a_cuda_device(tmp_path: Path, opened: pack.Pack, checkout: Path) -> None:
+    """With a stand-in for the part of torch that is CUDA's."""
+    library = tmp_path / "libtorch_cuda.so"
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=CUDA, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ON_CUDA, str(library), str(opened.directory)],
+        check=False, capture_output=True, text=True, cwd=checkout, env=os.environ | {"PYTHONPATH": str(checkout)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "out\n[1003, 1103]\n"), done.stderr
+
+
+# --- what a call costs ---
+
+
+def test_a_planned_call_costs_little_more_than_a_no_op(device: idle_device.IdleDevice, opened: pack.Pack) -> None:
+    """At most 2 us more where a no-op of torch.library takes 1.5; elsewhere in proportion. Minima of short rounds in
+    turns, over again while they are disturbed."""
+    a, b, idle = drawn(8, 8), drawn(8, 8, seed=1), overhead.no_op()
+    with torch.no_grad(), emulated(device, [opened], prefer="kernel") as dispatcher:
+        cudal2gen.matmul(a, b)
+        least = {"matmul": float("inf"), "no-op": float("inf")}
+        for _ in range(10):
+            cost = overhead.costs({"matmul": lambda: cudal2gen.matmul(a, b), "no-op": lambda: idle(a, b)}, rounds=40)
+            least = {name: min(least[name], cost[name].least) for name in least}
+            if least["matmul"] - least["no-op"] < 2 / 1.5 * least["no-op"]:
+                break
+        assert least["matmul"] - least["no-op"] < 2 / 1.5 * least["no-op"], least
+        assert dispatcher.stats()["torch"] == {}

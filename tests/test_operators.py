@@ -21,6 +21,7 @@ from cudal2gen.kernel.launch import Sizes
 from cudal2gen.launcher import LaunchError, OpenKernel
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorDevice
+from tests.emulated_operators import GPU
 from tests.packages import require
 from tests.paths import PATHS
 
@@ -29,8 +30,6 @@ torch = require("torch")
 from cudal2gen.operators import binding, dispatch, emulated, products  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-GPU = "a100"
 
 
 @pytest.fixture(scope="module")
@@ -43,25 +42,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def opened(directory: Path) -> pack.Pack:
     return pack.open_pack(directory)
-
-
-@pytest.fixture
-def device() -> Iterator[EmulatedDevice]:
-    with EmulatedDevice(packed.RECORDS["predicated"]) as own:
-        yield own
-        assert own.session.errors == []
-
-
-@pytest.fixture
-def operator_device(device: EmulatedDevice) -> OperatorDevice:
-    return OperatorDevice(device, GPU)
-
-
-@pytest.fixture
-def kernels(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
-    """Calls take the nearest kernel."""
-    with emulated(operator_device, [opened], prefer="kernel") as dispatcher:
-        yield dispatcher
 
 
 @pytest.fixture

@@ -93,13 +93,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def device() -> Iterator[EmulatedDevice]:
-    with EmulatedDevice(packed.RECORDS["predicated"]) as own:
-        yield own
-        assert own.session.errors == []
-
-
 @contextmanager
 def process(opened: pack.Pack, device: OperatorDevice, mode: races.Mode = "once") -> Iterator[dispatch.Dispatcher]:
     """A process's dispatcher."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +38,7 @@ def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
         "disassemble": _disassembler(),
         "build directory": Check(*build_folder.writable(places.build_dir())),
         "packs": _packs(),
+        "calls from C++": _calls(),
         "gpu": _driver(),
         **{host.name: Check(bool(host.version), host.state()) for host in plugins.HOSTS},
     }
@@ -82,6 +86,26 @@ def _packs() -> Check:
     packs, refusals = pack.search(pack.installed())
     details = [*(f"{gpu} in {opened.directory}" for gpu, opened in packs.items()), *refusals]
     return Check(bool(packs) and not refusals, "; ".join(details) or "none installed: cudal2gen.matmul is torch's")
+
+
+def _calls() -> Check:
+    """Whether planned calls of torch need no Python, without importing torch."""
+    from cudal2gen import compiler, pack
+    from cudal2gen.launcher import OLDEST_TORCH, TORCH_LIBRARY
+
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return Check(False, f"no torch; they need torch {oldest} or newer")
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+        return Check(False, f"Python makes calls: torch {version} has no stable ABI of {oldest}")
+    packs, _ = pack.search(pack.installed())
+    if files := [str(opened.torch_library) for opened in packs.values() if opened.torch_library]:
+        return Check(True, ", ".join(files))
+    if compiler.torch_launcher_file().is_file() or shutil.which("g++"):
+        return Check(True, f"{compiler.torch_launcher_file()}, compiled at first use")
+    return Check(False, f"Python makes calls: no pack has {TORCH_LIBRARY}, and g++ is missing; e.g. apt install g++")
 
 
 def _driver() -> Check:

@@ -20,11 +20,15 @@ from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, OpenKernel
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.meter import CudaMeter, Meter
-from cudal2gen.operators.native import MOST_DIMENSIONS, NativeCall, Place
+from cudal2gen.operators.native import MOST_DIMENSIONS, NATIVE, Launch, NativeCall, Place
 from cudal2gen.operators.products import Finish, Request, Run, add
+from cudal2gen.operators.torch_products import torch_linear, torch_matmul
 
 if TYPE_CHECKING:
     import torch
+
+
+_OPERATORS: dict[Run, str] = {torch_matmul: "aten::matmul", torch_linear: "aten::linear"}
 
 
 class Device(Protocol):
@@ -134,7 +138,20 @@ def native_call(device: Device, kernel: OpenKernel, use: Use, request: Request, 
     a, b, d = request.operands
     launch, sized = kernel.sized_call(a.ld, b.ld, d.ld, *use.launched, request.batches)
     scratch = _workspace(kernel, use, request.batches.products)
-    return NativeCall(run, launch, sized, scratch, request.shape, problem.d == "f32", place)
+    return NativeCall(run, Launch(launch, sized, scratch, request.shape, problem.d == "f32", place))
+
+
+def native_by_torch(request: Request) -> NativeCall | None:
+    """torch's product, for C++: on a GPU it is an operator's, on the CPU it has sums of its own."""
+    operator = _OPERATORS.get(request.by_torch)
+    if operator is None or not (NATIVE.connected and on_gpu(request)):
+        return None
+    return NativeCall(request.by_torch, operator)
+
+
+def on_gpu(request: Request) -> bool:
+    """Whether a request's tensors lie on a CUDA device."""
+    return request.device >= 0
 
 
 def _finished(run: Run, finish: Finish) -> Run:

@@ -24,7 +24,7 @@ from cudal2gen.kernel import Problem
 from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.kernel.launch import Matrix
 from cudal2gen.launcher import LaunchError, OpenKernel
-from cudal2gen.operators.binding import Cuda, Device, bind, native_call
+from cudal2gen.operators.binding import Cuda, Device, bind, native_by_torch, native_call
 from cudal2gen.operators.native import NATIVE, NativeCall
 from cudal2gen.operators.products import Request, Run
 from cudal2gen.operators.races import Autotuner, Mode, Tensors, contest_of, mode_of
@@ -115,6 +115,7 @@ class Dispatcher:
                 plan = self._fused_or_plain(request) if request.fusion else self._on_kernel(request)
             except ByTorch as why:
                 plan = Plan(why.short, str(why), request.by_torch, False, request.by_torch)
+                plan.native = native_by_torch(request)
                 lasting = why.lasting
             plan.key = key
             if race is not None and self.mode == "background":
@@ -194,6 +195,7 @@ class Dispatcher:
             raise ByTorch(request.obstacle)
         device = self._device(request.device)
         pack = self._pack(device)
+        native = device.place is not None and NATIVE.serves(device.place, pack.torch_library)
         choice = self._choose(pack, request.problem.model_copy(update={"gpu": pack.gpu}), request)
         if choice.kernel is None or choice.use is None:
             raise ByTorch(choice.short, choice.reason)
@@ -209,8 +211,7 @@ class Dispatcher:
         opened = self._open(pack, kernel, request.device, device)
         run = bind(device, opened, choice.use, request, request.problem.layout)
         plan = Plan(kernel.record.name, choice.reason, run, True, request.by_torch)
-        if device.place is not None and NATIVE.serves(device.place, pack.torch_library):
-            plan.native = native_call(device, opened, choice.use, request, run)
+        plan.native = native_call(device, opened, choice.use, request, run) if native else None
         plan.gain_us = row.vendor_us - row.us if row is not None else 0.0
         return plan
 

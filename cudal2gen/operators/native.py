@@ -14,14 +14,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudal2gen.errors import Failure
+from cudal2gen.errors import UserError
 from cudal2gen.operators.products import Run
 
 if TYPE_CHECKING:
     import torch
 
 VERSION = 1  # of cudal2gen_plan and of the operators
-OLDEST_TORCH = "2.10"
 NAMESPACE = "cudal2gen"
 MOST_DIMENSIONS = 8
 _INT = ctypes.c_int64
@@ -31,7 +30,8 @@ class _Plan(ctypes.Structure):
     """``cudal2gen_plan`` of torch_launcher.cpp."""
 
     _fields_ = [
-        *(("number", _INT), ("launch", ctypes.c_void_p), ("sized", ctypes.c_char_p), ("sized_bytes", _INT)),
+        *(("number", _INT), ("torch_operator", ctypes.c_char_p)),
+        *(("launch", ctypes.c_void_p), ("sized", ctypes.c_char_p), ("sized_bytes", _INT)),
         *(("scratch", _INT), ("dims", _INT), ("sizes", _INT * MOST_DIMENSIONS)),
         *((name, ctypes.c_int32) for name in ("fp32", "device", "guard")),
         ("stream", ctypes.c_void_p),
@@ -47,19 +47,32 @@ class Place(NamedTuple):
     stream: int = 0
 
 
+class Launch(NamedTuple):
+    """A kernel's launch. ``function`` and ``sized``: its ``sized_call``; ``scratch``: elements of A's type; ``shape``:
+    of D, which is in fp32 where ``fp32``."""
+
+    function: int
+    sized: bytes
+    scratch: int
+    shape: tuple[int, ...]
+    fp32: bool
+    place: Place
+
+
 class NativeCall:
-    """What a plan's call is in C++. ``run``: the same in Python; ``launch`` and ``sized``: a kernel's ``sized_call``;
-    ``scratch``: elements; ``shape`` of D, in fp32 where ``fp32``."""
+    """What a plan's call is in C++: a launch, or an operator of torch by its name. ``run``: the same in Python."""
 
     _numbers = count(1)
 
-    def __init__(
-        self, run: Run, launch: int, sized: bytes, scratch: int, shape: tuple[int, ...], fp32: bool, place: Place
-    ) -> None:
+    def __init__(self, run: Run, call: Launch | str) -> None:
         self.run, self.kept = run, False
-        sizes = (_INT * MOST_DIMENSIONS)(*shape)
-        fields = next(self._numbers), launch, sized, len(sized), scratch, len(shape), sizes, fp32
-        self._plan = _Plan(*fields, place.device, place.guard, place.stream)
+        number = next(self._numbers)
+        if isinstance(call, str):
+            self._plan = _Plan(number, call.encode())
+        else:
+            sizes = (_INT * MOST_DIMENSIONS)(*call.shape)
+            launched = call.function, call.sized, len(call.sized), call.scratch, len(call.shape), sizes, call.fp32
+            self._plan = _Plan(number, None, *launched, call.place.device, call.place.guard, call.place.stream)
 
     def keep(self, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
         """Lets C++ make calls of such tensors from now on. ``kind``: all else that the plan depends on."""
@@ -96,6 +109,10 @@ class Native:
                         self.state = self._connect(library)
         return self._library is not None and (place.device < 0 or self._on_cuda)
 
+    @property
+    def connected(self) -> bool:
+        return self._library is not None
+
     def calls(self, number: int, drop: bool) -> int:
         """How many calls a plan made; ``drop``: and it ends."""
         return int(self._library.cudal2gen_torch_calls(number, int(drop))) if self._library is not None else 0
@@ -107,7 +124,7 @@ class Native:
         try:
             file = file or compiler.torch_launcher()
             library = ctypes.CDLL(str(file))
-        except (Failure, OSError) as error:
+        except (UserError, OSError) as error:
             return f"calls are Python's: {error}"
         version = library.cudal2gen_torch_version()
         if version != VERSION:
