@@ -133,6 +133,7 @@ def test_the_second_call_is_cs(dispatcher: dispatch.Dispatcher, reference: Refer
     assert dispatcher.stats()["torch"] == {}
     assert kernel_calls(dispatcher) == 4
     assert "made by" in native.NATIVE.state
+    assert not native.NATIVE.serves(native.Place(device=0), None), "this torch has no CUDA"
 
 
 @pytest.mark.parametrize("layout", ["nn", "tn"])
