@@ -231,6 +231,21 @@ def test_whatever_changes_a_plan_ends_it_in_c(
     assert kernel_calls(dispatcher) == 9
 
 
+def test_a_plan_that_races_or_was_dropped_is_not_kept(dispatcher: dispatch.Dispatcher) -> None:
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    cudal2gen.matmul(a, b)
+    (plan,) = dispatcher.plans.values()
+    assert plan.native is not None
+    assert plan.counted(drop=True) == 1
+    run, plan.run = plan.run, plan.by_torch
+    dispatcher.keep(plan, a, b, 0)
+    assert not plan.native.kept
+    plan.run = run
+    dispatcher.forget()
+    dispatcher.keep(plan, a, b, 0)
+    assert not plan.native.kept
+
+
 def test_another_dispatcher_has_plans_of_its_own(
     dispatcher: dispatch.Dispatcher, reference: Reference, device: idle_device.IdleDevice
 ) -> None:
@@ -300,21 +315,21 @@ def test_torchs_products_are_cs_as_well(
     """As on a GPU, where they are an operator's; under an autocast they keep their type, which Python sees to."""
     cudal2gen.matmul(drawn(48, 64), drawn(64, 40))
     monkeypatch.setattr(binding, "on_gpu", lambda _: True)
-    asked: list[Any] = []
+    planned_calls: list[Any] = []
     real = torch_operators.plan_matmul
 
     def plan_matmul(*call: Any) -> dispatch.Plan:
-        asked.append(call)
+        planned_calls.append(call)
         return real(*call)
 
     monkeypatch.setattr(torch_operators, "plan_matmul", plan_matmul)
     a, b = drawn(48, 64).float(), drawn(64, 40, seed=1).float()
     for _ in range(3):
         assert torch.equal(cudal2gen.matmul(a, b), a @ b)
-    assert len(asked) == 1
+    assert len(planned_calls) == 1
     with torch.autocast("cpu", torch.bfloat16):
         d = cudal2gen.matmul(a, b)
-    assert (d.dtype, len(asked)) == (torch.float32, 2)
+    assert (d.dtype, len(planned_calls)) == (torch.float32, 2)
     left = drawn(3, 48, 64).float()
     for _ in range(2):
         assert torch.equal(cudal2gen.matmul(left, b), left @ b)
