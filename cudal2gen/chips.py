@@ -42,7 +42,8 @@ class Capability(NamedTuple):
     362, RTX 4090 330, H100 989, B200 2250, RTX 5090 419). ``mma_sync_share``: the share of it that mma.sync reaches,
     measured by users of such cards; of 10.0, where no such measurement is known, the rate of 8.0 is assumed.
     ``has_wgmma``: whether warpgroups multiply (wgmma, with TMA, mbarriers and clusters beside it), which binds code to
-    this capability.
+    this capability; ``has_tcgen05``: the same of tensor cores that one thread starts, with accumulators in a memory of
+    their own.
     """
 
     sm: str
@@ -53,6 +54,7 @@ class Capability(NamedTuple):
     mma_flops: int
     mma_sync_share: float = 1.0
     has_wgmma: bool = False
+    has_tcgen05: bool = False
 
     @property
     def number(self) -> tuple[int, int]:
@@ -81,7 +83,7 @@ CAPABILITIES: dict[str, Capability] = {
     "8.6": Capability("sm_86", 99 << 10, 100 << 10, 1536, 16, mma_flops=1024),
     "8.9": Capability("sm_89", 99 << 10, 100 << 10, 1536, 24, mma_flops=1024),
     "9.0": Capability("sm_90", 227 << 10, 228 << 10, 2048, 32, mma_flops=4096, mma_sync_share=0.62, has_wgmma=True),
-    "10.0": Capability("sm_100", 227 << 10, 228 << 10, 2048, 32, mma_flops=8192, mma_sync_share=0.25),
+    "10.0": Capability("sm_100", 227 << 10, 228 << 10, 2048, 32, mma_flops=8192, mma_sync_share=0.25, has_tcgen05=True),
     "12.0": Capability("sm_120", 99 << 10, 100 << 10, 1536, 24, mma_flops=1024),
 }
 

@@ -14,16 +14,16 @@ from unittest import mock
 from cudal2gen import catalog, validator
 from cudal2gen.compiler import Artifact
 from cudal2gen.emulator import ARITHMETIC, Mutant, mutants
-from cudal2gen.kernel import Sm80Multistage, Sm90Wgmma, ceil_div
+from cudal2gen.kernel import Sm80Multistage, Sm90Wgmma, Sm100Tcgen05, ceil_div
 from cudal2gen.kernel.smem_tiles import VECTOR
 from cudal2gen.validator import emulated
 from cudal2gen.validator.problems import thorough_shape
 
-HOPPER = (Sm90Wgmma,)
+HOPPER = (Sm90Wgmma, Sm100Tcgen05)
 LOOP_ROOM = 1000  # in place of ten thousand: a mutant that never ends takes a second or less
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
 ZERO_FILL = "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"
-ASYNCHRONOUS = re.compile(r"narrow|relax|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
+ASYNCHRONOUS = re.compile(r"narrow|relax|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|tcgen05|griddep|bar\.|mapa")
 MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)")
 # A copy's inline assembly has a predicate of its own, set from a register by the line before the copy.
 ACTIVE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudal2gen.kernel import Record, Sm80Multistage, Sm90Small, Sm90Wgmma
+from cudal2gen.kernel import Record, Sm80Multistage, Sm90Small, Sm90Wgmma, Sm100Tcgen05
 from tests.strategies import (
     STAGED_8,
     STAGED_16,
@@ -14,6 +14,7 @@ from tests.strategies import (
     multistage,
     prefetch,
     single_shot,
+    tcgen05,
     wgmma,
 )
 
@@ -47,6 +48,9 @@ RING: dict[str, Any] = {
     "n": 136,
     "k": 328,
 }
+TENSOR: dict[str, Any] = {"bn": 32, "stages": 3, "m": 200, "n": 136, "k": 328}
+PAIR: dict[str, Any] = {"pair": True, "cluster": [2, 1]}
+TURNED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 128}
 TWO: dict[str, Any] = {"consumers": 2, "bm": 128}
 PINGPONG: dict[str, Any] = {"consumers": 2, "schedule": "pingpong"}
 SWAPPED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 64}
@@ -68,6 +72,10 @@ SHORT: dict[str, Any] = {
 
 def ring(**changes: Any) -> Sm90Wgmma:
     return wgmma(**(RING | changes))
+
+
+def tensor(**changes: Any) -> Sm100Tcgen05:
+    return tcgen05(**(TENSOR | changes))
 
 
 def once(**changes: Any) -> Sm90Small:
@@ -232,6 +240,40 @@ BATCHED: dict[str, Record] = {
     "batched gated once": once(batch="strided", fusion="bias_n+silu+gate"),
 }
 
+# Roles of warps around tensor memory: every width of a load, both layouts and accumulators, single and in pairs.
+TENSORS: dict[str, Record] = {
+    "tensor": tensor(),
+    "tensor nn": tensor(layout="nn", bn=64, raster_axis="n", hint_a="first", hint_b="last", pdl=True),
+    "tensor nn, narrow boxes": tensor(layout="nn", bn=48, acc="f16", hint_a="last", hint_b="first"),
+    "tensor 2x2 f16": tensor(cluster=[2, 2], bk=128, stages=2, acc="f16", bn=96),
+    "tensor single accumulators": tensor(accumulators=1, bn=128, stages=4, padding="pad", k=325),
+    "tensor direct, any n": tensor(epilogue="direct", n=133),
+    "tensor pair": tensor(**PAIR),
+    "tensor pair nn f16": tensor(**PAIR, layout="nn", bn=64, acc="f16"),
+    "tensor pair, full size": tensor(**PAIR, bn=256, stages=4, m=256, n=256, k=256),
+    "tensor pairs 2x2 fused": tensor(pair=True, cluster=[2, 2], bn=64, fusion="residual+relu"),
+    "tensor swapped d": tensor(**FULL_OUT, **TURNED),
+    "tensor swapped nn": tensor(**TURNED, layout="nn", acc="f16", cluster=[2, 1]),
+    "tensor swapped, sixteen rows": tensor(**TURNED | {"bm": 16}, m=16, epilogue="direct"),
+    "tensor swapped pair nn": tensor(**TURNED | {"bm": 64}, pair=True, cluster=[1, 2], layout="nn"),
+    "tensor workspace pair f16": tensor(**PAIR, split_k=2, acc="f16", bn=64),
+    "tensor workspace swapped": tensor(**TURNED, split_k=2, layout="nn"),
+    "tensor stream pair": tensor(**PAIR, stream_k=True, m=600),
+    "tensor stream swapped": tensor(**TURNED, stream_k=True, epilogue="direct", m=90),
+    "tensor d": tensor(**BOTH, bn=64),
+    "tensor d swapped direct": tensor(**BOTH, **TURNED, epilogue="direct", n=133),
+    "tensor fused bf16": tensor(fusion="bias_n+silu", **HALF_IN, bn=64),
+    "tensor fused f16": tensor(fusion=f"{ALL}+gelu_tanh", acc="f16", bn=48),
+    "tensor fused swapped": tensor(fusion=f"{ALL}+gelu", **TURNED),
+    "tensor fused, any n": tensor(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133, bn=64),
+    "tensor gated direct": tensor(fusion="bias_m+aux+silu+gate", epilogue="direct", bn=48, **NARROW),
+    "tensor gated swapped": tensor(fusion="bias_n+silu+gate", **TURNED, epilogue="direct", **NARROW),
+    "tensor gated workspace": tensor(fusion="aux+silu+gate", split_k=3, **WIDE, **NARROW),
+    "tensor gated stream": tensor(fusion="bias_n+silu+gate", stream_k=True, **WIDE, **NARROW),
+    "tensor batched gated": tensor(batch="strided", fusion="bias_n+silu+gate", **WIDE, **NARROW),
+    "tensor grouped gated": tensor(batch="grouped", fusion="bias_n+silu+gate", **WIDE, **NARROW),
+}
+
 PATHS: dict[str, Record] = {
     "single": small(),
     "single f32": small(acc="f32"),
@@ -357,6 +399,7 @@ PATHS: dict[str, Record] = {
     **TYPED,
     **{f"fused {name}": record for name, record in FUSED.items()},
     **BATCHED,
+    **TENSORS,
     "sixteen threads along a row": small(bk=128, g2s_cols=16),
     "thirty-two threads along a row": small(bk=256, g2s_cols=32, stages=2),
     "small direct padded by its caller": direct(padding="pad", m=61, n=59, k=125),

@@ -8,7 +8,17 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cudal2gen.kernel import GPUS, IllegalRecord, Record, Sm80Direct, Sm80Multistage, Sm90Small, Sm90Wgmma, parse
+from cudal2gen.kernel import (
+    GPUS,
+    IllegalRecord,
+    Record,
+    Sm80Direct,
+    Sm80Multistage,
+    Sm90Small,
+    Sm90Wgmma,
+    Sm100Tcgen05,
+    parse,
+)
 from cudal2gen.kernel.fusion import PARTS, PLAIN, Fusion
 from cudal2gen.kernel.problem import Batch
 
@@ -104,6 +114,31 @@ SINGLE_SHOT: dict[str, Any] = {
     "k_chunks": 4,
     "split_k": 1,
 }
+TENSOR: dict[str, Any] = {
+    "gpu": "b200",
+    "acc": "f32",
+    "layout": "tn",
+    "m": 4096,
+    "n": 4096,
+    "k": 4096,
+    "family": "sm100_tcgen05",
+    "origin": ORIGIN,
+    "bm": 128,
+    "bn": 256,
+    "swap_ab": False,
+    "bk": 64,
+    "stages": 4,
+    "cluster": [1, 1],
+    "pair": False,
+    "accumulators": 2,
+    "raster_axis": "m",
+    "raster_group": 8,
+    "split_k": 1,
+    "epilogue": "tma",
+    "hint_a": "normal",
+    "hint_b": "normal",
+    "pdl": False,
+}
 SMALL: dict[str, Any] = {
     "bm": 32,
     "bn": 32,
@@ -134,6 +169,13 @@ def wgmma(**changes: Any) -> Sm90Wgmma:
     """The plain 128x256x64 record of the Hopper family with fields changed."""
     record = parse(WGMMA | changes)
     assert isinstance(record, Sm90Wgmma)
+    return record
+
+
+def tcgen05(**changes: Any) -> Sm100Tcgen05:
+    """The plain 128x256x64 record of the Blackwell family with fields changed."""
+    record = parse(TENSOR | changes)
+    assert isinstance(record, Sm100Tcgen05)
     return record
 
 
@@ -320,6 +362,49 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
 
 
 @st.composite
+def tcgen05_records(draw: st.DrawFn, max_cols: int = 256) -> Sm100Tcgen05:
+    """Legal sm100_tcgen05 records over the whole space, clusters beyond the matrix included."""
+    swap_ab, pair = draw(st.booleans()), draw(st.booleans())
+    cols = 32 * draw(st.integers(1, max_cols // 32)) if pair else 16 * draw(st.integers(1, max_cols // 16))
+    bm, bn = (cols, 128) if swap_ab else (128, cols)
+    clusters = [[1, 1], [2, 1], [1, 2], [2, 2]] if not pair else [[1, 2]] if swap_ab else [[2, 1], [2, 2]]
+    bk = draw(st.sampled_from([64, 128]))
+    split_k = draw(st.sampled_from([1, 1, 2, 3]))
+    stream_k = split_k == 1 and draw(st.booleans())
+    short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
+    fields = {
+        "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
+        "layout": draw(st.sampled_from(["tn", "nn"])),
+        "m": draw(st.integers(1, 3 * bm)),
+        "n": 8 * draw(st.integers(1, 3 * bn // 8)) - short,
+        "k": 8 * draw(st.integers((split_k - 1) * bk // 8 + 1, 6 * bk)) - short,
+        "padding": "pad" if short else "none",
+        "bm": bm,
+        "bn": bn,
+        "swap_ab": swap_ab,
+        "bk": bk,
+        "stages": draw(st.integers(2, max(2, min(8, 200_000 // ((bm + bn) * bk * 2))))),
+        "cluster": draw(st.sampled_from(clusters)),
+        "pair": pair,
+        "accumulators": draw(st.sampled_from([1, 2])),
+        "raster_axis": draw(st.sampled_from(["m", "n"])),
+        "raster_group": draw(st.integers(1, 9)),
+        "split_k": split_k,
+        "epilogue": draw(st.sampled_from(["tma", "direct"])),
+        "hint_a": draw(st.sampled_from(["normal", "first", "last"])),
+        "hint_b": draw(st.sampled_from(["normal", "first", "last"])),
+        "pdl": draw(st.booleans()),
+        "stream_k": stream_k,
+    }
+    try:
+        return tcgen05(**fields)
+    except IllegalRecord:
+        # Shared memory and tensor memory, which this strategy does not model.
+        assume(False)
+        raise
+
+
+@st.composite
 def single_shot_records(draw: st.DrawFn) -> Sm90Small:
     """Legal sm90_small records."""
     bm, bn = draw(st.sampled_from([16, 32, 64, 96, 128])), draw(st.sampled_from([16, 32, 64, 96, 128]))
@@ -392,5 +477,7 @@ def records_of_any_product(
     raise AssertionError
 
 
-plain_records = st.one_of(multistage_records(), direct_records(), wgmma_records(), single_shot_records())
+plain_records = st.one_of(
+    multistage_records(), direct_records(), wgmma_records(), tcgen05_records(), single_shot_records()
+)
 records = records_of_any_product(plain_records)

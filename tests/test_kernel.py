@@ -30,6 +30,7 @@ from tests.strategies import (
     SINGLE_SHOT,
     STAGED_16,
     STRAIGHT,
+    TENSOR,
     TO_GLOBAL,
     WGMMA,
     direct,
@@ -38,6 +39,7 @@ from tests.strategies import (
     prefetch,
     records,
     single_shot,
+    tcgen05,
     wgmma,
 )
 
@@ -220,6 +222,37 @@ ILLEGAL_WGMMA = [
     ),
     ("mma_repeat", {"mma_repeat": [1, 1, 1]}, "extra inputs"),
 ]
+ILLEGAL_TENSOR = [
+    ("gpu", {"gpu": "h200"}, "sm100_tcgen05 needs one of b200"),
+    ("bm", {"bm": 64}, "must be 128, the rows of tcgen05.mma that a CTA has"),
+    ("bn", {"swap_ab": True, "bm": 64}, "must be 128, the rows of tcgen05.mma that a CTA has"),
+    ("bn", {"bn": 264}, "must be a multiple of 16 up to 256, columns of one tcgen05.mma"),
+    ("bn", {"bn": 272}, "must be a multiple of 16 up to 256, columns of one tcgen05.mma"),
+    ("bm", {"swap_ab": True, "bm": 24, "bn": 128}, "must be a multiple of 16 up to 256, columns of one tcgen05.mma"),
+    ("bn", {"bn": 48, "pair": True, "cluster": [2, 1]}, "must be a multiple of 32 up to 256"),
+    ("cluster", {"pair": True}, "must be \\[2, ..\\] for pair, CTAs whose ranks differ in the last bit"),
+    ("cluster", {"pair": True, "cluster": [1, 2]}, "must be \\[2, ..\\] for pair"),
+    (
+        "cluster",
+        {"pair": True, "cluster": [2, 2], "swap_ab": True, "bn": 128},
+        "must be \\[1, 2\\] with swap_ab for pair",
+    ),
+    ("cluster.0", {"cluster": [4, 1]}, "input should be 1 or 2"),
+    ("accumulators", {"accumulators": 3}, "input should be 1 or 2"),
+    ("stages", {"stages": 5}, "262272 bytes of shared memory exceed the 232448 of b200"),
+    ("stages", {"stages": 2}, "2 CTAs, for which an SM has shared memory, wait for 512 columns of tensor memory each"),
+    ("stages", {"bn": 96, "stages": 2}, "3 CTAs, for which an SM has shared memory, wait for 256 columns"),
+    ("split_k", {"stream_k": True, "split_k": 2}, "must be 1 for stream_k"),
+    ("acc", {"stream_k": True, "acc": "f16"}, "must be f32 for stream_k"),
+    ("epilogue", {"swap_ab": True, "bn": 128, "fusion": "silu+gate"}, "must be direct for gate with swap_ab"),
+    ("bn", {"bn": 48, "fusion": "silu+gate"}, "must be a multiple of 32 for gate in epilogue tma"),
+    ("stream_k", {"batch": "grouped", "stream_k": True}, "must be false for batch=grouped"),
+    ("split_k", {"batch": "grouped", "split_k": 2}, "must be 1 for batch=grouped"),
+    ("cluster", {"batch": "grouped", "cluster": [2, 1]}, "tiles of two groups share no B"),
+    ("k", {"k": 100}, "multiple of 8, rows along k start on 16 bytes"),
+    ("n", {"n": 100}, "multiple of 8, rows along n start on 16 bytes"),
+    ("consumers", {"consumers": 1}, "extra inputs"),
+]
 ILLEGAL_SINGLE_SHOT = [
     ("gpu", {"gpu": "l40s"}, "sm90_small needs one of h100, h200, h20"),
     ("bm", {"bm": 48}, "must be a multiple of 32, 2 warps of 16"),
@@ -239,13 +272,17 @@ ILLEGAL_SINGLE_SHOT = [
     ("k", {"k": 100}, "multiple of 8, rows along k start on 16 bytes"),
     ("n", {"n": 100, "layout": "nn"}, "multiple of 8, rows along n start on 16 bytes"),
 ]
-ILLEGAL_SM90 = [(WGMMA, *row) for row in ILLEGAL_WGMMA] + [(SINGLE_SHOT, *row) for row in ILLEGAL_SINGLE_SHOT]
+ILLEGAL_RINGS = [
+    (base, *row)
+    for base, rows in ((WGMMA, ILLEGAL_WGMMA), (SINGLE_SHOT, ILLEGAL_SINGLE_SHOT), (TENSOR, ILLEGAL_TENSOR))
+    for row in rows
+]
 
 
 @pytest.mark.parametrize(
-    ("base", "field", "changes", "rule"), ILLEGAL_SM90, ids=[f"{row[1]}-{i}" for i, row in enumerate(ILLEGAL_SM90)]
+    ("base", "field", "changes", "rule"), ILLEGAL_RINGS, ids=[f"{row[1]}-{i}" for i, row in enumerate(ILLEGAL_RINGS)]
 )
-def test_an_illegal_hopper_record_names_field_value_and_rule(
+def test_an_illegal_record_of_later_chips_names_field_value_and_rule(
     base: dict[str, object], field: str, changes: dict[str, object], rule: str
 ) -> None:
     assert len(list(parse(base).violations())) == 0, "the record is legal before the change"
@@ -321,7 +358,7 @@ def test_a_line_is_flat() -> None:
     assert dict(direct().problem) == {name: DIRECT[name] for name in Problem.model_fields if name in DIRECT} | neutral
 
 
-PLAIN = {record.family: record for record in (multistage(), direct(), wgmma(), single_shot())}
+PLAIN = {record.family: record for record in (multistage(), direct(), wgmma(), single_shot(), tcgen05())}
 
 
 class Typed(Problem):

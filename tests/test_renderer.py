@@ -28,6 +28,7 @@ from tests.strategies import (
     prefetch,
     records,
     single_shot,
+    tcgen05,
     wgmma,
 )
 
@@ -112,6 +113,20 @@ WGMMA_DATA: dict[str, dict[str, Any]] = {
     "pdl": {"pdl": True},
     "padding": {"padding": "pad", "k": 263},
 }
+TENSOR_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{field: WGMMA_CODE[field] for field in ("acc", "ab", "d", "fusion", "layout", "batch", "epilogue", "stream_k")},
+    "bm": ({"swap_ab": True, "bm": 64, "bn": 128}, {"bm": 32}),
+    "bn": ({}, {"bn": 128}),
+    "swap_ab": ({"bn": 128}, {"swap_ab": True}),
+    "bk": ({}, {"bk": 128, "stages": 2}),
+    "stages": ({}, {"stages": 3}),
+    "cluster": ({}, {"cluster": [2, 1]}),
+    "pair": ({"cluster": [2, 1]}, {"pair": True}),
+    "accumulators": ({}, {"accumulators": 1}),
+    "split_k": ({}, {"split_k": 3}),
+    "family": ({}, {}),
+}
+TENSOR_DATA: dict[str, dict[str, Any]] = {name: change for name, change in WGMMA_DATA.items() if name != "gpu"}
 ONCE_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "acc": ({}, {"acc": "f16"}),
     "ab": ({}, {"ab": "bf16"}),
@@ -153,6 +168,7 @@ def test_every_field_is_listed_as_code_or_data() -> None:
         ("sm80_direct", CODE_CHANGES, DATA_CHANGES),
         ("sm90_wgmma", WGMMA_CODE, WGMMA_DATA),
         ("sm90_small", ONCE_CODE, ONCE_DATA),
+        ("sm100_tcgen05", TENSOR_CODE, TENSOR_DATA | {"gpu": {}}),
     ):
         fields, data_fields = set(FAMILIES[family].line_fields()), FAMILIES[family].DATA_FIELDS
         assert fields - data_fields <= set(code)
@@ -178,7 +194,7 @@ def test_a_data_field_leaves_the_text_as_it_is(field: str) -> None:
 def hopper_pairs() -> list[tuple[str, Record, Record]]:
     """Records that differ in one code field and what it needs."""
     pairs: list[tuple[str, Record, Record]] = []
-    for make, changes in ((wgmma, WGMMA_CODE), (single_shot, ONCE_CODE)):
+    for make, changes in ((wgmma, WGMMA_CODE), (single_shot, ONCE_CODE), (tcgen05, TENSOR_CODE)):
         for field, (start, change) in changes.items():
             if change:
                 pairs.append((field, make(**start), make(**(start | change))))
@@ -201,6 +217,15 @@ def test_a_code_field_of_hopper_changes_the_ptx(number: int) -> None:
         text = re.sub(rf"_ZN\d+{'name'}", "_ZNname", text)
         ptx.append(re.sub(r"^\t\.(?:loc|file).*\n", "", text, flags=re.MULTILINE))
     assert ptx[0] != ptx[1]
+
+
+@pytest.mark.parametrize("field", sorted(TENSOR_DATA))
+def test_a_data_field_of_blackwell_leaves_text_and_binary_as_they_are(field: str) -> None:
+    before = tcgen05()
+    after = strict(before.model_dump(mode="json") | TENSOR_DATA[field])
+    assert before != after
+    assert render(before) == render(after)
+    assert before.launch == after.launch
 
 
 @pytest.mark.parametrize("field", sorted(WGMMA_DATA))
@@ -307,6 +332,9 @@ GOLDENS: dict[str, Record] = {
     "sm90_wgmma_stream": wgmma(stream_k=True, cluster=[2, 1]),
     "sm90_wgmma_cluster_split": wgmma(split_k=4, reduce="cluster", epilogue="direct", bn=128, atom_n=64),
     "sm90_small": single_shot(split_k=2),
+    "sm100_tcgen05": tcgen05(),
+    "sm100_tcgen05_pair_nn": tcgen05(pair=True, cluster=[2, 2], layout="nn", acc="f16"),
+    "sm100_tcgen05_swapped_workspace": tcgen05(swap_ab=True, bm=32, bn=128, split_k=3, fusion="bias_n+silu"),
     "sm90_small_nn": single_shot(layout="nn", acc="f16"),
 }
 

@@ -65,8 +65,9 @@ def test_every_path_is_right(name: str, library: Path) -> None:
         across, along = getattr(record, "cluster", (1, 1))
         row_tiles = sum(-(-rows // (record.bm * across)) for rows in largest.groups or (largest.m,))
         clusters = row_tiles * -(-largest.n // (record.bn * along))
-        steps = clusters * across * along * -(-largest.k // record.k_step) * record.k_step * 2
-        assert verdict.counters["bytes tma delivered"] == steps * (record.bm + record.bn)
+        k_tiles = clusters * across * along * -(-largest.k // record.k_step)
+        steps = k_tiles * record.k_step * 2
+        assert verdict.counters["bytes tma delivered"] == k_tiles * record.step_bytes
         assert verdict.counters["bytes tma load"] == steps * record.bm // along + steps * record.bn // across
 
 
@@ -92,6 +93,14 @@ def test_every_value_of_every_field_is_executed(family: str) -> None:
     assert {part for record in executed for part in record.fusion.text.split("+")} == {*PARTS, "none"}
     for batch in {record.batch for record in executed}:
         assert any(record.fusion.gate for record in executed if record.batch == batch), f"{batch}, gated"
+    if family == "sm100_tcgen05":
+        assert {(1, 1), (2, 1), (1, 2), (2, 2)} <= {record.cluster for record in executed}
+        assert {16, 32, 64} <= {record.atom_cols for record in executed}, "every load from tensor memory"
+        for layout, pair, swap_ab in product(("tn", "nn"), (False, True), (False, True)):
+            if (layout, pair, swap_ab) != ("tn", True, True):
+                assert any(
+                    (record.layout, record.pair, record.swap_ab) == (layout, pair, swap_ab) for record in executed
+                )
     if family == "sm90_wgmma":
         assert {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)} <= {record.cluster for record in executed}
         assert set(range(16, 257, 16)) == {record.atom_n for record in executed}, "every width of the instruction"

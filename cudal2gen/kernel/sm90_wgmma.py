@@ -117,6 +117,12 @@ class Sm90Wgmma(TmaRing):
     min_blocks: Annotated[Literal[1, 2], Field(description="CTAs per SM that the compiler bounds registers for")]
     stream_k: StreamK = False
 
+    warp_rows: ClassVar[int] = 16
+    atom_rows: ClassVar[int] = WGMMA_M
+    holds_tile: ClassVar[bool] = True
+    instruction: ClassVar[str] = "wgmma"
+    fragment: ClassVar[str] = "wgmma"
+
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
         """A 128-row tile, as wide as the problem feeds; few rows of D become columns of the wgmma."""

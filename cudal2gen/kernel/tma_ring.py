@@ -55,6 +55,13 @@ class TmaRing(Sm90Kernel):
     CONVENTION: ClassVar[type[Launch]] = Tma
     DATA_FIELDS: ClassVar[frozenset[str]] = Sm90Kernel.DATA_FIELDS | {option.name for option in Tma.options}
 
+    # Accumulators as a lane has them: a warp's first row of the instruction, and rows from one group of 16 to the next.
+    warp_rows: ClassVar[int]
+    atom_rows: ClassVar[int]
+    holds_tile: ClassVar[bool]  # whether it has those of all columns of its tile at once
+    instruction: ClassVar[str]  # what multiplies, and what brings the accumulators, for comments
+    fragment: ClassVar[str]
+
     @property
     def vector_rows(self) -> tuple[str, ...]:
         return ("k", "n") if self.layout == "nn" or self.epilogue == "tma" else ("k",)

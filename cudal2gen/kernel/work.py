@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 LINE = 128  # bytes of a line of the caches
 
-Instruction = Literal["mma.sync", "wgmma"]
+Instruction = Literal["mma.sync", "wgmma", "tcgen05.mma"]
 
 
 class Work(NamedTuple):
@@ -36,3 +36,8 @@ class Work(NamedTuple):
     tensor_maps: bool = False
     issue_clocks: int = 0
     summed_by: Literal["cluster", "last", "all"] = "last"
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether tensor cores multiply from shared memory while the warps that asked for it go on."""
+        return self.instruction != "mma.sync"

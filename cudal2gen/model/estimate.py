@@ -22,7 +22,8 @@ from cudal2gen.model import memory
 # copies of its own, and the largest bound is nearly all.
 OVERLAP = {"threads": 4, "tma": 16}
 STORE_BYTES = {"tma": 64, "direct": 20}  # per clock and SM; the TMA's pass through shared memory, in and out
-ISSUE = {"one": 0.80, "many": 0.93}  # share of the MMA rate that one, or several, warpgroups sustain
+# Share of the MMA rate that one, or several, warpgroups sustain; tcgen05.mma, which one thread queues, as several.
+ISSUE = {"one": 0.80, "many": 0.93}
 MMA_SYNC_ISSUE = 0.85
 MMA_K = 16
 # Of the loops of 150 of the catalog's sm_80 kernels (ptxas 13.0): a k-block at least, and from a k-step's last MMAs to
@@ -118,7 +119,7 @@ def floor(problem: Problem) -> Floor:
 
 def kernel_of(record: Record) -> Kernel:
     """A record as the model reads it."""
-    work, wgmma = record.work, record.work.instruction == "wgmma"
+    work = record.work
     return Kernel(
         record.problem,
         record.target,
@@ -127,12 +128,12 @@ def kernel_of(record: Record) -> Kernel:
         record.bn,
         record.k_step,
         record.threads,
-        4 * work.issuers if wgmma else record.threads // 32,
+        4 * work.issuers if work.asynchronous else record.threads // 32,
         record.steps_in_flight,
         max(1, record.ctas_per_sm(min(REGISTERS_THREAD, record.estimated_registers))),
         record.split_k,
         record.cluster_ctas,
-        wgmma,
+        work.asynchronous,
         record.shares_last_wave,
     )
 
@@ -200,7 +201,7 @@ class _Step:
         """A CTA's k-step of mma.sync where it has the SM to itself, as the machine code of such loops has it (T1): one
         k-block's fragments are loaded while the MMAs of the block before run, and so far as these hide it the turn."""
         kernel = self._kernel
-        if kernel.work.instruction == "wgmma":
+        if kernel.work.asynchronous:
             return 0.0
         blocks = max(1, kernel.k_step // MMA_K)
         issued = self._mma * max(1.0, SUB_CORES / kernel.warps)
@@ -222,8 +223,9 @@ def _mma_clocks(kernel: Kernel) -> float:
     """Clocks of an SM's tensor cores for one k-step of one CTA."""
     flops = 2 * kernel.bm * kernel.bn * kernel.k_step
     chip, fp32_sums = kernel.target, kernel.problem.acc == "f32"
-    if kernel.work.instruction == "wgmma":
-        return flops / chip.tensor_flops(fp32_sums) / ISSUE["many" if kernel.work.issuers > 1 else "one"]
+    if kernel.work.asynchronous:
+        alone = kernel.work.instruction == "wgmma" and kernel.work.issuers == 1
+        return flops / chip.tensor_flops(fp32_sums) / ISSUE["one" if alone else "many"]
     return flops / chip.mma_sync_flops(fp32_sums) / MMA_SYNC_ISSUE
 
 

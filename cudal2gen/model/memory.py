@@ -84,7 +84,7 @@ def sums_us(tiled: Tiled, work: Work, rates: Rates, sms: int, together: int) -> 
     kept, added = _partial_sums(tiled, work, sms, together)
     if not kept:
         return 0.0
-    threads = together * (128 * work.issuers if work.instruction == "wgmma" else tiled.threads)
+    threads = together * (128 * work.issuers if work.asynchronous else tiled.threads)
     loads = ceil(added * tiled.bm * tiled.bn / 4 / threads)
     trips = SUM_TRIPS + ceil_div(loads, SUM_LOADS)
     moved = (kept + added) * tiled.bm * tiled.bn * 4

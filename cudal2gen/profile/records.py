@@ -140,7 +140,7 @@ class _Kernel:
     def _tensor_us(self) -> float:
         """The tiles of the busiest SM at the rate of its tensor cores."""
         record, chip = self.record, self.record.target
-        rate = chip.tensor_flops if record.work.instruction == "wgmma" else chip.mma_sync_flops
+        rate = chip.tensor_flops if record.work.asynchronous else chip.mma_sync_flops
         flops = 2 * self.per_sm * record.bm * record.bn * record.k_step * self.load.tile_steps
         return flops / rate(record.acc == "f32") / chip.rates.mhz
 

@@ -1,0 +1,264 @@
+"""The family sm100_tcgen05: TMA into a ring, tcgen05.mma of one thread into tensor memory, four warps that store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from cudal2gen.chips import GPUS, REGISTERS_THREAD, Chip
+from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
+from cudal2gen.kernel.record import FAMILY, Fields
+from cudal2gen.kernel.sm90 import CHUNK, Overlap
+from cudal2gen.kernel.tma_ring import (
+    STORE_BUFFERS,
+    HintA,
+    HintB,
+    RasterAxis,
+    RasterGroup,
+    RingBk,
+    SplitK,
+    Stages,
+    StoreD,
+    StreamK,
+    SummedIn,
+    TmaRing,
+    widest,
+)
+from cudal2gen.kernel.work import Work
+
+# Of tcgen05.mma kind::f16, PTX ISA 9.7.16.2.1: rows that a CTA has of D, columns at most, k.
+MMA_M, MMA_N, MMA_K = 128, 256, 16
+TENSOR_COLUMNS, LEAST_COLUMNS = 512, 32  # of a CTA's tensor memory, PTX ISA 9.7.16.1; of an allocation
+STORE_WARPS = 4  # each reads the 32 lanes of tensor memory that its place in the warpgroup gives to it
+LOOP_CLOCKS = 40  # of the thread that multiplies, in one k-tile: assumed
+# What the tuner tries: columns of the instruction; clusters, pairs among them; slices of k.
+WIDTHS = (32, 64, 96, 128, 160, 192, 224, 256)
+CLUSTERS: tuple[tuple[list[int], bool], ...] = (
+    ([1, 1], False),
+    ([2, 1], True),
+    ([2, 2], True),
+    ([1, 2], False),
+    ([2, 1], False),
+    ([2, 2], False),
+)
+SPLITS = (1, 2, 4, 8)
+
+
+class Sm100Tcgen05(TmaRing):
+    """TMA into a ring of mbarriers, tcgen05.mma of one thread into tensor memory, four warps store; for sm_100a.
+
+    Accumulators of up to two tiles lie in tensor memory, so that one is stored while the other is multiplied. In a
+    ``pair`` one thread multiplies for two CTAs (cta_group::2): each has 128 rows of the instruction's 256 and brings
+    half of the columns' operand. The rows of the instruction are 128 for each CTA, its columns 16 to 256.
+    """
+
+    family: Annotated[Literal["sm100_tcgen05"], FAMILY]
+    swap_ab: Annotated[
+        bool, Field(description="compute D^T = B^T A^T: n along the 128 rows of the instruction, m along its columns")
+    ]
+    bk: RingBk
+    stages: Stages
+    cluster: Annotated[
+        tuple[Literal[1, 2], Literal[1, 2]],
+        Field(description="CTAs along m that share tiles of B, and along n that share tiles of A"),
+    ]
+    pair: Annotated[
+        bool, Field(description="two CTAs, neighbours along the rows of the instruction, multiply as one of 256 rows")
+    ]
+    accumulators: Annotated[
+        Literal[1, 2], Field(description="tiles whose accumulators tensor memory holds; 2: stores beside the next one")
+    ]
+    raster_axis: RasterAxis
+    raster_group: RasterGroup
+    split_k: SplitK
+    epilogue: StoreD
+    hint_a: HintA
+    hint_b: HintB
+    pdl: Overlap
+    stream_k: StreamK = False
+
+    warp_rows: ClassVar[int] = 32
+    atom_rows: ClassVar[int] = 16
+    holds_tile: ClassVar[bool] = False
+    instruction: ClassVar[str] = "instruction"
+    fragment: ClassVar[str] = "load"
+
+    @classmethod
+    def plain(cls, problem: Problem) -> dict[str, Any]:
+        """A 128-row tile, as wide as the problem feeds; few rows of D become columns of the instruction."""
+        swap_ab = problem.m <= MMA_M // 2
+        bm = ceil_div(problem.m, 16) * 16 if swap_ab else MMA_M
+        wide = ceil_div(problem.m, bm) * ceil_div(problem.n, MMA_N) >= GPUS[problem.gpu].sms // 2
+        bn = MMA_N if not swap_ab and wide else MMA_M
+        return {
+            "bm": bm,
+            "bn": bn,
+            "swap_ab": swap_ab,
+            "bk": 64,
+            "stages": min(8, 200_000 // ((bm + bn) * 128)),
+            "cluster": [1, 1],
+            "pair": False,
+            "accumulators": 2,
+            "raster_axis": "m",
+            "raster_group": 8,
+            "split_k": 1,
+            "epilogue": "direct" if problem.n % VECTOR else "tma",
+            "hint_a": "normal",
+            "hint_b": "normal",
+            "pdl": False,
+        }
+
+    def violations(self) -> Iterator[str]:
+        if broken := [*self._tile_violations(), *self.stream_violations()]:
+            yield from broken
+            return
+        yield from self.row_violations()
+        yield from self.count_violations()
+        yield from self.group_violations()
+        if broken := list(self.smem_violations(f"stages={self.stages}")):
+            yield from broken
+        elif self.ctas_by_smem * self.columns > TENSOR_COLUMNS:
+            yield (
+                f"stages={self.stages}: {self.ctas_by_smem} CTAs, for which an SM has shared memory, wait for "
+                f"{self.columns} columns of tensor memory each, and it has {TENSOR_COLUMNS}"
+            )
+
+    def _tile_violations(self) -> Iterator[str]:
+        along_rows, along_cols = ("bn", "bm") if self.swap_ab else ("bm", "bn")
+        step = 32 if self.pair else 16
+        if self.rows != MMA_M:
+            yield f"{along_rows}={self.rows}: must be {MMA_M}, the rows of tcgen05.mma that a CTA has"
+        if self.cols % step or self.cols > MMA_N:
+            yield f"{along_cols}={self.cols}: must be a multiple of {step} up to {MMA_N}, columns of one tcgen05.mma"
+        if self.pair and not self._pairs_neighbours:
+            cluster = "[1, 2] with swap_ab" if self.swap_ab else "[2, ..]"
+            yield f"cluster={list(self.cluster)}: must be {cluster} for pair, CTAs whose ranks differ in the last bit"
+        if self.cols % step == 0:
+            yield from self.gate_violations(along_cols, self.cols)
+
+    @property
+    def _pairs_neighbours(self) -> bool:
+        """Whether the CTAs of even and odd rank are neighbours along the rows of the instruction."""
+        return self.cluster == (1, 2) if self.swap_ab else self.cluster[0] == 2
+
+    @property
+    def threads(self) -> int:
+        """Warps that load, multiply, allocate and rest, then the warpgroup that stores."""
+        return 256
+
+    @property
+    def arch(self) -> str:
+        """The ``a`` unlocks tcgen05, on exactly this architecture."""
+        return "sm_100a"
+
+    @property
+    def columns(self) -> int:
+        """Columns of tensor memory that a CTA allocates: a power of two."""
+        return max(LEAST_COLUMNS, 1 << (self.accumulators * self.cols - 1).bit_length())
+
+    @property
+    def part_a(self) -> int:
+        return self.bm // 2 if self.pair and self.swap_ab else self.bm
+
+    @property
+    def part_b(self) -> int:
+        return self.bn // 2 if self.pair and not self.swap_ab else self.bn
+
+    @property
+    def sharers_a(self) -> int:
+        return self.cluster[1] // 2 if self.pair and self.swap_ab else self.cluster[1]
+
+    @property
+    def sharers_b(self) -> int:
+        return self.cluster[0] // 2 if self.pair and not self.swap_ab else self.cluster[0]
+
+    @property
+    def chunk_b(self) -> int:
+        return widest(self.part_b, self.element.bytes)
+
+    @property
+    def store_warps(self) -> int:
+        return STORE_WARPS
+
+    @property
+    def atom_cols(self) -> int:
+        """Columns of one load from tensor memory."""
+        return next(cols for cols in (64, 32, 16) if self.cols % cols == 0)
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Of those of a load: the tile's own are in tensor memory."""
+        return self.atom_cols // (2 if self.acc == "f16" else 1)
+
+    @property
+    def estimated_registers(self) -> int:
+        return min(REGISTERS_THREAD, self.accumulator_registers + 64)
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Two mbarriers per stage and two per tile of accumulators, and the address of these."""
+        return 16 * self.stages + 48
+
+    @property
+    def summed_in(self) -> SummedIn:
+        return "stream" if self.stream_k else "workspace" if self.split_k > 1 else "none"
+
+    @property
+    def warnings(self) -> list[str]:
+        """Work that misses SMs."""
+        return [*super().warnings, *self.cluster_warnings()]
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        return super().facts | {"tensor_memory_columns": self.columns}
+
+    # What the tuner and the cost model ask of a family.
+
+    FOLLOWING: ClassVar[frozenset[str]] = TmaRing.FOLLOWING | {"swap_ab"}
+
+    @classmethod
+    def serves(cls, chip: Chip) -> bool:
+        return chip.capability.has_tcgen05
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterator[Fields]:
+        """Tiles, pairs and clusters, splits of k; as many stages as fit, first, then one and two fewer."""
+        tiles = [(False, MMA_M, bn) for bn in WIDTHS if bn < 2 * problem.n or bn == WIDTHS[0]]
+        if problem.m <= MMA_M // 2:
+            # Few rows: D^T = B^T A^T, whose rows are many.
+            tiles += [(True, ceil_div(problem.m, 16) * 16, MMA_M)]
+        for (swap_ab, bm, bn), (cluster, pair), split_k, bk in product(tiles, CLUSTERS, SPLITS, (64, 128)):
+            across = cluster[::-1] if swap_ab else cluster
+            if split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k:
+                continue
+            epilogue = "direct" if split_k > 1 or problem.n % VECTOR else "tma"
+            buffers = STORE_WARPS * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes if epilogue == "tma" else 0
+            room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - 512
+            halves = bm + bn - (bm if swap_ab else bn) // 2 if pair else bm + bn
+            deepest = min(8, room // (halves * bk * problem.element.bytes))
+            for stages in range(deepest, max(1, deepest - 3), -1):
+                yield {
+                    "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": across, "pair": pair,
+                    "accumulators": 2, "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8,
+                    "split_k": split_k, "swap_ab": swap_ab, "epilogue": epilogue, "hint_a": "normal",
+                    "hint_b": "normal", "pdl": False,
+                }  # fmt: skip
+
+    @property
+    def work(self) -> Work:
+        """A pair's CTAs share the columns' operand, those of a cluster along n A, along m B."""
+        cluster_m, cluster_n = self.cluster
+        return Work(
+            "tcgen05.mma",
+            l2_bytes=(self.bm / cluster_n + self.bn / cluster_m) * self.k_step * self.element.bytes,
+            shared_bytes=2 * self.step_bytes,
+            raster_band=self.raster_group,
+            store="tma" if self.stores_tiles == "tma" else "direct",
+            epilogue_hidden=self.accumulators == 2,
+            tensor_maps=True,
+            issue_clocks=LOOP_CLOCKS,
+            summed_by="all",
+        )
