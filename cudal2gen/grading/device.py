@@ -60,7 +60,8 @@ class WrongSignature(Exception):
 @dataclass
 class Call:
     """What one call did. ``outputs``: bits, by buffer; ``globals_changed``: device variables that hold other bytes
-    than before; ``opcodes``: executions per warp, by kernel, and ``wgmma_flops``, where counters were on."""
+    than before; ``opcodes``: executions per warp, by kernel, and ``wgmma_flops`` (of wgmma and tcgen05), where
+    counters were on."""
 
     outputs: dict[str, Array]
     reports: list[Report] = field(default_factory=list)
@@ -77,7 +78,7 @@ class Call:
         self.ctas[name] += len(done.ctas) if done.ctas is not None else 0
         if done.counters is not None:
             self.opcodes.setdefault(name, Counter()).update(done.counters.instructions)
-            self.wgmma_flops[name] += done.counters.wgmma_flops
+            self.wgmma_flops[name] += done.counters.wgmma_flops + done.counters.tcgen05_flops
 
     @property
     def instructions(self) -> int:

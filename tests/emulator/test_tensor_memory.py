@@ -181,6 +181,12 @@ def pair(
     return d.download(), a.astype(np.float32) @ b.T.astype(np.float32), result
 
 
+def test_products_of_a_pair_are_counted() -> None:
+    counters = pair(tile_text(), 256, 64, 128, Options(counters=True))[2].counters
+    assert counters is not None
+    assert (counters.tcgen05, counters.tcgen05_flops) == (8, 2 * 256 * 64 * 128)
+
+
 @pytest.mark.parametrize("adverse", [False, True])
 @pytest.mark.parametrize(("m", "n"), [(256, 256), (256, 48), (128, 64)])
 def test_a_pair_is_exact_and_clean(m: int, n: int, adverse: bool) -> None:
@@ -225,7 +231,9 @@ def test_mutants_of_a_tile_are_noticed() -> None:
     text = alone("tile")
     assert finding(tile, text) == ""
     chosen = [m for m in mutants(text) if "tcgen05" in m.name or "proxy" in m.name]
-    assert {m.kind for m in chosen} >= {"drop", "fewer", "step", "swizzle", "shape", "type"}
+    assert {m.kind for m in chosen} >= {
+        "drop", "fewer", "late", "step", "swizzle", "shape", "type", "keep", "group", "shift",
+    }  # fmt: skip
     left = Counter((m.kind, m.name.split()[1]) for m in chosen if not finding(tile, m.text))
     assert left == {key: count for key, (count, _) in EQUIVALENT.items()}
 

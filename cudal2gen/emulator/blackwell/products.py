@@ -129,6 +129,9 @@ class TensorProducts:
         for i, each in enumerate(rows):
             self._accumulate(kind, place, each, left[i], right, keep, operands.scale, disabled[128 * i :][:128])
         self._begun(issuer, site)
+        if self.launch.counters is not None:
+            self.launch.counters.tcgen05 += 1
+            self.launch.counters.tcgen05_flops += 2 * kind.m * kind.n * 16
 
     def _begun(self, issuer: Issuer, site: int) -> None:
         self.issuers.add(issuer.lane)

@@ -42,8 +42,8 @@ class Counters:
     ``st.shared``, ``ldmatrix``, ``stmatrix``, ``cp.async``; ``ld.global``, ``st.global``, ``atom.global``);
     ``instructions`` executed per warp by opcode; ``barriers`` per CTA; ``unique_bytes`` (kind -> distinct bytes
     touched by the launch: the minimum traffic). ``wgmma`` instructions per warpgroup and their ``wgmma_flops``;
-    ``mbarrier_waits`` per warp; ``bulk_boxes`` copied, bytes loaded (``bulk_delivered_bytes`` counts each
-    destination of a multicast) and stored."""
+    ``tcgen05`` products and their ``tcgen05_flops``; ``mbarrier_waits`` per warp; ``bulk_boxes`` copied, bytes loaded
+    (``bulk_delivered_bytes`` counts each destination of a multicast) and stored."""
 
     def __init__(self, block_opcodes: list[dict[str, int]]) -> None:
         self.block_opcodes = block_opcodes
@@ -52,7 +52,7 @@ class Counters:
         self.block_runs: dict[int, int] = {}
         self.barriers = 0
         self.cp_async = 0
-        self.wgmma = self.wgmma_flops = self.mbarrier_waits = 0
+        self.wgmma = self.wgmma_flops = self.tcgen05 = self.tcgen05_flops = self.mbarrier_waits = 0
         self.bulk_boxes = self.bulk_load_bytes = self.bulk_delivered_bytes = self.bulk_store_bytes = 0
         self._touched: dict[str, dict[int, Array]] = {}
 
@@ -140,6 +140,8 @@ class Counters:
             "barriers": self.barriers,
             "wgmma": self.wgmma,
             "wgmma_flops": self.wgmma_flops,
+            "tcgen05": self.tcgen05,
+            "tcgen05_flops": self.tcgen05_flops,
             "mbarrier_waits": self.mbarrier_waits,
             "bulk": {
                 "boxes": self.bulk_boxes,

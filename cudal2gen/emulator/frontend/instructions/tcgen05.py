@@ -10,7 +10,7 @@ from cudal2gen.emulator.blackwell.fragments import SHAPES
 from cudal2gen.emulator.blackwell.products import Operands
 from cudal2gen.emulator.frontend.emitter import Emitter
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
-from cudal2gen.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, swap
+from cudal2gen.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, shift_register, swap
 from cudal2gen.emulator.frontend.ptx import Imm, Instr, Mem, Operand, Reg, Vec
 
 
@@ -31,8 +31,22 @@ def _fewer(s: Statement) -> Iterator[Change]:
         yield s.become("fewer", re.sub(r"\b\d+\s*;$", f"{columns.value // 2};", s.text))
 
 
+def _late(s: Statement) -> Iterator[Change]:
+    """Behind relinquish_alloc_permit."""
+    group = next(part for part in s.ins.parts if part.startswith("cta_group")).replace(":", "::")
+    yield s.become("late", f"tcgen05.relinquish_alloc_permit.{group}.sync.aligned; {s.text}")
+
+
+def _other_group(s: Statement) -> Iterator[Change]:
+    """The other cta_group."""
+    other = {"cta_group::1": "cta_group::2", "cta_group::2": "cta_group::1"}
+    for group, new in other.items():
+        if group in s.text:
+            yield s.become("group", s.text.replace(group, new))
+
+
 @instruction(
-    "tcgen05.alloc", writes=Writes.MEMORY, waits=True, meets="warp", blackwell=True, mutations=(_fewer,),
+    "tcgen05.alloc", writes=Writes.MEMORY, waits=True, meets="warp", blackwell=True, mutations=(_fewer, _late),
     access=lambda _ins, space: 4 if space == "shared" else 0,
 )  # fmt: skip
 def alloc(e: Emitter, ins: Instr) -> None:
@@ -82,7 +96,7 @@ def _registers(e: Emitter, operand: Operand, access: Access) -> tuple[Operand, .
 
 @instruction(
     "tcgen05.ld", meets="warp", completed_by=("tcgen05.wait:ld",), accumulates=_loaded, blackwell=True,
-    mutations=(swap,),
+    mutations=(swap, shift_register(32 << 16)),
 )  # fmt: skip
 def load(e: Emitter, ins: Instr) -> None:
     """tcgen05.ld."""
@@ -102,7 +116,7 @@ def load(e: Emitter, ins: Instr) -> None:
 
 @instruction(
     "tcgen05.st", writes=Writes.MEMORY, meets="warp", completed_by=("tcgen05.wait:st",), blackwell=True,
-    mutations=(drop,),
+    mutations=(drop, shift_register(32 << 16)),
 )  # fmt: skip
 def store(e: Emitter, ins: Instr) -> None:
     """tcgen05.st."""
@@ -143,6 +157,13 @@ def _descriptor(kind: str, op: str, by: str) -> Mutation:
     return adjust(kind, 2, "b64", op, by)
 
 
+def _keep(s: Statement) -> Iterator[Change]:
+    """Added to an accumulator of before."""
+    which = next(i for i, op in enumerate(s.ins.operands) if i > 3 and isinstance(op, Reg))
+    changed = s.with_operand(which, " mutant")
+    yield s.become("keep", f"{{ .reg .pred mutant; setp.eq.u32 mutant, 0, 0; {changed} }}")
+
+
 _UNMODELLED = ("sp", "ws", "ashift", "block_scale", "collector:b")
 
 
@@ -157,6 +178,7 @@ _UNMODELLED = ("sp", "ws", "ashift", "block_scale", "collector:b")
         _descriptor("swizzle", "xor.b64", "0x4000000000000000"),
         adjust("shape", 3, "b32", "xor.b32", "0x20000"),
         adjust("type", 3, "b32", "xor.b32", "0x480"),
+        _keep,
     ),
 )
 def mma(e: Emitter, ins: Instr) -> None:
@@ -191,7 +213,7 @@ def _alone(s: Statement) -> Iterator[Change]:
         yield s.become("alone", f"{head} {s.operands[0]};")
 
 
-@instruction("tcgen05.commit", writes=Writes.MEMORY, blackwell=True, mutations=(drop, swap, _alone))
+@instruction("tcgen05.commit", writes=Writes.MEMORY, blackwell=True, mutations=(drop, swap, _alone, _other_group))
 def commit(e: Emitter, ins: Instr) -> None:
     """tcgen05.commit."""
     multicast = any(part.startswith("multicast") for part in ins.parts)
