@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cudal2gen import results
+from cudal2gen.cli.searching import LanguageModel, Trials
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse
 from cudal2gen.results import Trial
@@ -194,6 +195,20 @@ def test_the_prompt_has_the_floor_the_vendor_the_bound_and_winners_of_neighbours
     assert json.loads(text)["machine code"] == {"incumbent": [incumbent().name], "best1": [parse(trial.record).name]}
     assert parts["schema"]["required"] == ["reasoning", "proposals"]
     assert next(iter(parts["schema"]["properties"])) == "reasoning", "a model that writes in order reasons first"
+
+
+def test_beside_measurements_questions_show_machine_code(tmp_path: Path) -> None:
+    with serving(proposes(("incumbent", {"stages": 3}))) as server:
+        options = LanguageModel(url=server.url, model="scripted")
+        proposer = options.connect(NO_NOTES, Trials(chosen="gpu", file=tmp_path / "trials.jsonl"), [])
+        assert proposer.propose(question(), 2) == []
+        assert proposer.wait(PROBLEM)
+        (item,) = proposer.propose(replace(question(), last=True), 2)
+    assert item.record is not None
+    (lines,) = document(server.requests[0])["machine code"].values()
+    assert any(line.startswith("time by the model ") for line in lines)
+    assert any(line.startswith("main loop: ") for line in lines)
+    assert (tmp_path / "trials-llm.jsonl").is_file()
 
 
 def test_without_an_incumbent_a_variant_has_all_fields_and_an_interval_of_its_own() -> None:

@@ -196,11 +196,15 @@ class LanguageModel:
 
     def connect(self, lessons: Memory, trials: Trials, pool: Sequence[Record]) -> Llm:
         """The proposer. Exchanges run beside measurements, which a GPU must not wait for; a model's or a replay's
-        trials cost nothing, so these wait for each answer. Raises WrongInput and MissingLibrary."""
+        trials cost nothing, so these wait for each answer. Beside measurements questions show machine code, which is
+        built anyway. Raises WrongInput and MissingLibrary."""
         from cudal2gen.tuner import llm
 
-        beside = trials.environment == "gpu" and self.replay is None
-        return llm.connect(self._server, lessons, self.file(trials), self.replay, self.token_budget, pool, beside)
+        measured = trials.environment == "gpu"
+        return llm.connect(
+            self._server, lessons, self.file(trials), self.replay, self.token_budget, pool,
+            beside=measured and self.replay is None, evidence=_machine_code() if measured else None,
+        )  # fmt: skip
 
     def chat(self, trials: Trials) -> Chat:
         """Exchanges of any kind. Raises WrongInput and MissingLibrary."""
@@ -216,6 +220,22 @@ class LanguageModel:
             self.url, self.model, self.key, seconds=self.seconds, max_tokens=self.most_tokens,
             temperature=self.temperature, price_in=self.prices[0], price_out=self.prices[1],
         )  # fmt: skip
+
+
+def _machine_code() -> Callable[[Record], list[str]]:
+    """What a record's machine code shows by the timing model, a line each; without the toolkit, why none."""
+    from cudal2gen.tuner.writing import evidence
+    from cudal2gen.tuner.writing.modelled import Profiler
+
+    profiler = Profiler()
+
+    def lines(record: Record) -> list[str]:
+        try:
+            return evidence.lines(record, profiler.profile(record), {})
+        except MissingTool as error:
+            return [str(error)]
+
+    return lines
 
 
 def load_policy(file: Path, records: Sequence[Record], acc: Acc, seed: int) -> Policy:
