@@ -94,7 +94,8 @@ class Reply(results.Line):
 
 class Unavailable(RuntimeError):
     """No answer. ``status``: of HTTP, 0 without a response. ``for_good``: until somebody mends it; ``passing``:
-    transient. ``retry_after``: seconds until the server wants to be asked again, None if it does not say."""
+    transient. ``retry_after``: seconds until the server wants to be asked again, and from ``Chat.ask`` until it is;
+    None if neither says."""
 
     def __init__(
         self, message: str, status: int = 0, for_good: bool = False, passing: bool = False,
@@ -473,7 +474,7 @@ class Chat:
                     digest=request.digest, problem=problem.title, form=self._forms[0], error=reason, for_good=spent
                 )
             )
-            raise Unasked(reason, for_good=spent)
+            raise Unasked(reason, for_good=spent, retry_after=None if spent else self._rest_end - self.clock())
 
     def _in_some_form(self, request: Request, problem: Problem) -> Reply:
         for form in self._forms:
@@ -551,6 +552,7 @@ class Chat:
             quick = took < QUICK and not error.retry_after
             self._skips = min(factor, MOST_SKIPPED) if quick else math.inf
             self._rest_end = self.clock() + seconds
+            error.retry_after = seconds
 
 
 def connect(
