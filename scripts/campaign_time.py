@@ -42,7 +42,7 @@ class Times:
 
     compilation: float = 1.2
     timing: tuple[tuple[Effort, float], ...] = (("short", 1.0), ("medium", 2.5), ("long", 6.0))
-    thought: float = 0.04
+    thought: float = 0.1
     spread: float = 0.8
     compilers: int = 8
 

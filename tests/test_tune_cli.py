@@ -13,6 +13,7 @@ from cudal2gen.kernel import Problem
 from cudal2gen.tuner import space
 from tests.packages import require
 from tests.test_cli import error, own_catalog, run
+from tests.test_evidence import recording_file
 
 __all__ = ["own_catalog"]  # a fixture
 
@@ -119,6 +120,32 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
     assert process.returncode == 0, process
     # Two batches: the first has nothing before it, so both are a group and twelve contrastive steps.
     assert checkpoint.load(path).steps == 2 * 13
+
+
+@pytest.mark.slow
+def test_a_small_comparison_and_its_training(place: dict[str, str], tmp_path: Path) -> None:
+    """--benchmark and --train as a user runs them, on two problems and an eighth of what trains for twenty."""
+    recording_file(tmp_path / "a100.txt", lambda sizes, own: 5.0 + sizes.m / own.bm)
+    table, picture = tmp_path / "table.md", tmp_path / "curve.svg"
+    options = ("--gpu", "a100", "--acc", "f16", "--sample", "1", "--recordings", str(tmp_path / "a100.txt"))
+    outputs = ("--seeds", "1", "--environment-seeds", "2", "--markdown", str(table), "--plot", str(picture))
+    process = run("tune", "--benchmark", *options, *outputs, env=place)
+    assert process.returncode == 0, process
+    assert process.stdout == table.read_text()
+    measured, modelled = process.stdout.split("# Ways of searching, a100 f16, compared in a model")
+    assert re.search(r"^\| a100 \| cost model \| 12 \| \d", measured, re.MULTILINE)
+    assert re.search(r"^\| a100 \| cost model \| 1 \| \d", measured, re.MULTILINE), "of one problem a search"
+    assert "1 problems absent from all training, 2 seeds of hidden terms and training, 1 of each search" in modelled
+    for name in ("cost model", "nearest + hill climbing", "random"):
+        assert re.search(rf"^\| {re.escape(name)} \|( \d+\.\d% \[\d+\.\d%, \d+\.\d%\] \|){{4}}", modelled, re.MULTILINE)
+    assert "a100 f16: modelled, not measured" in picture.read_text()
+    environment = ("--gpu", "a100", "--acc", "f16", "--environment", "model")
+    process = run("tune", "--train", *environment, "--sample", "1", env=place)
+    assert process.returncode == 0, process
+    costs = Path(place["CUDAL2GEN_BUILD_DIR"]) / "tuner" / "cost-model-a100-f16-model.npz"
+    assert process.stdout.startswith(f"cost model of 768 timed records of 8 problems: {costs}, ")
+    process = run("tune", "--mnk", "64_128_64", "--evaluations", "4", *environment, env=place)
+    assert process.returncode == 0, process
 
 
 @pytest.mark.parametrize(

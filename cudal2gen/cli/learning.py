@@ -18,9 +18,8 @@ from cudal2gen.kernel import Acc, Record
 
 if TYPE_CHECKING:
     from cudal2gen.results import Trial
+    from cudal2gen.tuner.benchmark import Settings
     from cudal2gen.tuner.cost_model import CostModel, TimedRecords
-
-TRAINED_EACH = 8  # problems to train on for each one that is held out, as without --sample
 
 
 def costs_path(trials: Trials, gpu: str, acc: Acc, chosen: Path | None) -> Path:
@@ -43,7 +42,7 @@ def train(selection: Selection, acc: Acc, trials: Trials, seed: int, costs: Path
     path = costs_path(trials, selection.gpu, acc, costs)
     records = catalog.load()
     if trials.environment == "model":
-        timed = _modelled(selection.gpu, acc, records, seed)
+        timed = _modelled(_settings(selection, acc, seed), records)
         model = cost_model.train(timed, seed)
     else:
         recorded = _recorded(trials)
@@ -53,7 +52,7 @@ def train(selection: Selection, acc: Acc, trials: Trials, seed: int, costs: Path
     count = sum(len(problem.records) for problem in timed)
     model.save(path)
     print(f"cost model of {count} timed records of {len(timed)} problems: {path}, {path.stat().st_size} bytes")
-    _train_policy(timed, records, selection.gpu, acc, seed, checkpoint)
+    _train_policy(timed, records, _settings(selection, acc, seed), checkpoint)
 
 
 def export(trials: Trials, language_model: LanguageModel, rewarded: Reward, folder: Path) -> None:
@@ -72,14 +71,21 @@ def export(trials: Trials, language_model: LanguageModel, rewarded: Reward, fold
     print(", ".join(f"{count} lines in {folder / name}" for name, count in counts.items()))
 
 
-def _modelled(gpu: str, acc: Acc, records: list[Record], seed: int) -> list[TimedRecords]:
+def _settings(selection: Selection, acc: Acc, seed: int) -> Settings:
+    """Of the comparison, and of training as it trains; ``--sample``: for so many held-out problems."""
+    from cudal2gen.tuner import benchmark
+
+    settings = benchmark.Settings(gpu=selection.gpu, acc=acc, seed=seed)
+    return settings if selection.sample is None else benchmark.sized(settings, selection.sample)
+
+
+def _modelled(settings: Settings, records: list[Record]) -> list[TimedRecords]:
     """What the benchmark records in the environment that ``tune --environment model --seed`` searches."""
     from cudal2gen.tuner import benchmark
     from cudal2gen.tuner.environment import Model
 
-    settings = benchmark.Settings(gpu=gpu, acc=acc, seed=seed)
-    _, problems = benchmark.split(catalog.published(records, acc), settings)
-    return benchmark.record_trials(Model(seed=seed), problems, settings.evaluations_each, seed)
+    _, problems = benchmark.split(catalog.published(records, settings.acc), settings)
+    return benchmark.record_trials(Model(seed=settings.seed), problems, settings.evaluations_each, settings.seed)
 
 
 def _recorded(trials: Trials) -> list[Trial]:
@@ -91,13 +97,12 @@ def _recorded(trials: Trials) -> list[Trial]:
     return stored + (recorded.trials(trials.recordings) if trials.recordings else [])
 
 
-def _train_policy(
-    timed: list[TimedRecords], records: list[Record], gpu: str, acc: Acc, seed: int, checkpoint: Path
-) -> None:
+def _train_policy(timed: list[TimedRecords], records: list[Record], settings: Settings, checkpoint: Path) -> None:
     """The policy as the benchmark has it: imitation, then the contrastive update on timed records of this GPU."""
     from cudal2gen.tuner import benchmark, policy
     from cudal2gen.tuner import checkpoint as checkpoints
 
+    gpu, acc = settings.gpu, settings.acc
     problems = [problem for problem in timed if (problem.records[0].gpu, problem.records[0].acc) == (gpu, acc)]
     problems = [
         problem for problem in problems if problem.records[0].family != "triton_tile" and len(problem.records) > 1
@@ -110,8 +115,8 @@ def _train_policy(
     except ImportError:
         print("policy: needs torch, pip install 'cudal2gen[tune]'; it stays as it is", file=sys.stderr)
         return
-    settings = benchmark.Settings(gpu=gpu, acc=acc, seed=seed)
-    trained = benchmark.train_policies(None, catalog.published(records, acc), problems, settings, seed)["contrast"]
+    imitated = catalog.published(records, acc)
+    trained = benchmark.train_policies(None, imitated, problems, settings, settings.seed)["contrast"]
     checkpoints.save(trained, checkpoint)
     print(f"policy of {len(problems)} problems: {checkpoint}")
 
@@ -137,7 +142,7 @@ def compare(
 ) -> None:
     """Prints and writes the tables: recordings first, then the model environment.
 
-    ``--sample``: the number of held-out problems that are searched, and an eighth of those that are trained on.
+    ``--sample``: the number of held-out problems that are searched; the model environment's training is in proportion.
     """
     if trials.chosen == "gpu":
         refuse("--environment gpu: --benchmark compares on --recordings and in the model environment")
@@ -147,7 +152,7 @@ def compare(
     if trials.recordings and trials.chosen != "model":
         tables.append(_on_recordings(trials.recordings, selection.sample, seed))
     if trials.chosen != "replay":
-        tables.append(_in_the_model(selection.gpu, acc, selection.sample, repetitions, seed, plot))
+        tables.append(_in_the_model(_settings(selection, acc, seed), repetitions, plot))
     text = "\n".join(tables)
     if markdown is not None:
         write(markdown, text)
@@ -165,20 +170,14 @@ def _on_recordings(paths: tuple[Path, ...], sample: int | None, seed: int) -> st
     return ranking.markdown(ranked, searched, settings)
 
 
-def _in_the_model(
-    gpu: str, acc: Acc, sample: int | None, repetitions: Repetitions, seed: int, plot: Path | None
-) -> str:
+def _in_the_model(settings: Settings, repetitions: Repetitions, plot: Path | None) -> str:
     from cudal2gen.tuner import benchmark, curve
 
-    settings = benchmark.Settings(
-        gpu=gpu, acc=acc, environments=repetitions.environments, seeds=repetitions.seeds, seed=seed
-    )
-    if sample is not None:
-        settings = replace(settings, held_out=sample, trained=TRAINED_EACH * sample)
+    settings = replace(settings, environments=repetitions.environments, seeds=repetitions.seeds)
     on_one_core()
-    comparison = benchmark.compare(catalog.published(catalog.load(), acc), settings, _progress)
+    comparison = benchmark.compare(catalog.published(catalog.load(), settings.acc), settings, _progress)
     if plot is not None:
-        title = f"Regret on problems held out, {gpu} {acc}: modelled, not measured"
+        title = f"Regret on problems held out, {settings.gpu} {settings.acc}: modelled, not measured"
         write(plot, curve.svg(title, "evaluations", "regret", benchmark.curves(comparison)))
     return benchmark.markdown(comparison)
 

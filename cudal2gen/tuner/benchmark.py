@@ -14,7 +14,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple, Protocol
 
@@ -65,6 +65,19 @@ class Settings:
     seed: int = 0
     controls: bool = False
     only: tuple[str, ...] = ()
+
+
+def sized(settings: Settings, held_out: int) -> Settings:
+    """These settings with so many problems held out, and with training problems, rounds and seconds in proportion."""
+    share = held_out / settings.held_out
+    return replace(
+        settings,
+        held_out=held_out,
+        trained=math.ceil(share * settings.trained),
+        contrast_rounds=math.ceil(share * settings.contrast_rounds),
+        group_rounds=math.ceil(share * settings.group_rounds),
+        imitation_seconds=share * settings.imitation_seconds,
+    )
 
 
 class Score(NamedTuple):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cudal2gen.kernel import Fields, Problem, Record, parse
 from cudal2gen.tuner.cost_model import CostModel, Inputs, Posterior
 from cudal2gen.tuner.facts import Facts, facts, tokens
-from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Proposer, Question, legal_proposal
+from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Proposer, Question, legal_proposal, trial_key
 from cudal2gen.tuner.proposers import Nearest
 from cudal2gen.tuner.space import Candidates
 
@@ -86,8 +86,17 @@ class ModelOrder(FixedStrategy):
         return proposals
 
 
+class Scored(NamedTuple):
+    """Candidates, the model's inputs of them, and what its members say; shape (members, candidates)."""
+
+    places: list[Choices]
+    inputs: Inputs
+    members: NDArray[np.float32]
+
+
 class Costs:
-    """The cost model on one problem's candidates: structures once, free fields as they are asked for."""
+    """The cost model on one problem's candidates: structures once, free fields as they are asked for. It keeps what the
+    last answer looked at, because the next one looks at most of it again."""
 
     def __init__(self, model: CostModel, candidates: Candidates) -> None:
         self.model, self.candidates = model, candidates
@@ -98,6 +107,33 @@ class Costs:
             family: [[tokens(fields) for fields in alternatives] for alternatives in heads.values()]
             for family, heads in candidates.heads.items()
         }
+        self._everywhere: tuple[dict[str, tuple[int, ...]], Scored] | None = None
+        self._rows: dict[int, Scored] = {}
+
+    def everywhere(self, start: Mapping[str, object]) -> Scored:
+        """All structures with the free fields of ``start``."""
+        heads = self.candidates.heads.items()
+        free = {family: choices_of(alternatives, start) for family, alternatives in heads}
+        if self._everywhere is None or self._everywhere[0] != free:
+            records = enumerate(self.candidates.records)
+            self._everywhere = free, self._scored([Choices(row, free[record.family]) for row, record in records])
+        return self._everywhere[1]
+
+    def around(self, rows: Iterable[int]) -> Scored:
+        """These structures with all of their free fields."""
+        self._rows = {row: self._rows.get(row) or self._scored(self._free(row)) for row in rows}
+        parts = list(self._rows.values())
+        places = [place for part in parts for place in part.places]
+        inputs = Inputs(*(np.concatenate(columns) for columns in zip(*(part.inputs for part in parts), strict=True)))
+        return Scored(places, inputs, np.concatenate([part.members for part in parts], 1))
+
+    def _free(self, row: int) -> list[Choices]:
+        widths = _widths(self.candidates, row)
+        return [Choices(row, free) for free in itertools.product(*map(range, widths))]
+
+    def _scored(self, places: list[Choices]) -> Scored:
+        inputs = self.inputs(places)
+        return Scored(places, inputs, self.model.prior(inputs))
 
     def _fixed(self, row: int, names: tuple[str, ...]) -> tuple[str, ...]:
         """A structure's tokens without those of its free fields."""
@@ -133,14 +169,16 @@ class CostModelProposer(FixedStrategy):
         self._model, self._learning, self._kept = model, learning, kept
         self._nearest = Nearest(pool, 1)
         self._costs: tuple[Problem, Costs] | None = None
+        self._inputs: dict[object, Inputs] = {}  # of trials
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Ends where every candidate that it looked at was proposed."""
         if self._costs is None or self._costs[0] != question.problem:
             self._costs = question.problem, Costs(self._model, question.candidates)
+            self._inputs = {}
         costs = self._costs[1]
-        places, inputs, members = self._climbed(costs, question)
         observed, log_us = self._trials(question)
+        places, inputs, members = self._climbed(costs, question, self._model.posterior(observed, log_us))
         keys, proposals = set(question.proposed_keys), list[Proposal]()
         free = np.ones(len(places), bool)
         while len(proposals) < answer_size(question, count) and free.any():
@@ -172,25 +210,23 @@ class CostModelProposer(FixedStrategy):
 
     def _trials(self, question: Question) -> tuple[Inputs, NDArray[np.float64]]:
         ranked = question.ranked if self._learning else []
-        observed = self._model.inputs(facts([parse(trial.record) for trial in ranked]))
+        keys = [trial_key(trial) for trial in ranked]
+        for key, trial in zip(keys, ranked, strict=True):
+            if key not in self._inputs:
+                self._inputs[key] = self._model.inputs(facts([parse(trial.record)]))
+        empty = self._model.inputs(facts([]))
+        rows = [empty, *(self._inputs[key] for key in keys)]
+        observed = Inputs(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
         return observed, np.log(np.array([trial.cost for trial in ranked], np.float64))
 
-    def _climbed(self, costs: Costs, question: Question) -> tuple[list[Choices], Inputs, NDArray[np.float32]]:
+    def _climbed(self, costs: Costs, question: Question, posterior: Posterior) -> Scored:
         """The best structures of each start with all of their free fields."""
-        candidates = costs.candidates
-        places: dict[Choices, None] = {}
-        posterior = self._model.posterior(*self._trials(question))
+        rows: dict[int, None] = {}
         for start in self._starts(question):
-            everywhere = [settled(candidates, row, start) for row in range(len(candidates.records))]
-            inputs = costs.inputs(everywhere)
-            mean, deviation = posterior.predict(inputs, self._model.prior(inputs))
-            best = np.argsort(mean - deviation)[: self._kept].tolist()
-            for row in best:
-                for free in itertools.product(*map(range, _widths(candidates, row))):
-                    places.setdefault(Choices(row, free))
-        listed = list(places)
-        inputs = costs.inputs(listed)
-        return listed, inputs, self._model.prior(inputs)
+            scored = costs.everywhere(start)
+            mean, deviation = posterior.predict(scored.inputs, scored.members)
+            rows |= dict.fromkeys(np.argsort(mean - deviation)[: self._kept].tolist())
+        return costs.around(rows)
 
     def _starts(self, question: Question) -> list[Fields]:
         """Decisions whose free fields a climb begins with: of the best trial, the incumbent, and the nearest record."""
@@ -231,13 +267,14 @@ def first_choices(candidates: Candidates, row: int) -> Choices:
 
 def settled(candidates: Candidates, row: int, fields: Mapping[str, object]) -> Choices:
     """A structure with the alternatives that a record's fields name, the first ones elsewhere."""
-    heads = candidates.heads[candidates.records[row].family]
-    return Choices(
-        row,
-        tuple(
-            next((index for index, values in enumerate(alternatives) if values.items() <= fields.items()), 0)
-            for alternatives in heads.values()
-        ),
+    return Choices(row, choices_of(candidates.heads[candidates.records[row].family], fields))
+
+
+def choices_of(heads: Mapping[str, Sequence[Fields]], fields: Mapping[str, object]) -> tuple[int, ...]:
+    """Of each free field the alternative that a record's fields name, the first one where they name none."""
+    return tuple(
+        next((index for index, values in enumerate(alternatives) if values.items() <= fields.items()), 0)
+        for alternatives in heads.values()
     )
 
 
