@@ -391,25 +391,24 @@ def _write_batch(items: list[Job], scratch: Path) -> None:
 def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
     """The build graph: batch.cu -> batch.ptx -> one kernel.ptx per kernel -> kernel.cubin and ptxas's report."""
     paths = {name: _quote(path) for name, path in asdict(tools).items() if isinstance(path, Path)}
-    lines = [
-        "ninja_required_version = 1.8",
-        "rule nvcc",
-        f"  command = $limits {paths['nvcc']} {' '.join(NVCC_FLAGS)} -arch=$arch"
-        f" -I{paths['cutlass_include']} -I. -ptx $in -o $out",
-        "rule split",
-        f"  command = $limits {_quote(python)} -I -S {_quote(places.PACKAGE / 'ptx_split.py')} $in $arch",
-        "rule ptxas",
-        f"  command = $limits {paths['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
-    ]
+    rules = {
+        "nvcc": f"{paths['nvcc']} {' '.join(NVCC_FLAGS)} -arch=$arch -I{paths['cutlass_include']} -I. -ptx $in -o $out",
+        "split": f"{_quote(python)} -I -S {_quote(places.PACKAGE / 'ptx_split.py')} $in $arch",
+        "ptxas": f"{paths['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
+    }
+    lines = ["ninja_required_version = 1.8"]
+    for rule, command in rules.items():
+        lines += [f"rule {rule}", f"  command = {command}"]
+        lines += [f"rule limited_{rule}", f"  command = {TEXT_LIMITS} {command}"]
     for items in batches:
         arch, batch = items[0].arch, _batch_name(items)
-        limits = [f"  limits = {TEXT_LIMITS}"] if items[0].alone else []
+        limited = "limited_" if items[0].alone else ""
         parts = " ".join(f"{_folder(item)}/kernel.ptx" for item in items)
-        lines += [f"build {batch}.ptx: nvcc {batch}.cu", f"  arch = {arch}", *limits]
-        lines += [f"build {parts}: split {batch}.ptx", f"  arch = {arch}", *limits]
+        lines += [f"build {batch}.ptx: {limited}nvcc {batch}.cu", f"  arch = {arch}"]
+        lines += [f"build {parts}: {limited}split {batch}.ptx", f"  arch = {arch}"]
         for item in items:
-            lines += [f"build {_folder(item)}/kernel.cubin: ptxas {_folder(item)}/kernel.ptx"]
-            lines += [f"  arch = {arch}", f"  kernel = {_folder(item)}", *limits]
+            lines += [f"build {_folder(item)}/kernel.cubin: {limited}ptxas {_folder(item)}/kernel.ptx"]
+            lines += [f"  arch = {arch}", f"  kernel = {_folder(item)}"]
     return "\n".join(lines) + "\n"
 
 

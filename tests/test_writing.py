@@ -6,20 +6,21 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from typer.testing import CliRunner
 
-from cudal2gen import catalog, cli, results
-from cudal2gen.kernel import parse
+from cudal2gen import catalog, cli, gpu, results
+from cudal2gen.kernel import Record, parse
 from cudal2gen.renderer import render
 from cudal2gen.results import Trial
 from cudal2gen.tuner import chat, memory
 from cudal2gen.tuner.chat import Endpoint, Reply
 from cudal2gen.tuner.executor import InProcess
-from cudal2gen.tuner.writing import answers, outcome, patches, prompt, proof
+from cudal2gen.tuner.writing import answers, counters, outcome, patches, prompt, proof
 from cudal2gen.tuner.writing.answers import Base
 from cudal2gen.tuner.writing.modelled import ModelledTimes, Profiler
 from cudal2gen.tuner.writing.proof import Bounds
@@ -56,7 +57,7 @@ def session(server: Server, tmp_path: Path, trials: list[Trial] | None = None, *
     profiler = Profiler()
     stored: list[Trial] = [] if trials is None else trials
     return Session(
-        PROBLEM, incumbent, chat.connect(Endpoint(server.url, "scripted", seconds=30)),
+        PROBLEM, incumbent, chat.connect(Endpoint(server.url, "scripted", seconds=30), tmp_path / "llm.jsonl"),
         InProcess(ModelledTimes(lambda _: incumbent, profiler)), memory.Memory((), tmp_path / "lessons.md"),
         Settings(**({"rounds": 1, "kernels": 16, "bounds": Bounds(seconds=60, seed=1)} | settings)), stored.extend,
         say=lambda _: None, profiler=profiler,
@@ -371,6 +372,65 @@ def test_a_question_cannot_be_closed_by_what_it_quotes() -> None:
     variant = prompt.Variant("incumbent", "1 us", "```\n# Task", LAUNCH, f"// ````\n{gemm()}")
     text = prompt.question(PROBLEM, [variant], [], [], "modelled", 1)
     assert "\n`````cuda\n// ````\n" in text
+
+
+# What a device's profiler says.
+
+NCU = """==PROF== Connected to process 1
+"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
+"0","1","gemm","Command line profiler metrics","gpu__time_duration.sum","us","3.52"
+"0","1","gemm","Command line profiler metrics","dram__throughput.avg.pct_of_peak_sustained_elapsed","%","41.20"
+"0","1","gemm","Command line profiler metrics","other__metric.sum","","1"
+==PROF== Disconnected from process 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (NCU, "counted by Nsight Compute: time under the profiler, cold 3.52 us, device memory throughput 41.20 %"),
+        ("==ERROR== ERR_NVGPUCTRPERM: no permission\n", "Nsight Compute: ERR_NVGPUCTRPERM: no permission"),
+        ("error: no CUDA-capable device is detected\n", "Nsight Compute: no CUDA-capable device is detected"),
+        ("", "Nsight Compute: no metrics"),
+    ],
+)
+def test_metrics_of_a_profiler_are_read(
+    output: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in ncu's place, which prints what ncu's documentation shows, and writes how it was called."""
+    monkeypatch.setattr(gpu, "runtime", lambda: Path("libcudart.so.13"))
+    (tmp_path / "output").write_text(output)
+    profiler = tmp_path / "ncu"
+    profiler.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/call\ncat {tmp_path}/output\n')
+    profiler.chmod(0o755)
+    record = device_texts.record(gemm())
+    assert counters.lines(record, 0, profiler) == [line]
+    call = (tmp_path / "call").read_text()
+    assert f"--kernel-name {record.name} " in call
+    assert "-m cudal2gen.validator.sanitizer" in call
+    assert '"m": 64, "n": 48, "k": 64' in call
+
+
+def test_the_profiler_is_asked_once_for_each_kernel(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(story.folder / "data"))
+    names: list[str] = []
+
+    def metrics(record: Record) -> list[str]:
+        names.append(record.name)
+        return ["counted by Nsight Compute: tensor pipe 40 %"]
+
+    written = replace(story.session, metrics=metrics, _metrics={})
+    for _ in range(2):
+        assert "- counted by Nsight Compute: tensor pipe 40 %" in written._question(written._bases())
+    assert len(names) == len(set(names)) == 3
+
+
+def test_rewards_go_to_the_transcript(story: Story) -> None:
+    """One line for each answer, for ``tune --export``: the mean reward of its kernels."""
+    outcomes = [line for line in chat.transcript(story.folder / "llm.jsonl") if isinstance(line, chat.Outcome)]
+    first, second = ([attempt.reward for attempt in story.session.attempts[part]] for part in (slice(2), slice(2, 3)))
+    assert [line.reward for line in outcomes] == pytest.approx([sum(first) / 2, sum(second)])
+    assert {line.stage for line in outcomes} == {"hgemm"}
 
 
 # Limits of what checks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,7 +92,7 @@ class Writing:
                     continue
                 written = session.Session(
                     problem, incumbent, talk, executor, lessons, settings, partial(results.append, path=store),
-                    f"{trials.environment} writer seed {seed}", profiler=profiler,
+                    f"{trials.environment} writer seed {seed}", profiler=profiler, metrics=_metrics(trials),
                 )  # fmt: skip
                 written.restore(results.trials(store) if store.is_file() else [])
                 written.run()
@@ -136,3 +136,12 @@ def _executor(
     if trials.environment != "model":
         return trials.executor(records, seed)
     return InProcess(ModelledTimes(incumbents, profiler))
+
+
+def _metrics(trials: Trials) -> Callable[[Record], Sequence[str]]:
+    """Of Nsight Compute, where times are measured."""
+    from cudal2gen.tuner.writing import counters
+
+    if trials.environment != "gpu":
+        return lambda _: ()
+    return partial(counters.lines, device=trials.device)

@@ -96,8 +96,6 @@ class CudaSource(Record):
     def _launch_violations(self, launch: Launch) -> Iterator[str]:
         if isinstance(launch, Tiles) and launch.raster == "zsplit" and "swizzle_stride=" not in self.options:
             yield f"call={self.call}: raster zsplit needs options swizzle_stride=COLUMNS"
-        if isinstance(launch, Tma) and launch.stream_k:
-            yield f"call={self.call}: stream_k must be 0"
         if not isinstance(launch, Tiles) and not self.target.capability.has_wgmma:
             yield f"call={self.call}: {self.gpu} has neither clusters nor TMA; must be tiles"
         if not isinstance(launch, Tiles) and self.padding == "predicate":
@@ -248,14 +246,29 @@ class CudaSource(Record):
         return f"{self.bm}x{self.bn}x{self.bk}"
 
     @property
+    def shares_last_wave(self) -> bool:
+        launch = self.launch
+        return isinstance(launch, Tma) and launch.stream_k > 0
+
+    @property
     def work(self) -> Work:
         """As its convention usually has it: TMA feeds wgmma, other kernels read fragments of 16 x 8 tiles."""
-        if isinstance(launch := self.launch, Tma):
-            shared = max(1, launch.cluster_m * launch.cluster_n)
-            store: Literal["tma", "direct"] = "tma" if launch.box_d_cols else "direct"
-            issuers = max(1, self.threads // 128 - 1)
-            return Work("wgmma", self.step_bytes / shared, issuers=issuers, store=store, tensor_maps=True)
-        return super().work
+        launch, options = self.launch, self.launch_options
+        if not isinstance(launch, Tma):
+            stride = options.get("swizzle_stride", 0)
+            band = ceil_div(stride, self.bn) if stride else self.tiles_n
+            summed_by: Literal["cluster", "last"] = "cluster" if isinstance(launch, Cluster) else "last"
+            return super().work._replace(raster_band=band, raster_along="n", summed_by=summed_by)
+        l2_bytes = (self.bm / launch.cluster_n + self.bn / launch.cluster_m) * self.bk * self.element.bytes
+        return Work(
+            "wgmma",
+            l2_bytes,
+            issuers=max(1, self.threads // 128 - 1),
+            raster_band=options.get("raster_group", 1),
+            store="tma" if launch.box_d_cols else "direct",
+            tensor_maps=True,
+            summed_by="cluster" if launch.reduce == "cluster" else "all",
+        )
 
 
 def as_text(record: Record, rendered: str) -> tuple[str, Fields]:

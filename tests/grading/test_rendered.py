@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from cudal2gen import catalog, kernel
@@ -43,3 +45,19 @@ def test_rendered_kernels_are_right(family: str) -> None:
     verdict = graded(record, render(record))
     assert verdict.right, str(verdict)
     assert verdict.kernels[0].mma_flops >= 2 * record.launch.bm * record.launch.bn * record.k
+
+
+LAUNCHES: dict[str, Callable[[Record], bool]] = {
+    "stream_k": lambda record: isinstance(record.launch, Tma) and record.launch.stream_k > 0,
+    "workspace": lambda record: isinstance(record.launch, Tma) and record.launch.reduce == "workspace",
+    "zsplit": lambda record: isinstance(record.launch, Tiles) and record.launch.raster == "zsplit",
+    "split_k": lambda record: isinstance(record.launch, Tiles) and record.split_k > 1,
+}
+
+
+@pytest.mark.parametrize("kind", LAUNCHES)
+def test_launches_with_a_workspace_or_slices_are_described(kind: str) -> None:
+    records = [record for record in catalog.load() if LAUNCHES[kind](record)]
+    record = min(records, key=lambda record: record.launch.bm * record.launch.bn * record.split_k * record.ring_steps)
+    verdict = graded(record, render(record))
+    assert verdict.right, str(verdict)

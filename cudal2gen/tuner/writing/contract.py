@@ -29,8 +29,11 @@ def description(record: Record) -> dict[str, Any]:
     buffers = {"a": f"in:{element}[m, k]", "b": f"in:{element}[{shape_b}]", "d": f"out:{output}[m, n]"}
     parts: list[int | str] = [0, 0]
     if _has_workspace(launch):
-        tiles = f"{_tiles(launch)} * {_cluster(launch)}"
-        buffers["partials"] = f"scratch:f32[{tiles} * {launch.split_k * launch.bm * launch.bn}]"
+        # A stream of k keeps the parts of its last wave, at most two for each cluster that runs.
+        shared = isinstance(launch, Tma) and launch.stream_k
+        tiles = f"{RESIDENT if shared else _tiles(launch)} * {_cluster(launch)}"
+        parts_of_tile = 2 if shared else launch.split_k
+        buffers["partials"] = f"scratch:f32[{tiles} * {parts_of_tile * launch.bm * launch.bn}]"
         buffers["arrivals"] = f"scratch:u32[{tiles}]=zeros"
         parts = ["partials", "arrivals"]
     shapes, draws = _shapes(record)
@@ -55,7 +58,7 @@ def _reference(layout: str) -> Callable[[Array, Array], Array]:
 def _has_workspace(launch: Launch) -> bool:
     if isinstance(launch, Tiles):
         return launch.split_k > 1
-    return isinstance(launch, Tma) and launch.reduce == "workspace"
+    return isinstance(launch, Tma) and (launch.reduce == "workspace" or launch.stream_k > 0)
 
 
 def _cluster(launch: Launch) -> int:
@@ -84,7 +87,10 @@ def _launch(record: Record, launch: Launch, parts: list[int | str]) -> dict[str,
             options.get("raster_group", 1), POLICIES[options.get("hint_a", 0)], POLICIES[options.get("hint_b", 0)],
             *parts, *(rest if launch.box_d_rest_cols else []),
         ]  # fmt: skip
-        clusters = _tiles(launch) + (f" * {launch.split_k}" if launch.reduce == "workspace" else "")
+        slices = (
+            f"ceil_div(k, {launch.bk})" if launch.stream_k else launch.split_k if launch.reduce == "workspace" else 1
+        )
+        clusters = f"{_tiles(launch)} * {slices}"
         number = f"min({clusters}, {RESIDENT})" if launch.persistent else clusters
         cooperative = _has_workspace(launch)
         return described | {"grid": f"({number}) * {_cluster(launch)}", "cooperative": cooperative}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cudal2gen import compiler, profile
+from cudal2gen import catalog, compiler, kernel, places, profile
 from cudal2gen.compiler import Artifact
 from cudal2gen.errors import MissingTool, UserError
-from cudal2gen.kernel import Problem, Record
+from cudal2gen.kernel import IllegalRecord, Problem, Record, device_text
 from cudal2gen.profile import Profile
+from cudal2gen.renderer import render
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Source, Timing, Trial
 from cudal2gen.tuner.environment import trial_of
 
@@ -38,8 +39,20 @@ class Profiler:
             return f"no profile: {type(error).__name__}: {error}"
 
 
+def as_text(record: Record) -> Record:
+    """A record as a text of its own: the model knows of both what it knows of texts, so that their times compare."""
+    text, launch = kernel.as_text(record, render(record))
+    try:
+        twin = kernel.of_text(record.problem, text, record.origin, launch)
+    except IllegalRecord:
+        return record
+    catalog.keep_text(text, places.user_data() / "sources", device_text.digest(text))
+    return twin
+
+
 class ModelledTimes:
-    """``Environment``: the time that the model gives a kernel's machine code, beside the incumbent's. Not measured."""
+    """``Environment``: the time that the model gives a kernel's machine code, beside the incumbent's as a text. Not
+    measured."""
 
     name: Source = "model"
 
@@ -58,7 +71,8 @@ class ModelledTimes:
                 continue
             timings = [_timing(KERNEL, profiled.time.us)]
             incumbent = self._incumbent(problem)
-            if incumbent is not None and isinstance(other := self._profiler.profile(incumbent), Profile) and other.time:
+            other = self._profiler.profile(as_text(incumbent)) if incumbent is not None else ""
+            if isinstance(other, Profile) and other.time:
                 timings.append(_timing(INCUMBENT, other.time.us))
             trials.append(trial_of(self, problem, record, effort, "measured", timings=tuple(timings)))
         return trials

@@ -25,7 +25,7 @@ def proposal(session: Session, winner: Attempt) -> str:
     timed = "measured" if session.executor.name == "gpu" else "modelled, not measured"
     factor = f"{ratio.value:.3f} times as fast as the incumbent" if ratio else "no incumbent was timed"
     before, after = (
-        evidence.lines(record, session.profiler.profile(record), {}) for record in (session.incumbent, winner.record)
+        evidence.lines(record, session.profiler.profile(record), {}) for record in (session.twin, winner.record)
     )
     launch = [
         f"launch {name}: {session.base.launch.get(name)} -> {value}"

@@ -21,13 +21,13 @@ from cudal2gen.kernel import IllegalRecord, Origin, Problem, Record, device_text
 from cudal2gen.renderer import render
 from cudal2gen.results import INCUMBENT, Outcome, Trial
 from cudal2gen.tuner import reward
-from cudal2gen.tuner.chat import FIRST_REST, Chat, Message, Request, Unavailable
+from cudal2gen.tuner.chat import FIRST_REST, Chat, Message, Reply, Request, Unavailable
 from cudal2gen.tuner.environment import refusal_trial, trial_of
 from cudal2gen.tuner.executor import Executor, Job
 from cudal2gen.tuner.memory import Memory, Note
 from cudal2gen.tuner.writing import answers, evidence, prompt, proof
 from cudal2gen.tuner.writing.answers import Base, Draft
-from cudal2gen.tuner.writing.modelled import Profiler
+from cudal2gen.tuner.writing.modelled import Profiler, as_text
 from cudal2gen.tuner.writing.proof import Bounds, Proof
 
 PROPOSER = "writer"
@@ -79,13 +79,20 @@ class Session:
     run_name: str = PROPOSER
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
     profiler: Profiler = field(default_factory=Profiler)
+    metrics: Callable[[Record], Sequence[str]] = lambda _: ()  # of a device's profiler, in lines
     pause: Callable[[float], None] = time.sleep  # while a model rests, since nothing else is to be done
     attempts: list[Attempt] = field(default_factory=list)
+    _metrics: dict[object, Sequence[str]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def base(self) -> Base:
         """The incumbent as a text of its own."""
         return Base(*kernel.as_text(self.incumbent, render(self.incumbent)))
+
+    @cached_property
+    def twin(self) -> Record:
+        """The incumbent as the record of this text."""
+        return as_text(self.incumbent)
 
     @property
     def ranked(self) -> list[Attempt]:
@@ -132,8 +139,9 @@ class Session:
         bases, count = self._bases(), self.settings.kernels
         messages = [Message("system", prompt.system()), Message("user", self._question(bases))]
         for _ in range(1 + RETRIES):
+            request = Request(tuple(messages), answers.schema())
             try:
-                reply = self.chat.ask(Request(tuple(messages), answers.schema()), self.problem)
+                reply = self.chat.ask(request, self.problem)
             except Unavailable as error:
                 self.say(f"writer: {error}")
                 if not error.for_good and number < self.settings.rounds:
@@ -143,8 +151,10 @@ class Session:
                 self.say(f"writer: the model refused: {reply.refusal[:200]}")
                 return True
             drafts, faults = answers.drafts(reply, bases, count)
+            earlier = len(self.attempts)
             refused = self._try(drafts, number)
             faults += refused
+            self._conclude(request, reply, self.attempts[earlier:], faults)
             count -= len(drafts) - len(refused)
             if not faults or count < 1:
                 return True
@@ -152,6 +162,15 @@ class Session:
                 self.say(f"writer: {fault}")
             messages += [Message("assistant", reply.text), Message("user", prompt.correction(faults, count))]
         return True
+
+    def _conclude(self, request: Request, reply: Reply, attempts: Sequence[Attempt], faults: Sequence[str]) -> None:
+        """Adds to the transcript what an answer earned: the mean over its kernels, that of a failure without any."""
+        rewards = [attempt.reward for attempt in attempts] or [self.settings.reward.failed]
+        fields = [attempt.trial.record for attempt in attempts]
+        earned = sum(rewards) / len(rewards)
+        self.chat.conclude(
+            request, reply, self.problem, fields, of_stage="hgemm", reward=earned, fault="; ".join(faults)[:400]
+        )
 
     def _try(self, drafts: Sequence[Draft], number: int) -> list[str]:
         """Attempts of the drafts; those that are no new kernel are faults."""
@@ -225,14 +244,15 @@ class Session:
     def _variants(self) -> Iterator[tuple[float, prompt.Variant]]:
         """The incumbent and the contrast with their costs, which sort them."""
         reference = next((attempt.trial.timing(INCUMBENT) for attempt in self.ranked), None)
-        profiled = self.profiler.profile(self.incumbent)
+        profiled = self.profiler.profile(self.twin)
         us = reference.median_us if reference else None
         if us is None and not isinstance(profiled, str) and profiled.time:
             us = profiled.time.us
         text, launch = self.base
         yield 1.0, prompt.Variant(
             "incumbent", f"{us:.2f} us" if us else "not timed yet", "", launch, text,
-            evidence.lines(self.incumbent, profiled, self._counters()), evidence.listing(profiled),
+            [*evidence.lines(self.twin, profiled, self._counters), *self._measured(self.incumbent)],
+            evidence.listing(profiled),
         )  # fmt: skip
         for label, attempt in self._contrast().items():
             assert attempt.record is not None
@@ -240,21 +260,24 @@ class Session:
             counters = attempt.proof.verdict.counters if attempt.proof.verdict else {}
             yield attempt.trial.cost, prompt.Variant(
                 label, _time(attempt.trial), attempt.draft.why, attempt.draft.launch, attempt.draft.text,
-                evidence.lines(attempt.record, profiled, counters),
+                [*evidence.lines(attempt.record, profiled, counters), *self._measured(attempt.record)],
                 evidence.listing(profiled) if label == "best1" else (),
             )  # fmt: skip
 
     @cached_property
-    def _stored_counters(self) -> dict[str, float]:
+    def _counters(self) -> dict[str, float]:
+        """What the emulator counted of the incumbent, where its verdict is stored."""
         artifact = compiler.attempt([self.incumbent])[0]
         if not isinstance(artifact, Artifact):
             return {}
         verdict = results.latest().get((artifact.digest, "emulator"))
         return dict(verdict.counters) if verdict else {}
 
-    def _counters(self) -> dict[str, float]:
-        """What the emulator counted of the incumbent, where its verdict is stored."""
-        return self._stored_counters
+    def _measured(self, record: Record) -> Sequence[str]:
+        """The lines of a device's profiler, asked once for each record."""
+        if record.kernel_key not in self._metrics:
+            self._metrics[record.kernel_key] = self.metrics(record)
+        return self._metrics[record.kernel_key]
 
     def _failures(self) -> list[Attempt]:
         """The last failures, each reason once."""

@@ -1,0 +1,83 @@
+"""What Nsight Compute counts of one launch of a built kernel on a device, where it is installed and allowed to.
+
+The launch runs in a process of its own, ``cudal2gen.validator.sanitizer``, under ``ncu``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from cudal2gen import compiler, gpu, process_tree
+from cudal2gen.compiler import Artifact
+from cudal2gen.kernel import Record
+from cudal2gen.places import PACKAGE
+from cudal2gen.validator.problems import Shape
+from cudal2gen.validator.sanitizer import launch_of
+
+# By Nsight Compute's names, and what a reader calls them.
+METRICS = {
+    "gpu__time_duration.sum": "time under the profiler, cold",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM throughput",
+    "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active": "tensor pipe",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active": "issue slots",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed": "L2 throughput",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "device memory throughput",
+    "l1tex__data_bank_conflicts_pipe_lsu.sum": "shared memory bank conflicts",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy",
+}
+NAME, UNIT, VALUE = "Metric Name", "Metric Unit", "Metric Value"  # columns of its CSV
+TIMEOUT_S = 120.0
+
+
+def program() -> Path | None:
+    """Where ncu is; None where it is not installed."""
+    path = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
+    return Path(path) if os.access(path, os.X_OK) else None
+
+
+def lines(record: Record, device: int = 0, profiler: Path | None = None) -> list[str]:
+    """Its metrics of a record's kernel on its own problem, in a line; or why there are none."""
+    profiler = profiler or program()
+    if profiler is None:
+        return ["Nsight Compute is not installed"]
+    (artifact,) = compiler.attempt([record])
+    if not isinstance(artifact, Artifact):
+        return []
+    shape = Shape(record.m, record.n, record.k)
+    launch = launch_of(record, shape, artifact.directory, compiler.launcher(), gpu.runtime())
+    command = [str(profiler), "--csv", "--metrics", ",".join(METRICS), "--launch-count", "1"]
+    command += ["--target-processes", "application-only", "--kernel-name", record.launch.entry]
+    command += [sys.executable, "-m", "cudal2gen.validator.sanitizer", json.dumps(asdict(launch))]
+    paths = [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)), "CUDAL2GEN_DEVICE": str(device),
+    }  # fmt: skip
+    try:
+        _, output = process_tree.output(command, environment, TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return [f"Nsight Compute took more than {TIMEOUT_S:.0f} s"]
+    if counted := list(_metrics(output)):
+        return [f"counted by Nsight Compute: {', '.join(counted)}"]
+    refusal = re.search(r"==(?:ERROR|WARNING)== (.+)|^error: (.+)", output, re.M)
+    return [f"Nsight Compute: {refusal[1] or refusal[2] if refusal else 'no metrics'}"]
+
+
+def _metrics(output: str) -> Iterator[str]:
+    """The metrics in its output: a table behind lines of its own, with a row for each."""
+    rows = csv.reader(line for line in output.splitlines() if line.startswith('"'))
+    header = next(rows, [])
+    if not {NAME, UNIT, VALUE} <= set(header):
+        return
+    name, unit, value = (header.index(column) for column in (NAME, UNIT, VALUE))
+    for row in rows:
+        if len(row) == len(header) and row[name] in METRICS:
+            yield f"{METRICS[row[name]]} {row[value]} {row[unit]}".strip()
