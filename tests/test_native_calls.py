@@ -336,6 +336,11 @@ def test_torchs_products_are_cs_as_well(
     for _ in range(3):
         assert torch.equal(cudal2gen.linear(a, b.t()), torch.nn.functional.linear(a, b.t()))
     assert dispatcher.stats()["torch"] == {"no kernels of torch.float32": 9}
+    a, b = a.double(), b.double()
+    for _ in range(2):
+        assert torch.equal(cudal2gen.matmul(a, b, out_dtype=torch.float64), a @ b)
+    with pytest.raises(TypeError, match="with acc or out_dtype"):
+        cudal2gen.matmul(a, b, acc="f16", out_dtype=torch.float64)
     assert reference.streams == []
 
 

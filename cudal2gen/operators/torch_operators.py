@@ -64,12 +64,12 @@ def bmm(
 def _matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:  # fmt: skip
-    kind = 0 if out_dtype is None and acc == "f32" else _KINDS.get((acc, out_dtype), -1)
+    kind = 0 if out_dtype is None and acc == "f32" else _KINDS.get((acc, out_dtype), _NO_KIND)
     d: torch.Tensor | None = NATIVE.planned(a, b, kind)
     if d is not None:
         return d
     plan = plan_matmul(a, b, acc, out_dtype)
-    if plan.native is not None and not plan.native.kept:
+    if plan.native is not None and not plan.native.kept and kind != _NO_KIND:
         current().keep(plan, a, b, kind)
     plan.calls += 1
     try:
@@ -291,5 +291,5 @@ def _kinds() -> dict[tuple[str, Any], int]:
 
 
 OPS = register(*OPERATORS)
-_KINDS = _kinds()
+_KINDS, _NO_KIND = _kinds(), -1  # what has no kind is never kept in C++
 _LINEAR = len(_KINDS)
