@@ -26,6 +26,8 @@ from cudal2gen.emulator.state.arrays import Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
 
 RULE = "tcgen05-descriptor"
+# No lane of a pair is left alone.
+ENABLED = np.zeros(256, bool)
 
 
 class Operands(NamedTuple):
@@ -244,7 +246,8 @@ class TensorProducts:
         if self.hazards:
             reader = issuer.warp if row == issuer.row else self.clocks.warps + issuer.warp
             self.shared.async_read(at, issuer.lane, row, reader, site, "tcgen05.mma", issuer.column)
-            self._note_fence(at, issuer, site)
+            if row == issuer.row:
+                self._note_fence(at, issuer, site)
         raw = self.shared.views[16].take(at)[None]
         return np.asarray(numbers(raw, kind, height, along, across)[0])
 
@@ -263,7 +266,7 @@ class TensorProducts:
     def _disabled(self, operands: Operands, lane: int) -> Array:
         """Per lane of each CTA's tensor memory: is it left alone?"""
         if operands.disabled is None:
-            return np.zeros(256, bool)
+            return ENABLED
         words = np.array([register[lane] for register in operands.disabled], np.uint32)
         out = np.zeros(256, bool)
         bits = (words[:, None] >> np.arange(32, dtype=np.uint32) & 1).astype(bool).reshape(-1)

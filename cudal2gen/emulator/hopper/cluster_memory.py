@@ -373,11 +373,11 @@ class ClusterMemory(SharedMemory):
 
     def _may_overwrite(self, tags: Array, at: Array, lane: int, width: int) -> bool:
         """Is a copy into elements that were written under these tags right at a glance? So it is where they are new, or
-        were written by one bulk copy that the lane knows, no thread has read, and it knows the end of all that wgmma
-        and bulk stores read there."""
+        were written by one bulk copy that the lane knows, no thread has read, and it knows the end of all that matrix
+        products and bulk stores read there."""
         last, clock = int(tags.max()), self.cluster_clocks.of(lane)
         ended = self.cluster_clocks.ended
-        if self.threads_read or int(tags.min()) != last or width != 16:
+        if int(tags.min()) != last or width != 16 or (self.threads_read and self.rows[width][1][at].any()):
             return False
         if last != self.UNWRITTEN and last > self.LONG_PAST:
             actor = last & ACTOR
@@ -386,8 +386,13 @@ class ClusterMemory(SharedMemory):
             if (last >> self.BITS) - 1 + self.t0 >= int(clock[actor - PSEUDO + ended]):
                 return False
         for reader, mixed in self.reading.items():
-            tag = int(self.async_readers[reader, at].max())
-            if tag and (mixed or (tag >> self.BITS) - 1 + self.t0 >= int(clock[(tag & ACTOR) - PSEUDO + ended])):
+            reads = self.async_readers[reader, at]
+            tag = int(reads.max())
+            if not tag:
+                continue
+            if mixed and bool(((reads != 0) & ((reads ^ self.TAG(tag)) & self.TAG(ACTOR) != 0)).any()):
+                return False
+            if (tag >> self.BITS) - 1 + self.t0 >= int(clock[(tag & ACTOR) - PSEUDO + ended]):
                 return False
         return True
 
