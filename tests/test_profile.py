@@ -21,7 +21,7 @@ from cudal2gen.profile.occupancy import occupancy
 from cudal2gen.profile.picture import LANE, LEFT, busy, picture
 from tests import commands
 from tests.profiled import HOSTILE, ISSUES, LINES, PROFILE
-from tests.strategies import multistage
+from tests.strategies import multistage, tcgen05
 
 
 def table(sections: tuple[profile.Section, ...], caption: str) -> Table:
@@ -210,6 +210,11 @@ def test_advice_is_what_the_model_says_of_the_change(modelled: profile.Profile) 
             assert advice.before == estimate(RECORD).us
         elif advice.figure == "main loop":
             assert modelled.loop.tensor_cycles * 0.98 <= advice.after < advice.before
+
+
+def test_a_kernel_whose_products_no_warp_waits_for_is_refused() -> None:
+    with pytest.raises(WrongInput, match=r"multiplies by tcgen05\.mma, whose machine code the simulation of warps"):
+        profile.of_record(tcgen05(), Path("kernel.cubin"), Path("kernel.cu"))
 
 
 def test_without_a_launch_a_cubin_has_its_main_loop(built: compiler.Artifact, modelled: profile.Profile) -> None:

@@ -40,6 +40,11 @@ def brief(record: Record, cubin: Path) -> dict[str, str]:
 
 
 def _function(record: Record, cubin: Path) -> sass.Function:
+    if record.work.instruction == "tcgen05.mma":
+        raise sass.DisassemblyError(
+            f"{record.name}: multiplies by tcgen05.mma, whose machine code the simulation of warps does not follow; "
+            "the tuner's modelled time counts from the record alone"
+        )
     functions = sass.disassemble(cubin)
     return next((function for function in functions if function.name == record.name), functions[0])
 
