@@ -96,7 +96,7 @@ class CudaSource(Record):
     def _launch_violations(self, launch: Launch) -> Iterator[str]:
         if isinstance(launch, Tiles) and launch.raster == "zsplit" and "swizzle_stride=" not in self.options:
             yield f"call={self.call}: raster zsplit needs options swizzle_stride=COLUMNS"
-        if not isinstance(launch, Tiles) and not self.target.capability.has_wgmma:
+        if not isinstance(launch, Tiles) and self.target.capability.number < (9, 0):
             yield f"call={self.call}: {self.gpu} has neither clusters nor TMA; must be tiles"
         if not isinstance(launch, Tiles) and self.padding == "predicate":
             yield f"padding={self.padding}: must be none or pad for call={launch.convention}"
@@ -252,7 +252,7 @@ class CudaSource(Record):
 
     @property
     def work(self) -> Work:
-        """As its convention usually has it: TMA feeds wgmma, other kernels read fragments of 16 x 8 tiles."""
+        """As its convention usually has it: TMA feeds wgmma or tcgen05, other kernels read fragments of 16 x 8 tiles."""
         launch, options = self.launch, self.launch_options
         if not isinstance(launch, Tma):
             stride = options.get("swizzle_stride", 0)
@@ -261,7 +261,7 @@ class CudaSource(Record):
             return super().work._replace(raster_band=band, raster_along="n", summed_by=summed_by)
         l2_bytes = (self.bm / launch.cluster_n + self.bn / launch.cluster_m) * self.bk * self.element.bytes
         return Work(
-            "wgmma",
+            "tcgen05.mma" if self.target.capability.has_tcgen05 else "wgmma",
             l2_bytes,
             issuers=max(1, self.threads // 128 - 1),
             raster_band=options.get("raster_group", 1),
@@ -305,9 +305,9 @@ def _seal(fields: Mapping[str, Any]) -> str:
 
 
 def _arch(problem: Problem) -> str:
-    """What texts for a problem's GPU are compiled for; ``a`` unlocks wgmma and setmaxnreg."""
+    """What texts for a problem's GPU are compiled for; ``a`` unlocks wgmma, tcgen05 and setmaxnreg."""
     capability = GPUS[problem.gpu].capability
-    return f"{capability.sm}a" if capability.has_wgmma else capability.sm
+    return f"{capability.sm}a" if capability.has_wgmma or capability.has_tcgen05 else capability.sm
 
 
 def _operation(problem: Problem) -> str:
