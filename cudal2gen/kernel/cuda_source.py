@@ -252,7 +252,7 @@ class CudaSource(Record):
 
     @property
     def work(self) -> Work:
-        """As its convention usually has it: TMA feeds wgmma or tcgen05, other kernels read fragments of 16 x 8 tiles."""
+        """As its convention usually has it: TMA feeds wgmma or tcgen05, others read fragments of 16 x 8 tiles."""
         launch, options = self.launch, self.launch_options
         if not isinstance(launch, Tma):
             stride = options.get("swizzle_stride", 0)
