@@ -67,8 +67,10 @@ class Kernel:
         return Sizes(self.fields["m"], self.fields["n"], self.fields["k"])
 
     def distance(self, problem: Problem) -> float:
-        """How far its record is from serving a problem, see ``kernel.serving``."""
-        return serving.distance(problem, self.record.problem, (self.record.bm, self.record.bn))
+        """How far its record is from serving a problem, see ``kernel.serving``; the record is not parsed for it."""
+        fields = self.fields if {"bm", "bn"} <= self.fields.keys() else dict(self.record)
+        extents = {name: fields[name] for name in ("gpu", "layout", "m", "n", "k")}
+        return serving.distance(problem, Problem.model_construct(**extents), (fields["bm"], fields["bn"]))
 
     def computes(self, problem: Problem) -> bool:
         """Whether types and layout are the problem's."""
@@ -135,13 +137,15 @@ class Row(NamedTuple):
 class Choice(NamedTuple):
     """What answers a problem. ``kernel``: its number in the table, None for the vendor's library. ``reason``: why, with
     the numbers; ``short``: the same without, equal for all problems alike, so that it can be counted. ``inferred``:
-    whether only the plain product was measured, so that nothing says that the kernel is faster."""
+    whether only the plain product was measured, so that nothing says that the kernel is faster. ``rows``: measurements
+    that stand for the problem, where they are not its own."""
 
     kernel: int | None
     use: Use | None
     reason: str
     short: str
     inferred: bool = False
+    rows: tuple[Row, ...] = ()
 
 
 @dataclass
@@ -157,6 +161,11 @@ class Table:
     @cached_property
     def _by_problem(self) -> dict[tuple[tuple[Any, ...], Sizes, int], Row]:
         return {(row.kind, row.sizes, row.products): row for row in self.rows}
+
+    @cached_property
+    def kinds(self) -> frozenset[tuple[Any, ...]]:
+        """Of the problems that kernels are here for."""
+        return frozenset(Problem.kind_of(kernel.fields) for kernel in self.kernels)
 
     def choose(
         self,
@@ -178,14 +187,14 @@ class Table:
         if max(*sizes, operands.a.ld, operands.b.ld, operands.d.ld) > MAX_EXTENT:
             reason = f"an extent or leading dimension exceeds {MAX_EXTENT}"
             return Choice(None, None, f"{problem.mnk}: {reason}", reason)
-        if not any(kernel.computes(problem) for kernel in self.kernels):
+        if problem.kind not in self.kinds:
             reason = f"no kernels for {self.gpu} {problem.types} {problem.layout}{problem.later}"
             return Choice(None, None, reason, reason)
         if prefer == "kernel":
             return self._nearest(problem, sizes, operands)
         row = self.measured(problem, products)
         if row is not None:
-            return self._measured(row, operands, extra_us)
+            return self.by_row(row, row.sizes, operands, extra_us)
         near = self._near(problem, sizes, products)
         if near or not problem.later:
             return self._estimated(near, sizes, products, operands, extra_us)
@@ -195,17 +204,17 @@ class Table:
         """What was measured of this very problem."""
         return self._by_problem.get((problem.kind, Sizes(problem.m, problem.n, problem.k), products))
 
-    def _measured(self, row: Row, operands: Operands, extra_us: float) -> Choice:
+    def by_row(self, row: Row, sizes: Sizes, operands: Operands, extra_us: float = 0.0) -> Choice:
+        """What the measurement of a problem says of it, or of other ``sizes`` for which it stands."""
         measured = f"{row.text} was measured: {_speedup(row)}"
         if row.kernel is None or not row.wins:
             return Choice(None, None, f"{measured}, which is not faster beyond noise", "measured, not faster")
         kernel = self.kernels[row.kernel]
-        use = kernel.use(row.sizes, operands)
-        packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k))
+        use = kernel.use(sizes, operands)
+        packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k, row.fusion))
         if use is None or packed is None:
             return Choice(None, None, f"{measured}, but its kernel does not take these operands", "operands not taken")
-        copies, before = (self._copied_us(kernel, how, row.sizes) for how in (use, packed))
-        more = max(0.0, copies - before)
+        more = max(0.0, self._copied_us(kernel, use, sizes) - self._copied_us(kernel, packed, row.sizes))
         low = row.speedup[1] * row.us / (row.us + more + extra_us)
         price = f", {more + extra_us:.1f} us of copies added" if more + extra_us else ""
         if low < 1 + MARGIN:
@@ -280,7 +289,7 @@ class Table:
         assert row.kernel is not None
         kernel = self.kernels[row.kernel]
         use = kernel.use(sizes, operands)
-        packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k))
+        packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k, row.fusion))
         if use is None or packed is None:
             return 0.0, None
         more_products = products / row.products

@@ -302,6 +302,11 @@ class Bounds(Generic[Array]):
         self.reference: Array = arrays.product(wide_a, wide_b)
         self.allowed: Array = error_bound(acc, wide_a, wide_b, self.reference, order, output)
 
+    @property
+    def result(self) -> Array:
+        """The reference, as fused products name it."""
+        return self.reference
+
     def compare(self, d: Array) -> Comparison:
         """D (m,n) against the bounds."""
         m, n = self.reference.shape

@@ -5,6 +5,7 @@ A write that fails or is interrupted leaves the old one as it was and nothing be
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -57,6 +58,19 @@ def folder(path: Path) -> Iterator[Path]:
             scratch.replace(path)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[FileIO]:
+    """A file, made where there is none, unbuffered and open at its end, which processes that ask here change one after
+    the other; also where another one has put a new file in its place meanwhile. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield file
+                return
 
 
 def append(file: FileIO, data: bytes) -> None:

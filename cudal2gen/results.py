@@ -6,7 +6,6 @@ the same data, so that the i-th samples of two contenders make a pair.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import warnings
@@ -43,6 +42,7 @@ Effort = Literal["short", "medium", "long"]
 Source = Literal["gpu", "replay", "model"]  # of a trial: measured, measured before, or modelled
 
 KERNEL, INCUMBENT = "cudal2gen", "incumbent"
+ON_OPERANDS = "on a call's own operands"  # a timing's detail, where a call measured; the rows of a bucket stand behind
 LEAST_US = 0.5  # a kernel that does nothing takes a microsecond in a CUDA graph
 # A vendor interface is measured with B stored both ways; "-max" is the faster of the two, problem by problem.
 DERIVED = {
@@ -197,8 +197,8 @@ class Environment(Line):
         D does not count, since it may stay in the L2 until after the kernel; nor does what a fused kernel reads beside.
         """
         peak = self.peak_flops_us(problem.acc)
-        floor = products * problem.flops / peak if peak else 0.0
-        read = products * problem.element.bytes * problem.k * (problem.m + problem.n)
+        floor = problem.flops_of(products) / peak if peak else 0.0
+        read = problem.element.bytes * problem.elements_of(products)
         return max(floor, read / self.bandwidth_bytes_us) if cold and self.bandwidth_bytes_us else floor
 
 
@@ -292,12 +292,12 @@ class Measurement(Posed):
     @property
     def flops(self) -> int:
         """Of all products; what is fused counts nothing."""
-        return self.products * self.problem.flops
+        return self.problem.flops_of(self.products)
 
     @property
     def traffic_bytes(self) -> int:
         """Each operand of each product once between device memory and the chip."""
-        return self.products * self.problem.traffic_bytes
+        return self.problem.traffic_of(self.products)
 
     def timing(self, contender: str) -> Timing | None:
         """A contender's timing; of a derived one (``cublas-max``) the faster of its two. None where it is absent."""
@@ -449,10 +449,8 @@ def append(lines: Iterable[Line], path: Path | None = None) -> None:
     The incomplete last line of a killed process is cut off first. Raises OSError.
     """
     target = path or store()
-    target.parent.mkdir(parents=True, exist_ok=True)
     rows = "".join(line.model_dump_json() + "\n" for line in lines).encode()
-    with target.open("a+b", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with files.locked(target) as file:
         file.truncate(_whole_lines(file.fileno()))
         files.append(file, rows)
 

@@ -143,7 +143,7 @@ class OperatorDevice:
         return self.device.stream()
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
-        return self.device.empty(*shape).view(like.dtype)
+        return self.device.empty(*shape[:-1], shape[-1] * like.element_size() // 2).view(like.dtype)
 
     def capturing(self) -> bool:
         return self.captures

@@ -470,6 +470,7 @@ def test_a_pack_of_candidates_claims_nothing_and_is_raced(
     """Written with a compiler; where there is none, a call races what is in it."""
     torch = require("torch")
     from cudal2gen.operators import emulated as emulated_operators
+    from tests.racing import Clock, Timed
 
     out = tmp_path / "pack"
     env = {"CUDAL2GEN_CATALOG": str(tmp_path / "few.jsonl"), "CUDAL2GEN_RESULTS": str(tmp_path)}
@@ -492,44 +493,18 @@ def test_a_pack_of_candidates_claims_nothing_and_is_raced(
             return cudal2gen.matmul(a, b.t())[0, 0].item()
 
     with EmulatedDevice(packed.RECORDS["predicated"]) as emulated_device:
-        device = Timed(emulated_device, GPU)
+        times_us = {kernel.record.name: 200.0 for kernel in opened.table.kernels}
+        device = Timed(emulated_device, Clock(emulated_device, times_us, 300.0))
         assert computed("off", device) == 128
         assert not emulated_device.session.launches
         assert computed("once", device) == 128
         launches = [launch.kernel for launch in emulated_device.session.launches]
         assert set(launches) == {packed.RECORDS["predicated"].name}
-        (row,) = results.measurements(results.store("autotune")).measurements
-        assert (row.problem.mnk, row.digest) == ("64_64_128", opened.table.kernels[1].digest)
+        rows = results.measurements(results.store("autotune")).measurements
+        assert [row.problem.mnk for row in rows] == ["64_64_128", "33_64_128"]
+        assert {row.digest for row in rows} == {opened.table.kernels[1].digest}
         assert computed("once", device) == 128
         assert len(emulated_device.session.launches) == len(launches) + 1, "the next process takes what was raced"
-
-
-class Timed(OperatorDevice):
-    """An emulated device with a meter: kernels take 2 ms, torch 3 ms."""
-
-    environment = measured.H200.model_copy(
-        update={"id": "timed", "gpu": GPU, "name": "NVIDIA A100", "capability": "8.0", "sms": 108}
-    )
-    seconds = 0.0
-
-    def meter(self) -> Timed:
-        return self
-
-    def elapsed_us(self, call: Callable[[], object], times: int) -> float:
-        before = len(self.device.session.launches)
-        call()
-        us = (2000.0 if len(self.device.session.launches) > before else 3000.0) * times
-        self.seconds += us / 1e6
-        return us
-
-    def synchronize(self) -> None:
-        self.device.synchronize()
-
-    def idle(self) -> bool:
-        return True
-
-    def now(self) -> float:
-        return self.seconds
 
 
 # --- from C ---

@@ -44,6 +44,8 @@ class _Part(NamedTuple):
 
 
 class _Bounds(Protocol):
+    @property
+    def result(self) -> torch.Tensor: ...
     def compare(self, d: torch.Tensor) -> Comparison: ...
 
 
@@ -52,6 +54,11 @@ class _FusedBounds:
 
     def __init__(self, reference: fused.Reference[torch.Tensor]) -> None:
         self._reference = reference
+
+    @property
+    def result(self) -> torch.Tensor:
+        """The fused product in fp64."""
+        return self._reference.result
 
     def compare(self, d: torch.Tensor) -> Comparison:
         reference = self._reference
@@ -64,7 +71,7 @@ class _FusedBounds:
 
 class Reference:
     """The product of one set of operands, as far as it is compared: a row and a column in each of 256 bands; of a batch
-    those of its first, middle and last product.
+    those of its first, middle and last product, of groups among those that have rows.
 
     Contenders add in orders of their own, so the bound is that of sums in order. A fused problem has a second, looser
     one for contenders that store between its parts.
@@ -75,17 +82,18 @@ class Reference:
         self._parts = [part for product in self._products() for part in self._parts_of(product)]
 
     def _products(self) -> Iterator[_Product]:
-        """The first, middle and last product; of groups without those of no rows."""
+        """The first, middle and last product; of groups among those that have rows."""
         problem, operands = self._problem, self._operands
         count = operands.products
         ends = [0] if operands.ends is None else [0, *operands.ends.tolist()]
-        for i in sorted({0, count // 2, count - 1}):
+        filled = [i for i in range(count) if not problem.grouped or ends[i + 1] > ends[i]]
+        for i in sorted({filled[0], filled[len(filled) // 2], filled[-1]}) if filled else ():
             bias = operands.bias[i] if operands.bias is not None and operands.bias.ndim == 2 else operands.bias
             if not problem.batched:
                 yield _Product(slice(None), operands.a, operands.b, bias, operands.c)
             elif not problem.grouped:
                 yield _Product(i, operands.a[i], operands.b[i], bias, operands.c[i] if operands.c is not None else None)
-            elif ends[i + 1] > ends[i]:
+            else:
                 rows = slice(ends[i], ends[i + 1])
                 of_rows = bias[rows] if bias is not None and problem.fusion.bias == "m" else bias
                 yield _Product(
@@ -127,15 +135,22 @@ class Reference:
         device.synchronize()
         if self._problem.grouped and hasattr(answer, "shape"):  # torch's product of groups has no out=
             d.copy_(answer)
+        largest, finding = self.compare(d, strict)
+        return largest, f"wrong result after the timing: {finding}" if finding else ""
+
+    @property
+    def judges(self) -> bool:
+        """Whether something is compared, and all of it is finite."""
+        return bool(self._parts) and all(bool(part.strict.result.isfinite().all()) for part in self._parts)
+
+    def compare(self, d: torch.Tensor, strict: bool = True) -> tuple[float, str]:
+        """The largest |D - reference|, and a finding where an element exceeds its bound; arguments as of ``error``."""
         largest, finding = 0.0, ""
         for part in self._parts:
             comparison = part.compare(d, strict)
             largest = max(largest, comparison.largest_error)
             if comparison.wrong and not finding:
-                finding = (
-                    f"wrong result after the timing: an error of {comparison.max_error:.4g}, "
-                    f"{comparison.allowed:.4g} is allowed"
-                )
+                finding = f"an error of {comparison.max_error:.4g}, {comparison.allowed:.4g} is allowed"
         return largest, finding
 
 

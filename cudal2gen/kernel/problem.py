@@ -155,10 +155,23 @@ class Problem(Schema):
         """A multiplication and an addition for each of m*n*k."""
         return 2 * self.m * self.n * self.k
 
+    def flops_of(self, products: int) -> int:
+        """Of a launch of so many products; of a grouped one, whose groups share out m, they are ``flops``."""
+        return self.flops if self.grouped else products * self.flops
+
+    def elements_of(self, products: int) -> int:
+        """Elements of A and B that such a launch reads: one B a product, of a grouped one A once."""
+        return self.k * ((self.m if self.grouped else products * self.m) + products * self.n)
+
+    def traffic_of(self, products: int) -> int:
+        """Bytes of each operand of such a launch once between device memory and the chip."""
+        stored = self.output.bytes * self.m * self.d_cols * (1 if self.grouped else products)
+        return self.element.bytes * self.elements_of(products) + stored
+
     @property
     def traffic_bytes(self) -> int:
         """Each operand once between device memory and the chip: the least that any kernel moves."""
-        return self.element.bytes * self.k * (self.m + self.n) + self.output.bytes * self.m * self.d_cols
+        return self.traffic_of(1)
 
     @property
     def size_class(self) -> SizeClass:

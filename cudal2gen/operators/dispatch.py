@@ -11,7 +11,7 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,26 +21,27 @@ from cudal2gen.choice import Choice, Kernel, Prefer, Table
 from cudal2gen.errors import WrongInput
 from cudal2gen.gpu import GpuError
 from cudal2gen.kernel import Problem
-from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.kernel.launch import Matrix
 from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.operators import buckets
+from cudal2gen.operators.autotuning import Autotuning, Race
 from cudal2gen.operators.binding import Cuda, Device, bind, native_by_torch, native_call
+from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.native import NATIVE, NativeCall
 from cudal2gen.operators.products import Request, Run
-from cudal2gen.operators.races import Autotuner, Mode, Tensors, contest_of, mode_of
-from cudal2gen.operators.tuned import Store
+from cudal2gen.operators.races import Mode, mode_of
 from cudal2gen.pack import Pack, installed, open_pack, search
 
 if TYPE_CHECKING:
     import torch
 
 Key = tuple[Any, ...]
-Race = Callable[["torch.Tensor", "torch.Tensor"], Iterator[None]]  # of a call's operands
 
 MOST_PLANS = 1 << 14  # a model with ever new shapes costs no more memory
 # What the launcher refuses of operands; anything else is a fault of the device or of the installation.
 REFUSALS = {1, 716}
 PREFER = "CUDAL2GEN_PREFER"
+MEANWHILE = "another thread measures products on this device; torch computes until it has ended"
 BIAS_US = 3.0  # a launch more, which the vendor's product has built in
 
 
@@ -53,6 +54,7 @@ class Plan:
         self.key: Key = ()
         self.native: NativeCall | None = None
         self.calls, self.gain_us = 0, 0.0  # a call's, against torch, as it was measured
+        self.by_bucket = False  # whether the measurement is of other rows, see buckets
         self.spans = (0, 0, 0)  # bytes of a, b and out, where out is given
 
     def counted(self, drop: bool = False) -> int:
@@ -84,9 +86,9 @@ class Dispatcher:
         mode: Mode | None = None,
     ) -> None:
         self.device = device
-        self.mode = mode_of(mode)
-        self._tuners: dict[int, Autotuner | None] = {}
+        self._tuning = Autotuning(mode_of(mode), self._warn)
         self._gained_us: Counter[str] = Counter()
+        self._by_bucket: Counter[str] = Counter()
         self.plans: dict[Key, Plan] = {}
         self.prefer: Prefer = prefer or _preference()
         self._packs = None if packs is None else {pack.gpu: pack for pack in packs}
@@ -94,7 +96,16 @@ class Dispatcher:
         self._opened: dict[tuple[int, Path, str], OpenKernel] = {}
         self._retired: Counter[tuple[bool, str]] = Counter()
         self._warned: set[str] = set()
-        self._lock = threading.RLock()
+        self._lock, self._opening = threading.RLock(), threading.Lock()
+
+    @property
+    def mode(self) -> Mode:
+        """Of autotuning."""
+        return self._tuning.mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        self._tuning.mode = mode
 
     @cached_property
     def regardless(self) -> Dispatcher:
@@ -102,31 +113,48 @@ class Dispatcher:
         measures by itself."""
         return Dispatcher(list(self._search().values()), self.device, "kernel", "off")
 
-    def plan(self, key: Key, request: Request, tensors: Tensors | None = None) -> Plan:
-        """The plan for a key, made where there is none. ``tensors``: those that the mode of autotuning may race on."""
+    def plan(self, key: Key, request: Request, arguments: Arguments | None = None) -> Plan:
+        """The plan for a key, made where there is none. ``arguments``: the call's, which autotuning may race on."""
         with self._lock:
             if key in self.plans:
                 return self.plans[key]
-            lasting = True
-            race = self._race(request, tensors.transposed) if tensors is not None and self.mode != "off" else None
-            if race is not None and tensors is not None and self.mode == "once":
-                self._race_once(race, tensors, request.device)
-            try:
-                plan = self._fused_or_plain(request) if request.fusion else self._on_kernel(request)
-            except ByTorch as why:
-                plan = Plan(why.short, str(why), request.by_torch, False, request.by_torch)
-                plan.native = native_by_torch(request)
-                lasting = why.lasting
+            race = self._race(request) if arguments is not None and self.mode != "off" else None
+            due = race is not None and race.due()
+        capturing = due and self._device(request.device).capturing()
+        if race is not None and arguments is not None and due and self.mode == "once" and not capturing:
+            if not race.run(arguments):  # outside of the lock: other calls go on
+                return self._passing(
+                    Plan("another thread measures", MEANWHILE, request.by_torch, False, request.by_torch)
+                )
+            due = False
+        with self._lock:
+            if key in self.plans:
+                return self.plans[key]
+            plan, lasting = self._decided(request)
             plan.key = key
-            if race is not None and self.mode == "background":
-                plan.run = self._between_calls(plan, race, request.device)
+            if capturing or not lasting:
+                return self._passing(plan)
+            if race is not None and (due or race.due(hot=True)):
+                plan.run = self._racing(plan, race, 0 if due else buckets.HOT_CALLS)
             if len(self.plans) >= MOST_PLANS:
                 self.forget()
-            if lasting:
-                self.plans[key] = plan
-            else:
-                self._retired[(plan.on_kernel, plan.name)] += 1
+            self.plans[key] = plan
             return plan
+
+    def _decided(self, request: Request) -> tuple[Plan, bool]:
+        """What a request takes, and whether it does so later as well."""
+        try:
+            return self._fused_or_plain(request) if request.fusion else self._on_kernel(request), True
+        except ByTorch as why:
+            plan = Plan(why.short, str(why), request.by_torch, False, request.by_torch)
+            plan.native = native_by_torch(request)
+            return plan, why.lasting
+
+    def _passing(self, plan: Plan) -> Plan:
+        """A plan of one call, counted here."""
+        with self._lock:
+            self._retired[(plan.on_kernel, plan.name)] += 1
+        return plan
 
     def keep(self, plan: Plan, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
         """Lets C++ make the later calls of a plan. ``kind``: all of its key that does not lie in the tensors."""
@@ -196,7 +224,8 @@ class Dispatcher:
         device = self._device(request.device)
         pack = self._pack(device)
         native = device.place is not None and NATIVE.serves(device.place, pack.torch_library)
-        choice = self._choose(pack, request.problem.model_copy(update={"gpu": pack.gpu}), request)
+        problem = request.problem.model_copy(update={"gpu": pack.gpu})
+        choice = self._choose(pack, problem, request)
         if choice.kernel is None or choice.use is None:
             raise ByTorch(choice.short, choice.reason)
         alone = request.problem.later.strip()
@@ -207,13 +236,18 @@ class Dispatcher:
         kernel, n = pack.table.kernels[choice.kernel], request.sizes.n
         if request.problem.fusion.aux and not kernel.record.launch.takes_aux(n, Matrix(n)):
             raise ByTorch(f"rows of aux of {n} elements, which no kernel stores")
-        row = self._table(pack, request.device).measured(request.problem, request.batches.products)
         opened = self._open(pack, kernel, request.device, device)
         run = bind(device, opened, choice.use, request, request.problem.layout)
         plan = Plan(kernel.record.name, choice.reason, run, True, request.by_torch)
         plan.native = native_call(device, opened, choice.use, request, run) if native else None
-        plan.gain_us = row.vendor_us - row.us if row is not None else 0.0
+        row = self._table(pack, request.device).measured(problem, request.batches.products)
+        rows, plan.by_bucket = choice.rows or ((row,) if row is not None else ()), bool(choice.rows)
+        plan.gain_us = min((row.vendor_us - row.us for row in rows), default=0.0)
         return plan
+
+    def _table(self, pack: Pack, index: int) -> Table:
+        """The pack's table with what calls measured by themselves."""
+        return self._tuning.table(pack.table, index, self._device(index))
 
     def _choose(self, pack: Pack, problem: Problem, request: Request) -> Choice:
         # A bias or an activation is one more pass over D, which the vendor's product has built in.
@@ -221,50 +255,23 @@ class Dispatcher:
         try:
             extra_us = BIAS_US + moved / (pack.table.bandwidth / 2) if request.finish is not None else 0.0
             table = self._table(pack, request.device)
-            return table.choose(problem, request.operands, self.prefer, extra_us, request.batches.products)
+            of_bucket = None
+            if self.mode != "off" and self.prefer == "measured":
+                of_bucket = buckets.choose(table, problem, request.operands, extra_us)
+            return of_bucket or table.choose(problem, request.operands, self.prefer, extra_us, request.batches.products)
         except WrongInput as error:  # whole, and yet of another version
             self._warn(f"{error}; make the pack anew")
             raise ByTorch("pack not understood") from None
 
-    def _table(self, pack: Pack, index: int) -> Table:
-        """The pack's table with what calls measured by themselves; of an explicit preference the pack's alone."""
-        tuner = self._tuner(index) if self.mode != "off" else None
-        if tuner is None:
-            return pack.table
-        try:
-            return tuner.table(pack.table)
-        except (OSError, WrongInput) as error:
-            self._stop_tuning(error, index)
-            return pack.table
-
-    def _tuner(self, index: int) -> Autotuner | None:
-        """The races of a device; None where its clock or the store cannot be used."""
-        if index not in self._tuners:
-            try:
-                meter = self._device(index).meter()
-                self._tuners[index] = Autotuner(meter, Store(meter.environment))
-            except (GpuError, OSError) as error:
-                self._warn(f"no autotuning: {error}")
-                self._tuners[index] = None
-        return self._tuners[index]
-
-    def _race(self, request: Request, transposed: bool) -> Race | None:
-        """What begins a race for the plain product of a request that was not measured yet; None where there is nothing
-        to race."""
-        if request.problem is None or request.batches.products > 1 or self.prefer != "measured":
-            return None
-        if self.device is None and request.device < 0:
+    def _race(self, request: Request) -> Race | None:
+        """What may be measured of a request; None where nothing is."""
+        if request.problem is None or self.prefer != "measured" or (self.device is None and request.device < 0):
             return None
         device = self._device(request.device)
         try:
             pack = self._pack(device)
         except ByTorch:
             return None
-        table, problem = self._table(pack, request.device), request.problem.model_copy(update={"gpu": pack.gpu})
-        tuner = self._tuner(request.device)  # none where the table's reading failed
-        if tuner is None or device.capturing() or not tuner.races(table, problem):
-            return None
-        plain = request._replace(fusion=PLAIN, finish=None)
 
         def opened(kernel: Kernel) -> OpenKernel:
             try:
@@ -272,48 +279,18 @@ class Dispatcher:
             except ByTorch as why:
                 raise GpuError(str(why)) from None
 
-        copied = self.mode == "background"
+        return Race(self._tuning, device, pack.table, request, opened)
 
-        def begin(a: torch.Tensor, b: torch.Tensor) -> Iterator[None]:
-            if not tuner.races(self._table(pack, request.device), problem):  # another plan of it was first
-                return iter(())
-            tensors = Tensors(a, b, transposed)
-            return tuner.race(
-                pack.table, problem, request.operands, lambda: contest_of(device, plain, tensors, copied, opened)
-            )
-
-        return begin
-
-    def _race_once(self, race: Race, tensors: Tensors, index: int) -> None:
-        try:
-            for _ in race(tensors.a, tensors.b):
-                pass
-        except Exception as error:  # whatever it is, the call goes on
-            self._stop_tuning(error, index)
-
-    def _stop_tuning(self, error: Exception, index: int) -> None:
-        """After a race that failed: for good where the store cannot be used."""
-        self._warn(f"no autotuning: {error}")
-        if isinstance(error, OSError | WrongInput):
-            self._tuners[index] = None
-
-    def _between_calls(self, plan: Plan, race: Race, index: int) -> Run:
-        """The plan's function, which first advances a race where the device has nothing to do; at the race's end the
-        next call makes its plan anew."""
-        run, device = plan.run, self._device(index)
-
-        def ended(a: torch.Tensor, b: torch.Tensor) -> bool:
-            tuner = self._tuners.get(index)
-            try:
-                if tuner is None:
-                    return True
-                return not device.capturing() and tuner.meter.idle() and tuner.advance(plan, lambda: race(a, b))
-            except Exception as error:  # whatever it is, the call goes on
-                self._stop_tuning(error, index)
-                return True
+    def _racing(self, plan: Plan, race: Race, calls: int) -> Run:
+        """The plan's function, which from so many calls on advances a race; at its end the next call makes its plan
+        anew. While a plan has it, the plan must be called by it."""
+        run, left = plan.run, calls
 
         def racing(*operands: Any) -> Any:
-            if plan.run is racing and ended(*operands[:2]):
+            nonlocal left
+            if left > 0:
+                left -= 1
+            elif plan.run is racing and race.advance(plan, Arguments(*operands), hot=calls > 0):
                 plan.run = run
                 with self._lock:
                     if self.plans.get(plan.key) is plan:
@@ -358,17 +335,18 @@ class Dispatcher:
         """The kernel, opened at its first use. Raises ByTorch where that is impossible."""
         options = kernel.record.launch_options
         name = (index, pack.kernel(kernel.digest), repr(options))
-        if name in self._opened:
+        with self._opening:  # not the lock of plans: a race opens kernels as well
+            if name in self._opened:
+                return self._opened[name]
+            if device.capturing():
+                raise ByTorch("first used in a graph capture", lasting=False)
+            try:
+                with device.current():
+                    self._opened[name] = OpenKernel(pack.library, name[1], options, device.runtime_library)
+            except (LaunchError, GpuError, OSError) as error:
+                self._warn(f"kernels of {pack.directory} cannot be loaded: {error}")
+                raise ByTorch("cannot be loaded", str(error)) from None
             return self._opened[name]
-        if device.capturing():
-            raise ByTorch("first used in a graph capture", lasting=False)
-        try:
-            with device.current():
-                self._opened[name] = OpenKernel(pack.library, name[1], options, device.runtime_library)
-        except (LaunchError, GpuError, OSError) as error:
-            self._warn(f"kernels of {pack.directory} cannot be loaded: {error}")
-            raise ByTorch("cannot be loaded", str(error)) from None
-        return self._opened[name]
 
     def _warn(self, text: str) -> None:
         """Warns, once."""
@@ -379,9 +357,7 @@ class Dispatcher:
     def forget(self) -> None:
         """Drops all plans and the race in the background; what they counted stays."""
         with self._lock:
-            for tuner in self._tuners.values():
-                if tuner is not None:
-                    tuner.drop()
+            self._tuning.drop()
             for plan in self.plans.values():
                 self._retire(plan)
             self.plans.clear()
@@ -390,17 +366,20 @@ class Dispatcher:
         calls = plan.counted(drop=True)
         self._retired[(plan.on_kernel, plan.name)] += calls
         self._gained_us[plan.name] += round(calls * plan.gain_us)
+        self._by_bucket[plan.name] += calls * plan.by_bucket
         plan.calls = 0
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Calls by kernel (``kernel``), and calls that torch computed by reason (``torch``); and where there are any,
-        microseconds that kernels saved against torch, as they were measured (``gained_us``)."""
+        microseconds that kernels saved against torch, as they were measured (``gained_us``), and the calls of kernels
+        that were measured for a bucket of rows (``by_bucket``)."""
         with self._lock:
-            counts, gained = Counter(self._retired), Counter(self._gained_us)
+            counts, gained, of_buckets = Counter(self._retired), Counter(self._gained_us), Counter(self._by_bucket)
             for plan in self.plans.values():
                 calls = plan.counted()
                 counts[(plan.on_kernel, plan.name)] += calls
                 gained[plan.name] += round(calls * plan.gain_us)
+                of_buckets[plan.name] += calls * plan.by_bucket
         if "regardless" in vars(self):
             for place, of_place in self.regardless.stats().items():  # they have no gain
                 counts.update({(place == "kernel", name): calls for name, calls in of_place.items()})
@@ -408,8 +387,9 @@ class Dispatcher:
         for (on_kernel, name), calls in sorted(counts.items()):
             if calls:
                 table["kernel" if on_kernel else "torch"][name] = calls
-        if total := {name: us for name, us in sorted(gained.items()) if us > 0}:
-            table["gained_us"] = total
+        for title, sums in (("gained_us", gained), ("by_bucket", of_buckets)):
+            if total := {name: count for name, count in sorted(sums.items()) if count > 0}:
+                table[title] = total
         return table
 
     def close(self) -> None:

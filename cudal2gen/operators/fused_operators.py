@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from cudal2gen.element import F32
 from cudal2gen.kernel.fusion import Activation
 from cudal2gen.operators import epilogues, vmapping
+from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import Epilogue, check_fused, check_gated_pair, lies_of, request_fused
 from cudal2gen.operators.registration import Operator, no_script, register
@@ -107,7 +108,7 @@ def plan_fused(
     if plan is None:
         check_fused(x, weight, bias, activation, gate)
         epilogue = Epilogue(cast("Activation", activation), gate, aux)
-        plan = dispatcher.plan(key, request_fused(x, weight, bias is not None, epilogue))
+        plan = dispatcher.plan(key, request_fused(x, weight, bias is not None, epilogue), Arguments(x, weight, bias))
     return plan
 
 
@@ -144,7 +145,7 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
     request = request_fused(x, whole, False, Epilogue(cast("Activation", activation), True, aux), apart)
     if w1.is_inference() or w3.is_inference():
         return dispatcher.plan(key, request._replace(problem=None, obstacle="weights of inference mode, not followed"))
-    return dispatcher.plan(key, request._replace(pair=True))
+    return dispatcher.plan(key, request._replace(pair=True), Arguments(x, w1, w3))
 
 
 # --- without data, and backwards ---

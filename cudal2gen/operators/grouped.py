@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.operators import vmapping
+from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import check_grouped, grouped_shape, lies_of, request_grouped
 from cudal2gen.operators.registration import Operator, no_script, register
@@ -59,7 +60,7 @@ def plan_grouped(
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_grouped(a, b, offs, bias, out_dtype)
-        plan = dispatcher.plan(key, request_grouped(a, b, offs, out_dtype))
+        plan = dispatcher.plan(key, request_grouped(a, b, offs, out_dtype), Arguments(a, b, offs))
     return plan
 
 

@@ -3,7 +3,8 @@
 Modes: ``off``, the default; ``once``: the first call of a problem that was never measured races before it returns;
 ``background``: later calls race a little each while the device has nothing to do. A kernel runs only after a ban of it
 is on disk, counts only after its result was compared with an fp64 product, and is chosen only where it beats torch
-twice: among others, and in a race of two. Nothing is compiled, and nothing is measured in a graph capture.
+twice: among others, and in a race of two; for a bucket of rows at both of its ends. Nothing is compiled, and nothing is
+measured in a graph capture. No step begins that the budget does not cover.
 """
 
 from __future__ import annotations
@@ -12,31 +13,25 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
-from cudal2gen import model
-from cudal2gen.bench.check import bands
+from cudal2gen import model, results
 from cudal2gen.choice import MARGIN, Kernel, Table
-from cudal2gen.correctness import Bounds, in_order
 from cudal2gen.errors import WrongInput
 from cudal2gen.gpu import GpuError
 from cudal2gen.kernel import IllegalRecord, Problem, Use, serving
-from cudal2gen.kernel.launch import Operands, Sizes
-from cudal2gen.launcher import LaunchError, OpenKernel
-from cudal2gen.operators.binding import Device, bind, d_memory
+from cudal2gen.launcher import LaunchError
+from cudal2gen.operators import buckets
+from cudal2gen.operators.contests import Contest
 from cudal2gen.operators.meter import Meter
-from cudal2gen.operators.products import Request
 from cudal2gen.operators.tuned import Store
 from cudal2gen.ratios import paired
-from cudal2gen.results import KERNEL, LEAST_US, Conditions, Measurement, Timing
-
-if TYPE_CHECKING:
-    import torch
+from cudal2gen.results import KERNEL, LEAST_US, ON_OPERANDS, Conditions, Measurement, Timing
 
 Mode = Literal["off", "once", "background"]
 VARIABLE = "CUDAL2GEN_AUTOTUNE"
@@ -48,76 +43,38 @@ LEAST_ROUNDS, MOST_ROUNDS = 6, 30  # of two samples a contender
 SAMPLE_US = 30.0  # a shorter sample is mostly the events around it
 STALE_SECONDS = 5.0  # after which a race in the background whose calls do not come gives way to another
 MOST_MODELLED = 64  # records that the timing model is asked about, the nearest ones
-VENDOR = "torch.matmul"
 
 
-class Contest(NamedTuple):
-    """A product as a call wants it: A (m,k) and B (n,k), views of its operands; memory for D (m,n); torch's product;
-    and what binds a kernel to the operands, which raises LaunchError, GpuError or OSError."""
+class Target(NamedTuple):
+    """What is measured: a problem of so many products; as the upper end of a bucket that begins at ``least`` rows."""
 
-    a: torch.Tensor
-    b: torch.Tensor
-    empty_d: Callable[[], torch.Tensor]
-    by_torch: Callable[[], object]
-    bind: Callable[[Kernel, Use], Callable[[torch.Tensor | None], torch.Tensor]]
+    problem: Problem
+    products: int
+    least: int
 
+    @property
+    def is_bucket(self) -> bool:
+        """Whether the problem stands for others of fewer rows."""
+        return self.least < self.problem.m
 
-class Tensors(NamedTuple):
-    """What a call multiplies: x of linear or a, and a weight (n,k) or, where ``transposed``, b (k,n)."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    transposed: bool
-
-
-def contest_of(
-    device: Device, request: Request, tensors: Tensors, copied: bool, opened: Callable[[Kernel], OpenKernel]
-) -> Contest:
-    """The contest for a plain product. ``copied``: on copies of the tensors, which lie like them, for a race that goes
-    on when the call has returned."""
-    import torch
-
-    problem, operands, (a, b, _) = request.problem, request.operands, tensors
-    assert problem is not None
-    if copied:
-        a, b = (_copy(device, matrix) for matrix in (a, b))
-    # By the request's matrices: operands may be vectors, or have batch dimensions that are rows, or that B repeats.
-    rows = a.as_strided((problem.m, problem.k), (operands.a.ld, 1))
-    if problem.layout == "tn":
-        cols = b.as_strided((problem.n, problem.k), (operands.b.ld, 1))
-    else:
-        cols = b.as_strided((problem.k, problem.n), (operands.b.ld, 1)).t()
-    whole = problem.d != "same"
-
-    def bound(kernel: Kernel, use: Use) -> Callable[[torch.Tensor | None], torch.Tensor]:
-        run = bind(device, opened(kernel), use, request, problem.layout)
-        return lambda out: run(a, b, out)
-
-    return Contest(
-        rows,
-        cols,
-        lambda: d_memory(device, request)(a, *request.shape),
-        lambda: request.by_torch(a, b, None) if whole else torch.mm(rows, cols.t()),
-        bound,
-    )
+    @property
+    def rows(self) -> str:
+        """The bucket in words; empty where there is none."""
+        return f", for {self.least} to {self.problem.m} rows" if self.is_bucket else ""
 
 
-def _copy(device: Device, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in the device's memory with the same strides and values."""
-    span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = device.empty(tensor, span)
-    memory.copy_(tensor.detach().as_strided((span,), (1,)))
-    return memory.as_strided(tensor.shape, tensor.stride())
+Contests = Callable[[Problem], Contest]  # the target's problem, and at its least rows
 
 
 @dataclass
 class Entrant:
-    """A kernel in a race."""
+    """A kernel in a race. ``error``: of its first result; ``sample_us``: what a sample takes, 0 before there is one."""
 
     kernel: Kernel
     call: Callable[[], object]
     error: float
-    samples_us: list[float]
+    sample_us: float = 0.0
+    samples_us: list[float] = field(default_factory=list)
 
 
 def mode_of(value: str | None) -> Mode:
@@ -137,7 +94,8 @@ class Autotuner:
         self, meter: Meter, store: Store, seconds: tuple[float, float] = (SHAPE_SECONDS, PROCESS_SECONDS)
     ) -> None:
         self.meter, self.store, self.seconds, self.spent = meter, store, seconds, 0.0
-        self.tried: set[Problem] = set()
+        self.tried: set[Target] = set()
+        self.racing = threading.Lock()  # of a thread that races to the end
         self._turn = threading.Lock()  # of the race in the background
         self._owner: object | None = None
         self._steps: Iterator[None] = iter(())
@@ -159,12 +117,19 @@ class Autotuner:
         kept = [row for row in table.rows if (row.kind, row.sizes, row.products) not in replaced]
         return Table(table.gpu, table.kernels, [*kept, *raced], table.bandwidth, table.notes)
 
-    def races(self, table: Table, problem: Problem) -> bool:
-        """Whether a problem is still to be raced: a plain product that was neither measured nor tried, while the
-        process has time left."""
-        if problem.later or self.spent >= self.seconds[1] or problem in self.tried:
-            return False
-        return table.measured(problem) is None
+    def target(self, table: Table, problem: Problem, products: int, *, hot: bool = False) -> Target | None:
+        """What is still to be measured for a problem, while the process has time left: its bucket, or where it is
+        ``hot`` the problem itself. None where it was measured or tried."""
+        if self.spent >= self.seconds[1] or table.measured(problem, products) is not None:
+            return None
+        least, most = buckets.bucket(problem)
+        if hot or least == most:
+            target = Target(problem, products, problem.m)
+        elif buckets.measured(table, problem):
+            return None
+        else:
+            target = Target(buckets.at(problem, most), products, least)
+        return None if target in self.tried else target
 
     def advance(self, owner: object, begin: Callable[[], Iterator[None]]) -> bool:
         """A step of the owner's race in the background; whether it is at its end. Raises what ``race`` raises.
@@ -199,15 +164,18 @@ class Autotuner:
     def _end(self) -> None:
         self._owner, self._steps = None, iter(())
 
-    def race(
-        self, table: Table, problem: Problem, operands: Operands, contest: Callable[[], Contest]
-    ) -> Iterator[None]:
+    def race(self, table: Table, target: Target, contests: Callable[[], Contests]) -> Iterator[None]:
         """Races a problem step by step, and stores the result at the end; between steps the caller may do other work.
 
-        Kernels that fail in their first run stay banned. Raises OSError where the store cannot be written, and what
-        torch or a launch raises later.
+        ``contests``: called once, in the first step. Kernels that fail in their first run stay banned. Raises OSError
+        where the store cannot be written, and what torch or a launch raises later.
         """
-        self.tried.add(problem)
+        try:
+            yield from self._raced(table, target, contests)
+        finally:
+            self.tried.add(target)  # not before: other threads' plans of it wait until there is something to know
+
+    def _raced(self, table: Table, target: Target, contests: Callable[[], Contests]) -> Iterator[None]:
         steps: Iterator[None] = iter(())
         race: _Race | None = None
         while True:
@@ -215,8 +183,9 @@ class Autotuner:
             try:
                 with _plainly():
                     if race is None:
-                        race = _Race(self, table, problem, operands, contest())
+                        race = _Race(self, table, target, contests())
                         steps = race.steps()
+                    race.began = start
                     next(steps)
             except StopIteration:
                 return
@@ -227,26 +196,32 @@ class Autotuner:
                     race.spent += elapsed
             yield
 
-    def candidates(self, table: Table, problem: Problem, operands: Operands) -> list[tuple[int, Use]]:
+    def candidates(self, table: Table, target: Target, contest: Contest) -> list[tuple[Kernel, Use]]:
         """Kernels to race: the nearest, those that the timing model expects to be fastest, the next nearest ones; each
-        binary once, none that is banned."""
-        sizes = Sizes(problem.m, problem.n, problem.k)
-        banned, binaries = self.store.banned(), set[str]()
-        able: list[tuple[float, int, Use]] = []
-        for number, kernel in enumerate(table.kernels):
-            if not kernel.computes(problem) or kernel.digest in banned:
-                continue
-            with suppress(IllegalRecord):
-                if use := kernel.use(sizes, operands):
-                    able.append((kernel.distance(problem), number, use))
-        near = [(number, use) for _, number, use in sorted(able)]
-        fast = sorted(near[:MOST_MODELLED], key=lambda pair: _modelled_us(table.kernels[pair[0]], problem))
-        chosen: list[tuple[int, Use]] = []
-        for number, use in (*near[:1], *fast[:MODELLED], *near[1 : 1 + STAND_INS]):
-            if table.kernels[number].digest not in binaries:
-                binaries.add(table.kernels[number].digest)
-                chosen.append((number, use))
-        return chosen
+        binary once, none that is banned, of a bucket those that take its least rows as well."""
+        problem, banned = target.problem, self.store.banned()
+        alike = [kernel for kernel in table.kernels if kernel.computes(problem) and kernel.digest not in banned]
+        near = sorted(alike, key=lambda kernel: kernel.distance(problem))
+        fast = sorted(near[:MOST_MODELLED], key=lambda kernel: _modelled_us(kernel, problem))
+        chosen: dict[str, tuple[Kernel, Use]] = {}
+        for count, order in ((1, near), (MODELLED, fast), (STAND_INS, near)):
+            most = len(chosen) + count
+            for kernel in order:
+                if len(chosen) >= most:
+                    break
+                if kernel.digest not in chosen and (use := _use(kernel, target, contest)):
+                    chosen[kernel.digest] = kernel, use
+        return list(chosen.values())
+
+
+def _use(kernel: Kernel, target: Target, contest: Contest) -> Use | None:
+    """How a kernel computes the problem, and where it is a bucket's also its least rows; None where it does not."""
+    sizes = serving.sizes_of(target.problem)
+    with suppress(IllegalRecord):
+        least, most = (kernel.use(sizes._replace(m=rows), contest.operands) for rows in (target.least, sizes.m))
+        if least is not None and most is not None and contest.takes(kernel, least) and contest.takes(kernel, most):
+            return most
+    return None
 
 
 @contextmanager
@@ -259,86 +234,145 @@ def _plainly() -> Iterator[None]:
 
 
 class _Race:
-    """A race of one problem. ``spent``: seconds of its steps."""
+    """A race of one problem. ``spent``: seconds of its steps; ``began``: the last of them, by the meter."""
 
-    def __init__(self, tuner: Autotuner, table: Table, problem: Problem, operands: Operands, contest: Contest) -> None:
+    def __init__(self, tuner: Autotuner, table: Table, target: Target, contests: Contests) -> None:
         self.tuner, self.meter, self.store = tuner, tuner.meter, tuner.store
-        self.table, self.problem, self.operands, self.contest = table, problem, operands, contest
-        self.spent, self.calls = 0.0, 1  # of a sample
-        self.vendor_us: list[float] = []
-        self.floor_us = max(self.store.environment.floor_us(problem, cold=False), LEAST_US)
+        self.table, self.target, self.contests = table, target, contests
+        self.spent, self.began = 0.0, 0.0
+        self.calls = 1  # of a sample
 
     def steps(self) -> Iterator[None]:
-        """First runs, a heat of the finalists, and a duel of the best with torch."""
-        bounds = _Reference(self.problem, self.contest)
-        if not bounds.finite:  # no result can be judged
+        """First runs, a heat of the finalists, and a duel of the best with torch; of a bucket another at its least
+        rows. What was found is stored at the end, all of it or nothing."""
+        contest = self.contests(self.target.problem)
+        candidates = self.tuner.candidates(self.table, self.target, contest)
+        # In a heat and the duels, of torch and of one kernel.
+        samples = 4 * LEAST_ROUNDS * (2 + self.target.is_bucket)
+        if not candidates or not self._covers(samples * self._floor_us(contest)) or not contest.judges:
             return
+        yield
+        contest.by_torch()
+        once_us = self.meter.elapsed_us(contest.by_torch, 1)
+        self.calls = max(1, math.ceil(SAMPLE_US / max(once_us, LEAST_US)))
         entrants: list[Entrant] = []
-        for number, use in self.tuner.candidates(self.table, self.problem, self.operands):
-            if entrant := self._first_run(self.table.kernels[number], use, bounds):
+        for kernel, use in candidates:
+            if not self._covers(samples * self.calls * once_us):
+                break
+            if entrant := self._first_run(contest, kernel, use):
                 entrants.append(entrant)
             yield
-            if self._late:
-                break
-        self.contest.by_torch()
-        once_us = self.meter.elapsed_us(self.contest.by_torch, 1)
-        self.calls = max(1, math.ceil(SAMPLE_US / max(once_us, LEAST_US)))
-        for entrant in entrants:
-            entrant.samples_us.append(self._sample(entrant.call))
-            yield
-        finalists = sorted(entrants, key=lambda entrant: entrant.samples_us[0])[:FINALISTS]
-        for entrant in finalists:
-            entrant.samples_us.clear()
-        for _ in range(LEAST_ROUNDS):
-            self._round(finalists)
-            yield
-        sound = [entrant for entrant in finalists if self._possible(entrant)]
-        if not sound or min(self.vendor_us) < self.floor_us:
+        heat = yield from self._heat(contest, entrants, self.calls * once_us)
+        if heat is None:
             return
-        best = min(sound, key=lambda entrant: median(entrant.samples_us))
-        if faster(self.vendor_us, best.samples_us):
+        best, vendor_us = heat
+        measurements = [self._measurement(contest, best, vendor_us)]
+        if faster(vendor_us, best.samples_us):
             # Again, by themselves: the best of several is flattered by the samples that chose it.
-            self.vendor_us, best.samples_us = [], []
-            for rounds in range(1, MOST_ROUNDS + 1):
-                self._round([best])
-                yield
-                if rounds >= LEAST_ROUNDS and self._late:
-                    break
-            if not self._possible(best) or min(self.vendor_us) < self.floor_us:
+            duels = yield from self._duels(contest, best)
+            if duels is None:
                 return
-            if faster(self.vendor_us, best.samples_us) and not steadily_faster(self.vendor_us, best.samples_us):
-                return
-        self.store.add(self._measurement(best))
+            measurements = duels
+        self.store.add(measurements)
 
-    @property
-    def _late(self) -> bool:
+    def _heat(
+        self, contest: Contest, entrants: list[Entrant], vendor_us: float
+    ) -> Generator[None, None, tuple[Entrant, list[float]] | None]:
+        """The fastest of as many finalists as the budget covers, and torch's samples beside its own; None where none
+        is. ``vendor_us``: a sample of torch."""
+        for entrant in entrants:
+            if not self._covers(0.0):
+                break
+            entrant.sample_us = self._sample(entrant.call) * self.calls
+            yield
+        ranked = sorted((entrant for entrant in entrants if entrant.sample_us), key=lambda entrant: entrant.sample_us)
+        finalists = ranked[:FINALISTS]
+        while finalists:
+            slowest = finalists[-1].sample_us
+            duels = (1 + self.target.is_bucket) * (vendor_us + slowest)
+            if self._covers(2 * LEAST_ROUNDS * (vendor_us + sum(entrant.sample_us for entrant in finalists) + duels)):
+                break
+            finalists.pop()
+        samples: list[float] = []
+        if not (yield from self._rounds(contest, finalists, samples, LEAST_ROUNDS)):
+            return None
+        sound = [entrant for entrant in finalists if self._possible(contest, entrant)]
+        if not sound or min(samples) < self._floor_us(contest):
+            return None
+        return min(sound, key=lambda entrant: median(entrant.samples_us)), samples
+
+    def _duels(self, contest: Contest, best: Entrant) -> Generator[None, None, list[Measurement] | None]:
+        """Measurements of the best kernel beside torch at the problem's rows, and where it wins there, at the bucket's
+        least; None where noise decides."""
+        measurements: list[Measurement] = []
+        for rows in range(1 + self.target.is_bucket):
+            if rows:
+                contest = self.contests(buckets.at(self.target.problem, self.target.least))
+                use = _use(best.kernel, self.target._replace(problem=contest.problem), contest)
+                lower = self._first_run(contest, best.kernel, use) if use else None
+                if lower is None:
+                    return None
+                contest.by_torch()
+                best = lower
+            samples: list[float] = []
+            best.samples_us.clear()
+            later = 0 if rows else self.target.is_bucket
+            if not (yield from self._rounds(contest, [best], samples, MOST_ROUNDS, later)):
+                return None
+            if not self._possible(contest, best) or min(samples) < self._floor_us(contest):
+                return None
+            measurements.append(self._measurement(contest, best, samples))
+            if not faster(samples, best.samples_us):
+                return measurements
+            if not steadily_faster(samples, best.samples_us):
+                return None
+        return measurements
+
+    def _rounds(
+        self, contest: Contest, entrants: Sequence[Entrant], samples: list[float], most: int, later: int = 0
+    ) -> Generator[None, None, bool]:
+        """Two samples of torch and each entrant a round, forwards and backwards, up to ``most`` rounds; whether there
+        were enough. ``later``: duels that the budget is to cover as well."""
+        field = [(samples, contest.by_torch), *((entrant.samples_us, entrant.call) for entrant in entrants)]
+        round_us = 0.0
+        for count in range(most if entrants else 0):
+            reserved = later * LEAST_ROUNDS if count >= LEAST_ROUNDS else 0
+            if not self._covers(round_us * (1 + reserved)):
+                break
+            start = self.meter.now()
+            for column, call in (*field, *reversed(field)):
+                column.append(self._sample(call))
+            round_us = (self.meter.now() - start) * 1e6
+            yield
+        return len(samples) >= 2 * LEAST_ROUNDS
+
+    def _covers(self, us: float) -> bool:
+        """Whether the budgets of the race and of the process have so much time left."""
         of_race, of_process = self.tuner.seconds
-        return self.spent > of_race or self.tuner.spent > of_process
+        step = self.meter.now() - self.began
+        return us / 1e6 <= min(of_race - self.spent, of_process - self.tuner.spent) - step
 
-    def _round(self, entrants: Sequence[Entrant]) -> None:
-        """Two samples of torch and each entrant, forwards and backwards."""
-        field = [(self.vendor_us, self.contest.by_torch), *((entry.samples_us, entry.call) for entry in entrants)]
-        for samples, call in (*field, *reversed(field)):
-            samples.append(self._sample(call))
+    def _floor_us(self, contest: Contest) -> float:
+        return max(self.store.environment.floor_us(contest.computed, cold=False, products=contest.products), LEAST_US)
 
     def _sample(self, call: Callable[[], object]) -> float:
         return self.meter.elapsed_us(call, self.calls) / self.calls
 
-    def _possible(self, entrant: Entrant) -> bool:
+    def _possible(self, contest: Contest, entrant: Entrant) -> bool:
         """Whether no sample is faster than the card can be; else the kernel is banned."""
-        if min(entrant.samples_us) >= self.floor_us:
+        floor_us = self._floor_us(contest)
+        if min(entrant.samples_us) >= floor_us:
             return True
-        self.store.end(entrant.kernel.digest, f"faster than {self.floor_us:.2f} us, which no kernel can be")
+        self.store.end(entrant.kernel.digest, f"faster than {floor_us:.2f} us, which no kernel can be")
         return False
 
-    def _first_run(self, kernel: Kernel, use: Use, bounds: _Reference) -> Entrant | None:
+    def _first_run(self, contest: Contest, kernel: Kernel, use: Use) -> Entrant | None:
         """The kernel, run once and compared; None where it fails, which bans it."""
         import torch
 
         self.store.begin(kernel.digest)
         try:
-            run = self.contest.bind(kernel, use)
-            result = run(self.contest.empty_d().fill_(math.nan))  # so that no stale result passes
+            result = contest.call(kernel, use, stale=True)()
             self.meter.synchronize()
         except (LaunchError, GpuError, OSError) as error:  # of the driver or of the operands, and no crash
             self.store.end(kernel.digest, f"does not run: {error}")
@@ -346,32 +380,36 @@ class _Race:
         except torch.OutOfMemoryError:  # no fault of the kernel's
             self.store.lift(kernel.digest)
             raise
-        largest_error, wrong = bounds.compare(result)
+        largest_error, wrong = contest.compare(result)
         self.store.end(kernel.digest, wrong)
         if wrong:
-            warnings.warn(f"cudal2gen: {kernel.record.name} is {wrong}; it is not used on this card", stacklevel=2)
+            warnings.warn(f"cudal2gen: {kernel.record.name}: {wrong}; it is not used on this card", stacklevel=2)
             return None
-        return Entrant(kernel, lambda: run(None), largest_error, [])
+        return Entrant(kernel, contest.call(kernel, use), largest_error)
 
-    def _measurement(self, best: Entrant) -> Measurement:
-        record, digest = best.kernel.record, best.kernel.digest
-        winner = (KERNEL, record.name, digest, best.samples_us, best.error)
+    def _measurement(self, contest: Contest, best: Entrant, vendor_us: Sequence[float]) -> Measurement:
+        record, digest, problem = best.kernel.record, best.kernel.digest, contest.problem
+        contenders = (
+            (KERNEL, record.name, digest, best.samples_us, best.error),
+            (results.rivals(problem)[0], None, None, vendor_us, 0.0),
+        )
         timings = tuple(
             Timing(
                 contender=contender,
                 record=name,
                 digest=binary,
-                detail="on a call's own operands",
+                detail=f"{ON_OPERANDS}{self.target.rows}",
                 calls=self.calls,
                 event_us=tuple(round(sample, 4) for sample in samples),
                 error=error,
             )
-            for contender, name, binary, samples, error in (winner, (VENDOR, None, None, self.vendor_us, 0.0))
+            for contender, name, binary, samples, error in contenders
         )
         return Measurement(
             environment=self.store.environment.id,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
-            **self.problem.model_dump(),
+            **dict(problem),
+            products=contest.products,
             protocol="device",
             l2="hot",
             seed=0,
@@ -393,33 +431,6 @@ def steadily_faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
     return lost <= len(kernel) // 12
 
 
-class _Reference:
-    """Some rows and columns of the product, in fp64, with the error bounds of sums in order."""
-
-    def __init__(self, problem: Problem, contest: Contest) -> None:
-        self._rows, self._cols = (bands(extent) for extent in (problem.m, problem.n))
-        a, b, order = contest.a, contest.b, in_order(problem.k)
-        self._of_rows = Bounds(problem.acc, a[self._rows], b, order, problem.output)
-        self._of_cols = Bounds(problem.acc, a, b[self._cols], order, problem.output)
-
-    @property
-    def finite(self) -> bool:
-        """Whether all elements that are compared are numbers."""
-        return all(bool(bounds.reference.isfinite().all()) for bounds in (self._of_rows, self._of_cols))
-
-    def compare(self, d: torch.Tensor) -> tuple[float, str]:
-        """The largest error of D (m,n), and what is wrong with it; empty where nothing is."""
-        largest = 0.0
-        d = d.reshape(-1, d.shape[-1])
-        for bounds, part in ((self._of_rows, d[self._rows]), (self._of_cols, d[:, self._cols])):
-            comparison = bounds.compare(part)
-            largest = max(largest, comparison.largest_error)
-            if comparison.wrong:
-                return largest, f"wrong by {comparison.max_error:.4g}, {comparison.allowed:.4g} is allowed"
-        return largest, ""
-
-
 def _modelled_us(kernel: Kernel, problem: Problem) -> float:
-    """What the timing model expects of a kernel on a problem; infinite where its record has no such form."""
-    resized = serving.resized(kernel.record, problem, same_binary=True)
-    return model.estimate(resized[0]).us if resized else math.inf
+    """What the timing model expects of a kernel on a problem, by its decisions."""
+    return model.estimate(kernel.record.model_copy(update={"problem": problem})).us

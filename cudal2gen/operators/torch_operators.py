@@ -12,10 +12,10 @@ from cudal2gen.kernel import Acc
 from cudal2gen.launcher import LaunchError
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.batches import result_shape
+from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.native import NATIVE
 from cudal2gen.operators.products import check_linear, check_matmul, check_out, request_linear, request_matmul, span
-from cudal2gen.operators.races import Tensors
 from cudal2gen.operators.registration import Operator, no_script, register
 from cudal2gen.operators.watching import TORCH, undispatched
 
@@ -91,7 +91,7 @@ def plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dty
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_matmul(a, b, acc, out_dtype)
-        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out_dtype=out_dtype), Tensors(a, b, True))
+        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out_dtype=out_dtype), Arguments(a, b))
     return plan
 
 
@@ -106,7 +106,7 @@ def _matmul_out(
     if plan is None:
         check_matmul(a, b, acc, out_dtype)
         check_out(a, b, out, out_dtype)
-        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out, out_dtype), Tensors(a, b, True))
+        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out, out_dtype), Arguments(a, b))
         plan.spans = (span(a), span(b), span(out))
     (span_a, span_b, span_out), start = plan.spans, out.data_ptr()
     before_a, before_b = start - a.data_ptr(), start - b.data_ptr()
@@ -134,7 +134,7 @@ def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_linear(x, weight, bias)
-        plan = dispatcher.plan(key, request_linear(x, weight, bias is not None), Tensors(x, weight, False))
+        plan = dispatcher.plan(key, request_linear(x, weight, bias is not None), Arguments(x, weight, bias))
     return plan
 
 

@@ -2,22 +2,25 @@
 
 A measurement counts for the card, driver, clocks and versions that it was taken on. A kernel that is about to run for
 the first time is banned on disk, and the ban is lifted when it has run and its result is right: where it hangs, crashes
-or is wrong, no process tries it again.
+or is wrong, no process tries it again. The file of these is compacted to the bans where it exceeds ``MOST_BYTES``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
 
-from cudal2gen import results
+from cudal2gen import files, results
 from cudal2gen.choice import Kernel, Row, Table, row_of
-from cudal2gen.errors import reading
+from cudal2gen.errors import Failure, reading
 from cudal2gen.results import Environment, Line, Measurement
 from cudal2gen.version import __version__
+
+MOST_BYTES = 1 << 16  # of first runs: some 200 kernels, read in milliseconds
 
 
 class Trial(Line):
@@ -32,6 +35,14 @@ class Trial(Line):
 
     # What a later version adds must not hide a ban.
     model_config = ConfigDict(extra="ignore")
+
+    @property
+    def banned(self) -> bool:
+        """Whether the kernel began and did not end well, or ended in a way that a later version knows."""
+        return self.outcome not in ("right", "not run")
+
+
+_TRIALS = TypeAdapter(Trial)
 
 
 class Conditions(NamedTuple):
@@ -59,13 +70,13 @@ class Store:
         self._read: tuple[int, int] = (-1, -1)
         self._measurements: list[Measurement] = []
         self._trials: dict[str, Trial] = {}
-        self._whole = results.START  # up to which the trials are read
+        self._state: tuple[int, ...] = ()  # of the file of trials when it was read
 
     # --- measurements ---
 
-    def add(self, measurement: Measurement) -> None:
-        """Stores a measurement with its environment; it is on disk when this returns. Raises OSError."""
-        results.append([self.environment, measurement], self.measurements_file)
+    def add(self, measurements: Sequence[Measurement]) -> None:
+        """Stores measurements with their environment; they are on disk when this returns. Raises OSError."""
+        results.append([self.environment, *measurements], self.measurements_file)
 
     def measurements(self) -> Sequence[Measurement]:
         """Those taken under this card's conditions; the file is read again when another process has added to it."""
@@ -114,32 +125,42 @@ class Store:
     def _note(self, digest: str, outcome: Literal["begun", "right", "wrong", "not run"], reason: str = "") -> None:
         row = Trial(card=self.environment.name, version=__version__, digest=digest, outcome=outcome, reason=reason)
         results.append([row], self.trials_file)
+        if self.trials_file.stat().st_size > MOST_BYTES:
+            with suppress(Failure):  # the next one tries again
+                self._compact()
+
+    def _compact(self) -> None:
+        """Leaves the bans in the file of trials, of all cards, as they are spelled, and lines that are not understood.
+
+        The new file takes the old one's place at once: a process that is killed meanwhile leaves either. Raises Failure
+        and OSError.
+        """
+        path = self.trials_file
+        with files.locked(path):
+            for scratch in path.parent.glob(f".{path.name}.*"):  # of a killed process: no other compacts now
+                scratch.unlink(missing_ok=True)
+            rows = dict(results.read(_TRIALS, path))
+            last = {(row.card, row.digest): number for number, row in rows.items()}
+            stay = {number for number in last.values() if rows[number].banned}
+            lines = path.read_bytes().splitlines(keepends=True)
+            kept = [line for number, line in enumerate(lines, 1) if number in stay or number not in rows]
+            files.write(path, b"".join(kept))
 
     def trials(self) -> dict[str, Trial]:
-        """The last entry of each kernel on this card, by digest; what was added to the file is read. Raises
+        """The last entry of each kernel on this card, by digest; the file is read again where it has changed. Raises
         WrongInput."""
-        whole = self._whole_lines()
-        for _, row in results.read(TypeAdapter(Trial), self.trials_file, self._whole):
-            if row.card == self.environment.name:
-                self._trials[row.digest] = row
-        self._whole = whole
-        return self._trials
-
-    def _whole_lines(self) -> results.Place:
-        """The end of the file's last whole line."""
         with reading(self.trials_file):
-            if not self.trials_file.exists():
-                return results.START
-            if self.trials_file.stat().st_size < self._whole.bytes:  # another file
-                self._trials, self._whole = {}, results.START
-            with self.trials_file.open("rb") as file:
-                file.seek(self._whole.bytes)
-                added = file.read()
-        return results.Place(self._whole.bytes + added.rfind(b"\n") + 1, self._whole.lines + added.count(b"\n"))
+            status = self.trials_file.stat() if self.trials_file.exists() else None
+        state = () if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
+        if state != self._state:
+            rows = [row for _, row in results.read(_TRIALS, self.trials_file)]
+            self._trials = {row.digest: row for row in rows if row.card == self.environment.name}
+            self._state = state
+        return self._trials
 
     def banned(self) -> set[str]:
         """Digests of kernels that began and did not end well, in this process or another."""
-        return {digest for digest, row in self.trials().items() if row.outcome not in ("right", "not run")}
+        return {digest for digest, row in self.trials().items() if row.banned}
 
 
 def options_of(kernel: Kernel) -> str:

@@ -10,7 +10,7 @@ from cudal2gen.report import floors
 from cudal2gen.report.groups import SUSPICIOUS_TFLOPS, WORST, Group, tflops
 from cudal2gen.report.published import Published
 from cudal2gen.report.statistics import Summary
-from cudal2gen.results import DERIVED, KERNEL, Environment
+from cudal2gen.results import DERIVED, KERNEL, ON_OPERANDS, Environment
 
 NO_TIMING = (
     "No timing is in this report: {} no measurement. 'cudal2gen bench --all' takes them on a GPU; without one, "
@@ -193,6 +193,11 @@ def _samples(group: Group) -> str:
     )
     if exceeded and group.l2 != "exceeded":
         text += f" The operands of {exceeded} of them exceed three times the L2: they count as hot and as cold."
+    details = [measurement.timings[0].detail for measurement in group.measurements]
+    if by_calls := sum(detail.startswith(ON_OPERANDS) for detail in details):
+        of_buckets = sum(detail.startswith(f"{ON_OPERANDS},") for detail in details)
+        text += f" Calls measured {by_calls} of them on their own operands, {of_buckets} of these at an end of a bucket"
+        text += " of rows (docs/pytorch.md)."
     if group.padded:
         text += (
             f" The caller pads {len(group.padded)} of them; the copies are inside our time, "

@@ -1,0 +1,156 @@
+"""When calls race: before their plan is made, between calls, or when a shape of a bucket has become hot.
+
+``once``: one thread races, outside of the dispatcher's lock; calls of other threads whose products are still to be
+measured are torch's meanwhile. ``background``: a plan's calls advance its race where the stream is idle, without a
+thread of its own, so that nothing outlives the process or delays its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from cudal2gen.choice import Kernel, Table
+from cudal2gen.errors import WrongInput
+from cudal2gen.gpu import GpuError
+from cudal2gen.kernel import Problem
+from cudal2gen.kernel.fusion import PLAIN
+from cudal2gen.launcher import OpenKernel
+from cudal2gen.operators import buckets
+from cudal2gen.operators.binding import Device
+from cudal2gen.operators.contests import Arguments, Contest, copies
+from cudal2gen.operators.products import Request
+from cudal2gen.operators.races import Autotuner, Contests, Mode, Target
+from cudal2gen.operators.tuned import Store
+
+Opened = Callable[[Kernel], OpenKernel]  # raises LaunchError, GpuError or OSError
+
+
+class Entry(NamedTuple):
+    """A problem of a request that may be measured: with its fusion, or without."""
+
+    request: Request
+    problem: Problem
+
+    @property
+    def products(self) -> int:
+        return self.request.batches.products
+
+
+class Autotuning:
+    """The races of a process in one mode, by devices. ``warn``: says once that there are none."""
+
+    def __init__(self, mode: Mode, warn: Callable[[str], None]) -> None:
+        self.mode, self._warn = mode, warn
+        self._tuners: dict[int, Autotuner | None] = {}
+
+    def tuner(self, index: int, device: Device) -> Autotuner | None:
+        """The races of a device; None where its clock or the store cannot be used."""
+        if index not in self._tuners:
+            try:
+                meter = device.meter()
+                self._tuners[index] = Autotuner(meter, Store(meter.environment))
+            except (GpuError, OSError) as error:
+                self._warn(f"no autotuning: {error}")
+                self._tuners[index] = None
+        return self._tuners[index]
+
+    def table(self, table: Table, index: int, device: Device) -> Table:
+        """A pack's table with what calls measured by themselves; where that cannot be read, the pack's alone."""
+        tuner = self.tuner(index, device) if self.mode != "off" else None
+        if tuner is None:
+            return table
+        try:
+            return tuner.table(table)
+        except (OSError, WrongInput) as error:
+            self.stop(error, index)
+            return table
+
+    def stop(self, error: Exception, index: int) -> None:
+        """After a race that failed: for good where the store cannot be used."""
+        self._warn(f"no autotuning: {error}")
+        if isinstance(error, OSError | WrongInput):
+            self._tuners[index] = None
+
+    def drop(self) -> None:
+        """Ends the race in the background."""
+        for tuner in self._tuners.values():
+            if tuner is not None:
+                tuner.drop()
+
+
+class Race:
+    """What a request leaves to be measured on a device; ``opened``: opens kernels of the pack's ``table``."""
+
+    def __init__(
+        self, tuning: Autotuning, device: Device, table: Table, request: Request, opened: Opened
+    ) -> None:  # fmt: skip
+        self._tuning, self._device, self._table, self._opened = tuning, device, table, opened
+        self._index = request.device
+        self._tuner = tuning.tuner(self._index, device)
+        variants = [request._replace(fusion=PLAIN, finish=None)]
+        if request.fusion:
+            variants.insert(0, request.fused)
+        problems = [(each, each.problem.model_copy(update={"gpu": table.gpu})) for each in variants if each.problem]
+        self._entries = [Entry(each, problem) for each, problem in problems if problem.kind in table.kinds]
+
+    def due(self, *, hot: bool = False) -> bool:
+        """Whether something is still to be measured; ``hot``: of the sizes themselves, not of their bucket."""
+        return next(self._targets(hot), None) is not None
+
+    def run(self, arguments: Arguments, *, hot: bool = False) -> bool:
+        """Races to the end; False where another thread is racing."""
+        tuner = self._alive()
+        if tuner is None:
+            return True
+        if not tuner.racing.acquire(blocking=False):
+            return False
+        try:
+            for _ in self._steps(tuner, arguments, hot):
+                pass
+        except Exception as error:  # whatever it is, the call goes on
+            self._tuning.stop(error, self._index)
+        finally:
+            tuner.racing.release()
+        return True
+
+    def advance(self, owner: object, arguments: Arguments, *, hot: bool = False) -> bool:
+        """What a later call does for its race: all of it, or in the background a step; whether it is at its end."""
+        tuner = self._alive()
+        if tuner is None:
+            return True
+        try:
+            if self._device.capturing():
+                return False
+            if self._tuning.mode == "once":
+                return self.run(arguments, hot=hot)
+            return tuner.meter.idle() and tuner.advance(owner, lambda: self._steps(tuner, arguments, hot))
+        except Exception as error:  # whatever it is, the call goes on
+            self._tuning.stop(error, self._index)
+            return True
+
+    def _alive(self) -> Autotuner | None:
+        return self._tuner if self._tuning.tuner(self._index, self._device) is self._tuner else None
+
+    def _targets(self, hot: bool) -> Iterator[tuple[Entry, Target]]:
+        """What is to be measured, each when it is asked for; behind a fused kernel that wins nothing."""
+        for entry in self._entries:
+            tuner, table = self._alive(), self._tuning.table(self._table, self._index, self._device)
+            if tuner is None:
+                return
+            if target := tuner.target(table, entry.problem, entry.products, hot=hot):
+                yield entry, target
+                table = self._tuning.table(self._table, self._index, self._device)
+            if buckets.wins(table, entry.problem, entry.products):
+                return
+
+    def _steps(self, tuner: Autotuner, arguments: Arguments, hot: bool) -> Iterator[None]:
+        for entry, target in self._targets(hot):
+            yield from tuner.race(self._table, target, self._contests(entry, arguments))
+
+    def _contests(self, entry: Entry, arguments: Arguments) -> Callable[[], Contests]:
+        def begin() -> Contests:
+            own = copies(self._device, arguments) if self._tuning.mode == "background" else arguments
+            return lambda problem: Contest(self._device, entry.request, problem, own, self._opened)
+
+        return begin

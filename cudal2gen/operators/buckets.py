@@ -1,0 +1,89 @@
+"""Buckets of rows: one measurement for all products of few rows with one weight, as a server computes them.
+
+Up to ``LARGEST`` rows a product of a weight takes the time of reading that weight: a row is two operations for each of
+its 16-bit elements, and GPUs reach their peak at 153 (A100, 80 GB) to 295 (H100 SXM) operations a byte, by their data
+sheets. So the time is nearly the same for all rows of a bucket, (b/2, b] for a power of two b. It is measured at both
+of its ends; a kernel serves it that wins at both, a shape that is called ``HOT_CALLS`` times is measured by itself.
+More rows take time in proportion: these have measurements of their own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cudal2gen.choice import Choice, Row, Table
+from cudal2gen.kernel import Problem, serving
+from cudal2gen.kernel.launch import Operands
+
+LARGEST = 256
+HOT_CALLS = 1000  # small products take tens of microseconds: so many take about what a race may
+
+
+class Bucket(NamedTuple):
+    """Rows from ``least`` to ``most``."""
+
+    least: int
+    most: int
+
+
+def _bucket(rows: int) -> Bucket:
+    most = 1 << (rows - 1).bit_length()
+    return Bucket(most // 2 + 1, most)
+
+
+BUCKETS = tuple(_bucket(rows) for rows in range(1, LARGEST + 1))  # by rows, from 1 on
+
+
+def bucket(problem: Problem) -> Bucket:
+    """The bucket of a problem's rows; of many rows, and of batches and groups, these rows alone."""
+    if problem.m > LARGEST or problem.batched:
+        return Bucket(problem.m, problem.m)
+    return BUCKETS[problem.m - 1]
+
+
+def at(problem: Problem, rows: int) -> Problem:
+    """The problem with so many rows."""
+    return problem if rows == problem.m else problem.model_copy(update={"m": rows})
+
+
+def measured(table: Table, problem: Problem) -> tuple[Row, ...]:
+    """What was measured of a problem's bucket: its ends; where its most rows are lost, these alone. Empty where a
+    measurement is missing."""
+    least, most = bucket(problem)
+    if (upper := table.measured(at(problem, most))) is None:
+        return ()
+    if not upper.wins or least == most:
+        return (upper,)
+    lower = table.measured(at(problem, least))
+    return () if lower is None else (lower, upper)
+
+
+def wins(table: Table, problem: Problem, products: int = 1) -> bool:
+    """Whether a kernel beats torch by measurements of the problem or of its bucket."""
+    row = table.measured(problem, products)
+    rows = (row,) if row is not None else measured(table, problem)
+    return bool(rows) and all(each.wins for each in rows) and len({each.kernel for each in rows}) == 1
+
+
+def choose(table: Table, problem: Problem, operands: Operands, extra_us: float = 0.0) -> Choice | None:
+    """What the measurements of a bucket say of a problem that was not measured by itself; None where there are none.
+
+    Arguments as of ``Table.choose``.
+    """
+    least, most = bucket(problem)
+    if least == most or table.measured(problem) is not None or not (rows := measured(table, problem)):
+        return None
+    scope = f"{problem.mnk}{problem.later} is in the bucket of {least} to {most} rows"
+    sizes, reasons = serving.sizes_of(problem), []
+    choice = Choice(None, None, "", "")
+    for row in rows:
+        choice = table.by_row(row, sizes, operands, extra_us)
+        reasons.append(choice.reason)
+        if choice.kernel is None:
+            break
+    reason = f"{scope}; {'; '.join(reasons)}"
+    if choice.kernel is not None and len({row.kernel for row in rows}) > 1:
+        return Choice(None, None, f"{reason}: by different kernels", "bucket measured, no kernel wins it", rows=rows)
+    if choice.kernel is None:
+        return Choice(None, None, reason, f"bucket {choice.short}", rows=rows)
+    return Choice(choice.kernel, choice.use, reason, "bucket measured", rows=rows)

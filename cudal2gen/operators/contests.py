@@ -1,0 +1,186 @@
+"""What a race computes: a call's product, or one of a bucket's rows, by kernels, by torch, and in fp64 to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from cudal2gen.bench.check import Reference
+from cudal2gen.choice import Kernel
+from cudal2gen.kernel import Problem, Use
+from cudal2gen.kernel.launch import Matrix
+from cudal2gen.launcher import OpenKernel
+from cudal2gen.operands import Operands as Tensors
+from cudal2gen.operators import buckets
+from cudal2gen.operators.binding import Device, bind
+from cudal2gen.operators.derived import DERIVED
+from cudal2gen.operators.products import Request, Run
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Arguments(NamedTuple):
+    """What a call passes to its plan: x or a; the weight or b; and a bias, the second weight of a gate, or offsets."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    third: torch.Tensor | None = None
+
+
+class Contest:
+    """A product that kernels and torch compute in turns, into memory of their own.
+
+    ``problem``: the request's with its GPU; it may have other rows, for which those of A are repeated.
+    """
+
+    def __init__(
+        self, device: Device, request: Request, problem: Problem, arguments: Arguments,
+        opened: Callable[[Kernel], OpenKernel],
+    ) -> None:  # fmt: skip
+        self.problem, self._device, self._opened = problem, device, opened
+        self.products = request.batches.products
+        self.operands = request.operands._replace(d=Matrix(problem.d_cols))
+        a, b, third = arguments
+        shape, batches = request.shape, request.batches
+        if problem.m != request.sizes.m:
+            self.operands = self.operands._replace(a=Matrix(request.operands.a.ld))
+        if request.pair and not problem.fusion:
+            assert third is not None
+            b = DERIVED.interleaved(b, third, device.empty)
+        if not problem.batched:
+            a, shape = _rows(device, a, request, problem.m), (problem.m, problem.d_cols)
+        elif not problem.grouped:
+            third, batches = None, batches._replace(d=problem.m * problem.n)
+        if not (problem.fusion or problem.batched):
+            # By matrices: operands may be vectors, or have batch dimensions that are rows, or that B repeats.
+            b, third = _cols(b, request).t(), None
+        self._arguments = Arguments(a, b, third)
+        self._request = request._replace(
+            problem=problem, sizes=request.sizes._replace(m=problem.m), operands=self.operands, shape=shape,
+            batches=batches, pair=request.pair and bool(problem.fusion),
+        )  # fmt: skip
+
+    def by_torch(self) -> object:
+        """torch's own product, whole."""
+        import torch
+
+        a, b, third = self._arguments
+        problem = self.problem
+        if problem.fusion or problem.batched or problem.d != "same":
+            return self._request.by_torch(a, b, third)
+        return torch.mm(a, b)
+
+    def takes(self, kernel: Kernel, use: Use) -> bool:
+        """Whether a plan would take this use of a kernel."""
+        problem = self.problem
+        if problem.later and any(use.copied):
+            return False
+        return not problem.fusion.aux or kernel.record.launch.takes_aux(problem.n, Matrix(problem.n))
+
+    def call(self, kernel: Kernel, use: Use, *, stale: bool = False) -> Callable[[], Any]:
+        """A kernel's call. ``stale``: in memory full of NaN, so that nothing left there passes for a result.
+
+        Raises LaunchError, GpuError or OSError, and so does the call.
+        """
+        device = cast("Device", _Stale(self._device)) if stale else self._device
+        run: Run = bind(device, self._opened(kernel), use, self._request, self.problem.layout)
+        a, b, third = self._arguments
+        return lambda: run(a, b, third)
+
+    @cached_property
+    def _references(self) -> list[Reference]:
+        """Of D, and of Z where a fusion stores it as well."""
+        problem, tensors = self.problem, self._tensors()
+        references = [Reference(problem, tensors)]
+        if problem.fusion.aux:
+            references.append(Reference(problem.revised(fusion=problem.fusion.before_activation), tensors))
+        return references
+
+    @property
+    def judges(self) -> bool:
+        """Whether a result can be compared: all that is compared must be finite."""
+        return all(reference.judges for reference in self._references)
+
+    @property
+    def computed(self) -> Problem:
+        """The problem that is computed: of groups without the rows that are in none."""
+        ends = self._tensors().ends
+        return self.problem if ends is None else buckets.at(self.problem, max(1, int(ends[-1])))
+
+    def compare(self, result: Any) -> tuple[float, str]:
+        """The largest error of a call's result, and what is wrong with it; empty where nothing is."""
+        largest, wrong = 0.0, ""
+        for reference, stored in zip(self._references, result if isinstance(result, tuple) else (result,), strict=True):
+            several = self.problem.batched and not self.problem.grouped
+            batch = (self.products, self.problem.m) if several else (-1,)
+            error, finding = reference.compare(stored.reshape(*batch, stored.shape[-1]))
+            largest, wrong = max(largest, error), wrong or finding
+        return largest, wrong
+
+    def _tensors(self) -> Tensors:
+        """A, B (n,k) and what else is read, as the comparison takes them; it brings D by itself."""
+        request, problem, (a, b, third) = self._request, self.problem, self._arguments
+        if problem.batched and not problem.grouped:
+            a = a.as_strided((self.products, problem.m, problem.k), (request.batches.a, request.operands.a.ld, 1))
+        if request.pair and third is not None:
+            cols = DERIVED.interleaved(b, third, self._device.empty)
+        else:
+            cols = _cols(b, request) if problem.fusion or problem.batched else b.t()
+        bias = third if problem.fusion.bias == "n" else None
+        return Tensors(a, cols, cols.mT, a, bias=bias, ends=third if problem.grouped else None)
+
+
+class _Stale:
+    """A device whose memory is NaN of every type, all bits set."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+        """See ``Device.empty``."""
+        import torch
+
+        memory = self._device.empty(like, *shape)
+        memory.view(torch.uint8).fill_(255)
+        return memory
+
+
+def _rows(device: Device, a: torch.Tensor, request: Request, rows: int) -> torch.Tensor:
+    """A's rows as a matrix; so many of them, the call's in turns, in memory of their own where these are others."""
+    m, _, k = request.sizes
+    matrix = a.as_strided((m, k), (request.operands.a.ld, 1))
+    if rows == m:
+        return matrix
+    wide = device.empty(a, rows, request.operands.a.ld)[:, :k]
+    for start in range(0, rows, m):
+        part = wide[start : start + m]
+        part.copy_(matrix[: part.shape[0]])
+    return wide
+
+
+def _cols(b: torch.Tensor, request: Request) -> torch.Tensor:
+    """B, or each product's, as (n,k)."""
+    problem, (_, n, k), ld = request.problem, request.sizes, request.operands.b.ld
+    assert problem is not None
+    several, steps = ((request.batches.products,), (request.batches.b,)) if problem.batched else ((), ())
+    if problem.layout == "tn":
+        return b.as_strided((*several, n, k), (*steps, ld, 1))
+    return b.as_strided((*several, k, n), (*steps, ld, 1)).mT
+
+
+def copies(device: Device, arguments: Arguments) -> Arguments:
+    """Copies in the device's memory that lie like a call's tensors, for a race that goes on when it has returned."""
+    a, b, third = arguments
+    return Arguments(_copy(device, a), _copy(device, b), None if third is None else _copy(device, third))
+
+
+def _copy(device: Device, tensor: torch.Tensor) -> torch.Tensor:
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = device.empty(tensor, span)
+    memory.copy_(tensor.detach().as_strided((span,), (1,)))
+    return memory.as_strided(tensor.shape, tensor.stride())

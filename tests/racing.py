@@ -1,0 +1,106 @@
+"""A clock whose times the tests state, and processes on an emulated device that measure by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cudal2gen import pack, results
+from cudal2gen.gpu import GpuError
+from tests import packed
+from tests.emulated import EmulatedDevice, OperatorDevice
+from tests.measured import H200
+from tests.packages import require
+
+if TYPE_CHECKING:
+    from cudal2gen.operators import dispatch, races
+else:
+    require("torch")
+    from cudal2gen.operators import dispatch
+
+import torch
+
+A100 = H200.model_copy(
+    update={
+        "id": "emulated-a100",
+        "gpu": "a100",
+        "name": "NVIDIA A100",
+        "capability": "8.0",
+        "sms": 108,
+        "max_sm_mhz": 1410,
+    }
+)
+SIZES = (30, 24, 64)
+
+
+class Clock:
+    """A meter: a call takes the time of the kernel that it launches, by its record's name, or of torch."""
+
+    def __init__(self, device: EmulatedDevice, times_us: Mapping[str, float], torch_us: float) -> None:
+        self.device, self.times_us, self.torch_us = device, times_us, torch_us
+        self.environment, self.busy, self.seconds = A100, False, 0.0
+
+    def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        before = len(self.device.session.launches)
+        call()
+        launches = [launch.kernel for launch in self.device.session.launches[before:]]
+        us = self.times_us.get(launches[0], 290.0) if launches else self.torch_us
+        self.seconds += us * times / 1e6
+        return us * times
+
+    def synchronize(self) -> None:
+        self.device.synchronize()
+
+    def idle(self) -> bool:
+        return not self.busy
+
+    def now(self) -> float:
+        return self.seconds
+
+
+class Timed(OperatorDevice):
+    def __init__(self, device: EmulatedDevice, clock: Clock | None) -> None:
+        super().__init__(device, "a100")
+        self.clock = clock
+
+    def meter(self) -> Clock:
+        if self.clock is None:
+            raise GpuError("NVML is missing")
+        return self.clock
+
+
+@contextmanager
+def process(opened: pack.Pack, device: OperatorDevice, mode: races.Mode = "once") -> Iterator[dispatch.Dispatcher]:
+    """A process's dispatcher."""
+    with dispatch.replaced(dispatch.Dispatcher([opened], device, mode=mode)) as dispatcher:
+        yield dispatcher
+
+
+def tuner_of(dispatcher: dispatch.Dispatcher) -> races.Autotuner | None:
+    assert dispatcher.device is not None
+    return dispatcher._tuning.tuner(-1, dispatcher.device)
+
+
+def drawn(device: EmulatedDevice, sizes: tuple[int, int, int] = SIZES) -> tuple[Any, Any, Any]:
+    """A, B (n,k) and their product."""
+    m, n, k = sizes
+    a, b = device.empty(m, k), device.empty(n, k)
+    for matrix in (a, b):
+        matrix.copy_(torch.randint(-2, 3, matrix.shape))
+    return a, b, (a.double() @ b.double().t()).half()
+
+
+def measurements() -> list[results.Measurement]:
+    return results.measurements(results.store("autotune")).measurements
+
+
+NAMES = {name: record.name for name, record in packed.RECORDS.items()}
+
+
+def raced(device: EmulatedDevice) -> dict[str, int]:
+    """Launches of kernels by their short names."""
+    counts = dict.fromkeys(NAMES, 0)
+    for launch in device.session.launches:
+        counts[next(name for name, full in NAMES.items() if full == launch.kernel)] += 1
+    return {name: count for name, count in counts.items() if count}
