@@ -30,7 +30,7 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
     result = Result(target, devices.device(plan.device).name)
     start = time.perf_counter()
     worker = Worker("fork", serve, plan)
-    watch = _Watch(worker, start + seconds, gib * GIB)
+    watch = _Watch(worker, seconds, gib * GIB)
     try:
         running: _Running | None = None
         ctas = 0, 0
@@ -85,16 +85,16 @@ def _launch(result: Result, running: _Running) -> str:
 class _Watch:
     """The limits of a process: of its time, and of its memory with that of all processes that it starts."""
 
-    def __init__(self, worker: Worker, deadline: float, nbytes: float) -> None:
-        self.worker, self.deadline, self.nbytes = worker, deadline, nbytes
+    def __init__(self, worker: Worker, seconds: float, nbytes: float) -> None:
+        self.worker, self.seconds, self.nbytes = worker, seconds, nbytes
         self.started = self.looked = time.perf_counter()
 
     def excess(self, launch: str) -> str:
         """Which limit is passed, and in which ``launch``: the rest of a sentence about the program."""
         now = time.perf_counter()
-        if now > self.deadline:
+        if now > self.started + self.seconds:
             fewer = ", --sample N runs only N CTAs of a grid" if launch else ""
-            return f"did not end within {self.deadline - self.started:.0f} s{launch}; --timeout gives it longer{fewer}"
+            return f"did not end within {self.seconds:.0f} s{launch}; --timeout gives it longer{fewer}"
         if now - self.looked < STEP_S:
             return ""
         self.looked = now
