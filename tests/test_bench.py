@@ -172,6 +172,16 @@ def test_the_floor_of_a_cold_problem_is_its_reading() -> None:
     assert ENVIRONMENT.floor_us(skinny, cold=False) == pytest.approx(2 * 64 * 64 * 8192 / (4096 * 132 * 1980e6) * 1e6)
 
 
+def test_the_groups_of_a_product_share_its_rows() -> None:
+    """Of a strided batch each product has all of m."""
+    strided, grouped = (problem(64, 64, 8192).revised(batch=batch) for batch in ("strided", "grouped"))
+    flops, a, b, d = 2 * 64 * 64 * 8192, 2 * 64 * 8192, 2 * 64 * 8192, 2 * 64 * 64
+    assert (strided.flops_of(8), grouped.flops_of(8)) == (8 * flops, flops)
+    assert (strided.traffic_of(8), grouped.traffic_of(8)) == (8 * (a + b + d), a + 8 * b + d)
+    floors = [ENVIRONMENT.floor_us(each, cold=False, products=8) for each in (strided, grouped)]
+    assert floors[0] == pytest.approx(8 * floors[1])
+
+
 def spoil_one(operands: Any, launches: int) -> None:
     operands.d[63, 17] += 5
 

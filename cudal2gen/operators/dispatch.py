@@ -132,7 +132,7 @@ class Dispatcher:
                 return self.plans[key]
             plan, lasting = self._decided(request)
             plan.key = key
-            if capturing or not lasting:
+            if not lasting:
                 return self._passing(plan)
             if race is not None and (due or race.due(hot=True)):
                 plan.run = self._racing(plan, race, 0 if due else buckets.HOT_CALLS)
