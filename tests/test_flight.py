@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -10,7 +11,7 @@ from cudal2gen.kernel import Problem
 from cudal2gen.results import Trial
 from cudal2gen.tuner import flight, race, ray_executor, space
 from cudal2gen.tuner.environment import Model
-from cudal2gen.tuner.executor import InProcess
+from cudal2gen.tuner.executor import Executor, InProcess, Worker
 from cudal2gen.tuner.flight import Flight, ThreadedHost
 from cudal2gen.tuner.proposers import Evolution, Mixture, Random
 from cudal2gen.tuner.race import Evaluation, Race, Settings
@@ -93,13 +94,17 @@ def test_a_races_trials_do_not_depend_on_the_cluster() -> None:
     assert len(first) == 6 * (12 + 8 + 3)
 
 
-def test_threads_give_the_same_trials() -> None:
-    stores: list[list[Trial]] = [[], []]
-    for store, in_flight in zip(stores, (1, 3), strict=True):
-        host = ThreadedHost(InProcess(Model(seed=3)), in_flight)
+def test_threads_and_a_process_of_its_own_give_the_same_trials() -> None:
+    stores: list[list[Trial]] = [[], [], []]
+    worker = Worker(partial(Model, seed=3))
+    assert worker.in_flight() == 2, "one problem is thought about while another is measured"
+    executors: list[Executor] = [InProcess(Model(seed=3)), InProcess(Model(seed=3)), worker]
+    for store, in_flight, executor in zip(stores, (1, 3, 2), executors, strict=True):
+        host = ThreadedHost(executor, in_flight)
         flight.fly(races(4, store), host, in_flight, lambda _: None, lambda _: None)
         host.close()
-    assert by_problem(stores[0]) == by_problem(stores[1])
+        executor.close()
+    assert by_problem(stores[0]) == by_problem(stores[1]) == by_problem(stores[2])
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
