@@ -143,7 +143,7 @@ def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tu
     """The kernel of ``matmul``'s plan, where a pack has this record, and how it is launched."""
     pack = Pack(Path("nowhere"), {"gpu": own.gpu})
     pack.__dict__["table"] = Table(own.gpu, [Kernel(record.name, record.model_dump(mode="json"))], [])
-    device: Any = SimpleNamespace(model=own.gpu, name=own.gpu)
+    device: Any = SimpleNamespace(model=own.gpu, name=own.gpu, place=None)
     uses: list[Use] = []
     monkeypatch.setattr(dispatch, "bind", lambda _device, _kernel, use, *_: uses.append(use))
     operands, sizes = Operands.packed(own.layout, own.n, own.k), serving.sizes_of(own)
