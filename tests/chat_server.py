@@ -66,7 +66,7 @@ def reply(handler: Handler, status: int, body: Any, headers: Mapping[str, str] |
 
 
 def completion(
-    text: str | None, finish: str = "stop", usage: tuple[int, int] | None = (1000, 200), **extra: Any
+    text: str | list[Any] | None, finish: str = "stop", usage: tuple[int, int] | None = (1000, 200), **extra: Any
 ) -> Any:
     body = {
         "id": "chatcmpl-1",
@@ -88,7 +88,7 @@ def completion(
     return body
 
 
-def says(text: str | None, **extra: Any) -> Step:
+def says(text: str | list[Any] | None, **extra: Any) -> Step:
     """An answer with this text."""
     return lambda handler: reply(handler, 200, completion(text, **extra))
 

@@ -22,10 +22,24 @@ from cudal2gen.tuner import answers, campaign, chat, executor, llm, prompt, race
 from cudal2gen.tuner.chat import Chat, Endpoint, Exchange, Outcome, ReplayWire, Request, ServerWire, Unavailable
 from cudal2gen.tuner.environment import Model, refusal_trial
 from cudal2gen.tuner.llm import Llm
-from cudal2gen.tuner.memory import Memory, Note
+from cudal2gen.tuner.memory import Memory, Note, tokens
 from cudal2gen.tuner.proposal import MissingLibrary, Question
 from cudal2gen.tuner.proposers import Mixture, Random
-from tests.chat_server import Server, dribbles, fails, floods, limits, proposes, says, sends, serving, waits
+from tests.chat_server import (
+    Server,
+    Step,
+    completion,
+    dribbles,
+    fails,
+    floods,
+    limits,
+    proposes,
+    reply,
+    says,
+    sends,
+    serving,
+    waits,
+)  # fmt: skip
 from tests.packages import require
 from tests.test_cli import error, own_catalog, run
 
@@ -501,7 +515,11 @@ def test_nobody_there() -> None:
     assert "cannot be reached" in warnings[0]
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{}]}', b"\xff" * 50])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{}]}', b'{"choices": [{"message": null}]}', b"\xff" * 50,
+     b'{"choices": [{"message": {"content": "\\ud800"}}]}', b"[" * 100_000],
+)  # fmt: skip
 def test_what_is_no_chat_completion(body: bytes) -> None:
     warnings: list[str] = []
     with serving(sends(body)) as server:
@@ -560,7 +578,7 @@ def test_a_server_says_when_it_is_asked_again() -> None:
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("1e9", 3600.0), ("nan", None), ("soon", None), ("", None),
-     (http_date(1060), 60.0), (http_date(900), 0.0)],
+     (http_date(1060), 60.0), (http_date(900), 0.0), ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None)],
 )  # fmt: skip
 def test_times_to_retry(value: str, seconds: float | None) -> None:
     assert chat.retry_after({"retry-after": value}, 1000.0) == seconds
@@ -595,6 +613,50 @@ def test_reasoning_is_kept_apart_from_the_answer(message: dict[str, Any], text: 
         request = Request((chat.Message("system", "s"), chat.Message("user", "u")), {})
         reply = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
     assert (reply.text, reply.reasoning) == (text, reasoning)
+
+
+def as_sent(**changes: Any) -> Step:
+    """A good answer with other fields beside the text."""
+    return lambda handler: reply(handler, 200, completion(GOOD) | changes)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        as_sent(service_tier="on_demand"),
+        as_sent(created=1.5, object="chat"),
+        sends(json.dumps({"choices": [{"message": {"content": GOOD}}]}).encode()),
+        says(GOOD, finish="eos"),
+        as_sent(usage={"prompt_tokens": None, "completion_tokens": None}),
+        says([{"type": "thinking", "thinking": [{"type": "text", "text": "So"}]}, {"type": "text", "text": GOOD}]),
+    ],
+)
+def test_an_answer_is_read_whatever_a_server_writes_beside_it(step: Step) -> None:
+    with serving(step) as server:
+        (item,) = llm_proposer(server).propose(question(), 8)
+    assert item.record is not None
+
+
+@pytest.mark.parametrize("counts", [(-5000, 200), (1000, -1), (True, 200)])
+def test_impossible_counts_of_tokens_are_estimated(counts: tuple[int, int]) -> None:
+    with serving(says(GOOD, usage=counts)) as server:
+        request = Request((chat.Message("system", "s" * 400), chat.Message("user", "u" * 400)), {})
+        answer = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
+    assert answer.estimated
+    assert answer.tokens_in == 2 * tokens("s" * 400)
+    assert answer.tokens_out == tokens(GOOD)
+
+
+def test_an_error_with_status_200_is_the_error_that_it_names() -> None:
+    clock = Clock()
+    body = {"error": {"message": f"upstream is overloaded, key {KEY}", "code": 502}}
+    with serving(lambda handler: reply(handler, 200, body), says(GOOD)) as server:
+        assert len(llm_proposer(server, clock=clock).propose(question(), 1)) == 1
+    assert clock.pauses == [1.0]
+    warnings: list[str] = []
+    with serving(lambda handler: reply(handler, 200, body | {"error": {"message": f"no credit for {KEY}"}})) as server:
+        assert llm_proposer(server, warnings).propose(question(), 1) == []
+    assert warnings == [f"proposer llm: {server.url} answers: no credit for ***"]
 
 
 @pytest.mark.parametrize(

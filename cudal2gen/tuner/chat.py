@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from cudal2gen import results
 from cudal2gen.errors import WrongInput, reading
 from cudal2gen.kernel import Fields, Problem, explain
+from cudal2gen.tuner import completions
 from cudal2gen.tuner.curriculum import Stage, stage
 from cudal2gen.tuner.memory import tokens
 from cudal2gen.tuner.proposal import MissingLibrary
@@ -226,29 +226,24 @@ class ServerWire:
         return " ".join((text.replace(key, "***") if key else text).split())[:LONGEST_ERROR]
 
     def _reply(self, body: bytes, request: Request, seconds: float) -> Reply:
-        from openai.types.chat import ChatCompletion
-
         try:
-            answer = ChatCompletion.model_validate_json(body)
-            choice = answer.choices[0]
-        except (ValidationError, IndexError, RecursionError):
+            answer = completions.read(body)
+        except completions.ServerError as error:
+            text = f"{self._endpoint.url} answers: {self._safe(str(error))}"
+            raise Unavailable(text, error.status, error.status in HOPELESS, error.status in TRANSIENT) from None
+        except ValueError:
             raise Unavailable(f"{self._endpoint.url}: the answer is no chat completion; check --llm-url") from None
-        text, reasoning = _apart(choice.message)
-        usage = answer.usage
         prompt_tokens = sum(tokens(message.content) for message in request.messages)
-        tokens_in, tokens_out = (
-            (usage.prompt_tokens, usage.completion_tokens) if usage else (prompt_tokens, tokens(text + reasoning))
-        )
-        refusal = choice.message.refusal or ("by a filter" if choice.finish_reason == "content_filter" else "")
+        tokens_in, tokens_out = answer.counts or (prompt_tokens, tokens(answer.text + answer.reasoning))
         return Reply(
-            text=text,
-            reasoning=reasoning,
-            refusal=refusal,
-            cut_off=choice.finish_reason == "length",
+            text=answer.text,
+            reasoning=answer.reasoning,
+            refusal=answer.refusal or ("by a filter" if answer.finish == "content_filter" else ""),
+            cut_off=answer.finish == "length",
             tokens_in=tokens_in,
             tokens_out=tokens_out,
             cost=self._endpoint.cost(tokens_in, tokens_out),
-            estimated=usage is None,
+            estimated=answer.counts is None,
             seconds=round(seconds, 3),
             model=answer.model,
         )
@@ -265,36 +260,9 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - now
-        except ValueError:
+        except (ValueError, OverflowError):  # the latter for a year beyond what integers hold
             return None
     return min(max(seconds, 0.0), LATEST_RETRY) if math.isfinite(seconds) else None
-
-
-def _apart(message: openai.types.chat.ChatCompletionMessage) -> tuple[str, str]:
-    """An answer's text and its reasoning: of the field that reasoning models' servers send, or of a <think> block.
-
-    A model that calls a tool, though it was offered none, answers by the call's arguments.
-    """
-    extra = message.model_extra or {}
-    apart = next((extra[key] for key in ("reasoning_content", "reasoning") if isinstance(extra.get(key), str)), "")
-    reasoning, text = split_reasoning(message.content or "")
-    if not text.strip() and message.tool_calls:
-        functions = (getattr(call, "function", None) for call in message.tool_calls)
-        text = next((function.arguments for function in functions if function and function.arguments), "")
-    return text, (apart + reasoning).strip()
-
-
-def split_reasoning(text: str) -> tuple[str, str]:
-    """The reasoning of a <think> block at the start of a text, and what follows it.
-
-    The opening tag may be missing, because chat templates write it into the prompt, and the closing one of an answer
-    that was cut off.
-    """
-    if match := re.match(r"\s*(?:<think>)?(.*?)</think>", text, re.DOTALL):
-        return match[1], text[match.end() :]
-    if text.lstrip().startswith("<think>"):
-        return text.lstrip().removeprefix("<think>"), ""
-    return "", text
 
 
 class Exchange(Reply):

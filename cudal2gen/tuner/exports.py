@@ -22,7 +22,7 @@ from typing import Any
 from cudal2gen import files
 from cudal2gen.kernel import Fields, Problem
 from cudal2gen.results import Effort, Trial
-from cudal2gen.tuner import answers, chat, prompt, reward, space
+from cudal2gen.tuner import answers, chat, completions, prompt, reward, space
 from cudal2gen.tuner.chat import Exchange, Outcome
 from cudal2gen.tuner.curriculum import STAGES, Stage
 from cudal2gen.tuner.environment import Environment
@@ -150,7 +150,7 @@ class Scorer:
         if question is None:
             return None
         problem, bases = question
-        reasoning, text = chat.split_reasoning(completion[-1]["content"])
+        reasoning, text = completions.split_reasoning(completion[-1]["content"])
         ideas, faults = answers.ideas_of(chat.Reply(text=text, reasoning=reasoning), answers.MOST_FAULTS)
         failures, records = len(faults), {}
         for idea in ideas:

@@ -1,0 +1,109 @@
+"""Chat completions as servers write them: the text, the reasoning apart from it, and the tokens.
+
+Only what is used is read, in all forms that servers send it. The ``openai`` library's own model is of one server, and
+refuses others for a field beside the answer, such as a ``service_tier`` or a ``finish_reason`` of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import pydantic_core
+
+
+class Completion(NamedTuple):
+    """An answer. ``finish``: why it ends. ``counts``: tokens in and out, None where the server sends no such counts."""
+
+    text: str
+    reasoning: str
+    refusal: str
+    finish: str
+    counts: tuple[int, int] | None
+    model: str
+
+
+class ServerError(ValueError):
+    """A body that has an error in place of an answer. ``status``: the code that it names, 0 for none."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def read(body: bytes) -> Completion:
+    """The first choice of a completion. Raises ServerError for a body that names an error, ValueError for any other."""
+    # json.loads accepts NaN and half a surrogate pair, which no transcript can keep.
+    match answer := pydantic_core.from_json(body, allow_inf_nan=False):
+        case {"choices": [{"message": {**message}} as choice, *_]}:
+            text, reasoning = _apart(message)
+            return Completion(
+                text,
+                reasoning,
+                _string(message.get("refusal")),
+                _string(choice.get("finish_reason")),
+                _counts(answer.get("usage")),
+                _string(answer.get("model")),
+            )
+        case {"error": {"message": str(text), "code": int(status)}}:
+            raise ServerError(text, status)
+        case {"error": {"message": str(text)} | str(text)}:
+            raise ServerError(text, 0)
+    raise ValueError("no chat completion")
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """The reasoning of a <think> block at the start of a text, and what follows it.
+
+    The opening tag may be missing, because chat templates write it into the prompt, and the closing one of an answer
+    that was cut off.
+    """
+    if match := re.match(r"\s*(?:<think>)?(.*?)</think>", text, re.DOTALL):
+        return match[1], text[match.end() :]
+    if text.lstrip().startswith("<think>"):
+        return text.lstrip().removeprefix("<think>"), ""
+    return "", text
+
+
+def _apart(message: Mapping[object, object]) -> tuple[str, str]:
+    """A message's text and its reasoning: of a field or a part of the content of its own, or of a <think> block.
+
+    A model that calls a tool, though it was offered none, answers by the call's arguments.
+    """
+    content = message.get("content")
+    own = next((text for key in ("reasoning_content", "reasoning") if (text := _string(message.get(key)))), "")
+    reasoning, text = split_reasoning(_joined(content, "text"))
+    calls = message.get("tool_calls")
+    if not text.strip() and isinstance(calls, list):
+        text = next(_arguments(calls), "")
+    return text, (own + _joined(content, "thinking") + reasoning).strip()
+
+
+def _joined(content: object, kind: str) -> str:
+    """The parts of a content that are of a kind; a content that is a string is one part of kind ``text``."""
+    if isinstance(content, str):
+        return content if kind == "text" else ""
+    parts = content if isinstance(content, list) else []
+    values = (part.get(kind) for part in parts if isinstance(part, dict) and part.get("type") == kind)
+    return "".join(_joined(value, "text") for value in values)
+
+
+def _arguments(calls: Iterable[object]) -> Iterator[str]:
+    for call in calls:
+        match call:
+            case {"function": {"arguments": str(arguments)}} if arguments:
+                yield arguments
+
+
+def _counts(usage: object) -> tuple[int, int] | None:
+    """None for counts that cannot be: below zero, or no integers."""
+    match usage:
+        case {"prompt_tokens": int(tokens_in), "completion_tokens": int(tokens_out)}:
+            possible = not isinstance(tokens_in, bool) and not isinstance(tokens_out, bool)
+            return (tokens_in, tokens_out) if possible and min(tokens_in, tokens_out) >= 0 else None
+    return None
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
