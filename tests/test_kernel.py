@@ -100,6 +100,11 @@ ILLEGAL = [
     ("c_batch", {"epilogue": "direct"}, "given for epilogue staged"),
     ("c_batch", {"bk": 16, "g2s_cols": 2, "stages": 1, "c_batch": 5, **prefetch("none")}, "exceed the ring's 8192"),
     ("r2s_bytes", {"epilogue": "global"}, "given unless epilogue is global"),
+    (
+        "bn",
+        {"bm": 32, "bn": 32, "fusion": "silu+gate", "epilogue": "direct", "c_batch": None, "g2s_cols": 4},
+        "64 for gate in epilogue direct",
+    ),
     ("split_k", {"split_k": 64, "k": 64}, "exceeds the 1 k-steps"),
     ("k", {"padding": "predicate", "k": 100}, "must be a multiple of 8"),
     ("bm", {"m": 128 * 65536}, "exceed the grid's 65535"),

@@ -199,6 +199,8 @@ def test_adapting_to_a_problem_leaves_the_policy_as_it_was_unless_it_is_to_keep_
         records = [item.record for item in proposer.propose(question, 8) if item.record]
         trials = environment.evaluate(SMALL, records)
         proposer.observe(Question(candidates, tuple(trials)), trials)
+        assert policy.steps == 0
+        proposer.conclude()
         assert policy.steps == (5 if keep else 0)
         scores = proposer._open_session(question)[0].scores(SMALL, records).detach().numpy()
         fastest = int(np.argmin([trial.median_us for trial in trials]))

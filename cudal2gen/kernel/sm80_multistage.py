@@ -106,8 +106,10 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         yield from self.problem_violations()
         yield from self._copy_violations()
         yield from self._mainloop_violations()
-        yield from self._epilogue_violations()
         yield from self._raster_violations()
+        if violations := list(self._epilogue_violations()):
+            yield from violations
+            return  # what is staged is undefined
         yield from self.smem_violations(f"stages={self.stages}")
         if self.min_blocks > 1 and self.min_blocks * self.threads > (most := self.target.capability.threads_sm):
             yield f"min_blocks={self.min_blocks}: {self.threads} threads each exceed the {most} of an SM"

@@ -17,7 +17,7 @@ from tests.emulator.test_hopper_instructions import run
 
 def test_every_rule_is_used_and_registered(checkout: Path) -> None:
     rooms = [path for path in (checkout / "cudal2gen" / "emulator").rglob("*.py") if path.name != "rules.py"]
-    mentioned = set(re.findall(r'"([a-z]+(?:-[a-z]+)*)"', "".join(path.read_text() for path in rooms)))
+    mentioned = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)*)"', "".join(path.read_text() for path in rooms)))
     assert RULES.keys() <= mentioned
     assert {rule.severity for rule in RULES.values()} == set(Severity)
     with pytest.raises(KeyError):
