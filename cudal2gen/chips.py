@@ -62,6 +62,11 @@ class Capability(NamedTuple):
         major, minor = divmod(int(self.sm.removeprefix("sm_")), 10)
         return major, minor
 
+    @property
+    def has_tma(self) -> bool:
+        """Whether bulk copies of tensors (TMA) land in shared memory and count on mbarriers: from 9.0 on."""
+        return self.number >= (9, 0)
+
     def ctas_by_smem(self, smem_bytes: int) -> int:
         """CTAs for which an SM has shared memory: each takes whole units of 128 bytes, and 1 KiB for the system."""
         return self.smem_sm_bytes // (-(-smem_bytes // 128) * 128 + 1024)

@@ -14,12 +14,12 @@ from unittest import mock
 from cudal2gen import catalog, validator
 from cudal2gen.compiler import Artifact
 from cudal2gen.emulator import ARITHMETIC, Mutant, mutants
-from cudal2gen.kernel import Sm80Multistage, Sm90Wgmma, Sm100Tcgen05, ceil_div
+from cudal2gen.kernel import Sm80Multistage, Sm90Wgmma, Sm100Tcgen05, Sm120Mma, ceil_div
 from cudal2gen.kernel.smem_tiles import VECTOR
 from cudal2gen.validator import emulated
 from cudal2gen.validator.problems import thorough_shape
 
-HOPPER = (Sm90Wgmma, Sm100Tcgen05)
+HOPPER = (Sm90Wgmma, Sm100Tcgen05, Sm120Mma)
 LOOP_ROOM = 1000  # in place of ten thousand: a mutant that never ends takes a second or less
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
 ZERO_FILL = "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudal2gen.kernel import Record, Sm80Multistage, Sm90Small, Sm90Wgmma, Sm100Tcgen05
+from cudal2gen.kernel import Record, Sm80Multistage, Sm90Small, Sm90Wgmma, Sm100Tcgen05, Sm120Mma
 from tests.strategies import (
     STAGED_8,
     STAGED_16,
@@ -15,6 +15,7 @@ from tests.strategies import (
     prefetch,
     single_shot,
     tcgen05,
+    warp_mma,
     wgmma,
 )
 
@@ -76,6 +77,11 @@ def ring(**changes: Any) -> Sm90Wgmma:
 
 def tensor(**changes: Any) -> Sm100Tcgen05:
     return tcgen05(**(TENSOR | changes))
+
+
+def warps(**changes: Any) -> Sm120Mma:
+    fields = {name: value for name, value in RING.items() if name not in ("atom_n", "cluster", "reduce")}
+    return warp_mma(**(fields | changes))
 
 
 def once(**changes: Any) -> Sm90Small:
@@ -274,6 +280,40 @@ TENSORS: dict[str, Record] = {
     "tensor grouped gated": tensor(batch="grouped", fusion="bias_n+silu+gate", **WIDE, **NARROW),
 }
 
+# mma.sync from the ring: both layouts and accumulators, every width of a box, turns, sums, stores.
+WARPED: dict[str, Record] = {
+    "warps": warps(),
+    "warps nn": warps(layout="nn", bn=64, raster_axis="n", hint_a="first", hint_b="last", pdl=True),
+    "warps nn, narrow boxes": warps(layout="nn", bn=48, acc="f16", hint_a="last", hint_b="first"),
+    "warps nn, boxes of 32": warps(layout="nn", bn=96, min_blocks=2, bk=64, stages=2),
+    "warps f16, stage of 128": warps(acc="f16", bk=128, stages=2, padding="pad", k=325),
+    "warps two consumers": warps(bm=128, consumers=2, registers=[40, 232], m=264),
+    "warps three consumers": warps(bm=192, consumers=3, m=264, stages=2),
+    "warps two rows": warps(bm=128, acc="f16", m=264),
+    "warps pingpong": warps(consumers=2, schedule="pingpong", registers=[40, 232], m=264),
+    "warps pingpong nn": warps(consumers=2, schedule="pingpong", layout="nn", m=264, epilogue="direct"),
+    "warps direct, any n": warps(epilogue="direct", n=133),
+    "warps swapped": warps(**SWAPPED),
+    "warps swapped nn": warps(**SWAPPED, layout="nn", acc="f16"),
+    "warps swapped nn, two consumers": warps(**SWAPPED | {"bn": 128}, consumers=2, layout="nn", epilogue="direct"),
+    "warps swapped d": warps(**SWAPPED, **FULL_OUT),
+    "warps swapped d direct": warps(**SWAPPED, **BOTH, epilogue="direct", n=133),
+    "warps d": warps(**BOTH, bn=64),
+    "warps d, two widths": warps(**BOTH, bn=48),
+    "warps workspace": warps(split_k=3, acc="f16"),
+    "warps workspace swapped": warps(**SWAPPED, split_k=2, layout="nn"),
+    "warps stream": warps(stream_k=True),
+    "warps stream direct": warps(stream_k=True, epilogue="direct", layout="nn", bn=64),
+    "warps fused bf16": warps(fusion="bias_n+silu", **HALF_IN, bn=64),
+    "warps fused f16": warps(fusion=f"{ALL}+gelu_tanh", acc="f16", bn=48),
+    "warps fused swapped": warps(fusion=f"{ALL}+gelu", **SWAPPED),
+    "warps fused, any n": warps(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133, bn=64),
+    "warps gated direct": warps(fusion="bias_m+aux+silu+gate", epilogue="direct", **NARROW),
+    "warps gated workspace": warps(fusion="aux+silu+gate", split_k=3, **NARROW),
+    "warps batched gated": warps(batch="strided", fusion="bias_n+silu+gate", **NARROW),
+    "warps grouped gated": warps(batch="grouped", fusion="bias_n+silu+gate", **NARROW),
+}
+
 PATHS: dict[str, Record] = {
     "single": small(),
     "single f32": small(acc="f32"),
@@ -400,6 +440,7 @@ PATHS: dict[str, Record] = {
     **{f"fused {name}": record for name, record in FUSED.items()},
     **BATCHED,
     **TENSORS,
+    **WARPED,
     "sixteen threads along a row": small(bk=128, g2s_cols=16),
     "thirty-two threads along a row": small(bk=256, g2s_cols=32, stages=2),
     "small direct padded by its caller": direct(padding="pad", m=61, n=59, k=125),

@@ -17,6 +17,7 @@ from cudal2gen.kernel import (
     Sm90Small,
     Sm90Wgmma,
     Sm100Tcgen05,
+    Sm120Mma,
     parse,
 )
 from cudal2gen.kernel.fusion import PARTS, PLAIN, Fusion
@@ -139,6 +140,32 @@ TENSOR: dict[str, Any] = {
     "hint_b": "normal",
     "pdl": False,
 }
+WARPS: dict[str, Any] = {
+    "gpu": "rtx5090",
+    "acc": "f32",
+    "layout": "tn",
+    "m": 4096,
+    "n": 4096,
+    "k": 4096,
+    "family": "sm120_mma",
+    "origin": ORIGIN,
+    "bm": 128,
+    "bn": 128,
+    "swap_ab": False,
+    "bk": 64,
+    "stages": 2,
+    "consumers": 2,
+    "schedule": "cooperative",
+    "raster_axis": "m",
+    "raster_group": 8,
+    "split_k": 1,
+    "epilogue": "tma",
+    "registers": [40, 232],
+    "hint_a": "normal",
+    "hint_b": "normal",
+    "pdl": False,
+    "min_blocks": 1,
+}
 SMALL: dict[str, Any] = {
     "bm": 32,
     "bn": 32,
@@ -176,6 +203,13 @@ def tcgen05(**changes: Any) -> Sm100Tcgen05:
     """The plain 128x256x64 record of the Blackwell family with fields changed."""
     record = parse(TENSOR | changes)
     assert isinstance(record, Sm100Tcgen05)
+    return record
+
+
+def warp_mma(**changes: Any) -> Sm120Mma:
+    """The plain 128x128x64 record of the family for 12.0 with fields changed."""
+    record = parse(WARPS | changes)
+    assert isinstance(record, Sm120Mma)
     return record
 
 
@@ -405,6 +439,48 @@ def tcgen05_records(draw: st.DrawFn, max_cols: int = 256) -> Sm100Tcgen05:
 
 
 @st.composite
+def warp_mma_records(draw: st.DrawFn, max_cols: int = 192) -> Sm120Mma:
+    """Legal sm120_mma records over the whole space."""
+    swap_ab, schedule = draw(st.booleans()), draw(st.sampled_from(["cooperative", "pingpong"]))
+    consumers = 2 if schedule == "pingpong" else draw(st.integers(1, 3))
+    rows = 64 * (1 if schedule == "pingpong" else consumers) * draw(st.integers(1, 2))
+    cols = 16 * draw(st.integers(1, max_cols // 16))
+    bm, bn = (cols, rows) if swap_ab else (rows, cols)
+    split_k = draw(st.sampled_from([1, 1, 2, 3]))
+    stream_k = split_k == 1 and schedule == "cooperative" and draw(st.booleans())
+    short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
+    fields = {
+        "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
+        "layout": draw(st.sampled_from(["tn", "nn"])),
+        "m": draw(st.integers(1, 3 * bm)),
+        "n": 8 * draw(st.integers(1, 3 * bn // 8)) - short,
+        "k": 8 * draw(st.integers((split_k - 1) * 8 + 1, 384)) - short,
+        "padding": "pad" if short else "none",
+        "bm": bm,
+        "bn": bn,
+        "swap_ab": swap_ab,
+        "stages": draw(st.integers(2, max(2, min(8, 80_000 // ((bm + bn) * 128))))),
+        "consumers": consumers,
+        "schedule": schedule,
+        "raster_axis": draw(st.sampled_from(["m", "n"])),
+        "raster_group": draw(st.integers(1, 9)),
+        "split_k": split_k,
+        "epilogue": draw(st.sampled_from(["tma", "direct"])),
+        "registers": draw(st.sampled_from([None, [40, 232]])) if consumers == 2 else None,
+        "hint_a": draw(st.sampled_from(["normal", "first", "last"])),
+        "hint_b": draw(st.sampled_from(["normal", "first", "last"])),
+        "pdl": draw(st.booleans()),
+        "stream_k": stream_k,
+    }
+    try:
+        return warp_mma(**fields)
+    except IllegalRecord:
+        # Registers and shared memory, which this strategy does not model.
+        assume(False)
+        raise
+
+
+@st.composite
 def single_shot_records(draw: st.DrawFn) -> Sm90Small:
     """Legal sm90_small records."""
     bm, bn = draw(st.sampled_from([16, 32, 64, 96, 128])), draw(st.sampled_from([16, 32, 64, 96, 128]))
@@ -478,6 +554,11 @@ def records_of_any_product(
 
 
 plain_records = st.one_of(
-    multistage_records(), direct_records(), wgmma_records(), tcgen05_records(), single_shot_records()
+    multistage_records(),
+    direct_records(),
+    wgmma_records(),
+    tcgen05_records(),
+    warp_mma_records(),
+    single_shot_records(),
 )
 records = records_of_any_product(plain_records)

@@ -32,6 +32,7 @@ from tests.strategies import (
     STRAIGHT,
     TENSOR,
     TO_GLOBAL,
+    WARPS,
     WGMMA,
     direct,
     multistage,
@@ -40,6 +41,7 @@ from tests.strategies import (
     records,
     single_shot,
     tcgen05,
+    warp_mma,
     wgmma,
 )
 
@@ -227,6 +229,18 @@ ILLEGAL_WGMMA = [
     ),
     ("mma_repeat", {"mma_repeat": [1, 1, 1]}, "extra inputs"),
 ]
+ILLEGAL_WARPS = [
+    ("gpu", {"gpu": "b200"}, "sm120_mma needs one of rtx5090"),
+    ("bm", {"bm": 64}, "must be a multiple of 128, 2 warpgroups of 64 rows each"),
+    ("bn", {"swap_ab": True, "bn": 64}, "must be a multiple of 128, 2 warpgroups of 64 rows each"),
+    ("bn", {"bn": 72}, "must be a multiple of 16, the columns that one ldmatrix brings"),
+    ("bn", {"bm": 256, "bn": 192, "stages": 2}, "192 accumulator registers, and 68 beside them, exceed the 232"),
+    ("cluster.0", {"cluster": [2, 1]}, "input should be 1"),
+    ("consumers", {"schedule": "pingpong", "consumers": 1}, "must be 2 for schedule pingpong"),
+    ("registers", {"registers": [24, 232]}, "needs 32 registers"),
+    ("stages", {"stages": 3}, "exceed"),
+    ("min_blocks", {"registers": None, "bn": 64, "min_blocks": 2}, "of shared memory each, 1 fits on an SM"),
+]
 ILLEGAL_TENSOR = [
     ("gpu", {"gpu": "h200"}, "sm100_tcgen05 needs one of b200"),
     ("bm", {"bm": 64}, "must be 128, the rows of tcgen05.mma that a CTA has"),
@@ -279,7 +293,12 @@ ILLEGAL_SINGLE_SHOT = [
 ]
 ILLEGAL_RINGS = [
     (base, *row)
-    for base, rows in ((WGMMA, ILLEGAL_WGMMA), (SINGLE_SHOT, ILLEGAL_SINGLE_SHOT), (TENSOR, ILLEGAL_TENSOR))
+    for base, rows in (
+        (WGMMA, ILLEGAL_WGMMA),
+        (SINGLE_SHOT, ILLEGAL_SINGLE_SHOT),
+        (TENSOR, ILLEGAL_TENSOR),
+        (WARPS, ILLEGAL_WARPS),
+    )
     for row in rows
 ]
 
@@ -363,7 +382,7 @@ def test_a_line_is_flat() -> None:
     assert dict(direct().problem) == {name: DIRECT[name] for name in Problem.model_fields if name in DIRECT} | neutral
 
 
-PLAIN = {record.family: record for record in (multistage(), direct(), wgmma(), single_shot(), tcgen05())}
+PLAIN = {record.family: record for record in (multistage(), direct(), wgmma(), single_shot(), tcgen05(), warp_mma())}
 
 
 class Typed(Problem):

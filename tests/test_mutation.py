@@ -80,7 +80,7 @@ MORE = [
 MOST_EQUIVALENT = dict.fromkeys(MUTATED, 8) | {"wgmma cluster split 8 swapped": 7}
 
 # Faults of texts: every kernel of groups, gated pairs or aux in ``make thorough``, else one kernel for each spelling.
-SMALL_FIRST = ("sm80_direct", "sm80_multistage", "sm90_small", "sm90_wgmma", "sm100_tcgen05")
+SMALL_FIRST = ("sm80_direct", "sm80_multistage", "sm90_small", "sm90_wgmma", "sm100_tcgen05", "sm120_mma")
 FAULTY = few_by(
     lambda case: case[1].before,
     [

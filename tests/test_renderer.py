@@ -29,6 +29,7 @@ from tests.strategies import (
     records,
     single_shot,
     tcgen05,
+    warp_mma,
     wgmma,
 )
 
@@ -127,6 +128,21 @@ TENSOR_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "family": ({}, {}),
 }
 TENSOR_DATA: dict[str, dict[str, Any]] = {name: change for name, change in WGMMA_DATA.items() if name != "gpu"}
+WARPS_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{field: WGMMA_CODE[field] for field in ("acc", "ab", "d", "fusion", "layout", "batch", "epilogue", "stream_k")},
+    "bm": ({"bm": 128}, {"bm": 256, "bn": 32, "stages": 2}),
+    "bn": ({}, {"bn": 64}),
+    "swap_ab": ({}, {"swap_ab": True}),
+    "bk": ({"bn": 32}, {"bk": 128}),
+    "stages": ({"bn": 32}, {"stages": 3}),
+    "consumers": ({}, {"consumers": 1, "registers": None, "bn": 64}),
+    "schedule": ({}, {"schedule": "pingpong"}),
+    "registers": ({}, {"registers": None}),
+    "min_blocks": ({"registers": None, "bn": 64, "bm": 64, "consumers": 1}, {"min_blocks": 2}),
+    "split_k": ({}, {"split_k": 3}),
+    "cluster": ({}, {}),
+    "family": ({}, {}),
+}
 ONCE_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "acc": ({}, {"acc": "f16"}),
     "ab": ({}, {"ab": "bf16"}),
@@ -169,6 +185,7 @@ def test_every_field_is_listed_as_code_or_data() -> None:
         ("sm90_wgmma", WGMMA_CODE, WGMMA_DATA),
         ("sm90_small", ONCE_CODE, ONCE_DATA),
         ("sm100_tcgen05", TENSOR_CODE, TENSOR_DATA | {"gpu": {}}),
+        ("sm120_mma", WARPS_CODE, TENSOR_DATA | {"gpu": {}}),
     ):
         fields, data_fields = set(FAMILIES[family].line_fields()), FAMILIES[family].DATA_FIELDS
         assert fields - data_fields <= set(code)
@@ -194,7 +211,12 @@ def test_a_data_field_leaves_the_text_as_it_is(field: str) -> None:
 def hopper_pairs() -> list[tuple[str, Record, Record]]:
     """Records that differ in one code field and what it needs."""
     pairs: list[tuple[str, Record, Record]] = []
-    for make, changes in ((wgmma, WGMMA_CODE), (single_shot, ONCE_CODE), (tcgen05, TENSOR_CODE)):
+    for make, changes in (
+        (wgmma, WGMMA_CODE),
+        (single_shot, ONCE_CODE),
+        (tcgen05, TENSOR_CODE),
+        (warp_mma, WARPS_CODE),
+    ):
         for field, (start, change) in changes.items():
             if change:
                 pairs.append((field, make(**start), make(**(start | change))))
@@ -335,6 +357,10 @@ GOLDENS: dict[str, Record] = {
     "sm100_tcgen05": tcgen05(),
     "sm100_tcgen05_pair_nn": tcgen05(pair=True, cluster=[2, 2], layout="nn", acc="f16"),
     "sm100_tcgen05_swapped_workspace": tcgen05(swap_ab=True, bm=32, bn=128, split_k=3, fusion="bias_n+silu"),
+    "sm120_mma": warp_mma(),
+    "sm120_mma_pingpong_swapped_nn": warp_mma(
+        schedule="pingpong", swap_ab=True, bm=48, bn=64, layout="nn", acc="f16", fusion="bias_n+silu"
+    ),
     "sm90_small_nn": single_shot(layout="nn", acc="f16"),
 }
 

@@ -47,6 +47,7 @@ from cudal2gen.kernel.sm80_multistage import Sm80Multistage as Sm80Multistage
 from cudal2gen.kernel.sm90_small import Sm90Small as Sm90Small
 from cudal2gen.kernel.sm90_wgmma import Sm90Wgmma as Sm90Wgmma
 from cudal2gen.kernel.sm100_tcgen05 import Sm100Tcgen05 as Sm100Tcgen05
+from cudal2gen.kernel.sm120_mma import Sm120Mma as Sm120Mma
 from cudal2gen.kernel.spelling import FAMILIES as FAMILIES
 from cudal2gen.kernel.spelling import parse as parse
 from cudal2gen.kernel.spelling import register
@@ -54,7 +55,7 @@ from cudal2gen.kernel.spelling import revise as revise
 from cudal2gen.kernel.suggestions import unknown_field as unknown_field
 from cudal2gen.kernel.work import Work as Work
 
-for family in (Sm80Multistage, Sm80Direct, Sm90Wgmma, Sm90Small, Sm100Tcgen05, CudaSource):
+for family in (Sm80Multistage, Sm80Direct, Sm90Wgmma, Sm90Small, Sm100Tcgen05, Sm120Mma, CudaSource):
     register(family)
 
 of_text = CudaSource.of_text

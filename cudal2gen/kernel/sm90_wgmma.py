@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD
+from cudal2gen.chips import GPUS
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Overlap
@@ -24,12 +24,11 @@ from cudal2gen.kernel.tma_ring import (
     StoreD,
     StreamK,
     SummedIn,
-    TmaRing,
     widest,
 )
+from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Warpgroups
 from cudal2gen.kernel.work import Work
 
-Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
 WGMMA_N, WGMMA_K = 256, 16  # its columns at most, and its k
 # What ptxas wants beside the accumulators: of one wgmma at entry (C7602), and live in the main loop (C7511, spills).
@@ -75,7 +74,7 @@ SPLITS: tuple[tuple[int, str | None, bool], ...] = (
 LEAST_SHARED_STEPS = 8  # of k of a tile, to be worth sharing out
 
 
-class Sm90Wgmma(TmaRing):
+class Sm90Wgmma(Warpgroups):
     """TMA into a ring of mbarriers, wgmma in consumer warpgroups beside a producer, persistent; for sm_90a.
 
     The rows of a wgmma are 64, of its columns there may be as few as 16.
@@ -91,14 +90,9 @@ class Sm90Wgmma(TmaRing):
         tuple[Literal[1, 2, 4], Literal[1, 2, 4]],
         Field(description="CTAs along m that share tiles of B, and along n that share tiles of A, by multicast"),
     ]
-    consumers: Annotated[Literal[1, 2, 3], Field(description="warpgroups that multiply, beside one that loads")]
+    consumers: Consumers
     atom_n: Annotated[int, Field(ge=16, le=WGMMA_N, multiple_of=16, description="columns of one wgmma instruction")]
-    schedule: Annotated[
-        Literal["cooperative", "pingpong"],
-        Field(
-            description="cooperative: consumers share a tile; pingpong: two take tiles in turn, one stores meanwhile"
-        ),
-    ]
+    schedule: Schedule
     raster_axis: RasterAxis
     raster_group: RasterGroup
     split_k: SplitK
@@ -107,19 +101,14 @@ class Sm90Wgmma(TmaRing):
         Field(description="where slices are summed: shared memory of a cluster, or device memory; null for split_k 1"),
     ]
     epilogue: StoreD
-    registers: Annotated[
-        tuple[Setmaxnreg, Setmaxnreg] | None,
-        Field(description="registers per thread of producer and consumers after setmaxnreg; null: as they start"),
-    ]
+    registers: Registers
     hint_a: HintA
     hint_b: HintB
     pdl: Overlap
-    min_blocks: Annotated[Literal[1, 2], Field(description="CTAs per SM that the compiler bounds registers for")]
+    min_blocks: MinBlocks
     stream_k: StreamK = False
 
-    warp_rows: ClassVar[int] = 16
     atom_rows: ClassVar[int] = WGMMA_M
-    holds_tile: ClassVar[bool] = True
     instruction: ClassVar[str] = "wgmma"
     fragment: ClassVar[str] = "wgmma"
 
@@ -153,7 +142,7 @@ class Sm90Wgmma(TmaRing):
         }
 
     def violations(self) -> Iterator[str]:
-        if broken := [*self._tile_violations(), *self._split_violations(), *self._stream_violations()]:
+        if broken := [*self._tile_violations(), *self._split_violations(), *self.stream_violations()]:
             yield from broken
             return
         yield from self.row_violations()
@@ -161,17 +150,10 @@ class Sm90Wgmma(TmaRing):
         yield from self.group_violations()
         yield from self._box_violations()
         yield from self._register_violations()
-        if broken := list(self.smem_violations(f"stages={self.stages}")):
-            yield from broken
-        elif self.min_blocks > self.ctas_by_smem:
-            yield (
-                f"min_blocks={self.min_blocks}: {self.smem_bytes} bytes of shared memory each, "
-                f"{self.ctas_by_smem} fits on an SM"
-            )
+        yield from self.room_violations()
 
     def _tile_violations(self) -> Iterator[str]:
-        if self.schedule == "pingpong" and self.consumers != 2:
-            yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
+        yield from self.schedule_violations()
         along_rows, along_cols = ("bn", "bm") if self.swap_ab else ("bm", "bn")
         if self.rows % (unit := WGMMA_M * self.sharers):
             shares = f"{self.sharers} warpgroups of {WGMMA_M} rows each"
@@ -195,11 +177,6 @@ class Sm90Wgmma(TmaRing):
             yield "epilogue=tma: must be direct for reduce cluster, each CTA stores scattered columns of the sum"
         yield from self.sum_violations("reduce=cluster", "ring's", self.ring_bytes)
 
-    def _stream_violations(self) -> Iterator[str]:
-        if self.stream_k and self.schedule != "cooperative":
-            yield "schedule=pingpong: must be cooperative for stream_k, whose shares of k are of all consumers"
-        yield from self.stream_violations()
-
     def _box_violations(self) -> Iterator[str]:
         cluster_m, cluster_n = self.cluster
         if cluster_m * cluster_n > 4:
@@ -210,7 +187,7 @@ class Sm90Wgmma(TmaRing):
             yield f"bn={self.bn}: must be a multiple of 8*cluster[0] = {8 * cluster_m}, a CTA's part of the rows of B"
 
     def _register_violations(self) -> Iterator[str]:
-        if self.registers is not None and (broken := list(self._pool_violations(*self.registers))):
+        if self.registers is not None and (broken := list(self.pool_violations(*self.registers))):
             yield from broken
             return
         consumer = self.registers[1] if self.registers else self.entry_registers
@@ -227,42 +204,6 @@ class Sm90Wgmma(TmaRing):
                 f"exceed the {consumer} of a consumer thread"
             )
 
-    def _pool_violations(self, producer: int, consumer: int) -> Iterator[str]:
-        """Rules of setmaxnreg, which moves registers from the producer to the consumers."""
-        field = f"registers={[producer, consumer]}"
-        entry, consumers = self.entry_registers // 8 * 8, self.consumers  # moved in units of 8
-        needed, pool = producer + consumers * consumer, (consumers + 1) * entry
-        if needed > pool:
-            yield (
-                f"{field}: {needed} for a producer and {consumers} consumers "
-                f"exceed the {pool} that {self.threads} threads start with; the kernel would wait forever"
-            )
-        elif producer > entry or consumer < entry:
-            yield (
-                f"{field}: the producer must give and consumers take, "
-                f"from the {entry} that {self.threads} threads start with"
-            )
-        elif producer < self.producer_registers:
-            yield (
-                f"{field}: a producer for cluster {list(self.cluster)} "
-                f"and boxes of {self.chunk_b} columns needs {self.producer_registers} registers"
-            )
-
-    @property
-    def sharers(self) -> int:
-        """Consumer warpgroups that share one tile."""
-        return 1 if self.schedule == "pingpong" else self.consumers
-
-    @property
-    def threads(self) -> int:
-        return 128 * (1 + self.consumers)
-
-    @property
-    def entry_registers(self) -> int:
-        """Registers that a thread starts with: the file shared out among warpgroups, in units of 8."""
-        most = REGISTERS_SM // self.min_blocks // self.threads
-        return min(REGISTERS_THREAD, most // 8 * 8)
-
     @property
     def live_registers(self) -> int:
         """Registers of a consumer beside its accumulators."""
@@ -278,30 +219,13 @@ class Sm90Wgmma(TmaRing):
         return PRODUCER_REGISTERS[narrow]
 
     @property
-    def accumulator_registers(self) -> int:
-        return self.bm * self.bn // (128 * self.sharers) // (2 if self.acc == "f16" else 1)
-
-    @property
     def chunk_b(self) -> int:
         """Columns of a box of B whose rows run along n: as many as one swizzle covers, and no wgmma straddles."""
         return WGMMA_M if self.swap_ab else widest(self.atom_n, self.element.bytes)
 
     @property
-    def barrier_bytes(self) -> int:
-        """The ring's two mbarriers per stage, and 32 bytes of order barriers and flags."""
-        return 16 * self.stages + 32
-
-    @property
-    def store_warps(self) -> int:
-        return 4 * self.consumers
-
-    @property
     def atom_cols(self) -> int:
         return self.atom_n
-
-    @property
-    def alone_on_sm(self) -> bool:
-        return self.min_blocks == 1
 
     @property
     def reduces_in_cluster(self) -> bool:
@@ -319,27 +243,9 @@ class Sm90Wgmma(TmaRing):
     def cluster_ctas(self) -> int:
         return self.split_k if self.reduces_in_cluster else super().cluster_ctas
 
-    @property
-    def estimated_registers(self) -> int:
-        """What ptxas will report: the entry value with setmaxnreg, else a rough guide."""
-        return self.entry_registers if self.registers else min(self.entry_registers, self.accumulator_registers + 38)
-
-    @property
-    def warnings(self) -> list[str]:
-        """Work that misses warpgroups or SMs."""
-        warnings = super().warnings
-        tiles = self.tiles_m * self.tiles_n * self.split_k
-        if self.schedule == "pingpong" and tiles <= self.target.sms:
-            warnings.append("schedule pingpong with one tile per CTA leaves every second warpgroup without work")
-        return [*warnings, *self.cluster_warnings()]
-
-    @property
-    def facts(self) -> dict[str, int | str]:
-        return super().facts | {"entry_registers": self.entry_registers}
-
     # What the tuner and the cost model ask of a family.
 
-    FOLLOWING: ClassVar[frozenset[str]] = TmaRing.FOLLOWING | {"atom_n", "reduce", "registers", "swap_ab"}
+    FOLLOWING: ClassVar[frozenset[str]] = Warpgroups.FOLLOWING | {"atom_n", "reduce", "registers", "swap_ab"}
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:

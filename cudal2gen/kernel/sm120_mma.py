@@ -1,0 +1,211 @@
+"""The family sm120_mma: TMA into a ring of mbarriers, mma.sync in warpgroups beside a producer; for sm_120a."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from cudal2gen.chips import GPUS, Chip
+from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
+from cudal2gen.kernel.record import FAMILY, Fields
+from cudal2gen.kernel.sm90 import CHUNK, Overlap
+from cudal2gen.kernel.tma_ring import (
+    STORE_BUFFERS,
+    HintA,
+    HintB,
+    RasterAxis,
+    RasterGroup,
+    RingBk,
+    SplitK,
+    Stages,
+    StoreD,
+    StreamK,
+    SummedIn,
+    widest,
+)
+from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Warpgroups
+from cudal2gen.kernel.work import Work
+
+GROUP_M = 64  # rows of four warps, 16 each
+LIVE_REGISTERS = 56  # of a consumer beside accumulators and fragments: addresses, bounds of an epilogue
+PRODUCER_REGISTERS = 32
+# What the tuner tries: bm, bn, schedule, consumers and registers; slices of k.
+Tile = tuple[int, int, str, int, list[int] | None]
+TILES: tuple[Tile, ...] = (
+    *((128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192)),
+    *((64, bn, "cooperative", 1, None) for bn in (32, 64, 96, 128)),
+    *((64, bn, "pingpong", 2, [40, 232]) for bn in (64, 128, 192)),
+    *((128, bn, "pingpong", 2, [40, 232]) for bn in (64, 96, 128)),
+)
+SPLITS = (1, 2, 4, 8)
+
+
+class Sm120Mma(Warpgroups):
+    """TMA into a ring of mbarriers, ldmatrix and mma.sync in warpgroups beside a producer, persistent; for sm_120a.
+
+    Tensor cores of 12.0 have no wgmma and no tensor memory, TMA no multicast. A warp of a warpgroup multiplies 16 of
+    each 64 rows with all columns of the tile, whose fragments serve all its rows.
+    """
+
+    family: Annotated[Literal["sm120_mma"], FAMILY]
+    swap_ab: Annotated[
+        bool, Field(description="compute D^T = B^T A^T: n along the rows of a warpgroup, m along its columns")
+    ]
+    bk: RingBk
+    stages: Stages
+    consumers: Consumers
+    schedule: Schedule
+    raster_axis: RasterAxis
+    raster_group: RasterGroup
+    split_k: SplitK
+    epilogue: StoreD
+    registers: Registers
+    hint_a: HintA
+    hint_b: HintB
+    pdl: Overlap
+    min_blocks: MinBlocks
+    stream_k: StreamK = False
+    cluster: Annotated[
+        tuple[Literal[1], Literal[1]], Field(description="always [1, 1]: TMA of 12.0 brings a box to one CTA")
+    ] = (1, 1)
+
+    atom_rows: ClassVar[int] = GROUP_M
+    instruction: ClassVar[str] = "mma.sync"
+    fragment: ClassVar[str] = "warpgroup"
+
+    @classmethod
+    def plain(cls, problem: Problem) -> dict[str, Any]:
+        """128 x 128 by two warpgroups; few rows of D become columns."""
+        swap_ab = problem.m <= GROUP_M
+        bm = ceil_div(problem.m, 16) * 16 if swap_ab else 128
+        return {
+            "bm": bm,
+            "bn": 128,
+            "swap_ab": swap_ab,
+            "bk": 64,
+            "stages": 2 if bm > GROUP_M else 3,
+            "consumers": 2,
+            "schedule": "cooperative",
+            "raster_axis": "m",
+            "raster_group": 8,
+            "split_k": 1,
+            "epilogue": "direct" if problem.n % VECTOR else "tma",
+            "registers": [40, 232],
+            "hint_a": "normal",
+            "hint_b": "normal",
+            "pdl": False,
+            "min_blocks": 1,
+        }
+
+    def violations(self) -> Iterator[str]:
+        if broken := [*self._tile_violations(), *self.stream_violations()]:
+            yield from broken
+            return
+        yield from self.row_violations()
+        yield from self.count_violations()
+        yield from self.group_violations()
+        yield from self._register_violations()
+        yield from self.room_violations()
+
+    def _tile_violations(self) -> Iterator[str]:
+        yield from self.schedule_violations()
+        along_rows, along_cols = ("bn", "bm") if self.swap_ab else ("bm", "bn")
+        if self.rows % (unit := GROUP_M * self.sharers):
+            shares = f"{self.sharers} warpgroups of {GROUP_M} rows each"
+            yield f"{along_rows}={self.rows}: must be a multiple of {unit}, {shares}"
+        if self.cols % 16:
+            yield f"{along_cols}={self.cols}: must be a multiple of 16, the columns that one ldmatrix brings"
+            return
+        yield from self.gate_violations(along_cols, self.cols)
+
+    def _register_violations(self) -> Iterator[str]:
+        if self.registers is not None and (broken := list(self.pool_violations(*self.registers))):
+            yield from broken
+            return
+        consumer = self.registers[1] if self.registers else self.entry_registers
+        if self.accumulator_registers + self.live_registers > consumer:
+            yield (
+                f"{'bm' if self.swap_ab else 'bn'}={self.cols}: "
+                f"{self.accumulator_registers} accumulator registers, and {self.live_registers} beside them, "
+                f"exceed the {consumer} of a consumer thread"
+            )
+
+    @property
+    def live_registers(self) -> int:
+        """Registers of a consumer beside its accumulators: fragments of its rows and of 16 columns, and others."""
+        return LIVE_REGISTERS + 4 * (self.rows // (GROUP_M * self.sharers) + 1)
+
+    @property
+    def producer_registers(self) -> int:
+        return PRODUCER_REGISTERS
+
+    @property
+    def arch(self) -> str:
+        """The ``a`` unlocks setmaxnreg, on exactly this architecture."""
+        return "sm_120a"
+
+    @property
+    def chunk_b(self) -> int:
+        """Columns of a box of B whose rows run along n: as many as one swizzle covers."""
+        return CHUNK if self.swap_ab else widest(self.bn, self.element.bytes)
+
+    @property
+    def atom_cols(self) -> int:
+        return self.cols
+
+    @property
+    def summed_in(self) -> SummedIn:
+        return "stream" if self.stream_k else "workspace" if self.split_k > 1 else "none"
+
+    # What the tuner and the cost model ask of a family.
+
+    FOLLOWING: ClassVar[frozenset[str]] = Warpgroups.FOLLOWING | {"registers", "swap_ab"}
+
+    @classmethod
+    def serves(cls, chip: Chip) -> bool:
+        kind = chip.capability
+        return kind.has_tma and not (kind.has_wgmma or kind.has_tcgen05)
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterator[Fields]:
+        """Tiles, splits of k; as many stages as fit, first, then one fewer."""
+        tiles = [(False, tile) for tile in TILES]
+        if problem.m <= GROUP_M:
+            bm = ceil_div(problem.m, 16) * 16
+            tiles += [(True, (bm, bn, "cooperative", groups, None)) for bn, groups in ((64, 1), (128, 1), (128, 2))]
+        for (swap_ab, tile), split_k, bk in product(tiles, SPLITS, (64, 128)):
+            bm, bn, schedule, consumers, registers = tile
+            if (not swap_ab and bm >= 2 * problem.m > 128) or (bn >= 2 * problem.n and bn > 64):
+                continue
+            if split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k:
+                continue
+            epilogue = "direct" if split_k > 1 or problem.n % VECTOR else "tma"
+            buffers = consumers * 4 * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes if epilogue == "tma" else 0
+            room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - 512
+            deepest = min(8, room // ((bm + bn) * bk * problem.element.bytes))
+            for stages in range(deepest, max(1, deepest - 2), -1):
+                yield {
+                    "bm": bm, "bn": bn, "bk": bk, "stages": stages, "consumers": consumers, "schedule": schedule,
+                    "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8, "split_k": split_k,
+                    "swap_ab": swap_ab, "epilogue": epilogue, "registers": registers, "hint_a": "normal",
+                    "hint_b": "normal", "pdl": False, "min_blocks": 1,
+                }  # fmt: skip
+
+    @property
+    def work(self) -> Work:
+        """Every warp reads 16 of each 64 rows and all columns of its warpgroup's share."""
+        warps = 4 * self.sharers
+        read = (self.rows + warps * self.cols) * self.k_step * self.element.bytes
+        return Work(
+            "mma.sync",
+            l2_bytes=self.step_bytes,
+            shared_bytes=read + self.step_bytes,
+            raster_band=self.raster_group,
+            store="tma" if self.stores_tiles == "tma" else "direct",
+            epilogue_hidden=self.schedule == "pingpong",
+            tensor_maps=True,
+            summed_by="all",
+        )

@@ -1,0 +1,132 @@
+"""What families share whose warpgroups multiply what another one loads: threads, registers moved, turns at tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from cudal2gen.chips import REGISTERS_SM, REGISTERS_THREAD
+from cudal2gen.kernel.tma_ring import TmaRing
+
+Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
+Consumers = Annotated[Literal[1, 2, 3], Field(description="warpgroups that multiply, beside one that loads")]
+Schedule = Annotated[
+    Literal["cooperative", "pingpong"],
+    Field(description="cooperative: consumers share a tile; pingpong: two take tiles in turn, one stores meanwhile"),
+]
+Registers = Annotated[
+    tuple[Setmaxnreg, Setmaxnreg] | None,
+    Field(description="registers per thread of producer and consumers after setmaxnreg; null: as they start"),
+]
+MinBlocks = Annotated[Literal[1, 2], Field(description="CTAs per SM that the compiler bounds registers for")]
+
+
+class Warpgroups(TmaRing):
+    """A producer warpgroup, of which one lane loads, and up to three that multiply, 16 rows of each 64 a warp."""
+
+    if TYPE_CHECKING:
+        consumers: Literal[1, 2, 3]
+        schedule: Literal["cooperative", "pingpong"]
+        registers: tuple[int, int] | None
+        min_blocks: Literal[1, 2]
+
+    warp_rows: ClassVar[int] = 16
+    holds_tile: ClassVar[bool] = True
+
+    def schedule_violations(self) -> Iterator[str]:
+        """Rules of ``schedule`` on warpgroups."""
+        if self.schedule == "pingpong" and self.consumers != 2:
+            yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
+
+    def stream_violations(self) -> Iterator[str]:
+        if self.stream_k and self.schedule != "cooperative":
+            yield "schedule=pingpong: must be cooperative for stream_k, whose shares of k are of all consumers"
+        yield from super().stream_violations()
+
+    def room_violations(self) -> Iterator[str]:
+        """Whether the CTAs that ``min_blocks`` promises have shared memory."""
+        if broken := list(self.smem_violations(f"stages={self.stages}")):
+            yield from broken
+        elif self.min_blocks > self.ctas_by_smem:
+            yield (
+                f"min_blocks={self.min_blocks}: {self.smem_bytes} bytes of shared memory each, "
+                f"{self.ctas_by_smem} fits on an SM"
+            )
+
+    def pool_violations(self, producer: int, consumer: int) -> Iterator[str]:
+        """Rules of setmaxnreg, which moves registers from the producer to the consumers."""
+        field = f"registers={[producer, consumer]}"
+        entry, consumers = self.entry_registers // 8 * 8, self.consumers  # moved in units of 8
+        needed, pool = producer + consumers * consumer, (consumers + 1) * entry
+        if needed > pool:
+            yield (
+                f"{field}: {needed} for a producer and {consumers} consumers "
+                f"exceed the {pool} that {self.threads} threads start with; the kernel would wait forever"
+            )
+        elif producer > entry or consumer < entry:
+            yield (
+                f"{field}: the producer must give and consumers take, "
+                f"from the {entry} that {self.threads} threads start with"
+            )
+        elif producer < self.producer_registers:
+            yield (
+                f"{field}: a producer for cluster {list(self.cluster)} "
+                f"and boxes of {self.chunk_b} columns needs {self.producer_registers} registers"
+            )
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers that the producer needs at least, or it spills."""
+        raise NotImplementedError
+
+    @property
+    def sharers(self) -> int:
+        """Consumer warpgroups that share one tile."""
+        return 1 if self.schedule == "pingpong" else self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    @property
+    def entry_registers(self) -> int:
+        """Registers that a thread starts with: the file shared out among warpgroups, in units of 8."""
+        most = REGISTERS_SM // self.min_blocks // self.threads
+        return min(REGISTERS_THREAD, most // 8 * 8)
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.bm * self.bn // (128 * self.sharers) // (2 if self.acc == "f16" else 1)
+
+    @property
+    def barrier_bytes(self) -> int:
+        """The ring's two mbarriers per stage, and 32 bytes of order barriers and flags."""
+        return 16 * self.stages + 32
+
+    @property
+    def store_warps(self) -> int:
+        return 4 * self.consumers
+
+    @property
+    def alone_on_sm(self) -> bool:
+        return self.min_blocks == 1
+
+    @property
+    def estimated_registers(self) -> int:
+        """What ptxas will report: the entry value with setmaxnreg, else a rough guide."""
+        return self.entry_registers if self.registers else min(self.entry_registers, self.accumulator_registers + 38)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Work that misses warpgroups or SMs."""
+        warnings = super().warnings
+        tiles = self.tiles_m * self.tiles_n * self.split_k
+        if self.schedule == "pingpong" and tiles <= self.target.sms:
+            warnings.append("schedule pingpong with one tile per CTA leaves every second warpgroup without work")
+        return [*warnings, *self.cluster_warnings()]
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        return super().facts | {"entry_registers": self.entry_registers}
