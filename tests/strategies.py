@@ -449,7 +449,7 @@ def warp_mma_records(draw: st.DrawFn, max_cols: int = 192) -> Sm120Mma:
     split_k = draw(st.sampled_from([1, 1, 2, 3]))
     stream_k = split_k == 1 and schedule == "cooperative" and draw(st.booleans())
     short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
-    fields = {
+    fields: dict[str, Any] = {
         "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
         "layout": draw(st.sampled_from(["tn", "nn"])),
         "m": draw(st.integers(1, 3 * bm)),

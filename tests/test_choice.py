@@ -121,6 +121,7 @@ PADDED = {
     "wgmma padded": (ring(padding="pad", k=325), Sizes(200, 136, 328), (True, True, False)),
     "wgmma padded nn": (ring(padding="pad", layout="nn", n=133, k=325), Sizes(200, 136, 328), (True, True, True)),
     "tensor single accumulators": (PATHS["tensor single accumulators"], Sizes(200, 136, 328), (True, True, False)),
+    "warps f16, stage of 128": (PATHS["warps f16, stage of 128"], Sizes(200, 136, 328), (True, True, False)),
     "once padded": (once(padding="pad", k=125), Sizes(64, 64, 128), (True, True, False)),
 }
 
