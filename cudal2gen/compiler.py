@@ -30,7 +30,7 @@ from pathlib import Path
 
 from cudal2gen import places, process_tree
 from cudal2gen.build_folder import Locks, publish, scratch_folder
-from cudal2gen.errors import Failure
+from cudal2gen.errors import Failure, brief
 from cudal2gen.kernel import Record
 from cudal2gen.launcher import TORCH_LIBRARY
 from cudal2gen.renderer import render
@@ -47,6 +47,8 @@ FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
 # For texts from elsewhere: each compiler's seconds of a core, KiB of address space, and blocks of 512 bytes of a file.
+TEXT_MESSAGES = 1 << 20  # bytes of a compiler's messages; names of types may be longer than memory
+LONGEST_MESSAGE = 1000
 TEXT_LIMITS = "ulimit -c 0 && ulimit -t 90 && ulimit -v 12582912 && ulimit -f 524288 &&"
 
 
@@ -399,7 +401,10 @@ def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
     lines = ["ninja_required_version = 1.8"]
     for rule, command in rules.items():
         lines += [f"rule {rule}", f"  command = {command}"]
-        lines += [f"rule limited_{rule}", f"  command = {TEXT_LIMITS} {command}"]
+        # The shell of a pipe ends with head's status: the compiler's goes through a file.
+        code = '"$$TMPDIR/$$$$.code"'
+        limited = f"{{ {{ {TEXT_LIMITS} {command}; }} 2>&1; echo $$? > {code}; }} | head -c {TEXT_MESSAGES}"
+        lines += [f"rule limited_{rule}", f"  command = {limited}; exit $$(cat {code})"]
     for items in batches:
         arch, batch = items[0].arch, _batch_name(items)
         limited = "limited_" if items[0].alone else ""
@@ -460,6 +465,7 @@ def parse_ptxas(log: str, arch: str) -> Ptxas:
 def _kept(messages: list[str], path: Path) -> str:
     """Writes a compiler's messages to a file; the first error of them, and the file, as the rest of a sentence."""
     path.parent.mkdir(exist_ok=True)
+    messages = [brief(line, LONGEST_MESSAGE) for line in messages]
     path.write_text("\n".join(messages) + "\n")
     errors = [line for line in messages if re.search("error|fatal", line)]
     first = next(iter([*errors, *messages]), "no message").strip()

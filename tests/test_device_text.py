@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ REFUSED = {
     '#import "canary"': "of directives only",
     '#include_next "canary"': "of directives only",
     '#embed "canary"': "of directives only",
+    '#define CUDA_STD_HEADER(name) "canary"\n#include <cute/config.hpp>': "includes come before",
+    "#undef CUDA_STD_HEADER\n#include <cute/config.hpp>": "includes come before",
     "#line 1": "of directives only",
     '#pragma GCC dependency "/etc/passwd"': "of pragmas only",
     '_Pragma("GCC poison float")': "_Pragma",
@@ -67,16 +70,23 @@ def test_what_reaches_beyond_the_text_is_refused(attack: str, place: str) -> Non
     assert REFUSED[attack] in "; ".join(device_text.refusals(device_text.normal(text)))
 
 
+@pytest.mark.parametrize("text", ["/*" + "\n" * 100_000 + "*/", "/*\n" * 40_000, " " * 120_000 + "x"])
+def test_a_text_is_looked_at_in_one_pass(text: str) -> None:
+    start = time.process_time()
+    device_text.refusals(text)
+    device_text.normal(text)
+    assert time.process_time() - start < 3
+
+
 def test_proper_texts_are_not_refused() -> None:
     """Those of the catalog's own kernels, and what looks like an attack within comments and strings."""
     assert device_text.refusals(gemm()) == []
     words = """// #include "canary", it's 1'000
 /* #import, " */
 #pragma unroll 4
-#define QUOTE '"'
 #include <mma.h>
 """
-    assert device_text.refusals(words + gemm()) == []
+    assert device_text.refusals(f"{words}{gemm()}#define QUOTE '\"'\n") == []
     for record in {
         record.family: record for record in catalog.load(places.shipped("configs") / "kernels.jsonl")
     }.values():
@@ -171,7 +181,8 @@ def test_a_later_field_is_silent_while_it_is_neutral(monkeypatch: pytest.MonkeyP
 
 def test_macros_of_a_text_reach_no_other_kernel(tmp_path: Path) -> None:
     """Nor its text: each is compiled alone, whoever stands beside it in a build."""
-    poison = device_texts.record("#define float double\n#define __float2half_rn __double2half\n" + gemm())
+    macros = "#define float double\n#define __float2half_rn __double2half\n"
+    poison = device_texts.record(gemm(("constexpr int kTile", f"{macros}constexpr int kTile")))
     records: list[Record] = [poison, device_texts.record(gemm())]
     together = compiler.attempt(records, build_dir=tmp_path / "both", jobs=1)
     alone = compiler.attempt(records[1:], build_dir=tmp_path / "one", jobs=1)
@@ -207,9 +218,19 @@ def test_a_compiler_ends_within_its_limits(bomb: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(
         compiler, "TEXT_LIMITS", "ulimit -c 0 && ulimit -t 3 && ulimit -v 4194304 && ulimit -f 65536 &&"
     )
-    (outcome,) = compiler.attempt([device_texts.record(BOMBS[bomb] + gemm())], build_dir=tmp_path, jobs=1)
+    (outcome,) = compiler.attempt([device_texts.record(gemm() + BOMBS[bomb])], build_dir=tmp_path, jobs=1)
     assert isinstance(outcome, compiler.BuildError)
     assert len(str(outcome)) < 2000
+
+
+def test_long_messages_of_a_compiler_are_cut(tmp_path: Path) -> None:
+    """Names of types that double at each step."""
+    names = "".join(f"using T{i} = P<T{i - 1}, T{i - 1}>;\n" for i in range(1, 20))
+    text = f"template <class A, class B> struct P {{}};\nusing T0 = P<int, int>;\n{names}T19 x = 1;\n{gemm()}"
+    (outcome,) = compiler.attempt([device_texts.record(text)], build_dir=tmp_path, jobs=1)
+    assert isinstance(outcome, compiler.BuildError)
+    assert len(str(outcome)) < 4000
+    assert sum(path.stat().st_size for path in (tmp_path / "failed").iterdir()) < compiler.TEXT_MESSAGES
 
 
 def test_only_the_kernel_that_is_launched_is_compiled(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ _HEADERS = (
 )  # fmt: skip
 _INCLUDE = re.compile(rf"<(?:{'|'.join(_HEADERS)})>")
 # A quote within one of these begins no string.
-_TOKEN = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'|/\*|[\"']", re.S)
+_TOKEN = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'|[\"']", re.S)
 _SPLICE = re.compile(r"\\[ \t]*\n")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)[ \t]*(.*)$", re.M)
 _CONSTRUCTS = {
@@ -39,7 +39,7 @@ _CONSTRUCTS = {
     r"%:|\?\?[=/'()!<>-]|<%|%>|<:|:>": "digraphs and trigraphs: write # [ ] { }",
     r"\b(?:u8|u|U|L)?R\"": "raw strings",
     r"\d'": "digit separators",
-    r"^\s*(?:export\s+)?(?:import|module)\b": "modules of C++",
+    r"^[ \t]*(?:export\s+)?(?:import|module)\b": "modules of C++",
     r"\b(?:co_await|co_yield)\b": "coroutines",
     r"\bextern\s+__device__|\b(?:printf|malloc|free|assert|__trap|vprintf)\s*\(": "calls of the device's runtime",
 }  # fmt: skip
@@ -48,7 +48,7 @@ _CONSTRUCTS = {
 def normal(text: str) -> str:
     """The text as it is stored and rendered: line feeds, no blanks at the end of lines, one empty line at most."""
     text = re.sub(r"\r\n?", "\n", text.removeprefix("\ufeff"))
-    text = re.sub(r"[ \t]+\n", "\n", text.rstrip() + "\n")
+    text = "\n".join(line.rstrip(" \t") for line in text.rstrip().split("\n")) + "\n"
     return re.sub(r"\n{3,}", "\n\n", text).lstrip("\n")
 
 
@@ -92,8 +92,13 @@ def _refusals(text: str) -> Iterator[str]:
     if unclosed is not None:
         yield f"line {_line(joined, unclosed)}: a comment, string or character that does not end"
         return
+    defined = False  # macros of a text could name the files that headers include by macros of their own
     for match in _DIRECTIVE.finditer(bare):
-        if fault := _fault(match[1], match[2].strip()):
+        defined |= match[1] in ("define", "undef")
+        fault = _fault(match[1], match[2].strip())
+        if defined and match[1] == "include":
+            fault = fault or "includes come before the first define or undef"
+        if fault:
             yield f"line {_line(bare, match.start())}: #{brief(match[1] + ' ' + match[2].strip())}: {fault}"
     for pattern, what in _CONSTRUCTS.items():
         if construct := re.search(pattern, bare, re.M):
@@ -109,7 +114,7 @@ def _bare(text: str) -> tuple[str, int | None]:
 
     def blank(match: re.Match[str]) -> str:
         token = match[0]
-        if token in ("/*", '"', "'"):
+        if token in ('"', "'") or (token.startswith("/*") and (len(token) < 4 or not token.endswith("*/"))):
             unclosed.append(match.start())
             return token
         inner = re.sub(r"[^\n]", " ", token[1:-1])
