@@ -121,6 +121,10 @@ KERNELS: dict[str, tuple[dict[str, Any], str, str]] = {
         )},
         "spill", "has a stack frame of 256 bytes",
     ),
+    "knows the machine": (
+        {"source": gemm((STORE, f"  if (clock64() < 0) return;\n{STORE}"))},
+        "wrong result", "machine-register: reads %clock64",
+    ),
     "misspelt": (
         {"patch": block(SUMS, "  flaot sums[2][4] = {};\n")}, "compile error", "kernel.cu(22): error: identifier",
     ),
@@ -214,6 +218,14 @@ def test_nothing_of_the_host_is_touched(tmp_path: Path) -> None:
 def test_a_patch_that_does_not_apply_is_refused_in_words(patch: str, message: str) -> None:
     with pytest.raises(patches.PatchRefused, match=message):
         patches.apply(gemm(), patch)
+
+
+def test_a_patch_is_read_in_one_pass() -> None:
+    start = time.process_time()
+    for patch in ("<<<<< SEARCH\n" * 500 + "=====\n" * 20_000, "<<<<< SEARCH\n" * 20_000, "x" * 300_000):
+        with pytest.raises(patches.PatchRefused):
+            patches.apply(gemm(), patch)
+    assert time.process_time() - start < 3
 
 
 def test_patches_apply() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 from cudal2gen.errors import brief
+from cudal2gen.kernel import device_text
 
-_BLOCK = re.compile(r"^<{5,9} ?SEARCH\n(.*?)^={5,9}\n(.*?)^>{5,9} ?REPLACE", re.M | re.S)
+_SEARCH, _MIDDLE, _REPLACE = (re.compile(form) for form in (r"<{5,9} ?SEARCH", r"={5,9}", r">{5,9} ?REPLACE"))
 _HUNK = re.compile(r"^@@(?: -(\d+)\S* \+\S+ @@)?.*$", re.M)
 MOST_PARTS = 64
+MOST_CHARACTERS = 2 * device_text.MOST_CHARACTERS
 
 
 class PatchRefused(ValueError):
@@ -17,9 +19,10 @@ class PatchRefused(ValueError):
 
 def apply(text: str, patch: str) -> str:
     """The patched text. Raises PatchRefused."""
+    if len(patch) > MOST_CHARACTERS:
+        raise PatchRefused(f"the patch has {len(patch)} characters, {MOST_CHARACTERS} at most")
     patch = patch.replace("\r\n", "\n")
-    blocks = _BLOCK.findall(patch if patch.endswith("\n") else f"{patch}\n")
-    parts = [(before.split("\n")[:-1], after.split("\n")[:-1], 0) for before, after in blocks] or _hunks(patch)
+    parts = _blocks(patch) or _hunks(patch)
     if not parts:
         raise PatchRefused("the patch is neither blocks of SEARCH and REPLACE nor a unified diff with @@")
     if len(parts) > MOST_PARTS:
@@ -33,6 +36,27 @@ def apply(text: str, patch: str) -> str:
     if (patched := "\n".join(lines)) == text:
         raise PatchRefused("the patch changes nothing")
     return patched
+
+
+def _blocks(patch: str) -> list[tuple[list[str], list[str], int]]:
+    """Lines before and after of each block of SEARCH and REPLACE, in one pass over the lines; no place is stated."""
+    blocks: list[tuple[list[str], list[str], int]] = []
+    before: list[str] | None = None
+    after: list[str] | None = None
+    for line in patch.split("\n"):
+        if before is None:
+            before = [] if _SEARCH.fullmatch(line) else None
+        elif after is None:
+            if _MIDDLE.fullmatch(line):
+                after = []
+            else:
+                before.append(line)
+        elif _REPLACE.match(line):
+            blocks.append((before, after, 0))
+            before = after = None
+        else:
+            after.append(line)
+    return blocks
 
 
 def _hunks(patch: str) -> list[tuple[list[str], list[str], int]]:

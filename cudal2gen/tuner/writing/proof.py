@@ -34,6 +34,8 @@ LONGEST_REASON, LONGEST_REPORT = 400, 6000  # characters
 MOST_FINDINGS = 8  # of a report
 GIB = 1 << 30
 STEP_S = 0.05
+# By these a kernel could tell the emulator from a GPU, or a check from a timed call.
+_MACHINE = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|pm\d)\w*")
 _LOG = re.compile(r"; all messages are in (\S+\.log)")
 _COMMAND = re.compile(r"\bulimit -|^FAILED:|^ninja:")
 _SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu")
@@ -78,6 +80,9 @@ def prove(record: Record, bounds: Bounds, build_dir: Path | None = None) -> Proo
     if findings := outcome.ptxas.findings:
         reason = "; ".join(findings)
         return Proof("spill", reason, f"ptxas: {reason}; {outcome.ptxas.registers} registers a thread", outcome)
+    if registers := sorted(set(_MACHINE.findall(outcome.ptx.read_text()))):
+        reason = f"machine-register: reads {', '.join(registers)}, which tell machines and times apart"
+        return Proof("wrong result", reason, f"{reason}: results and work follow from the arguments alone", outcome)
     if (failed := _graded(record, outcome, bounds)) is not None:
         return failed
     return _judged(record, outcome, compiler.launcher(build_dir=build_dir), bounds)
