@@ -235,7 +235,7 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     @property
     def staging_tiles(self) -> int:
         """MMA tiles of a warp in a round through shared memory; of direct as few and even rounds as the ring allows."""
-        rounds = max(1, ceil_div(self.mma_tiles, max(1, self.ring_bytes // (16 * self.threads))))
+        rounds = ceil_div(self.mma_tiles, max(1, self.ring_bytes // (16 * self.threads)))
         return {"staged": self.c_batch or 0, "direct": ceil_div(self.mma_tiles, rounds), "global": 0}[self.epilogue]
 
     @property
