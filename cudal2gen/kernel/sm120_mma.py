@@ -111,11 +111,8 @@ class Sm120Mma(Warpgroups):
         yield from self.room_violations()
 
     def _tile_violations(self) -> Iterator[str]:
-        yield from self.schedule_violations()
-        along_rows, along_cols = ("bn", "bm") if self.swap_ab else ("bm", "bn")
-        if self.rows % (unit := GROUP_M * self.sharers):
-            shares = f"{self.sharers} warpgroups of {GROUP_M} rows each"
-            yield f"{along_rows}={self.rows}: must be a multiple of {unit}, {shares}"
+        yield from self.share_violations()
+        along_cols = "bm" if self.swap_ab else "bn"
         if self.cols % 16:
             yield f"{along_cols}={self.cols}: must be a multiple of 16, the columns that one ldmatrix brings"
             return
@@ -125,13 +122,7 @@ class Sm120Mma(Warpgroups):
         if self.registers is not None and (broken := list(self.pool_violations(*self.registers))):
             yield from broken
             return
-        consumer = self.registers[1] if self.registers else self.entry_registers
-        if self.accumulator_registers + self.live_registers > consumer:
-            yield (
-                f"{'bm' if self.swap_ab else 'bn'}={self.cols}: "
-                f"{self.accumulator_registers} accumulator registers, and {self.live_registers} beside them, "
-                f"exceed the {consumer} of a consumer thread"
-            )
+        yield from self.consumer_violations()
 
     @property
     def live_registers(self) -> int:

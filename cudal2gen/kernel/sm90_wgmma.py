@@ -153,13 +153,9 @@ class Sm90Wgmma(Warpgroups):
         yield from self.room_violations()
 
     def _tile_violations(self) -> Iterator[str]:
-        yield from self.schedule_violations()
-        along_rows, along_cols = ("bn", "bm") if self.swap_ab else ("bm", "bn")
-        if self.rows % (unit := WGMMA_M * self.sharers):
-            shares = f"{self.sharers} warpgroups of {WGMMA_M} rows each"
-            yield f"{along_rows}={self.rows}: must be a multiple of {unit}, {shares}"
+        yield from self.share_violations()
         if self.cols % self.atom_n:
-            yield f"atom_n={self.atom_n}: must divide {along_cols}={self.cols}"
+            yield f"atom_n={self.atom_n}: must divide {'bm' if self.swap_ab else 'bn'}={self.cols}"
         yield from self.gate_violations("atom_n", self.atom_n)
 
     def _split_violations(self) -> Iterator[str]:
@@ -190,19 +186,14 @@ class Sm90Wgmma(Warpgroups):
         if self.registers is not None and (broken := list(self.pool_violations(*self.registers))):
             yield from broken
             return
-        consumer = self.registers[1] if self.registers else self.entry_registers
         atom = self.atom_n // (4 if self.acc == "f16" else 2)
         if atom + ATOM_REGISTERS > self.entry_registers:
             yield (
                 f"atom_n={self.atom_n}: {atom} accumulator registers of one wgmma, and {ATOM_REGISTERS} beside them, "
                 f"exceed the {self.entry_registers} that {self.threads} threads start with"
             )
-        elif self.accumulator_registers + self.live_registers > consumer:
-            yield (
-                f"{'bm' if self.swap_ab else 'bn'}={self.cols}: "
-                f"{self.accumulator_registers} accumulator registers, and {self.live_registers} beside them, "
-                f"exceed the {consumer} of a consumer thread"
-            )
+        else:
+            yield from self.consumer_violations()
 
     @property
     def live_registers(self) -> int:

@@ -35,10 +35,23 @@ class Warpgroups(TmaRing):
     warp_rows: ClassVar[int] = 16
     holds_tile: ClassVar[bool] = True
 
-    def schedule_violations(self) -> Iterator[str]:
-        """Rules of ``schedule`` on warpgroups."""
+    def share_violations(self) -> Iterator[str]:
+        """Rules of warpgroups in turns, and of those that share the rows of a tile."""
         if self.schedule == "pingpong" and self.consumers != 2:
             yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
+        if self.rows % (unit := self.atom_rows * self.sharers):
+            shares = f"{self.sharers} warpgroups of {self.atom_rows} rows each"
+            yield f"{'bn' if self.swap_ab else 'bm'}={self.rows}: must be a multiple of {unit}, {shares}"
+
+    def consumer_violations(self) -> Iterator[str]:
+        """Whether a consumer thread has registers for its accumulators."""
+        consumer = self.registers[1] if self.registers else self.entry_registers
+        if self.accumulator_registers + self.live_registers > consumer:
+            yield (
+                f"{'bm' if self.swap_ab else 'bn'}={self.cols}: "
+                f"{self.accumulator_registers} accumulator registers, and {self.live_registers} beside them, "
+                f"exceed the {consumer} of a consumer thread"
+            )
 
     def stream_violations(self) -> Iterator[str]:
         if self.stream_k and self.schedule != "cooperative":
@@ -79,6 +92,11 @@ class Warpgroups(TmaRing):
     @property
     def producer_registers(self) -> int:
         """Registers that the producer needs at least, or it spills."""
+        raise NotImplementedError
+
+    @property
+    def live_registers(self) -> int:
+        """Registers of a consumer beside its accumulators."""
         raise NotImplementedError
 
     @property
