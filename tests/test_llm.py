@@ -145,7 +145,7 @@ def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -
     assert [entry["us"] for entry in variants] == [round(entry.median_us, 3) for entry in (*ranked[:4], *ranked[-3:])]
     ratio = ranked[0].faster_than("incumbent")
     assert ratio is not None
-    assert variants[0]["times faster than incumbent"] == round(ratio.value, 4)
+    assert variants[0]["speed over incumbent's"] == round(ratio.value, 4)
     assert variants[0]["95 % interval"] == [round(ratio.low, 4), round(ratio.high, 4)]
     fields = parse(ranked[0].record).model_dump(mode="json")
     assert variants[0]["differs from incumbent in"] == {
@@ -153,6 +153,8 @@ def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -
         for name in ("stages", "cluster")
         if fields[name] != incumbent().model_dump(mode="json")[name]
     }
+    times = sorted(timing.median_us for trial in trials if (timing := trial.timing(results.INCUMBENT)))
+    assert times[0] <= prompt_fields["incumbent's time"]["us"] + 0.001 <= times[-1] + 0.002
     assert prompt_fields["problem"]["m"] == 4096
     assert prompt_fields["problem"]["size_class"] == "large"
     assert prompt_fields["gpu"]["sms"] == 132
@@ -187,13 +189,16 @@ def test_the_prompt_has_the_floor_the_vendor_the_bound_and_winners_of_neighbours
     parts = json.loads(prompt.document(posed, prompt.bases_of(posed), [], [], [*near, SMALL_RECORD], 1))
     peak = 132 * 4096 * 1700  # FLOP per µs: SMs, FLOP per clock and SM, MHz
     us = 2 * 4096**3 / peak
-    assert parts["floor"]["us of tensor cores"] == pytest.approx(us, rel=1e-4)
-    assert parts["floor"]["us of device memory"] == pytest.approx(3 * 2 * 4096**2 / 4.1e6, rel=1e-3)
-    assert parts["floor"]["us"] == pytest.approx(us + 1.6, rel=1e-4)
+    assert parts["roofline"]["us of tensor cores"] == pytest.approx(us, rel=1e-4)
+    assert parts["roofline"]["us of device memory"] == pytest.approx(3 * 2 * 4096**2 / 4.1e6, rel=1e-3)
+    assert parts["roofline"]["us"] == pytest.approx(us + 1.6, rel=1e-4)
+    assert parts["roofline"]["us of the launch"] == pytest.approx(1.6)
+    assert "1700 MHz" in parts["roofline"]["source"]
+    assert "4100 GB/s" in parts["roofline"]["source"]
     assert parts["vendor"]["library"] == "cublaslt"
     assert parts["vendor"]["us"] == 200.0
     assert parts["vendor"]["tflops"] == pytest.approx(2 * 4096**3 / 200e6, abs=0.05)
-    assert parts["vendor"]["share of the floor's speed"] == pytest.approx((us + 1.6) / 200, abs=0.001)
+    assert parts["vendor"]["share of the roofline's speed"] == pytest.approx((us + 1.6) / 200, abs=0.001)
     assert (
         parts["what bounds the incumbent"]["most"]
         in parts["what bounds the incumbent"]["us of the main loop if it needed one part alone"]

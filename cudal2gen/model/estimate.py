@@ -87,8 +87,9 @@ class Estimate(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """What no kernel can beat, in µs: FLOP at the tensor cores' peak, operands once through device memory; ``us``: the
-    longer of them, and the launch."""
+    """A roofline at rates that a chip sustains (``chips.Rates``), in µs: FLOP at the tensor cores' rate under load,
+    operands once through device memory; ``us``: the longer of them, and the launch. Higher clocks, or operands that
+    the L2 has already, beat it; ``grading.floor`` is the bound for claims."""
 
     us: float
     compute_us: float
