@@ -223,6 +223,13 @@ def test_linear_adds_the_bias_in_the_kernel(products: ModuleType, gpu: Any) -> N
     assert len(gpu.launches) == 2
     few = gpu.draw(128)
     torch.testing.assert_close(products.linear(few, weight, bias), torch.nn.functional.linear(few, weight, bias))
+    # A bias for all columns is torch's, and so are products without elements.
+    for operands in (
+        (x, weight, bias[:1]),
+        (gpu.draw(4, 0, 128), weight, bias),
+        (gpu.draw(4, 0), gpu.draw(64, 0), bias),
+    ):
+        torch.testing.assert_close(products.linear(*operands), torch.nn.functional.linear(*operands))
     assert len(gpu.launches) == 2
 
 

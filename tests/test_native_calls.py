@@ -389,6 +389,27 @@ def test_gradients_modes_and_transforms(dispatcher: dispatch.Dispatcher, referen
     assert torch.compile(cudal2gen.matmul, backend="eager", fullgraph=True)(a, b).shape == (48, 40)
 
 
+def test_memory_that_is_not_the_tensor(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    """A view that negates, a tensor without memory, and plain ones of the same shapes, before and behind them."""
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    negated = torch._neg_view(drawn(48, 128, seed=2))[:, :64]
+    none = torch._efficientzerotensor((48, 64), dtype=torch.float16)
+    for x in (negated, none, a):
+        cudal2gen.matmul(x, b)  # Python's, which computes nothing here
+    for x in (negated, none, a, negated):
+        assert torch.equal(cudal2gen.matmul(x, b), product(x, b))
+
+
+def test_no_tangent_is_dropped(dispatcher: dispatch.Dispatcher) -> None:
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
+        for call in (cudal2gen.matmul, torch.ops.cudal2gen.matmul):
+            with pytest.raises(NotImplementedError, match=r"cudal2gen\.matmul: has no forward-mode derivative"):
+                call(dual, b)
+        assert cudal2gen.matmul(a, b).shape == (48, 40)
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own kinds
 def test_tensors_that_c_does_not_know(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     """They fail, or are torch's, as they are without C++."""

@@ -106,10 +106,8 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
         yield from self.problem_violations()
         yield from self._copy_violations()
         yield from self._mainloop_violations()
+        yield from self._epilogue_violations()
         yield from self._raster_violations()
-        if violations := list(self._epilogue_violations()):
-            yield from violations
-            return  # what is staged is undefined
         yield from self.smem_violations(f"stages={self.stages}")
         if self.min_blocks > 1 and self.min_blocks * self.threads > (most := self.target.capability.threads_sm):
             yield f"min_blocks={self.min_blocks}: {self.threads} threads each exceed the {most} of an SM"
@@ -235,7 +233,8 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
     @property
     def staging_tiles(self) -> int:
         """MMA tiles of a warp in a round through shared memory; of direct as few and even rounds as the ring allows."""
-        rounds = ceil_div(self.mma_tiles, max(1, self.ring_bytes // (16 * self.threads)))
+        # Tiles too small to be legal have no MMA tile, and their rules are stated all the same.
+        rounds = max(1, ceil_div(self.mma_tiles, max(1, self.ring_bytes // (16 * self.threads))))
         return {"staged": self.c_batch or 0, "direct": ceil_div(self.mma_tiles, rounds), "global": 0}[self.epilogue]
 
     @property

@@ -3,11 +3,11 @@ microseconds a call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from cudal2gen.operators.watching import local
+from cudal2gen.operators.watching import in_forward_mode, local
 
 NAMESPACE = "cudal2gen"
 
@@ -79,6 +79,8 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
         setattr(Derivative, name, staticmethod(cast("Callable[..., Any]", method)))
 
     def run(*arguments: Any) -> Any:
+        if in_forward_mode():
+            refuse_tangents(operator.name, arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             with enable_single_level_autograd_function():
                 return Derivative.apply(*arguments, *defaults[len(arguments) :])
@@ -87,6 +89,17 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
         return below(*arguments)
 
     return run
+
+
+def refuse_tangents(name: str, arguments: Sequence[Any]) -> None:
+    """Raises NotImplementedError for a tensor with a tangent, which the result would silently lack."""
+    from torch import Tensor
+    from torch.autograd.forward_ad import unpack_dual
+
+    if any(isinstance(argument, Tensor) and unpack_dual(argument).tangent is not None for argument in arguments):
+        raise NotImplementedError(
+            f"cudal2gen.{name.partition('.')[0]}: has no forward-mode derivative; use torch's own product there"
+        )
 
 
 def no_script(function: Callable[..., Any]) -> Callable[..., Any]:

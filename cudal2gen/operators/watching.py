@@ -19,6 +19,8 @@ def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return False
+    if a.is_neg() or b.is_neg() or a._is_zerotensor() or b._is_zerotensor():
+        return False  # the dispatcher makes them plain: their memory does not say what they are
     for watches in _WATCHERS:  # noqa: SIM110  # any() takes half a microsecond
         if watches():
             return False
@@ -35,7 +37,7 @@ def local(arguments: Sequence[Any]) -> bool:
     where gradients are dealt with."""
     for argument in arguments:
         if type(argument) in _PLAIN:
-            if not (argument.is_cuda or argument.is_cpu):
+            if not (argument.is_cuda or argument.is_cpu) or argument.is_neg() or argument._is_zerotensor():
                 return False
         elif type(argument) not in _VALUES:
             return False
@@ -43,6 +45,11 @@ def local(arguments: Sequence[Any]) -> bool:
         if watches():
             return False
     return True
+
+
+def in_forward_mode() -> bool:
+    """Whether torch carries tangents along."""
+    return bool(TORCH.autograd.forward_ad._current_level >= 0)
 
 
 def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
@@ -57,6 +64,7 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
             internals._len_torch_function_stack,
             internals._get_tracing_state,
             internals._functorch.peek_interpreter_stack,
+            in_forward_mode,
         )
     except AttributeError:
         pass  # a torch of another kind: all calls go through its dispatcher
