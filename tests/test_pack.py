@@ -360,6 +360,18 @@ def test_a_wheel_is_what_pip_installs(files: dict[str, bytes], tmp_path: Path) -
     assert "cudal2gen" in listed.stdout, "it asks for the package that reads it"
 
 
+def test_a_wheel_of_candidates_has_a_version_of_its_own(files: dict[str, bytes], tmp_path: Path) -> None:
+    """Else pip keeps the one that is installed."""
+    facts = json.loads(files["pack.json"])
+    unmeasured = files | {"pack.json": json.dumps(facts | {"problems_measured": 0}).encode()}
+    measured, candidates = (pack.write_wheel(content, tmp_path / "x.whl") for content in (files, unmeasured))
+    assert measured.name.split("-")[1] == facts["version"]
+    assert candidates.name.split("-")[1] == f"{facts['version']}+candidates"
+    with zipfile.ZipFile(candidates) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("+candidates.dist-info/METADATA"))
+        assert f"\nVersion: {facts['version']}+candidates\n" in archive.read(metadata).decode()
+
+
 def test_a_wheel_lists_what_is_in_it(files: dict[str, bytes], tmp_path: Path) -> None:
     """As the wheel format asks: every file but the list itself with its digest and size."""
     with zipfile.ZipFile(pack.write_wheel(files, tmp_path / "x.whl")) as archive:

@@ -15,7 +15,7 @@ from cudal2gen.pack.abi import SINCE
 from cudal2gen.pack.facts import ENTRY_POINTS, LICENCES, PackError
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
-WHEEL_NAME = re.compile(r"[\w.]+-[\w.]+(-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.whl")
+WHEEL_NAME = re.compile(r"[\w.]+-[\w.+]+(-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.whl")
 
 
 def check_target(target: Path) -> None:
@@ -38,14 +38,17 @@ def write_folder(files: dict[str, bytes], target: Path) -> Path:
 def write_wheel(files: dict[str, bytes], target: Path) -> Path:
     """Writes a pack as a wheel; answers the file, which has the name that pip asks for where ``target``'s is none."""
     facts = json.loads(files["pack.json"])
+    # pip replaces a wheel of candidates by one of measurements, and the reverse, as their versions differ.
     package, version = f"cudal2gen_{facts['gpu']}", facts["version"]
+    version += "" if facts["problems_measured"] else "+candidates"
     tag = f"py3-none-linux_{facts['machine']}"
     if not WHEEL_NAME.fullmatch(target.name):
         target = target.with_name(f"{package}-{version}-{tag}.whl")
     info = f"{package}-{version}.dist-info"
     members = {f"{package}/{name}": content for name, content in sorted(files.items())}
     members[f"{package}/__init__.py"] = _INIT.format(**facts).encode()
-    members[f"{info}/METADATA"] = _METADATA.format(package=package, since=SINCE, **facts).encode()
+    stated = facts | {"package": package, "since": SINCE, "version": version}
+    members[f"{info}/METADATA"] = _METADATA.format(**stated).encode()
     members[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: cudal2gen\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     )
