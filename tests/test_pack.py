@@ -205,18 +205,18 @@ version.__version__ = reader
 from cudal2gen import emulator, pack
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.kernel.launch import Operands
-found = pack.open_pack(Path(place))
-assert found.facts["version"] != reader
-row = found.table.rows[0]
-problem = found.table.kernels[0].record.problem
-choice = found.table.choose(problem, Operands.packed(problem.layout, problem.n, problem.k))
+opened_pack = pack.open_pack(Path(place))
+assert opened_pack.facts["version"] != reader
+row = opened_pack.table.rows[0]
+problem = opened_pack.table.kernels[0].record.problem
+choice = opened_pack.table.choose(problem, Operands.packed(problem.layout, problem.n, problem.k))
 assert choice.kernel == 0 and "was measured: 2.010x" in choice.reason, choice
 memory = emulator.Memory()
 with emulator.session(memory, emulator.Device(capability=(8, 0))) as session:
     a, b = (memory.upload(np.ones((64, 128), np.float16)) for _ in range(2))
     d = memory.upload(np.empty((64, 64), np.float16), role="output")
-    kernel = found.kernel(found.table.kernels[choice.kernel].digest)
-    OpenKernel(found.library, kernel, {}, emulator.runtime_path()).launch(
+    kernel = opened_pack.kernel(opened_pack.table.kernels[choice.kernel].digest)
+    OpenKernel(opened_pack.library, kernel, {}, emulator.runtime_path()).launch(
         a.address, 128, b.address, 128, d.address, 64, 64, 64, 128
     )
 assert (d.download() == 128).all() and not session.reports
@@ -288,13 +288,13 @@ import numpy as np
 from cudal2gen import emulator, pack
 from cudal2gen.launcher import OpenKernel
 assert not any(map(shutil.which, ("nvcc", "g++", "ptxas")))
-found = pack.open_pack(Path(sys.argv[1]))
-kernel = found.table.kernels[0]
+opened_pack = pack.open_pack(Path(sys.argv[1]))
+kernel = opened_pack.table.kernels[0]
 memory = emulator.Memory()
 with emulator.session(memory, emulator.Device(capability=(8, 0))) as session:
     a, b = (memory.upload(np.ones((64, 128), np.float16)) for _ in range(2))
     d = memory.upload(np.empty((64, 64), np.float16), role="output")
-    opened = OpenKernel(found.library, found.kernel(kernel.digest), {}, emulator.runtime_path())
+    opened = OpenKernel(opened_pack.library, opened_pack.kernel(kernel.digest), {}, emulator.runtime_path())
     opened.launch(a.address, 128, b.address, 128, d.address, 64, 64, 64, 128)
 assert (d.download() == 128).all() and not session.reports
 assert "jinja2" not in sys.modules and "torch" not in sys.modules
