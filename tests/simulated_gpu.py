@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -69,17 +70,22 @@ def names(records: Sequence[Record]) -> list[int]:
 
 
 def write(log: Path, **entries: Any) -> None:
-    """A line, in one write: several processes log to one file. ``at``: seconds of a clock that all share."""
+    """A line; several processes log to one file in turns. ``at``: seconds of a clock that all share."""
     import ray
 
     node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
     line = json.dumps(entries | {"at": time.monotonic(), "pid": os.getpid(), "node": node}) + "\n"
     with log.open("ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # else a reader may see a part of the line
         file.write(line.encode())
 
 
 def read(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    if not log.exists():
+        return []
+    with log.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return [json.loads(line) for line in file]
 
 
 def ended(log: Path) -> Counter[int]:
