@@ -7,11 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from cudal2gen.emulator.memory.late_copies import ENDLESS, Extents, LateCopies, LateCopy, undefined
-from cudal2gen.emulator.memory.late_reads import LateRead, LateReads
+from cudal2gen.emulator.memory.late_copies import ENDLESS, LateCopies, LateCopy, undefined
+from cudal2gen.emulator.memory.late_reads import LateRead
 from cudal2gen.emulator.memory.located import Located
-from cudal2gen.emulator.memory.recorded import RecordedSites
-from cudal2gen.emulator.memory.shared_flags import SharedFlags
+from cudal2gen.emulator.memory.shared_tags import SharedTags
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
@@ -23,8 +22,6 @@ from cudal2gen.emulator.state.suspects import Suspect
 
 # Shared addresses start here, as the first kilobyte of the window belongs to the system on recent devices.
 WINDOW_START = 1024
-# The tag of something long past: ordered before everything, but written.
-LONG_AGO = 1
 
 # The order that an access lacks.
 READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "write after write", "write after read"
@@ -33,114 +30,31 @@ READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "wri
 Access = tuple[Array | None, Array, Array]
 
 
-class SharedMemory(SharedFlags):
-    """``size`` bytes per CTA. Addresses are window addresses (uint32, one per lane of the batch).
+class SharedMemory(SharedTags):
+    """``size`` bytes per CTA. Addresses are window addresses (uint32, one per lane of the batch)."""
 
-    A tag is tick << BITS | actor. Per granule, ``writer`` is the tag of the last write, ``readers`` that of the last
-    read by each column of readers (the CTA's warps), ``latest`` that of the last read by anyone. Ticks of tags count
-    from ``t0``, and start at 2, so that LONG_AGO is below all of them. A write under way has the bit IN_FLIGHT;
-    UNWRITTEN, the largest value, has it too.
-
-    Invariants: the tag of an access carries the launch's tick at the access (``_follow_tick``); a tag below ``fresh``
-    is ordered before every access to come, so that checks begin with one comparison.
-    """
-
-    TAG: type[np.uint32] | type[np.uint64] = np.uint32
-    BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 11, 0xFFFFFFFF, 0x80000000, 1 << 20
     # Barriers end reads: those of whole warps leave their tags only if somebody looks before. Copies under way leave
     # theirs, and poison, only if somebody looks before they land.
     DEFERS = True
 
     def __init__(self, batch: BatchState, clocks: Clocks, size: int, granule: int) -> None:
-        super().__init__(batch, clocks)
-        self.size, self.granule = size, granule
-        self.counters = batch.launch.counters
         # Bytes of a CTA's row; the rest after ``size`` keeps rows apart.
-        self.stride = -(-size // 128) * 128 + 128
+        self.size, self.stride = size, -(-size // 128) * 128 + 128
+        super().__init__(batch, clocks, batch.count * self.stride, granule)
+        self.counters = batch.launch.counters
         poison = batch.launch.poison
         self.data: Array = np.full(batch.count * self.stride, poison, np.uint8)
         self.poison = {w: np.frombuffer(bytes([poison]) * 16, t)[0] for w, t in MOVER.items()}
         self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
         # Per lane: what makes a window address an offset in ``data``.
         self.row: Array = batch.row_of.astype(np.int64) * self.stride - WINDOW_START
-        # Readers are told apart by column.
-        self.columns = self._reader_columns()
-        self.t0 = self.tagged = batch.launch.tick
-        self.fresh = 0
         # Of the access located last: the window addresses [low, high) of its bytes.
         self.extent = 0, 0
         self.located = Located(batch.size)
         self.defers = self.DEFERS and not batch.launch.recording
-        self.late, self.late_copies = LateReads(), LateCopies()
-        # Invariant, where accesses are deferred: tags that are not long over, and those of copies, stand only there.
-        self.recent = Extents()
-        if self.hazards:
-            self._make_tags()
-        if size:
-            self._retag()
+        self.late_copies = LateCopies()
         # Element -> the tag that the last atomic or flag write left there.
         self.atomics: dict[int, int] = {}
-
-    def _make_tags(self) -> None:
-        n = self.data.size // self.granule
-        self.writer: Array = np.full(n, self.UNWRITTEN, self.TAG)
-        self.latest: Array = np.zeros(n, self.TAG)
-        self.readers: Array = np.zeros((n, self.columns), self.TAG)
-        self.reader_tags = self.readers.reshape(-1)
-        # Tags by element of an access of w bytes: one, or the w / granule of its granules.
-        self.rows: dict[int, tuple[Array, Array, Array]] = {}
-        for w in MOVER:
-            if w >= self.granule:
-                per = w // self.granule
-                self.rows[w] = (
-                    self.writer.reshape(-1, per) if per > 1 else self.writer,
-                    self.latest.reshape(-1, per) if per > 1 else self.latest,
-                    self.readers.reshape(-1, per, self.columns),
-                )
-        self.actor, self.collective, self.reader_column = self._actors()
-        self.recorded = self._make_recorded(n) if self.launch.recording else None
-
-    def _make_recorded(self, granules: int) -> RecordedSites:
-        return RecordedSites(granules, self.columns)
-
-    # --- tags ---
-
-    def _reader_columns(self) -> int:
-        return self.batch.warps_per_cta
-
-    def _actors(self) -> tuple[Array, Array, Array]:
-        """Per lane: its tag as a thread, as one of several lanes of its warp, and its column as a reader."""
-        who = self.batch.who
-        return who.actor, who.actor_of_warp, who.warp
-
-    def _follow_tick(self) -> None:
-        """Every access comes through here first: its tag carries the present tick."""
-        if self.tagged != self.launch.tick:
-            self._retag()
-
-    def _retag(self) -> None:
-        self.tagged = self.launch.tick
-        tick = self.tagged - self.t0
-        if tick >= self.MAX_TICK:
-            # Tags have no more bits: all that is past becomes long past.
-            self.t0, tick = self.tagged - 1, 1
-            if self.hazards:
-                self.writer[self.writer < self.IN_FLIGHT] = LONG_AGO
-                self.latest[:] = 0
-                self.readers[:] = 0
-                self.late.reads.clear()
-                self.recent.forget(ENDLESS)
-        self.fresh = self._first_fresh()
-        self.late.forget(self.fresh)
-        self.recent.forget(self.fresh)
-        if self.hazards:
-            self.stamp = (tick + 1) << self.BITS
-            self.lane_tag: Array = self.actor | self.TAG(self.stamp)
-            self.collective_tag: Array = self.collective | self.TAG(self.stamp)
-
-    def _first_fresh(self) -> int:
-        """The smallest tag that the last barrier of some whole CTA has not ordered."""
-        return max(1, int(self.clocks.base.min()) - self.t0 + 1) << self.BITS
 
     def _ordered(self, lanes: Array, tags: Array, what: str) -> Array:  # noqa: ARG002
         """Is each tagged access ordered before the present of the lane that now touches the word (``what``: how)?"""
@@ -247,6 +161,8 @@ class SharedMemory(SharedFlags):
         if same is not None and clash.any():
             clash &= ~np.repeat(same()[which], per)
         self._check_order(WRITE_AFTER_WRITE, clash, flat, lane, rows, site, offset)
+        if not (reads[which] >= fresh).any():
+            return
         last_reads = readers[at[which]].reshape(-1, self.columns)
         recent = last_reads >= fresh
         # A thread's own reads are in its own column.
@@ -440,13 +356,6 @@ class SharedMemory(SharedFlags):
         if self.recorded is not None:
             self.recorded.read(at, width // self.granule, column, site)
 
-    def _leave_tags(self, reads: list[LateRead]) -> None:
-        for read in reads:
-            self.recent.add(read.low, read.high, read.stamp)
-            _, latest, readers = self.rows[read.width]
-            latest[read.at] = read.stamp
-            readers[read.at, :, read.columns] = read.tags[:, None]
-
     def store(
         self,
         address: Array,
@@ -488,19 +397,6 @@ class SharedMemory(SharedFlags):
                 text = "several threads write different values in one instruction"
                 lane = self.batch.everyone if lanes is None else lanes
                 self._report("shared-race", text, site, lane, np.arange(len(at)), offset, differ)
-
-    def tag_written(self, width: int, at: Array, tag: Array, site: int | None = None) -> None:
-        """All granules of elements ``at`` were last written under these tags, by an instruction (None: the last one of
-        before, whose data lands now)."""
-        writer = self.rows[width][0]
-        writer[at] = tag if writer.ndim == 1 else tag[:, None]
-        if self.recorded is not None and site is not None:
-            self.recorded.wrote(at, width // self.granule, site)
-
-    def last_writers(self, width: int, at: Array) -> Array:
-        """The tag of the last write to the first granule of each element."""
-        writer = self.rows[width][0]
-        return np.asarray(writer[at] if writer.ndim == 1 else writer[at, 0])
 
     def write_pending(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> LateCopy:
         """A copy by threads into the elements ``at`` that were located last is under way: till it lands they are

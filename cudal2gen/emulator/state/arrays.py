@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from functools import cache
 from typing import Any
 
@@ -25,6 +27,8 @@ MOVER: dict[int, np.dtype[Any]] = {
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4, 128: 7}  # 128: discard.L2
 # A negative quiet NaN in fp16, bf16 and fp32 alike, and a wild index.
 POISON = 0xFF
+# Smaller arrays are cleared as a whole.
+SPARSE_BYTES = 1 << 20
 
 
 @cache
@@ -32,6 +36,18 @@ def reuse_memory(nbytes: int = 1 << 24) -> None:
     """From now on, memory of arrays up to ``nbytes`` is used again. The C library (glibc) maps arrays of 128 KiB and
     more page by page every time, which costs several times what is computed in them, until one so large is freed."""
     np.empty(nbytes, np.uint8)
+
+
+def sparse_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
+    """Zeros, of a large array few of whose elements are touched. NumPy would ask for pages of 2 MiB, each of which
+    the system clears at the first touch, and so would memory that is used again."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if nbytes < SPARSE_BYTES:
+        return np.zeros(shape, dtype)
+    pages = mmap.mmap(-1, nbytes)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, dtype).reshape(shape)
 
 
 def distinct(values: Array) -> Array:
