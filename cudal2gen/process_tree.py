@@ -12,15 +12,18 @@ import select
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import Popen
 
 NOT_STARTED = 127  # exit code, as a shell's
+GIB = 1 << 30
+LOOK_S = 0.2  # between looks at the memory of a session
 
 
 @contextmanager
@@ -104,21 +107,76 @@ def _execute(command: Sequence[str]) -> None:
         os._exit(NOT_STARTED)
 
 
-def memory_bytes(processes: Iterable[int], shared_once: bool = False) -> int:
-    """The memory that some processes have, in bytes; pages that several share count for each of them, or once in all,
-    which takes long to find out."""
-    total = 0
-    for pid in processes:
-        try:
-            with open(f"/proc/{pid}/{'smaps_rollup' if shared_once else 'statm'}") as file:  # noqa: PTH123
-                text = file.read()
-        except OSError:
-            continue
-        if shared_once:
-            total += sum(1024 * int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
-        else:
-            total += int(text.split()[1]) * os.sysconf("SC_PAGESIZE")
-    return total
+class Watch:
+    """Limits of a process that this one has just forked and that leads a session: of its time, and of the memory that
+    it and all that it starts add to what it inherited, which a large parent has much of."""
+
+    def __init__(self, leader: int, seconds: float, gib: float) -> None:
+        self._leader, self._nbytes = leader, gib * GIB
+        self._looked = time.perf_counter()
+        self._end = self._looked + seconds
+        self._inherited = _anonymous_bytes(os.getpid())
+        self._excessive = False  # at the last look
+
+    def passed(self) -> Literal["", "time", "memory"]:
+        """Which limit is passed. Cheap to ask often: memory is looked at every ``LOOK_S`` seconds only."""
+        now = time.perf_counter()
+        if now > self._end:
+            return "time"
+        if now < self._looked + LOOK_S:
+            return ""
+        self._looked = now
+        members = {self._leader, *session(self._leader)}
+        resident = resident_bytes(members) - self._inherited
+        excessive = resident > self._nbytes and added_bytes(members) > self._nbytes
+        # Of two looks: where a process ends during one, what it shared counts again for those that are read after it.
+        again, self._excessive = self._excessive and excessive, excessive
+        return "memory" if again else ""
+
+
+def resident_bytes(processes: Iterable[int]) -> int:
+    """The memory that some processes have, in bytes; pages that several share count for each of them."""
+    return sum(_pages(pid)[0] for pid in processes)
+
+
+def added_bytes(processes: Iterable[int]) -> int:
+    """The memory that some processes have and this one has not, in bytes: pages that they share count once. Slow.
+
+    Where further processes share this one's memory, it is a lower bound: no less than what each has for itself.
+    """
+    maps = [_rollup(pid) for pid in processes]
+    parent = _rollup(os.getpid())
+    private = sum(sizes["Private_Clean"] + sizes["Private_Dirty"] for sizes in maps)
+    # A page of n processes counts an n-th for each, so what this one shares lacks in its sum.
+    inherited = parent["Anonymous"] - parent["Pss_Anon"]
+    return max(private, sum(sizes["Pss"] for sizes in maps) - inherited)
+
+
+def _rollup(pid: int) -> Counter[str]:
+    """Sizes of a process's memory by kind, in bytes; none of a process that has ended."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:  # noqa: PTH123
+            lines = [line.split() for line in file.readlines()[1:]]
+    except OSError:
+        return Counter()
+    return Counter({words[0].rstrip(":"): 1024 * int(words[1]) for words in lines})
+
+
+def _anonymous_bytes(pid: int) -> int:
+    """Memory that a fork inherits at once: the resident pages that are of no file and not shared."""
+    resident, shared = _pages(pid)
+    return resident - shared
+
+
+def _pages(pid: int) -> tuple[int, int]:
+    """The bytes that a process has resident, and those of files and shared memory among them; none if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123
+            _, resident, shared = map(int, file.read().split()[:3])
+    except OSError:
+        return 0, 0
+    size = os.sysconf("SC_PAGESIZE")
+    return resident * size, shared * size
 
 
 def kill_session(leader: int) -> None:

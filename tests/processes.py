@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cudal2gen import workers
+from cudal2gen import process_tree, workers
 
 MARK = "CUDAL2GEN_TEST_MARK"
 # Within which a command ends after a signal; longer where other work keeps the machine busy.
@@ -31,6 +31,20 @@ def alive(name: object) -> dict[int, str]:
                 command = (entry / "cmdline").read_text(errors="replace")
                 commands[int(entry.name)] = command.replace("\0", " ")
     return commands
+
+
+@contextmanager
+def memory(gib: float) -> Iterator[None]:
+    """So much memory that this process uses for the length of the block."""
+    pages = b"x" * int(gib * process_tree.GIB)
+    yield
+    del pages
+
+
+def hold(gib: float, seconds: float = 30.0) -> None:
+    """Uses so much memory for some time."""
+    with memory(gib):
+        time.sleep(seconds)
 
 
 def kill(name: object) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from cudal2gen.checking import compilation, devices, expectations, names, plan, 
 from cudal2gen.checking.result import Result
 from cudal2gen.emulator.host import images
 from cudal2gen.errors import Failure, WrongInput
+from tests import processes
 
 SOURCE = Path(__file__).parent / "checked" / "program.cu"
 
@@ -183,17 +183,14 @@ def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> Non
     assert 1.0 < late.seconds < 20
 
 
-def test_the_limit_of_memory_is_of_all_processes_that_a_program_starts() -> None:
-    def checked(case: str) -> Any:
-        # By the command: what this process forks would begin with the memory that other tests left in it.
-        return json.loads(command(str(SOURCE), "--memory", "2", "--json", "--", case).stdout)
-
-    greedy = checked("greedy family")
-    assert greedy["ending"].startswith("needs more than 2 GiB")
-    assert greedy["seconds"] < 20
-    # What they share counts once.
-    family = checked("family")
-    assert (family["ending"], family["exit_code"]) == ("", 0)
+def test_the_limit_of_memory_is_of_all_processes_that_a_program_starts(library: Path) -> None:
+    with processes.memory(1.0):  # of this process; what a program inherits is not its own
+        greedy = run(library, "greedy family", gib=1.5)
+        # What they share counts once.
+        family = run(library, "family", gib=0.75)
+    assert greedy.ending.startswith("needs more than 1.5 GiB")
+    assert greedy.seconds < 20
+    assert (family.ending, family.exit_code) == ("", 0)
 
 
 def test_what_cannot_be_checked_is_named(library: Path) -> None:

@@ -100,6 +100,24 @@ def test_a_worker_whose_parent_is_dead_already_ends() -> None:
     assert worker.death() == "ended (exit code 1)"
 
 
+def test_a_limit_of_memory_is_of_what_a_worker_adds() -> None:
+    def serve(_: object, gib: float) -> None:
+        os.setsid()
+        processes.hold(gib)
+
+    with processes.memory(0.5):
+        family = [workers.Worker("fork", serve, gib) for gib in (0.4, 0.1, 0.1)]
+        watches = [process_tree.Watch(worker.pid, 20, 0.2) for worker in family]
+        limits = [""] * len(family)
+        begin = time.monotonic()
+        while not any(limits) or time.monotonic() < begin + 1:
+            limits = [limit or watch.passed() for limit, watch in zip(limits, watches, strict=True)]
+            time.sleep(0.05)
+    for worker in family:
+        worker.end()
+    assert limits == ["memory", "", ""]
+
+
 def test_a_program_answers_with_its_exit_code_and_output() -> None:
     assert process_tree.output(["sh", "-c", "echo out; echo err >&2; exit 3"]) == (3, "out\nerr\n")
     assert process_tree.output(["sh", "-c", "kill -9 $$"]) == (128 + signal.SIGKILL, "")

@@ -25,7 +25,7 @@ from cudal2gen.tuner.writing.answers import Base
 from cudal2gen.tuner.writing.modelled import ModelledTimes, Profiler
 from cudal2gen.tuner.writing.proof import Bounds
 from cudal2gen.tuner.writing.session import Attempt, Session, Settings
-from tests import device_texts
+from tests import device_texts, processes
 from tests.chat_server import Server, Step, fails, says, serving
 from tests.device_texts import LAUNCH, PROBLEM, gemm
 
@@ -451,7 +451,10 @@ def test_rewards_go_to_the_transcript(story: Story) -> None:
 def test_a_check_ends_at_its_limits() -> None:
     bounds = Bounds(seconds=0.5)
     assert proof.bounded(time.sleep, (30,), bounds) == "did not end within 0.5 s"
-    assert proof.bounded(time.sleep, (30,), Bounds(seconds=30, gib=0.01)) == "needs more than 0.01 GiB"
+    little = Bounds(seconds=30, gib=0.25)
+    with processes.memory(0.5):  # what a check inherits from this process is not its own
+        assert proof.bounded(processes.hold, (0.3,), little) == "needs more than 0.25 GiB"
+        assert proof.bounded(processes.hold, (0.1, 0.4), little) is None
     assert proof.bounded(os._exit, (3,), bounds) == "ended (exit code 3)"
     assert proof.bounded(len, ("four",), bounds) == 4
 

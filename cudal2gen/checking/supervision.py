@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cudal2gen import process_tree
 from cudal2gen.checking import devices
@@ -19,7 +19,6 @@ from cudal2gen.errors import WrongInput
 from cudal2gen.workers import Worker
 
 STEP_S = 0.2
-GIB = 1 << 30
 
 # Is called while a kernel runs: its name, seconds since it began, CTAs that have ended, and all.
 Progress = Callable[[str, float, int, int], None]
@@ -30,7 +29,7 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
     result = Result(target, devices.device(plan.device).name)
     start = time.perf_counter()
     worker = Worker("fork", serve, plan)
-    watch = _Watch(worker, seconds, gib * GIB)
+    watch = process_tree.Watch(worker.pid, seconds, gib)
     try:
         running: _Running | None = None
         ctas = 0, 0
@@ -50,9 +49,9 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
                 raise EOFError
             if progress and running:
                 progress(running.kernel, time.perf_counter() - running.start, *ctas)
-            if excess := watch.excess(_launch(result, running) if running else ""):
+            if limit := watch.passed():
                 result.limited = running.kernel if running else ""
-                result.ending = excess
+                result.ending = _excess(limit, seconds, gib, _launch(result, running) if running else "")
                 break
     except (EOFError, ConnectionResetError):
         _ending(result, worker.exit_code(), ended_early=plan.main is not None)
@@ -82,26 +81,12 @@ def _launch(result: Result, running: _Running) -> str:
     return f": launch {number} of {plain(running.kernel)}, {running.grid}, ran for {seconds:.0f} s{loop}"
 
 
-class _Watch:
-    """The limits of a process: of its time, and of its memory with that of all processes that it starts."""
-
-    def __init__(self, worker: Worker, seconds: float, nbytes: float) -> None:
-        self.worker, self.seconds, self.nbytes = worker, seconds, nbytes
-        self.started = self.looked = time.perf_counter()
-
-    def excess(self, launch: str) -> str:
-        """Which limit is passed, and in which ``launch``: the rest of a sentence about the program."""
-        now = time.perf_counter()
-        if now > self.started + self.seconds:
-            fewer = ", --sample N runs only N CTAs of a grid" if launch else ""
-            return f"did not end within {self.seconds:.0f} s{launch}; --timeout gives it longer{fewer}"
-        if now - self.looked < STEP_S:
-            return ""
-        self.looked = now
-        processes = {self.worker.pid, *process_tree.session(self.worker.pid)}
-        if all(process_tree.memory_bytes(processes, exact) > self.nbytes for exact in (False, True)):
-            return f"needs more than {self.nbytes / GIB:g} GiB of memory; --memory gives it more"
-        return ""
+def _excess(limit: Literal["time", "memory"], seconds: float, gib: float, launch: str) -> str:
+    """A limit that is passed, and in which ``launch``: the rest of a sentence about the program."""
+    if limit == "memory":
+        return f"needs more than {gib:g} GiB of memory; --memory gives it more"
+    fewer = ", --sample N runs only N CTAs of a grid" if launch else ""
+    return f"did not end within {seconds:.0f} s{launch}; --timeout gives it longer{fewer}"
 
 
 def _take(result: Result, message: Message) -> None:

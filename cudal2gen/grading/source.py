@@ -20,7 +20,6 @@ import numpy as np
 from cudal2gen import process_tree
 from cudal2gen.checking import devices, includes
 from cudal2gen.checking.names import plain
-from cudal2gen.checking.supervision import GIB
 from cudal2gen.emulator import EmulatorError, LaunchRefused, PtxError, Report, by_cause
 from cudal2gen.errors import Failure, WrongInput
 from cudal2gen.grading import floor, inputs, launcher, modules
@@ -278,15 +277,14 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
     """``graded`` in a process with limits. Raises WrongInput."""
     if not limits.isolated:
         return graded(task, verdict, stated)
-    worker, end = Worker("fork", _serve, task, verdict, stated), time.perf_counter() + limits.seconds
+    worker = Worker("fork", _serve, task, verdict, stated)
+    watch = process_tree.Watch(worker.pid, limits.seconds, limits.gib)
     try:
         while not worker.pipe.poll(STEP_S):
-            excess = ""
-            if time.perf_counter() > end:
+            if limit := watch.passed():
                 excess = f"the check did not end within {limits.seconds:g} s"
-            elif process_tree.memory_bytes([worker.pid]) > limits.gib * GIB:
-                excess = f"the check needs more than {limits.gib:g} GiB"
-            if excess:
+                if limit == "memory":
+                    excess = f"the check needs more than {limits.gib:g} GiB"
                 verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))
                 return verdict
         # Text: what host code might send is not unpickled.

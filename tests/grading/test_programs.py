@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudal2gen.grading import Limits, check_source
+from tests import processes
 from tests.grading import cheats, honest, programs
 
 
@@ -35,9 +36,11 @@ def test_there_are_enough_of_them() -> None:
 
 
 def test_what_does_not_end_is_ended() -> None:
-    verdict = check_source(
-        programs.text("cheats.cu"), lambda x: 2 * x, [{"n": 8}], buffers=cheats.DOUBLE.buffers,
-        launches=[{"entry": "spins", "block": 32, "args": ["x", "y", "n"]}], limits=Limits(seconds=1.5),
-    )  # fmt: skip
-    assert "time-limit" in verdict.rules
+    with processes.memory(1.0):  # what a check inherits from this process is not its own
+        verdict = check_source(
+            programs.text("cheats.cu"), lambda x: 2 * x, [{"n": 8}], buffers=cheats.DOUBLE.buffers,
+            launches=[{"entry": "spins", "block": 32, "args": ["x", "y", "n"]}], limits=Limits(seconds=1.5, gib=0.75),
+        )  # fmt: skip
+    (finding,) = (item for item in verdict.findings if item.rule == "time-limit")
+    assert finding.message == "the check did not end within 1.5 s"
     assert verdict.seconds < 6

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ from cudal2gen.workers import Worker
 ENDLESS = frozenset(("runaway", "time-limit", "deadlock"))  # rules of kernels that do not end
 LONGEST_REASON, LONGEST_REPORT = 400, 6000  # characters
 MOST_FINDINGS = 8  # of a report
-GIB = 1 << 30
 STEP_S = 0.05
 # By these a kernel could tell the emulator from a GPU, or a check from a timed call.
 _MACHINE = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|pm\d)\w*")
@@ -173,13 +171,13 @@ def bounded(function: Callable[..., Any], arguments: tuple[object, ...], bounds:
     """What a function of this package answers in a process of its own; where it passes its limits or dies, how: the
     rest of a sentence about it."""
     worker = Worker("fork", _serve, function, arguments)
-    end = time.monotonic() + bounds.seconds
+    watch = process_tree.Watch(worker.pid, bounds.seconds, bounds.gib)
     try:
         while not worker.pipe.poll(STEP_S):
-            if time.monotonic() > end:
+            if limit := watch.passed():
+                if limit == "memory":
+                    return f"needs more than {bounds.gib:g} GiB"
                 return f"did not end within {bounds.seconds:g} s"
-            if process_tree.memory_bytes([worker.pid]) > bounds.gib * GIB:
-                return f"needs more than {bounds.gib:g} GiB"
         return worker.pipe.recv()
     except (EOFError, OSError):
         return worker.death()
