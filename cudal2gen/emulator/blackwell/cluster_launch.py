@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory, Elements
 from cudal2gen.emulator.hopper.mbarrier import MBarriers
 from cudal2gen.emulator.hopper.peers import WITHIN, Peers
 from cudal2gen.emulator.memory.shared import WINDOW_START
@@ -77,8 +77,8 @@ class ClusterLaunches:
             self.peers.visit(row, lanes, site, remember=False)
         bar = self.mbarriers.find(row, bar_offset, lanes, site, asynchronous=True)
         if bar is not None and self.shared.fits(offset, offset + NBYTES, lane, site):
-            at = self.shared.chunks(row, np.array([offset]))
-            self.mbarriers.fly(at, response, NBYTES, bar, lane, row, site)
+            to = Elements(self.shared.chunks(row, np.array([offset])), offset, offset + NBYTES)
+            self.mbarriers.fly(to, response, NBYTES, bar, lane, row, site)
 
     # --- responses ---
 

@@ -17,7 +17,7 @@ from cudal2gen.emulator.blackwell.allocation import Allocation
 from cudal2gen.emulator.blackwell.clocks import TensorClocks
 from cudal2gen.emulator.blackwell.descriptors import Product, product, strides
 from cudal2gen.emulator.blackwell.tensor_memory import COLUMNS, GROUPS, Issuer, Region, TensorMemory
-from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory, Elements
 from cudal2gen.emulator.hopper.mbarrier import MBarriers
 from cudal2gen.emulator.hopper.pattern import numbers, pattern
 from cudal2gen.emulator.hopper.peers import Peers
@@ -245,7 +245,8 @@ class TensorProducts:
         at = lies.chunks + row * (self.shared.stride >> 4)
         if self.hazards:
             reader = issuer.warp if row == issuer.row else self.clocks.warps + issuer.warp
-            self.shared.async_read(at, issuer.lane, row, reader, site, "tcgen05.mma", issuer.column)
+            lies_at = Elements(at, lies.low, lies.high)
+            self.shared.async_read(lies_at, issuer.lane, row, reader, site, "tcgen05.mma", issuer.column)
             if row == issuer.row:
                 self._note_fence(at, issuer, site)
         raw = self.shared.views[16].take(at)[None]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
-from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory, Elements
 from cudal2gen.emulator.hopper.mbarrier import MBarriers
 from cudal2gen.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
 from cudal2gen.emulator.hopper.tensor_map import (
@@ -43,6 +43,15 @@ class Delivery(NamedTuple):
     bar: Array
     ranks: Array | None
     paired: bool = False
+
+
+class StoredBox(NamedTuple):
+    """A lane's store of a box ``at`` coordinates, from an address in shared memory."""
+
+    lane: int
+    map_: TensorMap
+    at: list[int]
+    source: int
 
 
 class Bulk:
@@ -297,8 +306,12 @@ class Bulk:
         if origin is not None and self.hazards:
             # Whoever waits for the copy knows that its source has been read.
             reader = int(self.clocks.groups + batch.warp[lane])
-            self.shared.async_read(origin, lane, own, reader, site, "a bulk copy", bar.column)
-        self.mbarriers.fly(self.shared.chunks(row, places), data, 16, bar, lane, row, site)
+            begin = int(origin[0]) * 16 - own * self.shared.stride
+            self.shared.async_read(
+                Elements(origin, begin, begin + data.size * 16), lane, own, reader, site, "a bulk copy", bar.column
+            )
+        to = Elements(self.shared.chunks(row, places), offset, offset + data.size * 16)
+        self.mbarriers.fly(to, data, 16, bar, lane, row, site)
 
     def store_async(self, address: Array, value: Array, width: int, bar_address: Array, m: Mask, site: int) -> None:
         """st.async of ``width`` bytes per lane."""
@@ -317,18 +330,18 @@ class Bulk:
                 text = f"st.async of {width} bytes to shared offset {offset}"
                 self.batch.report_lane("shared-misaligned", text, site, lane)
                 continue
-            at = np.array([(offset + row * self.shared.stride) >> SHIFT[width]])
+            at = Elements(np.array([(offset + row * self.shared.stride) >> SHIFT[width]]), offset, offset + width)
             self.mbarriers.fly(at, value[lane : lane + 1].copy(), width, bar, lane, row, site)
 
     # --- stores ---
 
-    def _read_shared(self, lane: int, at: Array, row: int, site: int) -> Array:
+    def _read_shared(self, lane: int, source: Elements, row: int, site: int) -> Array:
         """What a store of this lane sends; it reads shared memory until its group has been waited for."""
         if self.hazards:
             reader = int(self.clocks.groups + self.batch.warp[lane])
-            self.shared.async_read(at, lane, row, reader, site, "a bulk store")
+            self.shared.async_read(source, lane, row, reader, site, "a bulk store")
             self._open_store(lane, site)
-        return np.ascontiguousarray(self.shared.views[16][at]).view(np.uint8)
+        return np.ascontiguousarray(self.shared.views[16][source.at]).view(np.uint8)
 
     def _open_store(self, lane: int, site: int) -> None:
         self.open.setdefault(lane, []).append(self.launch.tick)
@@ -339,6 +352,7 @@ class Bulk:
     ) -> None:
         """cp.async.bulk.tensor (or cp.reduce) from shared to global memory."""
         first_of: dict[tuple[int, ...], int] = {}
+        boxes: list[StoredBox] = []
         for lane in self._lanes(m):
             # A warp whose lanes all name one box stores it once (CUTLASS has such code); each lane has its group.
             key = (lane >> 5, int(address[lane]), int(source[lane]), *(int(c[lane]) for c in coordinates))
@@ -348,11 +362,55 @@ class Bulk:
                 continue
             map_ = self._map(int(address[lane]), lane, site)
             if map_ is not None:
-                self._store_box(map_, _signed(coordinates, lane), int(source[lane]), reduction, lane, site)
+                boxes.append(StoredBox(lane, map_, _signed(coordinates, lane), int(source[lane])))
+        if reduction or len(boxes) < 2 or not self._store_together(boxes, site):
+            for box in boxes:
+                self._store_box(box, reduction, site)
 
-    def _store_box(
-        self, map_: TensorMap, coordinates: list[int], source: int, reduction: str, lane: int, site: int
-    ) -> None:
+    def _store_together(self, boxes: list[StoredBox], site: int) -> bool:
+        """Stores boxes of one output that lie apart inside it, if all is right at a glance; else does nothing."""
+        map_, arena = boxes[0].map_, self.arena
+        corners = {tuple(box.at) for box in boxes}
+        apart = len(corners) == len(boxes) and all(
+            at % extent == 0 for corner in corners for at, extent in zip(corner, map_.box, strict=True)
+        )
+        apart = apart and len(map_.dims) == 2 and map_.strides[0] >= map_.dims[0] * map_.item
+        extents = [place_inside(map_, box.at, arena) for box in boxes] if apart else [None]
+        sources = [box.source - WINDOW_START for box in boxes]
+        fits = min(sources) >= 0 and max(sources) + map_.nbytes <= self.shared.size
+        if None in extents or any(box.map_ is not map_ or box.source % 128 for box in boxes) or not fits:
+            return False
+        first = np.array([extent[0] for extent in extents if extent is not None])
+        _, stride, nbytes = extents[0] or (0, 0, 0)
+        low, high = int(first.min()), int(first.max()) + nbytes
+        buffer = arena.find(low) if 0 <= low < arena.capacity else None
+        if buffer is None or high > buffer.end:
+            return False
+        lanes = np.array([box.lane for box in boxes])
+        rows = self.batch.row_of[lanes]
+        span = SWIZZLE_SPAN[map_.swizzle]
+        at = np.stack([self._swizzled(offset, map_.nbytes, span) for offset in sources])
+        at = self.shared.chunks(rows[:, None], at)
+        if self.hazards:
+            if not self.shared.store_reads(at, (min(sources), max(sources) + map_.nbytes), lanes, rows):
+                return False
+            for box in boxes:
+                self._open_store(box.lane, site)
+        if self.counters is not None:
+            self.counters.bulk_boxes += len(boxes)
+            self.counters.bulk_store_bytes += len(boxes) * map_.nbytes
+        self.device.guard(lanes, first, site)
+        lines = np.arange(map_.box[1])[:, None] * stride + np.arange(0, map_.box[0] * map_.item, 16)
+        offset = (first[:, None] + lines.reshape(-1)).reshape(-1)
+        owners = np.repeat(lanes, lines.size)
+        self.device.hazards.before_write(buffer, owners, offset, 16, site, None, False)
+        self.device.mark(buffer, offset, 16)
+        arena.views[16][offset >> SHIFT[16]] = self.shared.views[16].take(at).reshape(-1)
+        self.launch.version += 1
+        return True
+
+    def _store_box(self, stored: StoredBox, reduction: str, site: int) -> None:
+        lane, map_, coordinates, source = stored
         row, offset = int(self.batch.row_of[lane]), source - WINDOW_START
         if source % 128:
             text = f"bulk store from shared offset {offset}: no multiple of 128"
@@ -361,7 +419,7 @@ class Bulk:
         if not self.shared.fits(offset, offset + map_.nbytes, lane, site):
             return
         at = self.shared.chunks(row, self._swizzled(offset, map_.nbytes, SWIZZLE_SPAN[map_.swizzle]))
-        raw = self._read_shared(lane, at, row, site)
+        raw = self._read_shared(lane, Elements(at, offset, offset + map_.nbytes), row, site)
         if self.counters is not None:
             self.counters.bulk_boxes += 1
             self.counters.bulk_store_bytes += map_.nbytes
@@ -405,7 +463,9 @@ class Bulk:
             places = self._shared_places(int(source[lane]), count, lane, site)
             if places is None:
                 continue
-            data = self._read_shared(lane, places, int(self.batch.row_of[lane]), site)
+            begin = int(source[lane]) - WINDOW_START
+            row = int(self.batch.row_of[lane])
+            data = self._read_shared(lane, Elements(places, begin, begin + count), row, site)
             box = self._run(start, count, lane, site)
             if box is not None:
                 self._touch_global(box.rows, box, lane, site, write=True)

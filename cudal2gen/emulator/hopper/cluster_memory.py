@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +43,28 @@ def _column_table(warps: int, columns: int) -> Array:
     return np.minimum(table, columns - 1)
 
 
+class Elements(NamedTuple):
+    """Elements of a CTA's shared memory: indices ``at`` in the batch's, all in the bytes [low, high) of the CTA."""
+
+    at: Array
+    low: int
+    high: int
+
+
+@dataclass(slots=True)
+class Reads:
+    """What an asynchronous reader has read: all in the bytes [low, high) of its CTAs; ``mixed``: for columns other than
+    its own, too."""
+
+    mixed: bool
+    low: int
+    high: int
+
+    def add(self, mixed: bool, low: int, high: int) -> None:
+        """It reads [low, high)."""
+        self.mixed, self.low, self.high = self.mixed or mixed, min(self.low, low), max(self.high, high)
+
+
 class ClusterMemory(SharedMemory):
     """Shared memory whose words remember asynchronous accesses and those of other CTAs of the cluster.
 
@@ -61,10 +85,9 @@ class ClusterMemory(SharedMemory):
         super().__init__(batch, clocks, size, granule)
         self.column_of = _column_table(clocks.warps, clocks.columns)
         self.async_readers: Array = np.zeros((clocks.groups + clocks.warps, self.data.size >> 4), np.uint64)
-        # The readers that have read at all, and whether they read for columns other than their own, too.
-        self.reading: dict[int, bool] = {}
-        # Whether threads have read anything.
-        self.threads_read = False
+        # The readers that have read at all, and threads.
+        self.reading: dict[int, Reads] = {}
+        self.thread_reads = Reads(False, size, 0)
         # Per lane, the tick of its last fence.proxy.async; per (row, warp), what its last one covers.
         self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
         self.proxy_horizon: dict[tuple[int, int], Array] = {}
@@ -199,46 +222,91 @@ class ClusterMemory(SharedMemory):
         self.batch.report_lane(kind, text, site, lane, at * 16 % self.stride, doubtful, other)
 
     def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
-        self.threads_read = True
+        self._note_thread_reads()
         super()._read(lanes, at, width, site, offset)
 
     def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
-        self.threads_read = True
+        self._note_thread_reads()
         super().read_together(lanes, at, width, site, offset)
+
+    def _note_thread_reads(self) -> None:
+        low, high = self.extent
+        self.thread_reads.add(False, low - WINDOW_START, high - WINDOW_START)
+
+    def _note_reads(self, reader: int, mixed: bool, low: int, high: int) -> None:
+        reads = self.reading.get(reader)
+        if reads is None:
+            self.reading[reader] = Reads(mixed, low, high)
+        else:
+            reads.add(mixed, low, high)
+
+    def _readers_of(self, low: int, high: int) -> list[int]:
+        """The asynchronous readers that may have read bytes [low, high) of a CTA."""
+        return sorted(reader for reader, reads in self.reading.items() if reads.low < high and low < reads.high)
 
     # --- asynchronous reads ---
 
     def async_read(
-        self, at: Array, lane: int, row: int, reader: int, site: int, what: str, column: int | None = None
+        self, source: Elements, lane: int, row: int, reader: int, site: int, what: str, column: int | None = None
     ) -> None:
         """An asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane, to be remembered as reader
         ``reader`` of that CTA (warpgroups, then warps). It has ended for those who know ``column`` of the clocks (None:
         the reader's own)."""
         self._follow_tick()
+        at = source.at
         tags = self.rows[16][0][at]
         if not self._are_known(tags[None], np.array([lane]), self.batch.row_of[[lane]]):
             self._check_async_read(tags, at, lane, row, site, what)
         own = self._reader_column(row, reader)
         ender = own if column is None else column
-        self.reading[reader] = self.reading.get(reader, False) or ender != own
+        self._note_reads(reader, ender != own, source.low, source.high)
         self.async_readers[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
         if self.recorded is not None:
             self.recorded.read(at, 16 // self.granule, own, site)
 
-    def wgmma_read(self, at: Array, lanes: Array, rows: Array, readers: Array, site: int) -> bool:
-        """``async_read`` by the wgmma of several warpgroups at once, elements (warpgroups, elements); False, and
-        nothing is done, where some need a closer look."""
+    def wgmma_read(
+        self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array, readers: Array, site: int
+    ) -> bool:
+        """``async_read`` by the wgmma of several warpgroups at once, elements (warpgroups, elements) in these bytes of
+        their CTAs; False, and nothing is done, where some need a closer look."""
         self._follow_tick()
         if not self._are_known(self.rows[16][0][at], lanes, rows):
             return False
         clocks = self.cluster_clocks
         own = clocks.wgmma + self.batch.rank[rows] * clocks.groups + readers
         for reader in readers.tolist():
-            self.reading.setdefault(reader, False)
+            self._note_reads(reader, False, *extent)
         self.async_readers[readers[:, None], at] = (self.stamp | PSEUDO | own).astype(self.TAG)[:, None]
         if self.recorded is not None:
             for elements, column in zip(at, own.tolist(), strict=True):
                 self.recorded.read(elements, 16 // self.granule, column, site)
+        return True
+
+    def store_reads(self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array) -> bool:
+        """``async_read`` by bulk stores of several lanes at once, elements (lanes, elements) in these bytes of their
+        CTAs; False, and nothing is done, unless threads of the lane's own CTA wrote them all, and whoever wrote has
+        fenced since, in an order that the lane knows."""
+        self._follow_tick()
+        batch, clocks = self.batch, self.cluster_clocks
+        tags = self.rows[16][0].take(at, axis=0).reshape(len(at), -1)
+        rank = (batch.rank[rows].astype(self.TAG) << self.TAG(RANK_THREADS))[:, None]
+        if self.recorded is not None or ((tags ^ rank) & self.TAG(ACTOR ^ 1023)).any():
+            return False
+        warps, width = batch.warp[lanes], batch.width
+        limit = self.proxy_fenced.reshape(-1, width)[rows]
+        for i, (lane, row) in enumerate(zip(lanes.tolist(), rows.tolist(), strict=True)):
+            own = int(limit[i, batch.thread[lane]])
+            np.minimum(limit[i], np.repeat(clocks.of(lane)[clocks.own(row)], 32)[:width], out=limit[i])
+            limit[i, batch.thread[lane]] = own
+        ticks = (tags >> self.TAG(self.BITS)).astype(np.int64) - 1 + self.t0
+        thread = (tags & self.TAG(1023)).astype(np.int64)
+        if (ticks >= np.take_along_axis(limit, thread, axis=1)).any():
+            return False
+        columns = clocks.bulk + batch.rank[rows] * clocks.warps + warps
+        readers = clocks.groups + warps
+        for reader in readers.tolist():
+            self._note_reads(reader, False, *extent)
+        self.async_readers[readers[:, None], at] = (self.stamp | PSEUDO | columns).astype(self.TAG)[:, None]
         return True
 
     def _are_known(self, tags: Array, lanes: Array, rows: Array) -> bool:
@@ -315,8 +383,10 @@ class ClusterMemory(SharedMemory):
         same: Callable[[], Array] | None = None,
     ) -> None:
         super()._check_write(lanes, width, at, site, offset, same)
-        chunks = (at * width) >> 4
-        for reader in sorted(self.reading):
+        low, high = self.extent
+        readers = self._readers_of(low - WINDOW_START, high - WINDOW_START)
+        chunks = (at * width) >> 4 if readers else at
+        for reader in readers:
             reads = self.async_readers[reader, chunks]
             rows = np.flatnonzero(reads)
             if rows.size:
@@ -358,26 +428,30 @@ class ClusterMemory(SharedMemory):
 
     # --- asynchronous writes ---
 
-    def async_write(self, at: Array, lane: int, row: int, column: int, site: int, width: int = 16) -> None:
+    def async_write(self, to: Elements, lane: int, row: int, column: int, site: int, width: int = 16) -> None:
         """A copy into elements of ``width`` bytes of CTA ``row`` starts: till it lands they are undefined."""
+        at = to.at
         if self.hazards:
             self._follow_tick()
             writer = self.rows[width][0]
             tags = writer[at]
-            if not self._may_overwrite(tags, at, lane, width):
+            if not self._may_overwrite(tags, to, lane, width):
                 self._check_async_write(tags, at, lane, row, site, width)
             writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
             if self.recorded is not None:
                 self.recorded.wrote(at, width // self.granule, site)
         self.views[width][at] = self.poison[width]
 
-    def _may_overwrite(self, tags: Array, at: Array, lane: int, width: int) -> bool:
+    def _may_overwrite(self, tags: Array, to: Elements, lane: int, width: int) -> bool:
         """Is a copy into elements that were written under these tags right at a glance? So it is where they are new, or
         were written by one bulk copy that the lane knows, no thread has read, and it knows the end of all that matrix
         products and bulk stores read there."""
         last, clock = int(tags.max()), self.cluster_clocks.of(lane)
         ended = self.cluster_clocks.ended
-        if int(tags.min()) != last or width != 16 or (self.threads_read and self.rows[width][1][at].any()):
+        at, reads_of_threads = to.at, self.thread_reads
+        if int(tags.min()) != last or width != 16:
+            return False
+        if reads_of_threads.low < to.high and to.low < reads_of_threads.high and self.rows[width][1][at].any():
             return False
         if last != self.UNWRITTEN and last > self.LONG_PAST:
             actor = last & ACTOR
@@ -385,7 +459,8 @@ class ClusterMemory(SharedMemory):
                 return False
             if (last >> self.BITS) - 1 + self.t0 >= int(clock[actor - PSEUDO + ended]):
                 return False
-        for reader, mixed in self.reading.items():
+        for reader in self._readers_of(to.low, to.high):
+            mixed = self.reading[reader].mixed
             reads = self.async_readers[reader, at]
             tag = int(reads.max())
             if not tag:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
-from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory, Elements
 from cudal2gen.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
 from cudal2gen.emulator.machine.scheduler import Scheduler, Step
 from cudal2gen.emulator.memory.copies import AsyncCopies
@@ -363,11 +363,11 @@ class MBarriers:
             bar.bytes -= int(done[lanes].astype(np.int64).sum())
             self._settle(bar)
 
-    def fly(self, at: Array, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
+    def fly(self, to: Elements, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
         """``data`` is under way to elements of ``width`` bytes of a row's shared memory, and completes on the mbarrier.
         It lands when the first thread has waited for the phase."""
-        self.shared.async_write(at, lane, row, bar.column, site, width)
-        bar.flights.append(self.landing(at, data, width, bar))
+        self.shared.async_write(to, lane, row, bar.column, site, width)
+        bar.flights.append(self.landing(to.at, data, width, bar))
         bar.copy_site = site
         bar.bytes -= data.size * width
         self._settle(bar)

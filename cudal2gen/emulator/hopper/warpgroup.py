@@ -13,7 +13,7 @@ import numpy as np
 from cudal2gen.emulator.arithmetic.operands import elements
 from cudal2gen.emulator.arithmetic.tensor_rounding import ROUNDED_KINDS, ROUNDINGS, add_products
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
-from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory, Elements
 from cudal2gen.emulator.hopper.pattern import Pattern, Strides, numbers, pattern
 from cudal2gen.emulator.hopper.tile import Form, Register, Sums, Tile, TileRegister, accumulated
 from cudal2gen.emulator.state.arrays import Array, Mask, distinct
@@ -24,11 +24,13 @@ SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
 
 
 class Places(NamedTuple):
-    """Elements of an operand by warpgroup, which of them are shared, and whether all lie inside shared memory."""
+    """Elements of an operand by warpgroup, which of them are shared, whether all lie inside shared memory, and the
+    bytes of the CTAs that hold them."""
 
     at: Array
     slot_of: list[int] | None
     inside: bool
+    extent: tuple[int, int]
 
 
 # Places that are remembered: those of a ring of stages return with every turn.
@@ -258,10 +260,10 @@ class Warpgroups:
             if len(self.places) >= MAX_PLACES:
                 self.places.clear()
             places = self.places[key] = self._place(first, starts, rows, along, groups)
-        at, slot_of, inside = places
+        at, slot_of, inside, extent = places
         if inside and bool((descriptors[starts[:, None] + np.arange(128)] == first[:, None]).all()):
             own, readers = starts // self.batch.width, np.array(groups) % self.per_row
-            if not self.hazards or self.shared.wgmma_read(at, starts, own, readers, site):
+            if not self.hazards or self.shared.wgmma_read(at, extent, starts, own, readers, site):
                 return at, slot_of
         patterns = [self._pattern(int(descriptor), rows, along) for descriptor in first]
         checked = [self._places_of(q, pattern, descriptors, site) for q, pattern in zip(groups, patterns, strict=True)]
@@ -275,7 +277,8 @@ class Warpgroups:
         slots: dict[tuple[int, int], int] = {}
         shared_by = [slots.setdefault(pair, len(slots)) for pair in zip(own.tolist(), first.tolist(), strict=True)]
         inside = all(pattern.low >= 0 and pattern.high <= self.shared.size for pattern in patterns)
-        return Places(at, shared_by if len(slots) < len(groups) else None, inside)
+        extent = min(pattern.low for pattern in patterns), max(pattern.high for pattern in patterns)
+        return Places(at, shared_by if len(slots) < len(groups) else None, inside, extent)
 
     def _places_of(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
         """The same of one warpgroup, with whatever there is to report."""
@@ -288,7 +291,8 @@ class Warpgroups:
             offsets = np.clip(offsets, 0, self.shared.size - 16)
         at = self.shared.chunks(row, offsets)
         if self.hazards:
-            self.shared.async_read(at, start, row, q % self.per_row, site, "wgmma")
+            elements = Elements(at, int(offsets.min()), int(offsets.max()) + 16)
+            self.shared.async_read(elements, start, row, q % self.per_row, site, "wgmma")
         return at
 
     def _pattern(self, descriptor: int, rows: int, along: bool) -> Pattern:
