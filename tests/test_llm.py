@@ -914,6 +914,57 @@ def test_alone_it_is_waited_for() -> None:
     assert {trial.proposer for trial in contest.short_trials} == {"llm"}
 
 
+def alone(talk: Chat, path: Path, beside: bool = False, out_of_time: Any = lambda: False, warn: Any = str) -> race.Race:
+    """A race of four evaluations, two at a time, with no other proposer."""
+    proposer, model = Llm(talk, Memory(), beside=beside, warn=warn), Model(lambda _: incumbent(), seed=5)
+    return race.run(
+        race.Race(candidates(), incumbent()), proposer, executor.InProcess(model),
+        lambda trials: results.append(trials, path), race.Settings(evaluations=4, batch=2, prune=None), "run",
+        out_of_time,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_alone_it_waits_as_long_as_the_server_asks(beside: bool, tmp_path: Path) -> None:
+    clock, warnings = Clock(), list[str]()
+    steps = [proposes(("incumbent", {"raster_group": group}), ("incumbent", {"stages": 3})) for group in range(9, 13)]
+    with serving(limits("300"), limits("600"), *[limits("30")] * 4, *steps, forever=True) as server:
+        talk = Chat(ServerWire(endpoint(server)), tmp_path / "t.jsonl", None, clock.pause, clock)
+        contest = alone(talk, tmp_path / "trials.jsonl", beside, warn=warnings.append)
+    assert contest.stop_reason == "4 evaluations"
+    assert {trial.proposer for trial in contest.short_trials} == {"llm"}
+    assert sum(clock.pauses) == 300 + 600 + 4 * 30
+    assert max(clock.pauses) <= chat.STEP_S, "the campaign's end is looked for meanwhile"
+    assert (
+        "proposer llm: nobody else proposes, so the search waits 300 s, after which the server may be asked"
+        in (warnings[1])
+    )
+    if not beside:
+        replayed = alone(Chat(ReplayWire(tmp_path / "t.jsonl")), tmp_path / "again.jsonl")
+        assert [trial.record for trial in replayed.trials] == [trial.record for trial in contest.trials]
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds"), [(limits("1000"), 3000), (limits("7200"), 3600), (fails(401), 0), (fails(500), 5)]
+)
+def test_alone_it_waits_an_hour_at_most_and_for_no_other_failure(step: Step, seconds: int, tmp_path: Path) -> None:
+    clock = Clock()
+    with serving(step, forever=True) as server:
+        talk = Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock)
+        contest = alone(talk, tmp_path / "trials.jsonl")
+    assert contest.stop_reason == "nothing new was proposed"
+    assert sum(clock.pauses) == seconds
+
+
+def test_the_end_of_a_campaign_ends_waiting(tmp_path: Path) -> None:
+    clock = Clock()
+    with serving(limits("3000"), forever=True) as server:
+        talk = Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock)
+        contest = alone(talk, tmp_path / "trials.jsonl", out_of_time=lambda: clock.now >= 1060)
+    assert contest.stop_reason == "out of time"
+    assert sum(clock.pauses) == 60
+
+
 def test_what_an_exchange_beside_raises_is_raised_where_it_is_collected() -> None:
     class Broken:
         live = True

@@ -42,14 +42,16 @@ KEY = "CUDAL2GEN_LLM_KEY"  # the variable of the key; never OPENAI_API_KEY, whic
 Form = Literal["schema", "object", "text"]
 FORMS: tuple[Form, ...] = ("schema", "object", "text")  # response_format json_schema, json_object, or none
 NOT_UNDERSTOOD = (400, 415, 422, 501)  # a server's status for an unknown response_format
+RATE_LIMIT = 429
 HOPELESS = (401, 402, 403, 404)
-TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)
 PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
 LONGEST_PAUSE = 20.0  # seconds that a server may ask for before a repetition; the model rests where it asks for more
 # After a failure no question is asked for as long as it took, FIRST_REST s at least, and twice as long after each
 # further one in a row. Where it took less than QUICK s, asking is cheap: MOST_SKIPPED questions at most are left out.
 FIRST_REST, LONGEST_REST, QUICK, MOST_SKIPPED = 1.0, 600.0, 1.0, 4
 LATEST_RETRY = 3600.0  # seconds: a server that asks for more is asked again then
+STEP_S = 1.0  # of waiting for the end of a rest
 MOST_BYTES = 1 << 20  # of an answer
 LONGEST_ERROR = 400  # characters of a server's message
 
@@ -379,7 +381,8 @@ class Chat:
     no question is asked that would begin beyond it. ``pause`` and ``clock``: seconds, for tests.
 
     A failure rests the model for a time that grows to ``LONGEST_REST`` seconds; a server that names a time is asked
-    again then. Questions meanwhile are ``Unasked``. While failures last, each question is tried once.
+    again then. Questions meanwhile are ``Unasked``; who has nothing else to do waits with ``rest``. While failures
+    last, each question is tried once.
     """
 
     wire: Wire
@@ -392,6 +395,8 @@ class Chat:
     _failures: int = 0
     _rest_end: float = -math.inf
     _skips: float = 0.0
+    _limited: bool = False  # whether the last failure was a limit of the server's, which ends
+    _failing_since: float = 0.0
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def ask(self, request: Request, problem: Problem) -> Reply:
@@ -406,8 +411,29 @@ class Chat:
             self._rest(error, self.clock() - begin)
             raise
         with self._lock:
-            self._failures, self._rest_end = 0, -math.inf
+            self._failures, self._rest_end, self._limited = 0, -math.inf, False
         return reply
+
+    def rest(self, stop: Callable[[], bool], announce: Callable[[float], None]) -> bool:
+        """Waits for the end of a rest that a limit of the server's began; whether there was one. ``announce`` receives
+        its seconds first.
+
+        False, at once, for rests after other failures and for one that ends more than ``LATEST_RETRY`` seconds after
+        the first failure since an answer; False if ``stop`` ends it. A replay does not wait.
+        """
+        if not self.wire.live:
+            limited, self._limited = self._limited, False
+            return limited
+        with self._lock:
+            end = self._rest_end
+            if not self._limited or self.clock() >= end or end > self._failing_since + LATEST_RETRY:
+                return False
+        announce(end - self.clock())
+        while (left := end - self.clock()) > 0:
+            if stop():
+                return False
+            self.pause(min(left, STEP_S))
+        return True
 
     def conclude(
         self, request: Request, reply: Reply, problem: Problem, proposals: Sequence[Fields] = (), *,
@@ -509,10 +535,13 @@ class Chat:
 
     def _rest(self, error: Unavailable, took: float) -> None:
         """Begins a rest after a failure that took so many seconds."""
+        self._limited = error.retry_after is not None or error.status == RATE_LIMIT
         if not self.wire.live:
             return
         with self._lock:
             self._failures += 1
+            if self._failures == 1:
+                self._failing_since = self.clock()
             if error.status in NOT_UNDERSTOOD and self._failures == 1:
                 return  # the question's fault, perhaps; the next one may be shorter
             factor = 2.0 ** min(self._failures - 1, 30)

@@ -135,6 +135,16 @@ class Llm(FixedStrategy):
         dialogue.exchange.result()
         return True
 
+    def rest(self, problem: Problem, stop: Callable[[], bool]) -> bool:
+        """See ``Awaited``."""
+        waiting = "nobody else proposes, so the search waits {:.0f} s, after which the server may be asked again"
+        if not self._chat.rest(stop, lambda seconds: self._warn_once(waiting.format(seconds))):
+            return False
+        dialogue = self._dialogues.get(problem)
+        if dialogue is not None and dialogue.exchange is not None and not dialogue.exchange.result():
+            dialogue.exchange = None  # it began during the rest, so nothing was asked
+        return True
+
     def _request(
         self, question: Question, dialogue: _Dialogue, count: int
     ) -> tuple[Request, dict[str, Record], Question]:

@@ -6,7 +6,7 @@ A proposer that writes fields itself rather than picking candidates, as a langua
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -86,6 +86,11 @@ class Awaited(Protocol):
 
     def wait(self, problem: Problem) -> bool:
         """Waits for an answer under way on a problem; whether there was one. Raises what asking for it raised."""
+        ...
+
+    def rest(self, problem: Problem, stop: Callable[[], bool]) -> bool:
+        """Where no answer comes because a server asked for time, waits until it may be asked again; whether it may.
+        ``stop`` ends the waiting."""
         ...
 
 

@@ -357,6 +357,10 @@ class Mixture:
         """Waits for the first that has an answer under way: see ``Awaited``."""
         return any(proposer.wait(problem) for proposer in self._proposers if isinstance(proposer, Awaited))
 
+    def rest(self, problem: Problem, stop: Callable[[], bool]) -> bool:  # noqa: ARG002
+        """Never: with others a race goes on, or ends, without one that rests."""
+        return False
+
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
         """Hands every trial to every proposer."""
         for proposer in self._proposers:

@@ -107,24 +107,34 @@ class Race:
 
 class Thought(NamedTuple):
     """A proposer's part of a race: it observes new trials, and proposes. Nothing else of the race asks the proposer
-    meanwhile, so any thread may run it. ``proposals`` receives its answer."""
+    meanwhile, so any thread may run it. ``proposals`` receives its answer; ``stop`` ends its waiting."""
 
     proposer: Proposer
     question: Question
     new: Sequence[Trial]
     most: int
     proposals: list[Proposal]
+    stop: Callable[[], bool] = lambda: False
 
     def run(self) -> None:
         """Observes the new trials, if any, then proposes at most ``most`` records, none for 0. Where there is nothing
-        legal to evaluate meanwhile, it waits for proposals under way."""
+        legal to evaluate meanwhile, it waits for proposals under way, or for a server that asked for time."""
         if self.new:
             self.proposer.observe(self.question, self.new)
         if self.most:
-            self.proposals.extend(self.proposer.propose(self.question, self.most))
-            idle = not any(proposal.record for proposal in self.proposals)
-            if idle and isinstance(self.proposer, Awaited) and self.proposer.wait(self.question.problem):
-                self.proposals.extend(self.proposer.propose(self.question, self.most))
+            self._propose()
+            waits = 1  # for answers: one at first, and one after each rest
+            while isinstance(self.proposer, Awaited) and not any(proposal.record for proposal in self.proposals):
+                if self.proposer.rest(self.question.problem, self.stop):
+                    waits = 1
+                elif waits and self.proposer.wait(self.question.problem):
+                    waits = 0
+                else:
+                    break
+                self._propose()
+
+    def _propose(self) -> None:
+        self.proposals.extend(self.proposer.propose(self.question, self.most))
 
 
 class Evaluation(NamedTuple):
@@ -179,7 +189,7 @@ def steps(
             break
         places = settings.evaluations - len(race.evaluations)
         question = replace(race.question, last=places <= settings.batch)
-        yield (thought := Thought(proposer, question, new, min(settings.batch, places), []))
+        yield (thought := Thought(proposer, question, new, min(settings.batch, places), [], out_of_time))
         legal, illegal = _triage(question, thought.proposals)
         affordable = [
             proposal
