@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory, Elements
+from cudal2gen.emulator.hopper.async_reads import Elements
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
 from cudal2gen.emulator.hopper.mbarrier import MBarriers
 from cudal2gen.emulator.hopper.peers import WITHIN, Peers
 from cudal2gen.emulator.memory.shared import WINDOW_START

@@ -15,17 +15,16 @@ from cudal2gen.emulator.arithmetic.operands import halves
 from cudal2gen.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_products
 from cudal2gen.emulator.blackwell.allocation import Allocation
 from cudal2gen.emulator.blackwell.clocks import TensorClocks
-from cudal2gen.emulator.blackwell.descriptors import Product, product, strides
+from cudal2gen.emulator.blackwell.descriptors import Product, product
+from cudal2gen.emulator.blackwell.shared_operands import RULE, SharedOperands
 from cudal2gen.emulator.blackwell.tensor_memory import COLUMNS, GROUPS, Issuer, Region, TensorMemory
-from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory, Elements
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
 from cudal2gen.emulator.hopper.mbarrier import MBarriers
-from cudal2gen.emulator.hopper.pattern import numbers, pattern
 from cudal2gen.emulator.hopper.peers import Peers
 from cudal2gen.emulator.hopper.tile import Form, accumulated
 from cudal2gen.emulator.state.arrays import Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
 
-RULE = "tcgen05-descriptor"
 # No lane of a pair is left alone.
 ENABLED = np.zeros(256, bool)
 
@@ -78,6 +77,7 @@ class TensorProducts:
     ) -> None:
         self.batch, self.launch, self.clocks, self.peers = batch, batch.launch, clocks, peers
         self.shared, self.mbarriers, self.memory, self.allocation = shared, mbarriers, memory, allocation
+        self.shared_operands = SharedOperands(batch, clocks, shared)
         self.hazards = batch.launch.options.hazards
         self.open: dict[int, dict[int, int]] = {}
         self.issuers: set[int] = set()
@@ -121,15 +121,12 @@ class TensorProducts:
         for other in rows:
             if other != row:
                 self._visit(other, issuer, self.launch.tick, site)
-        left = self._left(operands, kind, rows, issuer, site)
-        right = self._right(int(operands.b[lane]), kind, rows, issuer, site)
-        if left is None or right is None:
+        factors = self._operands(operands, kind, rows, issuer, site)
+        if factors is None:
             return
         keep = bool(operands.keep[lane])
         self._account(place, kind, issuer, keep, site)
-        disabled = self._disabled(operands, lane)
-        for i, each in enumerate(rows):
-            self._accumulate(kind, place, each, left[i], right, keep, operands.scale, disabled[128 * i :][:128])
+        self._accumulate(kind, place, *factors, keep, operands.scale, self._disabled(operands, lane))
         self._begun(issuer, site)
         if self.launch.counters is not None:
             self.launch.counters.tcgen05 += 1
@@ -178,30 +175,32 @@ class TensorProducts:
         self.batch.report_lane("tensor-memory-bounds", text, site, lane)
         return high <= COLUMNS
 
-    def _view(self, place: Accumulator, row: int) -> Array:
-        """The words of D in a row: (128, n); (4, 16, n) for M 64, (2, 64, n / 2) for M 128 of a pair."""
+    def _view(self, place: Accumulator) -> Array:
+        """The words of D in each row: (rows, 128, columns), or (rows, 4, 16, columns) where lanes are halved."""
         low, high = place.column, place.column + place.width
-        data = self.memory.data[row]
+        # The CTAs of a pair are neighbours.
+        data = self.memory.data[place.rows[0] : place.rows[-1] + 1]
         if place.halved:
-            return np.asarray(data.reshape(4, 32, COLUMNS)[:, place.lane : place.lane + 16, low:high])
-        return np.asarray(data[:, low:high])
+            return np.asarray(data.reshape(-1, 4, 32, COLUMNS)[:, :, place.lane : place.lane + 16, low:high])
+        return np.asarray(data[:, :, low:high])
 
     # --- operands ---
 
-    def _left(
+    def _operands(
         self, operands: Operands, kind: Product, rows: tuple[int, ...], issuer: Issuer, site: int
-    ) -> list[Array] | None:
-        """A of each CTA, (rows of A, 16)."""
-        value, height = int(operands.a[issuer.lane]), kind.m // len(rows)
-        if operands.inside:
-            return self._left_inside(value, kind, height, rows, issuer, site)
-        out = [self._operand("A", value, kind.kind_a, height, kind.along_a, row, issuer, site, False) for row in rows]
-        present = [part for part in out if part is not None]
-        return present if len(present) == len(rows) else None
+    ) -> tuple[Array, Array] | None:
+        """A of each CTA, (rows, rows of A, 16), and B, (16, n); None, and a report: they cannot be read."""
+        a, b, height = int(operands.a[issuer.lane]), int(operands.b[issuer.lane]), kind.m // len(rows)
+        inside = self._left_inside(a, kind, height, rows, issuer, site) if operands.inside else None
+        shared = self.shared_operands.read(kind, None if operands.inside else a, b, rows, issuer, site)
+        if shared is None:
+            return None
+        left, right = (inside if operands.inside else shared[0]), shared[1]
+        return None if left is None else (left, right)
 
     def _left_inside(
         self, address: int, kind: Product, height: int, rows: tuple[int, ...], issuer: Issuer, site: int
-    ) -> list[Array] | None:
+    ) -> Array | None:
         """A in tensor memory: two elements a word, 8 columns."""
         first, column = address >> 16, address & 0xFFFF
         halved = height == 64
@@ -210,57 +209,12 @@ class TensorProducts:
             self.batch.report_lane(RULE, text, site, issuer.lane)
             return None
         place = Accumulator(rows, first, column, 8, halved)
-        out = []
         for row in rows:
             if not self._is_owned(row, column, 8, "A", issuer.lane, site):
                 return None
             self.memory.product_read(place.region(row), issuer, site)
-            words = np.ascontiguousarray(self._view(place, row).reshape(height, 8))
-            out.append(halves(words.view(np.uint16), kind.kind_a))
-        return out
-
-    def _right(self, descriptor: int, kind: Product, rows: tuple[int, ...], issuer: Issuer, site: int) -> Array | None:
-        """B, (16, n): each CTA of a pair has half of the columns."""
-        width = kind.n // len(rows)
-        parts = [
-            self._operand("B", descriptor, kind.kind_b, width, kind.along_b, row, issuer, site, True) for row in rows
-        ]
-        present = [part for part in parts if part is not None]
-        if len(present) < len(rows):
-            return None
-        return present[0] if len(rows) == 1 else np.concatenate(present, axis=1)
-
-    def _operand(
-        self, name: str, bits: int, kind: str, height: int, along: bool, row: int, issuer: Issuer, site: int,
-        across: bool,
-    ) -> Array | None:  # fmt: skip
-        """An operand in a row's shared memory as numbers; checked and tagged."""
-        fields, wrong = strides(bits)
-        if fields is None:
-            self.batch.report_lane(RULE, f"shared memory descriptor of {name}: {wrong}", site, issuer.lane)
-            return None
-        lies = pattern(fields, height, along)
-        if not self.shared.fits(lies.low, lies.high, issuer.lane, site):
-            return None
-        at = lies.chunks + row * (self.shared.stride >> 4)
-        if self.hazards:
-            reader = issuer.warp if row == issuer.row else self.clocks.warps + issuer.warp
-            lies_at = Elements(at, lies.low, lies.high)
-            self.shared.async_read(lies_at, issuer.lane, row, reader, site, "tcgen05.mma", issuer.column)
-            if row == issuer.row:
-                self._note_fence(at, issuer, site)
-        raw = self.shared.views[16].take(at)[None]
-        return np.asarray(numbers(raw, kind, height, along, across)[0])
-
-    def _note_fence(self, at: Array, issuer: Issuer, site: int) -> None:
-        """The synchronisation that shows the operand should be followed by a fence of tcgen05."""
-        column, tick = self.shared.last_write(int(at[0]))
-        own = int(self.clocks.first[issuer.row]) + issuer.warp
-        if column in (own, -1) or tick < self.clocks.fenced_of(issuer.lane)[column]:
-            return
-        if tick < self.clocks.of(issuer.lane)[column]:
-            text = "tcgen05.mma reads an operand: no tcgen05.fence::after_thread_sync follows the wait that shows it"
-            self.batch.report_lane("tcgen05-fence", text, site, issuer.lane)
+        words = np.ascontiguousarray(self._view(place).reshape(len(rows), height, 8))
+        return halves(words.view(np.uint16), kind.kind_a)
 
     # --- sums ---
 
@@ -275,40 +229,33 @@ class TensorProducts:
         return out
 
     def _accumulate(
-        self,
-        kind: Product,
-        place: Accumulator,
-        row: int,
-        left: Array,
-        right: Array,
-        keep: bool,
-        scale: int,
-        disabled: Array,
+        self, kind: Product, place: Accumulator, left: Array, right: Array, keep: bool, scale: int, disabled: Array
     ) -> None:
-        """D of one CTA."""
-        view = self._view(place, row)
-        before = self._before(kind, view, left.shape[0], keep, scale)
+        """D of each CTA."""
+        count, height = left.shape[:2]
+        view = self._view(place)
+        before = self._before(kind, view, height, scale) if keep else None
         rounding = ROUNDINGS.get(self.launch.options.rounding)
         if kind.acc == "f32" and rounding is not None:
-            total = np.zeros((1, len(left), kind.n), np.float32) if before is None else before
-            block = add_products((kind.sign * left)[None], right[None], total, rounding)
+            total = np.zeros((count, height, kind.n), np.float32) if before is None else before
+            block = add_products(kind.sign * left, np.broadcast_to(right, (count, *right.shape)), total, rounding)
         else:
-            product_ = np.matmul(left, right)[None]
+            block = np.matmul(left, right)
             form = Form(kind.n, kind.kind_a, kind.kind_b, kind.acc, False, kind.along_a, kind.along_b, kind.sign)
-            block = accumulated(form, -product_ if kind.sign < 0 else product_, before, [keep])
-        words = self._words(block[0], view.shape)
+            block = accumulated(form, -block if kind.sign < 0 else block, before, [keep] * count)
+        words = self._words(block, view.shape)
         if disabled.any():
-            lanes = disabled.reshape(4, 32)[:, place.lane : place.lane + 16] if place.halved else disabled
+            lanes = disabled[: 128 * count].reshape(count, 4, 32)
+            lanes = lanes[:, :, place.lane : place.lane + 16] if place.halved else lanes.reshape(count, 128)
             words = np.where(lanes[..., None], view, words)
         view[...] = words
 
-    def _before(self, kind: Product, view: Array, height: int, keep: bool, scale: int) -> Array | None:
-        """D of before, (1, rows, n) as accumulators hold it."""
-        if not keep:
-            return None
-        paired = len(view) == 128 and height == 64
-        words = view.reshape(2, 64, -1).transpose(1, 0, 2) if paired else view
-        words = np.ascontiguousarray(words).reshape(1, height, kind.n)
+    def _before(self, kind: Product, view: Array, height: int, scale: int) -> Array:
+        """D of before, (rows, rows of D, n) as accumulators hold it."""
+        count = len(view)
+        paired = view.shape[1] == 128 and height == 64
+        words = view.reshape(count, 2, 64, -1).transpose(0, 2, 1, 3) if paired else view
+        words = words.reshape(count, height, kind.n)
         if kind.acc == "f16":
             values = words.astype(np.uint16).view(np.float16)
             return values if not scale else (values * np.float16(2.0**-scale)).astype(np.float16)
@@ -316,13 +263,13 @@ class TensorProducts:
         return out if not scale else out * np.float32(2.0**-scale)
 
     def _words(self, block: Array, shape: tuple[int, ...]) -> Array:
-        """Sums (rows, n) as words of tensor memory; the upper half of a word with an f16 is undefined."""
+        """Sums (rows, rows of D, n) as words of tensor memory; the upper half of a word with an f16 is undefined."""
         if block.dtype == np.float16:
             words = block.view(np.uint16).astype(np.uint32) | np.uint32(0xFFFF0000)
         else:
             words = block.view(np.uint32)
-        if len(block) == 64 and shape[0] == 128:
-            words = words.reshape(64, 2, -1).transpose(1, 0, 2)
+        if block.shape[1] == 64 and shape[1] == 128:
+            words = words.reshape(len(block), 64, 2, -1).transpose(0, 2, 1, 3)
         return words.reshape(shape)
 
     # --- tcgen05.commit ---

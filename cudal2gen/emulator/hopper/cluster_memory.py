@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
+from cudal2gen.emulator.hopper.async_reads import AsyncReads, Elements, Extent, ProductPlaces
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.peers import WITHIN, Peers
 from cudal2gen.emulator.memory.late_copies import undefined
@@ -43,33 +42,11 @@ def _column_table(warps: int, columns: int) -> Array:
     return np.minimum(table, columns - 1)
 
 
-class Elements(NamedTuple):
-    """Elements of a CTA's shared memory: indices ``at`` in the batch's, all in the bytes [low, high) of the CTA."""
-
-    at: Array
-    low: int
-    high: int
-
-
-@dataclass(slots=True)
-class Reads:
-    """What an asynchronous reader has read: all in the bytes [low, high) of its CTAs; ``mixed``: for columns other than
-    its own, too."""
-
-    mixed: bool
-    low: int
-    high: int
-
-    def add(self, mixed: bool, low: int, high: int) -> None:
-        """It reads [low, high)."""
-        self.mixed, self.low, self.high = self.mixed or mixed, min(self.low, low), max(self.high, high)
-
-
 class ClusterMemory(SharedMemory):
     """Shared memory whose words remember asynchronous accesses and those of other CTAs of the cluster.
 
     Asynchronous accesses are of 16-byte elements. Their tags name a column of the clocks, and are ordered before
-    whoever knows that column beyond the tag's tick. ``async_readers`` keeps the last asynchronous read of every element
+    whoever knows that column beyond the tag's tick. ``async_reads`` keeps the last asynchronous read of every element
     by warpgroup (wgmma), then by warp (bulk stores). A barrier orders threads, not what is asynchronous, so every
     access is checked: ``fresh`` is 0.
     """
@@ -84,10 +61,8 @@ class ClusterMemory(SharedMemory):
         self.cluster_clocks, self.peers = clocks, peers
         super().__init__(batch, clocks, size, granule)
         self.column_of = _column_table(clocks.warps, clocks.columns)
-        self.async_readers: Array = np.zeros((clocks.groups + clocks.warps, self.data.size >> 4), np.uint64)
-        # The readers that have read at all, and threads.
-        self.reading: dict[int, Reads] = {}
-        self.thread_reads = Reads(False, size, 0)
+        self.async_reads = AsyncReads(clocks.groups + clocks.warps, self.data.size >> 4)
+        self.thread_reads = Extent(size, 0)
         # Per lane, the tick of its last fence.proxy.async; per (row, warp), what its last one covers.
         self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
         self.proxy_horizon: dict[tuple[int, int], Array] = {}
@@ -175,7 +150,7 @@ class ClusterMemory(SharedMemory):
         if column is not None and column >= self.cluster_clocks.barriers:
             # A bulk copy to another CTA reads on behalf of an mbarrier; it is recorded under its warp.
             chunk = granule * self.granule >> 4
-            actors = (self.async_readers[:, chunk] & self.TAG(ACTOR)).astype(np.int64)
+            actors = (self.async_reads.tags[:, chunk] & self.TAG(ACTOR)).astype(np.int64)
             readers = np.flatnonzero(actors == PSEUDO | column)
             row = granule * self.granule // self.stride
             column = self._reader_column(row, int(readers[0])) if len(readers) else None
@@ -231,18 +206,7 @@ class ClusterMemory(SharedMemory):
 
     def _note_thread_reads(self) -> None:
         low, high = self.extent
-        self.thread_reads.add(False, low - WINDOW_START, high - WINDOW_START)
-
-    def _note_reads(self, reader: int, mixed: bool, low: int, high: int) -> None:
-        reads = self.reading.get(reader)
-        if reads is None:
-            self.reading[reader] = Reads(mixed, low, high)
-        else:
-            reads.add(mixed, low, high)
-
-    def _readers_of(self, low: int, high: int) -> list[int]:
-        """The asynchronous readers that may have read bytes [low, high) of a CTA."""
-        return sorted(reader for reader, reads in self.reading.items() if reads.low < high and low < reads.high)
+        self.thread_reads.add(low - WINDOW_START, high - WINDOW_START)
 
     # --- asynchronous reads ---
 
@@ -259,8 +223,8 @@ class ClusterMemory(SharedMemory):
             self._check_async_read(tags, at, lane, row, site, what)
         own = self._reader_column(row, reader)
         ender = own if column is None else column
-        self._note_reads(reader, ender != own, source.low, source.high)
-        self.async_readers[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
+        self.async_reads.add(reader, source.low, source.high, ender != own)
+        self.async_reads.tags[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
         if self.recorded is not None:
             self.recorded.read(at, 16 // self.granule, own, site)
 
@@ -275,12 +239,29 @@ class ClusterMemory(SharedMemory):
         clocks = self.cluster_clocks
         own = clocks.wgmma + self.batch.rank[rows] * clocks.groups + readers
         for reader in readers.tolist():
-            self._note_reads(reader, False, *extent)
-        self.async_readers[readers[:, None], at] = (self.stamp | PSEUDO | own).astype(self.TAG)[:, None]
+            self.async_reads.add(reader, *extent)
+        self.async_reads.tags[readers[:, None], at] = (self.stamp | PSEUDO | own).astype(self.TAG)[:, None]
         if self.recorded is not None:
             for elements, column in zip(at, own.tolist(), strict=True):
                 self.recorded.read(elements, 16 // self.granule, column, site)
         return True
+
+    def product_reads(self, places: ProductPlaces, lane: int, column: int) -> tuple[int, int] | None:
+        """``async_read`` of all operands of a matrix product at once: the column and the tick of the bulk copies that
+        wrote them. None, and nothing is done, unless these belong to one phase of an mbarrier, and the lane knows
+        it."""
+        self._follow_tick()
+        tags = self.rows[16][0].take(places.at, axis=0)
+        tag = int(tags.flat[0])
+        source, tick = (tag & ACTOR) - PSEUDO, (tag >> self.BITS) - 1 + self.t0
+        if source < 0 or tag >= self.IN_FLIGHT or self.recorded is not None or (tags != self.TAG(tag)).any():
+            return None
+        if tick >= int(self.cluster_clocks.of(lane)[source]):
+            return None
+        for reader in places.readers:
+            self.async_reads.add(*reader)
+        self.async_reads.flat[places.tags] = self.TAG(self.stamp | PSEUDO | column)
+        return source, tick
 
     def store_reads(self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array) -> bool:
         """``async_read`` by bulk stores of several lanes at once, elements (lanes, elements) in these bytes of their
@@ -305,8 +286,8 @@ class ClusterMemory(SharedMemory):
         columns = clocks.bulk + batch.rank[rows] * clocks.warps + warps
         readers = clocks.groups + warps
         for reader in readers.tolist():
-            self._note_reads(reader, False, *extent)
-        self.async_readers[readers[:, None], at] = (self.stamp | PSEUDO | columns).astype(self.TAG)[:, None]
+            self.async_reads.add(reader, *extent)
+        self.async_reads.tags[readers[:, None], at] = (self.stamp | PSEUDO | columns).astype(self.TAG)[:, None]
         return True
 
     def _are_known(self, tags: Array, lanes: Array, rows: Array) -> bool:
@@ -384,10 +365,10 @@ class ClusterMemory(SharedMemory):
     ) -> None:
         super()._check_write(lanes, width, at, site, offset, same)
         low, high = self.extent
-        readers = self._readers_of(low - WINDOW_START, high - WINDOW_START)
+        readers = self.async_reads.readers(low - WINDOW_START, high - WINDOW_START)
         chunks = (at * width) >> 4 if readers else at
         for reader in readers:
-            reads = self.async_readers[reader, chunks]
+            reads = self.async_reads.tags[reader, chunks]
             rows = np.flatnonzero(reads)
             if rows.size:
                 lane = rows if lanes is None else lanes[rows]
@@ -436,7 +417,7 @@ class ClusterMemory(SharedMemory):
             writer = self.rows[width][0]
             tags = writer[at]
             if not self._may_overwrite(tags, to, lane, width):
-                self._check_async_write(tags, at, lane, row, site, width)
+                self._check_async_write(tags, to, lane, row, site, width)
             writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
             if self.recorded is not None:
                 self.recorded.wrote(at, width // self.granule, site)
@@ -448,10 +429,10 @@ class ClusterMemory(SharedMemory):
         products and bulk stores read there."""
         last, clock = int(tags.max()), self.cluster_clocks.of(lane)
         ended = self.cluster_clocks.ended
-        at, reads_of_threads = to.at, self.thread_reads
+        at = to.at
         if int(tags.min()) != last or width != 16:
             return False
-        if reads_of_threads.low < to.high and to.low < reads_of_threads.high and self.rows[width][1][at].any():
+        if self.thread_reads.meets(to.low, to.high) and self.rows[width][1][at].any():
             return False
         if last != self.UNWRITTEN and last > self.LONG_PAST:
             actor = last & ACTOR
@@ -459,22 +440,23 @@ class ClusterMemory(SharedMemory):
                 return False
             if (last >> self.BITS) - 1 + self.t0 >= int(clock[actor - PSEUDO + ended]):
                 return False
-        for reader in self._readers_of(to.low, to.high):
-            mixed = self.reading[reader].mixed
-            reads = self.async_readers[reader, at]
+        for reader in self.async_reads.readers(to.low, to.high):
+            reads = self.async_reads.tags[reader, at]
             tag = int(reads.max())
             if not tag:
                 continue
-            if mixed and bool(((reads != 0) & ((reads ^ self.TAG(tag)) & self.TAG(ACTOR) != 0)).any()):
-                return False
+            if self.async_reads.is_mixed(reader):
+                others = (reads != 0) & ((reads ^ self.TAG(tag)) & self.TAG(ACTOR) != 0)
+                if others.any():
+                    return False
             if (tag >> self.BITS) - 1 + self.t0 >= int(clock[(tag & ACTOR) - PSEUDO + ended]):
                 return False
         return True
 
-    def _check_async_write(self, tags: Array, at: Array, lane: int, row: int, site: int, width: int) -> None:
+    def _check_async_write(self, tags: Array, to: Elements, lane: int, row: int, site: int, width: int) -> None:
         """A copy into elements of ``width`` bytes that were written under these tags."""
         _, latest, readers = self.rows[width]
-        flat = tags.reshape(-1)
+        at, flat = to.at, tags.reshape(-1)
         where = np.repeat(at, flat.size // len(at)) * width // 16
         self._check_overwrite(flat, where, lane, row, site, width)
         if latest[at].any():
@@ -482,8 +464,8 @@ class ClusterMemory(SharedMemory):
             for reader in np.flatnonzero(reads.any(axis=0)):
                 self._check_reads(reads[:, reader], where, lane, row, site)
         chunks = at * width >> 4
-        for asynchronous in sorted(self.reading):
-            async_reads = self.async_readers[asynchronous, chunks]
+        for asynchronous in self.async_reads.readers(to.low, to.high):
+            async_reads = self.async_reads.tags[asynchronous, chunks]
             if async_reads.any():
                 self._check_reads(async_reads, chunks, lane, row, site)
 

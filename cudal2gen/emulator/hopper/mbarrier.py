@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from cudal2gen.emulator.hopper.async_reads import Elements
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
-from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory, Elements
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
 from cudal2gen.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
 from cudal2gen.emulator.machine.scheduler import Scheduler, Step
 from cudal2gen.emulator.memory.copies import AsyncCopies

@@ -12,8 +12,9 @@ import numpy as np
 
 from cudal2gen.emulator.arithmetic.operands import elements
 from cudal2gen.emulator.arithmetic.tensor_rounding import ROUNDED_KINDS, ROUNDINGS, add_products
+from cudal2gen.emulator.hopper.async_reads import Elements
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
-from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory, Elements
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
 from cudal2gen.emulator.hopper.pattern import Pattern, Strides, numbers, pattern
 from cudal2gen.emulator.hopper.tile import Form, Register, Sums, Tile, TileRegister, accumulated
 from cudal2gen.emulator.state.arrays import Array, Mask, distinct
