@@ -30,6 +30,7 @@ from cudal2gen.pack import PackError
 from cudal2gen.pack.abi import ABI, SINCE
 from cudal2gen.pack.facts import as_json
 from cudal2gen.results import Measurements
+from cudal2gen.sass.stripping import without_lines
 from tests import measured, packed
 from tests.emulated import EmulatedDevice, OperatorDevice
 from tests.packages import require
@@ -77,6 +78,13 @@ def test_binaries_are_there_once(files: dict[str, bytes]) -> None:
     assert len(names) == 1
     assert not any(name.endswith(".ptx") for name in packed.files(twice, with_ptx=False))
     assert sum(name.endswith(".ptx") for name in files) == 6
+
+
+def test_cubins_lack_the_lines_of_those_that_were_built(table: Table, files: dict[str, bytes]) -> None:
+    for artifact in compiler.build([kernel.record for kernel in table.kernels]):
+        built, packed_cubin = artifact.cubin.read_bytes(), files[f"kernels/{artifact.digest}/kernel.cubin"]
+        assert packed_cubin == without_lines(built)
+        assert len(packed_cubin) < len(built) / 2
 
 
 def test_the_same_again_has_the_same_bytes(table: Table, files: dict[str, bytes], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from cudal2gen import compiler, sass, toolchain
 from cudal2gen.errors import UserError
 from cudal2gen.kernel import Sm80Multistage
 from cudal2gen.sass import Control, Function, Graph, Instruction, Summary
+from cudal2gen.sass.elf import sections
+from cudal2gen.sass.stripping import EMPTIED, without_lines
 from cudal2gen.sass.trips import trips
 from tests.draws import drawn_by
 from tests.paths import PATHS
@@ -31,6 +34,7 @@ RECORDS = {kind: multistage(bk=64, **prefetch(kind)) for kind in KINDS} | {
     "direct in two rounds": multistage(stages=1, bk=32, m=2048, bm=128, bn=256, **STRAIGHT),
     "branch": multistage(acc="f32", bm=128, bn=128, bk=32, mma_repeat=[2, 2, 1]),
 }
+OF_ARCHITECTURES = {PATHS[name].arch: PATHS[name] for name in ("single", "wgmma", "tensor", "warps")}
 BUILT_AHEAD = list(RECORDS.values())
 
 
@@ -133,6 +137,69 @@ def test_an_instruction_has_its_line_where_that_is_inlined_and_its_window(tmp_pa
     resources = analysis.function.resources
     assert (resources.threads, resources.shared_bytes, resources.stack_bytes) == (96, 2000, 0)
     assert resources.registers == analysis.function.registers > 0
+
+
+def segments(cubin: bytes) -> list[tuple[Any, ...]]:
+    """Of each segment: type, flags, addresses, sizes and alignment, and its bytes."""
+    (table,), (count,) = struct.unpack_from("<Q", cubin, 0x20), struct.unpack_from("<H", cubin, 0x38)
+    rows = [struct.unpack_from("<IIQQQQQQ", cubin, table + 56 * index) for index in range(count)]
+    # Those of the table of segments itself name their own offset.
+    return [(row[:2], row[3:], cubin[row[2] : row[2] + row[5]] if row[2] != table else b"") for row in rows]
+
+
+@pytest.mark.parametrize("arch", OF_ARCHITECTURES)
+def test_a_cubin_without_lines_is_the_same_code(arch: str, tmp_path: Path) -> None:
+    (artifact,) = compiler.build([OF_ARCHITECTURES[arch]])
+    whole = artifact.cubin.read_bytes()
+    stripped = without_lines(whole)
+    before, after = sections(whole), sections(stripped)
+    emptied = {section.name for section in before if section.name in EMPTIED}
+    assert {".debug_line", ".nv_debug_line_sass", ".nv_debug_ptx_txt"} < emptied
+    assert not any("debug_line" in section.name or "ptx" in section.name for section in after if section.size)
+    for old, new in zip(before, after, strict=True):
+        assert new._replace(offset=0) == old._replace(offset=0, size=0 if old.name in emptied else old.size)
+        assert new.offset % max(1, new.align) == 0
+        assert old.name in emptied or old.name.startswith(".nv.shared") or new.data(stripped) == old.data(whole)
+    assert segments(stripped) == segments(whole)
+    assert len(stripped) < 0.65 * len(whole)
+    assert b".visible .entry" in whole
+    assert b".visible .entry" not in stripped
+    assert without_lines(stripped) == stripped
+    (tmp_path / "kernel.cubin").write_bytes(stripped)
+    (function,), (bare,) = sass.disassemble(artifact.cubin), sass.disassemble(tmp_path / "kernel.cubin")
+    assert function.sm == arch
+    assert any(item.source for item in function.instructions)
+    assert bare == replace(function, instructions=tuple(replace(item, source=()) for item in function.instructions))
+
+
+def test_sections_that_are_the_same_bytes_stay_so(tmp_path: Path) -> None:
+    """The address of a variable of sm_120 is there twice: in a constant of the code, and of its other form."""
+    source, cubin = tmp_path / "counter.cu", tmp_path / "counter.cubin"
+    source.write_text("__device__ int counter;\n__global__ void kernel() { atomicAdd(&counter, threadIdx.x); }\n")
+    command = [toolchain.discover().nvcc, "-lineinfo", "-arch=sm_120a", "-cubin", "-o", cubin, source]
+    subprocess.run(command, check=True)
+    whole = cubin.read_bytes()
+    stripped = without_lines(whole)
+    assert len(stripped) < len(whole)
+    assert segments(stripped) == segments(whole)
+    constants = [section for section in sections(stripped) if "nv.constant" in section.name and section.size == 8]
+    assert len(constants) == 2
+    assert len({section.offset for section in constants}) == 1
+
+
+def test_a_file_of_another_layout_stays_as_it_is() -> None:
+    (artifact,) = compiler.build([OF_ARCHITECTURES["sm_90a"]])
+    whole = artifact.cubin.read_bytes()
+    line = next(section for section in sections(whole) if section.name == ".debug_line")
+    table, names = struct.unpack_from("<Q", whole, 0x28)[0], sections(whole)[1]
+    gap = names.offset + names.size
+    overlapping, between = bytearray(whole), bytearray(whole)
+    number = [section.name for section in sections(whole)].index(".debug_line")
+    struct.pack_into("<Q", overlapping, table + 64 * number + 0x18, line.offset - 1)
+    between[gap] = 1
+    assert whole[gap : sections(whole)[2].offset].strip(b"\0") == b""
+    for other in (b"no ELF file", whole + b"more", bytes(overlapping), bytes(between)):
+        assert without_lines(other) == other
 
 
 def code(

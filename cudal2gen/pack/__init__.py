@@ -4,7 +4,8 @@ A pack is a folder, or a wheel that installs one as the package ``cudal2gen_<gpu
 
 - ``pack.json``: what it is for, the ABI that it needs (``abi``), the SHA-256 of every other file, and of itself;
 - ``table.json``: kernels and measurements (``choice``); a pack of candidates has none of these;
-- ``kernels/<digest>/kernel.cubin`` and ``kernel.launch``, each binary once; ``kernel.ptx`` on request;
+- ``kernels/<digest>/kernel.cubin`` and ``kernel.launch``, each binary once; ``kernel.ptx`` on request. The cubin is
+  that of the build folder without source lines and PTX text (``sass.stripping``): the same code;
 - ``libcudal2gen.so``, ``cudal2gen.h`` and ``pack.txt``: the launcher, and the same table for C;
 - ``libcudal2gen_torch.so``: the launcher of torch (``torch_launcher.cpp``), for torch 2.10 and newer.
 

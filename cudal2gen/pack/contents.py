@@ -47,7 +47,7 @@ def contents(
     files[HEADER] = (places.PACKAGE / HEADER).read_bytes()
     files |= {name: text.encode() for name, text in _licences().items()}
     for digest in sorted({kernel.digest for kernel in table.kernels}):
-        files |= {f"kernels/{digest}/{name}": (artifacts[digest].directory / name).read_bytes() for name in names}
+        files |= {f"kernels/{digest}/{name}": _built(artifacts[digest].directory / name) for name in names}
     files["pack.txt"] = _plain(table, files)
     facts = {
         "format": FORMAT,
@@ -70,6 +70,14 @@ def contents(
         "files": {name: sha256(content) for name, content in sorted(files.items())},
     }
     return files | {"pack.json": as_json(facts | {"sha256": sha256(as_json(facts))})}
+
+
+def _built(path: Path) -> bytes:
+    """A file of a built kernel, its cubin without source lines and PTX text."""
+    from cudal2gen.sass.stripping import without_lines  # which a machine that only opens packs has no use for
+
+    content = path.read_bytes()
+    return without_lines(content) if path.name == "kernel.cubin" else content
 
 
 def _torch_launcher() -> dict[str, bytes]:

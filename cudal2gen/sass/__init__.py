@@ -1,8 +1,8 @@
 """The machine code of a cubin: decoded instructions, loops, registers, the units that execute them, warps simulated.
 
 Imports go down: ``summary``, ``ways`` > ``analysis``, ``simulation`` > ``loops``, ``banks``, ``timeline`` >
-``operations`` > ``latencies`` > ``registers``, ``trips`` > ``flow``, ``pipes`` > ``decoding`` > ``elf``. No GPU is
-used, and nothing is measured.
+``operations`` > ``latencies`` > ``registers``, ``trips`` > ``flow``, ``pipes`` > ``decoding``, ``stripping`` > ``elf``.
+No GPU is used, and nothing is measured.
 """
 
 from cudal2gen.sass.analysis import Analysis, PipeLoad, analyse, spill_bytes

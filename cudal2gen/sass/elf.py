@@ -9,12 +9,14 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cudal2gen.errors import WrongInput
 
 REGISTERS, STACK, MAX_THREADS, THREADS = 0x2F, 0x11, 0x05, 0x10  # EIATTR_REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID
 SIZED = 4  # EIFMT_SVAL: the attribute's value has a length; others have two bytes
 SYMBOLS = 2  # SHT_SYMTAB
+SECTION = "<IIQQQQIIQQ"  # of its header
 SYSTEM_BYTES = 1024  # of a CTA's shared memory, which the system takes where there is a section of that name, and
 RESERVED = ".nv.shared.reserved.0"  # which the size of the function's own section then contains
 
@@ -32,13 +34,20 @@ class Resources:
     threads: int | None = None
 
 
-@dataclass(frozen=True)
-class _Section:
-    name: str
+class Section(NamedTuple):
+    """A section's header, in the order of its fields in the file, and its name."""
+
+    name_at: int
     kind: int
+    flags: int
+    address: int
     offset: int
     size: int
     link: int
+    info: int
+    align: int
+    entry: int
+    name: str
 
     def data(self, file: bytes) -> bytes:
         return file[self.offset : self.offset + self.size]
@@ -47,11 +56,11 @@ class _Section:
 def resources(cubin: Path) -> dict[str, Resources]:
     """The resources of each function of a cubin, by name. Raises WrongInput for a file that is no ELF file."""
     file = cubin.read_bytes()
-    if file[:5] != b"\x7fELF\x02":
+    if not is_elf(file):
         raise WrongInput(f"{cubin}: is no 64-bit ELF file; give a cubin of CUDA 11 or later")
-    sections = list(_sections(file))
-    by_name = {section.name: section for section in sections}
-    names = _symbols(file, sections)
+    headers = sections(file)
+    by_name = {section.name: section for section in headers}
+    names = _symbols(file, headers)
     counts: dict[int, dict[int, int]] = {REGISTERS: {}, STACK: {}}
     if info := by_name.get(".nv.info"):
         for attribute, value in _attributes(info.data(file)):
@@ -72,20 +81,25 @@ def resources(cubin: Path) -> dict[str, Resources]:
     return result
 
 
-def _sections(file: bytes) -> Iterator[_Section]:
+def is_elf(file: bytes) -> bool:
+    """Whether a file is a 64-bit ELF file."""
+    return file[:5] == b"\x7fELF\x02"
+
+
+def sections(file: bytes) -> list[Section]:
+    """The sections of a 64-bit ELF file, by their numbers."""
     (table,) = struct.unpack_from("<Q", file, 0x28)
     size, count, names = struct.unpack_from("<HHH", file, 0x3A)
-    rows = [struct.unpack_from("<IIQQQQIIQQ", file, table + size * index) for index in range(count)]
+    rows = [struct.unpack_from(SECTION, file, table + size * index) for index in range(count)]
     strings = rows[names][4] if rows else 0
-    for name, kind, _, _, offset, length, link, *_ in rows:
-        yield _Section(_string(file, strings + name), kind, offset, length, link)
+    return [Section._make((*row, _string(file, strings + row[0]))) for row in rows]
 
 
-def _symbols(file: bytes, sections: list[_Section]) -> dict[int, str]:
+def _symbols(file: bytes, headers: list[Section]) -> dict[int, str]:
     names: dict[int, str] = {}
-    for section in sections:
+    for section in headers:
         if section.kind == SYMBOLS:
-            strings = sections[section.link].offset
+            strings = headers[section.link].offset
             for index in range(section.size // 24):
                 (name,) = struct.unpack_from("<I", file, section.offset + 24 * index)
                 names[index] = _string(file, strings + name)
