@@ -47,6 +47,7 @@ REFUSED = {
     '#pragma GCC dependency "/etc/passwd"': "of pragmas only",
     '_Pragma("GCC poison float")': "_Pragma",
     '#if __has_include("/etc/passwd")\n#endif': "__has_include",
+    "#if _CCCL_HAS_INCLUDE(</etc/passwd>)\n#endif": "__has_include",
     "#define PASTE(a, b) a##b": "## joins",
     "const char* where = __FILE__;": "file and time",
     "const char* day = __DATE__;": "file and time",

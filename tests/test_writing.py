@@ -228,6 +228,18 @@ def test_a_patch_is_read_in_one_pass() -> None:
     assert time.process_time() - start < 3
 
 
+def test_a_patch_of_equal_lines_is_found_in_one_pass() -> None:
+    lines = ["x"] * 60_000
+    start = time.process_time()
+    with pytest.raises(patches.PatchRefused, match="part 1 fits 30001 places"):
+        patches.apply("\n".join(lines), block("x\n" * 30_000, "y\n"))
+    with pytest.raises(patches.PatchRefused, match="part 1 is not in the text"):
+        patches.apply("\n".join(lines), block("x\n" * 30_000 + "y\n", "z\n"))
+    assert time.process_time() - start < 3
+    text = "\n".join(["a", "a", "b", "a", "a", "a", "b", "c"])
+    assert patches.apply(text, block("a\na\nb\nc\n", "d\n")) == "a\na\nb\na\nd"
+
+
 def test_patches_apply() -> None:
     unrolled = gemm((LOOP, UNROLLED))
     assert patches.apply(gemm(), block(LOOP, UNROLLED)) == unrolled

@@ -8,11 +8,15 @@ _COMMENT = r"(?:\s|/\*(?s:.)*?\*/)*"
 # Directives of comments and strings match too: where those begin and end the text's author decides.
 _INCLUDE = re.compile(rf"(?:^|\*/){_COMMENT}(?:#|%:|\?\?=){_COMMENT}(?:include|include_next|import|embed)\b(.*)$", re.M)
 _ALLOWED = re.compile(rf"{_COMMENT}(?:<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\")")
+# Whether there is a file; also macros of headers ask so. Without an operand a name is only tested for being a macro.
+_QUESTION = re.compile(rf"\b\w*(?i:has_(?:include|embed))\w*{_COMMENT}+(?=(\(.*))")
 _NEWLINE = re.compile(r"\r\n|[\r\v\f]")
 _SPLICE = re.compile(r"(?:\\|\?\?/)[ \t]*\n")
 
 
 def outside(source: str) -> list[str]:
-    """Lines that include a file by an absolute path, a path upwards or a macro."""
+    """Lines that include a file by an absolute path, a path upwards or a macro, or that ask whether there is one."""
     joined = _SPLICE.sub("", _NEWLINE.sub("\n", source.removeprefix("\ufeff")))
-    return [match[0].strip() for match in _INCLUDE.finditer(joined) if not _ALLOWED.match(match[1])]
+    included = [match[0].strip() for match in _INCLUDE.finditer(joined) if not _ALLOWED.match(match[1])]
+    questions = [match for match in _QUESTION.finditer(joined) if not _ALLOWED.match(match[1], 1)]
+    return included + [f"{match[0]}{match[1]}".strip() for match in questions]

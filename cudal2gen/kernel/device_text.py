@@ -33,7 +33,8 @@ _SPLICE = re.compile(r"\\[ \t]*\n")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)[ \t]*(.*)$", re.M)
 _CONSTRUCTS = {
     r"\b_Pragma\b": "_Pragma: write #pragma",
-    r"\b__has_(?:include|include_next|embed)\b": "__has_include: the headers of CUDA are there",
+    # Headers have macros that hand their argument on to it.
+    r"\b\w*(?i:has_(?:include|embed))\w*\b": "__has_include: the headers of CUDA are there",
     r"\b__(?:FILE|BASE_FILE|FILE_NAME|DATE|TIME|TIMESTAMP|INCLUDE_LEVEL)__\b": "macros of file and time",
     r"##": "## joins tokens: spell names out",
     r"%:|\?\?[=/'()!<>-]|<%|%>|<:|:>": "digraphs and trigraphs: write # [ ] { }",

@@ -105,6 +105,7 @@ def test_texts_that_are_no_constants_are_refused() -> None:
         '#include "/etc/hosts"', "# include </etc/hosts>", '%:include "/etc/hosts"', "#include FILE",
         '/* */ #/**/include/**/"../x.h"', 'char a[] = "/*";\n#include "/etc/hosts"\nchar b[] = "*/";',
         '// /*\n#include "/etc/hosts"\n// */', '#inc\\  \nlude "/etc/hosts"', '//\r#include "/etc/hosts"',
+        '#if __has_include("/etc/hosts")', "#if _CCCL_HAS_INCLUDE (</etc/hosts>)", "#if __has_include /**/ (FILE)",
         '\v#include "/etc/hosts"', '\ufeff#include "a/../../b.h"', '#inc\\\r\nlude "/etc/hosts"',
     ],
 )  # fmt: skip
@@ -115,3 +116,4 @@ def test_files_outside_are_found_however_they_are_included(text: str) -> None:
 def test_headers_of_libraries_are_included() -> None:
     text = '#include <mma.h> // half\n#include "cute/tensor.hpp" /* layouts */\n  #include <cuda/std/array>\n'
     assert includes.outside(text) == []
+    assert includes.outside("#if defined(__has_include) && __has_include(<cuda_fp8.h>)\n#endif\n") == []

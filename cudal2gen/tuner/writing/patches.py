@@ -79,12 +79,7 @@ def _place(lines: list[str], before: list[str], at: int, number: int) -> int:
         raise PatchRefused(f"part {number} has no lines to find: give some of those around the change")
     for form in (str, str.rstrip, _loose):
         pattern = [form(line) for line in before]
-        formed = [form(line) for line in lines]
-        places = [
-            start
-            for start in range(len(lines) - len(before) + 1)
-            if formed[start] == pattern[0] and formed[start : start + len(before)] == pattern
-        ]
+        places = _occurrences([form(line) for line in lines], pattern)
         if len(places) == 1 or (places and at):
             return min(places, key=lambda start: abs(start + 1 - at))
         if places:
@@ -92,6 +87,27 @@ def _place(lines: list[str], before: list[str], at: int, number: int) -> int:
                                f"{places[1] + 1}: give more of the lines around it")  # fmt: skip
     first = next(line for line in before if line.strip())
     raise PatchRefused(f"part {number} is not in the text, its first line is {brief(first.strip(), 100)!r}")
+
+
+def _occurrences(lines: list[str], pattern: list[str]) -> list[int]:
+    """Where a pattern of lines begins, overlaps included; by Knuth, Morris and Pratt, since many lines may be equal."""
+    borders = [0]  # of each beginning of the pattern: the length of its longest proper beginning that also ends it
+    for line in pattern[1:]:
+        borders.append(_border(pattern, borders, borders[-1], line))
+    places, equal = [], 0
+    for number, line in enumerate(lines):
+        equal = _border(pattern, borders, equal, line)
+        if equal == len(pattern):
+            places.append(number + 1 - equal)
+            equal = borders[-1]
+    return places
+
+
+def _border(pattern: list[str], borders: list[int], length: int, line: str) -> int:
+    """How many lines of the pattern the text ends with after one more line, ``length`` before it."""
+    while length and pattern[length] != line:
+        length = borders[length - 1]
+    return length + (pattern[length] == line)
 
 
 def _loose(line: str) -> str:
