@@ -1,13 +1,13 @@
-"""Chooses Hopper records by the timing model, without a GPU: for every problem a legal variant that is near the best.
+"""Chooses a GPU's records by the timing model, without a GPU: for every problem a legal variant that is near the best.
 
-    python scripts/modelled.py --write          renews the unmeasured H200 records of configs/kernels.jsonl
-    python scripts/modelled.py --report         their spread, and how nvidia-matmul-heuristics, if installed, agrees
+    python scripts/modelled.py --gpu b200 --write      renews the unmeasured records of configs/kernels.jsonl
+    python scripts/modelled.py --gpu b200 --report     their spread, beside nvidia-matmul-heuristics, if installed
 
-The problems are those of the A100's records, and products of decoding with few rows. The records are not measured. A
-problem with a published H100 configuration that a record can express takes its tile, cluster and schedule, unless the
-model finds ``SEED`` to gain elsewhere: origin.source "published H100 choice". Others are of the "timing model": of the
-variants that it cannot tell from its best, those of kernels that serve many problems, so that there are few kernels to
-build and to prove. A problem keeps its tuned record.
+The problems are those of the A100's records, and of H200 products of decoding with few rows. The records are not
+measured. A problem with a published H100 configuration that an H200 record can express takes its tile, cluster and
+schedule, unless the model finds ``SEED`` to gain elsewhere: origin.source "published H100 choice". Others are of the
+"timing model": of the variants that it cannot tell from its best, those of kernels that serve many problems, so that
+there are few kernels to build and to prove. A problem keeps its tuned record.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -25,8 +26,11 @@ import numpy as np
 from cudal2gen import catalog, model, places
 from cudal2gen.chips import GPUS
 from cudal2gen.evidence.published import hopper_configurations
-from cudal2gen.kernel import IllegalRecord, Origin, Problem, Record, Sm90Wgmma, parse
+from cudal2gen.kernel import Acc, IllegalRecord, Origin, Problem, Record, Sm90Wgmma, parse
+from cudal2gen.kernel.sm80_multistage import PREFETCHES, STRIDES, Sm80Multistage
 from cudal2gen.kernel.sm90_wgmma import WGMMA_M
+from cudal2gen.kernel.tma_ring import TmaRing
+from cudal2gen.kernel.warpgroups import Warpgroups
 from cudal2gen.tuner import space
 
 SOURCE, SEEDED = "timing model", "published H100 choice"
@@ -36,11 +40,15 @@ EVEN = 1.03  # the model cannot separate variants within 3 %, so the plainer and
 # What a published choice may take of the model's best: it was made on hardware, where the model's own choice among
 # recorded tiles takes 3 to 4 % more than the best (docs/timing-model.md), and loses a tenth for some.
 SEED = 1.10
-LARGE = 4096  # extents from which on published kernels share operands in pairs of CTAs: 46 of 57
+LARGE = 4096  # extents from which on published H100 kernels share operands in pairs of CTAs: 46 of 57
+WIDE = 2048  # extents of D from which on others than Hopper take the tiles of published kernels, see is_wide
 PRESENT = 2.0  # how many problems a kernel that is there already counts for one
 
-# Products of decoding, f32: rows, then (n, k) of mixture-of-experts routers and of linear layers of models of 7B to
-# 70B: q, k and v in one, output, gate and up in one, down.
+BOTH: tuple[Acc, ...] = ("f32", "f16")
+ACCS: dict[str, tuple[Acc, ...]] = {"h200": BOTH, "rtx4090": BOTH, "rtx5090": BOTH, "b200": ("f32",)}
+
+# Products of decoding, of H200 in f32: rows, then (n, k) of mixture-of-experts routers and of linear layers of models
+# of 7B to 70B: q, k and v in one, output, gate and up in one, down.
 DECODE_ROWS = (1, 8, 16, 32, 64)
 FEW_ROWS = DECODE_ROWS[:3]
 ROUTERS = ((256, 7168), (384, 7168), (896, 7168))
@@ -52,59 +60,94 @@ DECODE = [(m, n, k) for n, k in (*ROUTERS, *LINEARS) for m in DECODE_ROWS]
 
 
 def variants(problem: Problem) -> Iterator[Record]:
-    """Legal records for a problem, of all families that serve its GPU, with as many stages as fit."""
+    """Legal records for a problem, of all families that serve its GPU; a TMA ring with as many stages as fit."""
     origin = {"source": SOURCE, "structure": "modelled", "changed": []}
+    raster = _raster(problem)
     tiles: set[str] = set()
     for fields in space.proposals(problem):
-        # Candidates that differ in stages alone come deepest first.
-        tile = json.dumps({name: value for name, value in fields.items() if name != "stages"})
+        if not GPUS[problem.gpu].capability.has_wgmma and fields.get("prefetch", PREFETCHES[0]) != PREFETCHES[0]:
+            continue  # the model sees no order of loads
+        # Candidates that differ in stages alone come deepest first, but where more CTAs of fewer stages are resident.
+        dropped = () if "mma_repeat" in fields and not GPUS[problem.gpu].capability.has_wgmma else ("stages",)
+        tile = json.dumps({name: value for name, value in fields.items() if name not in dropped})
         if tile in tiles:
             continue
         try:
-            record = parse(fields | {"origin": origin})
+            record = parse(fields | {"origin": origin} | (raster if "swizzle_stride" in fields else {}))
         except IllegalRecord:
             continue
         tiles.add(tile)
-        if not (record.spill_remarks or _spills(record) or _idles(record)):
+        if not (record.spill_remarks or _spills(record) or _idles(record) or _unlikely(record)):
             yield record
 
 
+def _raster(problem: Problem) -> dict[str, Any]:
+    """Slices of columns for the CTAs of mma.sync, nearly as wide as a wave of 128 x 128 is high, where the L2 does not
+    keep the operands; nothing, where it does."""
+    chip = GPUS[problem.gpu]
+    operands = problem.element.bytes * problem.k * (problem.m + problem.n)
+    if operands <= chip.rates.l2_size * 2 // 3:
+        return {}
+    stride = min(STRIDES, key=lambda stride: abs(math.log2(stride / (128 * math.sqrt(chip.sms)))))
+    return {"raster": "zsplit", "swizzle_stride": stride} if stride < problem.n else {}
+
+
 def _spills(record: Record) -> bool:
-    """Whether ptxas 13.0 spills what its estimate passes: one warp with a tile of 64 x 64 by mma.sync for sm_90."""
-    return record.work.instruction == "mma.sync" and record.threads == 32 and record.accumulator_registers >= 128
+    """Whether ptxas 13.0 spills what its estimate passes: one warp with a tile of 64 x 64 by mma.sync for sm_90, with
+    three quarters of it for others, whose kernels with an estimate of 208 to 240 registers take up to 252."""
+    if record.work.instruction != "mma.sync" or isinstance(record, TmaRing):
+        return False
+    if record.target.capability.has_wgmma:
+        return record.threads == 32 and record.accumulator_registers >= 128
+    return record.estimated_registers > 240 or (record.threads == 32 and record.accumulator_registers >= 96)
 
 
 def _idles(record: Record) -> bool:
     """Whether CTAs of its clusters, every second warpgroup, or three of four rows of a wgmma have no work: the model
     does not see what that costs."""
-    if not isinstance(record, Sm90Wgmma):
+    if not isinstance(record, TmaRing):
         return False
     if record.m <= WGMMA_M // 4 and not record.swap_ab:
         return True
     remainder = record.tiles_m % record.cluster[0] or record.tiles_n % record.cluster[1]
-    return bool(remainder) or (record.schedule == "pingpong" and record.ctas <= record.target.sms)
+    return bool(remainder) or (_pingpong(record) and record.ctas <= record.target.sms)
+
+
+def _unlikely(record: Record) -> bool:
+    """Whether a variant is worse than the model says of it, but of Hopper: slices of k where tiles fill the GPU; two
+    stages of cp.async in a longer loop; clusters of four for Blackwell, whose L2 hands pairs more than the model's rate
+    (at 1610 TFLOP/s, as published of 8192^3, 46 bytes a clock and SM), so that their kernels have pairs."""
+    if record.target.capability.has_wgmma:
+        return False
+    needless = record.split_k > 1 and record.tiles_m * record.tiles_n >= record.target.sms
+    shallow = isinstance(record, Sm80Multistage) and record.stages == 2 and record.k > 2 * record.k_step
+    return needless or shallow or record.cluster_ctas > 2
+
+
+def _pingpong(record: Record) -> bool:
+    return isinstance(record, Warpgroups) and record.schedule == "pingpong"
 
 
 def plainness(record: Record) -> tuple[Any, ...]:
     """What to prefer among equals: little padding, SMs enough for the memory, MMAs that hide a warp's instructions, a
     pair of CTAs for large problems; then no split, no shared last wave, no cluster, the larger tile."""
-    pingpong = record.family == "sm90_wgmma" and record.schedule == "pingpong"
     return (
         *merits(record),
         record.split_k,
         record.shares_last_wave,
         record.cluster_ctas,
         record.k_step != 64,
-        pingpong,
+        _pingpong(record),
         -record.bm * record.bn,
     )
 
 
-def merits(record: Record) -> tuple[int, bool, bool, bool]:
+def merits(record: Record) -> tuple[int, bool, bool, bool, bool]:
     """The part of ``plainness`` that a kernel's use elsewhere does not outweigh."""
     padding = round(math.log2(1 + record.padding_waste))
     large = min(record.m, record.n, record.k) >= LARGE
-    return (padding, starves(record), exposes(record), large and record.cluster_ctas != 2)
+    predicated = isinstance(record, Sm80Multistage) and record.predicated and not record.target.capability.has_wgmma
+    return (padding, starves(record), exposes(record), large and record.cluster_ctas != 2, predicated)
 
 
 def even(problem: Problem) -> list[Record]:
@@ -113,12 +156,14 @@ def even(problem: Problem) -> list[Record]:
 
     In decoding, where every kernel follows another, they are such that overlap.
     """
-    decoding = (problem.m, problem.n, problem.k) in DECODE
-    offered = [record for record in variants(problem) if overlaps(record) or not decoding]
+    offered = [record for record in variants(problem) if overlaps(record) or not decodes(problem)]
     times = {record: model.estimate(record).us for record in offered}
     least = min(times.values())
-    if published := [record for record in offered if is_published(record) and times[record] <= SEED * least]:
-        times, least = {record: times[record] for record in published}, min(times[record] for record in published)
+    published = [record for record in offered if is_published(record) and times[record] <= SEED * least]
+    wide = [record for record in offered if is_wide(record) and times[record] <= SEED * least]
+    if published or wide:
+        times = {record: times[record] for record in published or wide}
+        least = min(times.values())
     near = sorted((record for record, us in times.items() if us <= EVEN * least), key=plainness)
     source = SEEDED if published else SOURCE
     return [
@@ -126,6 +171,11 @@ def even(problem: Problem) -> list[Record]:
         for record in near
         if merits(record) == merits(near[0])
     ]
+
+
+def decodes(problem: Problem) -> bool:
+    """Whether a problem is a product of decoding."""
+    return problem.gpu == "h200" and (problem.m, problem.n, problem.k) in DECODE
 
 
 @cache
@@ -146,6 +196,15 @@ def is_published(record: Record) -> bool:
         and record.schedule == schedule
         and record.stream_k == facts["stream_k"]
     )
+
+
+def is_wide(record: Record) -> bool:
+    """Whether a record, but of Hopper, has the tile of a large product in published kernels: on sm_120 and before
+    128 x 128 at least (CUTLASS, QuACK), on sm_100 a pair's of 256 x 128 at least (QuACK, DeepGEMM)."""
+    if record.target.capability.has_wgmma or min(record.m, record.n) < WIDE:
+        return False
+    paired = record.cluster_ctas == 2 or not record.target.capability.has_tcgen05
+    return paired and record.bm * record.bn >= 128 * 128
 
 
 def alike(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
@@ -195,34 +254,36 @@ def overlapping(record: Record) -> Record:
     """The record with dependent launch where it can overlap, and is short or in decoding."""
     if not overlaps(record):
         return record
-    short = model.estimate(record).us < SHORT_US or (record.m, record.n, record.k) in DECODE
+    short = model.estimate(record).us < SHORT_US or decodes(record.problem)
     return record.at(record.problem, pdl=short)
 
 
-def problems() -> Iterator[Problem]:
-    """The problems of the A100's records with both accumulators, and those of decoding."""
+def problems(gpu: str) -> Iterator[Problem]:
+    """The problems of the A100's records for a GPU, and those of decoding."""
     grid = {(record.m, record.n, record.k) for record in catalog.load() if record.gpu == "a100"}
-    for acc, sizes in (("f32", grid.union(DECODE)), ("f16", grid)):
-        for m, n, k in sorted(sizes):
-            yield Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k)  # type: ignore[arg-type]
+    for acc in ACCS[gpu]:
+        for m, n, k in sorted(grid.union(DECODE) if (gpu, acc) == ("h200", "f32") else grid):
+            yield Problem(gpu=gpu, acc=acc, layout="tn", m=m, n=n, k=k)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--gpu", choices=ACCS, default="h200")
     options.add_argument("--write", action="store_true")
     options.add_argument("--report", action="store_true")
     options.add_argument("--every", type=int, default=1, help="only each so many problems, for a look")
     arguments = options.parse_args()
-    own = {record.key: record for record in catalog.load() if record.gpu == "h200"}
+    own = {record.key: record for record in catalog.load() if record.gpu == arguments.gpu}
     tuned = {key for key, record in own.items() if record.origin.structure == "tuned"}
-    untuned = [problem for problem in list(problems())[:: arguments.every] if problem.key not in tuned]
-    offers = alike({problem: even(problem) for problem in untuned})
+    untuned = [problem for problem in list(problems(arguments.gpu))[:: arguments.every] if problem.key not in tuned]
+    with ProcessPoolExecutor() as pool:
+        offers = alike(dict(zip(untuned, pool.map(even, untuned, chunksize=20), strict=True)))
     records = cover(offers, {record.name for record in own.values()})
     if arguments.report:
         report(records)
         cross_check(records)
     if arguments.write:
-        kept = [record for record in catalog.load() if record.gpu != "h200" or record.key in tuned]
+        kept = [record for record in catalog.load() if record.gpu != arguments.gpu or record.key in tuned]
         catalog.save([*kept, *records], places.editable_catalog())
 
 
@@ -234,7 +295,8 @@ def cross_check(records: list[Record]) -> None:
         print("nvidia-matmul-heuristics is not installed: no cross-check")
         return
     interface = other.NvMatmulHeuristicsInterfaceEx(
-        backend=other.NvMatmulHeuristicsTarget.CUTLASS3, gpu=other.NvMatmulHeuristicsNvidiaGpu[GPUS["h200"].heuristics]
+        backend=other.NvMatmulHeuristicsTarget.CUTLASS3,
+        gpu=other.NvMatmulHeuristicsNvidiaGpu[records[0].target.heuristics],
     )
     interface.loadInternalDiscoverySet(other.NvMatmulHeuristicsMatmulLayout.NT_ROW_MAJOR, precision="HSH")
     tiles = splits = 0
@@ -266,8 +328,8 @@ def report(records: list[Record]) -> None:
     print(len(records), "records,", len({record.name for record in records}), "distinct texts")
     for title, count in (
         ("family", Counter(record.family for record in records)),
-        ("tile", Counter((record.acc, record.family[5:], record.bm, record.bn) for record in records)),
-        ("split", Counter((record.family[5:], record.split_k, getattr(record, "reduce", "")) for record in records)),
+        ("tile", Counter((record.acc, record.family, record.bm, record.bn) for record in records)),
+        ("split", Counter((record.family, record.split_k, getattr(record, "reduce", "")) for record in records)),
         ("schedule", Counter((getattr(record, "schedule", ""), getattr(record, "cluster", "")) for record in records)),
         ("swap", Counter(getattr(record, "swap_ab", False) for record in records)),
     ):

@@ -14,6 +14,8 @@ from cudal2gen import catalog, errors, places
 from cudal2gen.kernel import MmaSyncKernel, Problem, revise
 from tests.strategies import multistage, wgmma
 
+KINDS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"), ("rtx4090", "f16"), ("rtx4090", "f32"))
+
 
 @pytest.fixture(scope="module")
 def records() -> list[catalog.Record]:
@@ -41,9 +43,17 @@ def test_every_line_is_legal_unique_sorted_and_in_normal_form(records: list[cata
 def test_the_grid_is_complete(records: list[catalog.Record]) -> None:
     sizes = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
     grid = {(m, n, k) for m in sizes for n in sizes for k in sizes}
-    for gpu, acc in (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32")):
+    for gpu, acc in KINDS:
         have = {(r.m, r.n, r.k) for r in records if (r.gpu, r.acc, r.layout) == (gpu, acc, "tn")}
         assert have == grid
+
+
+def test_a_gpu_whose_records_are_modelled_has_few_kernels(records: list[catalog.Record]) -> None:
+    """``scripts/modelled.py`` chooses those that serve many problems: each is built, proven and packed."""
+    for gpu in ("rtx4090",):
+        own = [record for record in records if record.gpu == gpu]
+        assert {record.origin.source for record in own if record.origin.structure != "tuned"} == {"timing model"}
+        assert len({record.name for record in own}) <= 300
 
 
 def test_origins_are_what_they_may_be(records: list[catalog.Record]) -> None:

@@ -112,10 +112,10 @@ def test_a_library_is_the_gpus_own_records_among_those_of_its_relatives(tmp_path
 @pytest.mark.parametrize(
     ("gpu", "acc", "lender", "arch"),
     [
-        ("rtx4090", "f16", "a100", "sm_89"),
-        ("rtx4090", "f32", "rtx3090", "sm_89"),
+        ("l40s", "f16", "rtx4090", "sm_89"),
+        ("l40s", "f32", "rtx4090", "sm_89"),
         ("h20", "f16", "h200", "sm_90a"),
-        ("b200", "f32", "a100", "sm_100"),
+        ("b200", "f16", "a100", "sm_100"),
     ],
 )
 def test_a_gpu_without_records_is_lent_some_and_says_whose(gpu: str, acc: str, lender: str, arch: str) -> None:
