@@ -4,10 +4,12 @@ the end of a process."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,26 @@ def once(device: EmulatedDevice, opened: pack.Pack, clock: Clock) -> Iterator[di
 def summary() -> list[str]:
     """What was measured, each with its rival."""
     return [f"{row.mnk}{row.problem.later} x{row.products} {row.timings[1].contender}" for row in measurements()]
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+@pytest.mark.parametrize("content", [None, b'{"gpu": "a100", "kern', b'{"format": 99}'])
+def test_a_table_that_was_damaged_after_the_opening_is_torchs(
+    content: bytes | None, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock, tmp_path: Path,
+) -> None:  # fmt: skip
+    damaged = pack.open_pack(shutil.copytree(opened.directory, tmp_path / "pack"))
+    (tmp_path / "pack" / "table.json").unlink()
+    if content is not None:
+        (tmp_path / "pack" / "table.json").write_bytes(content)
+    a, b, expected = drawn(device, (9, 24, 64))
+    with process(damaged, Timed(device, clock), mode) as dispatcher:
+        with pytest.warns(UserWarning, match=r"table\.json.*; make the pack anew"):
+            assert torch.equal(cudal2gen.matmul(a[:6], b.t()), expected[:6])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for rows in (6, 9):
+                assert torch.equal(cudal2gen.matmul(a[:rows], b.t()), expected[:rows])
+        assert dispatcher.stats() == {"kernel": {}, "torch": {"pack not understood": 3}}
 
 
 # --- buckets ---

@@ -244,6 +244,27 @@ def test_another_gpu_is_named_once_and_torch_computes(products: ModuleType, monk
         assert not gpu.launches
 
 
+def test_an_opening_that_fails_is_tried_once(products: ModuleType, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def failing(runtime: str | None) -> None:
+        tries.append(runtime)
+        raise OSError("libcudal2gen.so: cannot open shared object file")
+
+    monkeypatch.setattr(products.library, "Library", failing)
+    products.operators._plans.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in (64, 32, 31, 64):
+            a = gpu.draw(rows, 128)
+            torch.testing.assert_close(products.matmul(a, a.t()), a @ a.t())
+    assert len(tries) == 1
+    (warning,) = caught
+    assert "torch computes all products: libcudal2gen.so: cannot open shared object file" in str(warning.message)
+    with pytest.raises(products.library.Unavailable, match="cannot open shared object file"):
+        products.library.library(gpu.draw(1, 1).device.index)
+
+
 # --- with torch and with kernelize ---
 
 

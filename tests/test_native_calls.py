@@ -500,11 +500,54 @@ def test_without_a_library_calls_are_pythons(tmp_path: Path, monkeypatch: pytest
     )
     assert unconnected.planned(drawn(2, 2), drawn(2, 2), 0) is None
     assert native.Native()._connect(other) == f"calls are Python's: {other} has version 99, not {native.VERSION}"
+    half = tmp_path / "half.c"
+    half.write_text(f"int cudal2gen_torch_version(void) {{ return {native.VERSION}; }}\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", str(half), "-o", str(tmp_path / "half.so")], check=True)
+    incomplete = native.Native()
+    assert "undefined symbol: cudal2gen_torch_connect" in incomplete._connect(tmp_path / "half.so")
+    assert not incomplete.connected
     assert machine._calls() == (
         False, "Python makes calls: no pack has libcudal2gen_torch.so, and g++ is missing; e.g. apt install g++"
     )  # fmt: skip
     monkeypatch.setattr(metadata, "version", lambda _: "2.9.1+cu130")
     assert machine._calls() == (False, "Python makes calls: torch 2.9.1+cu130 has no stable ABI of 2.10")
+
+
+def test_a_library_is_connected_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """What other threads see once a library is there: both operators; and where torch has none, no library."""
+    text = tmp_path / "library.c"
+    functions = "".join(
+        f"long cudal2gen_torch_{name}(void) {{ return 0; }}\n" for name in ("connect", "calls", "message")
+    )
+    version = f"int cudal2gen_torch_version(void) {{ return {native.VERSION}; }}\n"
+    text.write_text(f"{functions}{version}int cudal2gen_torch_on_cuda(void) {{ return 1; }}\n")
+    file = tmp_path / "library.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", str(text), "-o", str(file)], check=True)
+    order: list[str] = []
+
+    class Watched(native.Native):
+        def __setattr__(self, name: str, value: Any) -> None:
+            order.append(name)
+            super().__setattr__(name, value)
+
+    connected = Watched()
+    order.clear()
+    assert connected._connect(file) == f"calls are made by {file}"
+    assert connected.connected
+    assert order[-1] == "_library"
+    assert {"plan", "planned", "_on_cuda"} <= set(order[:-1])
+
+    def refused() -> None:
+        raise RuntimeError("torch has no such operator")
+
+    monkeypatch.setattr(native, "_operators", refused)
+    unconnected = native.Native()
+    assert not unconnected.serves(native.Place(), file)
+    assert not unconnected.connected
+    assert unconnected.planned(drawn(2, 2), drawn(2, 2), 0) is None
+    assert "torch has no such operator" in unconnected.state
 
 
 def test_a_pack_has_the_library(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> None:

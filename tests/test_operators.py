@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -349,6 +351,20 @@ def test_a_table_of_another_version_is_torchs(
         with pytest.warns(UserWarning, match=r"table\.json: kernel 0: family: .*; make the pack anew"):
             assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
         assert dispatcher.stats()["torch"] == {"pack not understood": 1}
+
+
+def test_a_second_pack_is_named_by_explain(
+    device: EmulatedDevice, operator_device: OperatorDevice, directory: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    second = shutil.copytree(directory, tmp_path / "second")
+    monkeypatch.setenv("CUDAL2GEN_PACK", f"{directory}{os.pathsep}{second}")
+    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    with dispatch.replaced(dispatch.Dispatcher(device=operator_device)), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert f"; {second} is not used: for a100 the first pack counts, {directory}; " in cudal2gen.explain(a, b)
+        cudal2gen.load_pack(second)
+        assert "is not used" not in cudal2gen.explain(a, b)
 
 
 def test_what_the_launcher_refuses_after_all_is_torchs(

@@ -23,6 +23,7 @@ import pytest
 import cudal2gen
 from cudal2gen import catalog, compiler, emulator, launcher, pack, results, toolchain
 from cudal2gen.choice import Row, Table
+from cudal2gen.cli import machine
 from cudal2gen.cli.selection import Selection
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import OpenKernel
@@ -279,9 +280,39 @@ def test_a_wheel_is_told_from_a_folder_of_such_a_name(folder: Path, tmp_path: Pa
 
 def test_good_packs_are_found_beside_broken_ones(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDAL2GEN_PACK", f"{tmp_path / 'nothing'}{os.pathsep}{folder}")
-    packs, refused = pack.search(pack.installed())
+    packs, refused, _ = pack.search(pack.installed())
     assert list(packs) == [GPU]
     assert refused == [f"no pack at {tmp_path / 'nothing'}"]
+
+
+def test_a_second_pack_of_a_gpu_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    second = shutil.copytree(folder, tmp_path / "second")
+    reason = f"{second} is not used: for a100 the first pack counts, {folder}; "
+    reason += "those in CUDAL2GEN_PACK come before installed ones"
+    variable = os.pathsep.join(map(str, (folder, second, folder)))
+    monkeypatch.setenv("CUDAL2GEN_PACK", variable)
+    search = pack.search(pack.installed())
+    assert search.packs[GPU].directory == folder
+    assert search.shadowed == {GPU: [reason]}, "the same folder again is no other pack"
+    assert search.notes == [reason]
+    assert search.refused == []
+    assert machine._packs() == (True, f"a100 in {folder}; {reason}")
+    done = run("explain", "--mnk", "64_64_128", "--gpu", "a100", env={"CUDAL2GEN_PACK": variable})
+    assert f"the pack in {folder}" in done.stdout
+    assert reason in done.stderr
+    assert reason not in run("explain", "--mnk", "64_64_128", "--gpu", "h200", env={"CUDAL2GEN_PACK": variable}).stderr
+
+
+def test_a_folder_that_may_not_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", forbidden)
+    packs, refused, _ = pack.search([folder])
+    assert packs == {}
+    assert "Permission denied" in refused[0]
 
 
 # --- without a compiler, and in a fresh environment ---

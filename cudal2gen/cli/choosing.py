@@ -91,8 +91,9 @@ def _table(selection: Selection, directory: Path | None, result_files: Sequence[
             refuse(f"--pack {directory}: is for {opened.gpu}, not {selection.gpu}")
         packs = {opened.gpu: opened}
     else:
-        packs, refusals = pack.search(() if result_files else pack.installed())
-        for reason in refusals:
+        search = pack.search(() if result_files else pack.installed())
+        packs = search.packs
+        for reason in (*search.refused, *search.shadowed.get(selection.gpu, ())):
             note(reason)
     if selection.gpu in packs:
         packed = packs[selection.gpu]

@@ -83,9 +83,10 @@ def _disassembler() -> Check:
 def _packs() -> Check:
     from cudal2gen import pack
 
-    packs, refusals = pack.search(pack.installed())
-    details = [*(f"{gpu} in {opened.directory}" for gpu, opened in packs.items()), *refusals]
-    return Check(bool(packs) and not refusals, "; ".join(details) or "none installed: cudal2gen.matmul is torch's")
+    search = pack.search(pack.installed())
+    details = [*(f"{gpu} in {opened.directory}" for gpu, opened in search.packs.items()), *search.notes]
+    usable = bool(search.packs) and not search.refused
+    return Check(usable, "; ".join(details) or "none installed: cudal2gen.matmul is torch's")
 
 
 def _calls() -> Check:
@@ -100,7 +101,7 @@ def _calls() -> Check:
         return Check(False, f"no torch; they need torch {oldest} or newer")
     if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
         return Check(False, f"Python makes calls: torch {version} has no stable ABI of {oldest}")
-    packs, _ = pack.search(pack.installed())
+    packs = pack.search(pack.installed()).packs
     if files := [str(opened.torch_library) for opened in packs.values() if opened.torch_library]:
         return Check(True, ", ".join(files))
     if compiler.torch_launcher_file().is_file() or shutil.which("g++"):

@@ -92,6 +92,7 @@ class Dispatcher:
         self.plans: dict[Key, Plan] = {}
         self.prefer: Prefer = prefer or _preference()
         self._packs = None if packs is None else {pack.gpu: pack for pack in packs}
+        self._shadowed: dict[str, list[str]] = {}
         self._cuda: dict[int, Cuda] = {}
         self._opened: dict[tuple[int, Path, str], OpenKernel] = {}
         self._retired: Counter[tuple[bool, str]] = Counter()
@@ -247,19 +248,27 @@ class Dispatcher:
 
     def _table(self, pack: Pack, index: int) -> Table:
         """The pack's table with what calls measured by themselves."""
-        return self._tuning.table(pack.table, index, self._device(index))
+        return self._tuning.table(self._own_table(pack), index, self._device(index))
+
+    def _own_table(self, pack: Pack) -> Table:
+        """The pack's table. Raises ByTorch where its file is of another version, or was altered since it was opened."""
+        try:
+            return pack.table
+        except WrongInput as error:
+            self._warn(f"{error}; make the pack anew")
+            raise ByTorch("pack not understood") from None
 
     def _choose(self, pack: Pack, problem: Problem, request: Request) -> Choice:
         # A bias or an activation is one more pass over D, which the vendor's product has built in.
         moved = 2 * problem.output.bytes * problem.m * problem.n
+        table = self._table(pack, request.device)
         try:
-            extra_us = BIAS_US + moved / (pack.table.bandwidth / 2) if request.finish is not None else 0.0
-            table = self._table(pack, request.device)
+            extra_us = BIAS_US + moved / (table.bandwidth / 2) if request.finish is not None else 0.0
             of_bucket = None
             if self.mode != "off" and self.prefer == "measured":
                 of_bucket = buckets.choose(table, problem, request.operands, extra_us)
             return of_bucket or table.choose(problem, request.operands, self.prefer, extra_us, request.batches.products)
-        except WrongInput as error:  # whole, and yet of another version
+        except WrongInput as error:  # whole, and yet with a record of another version
             self._warn(f"{error}; make the pack anew")
             raise ByTorch("pack not understood") from None
 
@@ -270,6 +279,7 @@ class Dispatcher:
         device = self._device(request.device)
         try:
             pack = self._pack(device)
+            table = self._own_table(pack)
         except ByTorch:
             return None
 
@@ -279,7 +289,7 @@ class Dispatcher:
             except ByTorch as why:
                 raise GpuError(str(why)) from None
 
-        return Race(self._tuning, device, pack.table, request, opened)
+        return Race(self._tuning, device, table, request, opened)
 
     def _racing(self, plan: Plan, race: Race, calls: int) -> Run:
         """The plan's function, which from so many calls on advances a race; at its end the next call makes its plan
@@ -318,16 +328,21 @@ class Dispatcher:
 
     def _search(self) -> dict[str, Pack]:
         if self._packs is None:
-            self._packs, refused = search(installed())
+            self._packs, refused, self._shadowed = search(installed())
             for reason in refused:
                 self._warn(f"a pack is not used: {reason}")
         return self._packs
 
+    @property
+    def shadowed(self) -> list[str]:
+        """Good packs that are not used, and why; empty before there was a search."""
+        return [reason for reasons in self._shadowed.values() for reason in reasons]
+
     def add(self, pack: Pack) -> None:
         """Uses a pack from now on."""
         with self._lock:
-            packs = self._packs if self._packs is not None else search(installed())[0]
-            self._packs = packs | {pack.gpu: pack}
+            self._packs = self._search() | {pack.gpu: pack}
+            self._shadowed.pop(pack.gpu, None)
             vars(self).pop("regardless", None)
             self.forget()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen.operators.dispatch import Plan
+from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.fused_operators import linear, plan_fused, swiglu
 from cudal2gen.operators.grouped import grouped_mm, plan_grouped
 from cudal2gen.operators.torch_operators import bmm, matmul, plan_linear, plan_matmul
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """What a call without gradients does and why, in one line: ``explain(cudal2gen.linear, x, w, activation="silu")``.
+    """What a call without gradients does and why, in one line: ``explain(cudal2gen.linear, x, w, activation="silu")``;
+    of several packs for a GPU also which is used.
 
     ``call``: matmul, bmm, linear, swiglu or grouped_mm, behind it its arguments; tensors alone are matmul's. Raises
     what the call raises, and TypeError for another function.
@@ -27,7 +28,8 @@ def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options:
     else:
         names = ", ".join(sorted(function.__name__ for function in _PLANS))
         raise TypeError(f"explain: expected tensors or one of {names}, got {call!r}")
-    return f"{plan.name}: {plan.reason}" if plan.on_kernel else f"torch: {plan.reason}"
+    chosen = plan.name if plan.on_kernel else "torch"
+    return "; ".join((f"{chosen}: {plan.reason}", *current().shadowed))
 
 
 def _matmul(

@@ -124,19 +124,21 @@ class Native:
         try:
             file = file or compiler.torch_launcher()
             library = ctypes.CDLL(str(file))
-        except (UserError, OSError) as error:
+            version = library.cudal2gen_torch_version()
+            if version != VERSION:
+                return f"calls are Python's: {file} has version {version}, not {VERSION}"
+            connect, on_cuda = library.cudal2gen_torch_connect, library.cudal2gen_torch_on_cuda
+            calls, message = library.cudal2gen_torch_calls, library.cudal2gen_torch_message
+            message.restype, calls.restype = ctypes.c_char_p, _INT
+            calls.argtypes = (_INT, ctypes.c_int)
+            planned, plan = _operators()
+            if connect(NAMESPACE.encode()):
+                return f"calls are Python's: {message().decode()}"
+        except (UserError, OSError, AttributeError, RuntimeError) as error:  # no library, another's, another torch
             return f"calls are Python's: {error}"
-        version = library.cudal2gen_torch_version()
-        if version != VERSION:
-            return f"calls are Python's: {file} has version {version}, not {VERSION}"
-        planned, plan = _operators()
-        library.cudal2gen_torch_message.restype = ctypes.c_char_p
-        library.cudal2gen_torch_calls.restype = _INT
-        library.cudal2gen_torch_calls.argtypes = (_INT, ctypes.c_int)
-        if library.cudal2gen_torch_connect(NAMESPACE.encode()):
-            return f"calls are Python's: {library.cudal2gen_torch_message().decode()}"
-        self._on_cuda = bool(library.cudal2gen_torch_on_cuda())
-        self._library, self.plan, self.planned = library, plan, planned
+        self._on_cuda = bool(on_cuda())
+        # Other threads take the library's presence for that of all else.
+        self.plan, self.planned, self._library = plan, planned, library
         return f"calls are made by {file}"
 
 

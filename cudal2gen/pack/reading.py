@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudal2gen.choice import Table
 from cudal2gen.errors import WrongInput, parse_json, reading
@@ -118,18 +118,39 @@ def installed() -> Iterator[Path]:
             continue
 
 
-def search(folders: Iterable[Path]) -> tuple[dict[str, Pack], list[str]]:
-    """The first good pack of each GPU model, and why others are not used."""
-    packs: dict[str, Pack] = {}
-    refused = []
+class Search(NamedTuple):
+    """The first pack of a GPU model. ``refused``: why others cannot be used; ``shadowed``: by GPU model,
+    which good packs behind the first are not, and why."""
+
+    packs: dict[str, Pack]
+    refused: list[str]
+    shadowed: dict[str, list[str]]
+
+    @property
+    def notes(self) -> list[str]:
+        """All packs that are not used, in words."""
+        return [*self.refused, *(reason for reasons in self.shadowed.values() for reason in reasons)]
+
+
+def search(folders: Iterable[Path]) -> Search:
+    """The first good pack of each GPU model, and which others are not used. A folder that is named twice is one."""
+    result = Search({}, [], {})
     for directory in folders:
         try:
             pack = open_pack(directory)
         except PackError as error:
-            refused.append(str(error))
+            result.refused.append(str(error))
             continue
-        packs.setdefault(pack.gpu, pack)
-    return packs, refused
+        except (OSError, RuntimeError) as error:  # a folder that may not be read, a loop of links
+            result.refused.append(f"{directory}: {error}")
+            continue
+        first = result.packs.setdefault(pack.gpu, pack)
+        if first.directory != pack.directory:
+            result.shadowed.setdefault(pack.gpu, []).append(
+                f"{pack.directory} is not used: for {pack.gpu} the first pack counts, {first.directory}; those in "
+                f"{FOLDERS} come before installed ones"
+            )
+    return result
 
 
 def _read_json(path: Path) -> dict[str, Any]:
