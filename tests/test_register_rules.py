@@ -1,4 +1,4 @@
-"""The register rules of sm90_wgmma against ptxas: points on both sides of each, compiled, and judged alike."""
+"""The register rules of sm90_wgmma and sm120_mma against ptxas: points on both sides, compiled, and judged alike."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from cudal2gen import compiler
 from cudal2gen.compiler import BuildError
-from cudal2gen.kernel import Problem, Sm90Wgmma
-from tests.strategies import WGMMA
+from cudal2gen.kernel import Problem, Sm90Wgmma, Sm120Mma
+from tests.strategies import WARPS, WGMMA
 
 pytestmark = pytest.mark.slow
 
@@ -80,12 +80,39 @@ def unchecked(fields: dict[str, Any]) -> Sm90Wgmma:
     return Sm90Wgmma.model_construct(problem=problem, **whole)
 
 
-def register_rules(record: Sm90Wgmma) -> list[str]:
+def register_rules(record: Sm90Wgmma | Sm120Mma) -> list[str]:
     # Shared memory is another rule's affair, and none of ptxas's.
     return [rule for rule in record.violations() if "registers" in rule]
 
 
-BUILT_AHEAD = [unchecked(fields) for fields in LEGAL + SPILLING]
+def warps(cols: int, rows: int = 128, registers: list[int] | None = WIDE, **changes: Any) -> Sm120Mma:
+    """A record of sm120_mma that no rule has seen: in pingpong, or by one consumer at the registers of the start."""
+    swap_ab = changes.get("swap_ab", False)
+    turns = {"schedule": "pingpong", "consumers": 2} if registers else {"consumers": 1}
+    whole = WARPS | {"bm": cols if swap_ab else rows, "bn": rows if swap_ab else cols, **DIRECT, **turns}
+    whole |= {"registers": registers and tuple(registers), **changes}
+    problem = Problem(**{name: whole.pop(name) for name in Problem.model_fields if name in whole})
+    return Sm120Mma.model_construct(problem=problem, **whole)
+
+
+ACROSS: dict[str, Any] = {"swap_ab": True}
+RESIDUAL: dict[str, Any] = {"fusion": "residual"}
+LEGAL_WARPS = [
+    warps(192),
+    warps(208, registers=TIGHT, layout="nn"),
+    warps(192, **ACROSS),
+    warps(208, registers=None),
+    warps(160, **RESIDUAL),
+    warps(96, **RESIDUAL, **ACROSS),
+]
+SPILLING_WARPS = [
+    warps(208),
+    warps(240, registers=None),
+    warps(192, **RESIDUAL),
+    warps(192, d="f32", **ACROSS),
+    warps(144, **RESIDUAL, **ACROSS),
+]
+BUILT_AHEAD = [*(unchecked(fields) for fields in LEGAL + SPILLING), *LEGAL_WARPS, *SPILLING_WARPS]
 
 
 @pytest.mark.parametrize("fields", LEGAL, ids=str)
@@ -98,6 +125,19 @@ def test_what_the_rules_allow_is_clean(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("fields", SPILLING, ids=str)
 def test_what_the_rules_refuse_spills(fields: dict[str, Any]) -> None:
     record = unchecked(fields)
+    assert register_rules(record) != []
+    findings = compiler.build([record])[0].ptxas.findings
+    assert any("spills" in finding for finding in findings), findings
+
+
+@pytest.mark.parametrize("record", LEGAL_WARPS, ids=lambda record: record.name)
+def test_what_the_rules_of_warps_allow_is_clean(record: Sm120Mma) -> None:
+    assert register_rules(record) == []
+    assert compiler.build([record])[0].ptxas.findings == []
+
+
+@pytest.mark.parametrize("record", SPILLING_WARPS, ids=lambda record: record.name)
+def test_what_the_rules_of_warps_refuse_spills(record: Sm120Mma) -> None:
     assert register_rules(record) != []
     findings = compiler.build([record])[0].ptxas.findings
     assert any("spills" in finding for finding in findings), findings

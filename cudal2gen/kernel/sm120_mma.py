@@ -30,8 +30,9 @@ from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedul
 from cudal2gen.kernel.work import Work
 
 GROUP_M = 64  # rows of four warps, 16 each
-LIVE_REGISTERS = 56  # of a consumer beside accumulators and fragments: addresses, bounds of an epilogue
-PRODUCER_REGISTERS = 32
+# What ptxas 13.0 wants beside a consumer's accumulators, at all; a producer.
+LIVE_REGISTERS = 32
+PRODUCER_REGISTERS = 24
 # What the tuner tries: bm, bn, schedule, consumers and registers; slices of k.
 Tile = tuple[int, int, str, int, list[int] | None]
 TILES: tuple[Tile, ...] = (
@@ -126,8 +127,17 @@ class Sm120Mma(Warpgroups):
 
     @property
     def live_registers(self) -> int:
-        """Registers of a consumer beside its accumulators: fragments of its rows and of 16 columns, and others."""
-        return LIVE_REGISTERS + 4 * (self.rows // (GROUP_M * self.sharers) + 1)
+        """Registers of a consumer beside its accumulators."""
+        fusion, width = self.fusion, self.output.bytes
+        live = LIVE_REGISTERS + 8 * fusion.gate + (32 if fusion.residual or fusion.aux else 0)
+        if not self.swap_ab:
+            return live + (8 * width if fusion.residual and fusion.aux else 0)
+        # Across the accumulators' rows, each 8 columns are another row of D, whose address and bias are kept; elements
+        # of C come one by one, and ptxas has all of a share in flight, a register each.
+        live += self.cols // 8 if fusion.bias == "m" else 0
+        live += self.cols // 4 if width == 4 or (fusion.aux and not fusion.residual) else 0
+        share = self.rows * self.cols // (128 * self.sharers)
+        return live + (max(0, share - 32) if fusion.residual else 0)
 
     @property
     def producer_registers(self) -> int:
