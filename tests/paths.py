@@ -50,6 +50,7 @@ RING: dict[str, Any] = {
     "k": 328,
 }
 TENSOR: dict[str, Any] = {"bn": 32, "stages": 3, "m": 200, "n": 136, "k": 328}
+BROAD: dict[str, Any] = {"accumulators": 1, "n": 520}  # more columns than an instruction has
 PAIR: dict[str, Any] = {"pair": True, "cluster": [2, 1]}
 TURNED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 128}
 TWO: dict[str, Any] = {"consumers": 2, "bm": 128}
@@ -257,6 +258,8 @@ TENSORS: dict[str, Record] = {
     "tensor pair": tensor(**PAIR),
     "tensor pair nn f16": tensor(**PAIR, layout="nn", bn=64, acc="f16"),
     "tensor pair, full size": tensor(**PAIR, bn=256, stages=4, m=256, n=256, k=256),
+    "tensor pair, two instructions wide": tensor(**PAIR, **BROAD, bn=512, layout="nn", fusion="bias_n+silu"),
+    "tensor two instructions wide, workspace": tensor(**BROAD, bn=384, split_k=2, acc="f16", fusion="residual"),
     "tensor pairs 2x2 fused": tensor(pair=True, cluster=[2, 2], bn=64, fusion="residual+relu"),
     "tensor swapped d": tensor(**FULL_OUT, **TURNED),
     "tensor swapped nn": tensor(**TURNED, layout="nn", acc="f16", cluster=[2, 1]),

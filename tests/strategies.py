@@ -396,10 +396,12 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
 
 
 @st.composite
-def tcgen05_records(draw: st.DrawFn, max_cols: int = 256) -> Sm100Tcgen05:
+def tcgen05_records(draw: st.DrawFn) -> Sm100Tcgen05:
     """Legal sm100_tcgen05 records over the whole space, clusters beyond the matrix included."""
     swap_ab, pair = draw(st.booleans()), draw(st.booleans())
-    cols = 32 * draw(st.integers(1, max_cols // 32)) if pair else 16 * draw(st.integers(1, max_cols // 16))
+    step = 32 if pair else 16
+    widths = [*range(step, 257, step), *([] if swap_ab else range(256 + 2 * step, 513, 2 * step))]
+    cols = draw(st.sampled_from(widths))
     bm, bn = (cols, 128) if swap_ab else (128, cols)
     clusters = [[1, 1], [2, 1], [1, 2], [2, 2]] if not pair else [[1, 2]] if swap_ab else [[2, 1], [2, 2]]
     bk = draw(st.sampled_from([64, 128]))
@@ -420,7 +422,7 @@ def tcgen05_records(draw: st.DrawFn, max_cols: int = 256) -> Sm100Tcgen05:
         "stages": draw(st.integers(2, max(2, min(8, 200_000 // ((bm + bn) * bk * 2))))),
         "cluster": draw(st.sampled_from(clusters)),
         "pair": pair,
-        "accumulators": draw(st.sampled_from([1, 2])),
+        "accumulators": 1 if cols > 256 else draw(st.sampled_from([1, 2])),
         "raster_axis": draw(st.sampled_from(["m", "n"])),
         "raster_group": draw(st.integers(1, 9)),
         "split_k": split_k,

@@ -248,6 +248,18 @@ ILLEGAL_TENSOR = [
     ("bn", {"bn": 272}, "must be a multiple of 16 up to 256, columns of one tcgen05.mma"),
     ("bm", {"swap_ab": True, "bm": 24, "bn": 128}, "must be a multiple of 16 up to 256, columns of one tcgen05.mma"),
     ("bn", {"bn": 48, "pair": True, "cluster": [2, 1]}, "must be a multiple of 32 up to 256"),
+    ("bn", {"bn": 400, "accumulators": 1}, "columns of one tcgen05.mma, or of 32 up to 512, of two"),
+    ("bn", {"bn": 544, "accumulators": 1}, "should be less than or equal to 512"),
+    ("bn", {"bn": 480, "accumulators": 1, "pair": True, "cluster": [2, 1]}, "or of 64 up to 512, of two"),
+    ("bm", {"swap_ab": True, "bm": 512, "bn": 128, "accumulators": 1}, "of one tcgen05.mma, swap_ab is for few rows"),
+    ("accumulators", {"bn": 288, "stages": 3}, "must be 1 for bn=288, a CTA has 512 columns of tensor memory"),
+    ("accumulators", {"bn": 512, "stages": 2}, "must be 1 for bn=512, a CTA has 512 columns of tensor memory"),
+    ("stages", {"bn": 512, "accumulators": 1, "stages": 3}, "262240 bytes of shared memory exceed the 232448"),
+    (
+        "stages",
+        {"bn": 512, "accumulators": 1, "stages": 2, "pair": True, "cluster": [2, 1], "epilogue": "direct"},
+        "2 CTAs, for which an SM has shared memory, wait for 512 columns",
+    ),
     ("cluster", {"pair": True}, "must be \\[2, ..\\] for pair, CTAs whose ranks differ in the last bit"),
     ("cluster", {"pair": True, "cluster": [1, 2]}, "must be \\[2, ..\\] for pair"),
     (

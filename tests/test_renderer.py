@@ -356,6 +356,7 @@ GOLDENS: dict[str, Record] = {
     "sm90_small": single_shot(split_k=2),
     "sm100_tcgen05": tcgen05(),
     "sm100_tcgen05_pair_nn": tcgen05(pair=True, cluster=[2, 2], layout="nn", acc="f16"),
+    "sm100_tcgen05_pair_wide": tcgen05(pair=True, cluster=[2, 1], bn=512, accumulators=1, raster_axis="n"),
     "sm100_tcgen05_swapped_workspace": tcgen05(swap_ab=True, bm=32, bn=128, split_k=3, fusion="bias_n+silu"),
     "sm120_mma": warp_mma(),
     "sm120_mma_pingpong_swapped_nn": warp_mma(

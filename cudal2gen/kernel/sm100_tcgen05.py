@@ -34,8 +34,8 @@ MMA_M, MMA_N, MMA_K = 128, 256, 16
 TENSOR_COLUMNS, LEAST_COLUMNS = 512, 32  # of a CTA's tensor memory, PTX ISA 9.7.16.1; of an allocation
 STORE_WARPS = 4  # each reads the 32 lanes of tensor memory that its place in the warpgroup gives to it
 LOOP_CLOCKS = 40  # of the thread that multiplies, in one k-tile: assumed
-# What the tuner tries: columns of the instruction; clusters, pairs among them; slices of k.
-WIDTHS = (32, 64, 96, 128, 160, 192, 224, 256)
+# What the tuner tries: columns of a tile, the last one's in a pair alone; clusters, pairs among them; slices of k.
+WIDTHS = (32, 64, 96, 128, 160, 192, 224, 256, TENSOR_COLUMNS)
 CLUSTERS: tuple[tuple[list[int], bool], ...] = (
     ([1, 1], False),
     ([2, 1], True),
@@ -44,6 +44,7 @@ CLUSTERS: tuple[tuple[list[int], bool], ...] = (
     ([2, 1], False),
     ([2, 2], False),
 )
+WIDE_CLUSTER = CLUSTERS[1]  # of tiles wider than an instruction
 SPLITS = (1, 2, 4, 8)
 
 
@@ -52,7 +53,8 @@ class Sm100Tcgen05(TmaRing):
 
     Accumulators of up to two tiles lie in tensor memory, so that one is stored while the other is multiplied. In a
     ``pair`` one thread multiplies for two CTAs (cta_group::2): each has 128 rows of the instruction's 256 and brings
-    half of the columns' operand. The rows of the instruction are 128 for each CTA, its columns 16 to 256.
+    half of the columns' operand. The rows of the instruction are 128 for each CTA, its columns 16 to 256; a tile of up
+    to 512 columns is two instructions wide.
     """
 
     family: Annotated[Literal["sm100_tcgen05"], FAMILY]
@@ -131,8 +133,17 @@ class Sm100Tcgen05(TmaRing):
         step = 32 if self.pair else 16
         if self.rows != MMA_M:
             yield f"{along_rows}={self.rows}: must be {MMA_M}, the rows of tcgen05.mma that a CTA has"
-        if self.cols % step or self.cols > MMA_N:
-            yield f"{along_cols}={self.cols}: must be a multiple of {step} up to {MMA_N}, columns of one tcgen05.mma"
+        if self.cols % (step * self.panels) or (self.swap_ab and self.panels > 1):
+            wider = "swap_ab is for few rows of D" if self.swap_ab else f"or of {2 * step} up to {2 * MMA_N}, of two"
+            yield (
+                f"{along_cols}={self.cols}: must be a multiple of {step} up to {MMA_N}, columns of one tcgen05.mma, "
+                f"{wider}"
+            )
+        elif self.accumulators * self.cols > TENSOR_COLUMNS:
+            yield (
+                f"accumulators={self.accumulators}: must be 1 for {along_cols}={self.cols}, a CTA has {TENSOR_COLUMNS} "
+                f"columns of tensor memory"
+            )
         if self.pair and not self._pairs_neighbours:
             cluster = "[1, 2] with swap_ab" if self.swap_ab else "[2, ..]"
             yield f"cluster={list(self.cluster)}: must be {cluster} for pair, CTAs whose ranks differ in the last bit"
@@ -160,6 +171,10 @@ class Sm100Tcgen05(TmaRing):
         return max(LEAST_COLUMNS, 1 << (self.accumulators * self.cols - 1).bit_length())
 
     @property
+    def panels(self) -> int:
+        return ceil_div(self.cols, MMA_N)
+
+    @property
     def part_a(self) -> int:
         return self.bm // 2 if self.pair and self.swap_ab else self.bm
 
@@ -177,7 +192,7 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def chunk_b(self) -> int:
-        return widest(self.part_b, self.element.bytes)
+        return widest(self.panel_b, self.element.bytes)
 
     @property
     def store_warps(self) -> int:
@@ -232,7 +247,8 @@ class Sm100Tcgen05(TmaRing):
             tiles += [(True, ceil_div(problem.m, 16) * 16, MMA_M)]
         for (swap_ab, bm, bn), (cluster, pair), split_k, bk in product(tiles, CLUSTERS, SPLITS, (64, 128)):
             across = cluster[::-1] if swap_ab else cluster
-            if split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k:
+            wide = bn > MMA_N
+            if (split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k) or (wide and (cluster, pair) != WIDE_CLUSTER):
                 continue
             epilogue = "direct" if split_k > 1 or problem.n % VECTOR else "tma"
             buffers = STORE_WARPS * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes if epilogue == "tma" else 0
@@ -242,19 +258,23 @@ class Sm100Tcgen05(TmaRing):
             for stages in range(deepest, max(1, deepest - 3), -1):
                 yield {
                     "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": across, "pair": pair,
-                    "accumulators": 2, "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8,
-                    "split_k": split_k, "swap_ab": swap_ab, "epilogue": epilogue, "hint_a": "normal",
-                    "hint_b": "normal", "pdl": False,
+                    "accumulators": 1 if wide else 2, "raster_axis": "m" if problem.m >= problem.n else "n",
+                    "raster_group": 8, "split_k": split_k, "swap_ab": swap_ab, "epilogue": epilogue,
+                    "hint_a": "normal", "hint_b": "normal", "pdl": False,
                 }  # fmt: skip
 
     @property
     def work(self) -> Work:
-        """A pair's CTAs share the columns' operand, those of a cluster along n A, along m B."""
+        """A pair's CTAs share the columns' operand, those of a cluster along n A, along m B.
+
+        Every panel reads the rows' operand anew.
+        """
         cluster_m, cluster_n = self.cluster
+        rows_again = (self.panels - 1) * self.rows * self.k_step * self.element.bytes
         return Work(
             "tcgen05.mma",
             l2_bytes=(self.bm / cluster_n + self.bn / cluster_m) * self.k_step * self.element.bytes,
-            shared_bytes=2 * self.step_bytes,
+            shared_bytes=2 * self.step_bytes + rows_again,
             raster_band=self.raster_group,
             store="tma" if self.stores_tiles == "tma" else "direct",
             epilogue_hidden=self.accumulators == 2,

@@ -130,6 +130,16 @@ class TmaRing(Sm90Kernel):
         return self.bn
 
     @property
+    def panels(self) -> int:
+        """Instructions side by side along a tile's columns, each with a part of the columns' operand of its own."""
+        return 1
+
+    @property
+    def panel_b(self) -> int:
+        """Columns of B that a CTA's stage holds for one of these."""
+        return self.part_b // self.panels
+
+    @property
     def sharers_a(self) -> int:
         """CTAs that share a stage's tile of A; each brings a part of it to all."""
         return self.cluster[1]
@@ -156,7 +166,7 @@ class TmaRing(Sm90Kernel):
     @property
     def boxes_b(self) -> int:
         """The same of B where its rows run along k."""
-        return ceil_div(self.part_b // self.sharers_b, MAX_BOX)
+        return ceil_div(self.panel_b // self.sharers_b, MAX_BOX)
 
     @property
     def store_warps(self) -> int:
@@ -272,7 +282,7 @@ class TmaRing(Sm90Kernel):
 
     @property
     def launch(self) -> Tma:
-        b_rows = self.part_b // self.sharers_b // self.boxes_b if self.layout == "tn" else self.bk // self.sharers_b
+        b_rows = self.panel_b // self.sharers_b // self.boxes_b if self.layout == "tn" else self.bk // self.sharers_b
         d_cols, d_rows = self._box_d
         return Tma(
             **self.launch_facts,
