@@ -259,7 +259,7 @@ TENSORS: dict[str, Record] = {
     "tensor pair nn f16": tensor(**PAIR, layout="nn", bn=64, acc="f16"),
     "tensor pair, full size": tensor(**PAIR, bn=256, stages=4, m=256, n=256, k=256),
     "tensor pair, two instructions wide": tensor(**PAIR, **BROAD, bn=512, layout="nn", fusion="bias_n+silu"),
-    "tensor two instructions wide, workspace": tensor(**BROAD, bn=384, split_k=2, acc="f16", fusion="residual"),
+    "tensor two instructions wide": tensor(**BROAD, bn=384, acc="f16", cluster=[1, 2], fusion="residual"),
     "tensor pairs 2x2 fused": tensor(pair=True, cluster=[2, 2], bn=64, fusion="residual+relu"),
     "tensor swapped d": tensor(**FULL_OUT, **TURNED),
     "tensor swapped nn": tensor(**TURNED, layout="nn", acc="f16", cluster=[2, 1]),
