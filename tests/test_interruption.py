@@ -14,6 +14,8 @@ import pytest
 
 from cudal2gen import catalog, compiler, emulator, results
 from tests import processes
+from tests.chat_server import limits, proposes, serving
+from tests.packages import require
 from tests.paths import small
 from tests.processes import until
 
@@ -121,8 +123,29 @@ def test_an_interrupted_search_keeps_its_trials(place: Place) -> None:
         "tune", *arguments, "--proposers", "random", "--evaluations", "100000", "--trials", str(trials)
     )
     until(lambda: trials.is_file() and trials.stat().st_size)
-    place.end(process, signal.SIGINT)
+    assert f"interrupted: trials are in {trials}; the same command takes them up" in place.end(process, signal.SIGINT)
     assert results.trials(trials)
+
+
+def test_a_search_that_waits_for_a_language_model_is_interrupted_and_resumed(place: Place) -> None:
+    require("openai")
+    trials, transcript = place.mark / "trials.jsonl", place.mark / "trials-llm.jsonl"
+    first, second = (
+        proposes(*(("incumbent", {"stages": stages, "c_batch": batch}) for stages in (2, 3))) for batch in (1, 2)
+    )
+    with serving(first, limits("600"), second, forever=True) as server:
+        arguments = (
+            "tune", "--mnk", "64_64_64", "--acc", "f16", "--environment", "model", "--proposers", "llm", "--llm-url",
+            server.url, "--llm-model", "scripted", "--evaluations", "4", "--trials", str(trials),
+        )  # fmt: skip
+        process = place.start(*arguments)
+        until(lambda: transcript.is_file() and "429" in transcript.read_text())
+        place.end(process, signal.SIGINT)
+        kept = results.trials(trials)
+        assert [trial.proposer for trial in kept] == ["llm", "llm"]
+        output, errors = place.start(*arguments).communicate()
+    assert "1 of 1 problems, 4 evaluations in" in output, errors
+    assert results.trials(trials)[:2] == kept, "they are not repeated"
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from cudal2gen import results
+from cudal2gen import cli, results
 from cudal2gen.cli.searching import LanguageModel, Trials
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse
@@ -508,6 +509,7 @@ def test_a_wrong_key_rests_the_model_and_is_not_shown() -> None:
         assert len(proposer.propose(question(), 8)) == 1
     (line,) = warnings
     assert "answers 401" in line
+    assert line.endswith("; set its key in the variable CUDAL2GEN_LLM_KEY, or name another one by --llm-key")
     assert "***" in line
     assert KEY not in line
 
@@ -598,7 +600,9 @@ def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on(tmp_path: Path)
     assert 1 <= count <= 5
     assert proposer.usage.tokens == 1200 * count <= 6000
     assert len([trial for trial in trials if trial.effort == "short"]) == 12
-    assert warnings[-1] == "proposer llm: the budget of 6000 tokens is spent; the campaign goes on without it"
+    assert warnings[-1] == (
+        "proposer llm: the budget of 6000 tokens is spent, so nothing more is asked; --llm-budget TOKENS raises it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -1070,11 +1074,35 @@ def test_the_command_line_asks_and_replays(tmp_path: Path, own_catalog: dict[str
     assert lessons.exists() == ("times the incumbent's speed" in online.stdout)
 
 
+def test_a_spent_budget_ends_a_search_of_the_model_alone_and_its_answers_are_exported(
+    tmp_path: Path, own_catalog: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path / "build")}).items():
+        monkeypatch.setenv(name, value)
+    trials, folder = tmp_path / "a.jsonl", tmp_path / "data"
+    base = ["tune", *MODELLED, "--trials", str(trials)]
+    ideas = [("incumbent", {"bm": 64}), ("incumbent", {"bm": 64, "pdl": False})]
+    with serving(proposes(*ideas), forever=True) as server:
+        options = ["--proposers", "llm", "--llm-url", server.url, "--llm-model", "scripted", "--llm-budget", "5000"]
+        search = CliRunner().invoke(cli.app, [*base, *options])
+        assert search.exit_code == 0, search.output
+        count = len(server.requests)
+    assert "proposer llm: the budget of 5000 tokens is spent" in search.output
+    assert "1 of 1 problems ended before 6 evaluations: nothing new was proposed" in search.output
+    transcript = tmp_path / "a-llm.jsonl"
+    assert f"llm: {count} exchanges, {count}000 tokens in, {count * 200} out; transcript: {transcript}" in search.output
+    export = CliRunner().invoke(cli.app, [*base, "--export", str(folder)])
+    assert export.exit_code == 0, export.output
+    (answer, *_) = map(json.loads, (folder / "sft.jsonl").read_text().splitlines())
+    assert json.loads(answer["completion"][0]["content"])["proposals"][0]["changes"] == {"bm": 64}
+    assert answer["reward"] > 0
+
+
 @pytest.mark.slow
 def test_the_command_line_says_what_is_missing(tmp_path: Path, own_catalog: dict[str, str]) -> None:
     env = own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path)}
     message = error("tune", *MODELLED, "--proposers", "llm", env=env)
-    assert "proposer llm needs --llm-url and --llm-model, or --llm-replay FILE" in message
+    assert "a language model needs --llm-url and --llm-model, or --llm-replay FILE" in message
     message = error("tune", *MODELLED, "--proposers", "llm", "--llm-replay", str(tmp_path / "none"), env=env)
     assert "No such file or directory" in message
     assert "'slurm' is not one of 'local', 'ray'" in error("tune", *MODELLED, "--executor", "slurm", env=env)

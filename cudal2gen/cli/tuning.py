@@ -134,7 +134,8 @@ class Participants:
     def print_cost(self) -> None:
         """Says what the language model cost, where one was asked."""
         if self._llm is not None:
-            print(f"llm: {self._llm.usage}")
+            transcript = self._language_model.replay or self._language_model.file(self._trials)
+            print(f"llm: {self._llm.usage}; transcript: {transcript}")
 
 
 @verb(app, "tune")
@@ -192,7 +193,7 @@ def tune(
     standing, seconds = _run(problems, records, roster, executor, search, trials, participants, lessons, find)
     if replay:
         print(campaign.replayed(standing, replay.least_us))
-    _print_outcome(standing, seconds, executor, trials, output)
+    _print_outcome(standing, seconds, search.evaluations, executor, trials, output)
     participants.print_cost()
 
 
@@ -241,14 +242,19 @@ def _run(
                 after,
                 find_candidates,
             )
+    except SystemExit:
+        print(f"interrupted: trials are in {trials.store}; the same command takes them up", file=sys.stderr)
+        raise
     finally:
         executor.close()
         participants.save()
     return standing, time.monotonic() - begin
 
 
-def _print_outcome(standing: Standing, seconds: float, executor: Executor, trials: Trials, output: Output) -> None:
-    """Faults, improvements, the learning curve and the sums."""
+def _print_outcome(
+    standing: Standing, seconds: float, evaluations: int, executor: Executor, trials: Trials, output: Output
+) -> None:
+    """Faults, improvements, the learning curve and the sums. ``evaluations``: of each problem, at most."""
     from cudal2gen.tuner import campaign, curve, progress
 
     for fault in standing.faults:
@@ -264,6 +270,8 @@ def _print_outcome(standing: Standing, seconds: float, executor: Executor, trial
         title = f"Best cost so far, mean of {len(standing.races)} problems, {executor.name} environment: {executor.on}"
         write(output.plot, curve.svg(title, "evaluations", "cost, first = 1", curves))
     print(progress.line(standing, seconds))
+    for reason, count in standing.early_ends(evaluations).items():
+        print(f"{count} of {standing.problems} problems ended before {evaluations} evaluations: {reason}")
     print(f"trials in {trials.store}")
     if executor.name == "model":
         print(_model_against_measurements())

@@ -87,7 +87,11 @@ class Writing:
             for problem in problems:
                 incumbent = incumbents(problem)
                 if incumbent is None or problem.fusion or problem.batched:
-                    why = "no record to start from" if incumbent is None else "written kernels are plain products"
+                    why = (
+                        "the catalog has no record to start from"
+                        if incumbent is None
+                        else "written kernels are plain products"
+                    )
                     print(f"fault: {problem.title}: {why}", file=sys.stderr)
                     continue
                 written = session.Session(
@@ -97,9 +101,12 @@ class Writing:
                 written.restore(results.trials(store) if store.is_file() else [])
                 written.run()
                 self._conclude(written, store, dry_run)
+        except SystemExit:
+            print(f"interrupted: trials are in {store}; the same command takes them up", file=sys.stderr)
+            raise
         finally:
             executor.close()
-        print(f"llm: {talk.usage}")
+        print(f"llm: {talk.usage}; transcript: {language_model.replay or language_model.file(trials)}")
         print(f"trials in {store}")
 
     def _conclude(self, written: Session, store: Path, dry_run: bool) -> None:

@@ -47,6 +47,11 @@ class Standing:
     def improved(self) -> list[Race]:
         return [race for race in self.races if race.improved]
 
+    def early_ends(self, evaluations: int) -> Counter[str]:
+        """Why races of this run ended with fewer evaluations, and how many for each reason."""
+        short = [race for race in self.races if len(race.evaluations) < evaluations]
+        return Counter(race.stop_reason for race in short if race.stop_reason != races.FINISHED)
+
 
 class Incumbents:
     """A problem's own record in a catalog, else the nearest one that is legal for it, else None."""

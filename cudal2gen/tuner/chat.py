@@ -53,6 +53,8 @@ FIRST_REST, LONGEST_REST, QUICK, MOST_SKIPPED = 1.0, 600.0, 1.0, 4
 LATEST_RETRY = 3600.0  # seconds: a server that asks for more is asked again then
 STEP_S = 1.0  # of waiting for the end of a rest
 MOST_BYTES = 1 << 20  # of an answer
+KEY_HINT = "set its key in the variable CUDAL2GEN_LLM_KEY, or name another one by --llm-key"
+HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at --llm-url, which mostly ends in /v1, and at --llm-model"}
 LONGEST_ERROR = 400  # characters of a server's message
 
 
@@ -177,7 +179,9 @@ class ServerWire:
             raise Unavailable(f"no answer from {self._endpoint.url} within {self._endpoint.seconds:g} s") from None
         except library.APIConnectionError as error:
             reason = self._safe(str(error.__cause__ or error))
-            raise Unavailable(f"{self._endpoint.url} cannot be reached: {reason}", passing=True) from None
+            raise Unavailable(
+                f"{self._endpoint.url} cannot be reached: {reason}; look at --llm-url", passing=True
+            ) from None
         except library.APIStatusError as error:
             raise self._refused(error) from None
         except library.OpenAIError as error:
@@ -218,7 +222,8 @@ class ServerWire:
             # Newer models of some servers accept only the limit's new name.
             self._limit = "max_completion_tokens"
             return Unavailable(f"{self._endpoint.url} wants max_completion_tokens", status, passing=True)
-        text = f"{self._endpoint.url} answers {status}: {self._safe(error.message)}"
+        hint = f"; {HINTS[status]}" if status in HINTS else ""
+        text = f"{self._endpoint.url} answers {status}: {self._safe(error.message)}{hint}"
         seconds = retry_after(error.response.headers, time.time())
         return Unavailable(text, status, status in HOPELESS, status in TRANSIENT, seconds)
 
@@ -459,7 +464,9 @@ class Chat:
         size = sum(tokens(message.content) for message in request.messages)
         if self.budget is not None and self.usage.tokens + size > self.budget:
             spent = True
-            reason = f"the budget of {self.budget} tokens is spent; the campaign goes on without it"
+            reason = (
+                f"the budget of {self.budget} tokens is spent, so nothing more is asked; --llm-budget TOKENS raises it"
+            )
         elif self._rests():
             reason = "the model rests after a failure"
         if reason:
@@ -559,5 +566,5 @@ def connect(
     if replay is not None:
         return Chat(ReplayWire(replay))
     if endpoint is None or not endpoint.url or not endpoint.model:
-        raise WrongInput("proposer llm needs --llm-url and --llm-model, or --llm-replay FILE")
+        raise WrongInput("a language model needs --llm-url and --llm-model, or --llm-replay FILE")
     return Chat(ServerWire(endpoint), path, budget)

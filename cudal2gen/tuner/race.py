@@ -22,6 +22,7 @@ from cudal2gen.tuner.space import Candidates
 
 Store = Callable[[Sequence[Trial]], None]
 HALVES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3))  # how many of the best are timed again
+FINISHED = "finished before"  # in an earlier run
 IDLE = 3  # batches in a row without a new legal record that end a race
 
 
@@ -223,7 +224,7 @@ def _bound(candidates: Candidates, factor: float | None) -> float | None:
 
 def _reason_to_stop(race: Race, settings: Settings, idle: int, out_of_time: Callable[[], bool]) -> str:
     if any(trial.effort == "long" for trial in race.trials):
-        return "finished before"
+        return FINISHED
     if len(race.evaluations) >= settings.evaluations:
         return f"{settings.evaluations} evaluations"
     if out_of_time():

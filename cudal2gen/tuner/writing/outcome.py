@@ -22,7 +22,7 @@ def proposal(session: Session, winner: Attempt) -> str:
     """A page: the diff of rendered texts, the launch, evidence before and after, the record's line, all attempts."""
     assert winner.record is not None
     ratio = winner.trial.faster_than("incumbent")
-    timed = "measured" if session.executor.name == "gpu" else "modelled, not measured"
+    timed = "measured" if session.executor.name == "gpu" else "modelled"
     factor = f"{ratio.value:.3f} times as fast as the incumbent" if ratio else "no incumbent was timed"
     before, after = (
         evidence.lines(record, session.profiler.profile(record), {}) for record in (session.twin, winner.record)

@@ -158,7 +158,7 @@ class Session:
             count -= len(drafts) - len(refused)
             if not faults or count < 1:
                 return True
-            for fault in faults:
+            for fault in dict.fromkeys(faults):
                 self.say(f"writer: {fault}")
             messages += [Message("assistant", reply.text), Message("user", prompt.correction(faults, count))]
         return True
