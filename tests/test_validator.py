@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from jinja2 import DictLoader, Environment
 
 from cudal2gen import catalog, compiler, emulator, places, validator
+from cudal2gen.emulator.hopper.bulk import Bulk
+from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
 from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, revise
 from cudal2gen.kernel.fusion import PARTS
 from cudal2gen.results import Verdict
@@ -350,6 +352,28 @@ def test_a_descriptor_that_keeps_the_rank_is_noticed(library: Path, tmp_path: Pa
         passed.append(validator.run_case(record, faulty, library, shape, "binary")[0].passed)
     # That of A may pass: it lies along k, where the field is not used.
     assert False in passed
+
+
+@pytest.mark.parametrize("name", ["tensor pair, full size", "tensor", "wgmma 2x2"])
+def test_boxes_of_a_right_kernel_are_checked_as_a_whole(
+    name: str, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closer look, element by element and lane by lane, takes several times as long."""
+    closer: list[str] = []
+    for unit, method in ((ClusterMemory, "async_read"), (ClusterMemory, "_check_async_write"), (Bulk, "_store_box")):
+        look = getattr(unit, method)
+
+        def counted(*arguments: Any, look: Any = look, method: str = method) -> None:
+            closer.append(method)
+            look(*arguments)
+
+        monkeypatch.setattr(unit, method, counted)
+    record = PATHS[name]
+    shape = Shape(2 * record.cluster[0] * record.bm, 2 * record.cluster[1] * record.bn, 4 * record.bk)
+    case, execution = validator.run_case(record, compiler.build([record])[0], library, shape, "binary")
+    assert case.passed
+    assert execution.ctas
+    assert closer == []
 
 
 def test_a_refused_launch_is_a_finding(library: Path) -> None:

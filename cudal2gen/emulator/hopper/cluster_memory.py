@@ -366,14 +366,18 @@ class ClusterMemory(SharedMemory):
         super()._check_write(lanes, width, at, site, offset, same)
         low, high = self.extent
         readers = self.async_reads.readers(low - WINDOW_START, high - WINDOW_START)
-        chunks = (at * width) >> 4 if readers else at
-        for reader in readers:
-            reads = self.async_reads.tags[reader, chunks]
-            rows = np.flatnonzero(reads)
-            if rows.size:
-                lane = rows if lanes is None else lanes[rows]
-                every = np.ones(len(rows), bool)
-                self._check_order(WRITE_AFTER_READ, every, reads[rows], lane, rows, site, offset)
+        if not readers:
+            return
+        reads = self.async_reads.tags[np.array(readers)[:, None], at * width >> 4]
+        which, rows = np.nonzero(reads)
+        lane = rows if lanes is None else lanes[rows]
+        if not rows.size or self._ordered(lane, reads[which, rows], WRITE_AFTER_READ).all():
+            return
+        for number in range(len(readers)):
+            mine = which == number
+            every = np.ones(np.count_nonzero(mine), bool)
+            tags = reads[number, rows[mine]]
+            self._check_order(WRITE_AFTER_READ, every, tags, lane[mine], rows[mine], site, offset)
 
     # --- proxies ---
 

@@ -103,8 +103,9 @@ class Peers:
         """Lanes of other CTAs touch CTA ``row``: it must have started, and must not have ended."""
         batch, clocks = self.batch, self.clocks
         whose = f"touches the shared memory of CTA {batch.cta_index(row)}"
-        for lane in lanes[np.unique(lanes >> 5, return_index=True)[1]]:
-            horizon = clocks.of(int(lane))
+        some = lanes if len(lanes) == 1 else lanes[np.unique(lanes >> 5, return_index=True)[1]]
+        for lane in some.tolist():
+            horizon = clocks.of(lane)
             its_warps = slice(clocks.own(row).start + clocks.ended, clocks.own(row).stop + clocks.ended)
             if not horizon[clocks.started] and not horizon[its_warps].any():
                 text = f"{whose} before a cluster barrier says that it has started"

@@ -83,6 +83,7 @@ def stand_for(*libraries: str) -> None:
         ctypes.CDLL(str(_compiled(library, "", f"-Wl,-soname,{library}")), mode=ctypes.RTLD_GLOBAL)
 
 
+@cache
 def _text() -> str:
     """The C text: runtime, driver, and a function that answers "not supported" for every other name."""
     folder = Path(__file__).parent

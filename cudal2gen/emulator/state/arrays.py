@@ -72,8 +72,8 @@ def equal_bits(a: Array, b: Array) -> Array:
 
 def bits_of(words: Array) -> Array:
     """32-bit words -> their bits, lowest first, in a new last axis (bool)."""
-    out: Array = ((words[..., None] >> np.arange(32, dtype=np.uint32)) & 1).astype(bool)
-    return out
+    raw = np.ascontiguousarray(words, "<u4").view(np.uint8)
+    return np.unpackbits(raw, bitorder="little").view(bool).reshape(*words.shape, 32)
 
 
 def words_of(bits: Array) -> Array:
