@@ -52,6 +52,7 @@ RING: dict[str, Any] = {
 TENSOR: dict[str, Any] = {"bn": 32, "stages": 3, "m": 200, "n": 136, "k": 328}
 BROAD: dict[str, Any] = {"accumulators": 1, "n": 520}  # more columns than an instruction has
 PAIR: dict[str, Any] = {"pair": True, "cluster": [2, 1]}
+CLAIMED: dict[str, Any] = {"scheduler": "clc"}
 TURNED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 128}
 TWO: dict[str, Any] = {"consumers": 2, "bm": 128}
 PINGPONG: dict[str, Any] = {"consumers": 2, "schedule": "pingpong"}
@@ -279,6 +280,16 @@ TENSORS: dict[str, Record] = {
     "tensor gated swapped": tensor(fusion="bias_n+silu+gate", **TURNED, epilogue="direct", **NARROW),
     "tensor gated workspace": tensor(fusion="aux+silu+gate", split_k=3, **WIDE, **NARROW),
     "tensor gated stream": tensor(fusion="bias_n+silu+gate", stream_k=True, **WIDE, **NARROW),
+    "tensor claimed, narrow": tensor(**CLAIMED, bn=48, n=200),
+    "tensor claimed pair": tensor(**CLAIMED, **PAIR, m=600),
+    "tensor claimed 2x2": tensor(**CLAIMED, cluster=[2, 2], accumulators=1, m=600, pdl=True),
+    "tensor claimed pairs 2x2 bf16": tensor(**CLAIMED, **HALF_IN, pair=True, cluster=[2, 2], m=700),
+    "tensor claimed swapped pair": tensor(**CLAIMED, **TURNED | {"bm": 64}, pair=True, cluster=[1, 2], layout="nn"),
+    "tensor claimed swapped f16": tensor(**CLAIMED, **TURNED, acc="f16", epilogue="direct", m=90),
+    "tensor claimed batched gated": tensor(
+        **CLAIMED, batch="strided", fusion="bias_n+silu+gate", **HALF_IN, **WIDE, **NARROW
+    ),
+    "tensor claimed grouped": tensor(**CLAIMED, batch="grouped", cluster=[1, 2]),
     "tensor batched gated": tensor(batch="strided", fusion="bias_n+silu+gate", **WIDE, **NARROW),
     "tensor grouped gated": tensor(batch="grouped", fusion="bias_n+silu+gate", **WIDE, **NARROW),
 }

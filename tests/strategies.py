@@ -407,6 +407,7 @@ def tcgen05_records(draw: st.DrawFn) -> Sm100Tcgen05:
     bk = draw(st.sampled_from([64, 128]))
     split_k = draw(st.sampled_from([1, 1, 2, 3]))
     stream_k = split_k == 1 and draw(st.booleans())
+    claims = split_k == 1 and not stream_k and draw(st.booleans())
     short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
     fields = {
         "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
@@ -423,6 +424,7 @@ def tcgen05_records(draw: st.DrawFn) -> Sm100Tcgen05:
         "cluster": draw(st.sampled_from(clusters)),
         "pair": pair,
         "accumulators": 1 if cols > 256 else draw(st.sampled_from([1, 2])),
+        "scheduler": "clc" if claims else "static",
         "raster_axis": draw(st.sampled_from(["m", "n"])),
         "raster_group": draw(st.integers(1, 9)),
         "split_k": split_k,

@@ -124,6 +124,7 @@ TENSOR_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cluster": ({}, {"cluster": [2, 1]}),
     "pair": ({"cluster": [2, 1]}, {"pair": True}),
     "accumulators": ({}, {"accumulators": 1}),
+    "scheduler": ({}, {"scheduler": "clc"}),
     "split_k": ({}, {"split_k": 3}),
     "family": ({}, {}),
 }
@@ -357,6 +358,7 @@ GOLDENS: dict[str, Record] = {
     "sm100_tcgen05": tcgen05(),
     "sm100_tcgen05_pair_nn": tcgen05(pair=True, cluster=[2, 2], layout="nn", acc="f16"),
     "sm100_tcgen05_pair_wide": tcgen05(pair=True, cluster=[2, 1], bn=512, accumulators=1, raster_axis="n"),
+    "sm100_tcgen05_claimed": tcgen05(pair=True, cluster=[2, 1], bn=128, scheduler="clc"),
     "sm100_tcgen05_swapped_workspace": tcgen05(swap_ab=True, bm=32, bn=128, split_k=3, fusion="bias_n+silu"),
     "sm120_mma": warp_mma(),
     "sm120_mma_pingpong_swapped_nn": warp_mma(

@@ -46,6 +46,8 @@ CLUSTERS: tuple[tuple[list[int], bool], ...] = (
 )
 WIDE_CLUSTER = CLUSTERS[1]  # of tiles wider than an instruction
 SPLITS = (1, 2, 4, 8)
+# A response, its mbarrier, and two slots: an item of work and two mbarriers each.
+CLAIM_BYTES = 64
 
 
 class Sm100Tcgen05(TmaRing):
@@ -81,6 +83,10 @@ class Sm100Tcgen05(TmaRing):
     hint_b: HintB
     pdl: Overlap
     stream_k: StreamK = False
+    scheduler: Annotated[
+        Literal["static", "clc"],
+        Field(description="a cluster's next tile: by its rank in a persistent grid, or claimed from a full grid"),
+    ] = "static"
 
     warp_rows: ClassVar[int] = 32
     atom_rows: ClassVar[int] = 16
@@ -117,6 +123,7 @@ class Sm100Tcgen05(TmaRing):
         if broken := [*self._tile_violations(), *self.stream_violations()]:
             yield from broken
             return
+        yield from self._claim_violations()
         yield from self.row_violations()
         yield from self.count_violations()
         yield from self.group_violations()
@@ -127,6 +134,11 @@ class Sm100Tcgen05(TmaRing):
                 f"stages={self.stages}: {self.ctas_by_smem} CTAs, for which an SM has shared memory, wait for "
                 f"{self.columns} columns of tensor memory each, and it has {TENSOR_COLUMNS}"
             )
+
+    def _claim_violations(self) -> Iterator[str]:
+        if self.claims_tiles and self.keeps_parts:
+            field = "stream_k=true" if self.stream_k else f"split_k={self.split_k}"
+            yield f"scheduler=clc: must be static for {field}, whose CTAs add each other's sums and must run at once"
 
     def _tile_violations(self) -> Iterator[str]:
         along_rows, along_cols = ("bn", "bm") if self.swap_ab else ("bm", "bn")
@@ -157,7 +169,7 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def threads(self) -> int:
-        """Warps that load, multiply, allocate and rest, then the warpgroup that stores."""
+        """Warps that load, multiply, allocate, and rest or claim tiles; then the warpgroup that stores."""
         return 256
 
     @property
@@ -214,8 +226,18 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def barrier_bytes(self) -> int:
-        """Two mbarriers per stage and two per tile of accumulators, and the address of these."""
-        return 16 * self.stages + 48
+        """Two mbarriers per stage and two per tile of accumulators, the address of these, and what claims tiles."""
+        return 16 * self.stages + 48 + (CLAIM_BYTES if self.claims_tiles else 0)
+
+    @property
+    def claims_tiles(self) -> bool:
+        return self.scheduler == "clc"
+
+    @property
+    def item_readers(self) -> int:
+        """Warps of a cluster that take items of work: one that loads, one that multiplies (of a pair), all that store."""
+        multiplying = self.cluster_ctas // 2 if self.pair else self.cluster_ctas
+        return self.cluster_ctas * (1 + STORE_WARPS) + multiplying
 
     @property
     def summed_in(self) -> SummedIn:
@@ -240,7 +262,8 @@ class Sm100Tcgen05(TmaRing):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, pairs and clusters, splits of k; as many stages as fit, first, then one and two fewer."""
+        """Tiles, pairs and clusters, splits of k; as many stages as fit, first, then one and two fewer. Where the tiles of
+        whole k are more than run at once, clusters that claim theirs too."""
         tiles = [(False, MMA_M, bn) for bn in WIDTHS if bn < 2 * problem.n or bn == WIDTHS[0]]
         if problem.m <= MMA_M // 2:
             # Few rows: D^T = B^T A^T, whose rows are many.
@@ -255,12 +278,17 @@ class Sm100Tcgen05(TmaRing):
             room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - 512
             halves = bm + bn - (bm if swap_ab else bn) // 2 if pair else bm + bn
             deepest = min(8, room // (halves * bk * problem.element.bytes))
-            for stages in range(deepest, max(1, deepest - 3), -1):
+            depths = [(stages, "static") for stages in range(deepest, max(1, deepest - 3), -1)]
+            waves = ceil_div(problem.m, bm) * ceil_div(problem.n, bn) / GPUS[problem.gpu].sms
+            if waves > 1 and split_k == 1 and deepest > 1:
+                depths.append((deepest, "clc"))
+            for stages, scheduler in depths:
                 yield {
                     "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": across, "pair": pair,
                     "accumulators": 1 if wide else 2, "raster_axis": "m" if problem.m >= problem.n else "n",
                     "raster_group": 8, "split_k": split_k, "swap_ab": swap_ab, "epilogue": epilogue,
                     "hint_a": "normal", "hint_b": "normal", "pdl": False,
+                    **({"scheduler": scheduler} if scheduler != "static" else {}),
                 }  # fmt: skip
 
     @property

@@ -277,8 +277,14 @@ class TmaRing(Sm90Kernel):
 
     @property
     def persistent(self) -> bool:
-        """Whether a CTA takes tile after tile, in a grid of as many as the GPU holds."""
+        """Whether a CTA takes tile after tile."""
         return True
+
+    @property
+    def claims_tiles(self) -> bool:
+        """Whether the grid has a cluster for each tile, and running ones claim the tiles of those that have not started;
+        otherwise a persistent grid has as many as the GPU holds."""
+        return False
 
     @property
     def launch(self) -> Tma:
@@ -287,7 +293,7 @@ class TmaRing(Sm90Kernel):
         return Tma(
             **self.launch_facts,
             reduce="none" if self.summed_in == "stream" else self.summed_in,
-            persistent=int(self.persistent),
+            persistent=int(self.persistent and not self.claims_tiles),
             stream_k=int(self.stream_k),
             cluster_m=self.cluster[0],
             cluster_n=self.cluster[1],
