@@ -235,7 +235,7 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def item_readers(self) -> int:
-        """Warps of a cluster that take items of work: one that loads, one that multiplies (of a pair), all that store."""
+        """Warps of a cluster that take items of work: those that load, that multiply (one of a pair), that store."""
         multiplying = self.cluster_ctas // 2 if self.pair else self.cluster_ctas
         return self.cluster_ctas * (1 + STORE_WARPS) + multiplying
 
@@ -262,8 +262,8 @@ class Sm100Tcgen05(TmaRing):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, pairs and clusters, splits of k; as many stages as fit, first, then one and two fewer. Where the tiles of
-        whole k are more than run at once, clusters that claim theirs too."""
+        """Tiles, pairs and clusters, splits of k; as many stages as fit, first, then one and two fewer. Where the tiles
+        of whole k are more than run at once, clusters that claim theirs too."""
         tiles = [(False, MMA_M, bn) for bn in WIDTHS if bn < 2 * problem.n or bn == WIDTHS[0]]
         if problem.m <= MMA_M // 2:
             # Few rows: D^T = B^T A^T, whose rows are many.

@@ -282,7 +282,7 @@ class TmaRing(Sm90Kernel):
 
     @property
     def claims_tiles(self) -> bool:
-        """Whether the grid has a cluster for each tile, and running ones claim the tiles of those that have not started;
+        """Whether the grid has a cluster for each tile, and running ones claim those of clusters that have not started;
         otherwise a persistent grid has as many as the GPU holds."""
         return False
 
