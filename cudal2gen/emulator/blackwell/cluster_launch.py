@@ -79,6 +79,8 @@ class ClusterLaunches:
         bar = self.mbarriers.find(row, bar_offset, lanes, site, asynchronous=True)
         if bar is not None and self.shared.fits(offset, offset + NBYTES, lane, site):
             to = Elements(self.shared.chunks(row, np.array([offset])), offset, offset + NBYTES)
+            if self.launch.options.hazards:
+                self.shared.check_reads_fenced(to, lane, row, site, "a response replaces")
             self.mbarriers.fly(to, response, NBYTES, bar, lane, row, site)
 
     # --- responses ---

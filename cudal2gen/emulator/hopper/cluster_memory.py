@@ -411,6 +411,27 @@ class ClusterMemory(SharedMemory):
             other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, reader=False)
             self._complain("proxy-fence", text, site, lane, int(at[i]), other=other)
 
+    def check_reads_fenced(self, to: Elements, lane: int, row: int, site: int, what: str) -> None:
+        """Reads of threads that an asynchronous write of 16-byte elements follows need a fence.proxy.async between, by
+        the reader or by whoever issues the write."""
+        batch = self.batch
+        horizon = self.proxy_horizon.get((int(batch.row_of[lane]), int(batch.warp[lane])))
+        for reader, tags in enumerate(self.rows[16][2][to.at].reshape(-1, self.columns).T):
+            tag = tags.max(keepdims=True)
+            if tag[0] <= self.LONG_PAST:
+                continue
+            actor, ticks, column = self._split(tag)
+            rank, warp = divmod(reader, batch.warps_per_cta)
+            first = self.peers.row_of_rank(row, rank) * batch.width + warp * 32
+            # Of several readers in a warp nobody knows which: a fence of any of them counts.
+            threads = first + (int(actor[0]) & 31 if actor[0] < SEVERAL else np.arange(32))
+            covered = -1 if horizon is None else int(horizon[column[0]])
+            if ticks[0] >= max(covered, int(self.proxy_fenced[threads].max())):
+                text = f"{what} what a thread read without a fence.proxy.async between"
+                at = int(to.at[0])
+                other = self.participant(int(tag[0]), row, at * 16 // self.granule, reader=True)
+                self._complain("proxy-fence", text, site, lane, at, other=other)
+
     # --- asynchronous writes ---
 
     def async_write(self, to: Elements, lane: int, row: int, column: int, site: int, width: int = 16) -> None:
