@@ -14,7 +14,8 @@ from cudal2gen import catalog, errors, places
 from cudal2gen.kernel import MmaSyncKernel, Problem, revise
 from tests.strategies import multistage, wgmma
 
-KINDS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"), ("rtx4090", "f16"), ("rtx4090", "f32"))
+MODELLED = (("rtx4090", "f16"), ("rtx4090", "f32"), ("rtx5090", "f16"), ("rtx5090", "f32"))
+KINDS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"), *MODELLED)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_the_grid_is_complete(records: list[catalog.Record]) -> None:
 
 def test_a_gpu_whose_records_are_modelled_has_few_kernels(records: list[catalog.Record]) -> None:
     """``scripts/modelled.py`` chooses those that serve many problems: each is built, proven and packed."""
-    for gpu in ("rtx4090",):
+    for gpu in {gpu for gpu, _ in MODELLED}:
         own = [record for record in records if record.gpu == gpu]
         assert {record.origin.source for record in own if record.origin.structure != "tuned"} == {"timing model"}
         assert len({record.name for record in own}) <= 300
