@@ -14,7 +14,7 @@ from cudal2gen import catalog, errors, places
 from cudal2gen.kernel import MmaSyncKernel, Problem, revise
 from tests.strategies import multistage, wgmma
 
-MODELLED = (("rtx4090", "f16"), ("rtx4090", "f32"), ("rtx5090", "f16"), ("rtx5090", "f32"))
+MODELLED = (("rtx4090", "f16"), ("rtx4090", "f32"), ("rtx5090", "f16"), ("rtx5090", "f32"), ("b200", "f32"))
 KINDS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"), *MODELLED)
 
 

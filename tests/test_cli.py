@@ -230,7 +230,7 @@ def test_edit_writes_a_checked_change(own_catalog: dict[str, str]) -> None:
     assert record["prefetch"] == {"kind": "none", "distance": None}
     assert record["origin"]["structure"] == "modelled"
     assert "prefetch" in record["origin"]["changed"]
-    assert len(Path(own_catalog["CUDAL2GEN_CATALOG"]).read_text().splitlines()) == 9057
+    assert len(Path(own_catalog["CUDAL2GEN_CATALOG"]).read_text().splitlines()) == 10057
 
 
 def test_edit_changes_its_own_record_only(own_catalog: dict[str, str]) -> None:
@@ -487,7 +487,7 @@ def test_a_model_that_ends_the_program_is_one_line(tmp_path: Path) -> None:
 def test_a_truncated_catalog_is_named_by_line(own_catalog: dict[str, str]) -> None:
     path = Path(own_catalog["CUDAL2GEN_CATALOG"])
     path.write_text(path.read_text()[:-100])
-    assert f"{path}:9057: " in error("list", env=own_catalog)
+    assert f"{path}:10057: " in error("list", env=own_catalog)
 
 
 def test_no_compiler_is_exit_code_3() -> None:
@@ -500,7 +500,7 @@ def test_doctor_tells_what_there_is() -> None:
     done = run("doctor", "--json")
     answer = json.loads(done.stdout)
     assert done.returncode == 0
-    assert answer["catalog"]["detail"].startswith("9057 records")
+    assert answer["catalog"]["detail"].startswith("10057 records")
     assert answer["compile"]["ok"]
     assert answer["disassemble"]["detail"].startswith("nvdisasm (")
     assert "libcudal2gen_torch.so" in answer["calls from C++"]["detail"] or "no torch" in str(answer["calls from C++"])
