@@ -79,6 +79,8 @@ def profile() -> str:
         figures.Advice,
         figures.Line,
         figures.Issue,
+        figures.Role,
+        figures.Ring,
     )
     return "\n\n".join(f"### {part.__name__}\n\n{cleandoc(part.__doc__ or '')}\n\n{meanings(part)}" for part in parts)
 

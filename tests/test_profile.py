@@ -14,6 +14,7 @@ import pytest
 from cudal2gen import compiler, profile
 from cudal2gen.chips import CAPABILITIES
 from cudal2gen.errors import WrongInput
+from cudal2gen.kernel import Sm100Tcgen05
 from cudal2gen.model import estimate
 from cudal2gen.pages import Table
 from cudal2gen.profile.figures import spans
@@ -21,7 +22,11 @@ from cudal2gen.profile.occupancy import occupancy
 from cudal2gen.profile.picture import LANE, LEFT, busy, picture
 from tests import commands
 from tests.profiled import HOSTILE, ISSUES, LINES, PROFILE
-from tests.strategies import multistage, tcgen05
+from tests.strategies import multistage, tcgen05, warp_mma
+
+TENSOR_RECORD = tcgen05()
+PAIR_RECORD = tcgen05(pair=True, cluster=[2, 1], bk=128, stages=2)
+WARP_RECORD = warp_mma(m=1024, n=1024, k=1024)
 
 
 def table(sections: tuple[profile.Section, ...], caption: str) -> Table:
@@ -51,7 +56,8 @@ def test_a_saved_profile_is_read_back(tmp_path: Path) -> None:
     assert profile.load(path) == PROFILE
     content = json.loads(path.read_text())
     assert (content["kind"], content["version"], content["modelled"]) == ("profile", 1, True)
-    assert set(content) == set(profile.Profile.model_fields)
+    later = {"roles", "ring", "limits"}  # of kernels with tensor memory alone, and absent from others
+    assert set(content) == set(profile.Profile.model_fields) - later
     for change, message in (
         ({"version": 2}, "is a profile of version 2, this program reads 1"),
         ({"kind": "verdict"}, "is no profile"),
@@ -71,7 +77,7 @@ def test_a_saved_profile_is_read_back(tmp_path: Path) -> None:
 
 def test_every_field_of_the_schema_says_what_it_is() -> None:
     definitions = [profile.Profile.model_json_schema(), *profile.Profile.model_json_schema()["$defs"].values()]
-    assert len(definitions) == 7
+    assert len(definitions) == 9
     for definition in definitions:
         assert all(node.get("description") for node in definition["properties"].values()), definition["title"]
 
@@ -212,9 +218,46 @@ def test_advice_is_what_the_model_says_of_the_change(modelled: profile.Profile) 
             assert modelled.loop.tensor_cycles * 0.98 <= advice.after < advice.before
 
 
-def test_a_kernel_whose_products_no_warp_waits_for_is_refused() -> None:
-    with pytest.raises(WrongInput, match=r"multiplies by tcgen05\.mma, whose machine code the simulation of warps"):
-        profile.of_record(tcgen05(), Path("kernel.cubin"), Path("kernel.cu"))
+@pytest.mark.parametrize("record", [TENSOR_RECORD, PAIR_RECORD], ids=("alone", "pair"))
+def test_a_record_with_tensor_memory_is_counted_by_role(record: Sm100Tcgen05) -> None:
+    """By hand: bk / 16 products, one copy for each operand's 64 columns of k, a commit; 8192 FLOP a clock and SM."""
+    (artifact,) = compiler.build([record])
+    content = profile.of_record(record, artifact.cubin, artifact.source)
+    assert profile.Profile.model_validate_json(content.model_dump_json()) == content
+    loads, multiplies, stores = content.roles
+    blocks = record.bk // 64
+    assert (multiplies.opcodes["UTCHMMA"], multiplies.opcodes["UTCBAR"]) == (record.bk // 16, 1)
+    assert (loads.opcodes["UTMALDG"], stores.opcodes["LDTM"], stores.warps) == (2 * blocks, 2, 4)
+    assert (multiplies.pipes["tensor"], loads.pipes["tma"]) == (record.bk // 16, 2 * blocks)
+    ring = content.ring
+    assert ring is not None
+    columns = record.bn // 2 if record.pair else record.bn  # of B that the CTA brings
+    assert (ring.stages, ring.tile_bytes) == (record.stages, 2 * (record.bm + columns) * record.bk)
+    assert (ring.copies, ring.products, ring.tensor_columns) == (2 * blocks, record.bk // 16, 512)
+    assert content.loop.tensor_cycles == 2 * record.bm * record.bn * record.bk / 8192
+    per_sm = -(-record.ctas // 148)
+    assert content.time is not None
+    assert content.time.bounds["tensor cores"] == pytest.approx(2 * per_sm * 128 * 256 * record.k / 8192 / 1850)
+    assert content.time.bounds[content.time.bound] == max(content.time.bounds.values())
+    assert sum(content.time.parts.values()) == pytest.approx(content.time.us) == pytest.approx(estimate(record).us)
+    assert content.issues == ()
+    assert any("not simulated" in limit for limit in content.limits)
+
+
+def test_the_page_of_a_record_with_tensor_memory_has_its_roles() -> None:
+    (artifact,) = compiler.build([TENSOR_RECORD])
+    content = profile.of_record(TENSOR_RECORD, artifact.cubin, artifact.source)
+    assert "A ring of 4 k-tiles, 49152 bytes each, by 2 instructions of TMA" in profile.html(content)
+    assert "UTCHMMA" in profile.html(content)
+
+
+def test_a_record_of_warps_beside_a_producer_multiplies_what_follows_by_hand() -> None:
+    """Two consumers: of each 64 rows a warp has 16, by instructions of 16 x 8 x 16; the GeForce sums f32 at half."""
+    (artifact,) = compiler.build([WARP_RECORD])
+    content = profile.of_record(WARP_RECORD, artifact.cubin, artifact.source)
+    assert content.loop.opcodes["HMMA"] == 128 * 128 * 64 / (16 * 8 * 16) / 4
+    assert content.loop.tensor_cycles == 2 * 128 * 128 * 64 / 512
+    assert content.loop.bound == "tensor pipe"
 
 
 def test_without_a_launch_a_cubin_has_its_main_loop(built: compiler.Artifact, modelled: profile.Profile) -> None:

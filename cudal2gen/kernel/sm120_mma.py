@@ -129,15 +129,18 @@ class Sm120Mma(Warpgroups):
     def live_registers(self) -> int:
         """Registers of a consumer beside its accumulators."""
         fusion, width = self.fusion, self.output.bytes
-        live = LIVE_REGISTERS + 8 * fusion.gate + (32 if fusion.residual or fusion.aux else 0)
+        live = LIVE_REGISTERS + 8 * fusion.gate + (40 if fusion.residual or fusion.aux else 0)
         if not self.swap_ab:
             return live + (8 * width if fusion.residual and fusion.aux else 0)
         # Across the accumulators' rows, each 8 columns are another row of D, whose address and bias are kept; elements
         # of C come one by one, and ptxas has all of a share in flight, a register each.
         live += self.cols // 8 if fusion.bias == "m" else 0
-        live += self.cols // 4 if width == 4 or (fusion.aux and not fusion.residual) else 0
+        if fusion.aux and not fusion.residual:
+            live += self.cols // 8 * width
+        elif width == 4:
+            live += self.cols // 4 + 8
         share = self.rows * self.cols // (128 * self.sharers)
-        return live + (max(0, share - 32) if fusion.residual else 0)
+        return live + (max(0, share - 40) if fusion.residual else 0)
 
     @property
     def producer_registers(self) -> int:

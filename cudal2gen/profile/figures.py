@@ -125,6 +125,29 @@ class Advice(Schema):
         return 1 - self.after / self.before
 
 
+class Role(Schema):
+    """What warps of one role issue, counted in the machine code."""
+
+    name: Annotated[str, Field(description="loads, multiplies or stores")]
+    warps: Annotated[Count, Field(description="of a CTA that have the role")]
+    unit: Annotated[str, Field(description="what the counts are of: a k-tile, or columns of an accumulator")]
+    instructions: Annotated[float, Field(ge=0, description="of one such warp")]
+    pipes: Annotated[dict[str, float], Field(description="the same by the unit that executes them")]
+    opcodes: Annotated[dict[str, float], Field(description="the same by opcode")]
+
+
+class Ring(Schema):
+    """Stages of shared memory, what fills and reads them, and tensor memory."""
+
+    stages: Annotated[Count, Field(description="k-tiles in shared memory")]
+    tile_bytes: Annotated[Count, Field(description="of a k-tile, as TMA brings it into a CTA's shared memory")]
+    l2_bytes: Annotated[float, Field(ge=0, description="of a k-tile that a CTA asks of the L2; others bring the rest")]
+    copies: Annotated[Count, Field(description="instructions of TMA for a k-tile")]
+    products: Annotated[Count, Field(description="instructions that multiply a k-tile")]
+    tensor_columns: Annotated[Count, Field(description="of tensor memory that a CTA allocates, of 512")]
+    accumulators: Annotated[Count, Field(description="tiles of D that these hold")]
+
+
 class Profile(Schema):
     """A kernel's profile."""
 
@@ -144,6 +167,9 @@ class Profile(Schema):
     advice: Annotated[tuple[Advice, ...], Field(description="what would help, what helps most first")]
     lines: Annotated[tuple[Line, ...], Field(description="the main loop's machine code")]
     issues: Annotated[tuple[Issue, ...], Field(description="of some turns, in the order of time")]
+    roles: Annotated[tuple[Role, ...], Field(description="of a kernel with tensor memory; else none")] = ()
+    ring: Annotated[Ring | None, Field(description="of a kernel with tensor memory; else null")] = None
+    limits: Annotated[tuple[str, ...], Field(description="what is not modelled of this kernel, in words")] = ()
 
     @property
     def title(self) -> str:

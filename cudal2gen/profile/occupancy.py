@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from cudal2gen.chips import REGISTERS_THREAD, SUB_CORES, Capability
+from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.model import memory
 from cudal2gen.profile.figures import Occupancy
 
 NAMES = {"by_registers": "registers", "by_smem": "shared memory", "by_threads": "threads", "by_blocks": "blocks"}
@@ -25,6 +27,24 @@ def occupancy(capability: Capability, threads: int, registers: int, smem_bytes: 
         most_registers=_most_registers(capability, threads, registers, ctas + 1),
         most_smem_bytes=_most_smem(capability, smem_bytes, ctas + 1),
     )
+
+
+def of_record(record: Record, registers: int) -> Occupancy:
+    """The occupancy of a record's CTAs."""
+    smem = record.smem_bytes + record.smem_static_bytes
+    return occupancy(record.target.capability, record.threads, registers, smem)
+
+
+def busiest_sm(record: Record) -> int:
+    """CTA tiles of the busiest SM."""
+    return ceil_div(record.ctas, memory.usable_sms(record))
+
+
+def tail_share(record: Record) -> float:
+    """The share of the SMs' time without a tile, while the busiest works on its last."""
+    if record.shares_last_wave:
+        return 0.0
+    return 1 - record.ctas / (busiest_sm(record) * memory.usable_sms(record))
 
 
 def _most_registers(capability: Capability, threads: int, registers: int, ctas: int) -> int | None:

@@ -8,15 +8,17 @@ from functools import cached_property
 from pathlib import Path
 
 from cudal2gen import sass
-from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.kernel import Record
 from cudal2gen.model import estimate, floor, memory
 from cudal2gen.model.code import CodeEstimate, Load, estimate_code, machine_of, streams
 from cudal2gen.pages import microseconds, percent
 from cudal2gen.profile import advice, figures
 from cudal2gen.profile.assembly import assembled
 from cudal2gen.profile.loop import Listing, Window, steady
-from cudal2gen.profile.occupancy import occupancy
+from cudal2gen.profile.occupancy import busiest_sm, tail_share
+from cudal2gen.profile.occupancy import of_record as occupancy_of
 from cudal2gen.profile.sections import loop_words
+from cudal2gen.profile.tensor_memory import TensorMemoryKernel, has_tensor_memory
 from cudal2gen.sass.simulation import Stream, Timeline, simulate
 from cudal2gen.sass.ways import Ways
 
@@ -26,12 +28,12 @@ DETAILED_TURNS = 8  # of the main loop, beyond those that fill the ring
 
 def of_record(record: Record, cubin: Path, source: Path) -> figures.Profile:
     """The profile of a record's kernel; ``source``: its CUDA text. Raises DisassemblyError and ToolchainError."""
-    return _Kernel(record, _function(record, cubin), source).profile
+    return _kernel(record, cubin, source).profile
 
 
 def brief(record: Record, cubin: Path) -> dict[str, str]:
     """The modelled time, the main loop beside its tensor bound, and what bounds it, in words. Raises as above."""
-    kernel = _Kernel(record, _function(record, cubin), cubin)
+    kernel = _kernel(record, cubin, cubin)
     return {
         "modelled_time": f"{microseconds(kernel.time.us)} µs",
         "modelled_main_loop": loop_words(kernel.loop),
@@ -39,14 +41,12 @@ def brief(record: Record, cubin: Path) -> dict[str, str]:
     }
 
 
-def _function(record: Record, cubin: Path) -> sass.Function:
-    if record.work.instruction == "tcgen05.mma":
-        raise sass.DisassemblyError(
-            f"{record.name}: multiplies by tcgen05.mma, whose machine code the simulation of warps does not follow; "
-            "the tuner's modelled time counts from the record alone"
-        )
+def _kernel(record: Record, cubin: Path, source: Path) -> _Kernel | TensorMemoryKernel:
     functions = sass.disassemble(cubin)
-    return next((function for function in functions if function.name == record.name), functions[0])
+    function = next((function for function in functions if function.name == record.name), functions[0])
+    if has_tensor_memory(record):
+        return TensorMemoryKernel(record, function, source)
+    return _Kernel(record, function, source)
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,16 @@ class _Kernel:
 
     @cached_property
     def occupancy(self) -> figures.Occupancy:
-        record = self.record
-        smem = record.smem_bytes + record.smem_static_bytes
-        return occupancy(record.target.capability, record.threads, self.function.registers, smem)
+        return occupancy_of(self.record, self.function.registers)
 
     @cached_property
     def per_sm(self) -> int:
-        """CTAs of the busiest SM."""
-        return ceil_div(self.record.ctas, memory.usable_sms(self.record))
+        return busiest_sm(self.record)
 
     @cached_property
     def time(self) -> figures.Time:
         record, modelled = self.record, self.estimate
-        rates, sms = record.target.rates, memory.usable_sms(record)
+        rates = record.target.rates
         launch = memory.LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
         first = [ends[0] for ends in self.timeline.ends if ends]
         generations = self.per_sm / modelled.resident
@@ -137,7 +134,7 @@ class _Kernel:
             bound="device memory" if memory_bound else "L2" if l2_bound else self.loop.bound,
             ctas=record.ctas,
             waves=record.waves(self.function.registers),
-            tail_share=0.0 if record.shares_last_wave else 1 - record.ctas / (self.per_sm * sms),
+            tail_share=tail_share(record),
             floor_us=floor(record.problem).us,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cudal2gen.pages import Section, Table, counted, microseconds, percent
-from cudal2gen.profile.figures import Advice, Line, Loop, Occupancy, Profile, Time
+from cudal2gen.profile.figures import Advice, Line, Loop, Occupancy, Profile, Ring, Time
 
 MODELLED = "All figures are modelled from the machine code; nothing is measured."
 WITHOUT_LAUNCH = "Without a launch there are figures of the main loop only: --launch FILE.json says how it is launched."
@@ -16,10 +16,11 @@ LEAST = 0.0005  # share below which a row says nothing
 def sections(profile: Profile, lines: int | None = None) -> tuple[Section, ...]:
     """Everything but the picture. ``lines``: of the listing those with the most stall cycles; None for all."""
     return (
-        Section("overview", "In short", (MODELLED,), tables=(_overview(profile),)),
+        Section("overview", "In short", (MODELLED, *profile.limits), tables=(_overview(profile),)),
         _advice(profile),
         *((_time(profile.time),) if profile.time else ()),
         _loop(profile.loop),
+        *((_roles(profile, profile.ring),) if profile.ring else ()),
         *((_occupancy(profile.occupancy),) if profile.occupancy else ()),
         _listing(profile, lines),
     )
@@ -84,21 +85,58 @@ def _loop(loop: Loop) -> Section:
         (f"{loop.unread:g} instructions write registers that nobody reads." if loop.unread else ""),
         ("" if loop.rolled else "The main loop is straight code: its first and last turns are in the figures."),
     )
+    tables = (
+        Table("Busy share of each pipe", ("pipe", "busy"), shares(loop.pipes)),
+        Table("What warps wait for, as a share of their cycles", ("stall", "share"), shares(loop.stalls)),
+        Table("What warps that multiply do while the tensor core idles", ("stall", "share"), shares(loop.idle)),
+        Table(
+            f"Instructions of all warps of a scheduler in a {loop.unit}",
+            ("opcode", "count"),
+            tuple((name, f"{count:.4g}") for name, count in by_size(loop.opcodes)),
+        ),
+    )
     return Section(
         "loop",
         "The main loop",
         (words, *filter(None, wasted)),
+        tables=tuple(table for table in tables if table.rows),
+    )
+
+
+def _roles(profile: Profile, ring: Ring) -> Section:
+    filled = (
+        f"A ring of {ring.stages} k-tiles, {ring.tile_bytes} bytes each, by {counted(ring.copies, 'instruction')} of "
+        f"TMA; a CTA asks the L2 for {ring.l2_bytes:g} bytes of a k-tile. {counted(ring.products, 'instruction')} of "
+        f"the thread that multiplies take a k-tile; accumulators of {counted(ring.accumulators, 'tile')} have "
+        f"{ring.tensor_columns} of the 512 columns of tensor memory."
+    )
+    rows = tuple(
+        (role.name, counted(role.warps, "warp"), role.unit, f"{role.instructions:g}", counts(role.pipes))
+        for role in profile.roles
+    )
+    return Section(
+        "roles",
+        "Roles and ring",
+        (filled,),
         tables=(
-            Table("Busy share of each pipe", ("pipe", "busy"), shares(loop.pipes)),
-            Table("What warps wait for, as a share of their cycles", ("stall", "share"), shares(loop.stalls)),
-            Table("What warps that multiply do while the tensor core idles", ("stall", "share"), shares(loop.idle)),
+            Table("Instructions of a warp by role", ("role", "of a CTA", "in", "instructions", "by pipe"), rows),
             Table(
-                f"Instructions of all warps of a scheduler in a {loop.unit}",
-                ("opcode", "count"),
-                tuple((name, f"{count:.4g}") for name, count in by_size(loop.opcodes)),
+                "Instructions of tensor memory and TMA",
+                ("role", "opcode", "count"),
+                tuple(
+                    (role.name, name, f"{number:g}")
+                    for role in profile.roles
+                    for name, number in by_size(role.opcodes)
+                    if name.startswith(("UTC", "UTM", "LDTM", "STTM", "SYNCS", "STSM"))
+                ),
             ),
         ),
     )
+
+
+def counts(values: Mapping[str, float]) -> str:
+    """Numbers by name, the largest first."""
+    return ", ".join(f"{name} {number:g}" for name, number in by_size(values))
 
 
 def shares(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
