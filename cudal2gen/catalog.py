@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import fcntl
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cudal2gen import files, places
-from cudal2gen.chips import distance, related
+from cudal2gen.chips import GPUS, distance, related
 from cudal2gen.errors import Failure, WrongInput, parse_json
 from cudal2gen.kernel import Acc, IllegalRecord, Problem, Record, Use, explain, parse, serving
 from cudal2gen.kernel.fieldset import spell
 from cudal2gen.kernel.fusion import Fusion
+
+GPU_FIRST = re.compile(r'\{"gpu":"(\w+)"')  # how a line in normal form starts
 
 
 class CatalogError(WrongInput):
@@ -41,35 +44,38 @@ def dump(record: Record) -> str:
     return json.dumps(record.model_dump(mode="json"), separators=(",", ":"))
 
 
-def load(path: Path | None = None) -> list[Record]:
-    """All records of a catalog, in its order.
+def load(path: Path | None = None, gpus: Iterable[str] | None = None) -> list[Record]:
+    """All records of a catalog, in its order, or those of some GPUs: lines that start with another are not parsed.
 
     Raises CatalogError for an absent file, and with ``file:line: field=value: rule`` for the first line that is
     truncated, illegal or a duplicate.
     """
     path = path or places.catalog()
-    return list(_parsed(path, _content(path)))
+    return list(_parsed(path, _content(path), None if gpus is None else frozenset(gpus)))
 
 
-@lru_cache(maxsize=2)
-def _parsed(path: Path, content: bytes) -> tuple[Record, ...]:
+@lru_cache(maxsize=4)
+def _parsed(path: Path, content: bytes, gpus: frozenset[str] | None) -> tuple[Record, ...]:
     """The records of a catalog's content; kept, since a command that names several problems asks for each."""
     records: list[Record] = []
     first_lines: dict[Problem, int] = {}
     for number, line in _lines(path, content):
+        if gpus is not None and (start := GPU_FIRST.match(line)) and start[1] not in gpus:
+            continue
         record = _parse(path, number, line)
         first = first_lines.setdefault(record.problem, number)
         if first != number:
             raise CatalogError(
                 f"{path}:{number}: duplicate of line {first}: {record.problem.title} has a record already"
             )
-        records.append(record)
+        if gpus is None or record.gpu in gpus:
+            records.append(record)
     return tuple(records)
 
 
 @lru_cache(maxsize=2)
 def _by_problem(path: Path, content: bytes) -> dict[Problem, Record]:
-    return {record.problem: record for record in _parsed(path, content)}
+    return {record.problem: record for record in _parsed(path, content, None)}
 
 
 def published(records: Iterable[Record], acc: Acc) -> list[Record]:
@@ -130,10 +136,7 @@ def library(
     this GPU only, even where ``gpu`` has its own. Raises CatalogError where nothing is left.
     """
     target = {"gpu": gpu, "layout": layout, "ab": ab, "d": d, "fusion": Fusion.model_validate(fusion), "batch": batch}
-    alike = [record for record in load(path) if record.acc == acc and source in (None, record.gpu)]
-    tiers = [[record for record in alike if related(gpu, record.gpu)]]
-    tiers += [[record for record in alike if record.gpu == other] for other in _strangers(gpu, alike)]
-    for tier in tiers:
+    for tier in _tiers(gpu, acc, source, path):
         sizes: dict[str, Record] = {}
         for record in sorted(tier, key=lambda record: _moved_distance(record, target)):
             if record.mnk not in sizes and (moved := _moved(record, target)):
@@ -145,6 +148,15 @@ def library(
                 sizes[problem.mnk] = nearest(problem, tier).record
             return sorted(sizes.values(), key=lambda record: record.key)
     raise CatalogError(f"no record of {source or 'any GPU'} with acc {acc} is legal on {gpu}; see 'cudal2gen list'")
+
+
+def _tiers(gpu: str, acc: str, source: str | None, path: Path | None) -> Iterator[list[Record]]:
+    """Records of an accumulator: of the GPU's capability, then of each other GPU, the nearest first."""
+    kin = {other for other in (gpu, *GPUS) if related(gpu, other)}
+    yield [record for record in load(path, kin) if record.acc == acc and source in (None, record.gpu)]
+    others = [record for record in load(path) if record.acc == acc and source in (None, record.gpu)]
+    for other in _strangers(gpu, others):
+        yield [record for record in others if record.gpu == other]
 
 
 def _strangers(gpu: str, records: Iterable[Record]) -> list[str]:

@@ -157,6 +157,17 @@ def test_a_bad_line_is_named_by_file_line_field_and_rule(small: Path, spoil, mes
     assert "\n" not in str(caught.value)
 
 
+def test_lines_of_other_gpus_are_not_parsed(small: Path) -> None:
+    catalog.save([*catalog.load(small), wgmma(m=256), multistage(gpu="rtx3090", stages=2)], small)
+    lines = small.read_text().splitlines()
+    loose = json.dumps(dict(reversed(json.loads(lines[-2]).items())))
+    small.write_text("\n".join([*lines[:-2], loose, lines[-1].replace('"stages":2', '"stages":99')]))
+    assert [record.gpu for record in catalog.load(small, ["h200"])] == ["h200"]
+    assert len(catalog.load(small, ["h200", "a100"])) == len(lines) - 1
+    with pytest.raises(catalog.CatalogError, match=f":{len(lines)}: stages=99"):
+        catalog.load(small, ["rtx3090"])
+
+
 def test_a_duplicate_is_refused(small: Path) -> None:
     lines = small.read_text().splitlines()
     small.write_text("\n".join([*lines, lines[0]]) + "\n")

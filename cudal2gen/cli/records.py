@@ -39,16 +39,15 @@ def list_records(
     as_json: Json = False,
 ) -> None:
     """List the records of the catalog, one line each."""
-    stored = catalog.load()
     records = [
         record
-        for record in stored
+        for record in catalog.load(gpus=None if selection.gpu == ANY else [selection.gpu])
         if selection.lists(record) and family in (None, record.family) and structure in (None, record.origin.structure)
     ]
     for record in records:
         print(catalog.dump(record) if as_json else _line(record))
     if not records:
-        note(f"no record matches{_others(selection.gpu, stored)}")
+        note(f"no record matches{_others(selection.gpu, catalog.load())}")
 
 
 def _others(gpu: str, stored: Sequence[Record]) -> str:

@@ -205,7 +205,7 @@ class Selection:
     def _library(self, kind: Kind, source: str | None = None) -> list[Record]:
         """The GPU's records of a kind; a note counts those that stand in for its own."""
         records = catalog.library(self.gpu, source=source, **kind)
-        own = {record.problem for record in catalog.load()}
+        own = {record.problem for record in catalog.load(gpus=[self.gpu])}
         if borrowed := sum(record.problem not in own for record in records):
             of_all = f"{borrowed} of" if borrowed < len(records) else "all"
             note(f"{of_all} {len(records)} records for {replace(self, **kind).target} stand in for absent ones")
@@ -252,7 +252,7 @@ class Selection:
             self._check_size_options()
         if self.mnk or self.listed is not None:
             return self.records()
-        own = {(record.ab, record.d, record.acc, record.layout) for record in catalog.load() if record.gpu == self.gpu}
+        own = {(record.ab, record.d, record.acc, record.layout) for record in catalog.load(gpus=[self.gpu])}
         kinds = [
             kind
             for kind in self.kinds
@@ -336,7 +336,7 @@ class Selection:
         if source is None:
             match: Callable[[Problem], catalog.Match] = choice.Answers(results.measurements())
         else:
-            match = partial(catalog.nearest, records=[record for record in catalog.load() if record.gpu == source])
+            match = partial(catalog.nearest, records=catalog.load(gpus=[source]))
 
         def answer(problem: Problem) -> Record:
             answered = match(problem)
