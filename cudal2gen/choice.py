@@ -292,9 +292,13 @@ class Table:
         packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k, row.fusion))
         if use is None or packed is None:
             return 0.0, None
-        more_products = products / row.products
+        # Of a grouped launch sizes have the rows of all groups.
+        grouped = kernel.record.problem.grouped
+        groups, its_groups = (products, row.products) if grouped else (1, 1)
+        more_products = 1.0 if grouped else products / row.products
         useful = more_products * math.prod(sizes) / math.prod(row.sizes)
-        tiled = more_products * _work(kernel.record, use.launched) / _work(kernel.record, packed.launched)
+        tiled = _work(kernel.record, use.launched, groups) / _work(kernel.record, packed.launched, its_groups)
+        tiled *= more_products
         kernel_us = row.us * tiled
         more = max(0.0, self._copied_us(kernel, use, sizes) - self._copied_us(kernel, packed, row.sizes) * tiled)
         return row.speedup[1] * row.us * useful / (kernel_us + more + extra_us), use
@@ -521,6 +525,8 @@ def _octaves(extents: Sequence[int], others: Sequence[int]) -> tuple[float, ...]
     return tuple(abs(math.log2(a / b)) for a, b in zip(extents, others, strict=True))
 
 
-def _work(record: Record, sizes: Sizes) -> int:
-    """What the tiles compute, padding included."""
-    return ceil_div(sizes.m, record.bm) * record.bm * ceil_div(sizes.n, record.bn) * record.bn * sizes.k
+def _work(record: Record, sizes: Sizes, groups: int = 1) -> int:
+    """What the tiles compute, padding included. ``groups``: that share out the rows, taken to be of one size."""
+    filled = min(groups, sizes.m)
+    rows = filled * ceil_div(ceil_div(sizes.m, filled), record.bm) * record.bm
+    return rows * ceil_div(sizes.n, record.bn) * record.bn * sizes.k

@@ -22,13 +22,13 @@ from cudal2gen.choice import Kernel
 from cudal2gen.kernel import Problem
 from cudal2gen.report import groups, published, sections
 from tests import packed
-from tests.emulated import EmulatedDevice
+from tests.emulated import EmulatedDevice, OperatorDevice
 from tests.packages import require
 from tests.paths import small
 
 torch = require("torch")
 
-from cudal2gen.operators import buckets, contests, dispatch, races  # noqa: E402
+from cudal2gen.operators import buckets, contests, dispatch, products, races  # noqa: E402
 from cudal2gen.operators.fused_operators import gated_pair  # noqa: E402
 from cudal2gen.operators.tuned import Store  # noqa: E402
 from tests.racing import A100, NAMES, Clock, Timed, drawn, measurements, process, tuner_of  # noqa: E402
@@ -107,7 +107,9 @@ def test_buckets_are_powers_of_two() -> None:
         else:
             assert least <= rows <= most
             assert (most & (most - 1), least) == (0, most // 2 + 1)
-    assert buckets.bucket(problem.model_copy(update={"m": 40, "batch": "strided"})) == (40, 40)
+    assert buckets.bucket(problem.model_copy(update={"m": 40, "batch": "strided"}), 8) == (40, 40)
+    for rows, expected in ((1, (1, 1)), (40, (33, 64)), (257, (257, 512)), (2000, (1025, 2048)), (2049, (2049, 2049))):
+        assert buckets.bucket(problem.model_copy(update={"m": rows, "batch": "grouped"}), 8) == expected
 
 
 def test_one_race_serves_all_rows_of_a_bucket(device: EmulatedDevice, once: dispatch.Dispatcher) -> None:
@@ -292,13 +294,61 @@ def test_groups_race(ends: Any, mode: races.Mode, device: EmulatedDevice, opened
     a, b, _ = drawn(device, (8, 5 * 24, 64))
     weights, offs = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT), ends_on(device, *ends)
     with process(opened, Timed(device, clock), mode):
-        for _ in range(1 if mode == "once" else 60):
+        for _ in range(1 if mode == "once" else 90):
             d = cudal2gen.grouped_mm(a, weights, offs=offs)
     start = 0
     for group, end in enumerate(ends):
         assert torch.equal(d[start:end], (a[start:end].double() @ weights[group].double()).half())
         start = end
-    assert summary() == (["8_24_64 grouped x5 torch.grouped_mm"] if ends[-1] else [])
+    assert summary() == [f"{rows}_24_64 grouped x5 torch.grouped_mm" for rows in (8, 5) if ends[-1]]
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_one_race_serves_all_rows_of_a_bucket_of_groups(
+    mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock
+) -> None:
+    """Each call routes other rows to the groups, and has others behind the last."""
+    a, b, _ = drawn(device, (8, 5 * 24, 64))
+    weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
+    a[4:].fill_(float("nan"))
+    calls = [(6, (0, 3, 3, 4, 4))] * (1 if mode == "once" else 90)
+    calls += [(5, (1, 2, 3, 4, 4)), (7, (0, 0, 0, 2, 4)), (8, (4, 4, 4, 4, 4)), (7, (0, 0, 0, 0, 0))]
+    with process(opened, Timed(device, clock), mode) as dispatcher:
+        for rows, ends in calls:
+            d, start = cudal2gen.grouped_mm(a[:rows], weights, offs=ends_on(device, *ends)), 0
+            for group, end in enumerate(ends):
+                assert torch.equal(d[start:end], (a[start:end].double() @ weights[group].double()).half())
+                start = end
+        assert summary() == [f"{rows}_24_64 grouped x5 torch.grouped_mm" for rows in (8, 5)]
+        counts = dispatcher.stats()
+        assert counts["by_bucket"] == {GROUPED.name: counts["kernel"][GROUPED.name] - 2}, "of 6 and 7 rows"
+        text = cudal2gen.explain(cudal2gen.grouped_mm, a[:7], weights, offs=ends_on(device, 1, 2, 3, 4, 4))
+        scope = "7_24_64 grouped is in the bucket of 5 to 8 rows; 5_24_64 x5 was measured"
+        assert text.startswith(f"{GROUPED.name}: {scope}")
+
+
+def test_a_bucket_of_groups_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened: pack.Pack) -> None:
+    a, b, _ = drawn(device, (8, 5 * 24, 64))
+    weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
+    with process(opened, Timed(device, Slow(device, FAST, 300.0))) as dispatcher:
+        for rows in (6, 8, 5):
+            cudal2gen.grouped_mm(a[:rows], weights, offs=ends_on(device, 1, 2, 3, 4, 5))
+        counts = dispatcher.stats()
+        assert counts["kernel"] == {GROUPED.name: 1}, "at the most rows"
+        assert counts["torch"] == {"bucket measured, not faster": 1, "measured, not faster": 1}
+
+
+@pytest.mark.parametrize("ends", [(0, 1, 1, 5), (7, 7, 7, 7), (0, 0, 0, 0), (0, 0, 0, 1)], ids=str)
+def test_groups_share_out_other_rows_as_the_call_does(ends: Any, device: EmulatedDevice) -> None:
+    a, _, _ = drawn(device, (7, 4, 8))
+    a[ends[-1] :].fill_(float("nan"))
+    weights, offs = device.empty(4, 8, 8), ends_on(device, *ends)
+    request = products.request_grouped(a, weights, offs, None)
+    for rows in (5, 8):
+        wide, scaled = contests._groups(OperatorDevice(device, "a100"), a, offs, request, rows)
+        assert scaled.tolist() == [end * rows // 7 for end in ends]
+        assert (scaled.dtype, wide.shape) == (torch.int32, (rows, 8))
+        assert not ends[-1] or torch.equal(wide, a[[row % ends[-1] for row in range(rows)]])
 
 
 # --- threads ---

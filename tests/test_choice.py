@@ -316,6 +316,23 @@ def test_batches_are_measured_by_their_number_of_products() -> None:
     assert ask_fused(own, BATCHED, products=17).short == "fusion or batch not measured, plain not faster"
 
 
+def test_an_estimate_of_groups_counts_the_tiles_that_each_fills() -> None:
+    """Tiles of 32 rows: 64 rows in two groups fill two, in four groups half of four; groups are no factor of work."""
+    grouped = PREDICATED.at(PREDICATED.problem.revised(batch="grouped"))
+    own = replace(table({}, [grouped]), rows=[row(grouped, 0, 1.5, products=2)])
+
+    def expected(rows: int, groups: int) -> tuple[str, str]:
+        posed = grouped.problem.model_copy(update={"m": rows})
+        answer = own.choose(posed, Operands.packed("tn", 64, 128), products=groups)
+        return answer.short, answer.reason[:21]
+
+    assert expected(128, 4) == ("estimated", "1.500x expected with ")
+    assert expected(64, 1) == ("estimated", "1.500x expected with ")
+    assert expected(64, 4) == ("estimated, not faster", "only 0.750x expected ")
+    assert expected(66, 2) == ("estimated, not faster", "only 0.773x expected ")
+    assert expected(40, 4) == ("estimated, not faster", "only 0.469x expected ")
+
+
 def test_a_pack_keeps_what_goes_with_a_winner() -> None:
     own = table({0: 1.5, 3: 0.9}, [*WITH_FUSED, WHOLE, WHOLE.at(WHOLE.problem.revised(fusion="bias_n"))])
     assert [kernel.record for kernel in own.chosen().kernels] == WITH_FUSED

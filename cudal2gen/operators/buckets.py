@@ -5,6 +5,10 @@ its 16-bit elements, and GPUs reach their peak at 153 (A100, 80 GB) to 295 (H100
 sheets. So the time is nearly the same for all rows of a bucket, (b/2, b] for a power of two b. It is measured at both
 of its ends; a kernel serves it that wins at both, a shape that is called ``HOT_CALLS`` times is measured by itself.
 More rows take time in proportion: these have measurements of their own.
+
+Rows of groups, as a mixture of experts routes them, are counted together, up to ``LARGEST`` a group on average: how
+many each group has is known on the device only, and differs from call to call. What few rows leave unread of the
+weights, a kernel and torch leave unread alike.
 """
 
 from __future__ import annotations
@@ -34,11 +38,12 @@ def _bucket(rows: int) -> Bucket:
 BUCKETS = tuple(_bucket(rows) for rows in range(1, LARGEST + 1))  # by rows, from 1 on
 
 
-def bucket(problem: Problem) -> Bucket:
-    """The bucket of a problem's rows; of many rows, and of batches and groups, these rows alone."""
-    if problem.m > LARGEST or problem.batched:
+def bucket(problem: Problem, products: int = 1) -> Bucket:
+    """The bucket of a problem's rows, of all its groups where it is grouped; of many rows, and of batches, these rows
+    alone. ``products``: of a launch, the groups of a grouped one."""
+    if problem.m > LARGEST * (products if problem.grouped else 1) or (problem.batched and not problem.grouped):
         return Bucket(problem.m, problem.m)
-    return BUCKETS[problem.m - 1]
+    return BUCKETS[problem.m - 1] if problem.m <= LARGEST else _bucket(problem.m)
 
 
 def at(problem: Problem, rows: int) -> Problem:
@@ -46,32 +51,36 @@ def at(problem: Problem, rows: int) -> Problem:
     return problem if rows == problem.m else problem.model_copy(update={"m": rows})
 
 
-def measured(table: Table, problem: Problem) -> tuple[Row, ...]:
+def measured(table: Table, problem: Problem, products: int = 1) -> tuple[Row, ...]:
     """What was measured of a problem's bucket: its ends; where its most rows are lost, these alone. Empty where a
     measurement is missing."""
-    least, most = bucket(problem)
-    if (upper := table.measured(at(problem, most))) is None:
+    least, most = bucket(problem, products)
+    if (upper := table.measured(at(problem, most), products)) is None:
         return ()
     if not upper.wins or least == most:
         return (upper,)
-    lower = table.measured(at(problem, least))
+    lower = table.measured(at(problem, least), products)
     return () if lower is None else (lower, upper)
 
 
 def wins(table: Table, problem: Problem, products: int = 1) -> bool:
     """Whether a kernel beats torch by measurements of the problem or of its bucket."""
     row = table.measured(problem, products)
-    rows = (row,) if row is not None else measured(table, problem)
+    rows = (row,) if row is not None else measured(table, problem, products)
     return bool(rows) and all(each.wins for each in rows) and len({each.kernel for each in rows}) == 1
 
 
-def choose(table: Table, problem: Problem, operands: Operands, extra_us: float = 0.0) -> Choice | None:
+def choose(
+    table: Table, problem: Problem, operands: Operands, extra_us: float = 0.0, products: int = 1
+) -> Choice | None:  # fmt: skip
     """What the measurements of a bucket say of a problem that was not measured by itself; None where there are none.
 
     Arguments as of ``Table.choose``.
     """
-    least, most = bucket(problem)
-    if least == most or table.measured(problem) is not None or not (rows := measured(table, problem)):
+    least, most = bucket(problem, products)
+    if least == most or table.measured(problem, products) is not None:
+        return None
+    if not (rows := measured(table, problem, products)):
         return None
     scope = f"{problem.mnk}{problem.later} is in the bucket of {least} to {most} rows"
     sizes, reasons = serving.sizes_of(problem), []

@@ -16,6 +16,7 @@ from cudal2gen.operators import buckets
 from cudal2gen.operators.binding import Device, bind
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.products import Request, Run
+from cudal2gen.operators.watching import TORCH
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +50,12 @@ class Contest:
         if request.pair and not problem.fusion:
             assert third is not None
             b = DERIVED.interleaved(b, third, device.empty)
-        if not problem.batched:
-            a, shape = _rows(device, a, request, problem.m), (problem.m, problem.d_cols)
+        if problem.grouped and problem.m != request.sizes.m:
+            assert third is not None
+            a, third = _groups(device, a, third, request, problem.m)
+            shape = (problem.m, problem.d_cols)
+        elif not problem.batched:
+            a, shape = _rows(device, a, request, problem.m, request.sizes.m), (problem.m, problem.d_cols)
         elif not problem.grouped:
             third, batches = None, batches._replace(d=problem.m * problem.n)
         if not (problem.fusion or problem.batched):
@@ -150,17 +155,26 @@ class _Stale:
         return memory
 
 
-def _rows(device: Device, a: torch.Tensor, request: Request, rows: int) -> torch.Tensor:
-    """A's rows as a matrix; so many of them, the call's in turns, in memory of their own where these are others."""
+def _rows(device: Device, a: torch.Tensor, request: Request, rows: int, first: int) -> torch.Tensor:
+    """A's rows as a matrix; so many of them, the call's ``first`` ones in turns, in memory of their own where these are
+    others."""
     m, _, k = request.sizes
     matrix = a.as_strided((m, k), (request.operands.a.ld, 1))
     if rows == m:
         return matrix
     wide = device.empty(a, rows, request.operands.a.ld)[:, :k]
-    for start in range(0, rows, m):
-        part = wide[start : start + m]
-        part.copy_(matrix[: part.shape[0]])
+    wide.copy_(matrix[TORCH.arange(rows, device=a.device) % first])
     return wide
+
+
+def _groups(
+    device: Device, a: torch.Tensor, ends: torch.Tensor, request: Request, rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """So many rows of A, those that are in a group in turns, and the groups' ends, which share them out as the call's
+    do: what lies behind the last group may be anything."""
+    scaled = device.empty(ends, len(ends))
+    scaled.copy_(ends.long() * rows // request.sizes.m)
+    return _rows(device, a, request, rows, int(ends[-1]) or request.sizes.m), scaled
 
 
 def _cols(b: torch.Tensor, request: Request) -> torch.Tensor:

@@ -260,14 +260,14 @@ class Dispatcher:
 
     def _choose(self, pack: Pack, problem: Problem, request: Request) -> Choice:
         # A bias or an activation is one more pass over D, which the vendor's product has built in.
-        moved = 2 * problem.output.bytes * problem.m * problem.n
+        moved, products = 2 * problem.output.bytes * problem.m * problem.n, request.batches.products
         table = self._table(pack, request.device)
         try:
             extra_us = BIAS_US + moved / (table.bandwidth / 2) if request.finish is not None else 0.0
             of_bucket = None
             if self.mode != "off" and self.prefer == "measured":
-                of_bucket = buckets.choose(table, problem, request.operands, extra_us)
-            return of_bucket or table.choose(problem, request.operands, self.prefer, extra_us, request.batches.products)
+                of_bucket = buckets.choose(table, problem, request.operands, extra_us, products)
+            return of_bucket or table.choose(problem, request.operands, self.prefer, extra_us, products)
         except WrongInput as error:  # whole, and yet with a record of another version
             self._warn(f"{error}; make the pack anew")
             raise ByTorch("pack not understood") from None

@@ -122,10 +122,10 @@ class Autotuner:
         ``hot`` the problem itself. None where it was measured or tried."""
         if self.spent >= self.seconds[1] or table.measured(problem, products) is not None:
             return None
-        least, most = buckets.bucket(problem)
+        least, most = buckets.bucket(problem, products)
         if hot or least == most:
             target = Target(problem, products, problem.m)
-        elif buckets.measured(table, problem):
+        elif buckets.measured(table, problem, products):
             return None
         else:
             target = Target(buckets.at(problem, most), products, least)
