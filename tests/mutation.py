@@ -19,6 +19,8 @@ from cudal2gen.kernel.smem_tiles import VECTOR
 from cudal2gen.validator import emulated
 from cudal2gen.validator.problems import thorough_shape
 
+# Remarks that no kernel of ours has: it neither exits in the middle of a phase nor leaves out a fence of tcgen05.
+NOTICED = ("lint", "benign, tcgen05-fence")
 HOPPER = (Sm90Wgmma, Sm100Tcgen05, Sm120Mma)
 LOOP_ROOM = 1000  # in place of ten thousand: a mutant that never ends takes a second or less
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
@@ -108,7 +110,8 @@ def survivors(
     """Which of a kernel's mutants survive all problems that stress the record.
 
     Of kernels with mbarriers only the problems with the most work, with the longest sums, which go round the ring, with
-    other launch options and with several products are executed, in both orders of warpgroups.
+    other launch options, with the most tiles where a CTA has the sums of several at once, and with several products are
+    executed, in both orders of warpgroups.
     """
     shapes = sorted(validator.stress_shapes(record), key=lambda shape: -(shape.m * shape.n * shape.k))
     thorough = thorough_shape(record, shapes)
@@ -116,7 +119,8 @@ def survivors(
         longest = max(shapes, key=lambda shape: shape.k)
         products = [shape for shape in shapes if shape.products]
         options = next(shape for shape in shapes if shape.options)
-        shapes = list(dict.fromkeys([shapes[0], thorough, longest, options, *products]))
+        turns = [max(shapes, key=lambda shape: shape.ctas(record))] if record.tiles_at_once > 1 else []
+        shapes = list(dict.fromkeys([shapes[0], thorough, longest, options, *turns, *products]))
     with TemporaryDirectory() as scratch:
         directory = Path(scratch) / artifact.digest
         shutil.copytree(artifact.directory, directory)
@@ -146,8 +150,7 @@ def _passes(
     record: catalog.Record, artifact: Artifact, library: Path, shape: validator.Shape, run: dict[str, Any]
 ) -> bool:
     case = validator.run_case(record, artifact, library, shape, **run)[0]
-    # No kernel of ours exits in the middle of a phase, so that is noticed, though it is no error.
-    return case.passed and not any(remark.startswith("lint") for remark in case.remarks)
+    return case.passed and not any(remark.startswith(NOTICED) for remark in case.remarks)
 
 
 def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
@@ -175,6 +178,8 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
         return "every wait is a wait_all, which waits for copies that no group holds, too"
     if mutant.kind == "drop" and lines[at].startswith("bar.sync") and _only_the_vote_since_a_barrier(lines, at):
         return "since the reduction's last barrier, shared memory was touched to read the vote only"
+    if isinstance(record, Sm100Tcgen05) and (reason := _of_tensor_memory(mutant, lines, at, following)):
+        return reason
     if mutant.kind not in ("compare", "never", "unguard"):
         return _ending(record, mutant, lines, at) if isinstance(record, Sm90Wgmma) else None
     if mutant.kind == "unguard" and (active := ACTIVE.match(lines[at - 1])):
@@ -228,6 +233,48 @@ def _of_zero(mutant: Mutant, lines: list[str], at: int) -> str | None:
         if mutant.kind in ("addend", "twice") and lines[at].startswith("add."):
             return "nothing is added"
     return None
+
+
+def _of_tensor_memory(mutant: Mutant, lines: list[str], at: int, following: list[str]) -> str | None:
+    """Why a mutant of tcgen05, or of what ends such a kernel, behaves as the kernel does."""
+    adds = ACTIVE.match(lines[at - 1])
+    if mutant.kind == "keep" and adds and re.search(r", 1;$", _definition(lines, lines[at - 1], adds.group(1))):
+        return ALWAYS_TRUE[0]
+    after = "tcgen05.fence::after_thread_sync"
+    rest = [line for line in following if ASYNCHRONOUS.search(line)]
+    if mutant.kind in ("drop", "swap") and lines[at].startswith(after):
+        products = list(takewhile(lambda line: not line.startswith("tcgen05.mma"), rest))
+        if after + ";" in products and not any(line.startswith("tcgen05.ld") for line in products):
+            return "another one follows before the first product"
+        if mutant.kind == "swap" and not MEMORY.match(following[0]) and "tcgen05" not in following[0]:
+            return NO_MEMORY
+        if rest[0].startswith("tcgen05.dealloc"):
+            return "tcgen05.dealloc needs no fence behind a barrier"
+    before = [line for line in lines[:at] if ASYNCHRONOUS.search(line) or line.startswith("tcgen05")]
+    if lines[at].startswith("tcgen05.fence::before_thread_sync") and _only_the_end(rest):
+        return "tcgen05.dealloc needs no fence behind a barrier"
+    if lines[at].startswith("bar.warp.sync") and before[-1].startswith("tcgen05.fence::before_thread_sync"):
+        return "tcgen05.wait::ld is of the whole warp: all lanes' loads are over when the first one arrives"
+    if lines[at].startswith("bar.sync") and rest[0].startswith("barrier.cluster.arrive"):
+        return "the barrier of the cluster behind it is of all its threads"
+    if lines[at].startswith("tcgen05.fence::before_thread_sync") and following[0].startswith("bar.warp.sync"):
+        return "the fence still precedes the arrival" if mutant.kind == "swap" else None
+    if lines[at].startswith("barrier.cluster.wait") and following[0].startswith("bar.sync"):
+        return "two barriers of all threads follow each other" if mutant.kind == "swap" else None
+    if mutant.kind in ("skip", "once", "parity") and _only_the_end(_path(lines, _loop_end(lines, at) + 1)):
+        return "what still arrives there comes before the other CTA's storing warps are at the cluster's barrier"
+    return None
+
+
+def _loop_end(lines: list[str], at: int) -> int:
+    """The branch back of the loop that a try_wait is in."""
+    return next(i for i in range(at, len(lines)) if re.match(r"@!?%p\d+\s+bra", lines[i]))
+
+
+def _only_the_end(path: list[str]) -> bool:
+    """Whether tensor memory is given back, behind barriers, and nothing else follows."""
+    rest = [line for line in path if ASYNCHRONOUS.search(line)]
+    return bool(rest) and all(re.match(r"bar\.|barrier\.cluster|tcgen05\.(fence|dealloc)", line) for line in rest)
 
 
 def _first_barrier_behind_single(record: catalog.Record, lines: list[str], at: int) -> bool:

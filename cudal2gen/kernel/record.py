@@ -277,6 +277,11 @@ class Record(Schema):
         return False
 
     @property
+    def tiles_at_once(self) -> int:
+        """Tiles of whose sums a CTA has places at once; of several, each is worth a test of tiles that follow in it."""
+        return 1
+
+    @property
     def grid_is_tiles(self) -> bool:
         """Whether a CTA's place in the grid is its tile's place in D, so that a part of a grid is a part of D."""
         return False

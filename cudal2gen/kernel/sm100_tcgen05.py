@@ -240,6 +240,10 @@ class Sm100Tcgen05(TmaRing):
         return self.cluster_ctas * (1 + STORE_WARPS) + multiplying
 
     @property
+    def tiles_at_once(self) -> int:
+        return self.accumulators
+
+    @property
     def summed_in(self) -> SummedIn:
         return "stream" if self.stream_k else "workspace" if self.split_k > 1 else "none"
 

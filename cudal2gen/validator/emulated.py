@@ -24,12 +24,11 @@ from cudal2gen.kernel.fusion import GATE_COLS
 from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
-from cudal2gen.validator.problems import PADDING, Shape, batches, kinds, stress_shapes, strides, thorough_shape
+from cudal2gen.validator.problems import CLUSTERS, PADDING, Shape, batches, kinds, stress_shapes, strides, thorough_shape
 from cudal2gen.workers import Lost, Task
 
 Array = NDArray[Any]
 
-SMS = 2
 LOOP_ROOM = 10_000  # backward branches for copies and stores, beside those for steps of k
 
 
@@ -74,7 +73,7 @@ class Execution:
         return self.products[1:]
 
 
-def device_of(record: Record, sms: int = SMS) -> emulator.Device:
+def device_of(record: Record, sms: int = CLUSTERS) -> emulator.Device:
     """The record's GPU with few SMs, each of which holds one CTA: a persistent kernel's CTAs take several tiles."""
     return replace(emulator.Device.of(record.target), sm_count=sms, threads_per_sm=record.threads)
 
@@ -255,7 +254,7 @@ def execute(
     row_tiles = ceil_div(m, record.bm) * shape.batch + len(shape.groups)
     turns = LOOP_ROOM + 16 * row_tiles * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
     modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse, rounding=rounding)
-    device = device_of(record, SMS * record.cluster_ctas)
+    device = device_of(record, CLUSTERS * record.cluster_ctas)
     findings: list[str] = []
     memory, cta_filter = matrices.memory, corners if shape.corners else None
     with emulator.session(memory, device, modes, cta_filter=cta_filter) as session:

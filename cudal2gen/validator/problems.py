@@ -17,6 +17,7 @@ from cudal2gen.results import Case
 Array = NDArray[Any]
 
 SMALL_PROBLEM = 1 << 24  # m n k up to which a record's own problem is executed as a whole
+CLUSTERS = 2  # at once on the device that executes problems; CTAs without a cluster count as one each
 PADDING = 8  # elements between the rows of a matrix whose leading dimension is not compiled in
 
 
@@ -211,6 +212,10 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
         sizes += [(bm, bn, bk * (least + 1)), (bm, bn, bk * least * (stages + 1))]
     if record.most_k:
         sizes.append((bm, bn, record.most_k))
+    if (places := record.tiles_at_once) > 1 and not record.grouped:  # many groups have many tiles
+        # Three tiles of a CTA in its first place: the third waits for a phase of the first one's parity.
+        tiles = ceil_div(CLUSTERS * (2 * places + 1), record.split_k)
+        sizes.append((bm * record.cluster_ctas, bn * tiles, bk * least))
     if record.shares_last_wave:
         sizes += [(bm, 7 * bn, above), (7 * bm, bn, above)]
     if record.predicated:

@@ -168,12 +168,20 @@ class Allocation:
                 self.batch.report_lanes(RULE, text, site, lanes)
                 if block is None:
                     continue
-            elif self.memory.hazards and not self.memory.is_over(row, at, at + count, int(lanes[0])):
-                text = "tcgen05.dealloc of columns that may still be in use: nothing orders it behind their accesses"
-                self.batch.report_lanes("tensor-memory-race", text, site, lanes)
+            elif self.memory.hazards:
+                self._check_over(group, row, at, count, lanes, site)
             self.owned[row, at : at + block.columns] = False
             del self.blocks[row][at]
         self._serve()
+
+    def _check_over(self, group: int, row: int, at: int, count: int, lanes: Array, site: int) -> None:
+        """Are all accesses to columns over, for a pair's dealloc in both CTAs?"""
+        rows = {self.peer(row): "columns of the CTA's peer"} if group == 2 else {}
+        rows[row] = "columns"
+        for other, name in rows.items():
+            if not self.memory.is_over(other, at, at + count, int(lanes[0])):
+                text = f"tcgen05.dealloc of {name} that may still be in use: nothing orders it behind their accesses"
+                self.batch.report_lanes("tensor-memory-race", text, site, lanes)
 
     def relinquish(self, group: int, m: Mask, site: int) -> None:
         """tcgen05.relinquish_alloc_permit."""
