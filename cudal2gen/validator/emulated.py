@@ -24,7 +24,16 @@ from cudal2gen.kernel.fusion import GATE_COLS
 from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict
-from cudal2gen.validator.problems import CLUSTERS, PADDING, Shape, batches, kinds, stress_shapes, strides, thorough_shape
+from cudal2gen.validator.problems import (
+    CLUSTERS,
+    PADDING,
+    Shape,
+    batches,
+    kinds,
+    stress_shapes,
+    strides,
+    thorough_shape,
+)
 from cudal2gen.workers import Lost, Task
 
 Array = NDArray[Any]
