@@ -1,0 +1,146 @@
+"""Tiles that running clusters claim from a full grid: who computes them, which rules find faults of the protocol."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudal2gen import compiler
+from cudal2gen.compiler import Artifact
+from cudal2gen.emulator.state.queue import CtaQueue
+from cudal2gen.kernel import Problem, Sm100Tcgen05, ceil_div
+from cudal2gen.model import estimate
+from cudal2gen.results import Case
+from cudal2gen.validator import Shape, own_shape, run_case
+from tests.paths import PATHS, tensor
+
+PAIR = PATHS["tensor claimed pair"]
+ALWAYS = "setp.eq.u32 p, 0, 0;"
+BUILT_AHEAD = [PAIR]
+
+
+def executed(artifact: Artifact, library: Path, adverse: bool = False, shape: Shape | None = None) -> Case:
+    return run_case(PAIR, artifact, library, shape or own_shape(PAIR), "binary", adverse=adverse)[0]
+
+
+@pytest.fixture(scope="module")
+def artifact() -> Artifact:
+    return compiler.build([PAIR])[0]
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+def test_running_clusters_compute_all_tiles(artifact: Artifact, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulated device holds two pairs, which claim all tiles but their own; others start only where a request has
+    failed for no reason."""
+    answers: list[int | None] = []
+    cancel = CtaQueue.cancel
+
+    def counted(queue: CtaQueue) -> int | None:
+        answers.append(cancel(queue))
+        return answers[-1]
+
+    monkeypatch.setattr(CtaQueue, "cancel", counted)
+    shape = Shape(600, 320, 64)
+    clusters = ceil_div(shape.m, 2 * PAIR.bm) * ceil_div(shape.n, PAIR.bn)
+    assert executed(artifact, library, shape=shape).findings == ()
+    assert answers == [*range(4, 2 * clusters, 2), None, None]
+    answers.clear()
+    assert executed(artifact, library, adverse=True, shape=shape).findings == ()
+    assert 0 < sum(answer is not None for answer in answers) < clusters - 2
+
+
+def _near_request(text: str, pattern: str, by: str, behind: bool) -> str:
+    """The first match behind the request is replaced, or the last one before it."""
+    at = text.index("clusterlaunchcontrol.try_cancel")
+    if behind:
+        return text[:at] + re.sub(pattern, by, text[at:], count=1)
+    *_, last = re.finditer(pattern, text[:at])
+    return text[: last.start()] + by + text[last.end() :]
+
+
+def _request(text: str) -> str:
+    begin = text.index("clusterlaunchcontrol.try_cancel")
+    return text[begin : text.index(";", begin) + 1]
+
+
+FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
+    "the response is not awaited": (
+        lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", ALWAYS, behind=True),
+        "in-flight",
+    ),
+    "the slot is not awaited": (
+        lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;", ALWAYS, behind=False),
+        "shared-race",
+    ),
+    "an item is not awaited": (
+        lambda text: re.sub(r"mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;", ALWAYS, text, count=1),
+        "uninitialised-shared",
+    ),
+    "no proxy fence behind the response": (
+        lambda text: _near_request(text, r"fence\.proxy\.async\.shared::cta;", "", behind=True),
+        "proxy-fence",
+    ),
+    "items are released to their own CTA": (
+        lambda text: text.replace("mbarrier.arrive.release.cluster", "mbarrier.arrive.release.cta"),
+        "memory-scope",
+    ),
+    "items are not released": (
+        lambda text: text.replace("mbarrier.arrive.release.cluster", "mbarrier.arrive.relaxed.cluster"),
+        "shared-race",
+    ),
+    "items are acquired of their own CTA": (
+        lambda text: text.replace("parity.acquire.cluster", "parity.acquire.cta"),
+        "memory-scope",
+    ),
+    "items are not acquired": (
+        lambda text: text.replace("parity.acquire.cluster", "parity.relaxed.cluster"),
+        "memory-scope",
+    ),
+    "one reader is not counted": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>10;", text), "shared-race"),
+    "one reader too many": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>12;", text), "deadlock"),
+    "more is asked behind a failure": (
+        lambda text: _near_request(text, r"(setp\.gt\.s32\s+%p\d+, %r\d+, )-1;", r"\g<1>-2;", behind=True),
+        "cluster-launch-control",
+    ),
+    "an exit while a request is pending": (
+        lambda text: _near_request(
+            text, r"(setp\.gt\.s32\s+%p\d+, %r\d+, -1;\s+@%p\d+ bra\s+\S+;)", rf"\1 {_request(text)}", True
+        ),
+        "in-flight",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, library: Path, tmp_path: Path) -> None:
+    edit, rule = FAULTS[fault]
+    directory = tmp_path / artifact.digest
+    shutil.copytree(artifact.directory, directory)
+    faulty = Artifact(directory, artifact.ptxas)
+    text = artifact.ptx.read_text()
+    assert edit(text) != text
+    faulty.ptx.write_text(edit(text))
+    findings = [finding for adverse in (False, True) for finding in executed(faulty, library, adverse).findings]
+    assert any(finding.startswith(rule) for finding in findings), findings
+
+
+def test_claims_are_proposed_where_tiles_wait() -> None:
+    """Where not all tiles run at once; and the model prefers neither scheduler."""
+
+    def schedulers(m: int, n: int) -> set[Any]:
+        problem = Problem(gpu="b200", acc="f32", layout="tn", m=m, n=n, k=4096)
+        return {fields.get("scheduler", "static") for fields in Sm100Tcgen05.candidates(problem)}
+
+    assert schedulers(8192, 8192) == {"static", "clc"}
+    assert schedulers(128, 32) == {"static"}
+    sizes: dict[str, Any] = {"m": 8192, "n": 8192, "k": 4096, "bn": 256, "stages": 4}
+    assert estimate(tensor(**sizes)) == estimate(tensor(**sizes, scheduler="clc"))
