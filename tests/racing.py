@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from cudal2gen import pack, results
 from cudal2gen.gpu import GpuError
@@ -32,6 +35,13 @@ A100 = H200.model_copy(
     }
 )
 SIZES = (30, 24, 64)
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of results of a test's own."""
+    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
+    return tmp_path
 
 
 class Clock:

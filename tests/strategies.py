@@ -340,6 +340,35 @@ def direct_records(draw: st.DrawFn) -> Sm80Direct:
     )
 
 
+def _ring(
+    draw: st.DrawFn, tile: tuple[int, int, int], ring_bytes: int, swap_ab: bool, split_k: int, stream_k: bool
+) -> dict[str, Any]:
+    """The problem and the fields that records with a TMA ring have alike. ``tile``: bm, bn, bk."""
+    bm, bn, bk = tile
+    short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
+    return {
+        "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
+        "layout": draw(st.sampled_from(["tn", "nn"])),
+        "m": draw(st.integers(1, 3 * bm)),
+        "n": 8 * draw(st.integers(1, 3 * bn // 8)) - short,
+        "k": 8 * draw(st.integers((split_k - 1) * bk // 8 + 1, 6 * bk)) - short,
+        "padding": "pad" if short else "none",
+        "bm": bm,
+        "bn": bn,
+        "bk": bk,
+        "swap_ab": swap_ab,
+        "stages": draw(st.integers(2, max(2, min(8, ring_bytes // ((bm + bn) * bk * 2))))),
+        "raster_axis": draw(st.sampled_from(["m", "n"])),
+        "raster_group": draw(st.integers(1, 9)),
+        "split_k": split_k,
+        "epilogue": draw(st.sampled_from(["tma", "direct"])),
+        "hint_a": draw(st.sampled_from(["normal", "first", "last"])),
+        "hint_b": draw(st.sampled_from(["normal", "first", "last"])),
+        "pdl": draw(st.booleans()),
+        "stream_k": stream_k,
+    }
+
+
 @st.composite
 def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
     """Legal sm90_wgmma records over the whole space, odd widths and clusters beyond the matrix included."""
@@ -351,41 +380,21 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
     cols = 16 * draw(st.integers(1, max_cols // 16))
     atom_n = draw(st.sampled_from([n for n in range(16, 257, 16) if cols % n == 0]))
     bm, bn = (cols, rows) if swap_ab else (rows, cols)
-    layout = draw(st.sampled_from(["tn", "nn"]))
     reduce = draw(st.sampled_from([None, None, "cluster", "workspace"]))
     split_k = {None: 1, "cluster": draw(st.sampled_from([2, 4, 8])), "workspace": draw(st.integers(2, 5))}[reduce]
     clusters = [[1, 1]] if reduce == "cluster" else [[1, 1], [2, 1], [1, 2], [2, 2], [4, 1]]
     bk = draw(st.sampled_from([64, 128]))
     stream_k = reduce is None and schedule == "cooperative" and draw(st.booleans())
-    short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
-    fields = {
+    fields = _ring(draw, (bm, bn, bk), 220_000, swap_ab, split_k, stream_k) | {
         "gpu": draw(st.sampled_from(["h100", "h200", "h20"])),
-        "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
-        "layout": layout,
-        "m": draw(st.integers(1, 3 * bm)),
-        "n": 8 * draw(st.integers(1, 3 * bn // 8)) - short,
-        "k": 8 * draw(st.integers((split_k - 1) * bk // 8 + 1, 6 * bk)) - short,
-        "padding": "pad" if short else "none",
-        "bm": bm,
-        "bn": bn,
-        "swap_ab": swap_ab,
-        "bk": bk,
-        "stages": draw(st.integers(2, max(2, min(8, 220_000 // ((bm + bn) * bk * 2))))),
         "cluster": draw(st.sampled_from(clusters)),
         "consumers": consumers,
         "atom_n": atom_n,
         "schedule": "cooperative" if reduce == "cluster" else schedule,
-        "raster_axis": draw(st.sampled_from(["m", "n"])),
-        "raster_group": draw(st.integers(1, 9)),
-        "split_k": split_k,
         "reduce": reduce,
-        "epilogue": "direct" if reduce == "cluster" else draw(st.sampled_from(["tma", "direct"])),
+        **({"epilogue": "direct"} if reduce == "cluster" else {}),
         "registers": draw(st.sampled_from({1: [None], 2: [None, [40, 232]], 3: [None, [32, 160]]}[consumers])),
-        "hint_a": draw(st.sampled_from(["normal", "first", "last"])),
-        "hint_b": draw(st.sampled_from(["normal", "first", "last"])),
-        "pdl": draw(st.booleans()),
         "min_blocks": 1,
-        "stream_k": stream_k,
     }
     try:
         return wgmma(**fields)
@@ -408,31 +417,11 @@ def tcgen05_records(draw: st.DrawFn) -> Sm100Tcgen05:
     split_k = draw(st.sampled_from([1, 1, 2, 3]))
     stream_k = split_k == 1 and draw(st.booleans())
     claims = split_k == 1 and not stream_k and draw(st.booleans())
-    short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
-    fields = {
-        "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
-        "layout": draw(st.sampled_from(["tn", "nn"])),
-        "m": draw(st.integers(1, 3 * bm)),
-        "n": 8 * draw(st.integers(1, 3 * bn // 8)) - short,
-        "k": 8 * draw(st.integers((split_k - 1) * bk // 8 + 1, 6 * bk)) - short,
-        "padding": "pad" if short else "none",
-        "bm": bm,
-        "bn": bn,
-        "swap_ab": swap_ab,
-        "bk": bk,
-        "stages": draw(st.integers(2, max(2, min(8, 200_000 // ((bm + bn) * bk * 2))))),
+    fields = _ring(draw, (bm, bn, bk), 200_000, swap_ab, split_k, stream_k) | {
         "cluster": draw(st.sampled_from(clusters)),
         "pair": pair,
         "accumulators": 1 if cols > 256 else draw(st.sampled_from([1, 2])),
         "scheduler": "clc" if claims else "static",
-        "raster_axis": draw(st.sampled_from(["m", "n"])),
-        "raster_group": draw(st.integers(1, 9)),
-        "split_k": split_k,
-        "epilogue": draw(st.sampled_from(["tma", "direct"])),
-        "hint_a": draw(st.sampled_from(["normal", "first", "last"])),
-        "hint_b": draw(st.sampled_from(["normal", "first", "last"])),
-        "pdl": draw(st.booleans()),
-        "stream_k": stream_k,
     }
     try:
         return tcgen05(**fields)
@@ -452,29 +441,10 @@ def warp_mma_records(draw: st.DrawFn, max_cols: int = 192) -> Sm120Mma:
     bm, bn = (cols, rows) if swap_ab else (rows, cols)
     split_k = draw(st.sampled_from([1, 1, 2, 3]))
     stream_k = split_k == 1 and schedule == "cooperative" and draw(st.booleans())
-    short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
-    fields: dict[str, Any] = {
-        "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
-        "layout": draw(st.sampled_from(["tn", "nn"])),
-        "m": draw(st.integers(1, 3 * bm)),
-        "n": 8 * draw(st.integers(1, 3 * bn // 8)) - short,
-        "k": 8 * draw(st.integers((split_k - 1) * 8 + 1, 384)) - short,
-        "padding": "pad" if short else "none",
-        "bm": bm,
-        "bn": bn,
-        "swap_ab": swap_ab,
-        "stages": draw(st.integers(2, max(2, min(8, 80_000 // ((bm + bn) * 128))))),
+    fields = _ring(draw, (bm, bn, 64), 80_000, swap_ab, split_k, stream_k) | {
         "consumers": consumers,
         "schedule": schedule,
-        "raster_axis": draw(st.sampled_from(["m", "n"])),
-        "raster_group": draw(st.integers(1, 9)),
-        "split_k": split_k,
-        "epilogue": draw(st.sampled_from(["tma", "direct"])),
         "registers": draw(st.sampled_from([None, [40, 232]])) if consumers == 2 else None,
-        "hint_a": draw(st.sampled_from(["normal", "first", "last"])),
-        "hint_b": draw(st.sampled_from(["normal", "first", "last"])),
-        "pdl": draw(st.booleans()),
-        "stream_k": stream_k,
     }
     try:
         return warp_mma(**fields)

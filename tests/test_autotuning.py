@@ -31,10 +31,11 @@ torch = require("torch")
 from cudal2gen.operators import buckets, contests, dispatch, products, races  # noqa: E402
 from cudal2gen.operators.fused_operators import gated_pair  # noqa: E402
 from cudal2gen.operators.tuned import Store  # noqa: E402
-from tests.racing import A100, NAMES, Clock, Timed, drawn, measurements, process, tuner_of  # noqa: E402
+from tests.racing import A100, NAMES, Clock, Timed, drawn, measurements, process, store, tuner_of  # noqa: E402
 from tests.test_fused_operators import GATES, activated, close, half, record  # noqa: E402
 from tests.test_grouped_operators import ends_on  # noqa: E402
 
+__all__ = ["store"]  # a fixture
 pytestmark = pytest.mark.torch
 
 BIAS, SILU = record("bias_n"), record("bias_n+silu")
@@ -44,12 +45,6 @@ STRIDED, GROUPED = (
 )
 PREDICATED = packed.RECORDS["predicated"]
 FAST = {each.name: 200.0 for each in (PREDICATED, BIAS, SILU, STRIDED, GROUPED, *GATES)}
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture(scope="module")

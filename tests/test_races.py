@@ -35,16 +35,13 @@ from tests.racing import (  # noqa: E402
     measurements,
     process,
     raced,
+    store,
     tuner_of,
 )  # fmt: skip
 
+__all__ = ["store"]  # a fixture
+
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from cudal2gen.chips import GPUS
 from cudal2gen.kernel import device_text
 from cudal2gen.kernel.launch import CONVENTIONS, Cluster, Launch, Sizes, Tiles, Tma
 from cudal2gen.kernel.problem import VECTOR, Problem, aligned, ceil_div
-from cudal2gen.kernel.record import FAMILY, Fields, Origin, Record
+from cudal2gen.kernel.record import FAMILY, Fields, Origin, Record, Ring
 from cudal2gen.kernel.schema import IllegalRecord, explain
 from cudal2gen.kernel.work import Work
 
@@ -25,7 +25,7 @@ SEALED = ("text", "entry", "operation", *LAUNCHED)
 ENTRY = "gemm"  # the kernel's name in a text that comes of another record
 
 
-class CudaSource(Record):
+class CudaSource(Ring):
     """A CUDA text in place of a template's, named by its digest: ``sources/<digest>.cu`` beside the catalog.
 
     The text has one kernel, ``entry``, with the parameters of its launch convention. ``seal`` covers the text and all
@@ -173,14 +173,6 @@ class CudaSource(Record):
     def launched_with(self, options: dict[str, int]) -> Self:
         spelled = " ".join(f"{name}={number}" for name, number in (self.launch_options | options).items())
         return self.model_copy(update={"options": spelled})
-
-    @property
-    def k_step(self) -> int:
-        return self.bk
-
-    @property
-    def ring_steps(self) -> int:
-        return self.stages
 
     @property
     def waits_by_mbarriers(self) -> bool:

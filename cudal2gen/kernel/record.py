@@ -485,3 +485,20 @@ class Record(Schema):
     def work(self) -> Work:
         """What a CTA does, for the cost model; by default mma.sync on operands that come from the L2 once."""
         return Work("mma.sync", self.step_bytes)
+
+
+class Ring(Record):
+    """A record that takes k in tiles of ``bk``, up to ``stages`` of them in shared memory at a time."""
+
+    if TYPE_CHECKING:
+        bk: int
+        stages: int
+
+    @property
+    def k_step(self) -> int:
+        """A k-tile."""
+        return self.bk
+
+    @property
+    def ring_steps(self) -> int:
+        return self.stages

@@ -13,7 +13,7 @@ from cudal2gen.kernel.fieldset import spell
 from cudal2gen.kernel.launch import Raster, Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_K, MMA_M, MMA_N, SPLITS, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Problem, ceil_div
-from cudal2gen.kernel.record import FAMILY, Fields, Record
+from cudal2gen.kernel.record import FAMILY, Fields, Record, Ring
 from cudal2gen.kernel.schema import Schema
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle, power_of_two, swizzle_violations
 from cudal2gen.kernel.work import Work
@@ -54,7 +54,7 @@ class Prefetch(Schema):
     ]
 
 
-class Sm80Multistage(SmemTiles, MmaSyncKernel):
+class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
     """A ring of cp.async stages in shared memory, ldmatrix and mma.sync; for sm_80, 86, 89, 90 and 120."""
 
     family: Annotated[Literal["sm80_multistage"], FAMILY]
@@ -174,15 +174,6 @@ class Sm80Multistage(SmemTiles, MmaSyncKernel):
             yield "raster=zsplit: must be plain or persistent for batch=grouped"
         elif self.slices_n > MAX_GRID_YZ:
             yield f"swizzle_stride={self.swizzle_stride}: {self.slices_n} slices exceed the grid's {MAX_GRID_YZ}"
-
-    @property
-    def k_step(self) -> int:
-        """A k-tile."""
-        return self.bk
-
-    @property
-    def ring_steps(self) -> int:
-        return self.stages
 
     @property
     def k_blocks(self) -> int:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from cudal2gen.kernel.launch import Hint, Launch, Tma
 from cudal2gen.kernel.problem import Problem, ceil_div
-from cudal2gen.kernel.record import Fields
+from cudal2gen.kernel.record import Fields, Ring
 from cudal2gen.kernel.sm90 import CHUNK, Sm90Kernel
 
 MAX_BOX = 256  # rows or columns of one TMA box
@@ -35,7 +35,7 @@ StreamK = Annotated[
 SummedIn = Literal["none", "cluster", "workspace", "stream"]
 
 
-class TmaRing(Sm90Kernel):
+class TmaRing(Ring, Sm90Kernel):
     """Stages of A and B that TMA fills and tensor cores read; warps that store D by themselves.
 
     ``swap_ab`` computes D^T = B^T A^T: n runs along the rows of the instruction and m along its columns. The tile keeps
@@ -93,21 +93,12 @@ class TmaRing(Sm90Kernel):
             yield "swap_ab=true: must be false for bias_m and batch=grouped, a lane loads aligned pairs of rows' bias"
 
     @property
-    def k_step(self) -> int:
-        """A k-tile."""
-        return self.bk
-
-    @property
     def waits_by_mbarriers(self) -> bool:
         return True
 
     @property
     def shares_last_wave(self) -> bool:
         return self.stream_k
-
-    @property
-    def ring_steps(self) -> int:
-        return self.stages
 
     @property
     def rows(self) -> int:
