@@ -148,6 +148,12 @@ def test_a_small_comparison_and_its_training(place: dict[str, str], tmp_path: Pa
     assert process.returncode == 0, process
 
 
+def test_files_that_are_no_recordings_are_refused(place: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "a100_mixed_mm.txt").write_text("m,k,n\n1,2,3\n")
+    options = ("--benchmark", "--environment", "replay", "--recordings", str(tmp_path))
+    assert error("tune", *options, env=place).startswith("--recordings: 0 sizes of fp16 products with timings of ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.recordings.autoheuristic import Recording, Tile
+from cudal2gen.recordings.autoheuristic import LEAST_TILES, Recording, Tile
 from cudal2gen.recordings.tile import TritonTile, record_of
 from cudal2gen.tuner import benchmark, cost_model, recorded
 from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder
@@ -69,8 +70,13 @@ class Fold(NamedTuple):
 
 
 def folds(recordings: Recordings, settings: Settings, progress: Callable[[str], None]) -> Iterator[Fold]:
-    """Every fold of every seed, trained."""
+    """Every fold of every seed, trained. Raises WrongInput for fewer sizes than folds."""
     sizes = sorted({(problem.m, problem.n, problem.k) for problem in recordings})
+    if len(sizes) < settings.folds:
+        raise WrongInput(
+            f"--recordings: {len(sizes)} sizes of fp16 products with timings of {LEAST_TILES} tiles or more, where a "
+            f"comparison needs {settings.folds}; name *_mm.txt of github.com/AlnisM/autoheuristic-datasets, unpacked"
+        )
     described = {p: (facts(timed.records), timed) for p, timed in recorded.timed(recordings.items()).items()}
     for seed in range(settings.seed, settings.seed + settings.seeds):
         parts = np.random.default_rng(seed).permutation(len(sizes)) % settings.folds
