@@ -163,6 +163,7 @@ def test_lines_of_other_gpus_are_not_parsed(small: Path) -> None:
     loose = json.dumps(dict(reversed(json.loads(lines[-2]).items())))
     small.write_text("\n".join([*lines[:-2], loose, lines[-1].replace('"stages":2', '"stages":99')]))
     assert [record.gpu for record in catalog.load(small, ["h200"])] == ["h200"]
+    assert {record.gpu for record in catalog.load(small, ["a100"])} == {"a100"}
     assert len(catalog.load(small, ["h200", "a100"])) == len(lines) - 1
     with pytest.raises(catalog.CatalogError, match=f":{len(lines)}: stages=99"):
         catalog.load(small, ["rtx3090"])

@@ -567,7 +567,7 @@ def sizes(own_catalog: dict[str, str]) -> dict[str, str]:
     [
         (Selection(size_class="small-m"), ["64_64_64", "64_4096_64"]),
         (Selection(mnk=("64_64_64", "128_128_128")), ["64_64_64", "128_128_128"]),
-        (Selection(size_class="tiny", gpu="any", acc="f32"), ["128_128_128"] * 3),
+        (Selection(size_class="tiny", gpu="any", acc="f32"), ["128_128_128"] * 6),
         (Selection(mnk=("64_64_64",), acc="any"), ["64_64_64"] * 2),
     ],
 )

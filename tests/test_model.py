@@ -297,6 +297,25 @@ def test_published_choices_seed_their_problems(modelled: ModuleType) -> None:
     assert {(offer.bm, offer.bn, offer.cluster) for offer in offers} == {(128, 256, tuple(facts["cluster"][:2]))}
 
 
+@pytest.mark.parametrize(
+    ("gpu", "family", "area", "cluster"),
+    [
+        ("rtx4090", "sm80_multistage", 128 * 128, 1),
+        ("rtx5090", "sm120_mma", 128 * 128, 1),
+        ("b200", "sm100_tcgen05", 128 * 256, 2),
+    ],
+)
+def test_large_products_take_the_tiles_of_published_kernels(
+    modelled: ModuleType, gpu: str, family: str, area: int, cluster: int
+) -> None:
+    offers = modelled.even(Problem(gpu=gpu, acc="f32", layout="tn", m=8192, n=8192, k=8192))
+    assert family in {offer.family for offer in offers}
+    assert min(offer.bm * offer.bn for offer in offers) == area
+    assert all(offer.split_k == 1 and offer.cluster_ctas == cluster for offer in offers)
+    few = modelled.even(Problem(gpu=gpu, acc="f32", layout="tn", m=64, n=64, k=16384))
+    assert all(offer.split_k > 1 and offer.origin.source == "timing model" for offer in few)
+
+
 def test_the_script_writes_into_a_catalog_of_its_own(
     modelled: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +326,7 @@ def test_the_script_writes_into_a_catalog_of_its_own(
     monkeypatch.setenv("CUDAL2GEN_CATALOG", str(target))
     sizes = [(64, 64, 64), (4096, 4096, 4096)]
     problems = [Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k) for acc in ("f32", "f16") for m, n, k in sizes]
-    monkeypatch.setattr(modelled, "problems", lambda: problems)
+    monkeypatch.setattr(modelled, "problems", lambda gpu: [problem for problem in problems if problem.gpu == gpu])
     monkeypatch.setattr(sys, "argv", ["modelled.py", "--write"])
     modelled.main()
     written = catalog.load(target)
