@@ -426,7 +426,8 @@ def _copied(record: Sm80Multistage) -> list[tuple[int, int]]:
 def _leads_to_elements(lines: list[str], at: int) -> bool:
     """Whether the line decides between a vector store and the stores of single elements behind it."""
     predicate = re.match(r"(?:@!?|setp\S+\s+)(%p\d+)", lines[at])
-    assert predicate is not None
+    if predicate is None:
+        return False
     names = {predicate.group(1)}
     for line in lines[at:]:
         merged = re.match(r"or\.pred\s+(%p\d+), (%p\d+), (%p\d+);", line)

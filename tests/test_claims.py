@@ -107,6 +107,14 @@ FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
     ),
     "one reader is not counted": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>10;", text), "shared-race"),
     "one reader too many": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>12;", text), "deadlock"),
+    "every response counts as a claim": (
+        lambda text: re.sub(r"clusterlaunchcontrol\.query_cancel\.is_canceled[^;]*;", ALWAYS, text),
+        "cluster-launch-control",
+    ),
+    "the CTA of a failed claim is read": (
+        lambda text: text.replace("@p clusterlaunchcontrol", "clusterlaunchcontrol"),
+        "cluster-launch-control",
+    ),
     "more is asked behind a failure": (
         lambda text: _near_request(text, r"(setp\.gt\.s32\s+%p\d+, %r\d+, )-1;", r"\g<1>-2;", behind=True),
         "cluster-launch-control",

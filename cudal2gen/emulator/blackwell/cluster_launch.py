@@ -97,7 +97,11 @@ class ClusterLaunches:
             self.refused.add(self._cluster(row))
         return np.asarray(state == CANCELLED)
 
-    def first_ctaid(self, response: Array, axis: int) -> Array:
+    def first_ctaid(self, response: Array, axis: int, m: Mask, site: int) -> Array:
         """clusterlaunchcontrol.query_cancel.get_first_ctaid; undefined where nothing was cancelled."""
         words = self._words(response)
+        lanes = self.batch.lanes(m)
+        if (undefined := lanes[words[lanes, 3] != CANCELLED]).size:
+            text = "the first CTA of a response that says that nothing was cancelled: it is undefined"
+            self.batch.report_lane(RULE, text, site, int(undefined[0]))
         return np.where(words[:, 3] == CANCELLED, words[:, axis], self.batch.unspecified(4))

@@ -52,5 +52,5 @@ def first_ctaid(e: Emitter, ins: Instr) -> None:
     targets = d.items[:3] if isinstance(d, Vec) else (d,)
     for i, target in enumerate(targets):
         if isinstance(target, Reg) and target.name != "_":
-            text = f"CL.first_ctaid({words}, {i if axis is None else axis})"
+            text = f"CL.first_ctaid({words}, {i if axis is None else axis}, {e.lanes()})"
             e.assign(target, Value(text, "u4", False))
