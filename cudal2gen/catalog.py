@@ -45,7 +45,8 @@ def dump(record: Record) -> str:
 
 
 def load(path: Path | None = None, gpus: Iterable[str] | None = None) -> list[Record]:
-    """All records of a catalog, in its order, or those of some GPUs: lines that start with another are not parsed.
+    """All records of a catalog, in its order, or those of some GPUs: lines that start with another one's name are not
+    parsed, those with a name that is no GPU's are.
 
     Raises CatalogError for an absent file, and with ``file:line: field=value: rule`` for the first line that is
     truncated, illegal or a duplicate.
@@ -60,7 +61,7 @@ def _parsed(path: Path, content: bytes, gpus: frozenset[str] | None) -> tuple[Re
     records: list[Record] = []
     first_lines: dict[Problem, int] = {}
     for number, line in _lines(path, content):
-        if gpus is not None and (start := GPU_FIRST.match(line)) and start[1] not in gpus:
+        if gpus is not None and (start := GPU_FIRST.match(line)) and start[1] in GPUS and start[1] not in gpus:
             continue
         record = _parse(path, number, line)
         first = first_lines.setdefault(record.problem, number)

@@ -167,6 +167,9 @@ def test_lines_of_other_gpus_are_not_parsed(small: Path) -> None:
     assert len(catalog.load(small, ["h200", "a100"])) == len(lines) - 1
     with pytest.raises(catalog.CatalogError, match=f":{len(lines)}: stages=99"):
         catalog.load(small, ["rtx3090"])
+    small.write_text("\n".join([*lines[:-1], lines[-1].replace("rtx3090", "rtx390")]))
+    with pytest.raises(catalog.CatalogError, match=f":{len(lines)}: gpu=rtx390"):
+        catalog.load(small, ["h200"])
 
 
 def test_a_duplicate_is_refused(small: Path) -> None:
