@@ -8,8 +8,10 @@ _COMMENT = r"(?:\s|/\*(?s:.)*?\*/)*"
 # Directives of comments and strings match too: where those begin and end the text's author decides.
 _INCLUDE = re.compile(rf"(?:^|\*/){_COMMENT}(?:#|%:|\?\?=){_COMMENT}(?:include|include_next|import|embed)\b(.*)$", re.M)
 _ALLOWED = re.compile(rf"{_COMMENT}(?:<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\")")
-# Whether there is a file; also macros of headers ask so. Without an operand a name is only tested for being a macro.
-_QUESTION = re.compile(rf"\b\w*(?i:has_(?:include|embed))\w*{_COMMENT}+(?=(\(.*))")
+# Whether there is a file; also macros of headers ask so, and those of the text that stand for one. A name may be tested
+# for being a macro.
+_TEST = rf"(?:\bdefined{_COMMENT}(?:\({_COMMENT})?|(?:#|%:|\?\?=){_COMMENT}ifn?def\b{_COMMENT})"
+_QUESTION = re.compile(rf"({_TEST})?\b\w*(?i:has_(?:include|embed))\w*{_COMMENT}(?=(.*))")
 _NEWLINE = re.compile(r"\r\n|[\r\v\f]")
 _SPLICE = re.compile(r"(?:\\|\?\?/)[ \t]*\n")
 
@@ -18,5 +20,6 @@ def outside(source: str) -> list[str]:
     """Lines that include a file by an absolute path, a path upwards or a macro, or that ask whether there is one."""
     joined = _SPLICE.sub("", _NEWLINE.sub("\n", source.removeprefix("\ufeff")))
     included = [match[0].strip() for match in _INCLUDE.finditer(joined) if not _ALLOWED.match(match[1])]
-    questions = [match for match in _QUESTION.finditer(joined) if not _ALLOWED.match(match[1], 1)]
-    return included + [f"{match[0]}{match[1]}".strip() for match in questions]
+    names = [match for match in _QUESTION.finditer(joined) if not match[1]]
+    questions = [match for match in names if not (match[2].startswith("(") and _ALLOWED.match(match[2], 1))]
+    return included + [f"{match[0]}{match[2]}".strip() for match in questions]

@@ -106,6 +106,8 @@ def test_texts_that_are_no_constants_are_refused() -> None:
         '/* */ #/**/include/**/"../x.h"', 'char a[] = "/*";\n#include "/etc/hosts"\nchar b[] = "*/";',
         '// /*\n#include "/etc/hosts"\n// */', '#inc\\  \nlude "/etc/hosts"', '//\r#include "/etc/hosts"',
         '#if __has_include("/etc/hosts")', "#if _CCCL_HAS_INCLUDE (</etc/hosts>)", "#if __has_include /**/ (FILE)",
+        '#define ASKS __has_include\n#if ASKS("/etc/hosts")',
+        '#define ASKS(f) f("/etc/hosts")\n#if ASKS(__has_include)',
         '\v#include "/etc/hosts"', '\ufeff#include "a/../../b.h"', '#inc\\\r\nlude "/etc/hosts"',
     ],
 )  # fmt: skip
@@ -117,3 +119,4 @@ def test_headers_of_libraries_are_included() -> None:
     text = '#include <mma.h> // half\n#include "cute/tensor.hpp" /* layouts */\n  #include <cuda/std/array>\n'
     assert includes.outside(text) == []
     assert includes.outside("#if defined(__has_include) && __has_include(<cuda_fp8.h>)\n#endif\n") == []
+    assert includes.outside("#ifdef __has_include\n#if defined __has_include\n#endif\n#endif\n") == []
