@@ -91,10 +91,10 @@ def test_a_hanging_step_is_ended_with_its_children(tmp_path: Path) -> None:
     )
     begin = time.monotonic()
     assert gpu_day.run_call(1, tmp_path, os.environ, steps(program, seconds=2)) == 1
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 55, "the step would sleep for 60"
     assert rows(tmp_path)[0]["exit"] is None
     # SIGKILL is sent at once; the kernel takes its time to act on a process that the step does not wait for.
-    processes.until(lambda: not running(int(child.read_text())), seconds=5)
+    processes.until(lambda: not running(int(child.read_text())), seconds=30)
 
 
 def running(pid: int) -> bool:
