@@ -243,6 +243,9 @@ int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int
     int64_t const clusters = launch.clusters(m, n, k, count, groups);
     x = (launch.persistent ? std::min(clusters, own.resident) : clusters) * launch.cluster();
     y = z = 1;
+    if (x > INT_MAX)
+      return invalid("the problem needs " + std::to_string(x) + " CTAs in clusters of " + std::to_string(launch.cluster()) +
+                     ", more than a grid has");
   } else if (launch.raster == Raster::kZsplit) {
     int64_t const slices = ceil_div(tiles_n * launch.bn, own.options.swizzle_stride);
     x = ceil_div(tiles_n, slices);

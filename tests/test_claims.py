@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from cudal2gen import compiler
+from cudal2gen import compiler, emulator
 from cudal2gen.compiler import Artifact
 from cudal2gen.emulator.state.queue import CtaQueue
 from cudal2gen.kernel import Problem, Sm100Tcgen05, ceil_div
+from cudal2gen.kernel.launch import Batches
+from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.model import estimate
 from cudal2gen.results import Case
-from cudal2gen.validator import Shape, own_shape, run_case
+from cudal2gen.validator import Shape, emulated, own_shape, run_case
 from tests.paths import PATHS, tensor
 
 PAIR = PATHS["tensor claimed pair"]
@@ -141,6 +143,22 @@ def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, lib
     assert any(finding.startswith(rule) for finding in findings), findings
 
 
+def test_a_grid_of_more_ctas_than_fit_along_x_is_refused(artifact: Artifact, library: Path, tmp_path: Path) -> None:
+    """A cluster for each tile: CTAs beyond the matrix count too. The facts of a launch decide: the pair's serve, edited
+    to take batches."""
+    directory = tmp_path / artifact.digest
+    shutil.copytree(artifact.directory, directory)
+    with (directory / "kernel.launch").open("a") as facts:
+        facts.write("\nbatch=strided\n")
+    with (
+        emulator.session(device=emulated.device_of(PAIR)) as session,
+        OpenKernel(library, directory, PAIR.launch_options, emulator.runtime_path()) as kernel,
+        pytest.raises(LaunchError, match="2147483648 CTAs in clusters of 2, more than a grid has"),
+    ):
+        kernel.launch(1 << 20, 64, 1 << 21, 64, 1 << 22, 64, 32, 32, 64, batches=Batches(2**30, 0, 0, 64 * 32))
+    assert session.launches == []
+
+
 def test_claims_are_proposed_where_tiles_wait() -> None:
     """Where not all tiles run at once; and the model prefers neither scheduler."""
 
@@ -152,3 +170,17 @@ def test_claims_are_proposed_where_tiles_wait() -> None:
     assert schedulers(128, 32) == {"static"}
     sizes: dict[str, Any] = {"m": 8192, "n": 8192, "k": 4096, "bn": 256, "stages": 4}
     assert estimate(tensor(**sizes)) == estimate(tensor(**sizes, scheduler="clc"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "remarks"),
+    [
+        ({"m": 600}, ["scheduler=clc: 25 tiles run at once on b200, so none is claimed"]),
+        ({"m": 8192, "n": 8192}, []),
+        ({"m": 600, "batch": "strided"}, []),
+    ],
+)
+def test_claims_that_find_nothing_are_remarked(changes: dict[str, Any], remarks: list[str]) -> None:
+    """Of batches nobody knows how many tiles there are."""
+    assert tensor(**changes, scheduler="clc").remarks == remarks
+    assert tensor(**changes).remarks == []

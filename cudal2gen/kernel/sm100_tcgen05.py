@@ -253,6 +253,15 @@ class Sm100Tcgen05(TmaRing):
         return [*super().warnings, *self.cluster_warnings()]
 
     @property
+    def remarks(self) -> list[str]:
+        """Claims that find nothing."""
+        remarks = super().remarks
+        at_once = self.target.sms * max(1, self.ctas_per_sm(self.estimated_registers))
+        if self.claims_tiles and not self.batched and self.ctas <= at_once:
+            remarks.append(f"scheduler=clc: {self.ctas} tiles run at once on {self.gpu}, so none is claimed")
+        return remarks
+
+    @property
     def facts(self) -> dict[str, int | str]:
         return super().facts | {"tensor_memory_columns": self.columns}
 
