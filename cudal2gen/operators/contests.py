@@ -173,7 +173,8 @@ def _groups(
     """So many rows of A, those that are in a group in turns, and the groups' ends, which share them out as the call's
     do: what lies behind the last group may be anything."""
     scaled = device.empty(ends, len(ends))
-    scaled.copy_(ends.long() * rows // request.sizes.m)
+    ends = ends.long().clamp(max=request.sizes.m)  # beyond A's rows torch would end the process's use of the device
+    scaled.copy_(ends * rows // request.sizes.m)
     return _rows(device, a, request, rows, int(ends[-1]) or request.sizes.m), scaled
 
 
