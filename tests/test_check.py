@@ -407,11 +407,11 @@ def test_exit_runs_the_programs_handlers_and_no_others(tmp_path: Path) -> None:
         "libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.pause, None, None)\n"
         f"library = compilation.library([Path({str(source)!r})], [], 'sm_80', toolchain.discover())\n"
         "check = plan.Plan('sm_80', library, main=('x', *sys.argv[1:]))\n"
-        "result = supervision.run(check, 'x.cu', 10, 4); print(f': {result.ending}', flush=True); os._exit(0)"
+        "result = supervision.run(check, 'x.cu', 60, 4); print(f': {result.ending}', flush=True); os._exit(0)"
     )
     for words, code in ([], 4), (["early"], 3):
         done = subprocess.run(
-            [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, timeout=50
+            [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, timeout=600
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert sorted(done.stdout) == sorted(f"handler, static\nthe end: ended with exit code {code}\n")

@@ -461,14 +461,13 @@ def test_rewards_go_to_the_transcript(story: Story) -> None:
 
 
 def test_a_check_ends_at_its_limits() -> None:
-    bounds = Bounds(seconds=0.5)
-    assert proof.bounded(time.sleep, (30,), bounds) == "did not end within 0.5 s"
+    assert proof.bounded(time.sleep, (30,), Bounds(seconds=0.5)) == "did not end within 0.5 s"
     little = Bounds(seconds=30, gib=0.25)
     with processes.memory(0.5):  # what a check inherits from this process is not its own
         assert proof.bounded(processes.hold, (0.3,), little) == "needs more than 0.25 GiB"
         assert proof.bounded(processes.hold, (0.1, 0.4), little) is None
-    assert proof.bounded(os._exit, (3,), bounds) == "ended (exit code 3)"
-    assert proof.bounded(len, ("four",), bounds) == 4
+    assert proof.bounded(os._exit, (3,), little) == "ended (exit code 3)"
+    assert proof.bounded(len, ("four",), little) == 4
 
 
 # The command.
