@@ -160,7 +160,8 @@ class Chip(NamedTuple):
 # Blackwell Tuning Guide gives shared memory, the HGX data sheet 2250 TFLOP/s, the driver 148 SMs, an L2 of 126.5 MiB
 # and 7.67 TB/s (7680 bits at 3996 MHz, github.com/pytorch/ao/pull/4002). NVIDIA publishes no data sheet of the H20:
 # 96 GB at 4.0 TB/s, an L2 of 60 MB and 148 TFLOP/s (a quarter of the H100's rate of an SM) are what its sellers state;
-# its 78 SMs are Geekbench's reading of the driver.
+# its 78 SMs are Geekbench's reading of the driver. RTX PRO 6000 Blackwell (Workstation Edition): its data sheet gives
+# 24064 CUDA cores, so 188 SMs, and 1792 GB/s, reviews an L2 of 128 MiB; clocks and latencies are the RTX 5090's.
 GPUS: dict[str, Chip] = {
     "a100": Chip("A100", CAPABILITIES["8.0"], 108, Rates(1380, 40, 1.7e6, 40 << 20, 0.6, 262), (), "A100_SXM_80GB"),
     "rtx3090": Chip(
@@ -189,6 +190,10 @@ GPUS: dict[str, Chip] = {
     "rtx5090": Chip(
         "GeForce RTX 5090", CAPABILITIES["12.0"], 170, Rates(2400, 28, 1.6e6, 96 << 20, 0.7, 360),
         ("rtx4090", "l40s", "rtx3090", "a100"), "RTX_5090",
+    ),
+    "rtxpro6000": Chip(
+        "RTX PRO 6000 Blackwell", CAPABILITIES["12.0"], 188, Rates(2400, 28, 1.6e6, 128 << 20, 0.7, 360),
+        ("rtx4090", "l40s", "rtx3090", "a100"), "RTX_PRO_6000",
     ),
 }  # fmt: skip
 

@@ -536,7 +536,7 @@ def test_completion_is_printed_for_a_shell_that_is_named() -> None:
 @pytest.mark.parametrize(
     ("words", "completions"),
     [
-        ("show --gpu ", ["a100", "rtx3090", "rtx4090", "l40s", "h100", "h200", "h20", "b200", "rtx5090"]),
+        ("show --gpu ", ["a100", "rtx3090", "rtx4090", "l40s", "h100", "h200", "h20", "b200", "rtx5090", "rtxpro6000"]),
         ("build --gpu a", ["a100", "any"]),
         ("list --structure ", ["exact", "nearest", "tuned", "modelled"]),
         ("run --inputs s", ["sparse", "special"]),

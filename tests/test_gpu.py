@@ -38,6 +38,8 @@ pytestmark = pytest.mark.torch
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA GeForce RTX 3090", "rtx3090"),
         ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
         ("NVIDIA GeForce RTX 5090 D", None),

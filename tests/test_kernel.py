@@ -230,7 +230,7 @@ ILLEGAL_WGMMA = [
     ("mma_repeat", {"mma_repeat": [1, 1, 1]}, "extra inputs"),
 ]
 ILLEGAL_WARPS = [
-    ("gpu", {"gpu": "b200"}, "sm120_mma needs one of rtx5090"),
+    ("gpu", {"gpu": "b200"}, "sm120_mma needs one of rtx5090, rtxpro6000"),
     ("bm", {"bm": 64}, "must be a multiple of 128, 2 warpgroups of 64 rows each"),
     ("bn", {"swap_ab": True, "bn": 64}, "must be a multiple of 128, 2 warpgroups of 64 rows each"),
     ("bn", {"bn": 72}, "must be a multiple of 16, the columns that one ldmatrix brings"),
