@@ -303,6 +303,7 @@ def rehearse(out: Path, budget_seconds: float = 2.0) -> int:
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "CUDAL2GEN_CATALOG": str(catalog),
+        "CUDAL2GEN_CACHE_DIR": str(scratch / "cache"),  # where a device is kept to one process
         "CUDAL2GEN_GPU": "tests.rehearsal:Rehearsal",
     }
     choose = (

@@ -32,7 +32,11 @@ class Place:
         self.mark = folder
         self.store = folder / "results"
         catalog.save(BUILT_AHEAD, folder / "kernels.jsonl")
-        self._variables = {"CUDAL2GEN_CATALOG": str(folder / "kernels.jsonl"), "CUDAL2GEN_RESULTS": str(self.store)}
+        self._variables = {
+            "CUDAL2GEN_CATALOG": str(folder / "kernels.jsonl"),
+            "CUDAL2GEN_RESULTS": str(self.store),
+            "CUDAL2GEN_CACHE_DIR": str(folder / "cache"),  # where a device is kept to one process
+        }
 
     def start(self, *arguments: str, variables: dict[str, str] | None = None) -> subprocess.Popen[str]:
         environment = processes.marked(self.mark) | self._variables | (variables or {})

@@ -253,11 +253,12 @@ def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged: Path
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_on_a_gpu_right_kernels_are_timed_in_turns(judged: Path, own_catalog: Path) -> None:
+def test_on_a_gpu_right_kernels_are_timed_in_turns(judged: Path, own_catalog: Path, tmp_path: Path) -> None:
     done = run(
         *("--set", "bn=16", "--time", "--json"),
         mnk="64_64_64",
         CUDAL2GEN_GPU="tests.rehearsal:Rehearsal",
+        CUDAL2GEN_CACHE_DIR=tmp_path,  # where a device is kept to one process
         CUDAL2GEN_RESULTS=judged,
         CUDAL2GEN_CATALOG=own_catalog,
     )

@@ -368,7 +368,7 @@ def test_a_winner_becomes_a_record_and_a_proposal(story: Story, monkeypatch: pyt
     assert winner.draft.text == gemm((LOOP, UNROLLED))
     page = outcome.proposal(written, winner)
     for needed in (
-        "modelled, not measured",
+        " us (modelled, timing model of machine code, nothing measured): ",
         "+#pragma unroll 4",
         "| wrong result |",
         "## Machine evidence",

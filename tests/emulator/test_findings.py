@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -76,6 +77,17 @@ def test_errors_come_first_and_are_not_hidden() -> None:
     out = reports.list()
     assert [r.kind for r in out[:2]] == ["shared-race", "phase-at-exit"]
     assert len(out) == Reports.LIMIT + 1
+
+
+def test_an_error_that_is_everywhere_hides_no_other() -> None:
+    reports = Reports("k", [Site(i + 1, f"tcgen05.ld {i}") for i in range(2 * Reports.LIMIT)])
+    for site in range(Reports.LIMIT + 1):
+        reports.add("tensor-memory-race", "text", site)
+    reports.add("tensor-memory-registers", "text", Reports.LIMIT + 60)
+    assert Counter(r.kind for r in reports.list()) == {
+        "tensor-memory-race": Reports.LIMIT,
+        "tensor-memory-registers": 1,
+    }
 
 
 def test_findings_as_json() -> None:

@@ -331,6 +331,21 @@ def test_an_operand_under_way_is_reported() -> None:
     assert any("a bulk copy starts: write after read" in report.message for report in races)
 
 
+@pytest.mark.parametrize("adverse", [False, True])
+@pytest.mark.parametrize("late", ["0", "1"])
+def test_a_pair_gives_columns_back_behind_the_accesses_of_both_ctas(late: str, adverse: bool) -> None:
+    """Whichever CTA comes later to its loads; with barriers of its own alone, each gives back what the other reads."""
+    text = alone("pair")
+    head, last = text.rsplit("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", 1)
+    delay = "{.reg .pred p; .reg .b32 r, i; mov.u32 r, %cluster_ctarank; setp.ne.u32 p, r, " + late + "; @p bra late;"
+    delay += " mov.u32 i, 0; turn: add.u32 i, i, 1; setp.lt.u32 p, i, 100; @p bra turn; late:}"
+    first, loads = head.rsplit("tcgen05.fence::after_thread_sync;", 1)
+    reports = pair(f"{first}tcgen05.fence::after_thread_sync; {delay}{loads}bar.sync 0;{last}",
+                   options=Options(adverse=adverse))[2].reports  # fmt: skip
+    assert {report.kind for report in reports} == {"tensor-memory-race"}, [str(report) for report in reports]
+    assert any("of the CTA's peer" in report.message for report in reports)
+
+
 # --- cluster launch control
 
 

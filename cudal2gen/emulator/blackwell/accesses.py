@@ -73,6 +73,8 @@ class TensorAccesses:
             self.batch.report_lanes("tensor-memory-bounds", text, site, lanes)
             if high > COLUMNS:
                 column = -1
+        elif self.hazards:
+            self.allocation.check_access(row, column, high, int(lanes[0]), site)
         return lane, column
 
     def _width(self, access: Access) -> int:

@@ -50,6 +50,8 @@ class Allocation:
     def __init__(self, batch: BatchState, scheduler: Scheduler, shared: ClusterMemory, memory: TensorMemory) -> None:
         self.batch, self.scheduler, self.shared, self.memory = batch, scheduler, shared, memory
         self.owned: Array = np.zeros((batch.count, COLUMNS), bool)
+        # Blocks that a row still has, and that its peer has given back for both CTAs: (row, first column) -> columns.
+        self.withdrawn: dict[tuple[int, int], int] = {}
         self.blocks: list[dict[int, Block]] = [{} for _ in range(batch.count)]
         self.relinquished: Array = np.zeros(batch.count, bool)
         # Per row: columns of the last alloc.
@@ -172,6 +174,9 @@ class Allocation:
                 self._check_over(group, row, at, count, lanes, site)
             self.owned[row, at : at + block.columns] = False
             del self.blocks[row][at]
+            self.withdrawn.pop((row, at), None)
+            if group == 2 and at in self.blocks[self.peer(row)]:
+                self.withdrawn[self.peer(row), at] = block.columns
         self._serve()
 
     def _check_over(self, group: int, row: int, at: int, count: int, lanes: Array, site: int) -> None:
@@ -182,6 +187,13 @@ class Allocation:
             if not self.memory.is_over(other, at, at + count, int(lanes[0])):
                 text = f"tcgen05.dealloc of {name} that may still be in use: nothing orders it behind their accesses"
                 self.batch.report_lanes("tensor-memory-race", text, site, lanes)
+
+    def check_access(self, row: int, low: int, high: int, lane: int, site: int) -> None:
+        """Columns that a CTA uses are not given back by its peer, whatever the order of these two here."""
+        if any(row == owner and low < at + count and at < high for (owner, at), count in self.withdrawn.items()):
+            text = f"columns {low} to {high - 1} of tensor memory, which tcgen05.dealloc of the CTA's peer gives back: "
+            text += "nothing orders it behind this access"
+            self.batch.report_lane("tensor-memory-race", text, site, lane)
 
     def relinquish(self, group: int, m: Mask, site: int) -> None:
         """tcgen05.relinquish_alloc_permit."""

@@ -169,6 +169,8 @@ class TensorProducts:
     def _is_owned(self, row: int, column: int, width: int, what: str, lane: int, site: int) -> bool:
         high = column + width
         if high <= COLUMNS and self.allocation.owned[row, column:high].all():
+            if self.memory.hazards:
+                self.allocation.check_access(row, column, high, lane, site)
             return True
         where = "" if row == self.batch.row_of[lane] else " of the peer"
         text = f"{what} in columns {column} to {high - 1} of tensor memory{where}, which are not allocated"

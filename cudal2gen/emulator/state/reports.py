@@ -132,7 +132,7 @@ Key = tuple[str, int | None, int | None, str | None]
 class Reports:
     """Findings of a launch, one per (kind, instruction, instruction of the other side)."""
 
-    # Of each severity: lints leave room for errors.
+    # Of each kind: one that is found everywhere leaves room for the others.
     LIMIT = 200
 
     def __init__(self, kernel: str, sites: Sequence[Site]) -> None:
@@ -143,7 +143,7 @@ class Reports:
         self.races: set[Key] = set()
         # Values that no rule defines: no findings at all unless they reach memory.
         self.unspecified: set[Key] = set()
-        self.room: Counter[Severity] = Counter(dict.fromkeys(Severity, self.LIMIT))
+        self.kinds: Counter[str] = Counter()
 
     def add(
         self,
@@ -169,10 +169,9 @@ class Reports:
         if old is not None:
             old.count += count
             return
-        severity = RULES[kind].severity
-        if not self.room[severity]:
+        if self.kinds[kind] == self.LIMIT:
             return
-        self.room[severity] -= 1
+        self.kinds[kind] += 1
         access = Participant(self.sites[site] if site is not None else NOWHERE, cta, tuple(threads))
         self.by_key[key] = Report(kind, message, self.kernel, access, other, placed(kind, address), count)
 
@@ -191,7 +190,7 @@ class Reports:
     def forget(self, doubts: set[Key]) -> None:
         """Findings of values that no rule defines have turned out to be none."""
         for key in doubts & self.by_key.keys():
-            self.room[self.by_key.pop(key).severity] += 1
+            self.kinds[self.by_key.pop(key).kind] -= 1
 
     def errors(self) -> set[Key]:
         """The errors."""
