@@ -8,12 +8,16 @@ from __future__ import annotations
 import codecs
 import fcntl
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -23,12 +27,19 @@ from cudal2gen.errors import Failure, WrongInput, parse_json
 from cudal2gen.kernel import Acc, IllegalRecord, Problem, Record, Use, explain, parse, serving
 from cudal2gen.kernel.fieldset import spell
 from cudal2gen.kernel.fusion import Fusion
+from cudal2gen.kernel.problem import MAX_EXTENT
 
 GPU_FIRST = re.compile(r'\{"gpu":"(\w+)"')  # how a line in normal form starts
+SIZES_FIRST = re.compile(GPU_FIRST.pattern + r',"acc":"(\w+)","layout":"(\w+)","m":([0-9]+),"n":([0-9]+),"k":([0-9]+),')
+ANY_TILE = (MAX_EXTENT, MAX_EXTENT)  # one tile of it covers every problem
+FIRST_LINES = 64  # that a search for the nearest record parses before it looks further
 
 
 class CatalogError(WrongInput):
     """A catalog that cannot be read or written; the message gives file, line, field and rule."""
+
+
+Served = tuple[Record, Record, Use]  # the catalog's record, what becomes of it, and how that serves a problem
 
 
 @dataclass(frozen=True)
@@ -58,25 +69,54 @@ def load(path: Path | None = None, gpus: Iterable[str] | None = None) -> list[Re
 @lru_cache(maxsize=4)
 def _parsed(path: Path, content: bytes, gpus: frozenset[str] | None) -> tuple[Record, ...]:
     """The records of a catalog's content; kept, since a command that names several problems asks for each."""
-    records: list[Record] = []
+    lines = (
+        (number, _parse(path, number, line))
+        for number, line in _lines(path, content)
+        if gpus is None or not (start := GPU_FIRST.match(line)) or start[1] not in GPUS or start[1] in gpus
+    )
+    return tuple(record for record in _unique(path, lines).values() if gpus is None or record.gpu in gpus)
+
+
+def _unique(path: Path, records: Iterable[tuple[int, Record]]) -> dict[Problem, Record]:
+    """Records of numbered lines by their problems, in order. Raises CatalogError where two answer one problem."""
+    unique: dict[Problem, Record] = {}
     first_lines: dict[Problem, int] = {}
-    for number, line in _lines(path, content):
-        if gpus is not None and (start := GPU_FIRST.match(line)) and start[1] in GPUS and start[1] not in gpus:
-            continue
-        record = _parse(path, number, line)
+    for number, record in records:
         first = first_lines.setdefault(record.problem, number)
         if first != number:
             raise CatalogError(
                 f"{path}:{number}: duplicate of line {first}: {record.problem.title} has a record already"
             )
-        if gpus is None or record.gpu in gpus:
-            records.append(record)
-    return tuple(records)
+        unique[record.problem] = record
+    return unique
+
+
+class _Line(NamedTuple):
+    """A line of a catalog. ``start``: GPU, accumulator, layout and sizes, which a line in normal form shows without
+    being parsed; the problem's other fields are unknown.
+    """
+
+    number: int
+    text: str
+    start: Problem | None
 
 
 @lru_cache(maxsize=2)
-def _by_problem(path: Path, content: bytes) -> dict[Problem, Record]:
-    return {record.problem: record for record in _parsed(path, content, None)}
+def _by_start(path: Path, content: bytes) -> dict[tuple[object, ...], list[_Line]]:
+    """The lines of a catalog by their start; those not in normal form at ()."""
+    lines: dict[tuple[object, ...], list[_Line]] = {}
+    for number, text in _lines(path, content):
+        match = SIZES_FIRST.match(text)
+        start = None
+        if match and match[1] in GPUS:
+            m, n, k = map(int, match.groups()[3:])
+            start = Problem.model_construct(None, gpu=match[1], acc=match[2], layout=match[3], m=m, n=n, k=k)
+        lines.setdefault(_start(start) if start else (), []).append(_Line(number, text, start))
+    return lines
+
+
+def _start(problem: Problem) -> tuple[object, ...]:
+    return problem.gpu, problem.acc, problem.layout, problem.m, problem.n, problem.k
 
 
 def published(records: Iterable[Record], acc: Acc) -> list[Record]:
@@ -92,8 +132,37 @@ def find(problem: Problem, path: Path | None = None) -> Match:
 
     Raises CatalogError where no record of the accumulator becomes legal.
     """
-    record = own(problem, path)
-    return Match(record) if record else nearest(problem, load(path))
+    path = path or places.catalog()
+    if record := own(problem, path):
+        return Match(record)
+    near: list[tuple[int, Record]] = []
+    for lines, farther in _outwards(problem, _by_start(path, _content(path))):
+        near += ((line.number, _parse(path, line.number, line.text)) for line in lines)
+        served = _served(problem, [record for _, record in sorted(near, key=itemgetter(0))])
+        if served and serving.cost(problem, served[0], served[2]) < farther:  # no record that is not parsed is as near
+            return _match(problem, served)
+    raise _none_legal(problem)
+
+
+def _outwards(
+    problem: Problem, by_start: Mapping[tuple[object, ...], list[_Line]]
+) -> Iterator[tuple[list[_Line], float]]:
+    """The lines of a problem's accumulator in parts, the nearest first, each with the distance of all later ones, at
+    least. Lines that are not in normal form come with the first part."""
+    lines = [
+        (serving.distance(problem, line.start, ANY_TILE), line)
+        for line in chain(*by_start.values())
+        if line.start and line.start.acc == problem.acc
+    ]
+    lines.sort(key=itemgetter(0))
+    part, size = by_start.get((), []), FIRST_LINES
+    while lines:
+        part = [*part, *(line for _, line in lines[:size])]
+        lines = lines[size:]
+        yield part, lines[0][0] if lines else math.inf
+        part, size = [], 4 * size
+    if part:
+        yield part, math.inf
 
 
 def own(problem: Problem, path: Path | None = None) -> Record | None:
@@ -105,7 +174,10 @@ def own(problem: Problem, path: Path | None = None) -> Record | None:
     if start and start not in after:
         (line,) = _lines(path, start[1:] + after.partition(b"\n")[0])
         return _parse(path, before.count(b"\n") + 1, line[1])
-    return _by_problem(path, content).get(problem)
+    by_start = _by_start(path, content)
+    lines = sorted(chain(by_start.get((), ()), by_start.get(_start(problem), ())), key=itemgetter(0))
+    records = [(line.number, _parse(path, line.number, line.text)) for line in lines]
+    return _unique(path, records).get(problem)
 
 
 def nearest(problem: Problem, records: Iterable[Record]) -> Match:
@@ -117,13 +189,26 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Match:
     alike = [record for record in records if record.acc == problem.acc]
     if exact := next((record for record in alike if record.mnk == problem.mnk and record.problem == problem), None):
         return Match(exact)
+    if served := _served(problem, alike):
+        return _match(problem, served)
+    raise _none_legal(problem)
+
+
+def _served(problem: Problem, alike: Sequence[Record]) -> Served | None:
+    """The record of the problem's accumulator that serves it best, changed so far that it does."""
     distances = (serving.distance(problem, record.problem, (record.bm, record.bn)) for record in alike)
     pairs = zip(distances, alike, strict=True)
     ranked = sorted(pairs, key=lambda pair: (pair[0], _other_types(pair[1], problem)))
-    if served := serving.nearest(ranked, lambda record: serving.resized(record, problem)):
-        source, record, use = served
-        return Match(record, _note(problem, source, record, use))
-    raise CatalogError(f"no record becomes legal for {problem.title}; see 'cudal2gen list'")
+    return serving.nearest(ranked, lambda record: serving.resized(record, problem))
+
+
+def _match(problem: Problem, served: Served) -> Match:
+    source, record, use = served
+    return Match(record, _note(problem, source, record, use))
+
+
+def _none_legal(problem: Problem) -> CatalogError:
+    return CatalogError(f"no record becomes legal for {problem.title}; see 'cudal2gen list'")
 
 
 def library(
@@ -272,6 +357,7 @@ def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
+@lru_cache(maxsize=1 << 14)
 def _parse(path: Path, number: int, line: str) -> Record:
     try:
         return parse(line)

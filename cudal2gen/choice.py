@@ -413,7 +413,7 @@ class Answers:
             resized = serving.resized(table.kernels[choice.kernel].record, problem, same_binary=True)
             if resized is not None:
                 return catalog.Match(resized[0], f"no record for {problem.mnk}; {choice.reason}")
-        return catalog.nearest(problem, catalog.load())
+        return catalog.find(problem)
 
     def _table(self, problem: Problem) -> Table:
         kind = (problem.gpu, *problem.kind)

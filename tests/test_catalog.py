@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cudal2gen import catalog, errors, places
+from cudal2gen.chips import GPUS
 from cudal2gen.kernel import MmaSyncKernel, Problem, revise
 from tests.strategies import multistage, wgmma
 
@@ -92,6 +94,18 @@ def test_off_the_grid_the_nearest_record_computes_the_problem(small: Path) -> No
     assert odd.record.caller_pads
     assert odd.note is not None
     assert odd.note.endswith("taking that of 128_1024_64, padded to 128_256_64 by copies of A, B and D")
+
+
+def test_the_nearest_lines_give_the_record_that_all_lines_give(
+    records: list[catalog.Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "FIRST_LINES", 1)
+    drawn = random.Random(5)
+    path = places.shipped("configs") / "kernels.jsonl"
+    for gpu in GPUS:
+        m, n, k = (int(2 ** drawn.uniform(0, 15)) for _ in "mnk")
+        question = problem(m, n, k, gpu, drawn.choice(("f16", "f32")), drawn.choice(("tn", "nn")))
+        assert catalog.find(question, path) == catalog.nearest(question, records), question.title
 
 
 def test_another_gpu_or_layout_takes_the_record_with_that_field_changed(small: Path) -> None:

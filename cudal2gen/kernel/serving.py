@@ -152,6 +152,11 @@ def nearest(
     return best
 
 
+def cost(problem: Problem, source: Record, use: Use) -> float:
+    """What ``nearest`` compares: the distance of a record and its copies, in octaves."""
+    return distance(problem, source.problem, (source.bm, source.bn)) + COPY * sum(use.copied)
+
+
 def _variant(record: Record, problem: Problem, fields: Fields) -> Record | None:
     try:
         return record.at(problem.revised(), **(record.output_fields(problem) | fields))
