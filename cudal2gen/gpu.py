@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import fcntl
 import importlib
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,6 +57,7 @@ Race = Callable[[Sequence[Binder]], Winner]
 RESERVE = 2 << 30  # bytes of device memory left to libraries
 STAND_IN = "CUDAL2GEN_GPU"
 HANG_S = 60  # seconds; what is tried takes a fraction of one
+NO_DEVICE = "torch sees no CUDA device; without one, the emulator runs kernels: validate, run"
 TRACEBACK_FD = 2  # the file descriptor that receives the traceback of a hang: not sys.stderr, which may be a stand-in
 HOLD_CYCLES = 40_000_000  # some 20 ms at any clock of a GPU
 
@@ -314,7 +317,7 @@ class Card:
         except ImportError:
             raise GpuError("torch is missing, which runs kernels on a GPU: pip install 'cudal2gen[gpu]'") from None
         if not torch.cuda.is_available():
-            raise GpuError("torch sees no CUDA device; without one, the emulator runs kernels: validate, run")
+            raise GpuError(NO_DEVICE)
         if index >= torch.cuda.device_count():
             raise GpuError(f"--device {index}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
         self._torch = torch
@@ -513,12 +516,23 @@ class Gpu(Card):
         time.sleep(seconds)
 
 
+def has_driver() -> bool:
+    """Whether the library of NVIDIA's driver is there."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def connect(index: int = 0) -> Gpu:
     """The CUDA device of this number. Raises GpuError.
 
     ``CUDAL2GEN_GPU`` names a stand-in as ``module:class``, a ``Gpu`` for rehearsals on machines without one.
     """
     if not (stand_in := os.environ.get(STAND_IN)):
+        if find_spec("torch") and not has_driver():  # torch takes seconds to say so
+            raise GpuError(NO_DEVICE)
         return Gpu(index)
     module, _, name = stand_in.partition(":")
     try:

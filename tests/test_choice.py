@@ -498,7 +498,7 @@ def test_explain_says_what_would_run_and_why(tmp_path: Path) -> None:
     assert text.startswith(
         "runs     torch.matmul\nbecause  4096_4096_64: nothing was measured within a factor of two\n"
     )
-    assert "a kernel hgemm_sm80_multistage_f16_tn" in text
+    assert "instead  hgemm_sm80_multistage_f16_tn" in text
     record = catalog.find(Problem(gpu="a100", acc="f16", layout="tn", m=4096, n=4096, k=64)).record
     environment = measured.H200.model_copy(update={"gpu": "a100"})
     measurements = campaign(record, EVEN, gpu="a100", acc="f16")

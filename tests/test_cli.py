@@ -93,6 +93,27 @@ def test_show_gives_the_record_and_what_follows() -> None:
         assert word in text
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("mma_repeat=2,4", "mma_repeat=[2, 4]: value 3 of it is missing"),
+        ("mma_repeat=2", "mma_repeat=[2]: value 2 of it is missing; mma_repeat=[2]: value 3 of it is missing"),
+        ("mma_repeat=2,4,1,1", "mma_repeat=[2, 4, 1, 1]: takes 3 values, not 4"),
+        ("bn=64,128", "bn=[64, 128]: input should be a valid integer; 'cudal2gen try' takes several values"),
+        ("stages=2..4", "stages=\"2..4\": input should be a valid integer; 'cudal2gen try' takes several values"),
+    ],
+)
+def test_a_list_of_another_length_is_refused_in_words(setting: str, message: str) -> None:
+    for fit in ((), ("--fit",)):
+        assert error("show", "--mnk", "4096_4096_64", "--set", setting, *fit) == message
+
+
+def test_the_list_of_verbs_fits_a_terminal_in_whole_sentences() -> None:
+    verbs = run("--help").stdout.partition("Commands:\n")[2].splitlines()
+    assert len(verbs) > 20
+    assert all(line.endswith(".") and not line.endswith("...") for line in verbs), verbs
+
+
 def test_show_says_when_min_blocks_is_out_of_reach() -> None:
     done = run("show", "--mnk", "4096_4096_4096", "--set", "min_blocks=16")
     assert "note: min_blocks=16 only bounds registers" in done.stderr
@@ -496,13 +517,14 @@ def test_no_compiler_is_exit_code_3() -> None:
     assert "pip install 'cudal2gen[nvcc]'" in message
 
 
-def test_doctor_tells_what_there_is() -> None:
+def test_doctor_tells_what_there_is(tmp_path: Path) -> None:
     done = run("doctor", "--json")
     answer = json.loads(done.stdout)
     assert done.returncode == 0
     assert answer["catalog"]["detail"].startswith("10057 records")
     assert answer["compile"]["ok"]
     assert answer["disassemble"]["detail"].startswith("nvdisasm (")
+    assert answer["emulate"]["detail"].startswith("kernels run on the CPU, by ")
     assert "libcudal2gen_torch.so" in answer["calls from C++"]["detail"] or "no torch" in str(answer["calls from C++"])
     assert answer["packs"] == {"ok": False, "detail": "none installed: cudal2gen.matmul is torch's"}
     broken = run("doctor", "--json", env={"CUDAL2GEN_PACK": "/nowhere"})
@@ -510,6 +532,9 @@ def test_doctor_tells_what_there_is() -> None:
     broken = run("doctor", env={"CUDAL2GEN_NVCC": "/nowhere/nvcc"})
     assert broken.returncode == 3
     assert "missing  compile" in broken.stdout
+    broken = run("doctor", env={"PATH": str(tmp_path), "CUDAL2GEN_CACHE_DIR": str(tmp_path)})
+    assert broken.returncode == 3
+    assert "missing  emulate          no C compiler (gcc, cc or clang) on PATH" in broken.stdout
     broken = run("doctor", "--json", env={"CUDAL2GEN_NVDISASM": "/nowhere/nvdisasm"})
     assert "CUDAL2GEN_NVDISASM=/nowhere/nvdisasm is no program" in json.loads(broken.stdout)["disassemble"]["detail"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from cudal2gen.cli.messages import note, refuse
 from cudal2gen.kernel import FAMILIES, Edit, IllegalRecord, IllegalValue, Record, in_family, unknown_field
 
 MOST_SETTINGS = 5  # that a refusal spells
+RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
 
 
 def changed(record: Record, changes: Sequence[str], *, fit: bool = False, title: str = "") -> Record:
@@ -21,7 +23,20 @@ def changed(record: Record, changes: Sequence[str], *, fit: bool = False, title:
     if not changes:
         return record
     edit = spelled_edit(record, changes)
-    return _fitted(edit, title) if fit else _parsed(edit)
+    try:
+        return _fitted(edit, title) if fit else _parsed(edit)
+    except IllegalValue as error:
+        if any(_spells_several(change, edit) for change in changes):
+            raise IllegalValue(f"{error}; 'cudal2gen try' takes several values") from None
+        raise
+
+
+def _spells_several(change: str, edit: Edit) -> bool:
+    """Whether a setting is a list or a range for a field that takes one value."""
+    name, _, text = change.partition("=")
+    before, after = edit.record.model_dump(mode="json").get(name), edit.fields.get(name)
+    listed = isinstance(after, list) and not isinstance(before, list) and text[:1] != "["
+    return listed or RANGE.fullmatch(text) is not None
 
 
 def spelled_edit(record: Record, changes: Sequence[str]) -> Edit:

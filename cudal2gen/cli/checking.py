@@ -113,7 +113,9 @@ def check(
     output: Output,
     nvcc: Nvcc = None,
 ) -> None:
-    """Run a CUDA program on an emulated GPU and report races, wrong addresses, missing fences, deadlocks.
+    """Run a CUDA program on an emulated GPU and report its faults.
+
+    Races, wrong addresses, missing fences, deadlocks.
 
     Exit codes: 0 nothing found, 1 errors found or the program failed, 2 wrong input or what cannot be checked, 3 a
     missing tool. docs/check.md has more.

@@ -34,7 +34,7 @@ def explain(
     ] = 1,
     as_json: Json = False,
 ) -> None:
-    """Say what cudal2gen.matmul would run for packed operands, and why.
+    """Say what cudal2gen.matmul would run, and why. Of packed operands.
 
     A pack answers; where none is installed, the catalog and the stored measurements.
     """
@@ -44,7 +44,7 @@ def explain(
         return
     print(f"runs     {answer['runs']}\nbecause  {answer['why']}\nasked    {answer['source']}")
     if answer["runs"] != answer["kernel"]:
-        print(f"a kernel {answer['kernel']}, where CUDAL2GEN_PREFER=kernel")
+        print(f"instead  {answer['kernel']}, with CUDAL2GEN_PREFER=kernel")
     if answer["remark"]:
         note(answer["remark"])
 
@@ -127,7 +127,7 @@ def list_products(
         bool, typer.Option("--any-type", help="Count products of other types of number as if they were fp16.")
     ] = False,
 ) -> None:
-    """Collect the products that a model computes, as a list of problems to measure and to tune for.
+    """List the products that a model computes, to measure and tune.
 
     The model runs without data, unless --real: neither its weights nor a GPU need be there.
     """

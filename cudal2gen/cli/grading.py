@@ -25,7 +25,7 @@ def grade(
     seed: Annotated[int | None, typer.Option("--seed", help="Of all draws, in place of FILE's.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Grade kernels without a GPU: compare them with a reference in Python and look for cheats.
+    """Grade kernels without a GPU, by a reference in Python. Cheats are looked for as well.
 
     A FILE.py is executed. Exit codes: 0 right, 1 wrong, 2 wrong input or what cannot be checked, 3 a missing tool.
     docs/grading.md has more.

@@ -17,7 +17,7 @@ from cudal2gen.cli.messages import EXIT_TOOL
 from cudal2gen.cli.options import Json, Nvcc
 from cudal2gen.cli.program import app
 
-NEEDED = ("catalog", "compile", "build directory")  # without these no kernel is built
+NEEDED = ("catalog", "compile", "emulate", "build directory")  # without these no kernel is built and run
 
 
 class Check(NamedTuple):
@@ -29,17 +29,18 @@ class Check(NamedTuple):
 
 @verb(app, "doctor")
 def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
-    """Print what this machine can do, and how to add what is missing."""
+    """Print what this machine can do, and how to add the rest."""
     from cudal2gen import build_folder, plugins
 
     checks = {
         "catalog": _catalog(),
         "compile": _compiler(nvcc),
         "disassemble": _disassembler(),
+        "emulate": _emulator(),
+        "gpu": _driver(),
         "build directory": Check(*build_folder.writable(places.build_dir())),
         "packs": _packs(),
         "calls from C++": _calls(),
-        "gpu": _driver(),
         **{host.name: Check(bool(host.version), host.state()) for host in plugins.HOSTS},
     }
     if as_json:
@@ -80,6 +81,17 @@ def _disassembler() -> Check:
         return Check(False, str(error))
 
 
+def _emulator() -> Check:
+    from cudal2gen import emulator
+
+    try:
+        return Check(True, f"kernels run on the CPU, by {emulator.runtime_path()}")
+    except (emulator.EmulatorError, OSError) as error:
+        return Check(
+            False, f"{error}; e.g. apt install gcc" if isinstance(error, emulator.EmulatorError) else str(error)
+        )
+
+
 def _packs() -> Check:
     from cudal2gen import pack
 
@@ -113,4 +125,4 @@ def _driver() -> Check:
     driver = Path("/dev/nvidiactl")
     if driver.exists():
         return Check(True, str(driver))
-    return Check(False, "no NVIDIA driver; kernels are compiled, not run here")
+    return Check(False, "no NVIDIA driver: the emulator runs kernels, nothing is measured")

@@ -17,7 +17,7 @@ def mcp(
     memory: Annotated[float, typer.Option("--memory", min=0.1, help="GiB that a call's run may need.")] = 4.0,
     guide: Annotated[bool, typer.Option("--skill", help="Print the guide for models, a SKILL.md, and end.")] = False,
 ) -> None:
-    """Serve tools to a language model by the Model Context Protocol: check, explain, count.
+    """Serve check, explain and count to a language model, by MCP.
 
     On standard input and output. Only device code is compiled and run. docs/skill.md tells a model how to use them.
     """

@@ -121,7 +121,7 @@ def measure(
     device: Device = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file of measurements to add to.")] = None,
 ) -> None:
-    """Measure kernels against the vendor's libraries on the GPU; every measurement is stored as it is taken."""
+    """Measure kernels against the vendor's libraries on the GPU. Every measurement is stored as it is taken."""
     from cudal2gen import bench, results
     from cudal2gen.gpu import alone, connect
 
@@ -182,7 +182,10 @@ def write_report(
         typer.Option("--verify", metavar="FILE", help="Only check a file of measurements: exit 1 where it cannot be."),
     ] = None,
 ) -> None:
-    """Report what was measured, in tables and pictures, beside the catalog's choices and published figures."""
+    """Report what was measured, beside what others published.
+
+    In tables and pictures, with the catalog's choices and verdicts.
+    """
     from cudal2gen import report
 
     if verify is not None:
@@ -223,7 +226,7 @@ def contribute(
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("contribution.jsonl"),
     result_files: ResultFiles = (),
 ) -> None:
-    """Write your measurements as one file to hand on, without names of your machine, and check it."""
+    """Write your measurements as one file to hand on, and check it. It names no machine of yours."""
     from cudal2gen import report
 
     rows = report.anonymous(measurements(result_files), selection.lists)

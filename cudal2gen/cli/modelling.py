@@ -45,7 +45,7 @@ def model(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Validate the timing model against measurements that others published. No GPU.
+    """Validate the timing model by measurements of others. No GPU.
 
     Files of measurements are the user's: without them, only what facts about published kernels tell is compared.
     """

@@ -99,7 +99,10 @@ def write_pack(
         bool, typer.Option("--with-ptx", help="PTX beside the cubins: for the emulator, and for reading.")
     ] = False,
 ) -> None:
-    """Write what a machine without nvcc and CUTLASS needs: cubins, the table of choices, the launcher, a C header."""
+    """Write what a machine without a compiler needs.
+
+    Cubins, the table of choices, the launcher, a C header.
+    """
     from cudal2gen import pack
     from cudal2gen.pack.repository import repository
 

@@ -52,7 +52,10 @@ def profile_kernel(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict where a kernel's time goes, from its machine code: the main loop, its stalls, and what would help."""
+    """Predict where a kernel's time goes, from its machine code.
+
+    The main loop, its stalls, and what would help.
+    """
     from cudal2gen import profile
 
     facts = profile.LaunchFacts.load(launch) if launch else None

@@ -17,13 +17,28 @@ from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, Filter, OneRecord, SeveralRecords
-from cudal2gen.cli.tables import print_table
+from cudal2gen.cli.tables import number, print_table
 from cudal2gen.files import write
 from cudal2gen.kernel import FAMILIES, STRUCTURES, Problem, Record
 
 if TYPE_CHECKING:
     from cudal2gen.compiler import Artifact
 
+MEANINGS = {  # of facts, beside those that a family adds
+    "threads": "threads of a CTA",
+    "smem_bytes": "shared memory of a CTA, bytes",
+    "smem_limit_bytes": "the most that a CTA has on this GPU, bytes",
+    "registers_estimated": "registers of a thread, from the tile",
+    "registers": "registers of a thread, by ptxas; null until 'cudal2gen build'",
+    "ctas": "CTAs of a launch",
+    "ctas_per_sm": "CTAs that an SM holds at a time",
+    "waves": "ctas over those that the GPU holds at a time",
+    "padding_waste": "work on padding over the useful work",
+    "accumulator_registers": "registers of a thread that hold sums",
+    "entry_registers": "registers of a thread as the kernel starts, before warpgroups share them out",
+    "cluster_ctas": "CTAs of a cluster",
+    "tensor_memory_columns": "columns of tensor memory that a CTA allocates, of 512",
+}
 Fact = str | int | float | bool | list[str] | None
 
 
@@ -73,7 +88,10 @@ def _line(record: Record) -> str:
 
 @verb(app, "show")
 def show(selection: OneRecord, as_json: Json = False) -> None:
-    """Show a record, what its fields mean, and what follows: threads, shared memory, registers, occupancy, waves."""
+    """Show a record, what its fields mean, and what follows.
+
+    What follows: threads, shared memory, registers, CTAs per SM, waves; of a built kernel its verdict and counters.
+    """
     record = selection.record()
     facts = _facts(record, _built(record))
     for remark in record.remarks:
@@ -83,13 +101,30 @@ def show(selection: OneRecord, as_json: Json = False) -> None:
         return
     from rich.table import Table
 
-    for title, rows in (("record", record.model_dump(mode="json")), ("follows from it", facts)):
+    derived = [(name, value, MEANINGS.get(name)) for name, value in facts.items()]
+    for title, rows in (
+        ("record", _fields(record)),
+        ("follows from it", [row for row in derived if row[2]]),
+        ("kernel", [row for row in derived if not row[2]]),
+    ):
         table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-        for name, value in rows.items():
-            field = record.line_fields().get(name)
-            meaning = field.description if field and title == "record" else None
-            table.add_row(name, value if isinstance(value, str) else json.dumps(value), meaning)
+        for name, value, meaning in rows:
+            text = number(value) if isinstance(value, float) else json.dumps(value)
+            table.add_row(name, value if isinstance(value, str) else text, meaning)
         print_table(table)
+
+
+def _fields(record: Record) -> list[tuple[str, object, str | None]]:
+    """The record's fields, their values and meanings; each part of one that has parts by its name in ``--set``."""
+    rows: list[tuple[str, object, str | None]] = []
+    described = record.line_fields()
+    for name, value in record.model_dump(mode="json").items():
+        if isinstance(value, dict):
+            parts = type(getattr(record, name)).model_fields
+            rows += [(f"{name}.{part}", inner, parts[part].description) for part, inner in value.items()]
+        else:
+            rows.append((name, value, described[name].description))
+    return rows
 
 
 def _built(record: Record) -> Artifact | None:
@@ -147,7 +182,7 @@ def render_source(
         typer.Option("--out", help="File to write; for other options than --mnk a folder, with one file per text."),
     ] = None,
 ) -> None:
-    """Print the CuTe source of a record's kernel, highlighted on a terminal and plain in a pipe."""
+    """Print the CuTe source of a record's kernel. Highlighted on a terminal, plain in a pipe."""
     from cudal2gen.renderer import render
 
     records = selection.records()
@@ -187,7 +222,7 @@ def edit_record(
         bool, typer.Option("--new", help="Add a record for a problem that has none, made from the nearest one.")
     ] = False,
 ) -> None:
-    """Write a changed record to the catalog, after checking that it is legal."""
+    """Write a changed record to the catalog, if it is legal."""
     if not selection.changes and not new:
         refuse("nothing to change; give --set FIELD=VALUE")
     problem = selection.problem()

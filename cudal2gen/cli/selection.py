@@ -226,6 +226,8 @@ class Selection:
             kind = replace(self, **fields)
             stored: list[Record] = []
             measured = {measurement.problem for measurement in measurements if kind.admits(measurement)}
+            if not measured and not self.names_sizes:
+                continue
             # With --ab any, --all takes types of the catalog or of measurements, no records that only stand in.
             of_types = [record for record in records if (record.ab, record.d) == (kind.ab, kind.d)]
             if measured or of_types or ANY not in (self.ab, self.d):

@@ -7,11 +7,10 @@ import re
 from collections.abc import Sequence
 from itertools import chain, product
 
-from cudal2gen.cli.changes import spelled_edit
+from cudal2gen.cli.changes import RANGE, spelled_edit
 from cudal2gen.cli.messages import refuse
 from cudal2gen.kernel import FAMILIES, Edit, Fieldset, Problem, Record, fieldset
 
-RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
 FIXED = frozenset({*Problem.model_fields, "origin"})
 
 Values = Sequence[str] | range

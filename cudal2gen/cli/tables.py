@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 UNBOUNDED = 100_000  # columns
 
 
+def number(value: float) -> str:
+    """A count in full, another figure by six digits."""
+    return str(int(value)) if value == int(value) else f"{value:.6g}"
+
+
 def print_table(table: Table) -> None:
     """Prints a table. A program that reads it gets whole cells, a line for each row."""
     from rich.console import Console

@@ -68,7 +68,9 @@ def try_edits(
     ] = False,
     device: Device = 0,
 ) -> None:
-    """Try a grid of edits: fit each to the rules, build, execute in the emulator, and rank what is right.
+    """Try a grid of edits, and rank the kernels that are right.
+
+    Each edit is fitted to the rules, built and executed in the emulator.
 
     Builds and verdicts are kept, so a second call goes on where an interrupted one ended.
     """

@@ -20,6 +20,7 @@ from cudal2gen.cli.messages import EXIT_FAILED, error, note, refuse
 from cudal2gen.cli.options import Device, Json, names_when_needed
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import OneRecord, SeveralRecords
+from cudal2gen.cli.tables import number
 from cudal2gen.files import write
 from cudal2gen.kernel import Record
 
@@ -64,7 +65,7 @@ def run(
     rounding: Rounding = "model",
     as_json: Json = False,
 ) -> None:
-    """Build a record's kernel, execute it on one problem and compare it with NumPy.
+    """Build and execute a kernel on one problem, beside NumPy.
 
     The problem is the record's own. Of a large one only the CTAs at the corners of the grid are executed.
     """
@@ -95,7 +96,7 @@ def run(
         allowed = "" if case.allowed is None else f", allowed there {case.allowed:.3g}"
         print(f"compared {case.compared}: max error {case.max_error:.3g}{allowed}")
         for name, value in counters.items():
-            print(f"         {name:32} {value:g}")
+            print(f"         {name:32} {number(value)}")
         for finding in case.findings:
             print(f"found    {finding}")
         for remark in case.remarks:
@@ -128,7 +129,9 @@ def validate(
     rounding: Rounding = "model",
     as_json: Json = False,
 ) -> None:
-    """Judge whether kernels are right: build them, execute problems that stress them, compare, look for hazards.
+    """Judge whether kernels are right, on problems that stress them.
+
+    They are built and executed; results are compared, and hazards reported.
 
     Each verdict is stored before the next kernel runs.
     With --on gpu the records' own problems are executed as well. Records of one GPU are tried on another by

@@ -63,7 +63,11 @@ def explain(error: ValidationError) -> str:
         field = printable(".".join(str(part) for part in place))
         message = item["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:] if item["type"] != "value_error" else message
-        named = field and item["type"] not in ("missing", "extra_forbidden")
+        if item["type"] == "missing" and isinstance(place[-1], int):  # an item of a list, whose input is the list
+            field, message = field.rpartition(".")[0], f"value {place[-1] + 1} of it is missing"
+        elif item["type"] == "too_long":
+            message = f"takes {item['ctx']['max_length']} values, not {item['ctx']['actual_length']}"
+        named = field and item["type"] != "extra_forbidden" and not message.endswith("field required")
         value = f"={spelled(item['input'])}" if named else ""
         if item["type"] == "extra_forbidden":
             message = "extra inputs are not permitted; 'cudal2gen show' lists the fields that the record has"
@@ -82,5 +86,8 @@ def spelled(value: Any) -> str:
 
 def refusal(error: ValidationError) -> IllegalRecord:
     """pydantic's errors as an exception: IllegalValue unless they are of rules between fields, or absent fields."""
-    kinds = {item["type"] for item in error.errors(include_url=False)}
-    return (IllegalRecord if kinds <= {"value_error", "missing"} else IllegalValue)(explain(error))
+    mendable = all(
+        item["type"] == "value_error" or (item["type"] == "missing" and isinstance(item["loc"][-1], str))
+        for item in error.errors(include_url=False)
+    )
+    return (IllegalRecord if mendable else IllegalValue)(explain(error))
