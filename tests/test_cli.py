@@ -98,7 +98,7 @@ def test_show_gives_the_record_and_what_follows() -> None:
     [
         ("mma_repeat=2,4", "mma_repeat=[2, 4]: value 3 of it is missing"),
         ("mma_repeat=2", "mma_repeat=[2]: value 2 of it is missing; mma_repeat=[2]: value 3 of it is missing"),
-        ("mma_repeat=2,4,1,1", "mma_repeat=[2, 4, 1, 1]: takes 3 values, not 4"),
+        ("mma_repeat=2,4,1,1", "mma_repeat=[2, 4, 1, 1]: takes at most 3 items, not 4"),
         ("bn=64,128", "bn=[64, 128]: input should be a valid integer; 'cudal2gen try' takes several values"),
         ("stages=2..4", "stages=\"2..4\": input should be a valid integer; 'cudal2gen try' takes several values"),
     ],

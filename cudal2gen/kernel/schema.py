@@ -66,7 +66,8 @@ def explain(error: ValidationError) -> str:
         if item["type"] == "missing" and isinstance(place[-1], int):  # an item of a list, whose input is the list
             field, message = field.rpartition(".")[0], f"value {place[-1] + 1} of it is missing"
         elif item["type"] == "too_long":
-            message = f"takes {item['ctx']['max_length']} values, not {item['ctx']['actual_length']}"
+            most, length = item["ctx"]["max_length"], item["ctx"]["actual_length"]
+            message = f"takes at most {most} item{'s' if most > 1 else ''}, not {length}"
         named = field and item["type"] != "extra_forbidden" and not message.endswith("field required")
         value = f"={spelled(item['input'])}" if named else ""
         if item["type"] == "extra_forbidden":
