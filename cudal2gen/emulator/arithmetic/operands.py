@@ -12,7 +12,7 @@ ELEMENT_BITS = {
     "f64": 64, "tf32": 32, "f32": 32, "s32": 32, "f16": 16, "bf16": 16, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 8,
     "s4": 4, "u4": 4, "b1": 1,
 }  # fmt: skip
-# Of fp8: bits of the mantissa, bias of the exponent, code of the largest finite number.
+# fp8 types: bits of the mantissa, bias of the exponent, code of the largest finite number.
 _EIGHTS = {"e4m3": (3, 7, 0x7E), "e5m2": (2, 15, 0x7B)}
 
 

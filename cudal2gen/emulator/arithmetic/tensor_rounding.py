@@ -25,7 +25,7 @@ class TensorRounding(NamedTuple):
     floor: int
 
 
-# By the name of the option; a GPU that is not among them is not modelled bit by bit.
+# Roundings by the option's name; other GPUs are not modelled bit by bit.
 ROUNDINGS = {"a100": TensorRounding(8, 24, -132), "h100": TensorRounding(16, 25, -133)}
 ROUNDED_KINDS = ("f16", "bf16")  # of A and B
 

@@ -12,7 +12,7 @@ from cudal2gen.emulator.machine.scheduler import Scheduler, Step
 from cudal2gen.emulator.state.arrays import Array, Mask, distinct
 from cudal2gen.emulator.state.batch import BatchState
 
-LEAST = 32
+MIN_COLUMNS = 32
 RULE = "tensor-memory-allocation"
 
 
@@ -111,8 +111,8 @@ class Allocation:
         if (columns[lanes] != count).any():
             texts.append("the lanes of a warp allocate different numbers of columns")
         if count not in (32, 64, 128, 256, 512):
-            texts.append(f"tcgen05.alloc of {count} columns: a power of two from {LEAST} to {COLUMNS} is needed")
-            count = min(max(LEAST, 1 << (max(count, 1) - 1).bit_length()), COLUMNS)
+            texts.append(f"tcgen05.alloc of {count} columns: a power of two from {MIN_COLUMNS} to {COLUMNS} is needed")
+            count = min(max(MIN_COLUMNS, 1 << (max(count, 1) - 1).bit_length()), COLUMNS)
         elif count > self.last[row]:
             texts.append(f"tcgen05.alloc of {count} columns after one of {self.last[row]}: sizes may not grow")
         if self.relinquished[row]:

@@ -17,7 +17,7 @@ from cudal2gen.emulator.state.batch import BatchState
 
 RULE = "tcgen05-descriptor"
 # Products whose places are remembered: those of a ring of stages return with every turn.
-MOST = 1024
+MAX_PLACES = 1024
 
 
 class Part(NamedTuple):
@@ -57,7 +57,7 @@ class SharedOperands:
             places = self._place(kind, a, b, rows, issuer, site)
             if places is None:
                 return None
-            if len(self.places) >= MOST:
+            if len(self.places) >= MAX_PLACES:
                 self.places.clear()
             self.places[key] = places
         if self.hazards:

@@ -49,7 +49,7 @@ class Value(NamedTuple):
     uniform: bool
 
 
-# Of textures and surfaces.
+# Instructions of textures and surfaces.
 TEXTURES = frozenset(("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"))
 
 
@@ -80,14 +80,14 @@ class Names:
 
 
 class Emitter:
-    """Writes the lines of a block. ``current`` is the instruction that is emitted, ``guard`` its varying predicate."""
+    """Writes the lines of a block. ``current``: the instruction being emitted; ``guard``: its varying predicate."""
 
     def __init__(self, names: Names, scope: dict[str, object]) -> None:
         self.kinds, self.uniform, self.lazy, self.symbols = names.kinds, names.uniform, names.lazy, names.symbols
         self.checked, self.hopper, self.polls = names.checked, names.hopper, names.polls
         self.origins = names.origins
-        # Of an instruction, by its number: what its address may be computed from. Of a register that a path reads
-        # before it writes it: the first instruction that does.
+        # What the address of an instruction may be computed from, by the instruction's number; and the first
+        # instruction that reads a register which some path has not written yet.
         self.address_origins: dict[int, frozenset[Origin]] = {}
         self.first_uses: dict[str, int] = {}
         self.scope = scope

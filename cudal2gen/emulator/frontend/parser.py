@@ -144,7 +144,7 @@ class _Parser:
         body = _DECL_BODY.match(m[2])
         if body is None:
             raise PtxError(line, f"declaration not understood: {statement.strip()[:60]!r}")
-        # After a parameter's type, .ptr and its space and alignment speak of what it points to.
+        # .ptr, a space and an alignment behind a parameter's type describe what it points to: dropped.
         modifiers, kind, rest = body[1], body[2], _POINTEE.sub("", body[3])
         if kind not in TYPE_BYTES:
             raise PtxError(line, f"unknown type .{kind}")

@@ -37,7 +37,7 @@ class HopperBatch(Batch):
         self.last_checks: list[Callable[[int], None]] = [
             unit.exited for unit in (self.peers, self.mbarriers, self.bulk, self.registers)
         ]
-        self.scheduler.leavers.append(self._after_exit)
+        self.scheduler.on_exit.append(self._after_exit)
 
     def make_shared(self, nbytes: int, granule: int) -> None:
         self.clocks = self.cluster_clocks = self.make_clocks()

@@ -423,7 +423,7 @@ class ClusterMemory(SharedMemory):
             actor, ticks, column = self._split(tag)
             rank, warp = divmod(reader, batch.warps_per_cta)
             first = self.peers.row_of_rank(row, rank) * batch.width + warp * 32
-            # Of several readers in a warp nobody knows which: a fence of any of them counts.
+            # The tag does not tell which of several readers of a warp read: a fence by any of them counts.
             threads = first + (int(actor[0]) & 31 if actor[0] < SEVERAL else np.arange(32))
             covered = -1 if horizon is None else int(horizon[column[0]])
             if ticks[0] >= max(covered, int(self.proxy_fenced[threads].max())):

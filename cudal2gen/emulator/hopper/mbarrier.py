@@ -65,7 +65,7 @@ class MBarrier:
         self.landing: list[Landing] = []
         # Warps that are known to see the initialisation; -1: the asynchronous proxy.
         self.trusted: set[int] = set()
-        # Of shared memory, whose tags tell whether something else has written there.
+        # Its granules of shared memory: a tag there shows that something else has written its words.
         self.granules = slice(0)
 
     def release(self, scope: Scope, clock: Array) -> None:
@@ -104,7 +104,7 @@ class MBarriers:
         # Per lane: the result of its last try_wait, and whether that ended by its time limit.
         self.results: Array = np.zeros(batch.size, bool)
         self.timed_out: Array = np.zeros(batch.size, bool)
-        # By site: the lanes to which the time limit has come there.
+        # Per instruction: the lanes whose wait there ended by the time limit.
         self.limited: dict[int, Array] = {}
         # Per lane: the scope of its last try_wait, and whether that acquires.
         self.orders: Array = np.zeros(batch.size, np.int64)

@@ -62,7 +62,7 @@ def numbers(raw: Array, kind: str, rows: int, along: bool, across: bool) -> Arra
     rows)."""
     count = len(raw)
     if along:
-        # Of 16-bit elements only: 16 rows of k, each with the elements along m or n.
+        # Only for 16-bit elements: 16 rows of k, each with the elements along m or n.
         values = elements(raw.view(np.uint8), kind).reshape(count, 16, rows)
     elif across and kind in ("f16", "bf16"):
         words = np.ascontiguousarray(raw.view(np.uint32).reshape(count, rows, 8).transpose(0, 2, 1))

@@ -25,7 +25,7 @@ from cudal2gen.emulator.state.participants import Place, Space
 from cudal2gen.emulator.state.reports import EmulatorError, Report
 from cudal2gen.emulator.state.suspects import Trial
 
-# Beyond this many bytes of writable memory no copy is kept for a second, conservative run.
+# Most bytes of writable memory that are copied so that a launch can be executed a second time, conservatively.
 SNAPSHOT_LIMIT = 1 << 28
 # A second pattern for undefined shared memory: a finite number (1.0 and a little) as fp16, bf16 and fp32.
 OTHER_POISON = 0x3C

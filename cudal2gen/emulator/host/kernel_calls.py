@@ -216,7 +216,7 @@ class KernelCalls:
         cluster = launch_attributes(a[7], a[8]).cluster
         large = kernel.key in self.large_clusters
         check_cluster(kernel.function, (a[2], a[3], a[4]), state.device, cluster, large)
-        # As if the SMs of a cluster could be anywhere: real devices have groups of SMs, and hold fewer.
+        # Upper bound: a cluster may use any SMs here, while real devices confine it to a GPC.
         count = self._resident(kernel, a[5], a[6]) * state.device.sm_count // math.prod(cluster)
         put(a[0], "i", count)
         return SUCCESS

@@ -13,7 +13,7 @@ from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.reports import EmulatorError
 
-# Per CTA.
+# Barriers of a CTA.
 BARRIERS = 16
 
 
@@ -25,12 +25,12 @@ class Barriers:
         self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
         self.clocks, self.order = clocks, order
         self.arrived: dict[int, Array] = {}
-        # Of a phase under way: threads expected per row, and per lane the instruction of its arrival.
+        # Open phases by barrier: threads expected per row, and the instruction at which each lane arrived.
         self.phases: dict[int, tuple[Array, Array]] = {}
         self.without_count: set[int] = set()
-        # Of the lanes that wait at bar.warp.sync: whom they wait for.
+        # Per lane that waits at bar.warp.sync: the mask of lanes it waits for.
         self.members: Array = np.zeros(batch.size, np.uint32)
-        scheduler.leavers.append(self._after_exit)
+        scheduler.on_exit.append(self._after_exit)
 
     # --- barriers of a CTA ---
 
@@ -70,7 +70,7 @@ class Barriers:
             self.launch.counters.barriers += rows
 
     def _ctas_are_whole(self) -> bool:
-        """Has every CTA all of its threads, or none?"""
+        """Does the mask hold all threads of each CTA, or none of them?"""
         left = self.batch.alive.reshape(self.batch.count, self.batch.width).sum(axis=1)
         return bool(((left == 0) | (left == self.batch.threads)).all())
 
@@ -114,67 +114,67 @@ class Barriers:
             batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask))
 
     def _is_aligned(self, site: int) -> bool:
-        """Do all lanes of a warp have to execute this very instruction?"""
+        """Must all lanes of a warp execute this very instruction?"""
         opcode = next(part for part in self.launch.kernel.sites[site].text.split() if part[0] != "@")
         return opcode.startswith("bar.") or ".aligned" in opcode
 
     def _arrive(self, number: int, expected: int, mask: Array, resume: int | None, site: int) -> None:
         """Lanes arrive, and sleep until ``resume`` (None: do not wait); a CTA whose count is reached goes on."""
         batch = self.batch
-        here = self.arrived.get(number)
-        if here is not None and (here & mask).any():
+        arrived = self.arrived.get(number)
+        if arrived is not None and (arrived & mask).any():
             text = f"arrives at barrier {number} again before it has completed ({expected} threads expected)"
-            batch.report_lanes("barrier-divergence", text, site, np.flatnonzero(here & mask))
-        here = mask if here is None else here | mask
+            batch.report_lanes("barrier-divergence", text, site, np.flatnonzero(arrived & mask))
+        arrived = mask if arrived is None else arrived | mask
         if resume is not None:
             self.scheduler.sleep(number, mask, resume, site)
-        counts = here.reshape(batch.count, batch.width).sum(axis=1)
+        counts = arrived.reshape(batch.count, batch.width).sum(axis=1)
         if (counts > expected).any():
             most = int(counts.max())
             text = f"{most} threads arrive at barrier {number}, which waits for {expected}"
             batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask & (counts > expected)[batch.row_of]))
-        self._settle(number, here, counts >= expected)
+        self._settle(number, arrived, counts >= expected)
 
-    def _after_exit(self, gone: Array) -> None:  # noqa: ARG002
+    def _after_exit(self, exited: Array) -> None:  # noqa: ARG002
         """Barriers without a count may have waited for these threads alone."""
         for number in self.without_count.intersection(self.arrived):
             self._settle(number, self.arrived[number], np.zeros(self.batch.count, bool))
-        here = self.arrived.get(WARP_BARRIER)
-        if here is not None:
-            free = here & ~self._warp_lacks(bits_of(self.members), here)
+        arrived = self.arrived.get(WARP_BARRIER)
+        if arrived is not None:
+            free = arrived & ~self._warp_lacks(bits_of(self.members), arrived)
             if free.any():
-                self._free_warps(free, here)
+                self._free_warps(free, arrived)
 
-    def _settle(self, number: int, here: Array, done: Array) -> None:
+    def _settle(self, number: int, arrived: Array, done: Array) -> None:
         """Rows in which the barrier has completed, by its count (``done``) or because all others have exited, go on."""
         batch = self.batch
-        participants = here
+        participants = arrived
         if number in self.without_count:
-            absent = (batch.alive & ~here).reshape(batch.count, batch.width).any(axis=1)
-            early = here.reshape(batch.count, batch.width).any(axis=1) & ~absent & ~done
+            absent = (batch.alive & ~arrived).reshape(batch.count, batch.width).any(axis=1)
+            early = arrived.reshape(batch.count, batch.width).any(axis=1) & ~absent & ~done
             if early.any():
                 exited = ~batch.alive & (batch.thread < batch.threads) & early[batch.row_of]
-                self._report_early(number, here, exited)
-                participants, done = here | exited, done | early
+                self._report_early(number, arrived, exited)
+                participants, done = arrived | exited, done | early
         if done.any():
             finished = done[batch.row_of]
             self._sync_some(participants & finished, done)
             self.scheduler.release(number, finished)
-            here = here & ~finished
-        self._keep(number, here)
+            arrived = arrived & ~finished
+        self._keep(number, arrived)
 
-    def _report_early(self, number: int, here: Array, exited: Array) -> None:
+    def _report_early(self, number: int, arrived: Array, exited: Array) -> None:
         """Lanes wait at a barrier that lanes of ``exited`` never reach."""
         batch = self.batch
         row = int(batch.row_of[np.flatnonzero(exited)[0]])
-        gone = batch.thread[exited & (batch.row_of == row)]
-        lanes = np.flatnonzero(here & (batch.row_of == row))
-        text = f"{len(gone)} threads ({ranges(gone)}) have exited before barrier {number}, at which {len(lanes)} wait"
+        ended = batch.thread[exited & (batch.row_of == row)]
+        lanes = np.flatnonzero(arrived & (batch.row_of == row))
+        text = f"{len(ended)} threads ({ranges(ended)}) have exited before barrier {number}, at which {len(lanes)} wait"
         batch.report_lanes("exit-before-barrier", text, int(self.phases[number][1][lanes[0]]), lanes)
 
-    def _keep(self, number: int, here: Array) -> None:
-        if here.any():
-            self.arrived[number] = here
+    def _keep(self, number: int, arrived: Array) -> None:
+        if arrived.any():
+            self.arrived[number] = arrived
         else:
             self.arrived.pop(number, None)
 
@@ -252,16 +252,16 @@ class Barriers:
             self._keep(WARP_BARRIER, here)
         return scheduler.pick()
 
-    def _warp_lacks(self, named: Array, here: Array) -> Array:
-        """Per lane: is a living lane that it names still elsewhere?"""
-        absent = (self.batch.alive & ~here).reshape(-1, 1, 32)
+    def _warp_lacks(self, named: Array, arrived: Array) -> Array:
+        """Per lane: has a living lane that it names not arrived yet?"""
+        absent = (self.batch.alive & ~arrived).reshape(-1, 1, 32)
         return np.asarray((named.reshape(-1, 32, 32) & absent).any(axis=2).reshape(-1))
 
-    def _free_warps(self, free: Array, here: Array) -> None:
-        """These lanes of ``here`` go on behind bar.warp.sync."""
+    def _free_warps(self, free: Array, arrived: Array) -> None:
+        """The lanes ``free`` of those that have ``arrived`` go on behind bar.warp.sync."""
         self.scheduler.release(WARP_BARRIER, free)
         self.clocks.warp_sync(free)
-        self._keep(WARP_BARRIER, here & ~free)
+        self._keep(WARP_BARRIER, arrived & ~free)
 
 
 @dataclass(slots=True, eq=False)
@@ -269,7 +269,7 @@ class Meeting:
     """Lanes that wait at one instruction for the others of their warp (``members``: which) or, with None, of their
     warpgroup."""
 
-    here: Array
+    lanes: Array
     members: Scalar | None
 
     def describe(self, row: int) -> str:  # noqa: ARG002
@@ -288,7 +288,7 @@ class Meetings:
     def __init__(self, batch: BatchState, scheduler: Scheduler) -> None:
         self.batch, self.scheduler = batch, scheduler
         self.by_site: dict[int, Meeting] = {}
-        scheduler.leavers.append(self._after_exit)
+        scheduler.on_exit.append(self._after_exit)
 
     def converge(self, members: Scalar | None, m: Mask, resume: int, site: int) -> Step:
         """The named lanes of a warp (None: the warps of a warpgroup) come together, then go on at ``resume``."""
@@ -298,29 +298,29 @@ class Meetings:
         meeting = self.by_site.get(site)
         if meeting is None:
             meeting = self.by_site[site] = Meeting(np.zeros(self.batch.size, bool), members)
-        meeting.here |= mask
+        meeting.lanes |= mask
         self.scheduler.sleep(meeting, mask, resume, site)
         self._settle(site)
         return self.scheduler.pick()
 
-    def _after_exit(self, gone: Array) -> None:  # noqa: ARG002
-        """Nobody waits for the dead: meetings may be complete now."""
+    def _after_exit(self, exited: Array) -> None:  # noqa: ARG002
+        """Exited lanes are no longer waited for, so meetings may be complete now."""
         for site in list(self.by_site):
             self._settle(site)
 
     def _settle(self, site: int) -> None:
         meeting = self.by_site[site]
-        free = meeting.here & ~self._incomplete(meeting)
+        free = meeting.lanes & ~self._incomplete(meeting)
         if free.any():
-            meeting.here &= ~free
+            meeting.lanes &= ~free
             self.scheduler.release(meeting, free)
-        if not meeting.here.any():
+        if not meeting.lanes.any():
             del self.by_site[site]
 
     def _incomplete(self, meeting: Meeting) -> Array:
-        """Per lane: is a living lane of its unit still elsewhere?"""
+        """Per lane: has a living lane of its unit not arrived yet?"""
         batch = self.batch
-        absent = (batch.alive & ~meeting.here).reshape(-1, 32)
+        absent = (batch.alive & ~meeting.lanes).reshape(-1, 32)
         if meeting.members is None:
             warps, groups = batch.warps_per_cta, -(-batch.warps_per_cta // 4)
             missing = np.zeros((batch.count, groups * 4), bool)

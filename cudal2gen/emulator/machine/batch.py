@@ -126,7 +126,8 @@ def run(
 
 
 def _resident(launch: LaunchState, count: int) -> int:
-    """CTAs that may run at a time. Where they cancel others, it matters which of them have started: an SM has one."""
+    """CTAs that may run at a time. One per SM where CTAs can cancel others, because then it matters which have
+    started."""
     if not launch.kernel.cancels:
         return count
     size = launch.geometry.cluster_size
@@ -134,7 +135,7 @@ def _resident(launch: LaunchState, count: int) -> int:
 
 
 def _report_stuck(batches: list[Batch]) -> None:
-    """Nothing moves any more: a deadlock, unless what is waited for lies outside of what is executed."""
+    """Reports that no batch can go on: a deadlock, unless lanes wait for CTAs that are not executed."""
     launch = batches[0].launch
     absent = launch.geometry.ctas - sum(launch.batches) - launch.queue.cancelled
     text = ""
@@ -159,7 +160,7 @@ def _continues(code: Generator[None, None, None]) -> bool:
 
 
 def in_clusters(ctas: Array, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Array:
-    """The CTAs of all clusters that these belong to, cluster by cluster, by rank in each."""
+    """The CTAs of all clusters that contain ``ctas``, cluster by cluster, by rank in each."""
     (gx, gy, _), (cx, cy, cz) = grid, cluster
     x, y, z = ctas % gx, ctas // gx % gy, ctas // (gx * gy)
     first = np.unique(x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz)))

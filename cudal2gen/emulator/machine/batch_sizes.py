@@ -1,18 +1,17 @@
-"""How many CTAs are executed at once: wide batches share the cost of a step, as long as their CTAs take the same
-steps."""
+"""Sizes of batches: CTAs executed together share the cost of a step as long as they take the same steps."""
 
 from __future__ import annotations
 
-from cudal2gen.emulator.state.launch import LEAST_LANES, MOST_LANES, LaunchState
+from cudal2gen.emulator.state.launch import MAX_LANES, MIN_LANES, LaunchState
 
-# Of a batch that is wider than ``LEAST_LANES``: bytes of shared memory, and of local memory.
+# Most bytes of shared and of local memory in a batch that is wider than ``MIN_LANES``.
 SHARED_BYTES, LOCAL_BYTES = 1 << 22, 1 << 24
-# Twice the lanes may take so many times the steps.
+# A batch of twice the lanes may take this many times the steps.
 GROWTH = 1.5
 
 
 class BatchSizes:
-    """The batches of a launch. ``planned``: those of an execution before, which are repeated."""
+    """The batch sizes of a launch. ``planned``: sizes of an earlier execution, which are used again."""
 
     def __init__(self, launch: LaunchState) -> None:
         self.launch = launch
@@ -21,7 +20,7 @@ class BatchSizes:
         geometry, lanes = launch.geometry, launch.options.lanes
         self.cluster = geometry.cluster_size
         self.threads = max(32, -(-geometry.threads // 32) * 32)
-        self.size = self._whole(LEAST_LANES if lanes is None else lanes)
+        self.size = self._whole(MIN_LANES if lanes is None else lanes)
         self.most = self.size if lanes is not None else max(self.size, self._whole(self._most_lanes()))
         # Lanes and steps of the widest batch so far.
         self.steps: tuple[int, int] | None = None
@@ -29,7 +28,7 @@ class BatchSizes:
     def _most_lanes(self) -> int:
         kernel = self.launch.kernel
         shared = max(1, kernel.shared_static + self.launch.geometry.shared_bytes)
-        return min(MOST_LANES, SHARED_BYTES // shared * self.threads, LOCAL_BYTES // max(1, kernel.local_bytes))
+        return min(MAX_LANES, SHARED_BYTES // shared * self.threads, LOCAL_BYTES // max(1, kernel.local_bytes))
 
     def _whole(self, lanes: int) -> int:
         """As many CTAs as have so many lanes: whole clusters, at least one."""

@@ -115,7 +115,7 @@ class MatrixInstructions:
         """Addresses of the chunks that each lane moves, and the bytes of a chunk. Element e of lane l of a fragment is
         element l * n + e of the matrix, row by row for the accumulator, along the memory layout for A and B."""
         m, n, k = _extents(tile.size)
-        # Of elements below a byte, the bytes along k.
+        # Elements smaller than a byte share bytes along k.
         packed = max(1, 8 // ELEMENT_BITS[tile.kind])
         k //= packed
         rows, columns = {"a": (m, k), "b": (k, n)}.get(tile.part, (m, n))

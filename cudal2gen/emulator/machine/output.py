@@ -1,4 +1,4 @@
-"""What a kernel writes for people: printf, and the text of failed asserts."""
+"""Text output of kernels: printf, and the messages of failed asserts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cudal2gen.emulator.state.batch import BatchState
 
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|j|z|t)?([diouxXcsfFeEgGaAp%])")
 _DOT = re.compile(r"%[-+ #0]*(?:\*|\d+)?\.")
-LONGEST = 4096  # characters of a string in device memory
-MOST = 1 << 20  # characters of a launch, as of a device's buffer for printf
+MAX_STRING = 4096  # characters of a string in device memory
+MAX_CHARACTERS = 1 << 20  # characters that a launch may print, as many as a device's buffer for printf holds
 
 
 @lru_cache(maxsize=256)
@@ -55,13 +55,13 @@ class Output:
         at = address - arena.base
         if not 0 <= at < arena.capacity:
             return "(no string)"
-        raw = arena.data[at : at + LONGEST].tobytes()
+        raw = arena.data[at : at + MAX_STRING].tobytes()
         return raw.partition(b"\0")[0].decode(errors="replace")
 
     def print(self, form: Array, values: Array, m: Mask, site: int) -> None:
         """printf of each lane: the address of its format, and the generic one of its arguments."""
         launch = self.batch.launch
-        if launch.printed_characters > MOST:
+        if launch.printed_characters > MAX_CHARACTERS:
             return
         lanes = np.flatnonzero(self.batch.running(m))
         texts: dict[int, str] = {}

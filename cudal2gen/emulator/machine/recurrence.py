@@ -1,4 +1,4 @@
-"""Loops that never end: the machine is deterministic, so whoever is back in an earlier state stays in that circle."""
+"""Endless loops: the machine is deterministic, so a batch that returns to an earlier state repeats it for ever."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-# Of a batch: its counters, and its registers and masks by name, arrays as bytes.
+# The state of a batch: its counters, and its registers and masks by name (arrays as bytes).
 State = tuple[tuple[int, ...], dict[str, object]]
-# The turn of the first look, and how many turns a circle may have. Looks begin anew at twice as many turns.
-FIRST, LONGEST = 1 << 12, 64
+# The first turn whose state is compared, and the longest period that is found. If none is found, comparison starts
+# again at twice the turn.
+FIRST, MAX_PERIOD = 1 << 12, 64
 
 
 def state_of(values: Mapping[str, object], counters: tuple[int, ...]) -> State:
@@ -41,6 +42,6 @@ class Recurrence:
             self.first, self.earlier = turn, state
         elif state == self.earlier:
             return turn - self.first
-        elif turn - self.first >= LONGEST:
+        elif turn - self.first >= MAX_PERIOD:
             self.first, self.earlier = 2 * self.first, None
         return 0

@@ -1,4 +1,4 @@
-"""Who runs next: groups of lanes at blocks, lanes asleep at barriers, lanes that poll."""
+"""The scheduler of a batch: groups of lanes that can run at blocks, sleep at barriers, or poll memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from cudal2gen.emulator.machine.recurrence import Recurrence, State, state_of
 from cudal2gen.emulator.state.arrays import Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
 
-# What the scheduler hands back: next block (DONE, BLOCKED), mask (None: all lanes), and whether other lanes wait
-# elsewhere.
+# A step of the scheduler: next block (or DONE, BLOCKED), mask (None: all lanes), and whether other lanes are elsewhere.
 Step = tuple[int, Mask, bool]
 DONE, BLOCKED = -1, -2
 
@@ -25,7 +24,7 @@ class Overtaken(Exception):
 
 
 class Runaway(Exception):
-    """A launch was given up: a loop does not end, or takes more backward branches than ``Options.loop_limit``."""
+    """A launch was given up: a loop never ends, or a batch exceeds ``Options.loop_limit`` backward branches."""
 
 
 class Gathering(Protocol):
@@ -76,9 +75,9 @@ class Scheduler:
         self.recurrence = Recurrence()
         # Choices of the next group, and backward branches: a measure of how far CTAs run together.
         self.steps = 0
-        # Told of lanes that exit.
-        self.leavers: list[Callable[[Array], None]] = []
-        # Asked when nothing can run: may wake sleepers (whose time limit is over), and says whether it did.
+        # Called with the lanes that exit.
+        self.on_exit: list[Callable[[Array], None]] = []
+        # Called when nothing can run: wakes sleepers whose time limit is over, and returns whether there were any.
         self.alarms: list[Callable[[], bool]] = []
 
     @property
@@ -170,8 +169,8 @@ class Scheduler:
         gone = batch.alive if m is None else m
         batch.alive = batch.alive & ~gone
         self.complete = False
-        for leaver in self.leavers:
-            leaver(gone)
+        for callback in self.on_exit:
+            callback(gone)
         return self.pick()
 
     # --- loops ---
@@ -200,7 +199,7 @@ class Scheduler:
         raise Runaway
 
     def _state(self, kernel: FrameType, block: int) -> State:
-        """All that decides what the batch does from here on; registers are variables of the kernel."""
+        """Everything that decides the batch's future; registers are variables of the kernel."""
         batch, launch = self.batch, self.launch
         groups = {f"pend {block}": mask for block, mask in self.pend.items()}
         groups |= {f"deferred {block}": mask for block, mask in self.deferred.items()}
@@ -208,7 +207,7 @@ class Scheduler:
         return state_of(kernel.f_locals | groups | {"alive": batch.alive}, counts)
 
     def spin(self, head: int, m: Mask) -> Step:
-        """Back at the head of a loop that polls memory: everyone else may run first."""
+        """The running group is back at the head of a loop that polls memory: all other groups may run first."""
         _add(self.deferred, head, self.batch.alive.copy() if m is None else m)
         return self.pick() if self.pend else (BLOCKED, None, True)
 
@@ -254,8 +253,8 @@ class Scheduler:
         self.waiting = left
 
     def _idle(self) -> Step:
-        """No group can run: pollers yield to other CTAs, sleepers may be woken by a time limit, else this is the
-        end, of the kernel or of a deadlock."""
+        """No group can run: pollers yield to other CTAs, else sleepers may be woken by a time limit, else the kernel
+        has ended or is in a deadlock."""
         if self.deferred:
             return BLOCKED, None, True
         if self.waiting:

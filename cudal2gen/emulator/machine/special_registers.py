@@ -10,7 +10,7 @@ from cudal2gen.emulator.state.arrays import MOVER, Array
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.reports import EmulatorError
 
-TICK = 2048  # by which a clock advances: kernels that wait for milliseconds do so in some thousand reads
+TICK = 2048  # a clock advances so much per read, so a kernel that waits for milliseconds reads it some thousand times
 
 
 class SpecialRegisters:

@@ -98,7 +98,7 @@ class Grid(NamedTuple):
     sites: tuple[int, ...]
 
     def has_places_of(self, other: Grid) -> bool:
-        """Are the sums of two grids laid out alike?"""
+        """Do the sums of two grids have the same layout?"""
         return self is other or (self.cells == other.cells and self.shape.acc == other.shape.acc)
 
 

@@ -91,7 +91,7 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def _reserve(capacity: int) -> Array:
-    """Address space that costs nothing until touched; half as often as needed where the system forbids so much."""
+    """Reserves address space, which costs nothing until touched; halves it as often as the system refuses."""
     while True:
         try:
             block = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)

@@ -139,7 +139,7 @@ class _Groups:
         self.places: Array = places[self.starts]
 
     def turns(self) -> Iterator[Array]:
-        """Elements that change distinct places, such that those of one place come in their order."""
+        """Yields elements with distinct places, turn by turn, such that those of one place come in their order."""
         turn = np.arange(len(self.order)) - np.repeat(self.starts, self.sizes)
         by_turn = np.argsort(turn, kind="stable")
         at = 0

@@ -1,4 +1,4 @@
-"""cp.async: what threads copy from device to shared memory lands as late as the waits allow."""
+"""cp.async: copies of threads from device to shared memory, which land as late as the waits allow."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Copy:
 
     @property
     def lanes(self) -> Array | None:
-        """Whose copy it is (None: that of all)."""
+        """The lanes that issued it (None: all)."""
         return self.to.lanes
 
     def part(self, chosen: Array, everyone: Array) -> Copy:
-        """The copy of some of its lanes (bool per lane of the copy). What is left of the whole has been called for."""
+        """The copy restricted to some of its lanes (bool per lane of the copy)."""
         group = self.group if self.group is None or isinstance(self.group, int) else self.group[chosen]
         to = self.to
         lanes = (everyone if to.lanes is None else to.lanes)[chosen]
@@ -161,7 +161,7 @@ class AsyncCopies:
         self.flying = left
 
     def wait_all(self, m: Mask) -> None:
-        """cp.async.wait_all: also what was never committed."""
+        """cp.async.wait_all: waits also for copies that were never committed."""
         self.commit(m)
         self.wait(0, m)
 

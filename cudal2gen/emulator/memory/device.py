@@ -45,7 +45,7 @@ class DeviceMemory:
         # Launched to overlap its predecessor: global data may not be touched before griddepcontrol.wait.
         self.guarded = state.overlapping and batch.launch.options.hazards
         self.targets = state.targets if batch.launch.options.hazards else {}
-        # Of the last packed access: its addresses, its width, and where it goes.
+        # The last packed access: its addresses, its width, and where it goes.
         self._last_packed = (np.zeros(0, np.uint64), 0, Access(None, batch.everyone, [], Form.PACKED, slice(0)))
         # The buffer of the last load.
         self.last_read: Buffer | None = None
@@ -70,7 +70,7 @@ class DeviceMemory:
         rows, warps = self.batch.row_of[lanes], self.batch.warp[lanes]
         bad = self.waited[rows, warps] == 0
         for i in np.flatnonzero(bad):
-            # A barrier after another warp's wait will do as well.
+            # A barrier behind another warp's wait suffices too.
             row, warp = int(rows[i]), int(warps[i])
             when = self.waited[row]
             horizon = self.clocks.horizon(np.full(len(when), row), np.full(len(when), warp), np.arange(len(when)))
@@ -120,7 +120,7 @@ class DeviceMemory:
         return access
 
     def _form(self, lanes: Array | None, offset: Array, width: int) -> Form:
-        """How the offsets of lanes lie."""
+        """The form of the lanes' offsets."""
         first, count = int(offset[0]), len(offset)
         ramp = self.batch.who.ramp(width)
         if int(offset[-1]) - first == (count - 1) * width and (

@@ -71,7 +71,7 @@ class DeviceHazards:
         # Instructions are recorded granule by granule.
         self.keeps_runs = batch.are_in_a_row and not self.launch.recording
         self._row_of_cta: dict[int, int] = {}
-        # Of all lanes, by tick and scope: of the last one.
+        # The last stamp of all lanes, and the tick and scope that it is for.
         self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
 
     def before_read(
@@ -149,7 +149,7 @@ class DeviceHazards:
 
     def _check_order(
         self,
-        what: str,
+        hazard: str,
         tags: Array,
         lanes: Array | None,
         offset: Array,
@@ -163,7 +163,7 @@ class DeviceHazards:
         others race with nobody."""
         if not tags.any():
             return False
-        # Most touch what only they have touched.
+        # Fast path: most lanes touch granules that only they have touched.
         bad = (tags & THREAD) != (self.batch.gthread if lanes is None else self.batch.gthread[lanes])
         if not bad.any():
             return False
@@ -172,11 +172,11 @@ class DeviceHazards:
             return False
         compared = 0 if strong & CHECKED else strong
         lanes = self.batch.everyone if lanes is None else lanes
-        bad &= self._unordered(lanes, tags, compared, what == "write after read", origin)
+        bad &= self._unordered(lanes, tags, compared, hazard == "write after read", origin)
         if bad.any() and differs is not None:
             bad &= differs()
         if bad.any():
-            self._race(kind, what, site, lanes, offset, tags, bad, origin, compared)
+            self._race(kind, hazard, site, lanes, offset, tags, bad, origin, compared)
         return bool(bad.any())
 
     def _check_written(
@@ -377,7 +377,7 @@ class DeviceHazards:
     def _by_flags(
         self, ordered: Array, own: Array, mine: Array, cta: Array, local: Array, tick: Array, strong: int
     ) -> None:
-        """Mark what fences and flags order, warp by warp."""
+        """Marks the accesses that fences and flags order, warp by warp."""
         batch, order = self.batch, self.state.order
         rest = np.flatnonzero(~ordered)
         if not rest.size:
@@ -391,7 +391,7 @@ class DeviceHazards:
     def _race(
         self,
         kind: str,
-        what: str,
+        hazard: str,
         site: int,
         lanes: Array,
         offset: Array,
@@ -411,7 +411,7 @@ class DeviceHazards:
         sizes = ": both are strong, but of different sizes" if mixed else ""
         batch.report_lanes(
             kind,
-            f"{what} by a thread {relation}, with no barrier or release and acquire between{sizes}",
+            f"{hazard} by a thread {relation}, with no barrier or release and acquire between{sizes}",
             site,
             lanes[bad],
             at,
@@ -425,7 +425,7 @@ class DeviceHazards:
         return np.asarray((a != b).any(axis=1))
 
     def _check_duplicates(self, lanes: Array | None, offset: Array, value: Array, width: int, site: int) -> None:
-        """Several lanes wrote one place in one instruction: a race unless they wrote the same."""
+        """Reports a race where several lanes write different values to one place in one instruction."""
         arena = self.state.arena
         lanes = self.batch.everyone if lanes is None else lanes
         words = np.ascontiguousarray(value).view(np.uint8).reshape(-1, width)

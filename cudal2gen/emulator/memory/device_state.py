@@ -1,4 +1,4 @@
-"""Device memory as all CTAs of a launch share it: the arena, who touched it last, happens-before between CTAs."""
+"""Device memory of a launch, shared by its CTAs: the arena, tags of the last accesses, happens-before between CTAs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from cudal2gen.emulator.state.launch import Origin
 
 
 class Touched(NamedTuple):
-    """What work did to a buffer: which granules of ``size`` bytes, from byte ``first`` on, it read and wrote (None:
-    none)."""
+    """Granules of ``size`` bytes of a buffer, from byte ``first`` on, that work read and wrote (None: none)."""
 
     buffer: Buffer
     size: int
@@ -44,7 +43,7 @@ class DeviceState:
         self.symbols = symbols or {}
         self.order = GlobalOrder(-(-threads // 32) * 32)
         self._tags: dict[int, Tags] = {}
-        # Of an instruction: the buffers that its address may be computed from.
+        # Per instruction: the buffers that its address may be computed from.
         self.targets = {site: buffers for site, names in (origins or {}).items() if (buffers := self._buffers(names))}
 
     def _buffers(self, origins: frozenset[Origin]) -> tuple[Buffer, ...]:

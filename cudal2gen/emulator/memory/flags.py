@@ -1,4 +1,4 @@
-"""Flags: strong writes that make known what was fenced before them, to those whom both scopes reach."""
+"""Flags: strong writes publish clocks to the readers that the scopes of both sides reach."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Side(NamedTuple):
     cluster: int
 
     def group(self, scope: Scope) -> tuple[Scope, int]:
-        """The threads that a scope means for it."""
+        """The threads within a scope of this side."""
         return scope, {Scope.CTA: self.cta, Scope.CLUSTER: self.cluster, Scope.GPU: 0}[scope]
 
 

@@ -1,4 +1,4 @@
-"""Copies into shared memory that are under way and have left nothing there yet, and where accesses have left tags."""
+"""Copies into shared memory under way whose poison and tags are deferred, and the extents that hold tags."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from cudal2gen.emulator.state.arrays import Array
 
-# More extents are not kept apart.
-MOST = 64
-# The stamp of what no barrier ends.
+# Most extents that are kept apart; beyond them all become one.
+MAX_EXTENTS = 64
+# The stamp of tags that no barrier ends.
 ENDLESS = 1 << 64
 
 
 @dataclass(slots=True, eq=False)
 class LateCopy:
     """A copy of lanes (None: all) to elements ``at`` of ``width`` bytes, all in the bytes [low, high) of their CTAs'
-    shared memory: what it overwrites still stands there, until it lands or somebody looks."""
+    shared memory. The bytes that it overwrites stay as they are until it lands or an access looks at them."""
 
     low: int
     high: int
@@ -31,14 +31,14 @@ class LateCopies:
         self.copies: list[LateCopy] = []
 
     def take(self, low: int, high: int) -> list[LateCopy]:
-        """The copies that touch bytes [low, high), oldest first: they are to leave poison and tags now."""
+        """Removes the copies that touch bytes [low, high), oldest first; the caller leaves their poison and tags."""
         out = [copy for copy in self.copies if copy.low < high and low < copy.high]
         if out:
             self.copies = [copy for copy in self.copies if copy not in out]
         return out
 
     def land(self, copy: LateCopy) -> None:
-        """A copy lands: there is nothing to leave any more."""
+        """A copy lands, so it leaves no poison."""
         if copy in self.copies:
             self.copies.remove(copy)
 
@@ -55,12 +55,12 @@ class Extents:
         if self.items and self.items[-1] == item:
             return
         self.items.append(item)
-        if len(self.items) > MOST:
+        if len(self.items) > MAX_EXTENTS:
             lows, highs, stamps = zip(*self.items, strict=True)
             self.items = [(min(lows), max(highs), max(stamps))]
 
     def forget(self, fresh: int) -> None:
-        """Tags below ``fresh`` matter to nobody any more."""
+        """Drops tags below ``fresh``: they are ordered before every access to come."""
         self.items = [item for item in self.items if item[2] >= fresh]
 
     def meet(self, low: int, high: int) -> bool:
@@ -69,8 +69,8 @@ class Extents:
 
 
 def undefined(tags: Array, in_flight: int, unwritten: int, reading: bool) -> list[tuple[str, str, Array, bool]]:
-    """Accesses to what nobody has written (reads only) or is still under way: (kind, text, which, doubtful).
-    ``in_flight``: the bit of tags of what is under way; ``unwritten``: the tag of what nobody has written."""
+    """Faults of accesses to unwritten bytes (reads only) or to bytes of a copy under way: (kind, text, mask, doubtful).
+    ``in_flight``: the bit that tags of such a copy have; ``unwritten``: the tag of unwritten bytes."""
     flying = (tags >= in_flight) & (tags != unwritten)
     verb = "reads data" if reading else "overwrites the destination"
     text = f"{verb} of an asynchronous copy that has not been waited for"

@@ -1,4 +1,4 @@
-"""Reads of shared memory that have left no tags yet: most are over, by a barrier, before anybody writes there."""
+"""Reads of shared memory whose tags are deferred: a barrier ends most of them before another write there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from cudal2gen.emulator.state.arrays import Array
 
-# More are not kept back: it bounds memory.
-MOST = 64
+# Most reads that are held back, which bounds memory.
+MAX_READS = 64
 
 
 class LateRead(NamedTuple):
@@ -32,15 +32,15 @@ class LateReads:
     @property
     def is_full(self) -> bool:
         """Must the reads leave their tags before another is added?"""
-        return len(self.reads) >= MOST
+        return len(self.reads) >= MAX_READS
 
     def forget(self, fresh: int) -> None:
-        """Tags below ``fresh`` matter to nobody any more."""
+        """Drops reads older than ``fresh``: they are ordered before every access to come."""
         if self.reads and self.reads[0].stamp < fresh:
             self.reads = [read for read in self.reads if read.stamp >= fresh]
 
     def take(self, low: int, high: int) -> list[LateRead]:
-        """All reads, oldest first, if one of them touches bytes [low, high): they are to leave their tags now."""
+        """Removes all reads, oldest first, if one of them touches bytes [low, high); the caller leaves their tags."""
         if not any(read.low < high and low < read.high for read in self.reads):
             return []
         reads, self.reads = self.reads, []

@@ -29,7 +29,7 @@ class LocalMemory:
         # Per lane, what lies above the offset of a generic address.
         self.owner: Array = number | np.uint64(Window.LOCAL << SHIFT_TO_WINDOW - 32)
         self.data: Array = np.full((batch.size, nbytes) if nbytes else (0, 0), batch.launch.poison, np.uint8)
-        # What has been written; None: nobody asks.
+        # Which bytes have been written; None: not tracked.
         self.written = np.zeros(self.data.shape, bool) if batch.launch.options.hazards else None
 
     def _locate(self, address: Array, width: int, m: Mask, site: int) -> tuple[Array, Array]:

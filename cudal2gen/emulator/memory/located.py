@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from cudal2gen.emulator.state.arrays import Array
 
-# Lanes times addresses that are remembered.
-MOST = 1 << 20
+# Most addresses that are remembered, summed over lanes.
+MAX_LANE_ADDRESSES = 1 << 20
 
 
 class Located:
-    """Of valid accesses by all lanes: element index, byte offset, and the window addresses [low, high) of their bytes.
-    No array of it changes in place."""
+    """Valid accesses by all lanes: element index, byte offset, and the window addresses [low, high) of their bytes.
+    Invariant: its arrays never change in place."""
 
     def __init__(self, lanes: int) -> None:
-        self.most = MOST // lanes
+        self.most = MAX_LANE_ADDRESSES // lanes
         self.places: dict[tuple[int, int, int], tuple[Array, Array, Array, tuple[int, int]]] = {}
 
     def find(self, address: Array, width: int, site: int) -> tuple[Array, Array, tuple[int, int]] | None:

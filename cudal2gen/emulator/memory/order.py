@@ -34,8 +34,8 @@ def merged(a: Clock, b: Clock) -> Clock:
 
 @dataclass(slots=True)
 class WarpView:
-    """What one warp knows of other CTAs: ``acquired`` is ordered before it; by scope, ``pending`` was read from a flag
-    without a fence yet, and ``published`` is what its next relaxed write of a flag makes known."""
+    """Clocks of one warp about other CTAs: ``acquired`` is ordered before it. By scope: ``pending`` was read from flags
+    and waits for a fence; ``published`` is passed on by the warp's next relaxed write of a flag."""
 
     acquired: Clock = field(default_factory=dict)
     pending: dict[Scope, Clock] = field(default_factory=dict)

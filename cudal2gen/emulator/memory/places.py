@@ -1,4 +1,4 @@
-"""Places of many lanes in an array: a slice, rows of neighbours, or one by one. Rows and slices are moved several times
+"""Places of many lanes in an array: a slice, rows of neighbours, or single elements. Rows and slices move several times
 faster than elements."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROW = 32
 
 
 class Form(Enum):
-    """How lanes lie in memory: anyhow; each warp in a row; all in a row, which are lanes in a row too."""
+    """How the elements of lanes lie in memory: scattered; each warp's in a row; or all in one row (packed)."""
 
     SCATTERED = 0
     ROWS = 1

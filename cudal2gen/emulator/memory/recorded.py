@@ -1,4 +1,4 @@
-"""Which instruction touched each word of shared memory last: kept where a race has to be named on both sides."""
+"""Instructions of the last accesses to each word of shared memory, recorded to name both sides of a race."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory of a batch of CTAs: one row of bytes per CTA, and tags that tell who touched each word last."""
+"""Shared memory of a batch of CTAs: one row of bytes per CTA, and tags that name the last access to each word."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cudal2gen.emulator.state.suspects import Suspect
 # Shared addresses start here, as the first kilobyte of the window belongs to the system on recent devices.
 WINDOW_START = 1024
 
-# The order that an access lacks.
+# Hazards: the order that two accesses lack.
 READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "write after write", "write after read"
 
 # lanes (None: all), element index, byte offset in the batch's shared memory.
@@ -48,7 +48,7 @@ class SharedMemory(SharedTags):
         self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
         # Per lane: what makes a window address an offset in ``data``.
         self.row: Array = batch.row_of.astype(np.int64) * self.stride - WINDOW_START
-        # Of the access located last: the window addresses [low, high) of its bytes.
+        # Window addresses [low, high) of the bytes of the access located last.
         self.extent = 0, 0
         self.located = Located(batch.size)
         self.defers = self.DEFERS and not batch.launch.recording
@@ -56,8 +56,9 @@ class SharedMemory(SharedTags):
         # Element -> the tag that the last atomic or flag write left there.
         self.atomics: dict[int, int] = {}
 
-    def _ordered(self, lanes: Array, tags: Array, what: str) -> Array:  # noqa: ARG002
-        """Is each tagged access ordered before the present of the lane that now touches the word (``what``: how)?"""
+    def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:  # noqa: ARG002
+        """Is each tagged access ordered before the present of the lane that now touches the word? ``hazard``: the order
+        that the two accesses need."""
         batch = self.batch
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
         ticks = (tags >> self.BITS).astype(np.int64) - 1 + self.t0
@@ -102,7 +103,7 @@ class SharedMemory(SharedTags):
             self._check_order(READ_AFTER_WRITE, rest, flat, lane, rows, site, offset, doubt)
 
     def _suspect_readers(self, lane: Array, granules: Array, bad: Array) -> bool:
-        """Reads by lanes, now: whether they can be tried."""
+        """Adds current reads of lanes to the suspects; whether a second execution can try them."""
         columns, tick = self.reader_column[lane], self.launch.tick
         return all(
             self.launch.suspects.add(
@@ -112,18 +113,18 @@ class SharedMemory(SharedTags):
         )
 
     def _suspect_column(self, lane: Array, column: int, granules: Array, bad: Array) -> bool:
-        """All reads by a column that lanes do not know to be over: whether they can be tried."""
+        """Adds all reads of a column that lanes do not know to be over to the suspects; whether they can be tried."""
         first = int(self._over(lane[bad], column).min())
         suspect = Suspect(column, first, self.launch.tick, np.unique(granules[bad]))
         return self.launch.suspects.add(int(self.batch.ctas[0]), suspect)
 
     def _over(self, lanes: Array, column: int) -> Array:
-        """The ticks before which the lanes know that a column of readers has read."""
+        """Ticks before which the lanes know that reads of a column have ended."""
         batch = self.batch
         return self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], np.full(len(lanes), column))
 
     def tried(self, values: Array, lanes: Array | None, at: Array) -> Array:
-        """What lanes read at elements, in a second execution with other values where there was a race."""
+        """The values of a read in a second execution, other ones where reads race."""
         trial, per = self.launch.trial, values.dtype.itemsize // self.granule
         if trial is None:
             return values
@@ -176,7 +177,7 @@ class SharedMemory(SharedTags):
 
     def _check_order(
         self,
-        what: str,
+        hazard: str,
         bad: Array,
         tags: Array,
         lane: Array,
@@ -185,20 +186,20 @@ class SharedMemory(SharedTags):
         offset: Array,
         doubt: Callable[[Array], bool] | None = None,
     ) -> None:
-        """Report those of the ``bad`` accesses that are not ordered. ``doubt``: whether it can be tried if the values
-        that these read matter."""
+        """Report those of the ``bad`` accesses that are not ordered. ``doubt``: whether a second execution can show if
+        the values that these reads returned matter."""
         bad = bad & ((tags & ((1 << self.BITS) - 1)) != self.actor[lane])
         if bad.any():
-            bad[bad] = ~self._ordered(lane[bad], tags[bad], what)
+            bad[bad] = ~self._ordered(lane[bad], tags[bad], hazard)
             if bad.any():
                 doubtful = doubt is not None and doubt(bad)
-                self._report_unordered(what, bad, tags, lane, rows, site, offset, doubtful)
+                self._report_unordered(hazard, bad, tags, lane, rows, site, offset, doubtful)
 
     def _report_unordered(
-        self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array, doubtful: bool
+        self, hazard: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array, doubtful: bool
     ) -> None:
-        text = f"{what} without a barrier between"
-        self._report("shared-race", text, site, lane, rows, offset, bad, tags, doubtful, what == WRITE_AFTER_READ)
+        text = f"{hazard} without a barrier between"
+        self._report("shared-race", text, site, lane, rows, offset, bad, tags, doubtful, hazard == WRITE_AFTER_READ)
 
     def _report(
         self,
@@ -413,7 +414,7 @@ class SharedMemory(SharedTags):
         return copy
 
     def leave_copies(self, low: int = 0, high: int = 1 << 32) -> None:
-        """Somebody looks at bytes [low, high), or copies fall into parts: poison and tags of copies under way."""
+        """Leaves poison and tags of copies under way to bytes [low, high), which are about to be looked at or split."""
         for copy in self.late_copies.take(low, high):
             if self.hazards:
                 actor = self.actor if copy.lanes is None else self.actor[copy.lanes]
@@ -422,7 +423,7 @@ class SharedMemory(SharedTags):
             self.views[copy.width][copy.at] = self.poison[copy.width]
 
     def _may_be_hot(self) -> bool:
-        """Could a write to the bytes that were located last race, by what is recorded of them as a whole?"""
+        """Could a write to the bytes located last race? Asks only what is recorded of them as a whole."""
         self._leave_tags(self.late.take(*self.extent))
         return not self.defers or self.recent.meet(*self.extent)
 
@@ -436,7 +437,7 @@ class SharedMemory(SharedTags):
         return bool(((tags >= fresh) & (tags != self.UNWRITTEN)).any())
 
     def land_own(self, copy: LateCopy, data: Array) -> None:
-        """What threads copied arrives, as if they wrote it now."""
+        """Data of a thread's own copy arrives: the same as a write by the thread now."""
         self._follow_tick()
         self.late_copies.land(copy)
         self.leave_copies(copy.low, copy.high)

@@ -1,4 +1,4 @@
-"""Flags in shared memory: what strong writes of warps publish, and fences bring into force for those that read them."""
+"""Flags in shared memory: clocks that strong writes publish, and that readers learn by an acquire or a fence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class SharedFlags:
         return Side(row, row // self.batch.cluster_size)
 
     def _learn_flags(self, lanes: Array, offset: Array, strong: int) -> None:
-        """What strong reads of these lanes find at flags: an acquire brings it into force, else the next fence does."""
+        """Strong reads of these lanes find clocks at flags: an acquire learns them at once, else the next fence
+        does."""
         batch = self.batch
         for lane, place in zip(lanes, offset, strict=True):
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
@@ -42,7 +43,7 @@ class SharedFlags:
         np.maximum(table[row, warp], clock, out=table[row, warp])
 
     def _publish(self, lanes: Array | None, offset: Array, strong: int, keep: bool = False) -> None:
-        """A strong write: whoever reads it learns what its warp had fenced, or by a release all that it did."""
+        """A strong write publishes a clock: what its warp had fenced, or for a release everything that the warp did."""
         batch, scope = self.batch, scope_of(strong)
         for lane, place in zip(batch.everyone if lanes is None else lanes, offset, strict=True):
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
@@ -56,7 +57,7 @@ class SharedFlags:
             self.launch.tick += 1
 
     def fence(self, m: Mask, scope: Scope) -> None:
-        """A fence: what the warps did before is published by later flags, what they polled counts."""
+        """A fence: later flags publish what the warps did before it, and clocks that they polled are learned."""
         if not self.hazards:
             return
         for row, warp in zip(*np.nonzero(self.clocks.warps_in(self.batch.running(m))), strict=True):
@@ -68,12 +69,12 @@ class SharedFlags:
         self.launch.tick += 1
 
     def fenced_by(self, lanes: Array, scope: Scope) -> Array | None:
-        """What the warps of these lanes have fenced at a scope."""
+        """The clock that the warps of these lanes have fenced at a scope."""
         keys = {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}
         clocks = [self.fenced[key][scope] for key in keys if scope in self.fenced.get(key, ())]
         return np.asarray(np.maximum.reduce(clocks)) if clocks else None
 
     def learn(self, lanes: Array, scope: Scope, clock: Array) -> None:
-        """The warps of these lanes have seen, without an acquire, what the next fence of a scope brings into force."""
+        """The warps of these lanes have read a clock without an acquire: the next fence of the scope learns it."""
         for key in {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}:
             self.learned[key] = self.flags.merged(self.learned.get(key, {}), {scope: clock})

@@ -1,4 +1,4 @@
-"""Tags of shared memory: who touched each of its granules last."""
+"""Tags of shared memory: the last accesses to each of its granules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudal2gen.emulator.state.arrays import MOVER, Array, sparse_zeros
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 
-# The tag of something long past: ordered before everything, but written.
+# The tag of an old write that is ordered before every access to come.
 LONG_AGO = 1
 
 
@@ -85,7 +85,7 @@ class SharedTags(SharedFlags):
         self.tagged = self.launch.tick
         tick = self.tagged - self.t0
         if tick >= self.MAX_TICK:
-            # Tags have no more bits: all that is past becomes long past.
+            # Ticks no longer fit into tags: all earlier accesses become LONG_AGO.
             self.t0, tick = self.tagged - 1, 1
             if self.hazards:
                 self.writer[self.writer < self.IN_FLIGHT] = LONG_AGO

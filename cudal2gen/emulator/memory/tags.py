@@ -1,5 +1,5 @@
-"""Who touched each granule of a buffer last, in one launch: as runs where lanes in a row touch granules in a row, else
-granule by granule."""
+"""The last accesses to each granule of a buffer in one launch: as runs where consecutive lanes touch consecutive
+granules, else granule by granule."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cudal2gen.emulator.state.arrays import Array
 THREAD = (1 << 32) - 1
 SCOPE_SHIFT, SCOPE = 32, 3
 TICK_SHIFT = 34
-# More runs than this are kept granule by granule.
-MOST_RUNS = 4096
+# Most runs of a buffer; beyond them its tags are kept granule by granule.
+MAX_RUNS = 4096
 
 
 class Run(NamedTuple):
@@ -46,7 +46,7 @@ class Runs:
 
     def meets(self, run: Run) -> bool:
         """Did another thread touch a granule of this run, or is there no room for it?"""
-        if len(self._runs) >= MOST_RUNS:
+        if len(self._runs) >= MAX_RUNS:
             return True
         at = bisect_left(self._starts, run.start)
         if at and self._runs[at - 1].stop > run.start:
@@ -92,7 +92,7 @@ class Tags:
         self._read: Array | None = None
         # Granules read through the read-only path, once there are any.
         self.read_only: Array | None = None
-        # Of strong accesses, their sizes as of ``state.scopes``, once there are any; those of weak ones are stale.
+        # Sizes of strong accesses (codes of ``state.scopes``), made at the first one; those of weak accesses are stale.
         self.read_sizes: Array | None = None
         self.written_sizes: Array | None = None
         self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
@@ -100,12 +100,12 @@ class Tags:
 
     @property
     def is_written(self) -> bool:
-        """Has anybody written?"""
+        """Has any thread written to the buffer?"""
         return self._written is not None or bool(self._written_runs)
 
     @property
     def is_read(self) -> bool:
-        """Has anybody read?"""
+        """Has any thread read from the buffer?"""
         return self._read is not None or bool(self._read_runs)
 
     @property

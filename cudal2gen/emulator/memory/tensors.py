@@ -1,5 +1,5 @@
-"""Tensors of PyTorch as NumPy views of their memory, without an import of torch: what is asked of a tensor is
-``device``, ``dtype``, ``data_ptr`` and ``untyped_storage``."""
+"""Tensors of PyTorch as NumPy views of their memory, without importing torch: only ``device``, ``dtype``, ``data_ptr``
+and ``untyped_storage`` of a tensor are used."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Storage(Protocol):
     """The bytes behind a tensor and its views."""
 
     def data_ptr(self) -> int:
-        """Where they begin."""
+        """The address of its first byte."""
 
     def nbytes(self) -> int:
-        """How many they are."""
+        """Its size in bytes."""
 
 
 class Tensor(Protocol):
-    """What is used of a torch.Tensor."""
+    """The attributes of a torch.Tensor that are used here."""
 
     @property
     def device(self) -> object:
-        """Where it is."""
+        """The device that it is on."""
 
     @property
     def dtype(self) -> object:
@@ -46,17 +46,17 @@ class Tensor(Protocol):
         """Its extents."""
 
     def data_ptr(self) -> int:
-        """Its first element."""
+        """The address of its first element."""
 
     def is_contiguous(self) -> bool:
         """Are its elements without gaps and in order?"""
 
     def untyped_storage(self) -> Storage:
-        """The bytes that it shares with its views."""
+        """The storage that it shares with its views."""
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Is it a tensor of PyTorch, or behaves like one?"""
+    """Does a value behave like a tensor of PyTorch?"""
     return hasattr(value, "data_ptr") and hasattr(value, "untyped_storage")
 
 

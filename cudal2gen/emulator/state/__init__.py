@@ -1,1 +1,1 @@
-"""What a launch is to every unit of the machine: findings, clocks, counters."""
+"""State that every unit of the machine uses: findings, clocks, counters."""

@@ -1,4 +1,4 @@
-"""What every unit of the machine knows of its batch: CTAs, threads as lanes, who is alive, how to report."""
+"""State that all units of a batch share: its CTAs, threads as lanes, living lanes, and how to report findings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BatchState:
         # Per lane: row, thread and warp of its CTA, lane of its warp, thread of the launch.
         self.row_of, self.thread = self.who.row_of, self.who.thread
         self.warp, self.lane = self.who.warp, self.who.lane
-        # Per row, what its threads' numbers in the launch are ahead of their places in the batch; the same in all rows?
+        # Per row: a thread's number in the launch less its place in the batch; and whether that is equal in all rows.
         ahead = (ctas.astype(np.int64) - np.arange(self.count)) * self.width
         self.are_in_a_row = bool((ahead == ahead[0]).all())
         self.gthread: Array = self.who.place + (ahead[0] if self.are_in_a_row else ahead[self.row_of])

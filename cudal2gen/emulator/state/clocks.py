@@ -1,4 +1,4 @@
-"""What the warps of a CTA know of each other: the ticks before which accesses are ordered before their present."""
+"""Vector clocks of the warps of a CTA: ticks before which accesses of other warps are ordered before their present."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Clocks:
         self.table: Array | None = None
 
     def start(self) -> None:
-        """The batch begins now: nothing earlier is of it."""
+        """The batch begins at this tick: earlier accesses belong to other batches."""
         self.base[:] = self.launch.tick
 
     def horizon(self, row: Array, warp: Array, other: Array) -> Array:
@@ -50,7 +50,7 @@ class Clocks:
         return self.table
 
     def present(self, row: int, warp: int) -> Array:
-        """What a release of a warp passes on at the next tick: all that it knows, and did so far."""
+        """The clock that a release of a warp passes on at the next tick: all that it knows, and did so far."""
         clock: Array = self.rows()[row, warp].copy()
         clock[warp] = self.launch.tick + 1
         return clock
@@ -84,7 +84,7 @@ class Clocks:
         table[row, warp, warp] = self.launch.tick
 
     def warps_in(self, m: Mask) -> Array:
-        """(row, warp): has the warp a lane in the mask?"""
+        """Per (row, warp): does the mask hold a lane of the warp?"""
         shape = (self.batch.count, self.batch.warps_per_cta)
         if m is None:
             return np.ones(shape, bool)

@@ -1,4 +1,4 @@
-"""Who the lanes of a batch are: the same for all batches of a launch that have as many CTAs."""
+"""Identities of the lanes of a batch, shared by all batches of a launch with the same number of CTAs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch is to every unit of the machine: the kernel's facts, the device, options, findings, the tick."""
+"""State that all units of a launch share: the kernel's facts, the device, options, findings, the tick."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HOPPER = Device.of(GPUS["h200"])
 
 
 # Threads that are executed as one vector: in the first batch of a launch, and at most.
-LEAST_LANES, MOST_LANES = 2048, 32768
+MIN_LANES, MAX_LANES = 2048, 32768
 
 
 RoundingName = Literal["model", "a100", "h100"]  # how tensor cores round fp32 sums
@@ -57,7 +57,7 @@ RoundingName = Literal["model", "a100", "h100"]  # how tensor cores round fp32 s
 @dataclass(frozen=True)
 class Options:
     """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector
-    (None: ``LEAST_LANES`` at first, up to ``MOST_LANES`` while that pays); ``loop_limit``: taken backward branches per
+    (None: ``MIN_LANES`` at first, up to ``MAX_LANES`` while that pays); ``loop_limit``: taken backward branches per
     batch before a launch counts as hung (None: no limit; a loop whose state repeats is hung in any case). ``adverse``:
     another order of events that hardware may choose: of all
     warpgroups that can run the last one does, until it waits, and every try_wait that has to wait times out at first;
@@ -101,7 +101,7 @@ class SharedVariable(NamedTuple):
     nbytes: int
 
 
-# A possible pointer: the offset of a parameter, or the name of a variable.
+# Origin of a pointer: the offset of a parameter, or the name of a variable.
 Origin = int | str
 
 
@@ -184,11 +184,11 @@ class LaunchState:
         self.threads = geometry.threads
         # The byte that undefined shared memory holds.
         self.poison = poison
-        # The byte that values have which no rule defines: of registers, shuffles, divisions by zero.
+        # The byte that stands in values that no rule defines: unset registers, shuffles, divisions by zero.
         self.unspecified = unspecified
         # Racing reads, and those of an earlier execution that now read other values.
         self.suspects, self.trial = Suspects(), trial
-        # Accesses leave their instruction behind, so that a race is named on both sides.
+        # Accesses record their instruction, so that reports name both sides of a race.
         self.recording = recording and options.hazards
         self.reports = Reports(kernel.name, kernel.sites)
         self.counters = Counters(kernel.block_opcodes) if options.counters else None

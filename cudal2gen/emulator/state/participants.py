@@ -40,7 +40,7 @@ class Participant:
 
     @property
     def who(self) -> str:
-        """In words: CTA and threads."""
+        """CTA and threads, as text."""
         threads = ", ".join(map(str, self.threads[:8])) + (", ..." if len(self.threads) > 8 else "")
         parts = [f"CTA {self.cta}" if self.cta is not None else "", self.agent]
         if threads:
@@ -49,7 +49,7 @@ class Participant:
 
     @property
     def at(self) -> str:
-        """In words: the instruction."""
+        """The instruction, as text."""
         source = f" [{self.site.source}]" if self.site.frames else ""
         return f"at PTX line {self.site.line}: {self.site.text}{source}"
 

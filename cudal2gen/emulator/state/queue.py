@@ -14,7 +14,7 @@ class CtaQueue:
     def __init__(self, ctas: Array, cluster: int, resident: int) -> None:
         self.cluster = cluster
         self.early, self.late = ctas[:resident], ctas[resident:]
-        # CTAs that do not start, and how often somebody has asked.
+        # CTAs that were cancelled, and the number of requests to cancel.
         self.cancelled = self.requests = 0
 
     def __len__(self) -> int:

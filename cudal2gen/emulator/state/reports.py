@@ -1,4 +1,4 @@
-"""Findings: what is reported of one, and their collection in a launch."""
+"""Findings: the report of one, and the collection of a launch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudal2gen.emulator.state.sites import NOWHERE, Frame, Site
 
 
 class EmulatorError(Exception):
-    """The machine cannot go on: an unknown instruction, a missing kernel, a wrong argument."""
+    """The emulator cannot go on: an unknown instruction, a missing kernel, a wrong argument."""
 
 
 @dataclass(slots=True)
@@ -79,10 +79,10 @@ class Report:
 
     @property
     def cause(self) -> tuple[object, ...]:
-        """What findings of one cause have in common: rule, severity, kernel, the CUDA lines of both sides (PTX lines
+        """The key that findings of one cause share: rule, severity, kernel, the CUDA lines of both sides (PTX lines
         without ``-lineinfo``) and the buffer."""
         buffer = self.place.buffer if self.place is not None else ""
-        # Without an instruction the message is all there is.
+        # Without an instruction only the message tells findings apart.
         alone = self.message if not self.line else ""
         other = self.other.where if self.other is not None else None
         return self.kind, self.severity, self.kernel, self.access.where, other, buffer, alone
@@ -119,7 +119,7 @@ def by_cause(reports: Iterable[Report]) -> list[Report]:
 
 
 def replace_count(report: Report, count: int, instructions: int) -> Report:
-    """The same finding, of other counts."""
+    """The same finding with other counts."""
     copy = replace(report, count=count, instructions=instructions)
     copy.severity = report.severity
     return copy
@@ -132,7 +132,7 @@ Key = tuple[str, int | None, int | None, str | None]
 class Reports:
     """Findings of a launch, one per (kind, instruction, instruction of the other side)."""
 
-    # Of each kind: one that is found everywhere leaves room for the others.
+    # Most reports of a kind, so that a frequent kind leaves room for the others.
     LIMIT = 200
 
     def __init__(self, kernel: str, sites: Sequence[Site]) -> None:
@@ -177,18 +177,18 @@ class Reports:
 
     @property
     def one_sided(self) -> bool:
-        """Is there a race whose other side is known by its threads only, not by its instruction?"""
+        """Is there a race whose other side is known by its threads but not by its instruction?"""
         return any(r.other is not None and not r.other.site.line for r in self.by_key.values())
 
     def acquit(self, doubts: set[Key]) -> None:
-        """The values of some doubtful findings have turned out not to matter."""
+        """Makes doubtful findings benign whose values have turned out not to matter."""
         for key in doubts & self.by_key.keys():
             report = self.by_key[key]
             report.severity = Severity.BENIGN
             report.message += "; the value reaches no memory"
 
     def forget(self, doubts: set[Key]) -> None:
-        """Findings of values that no rule defines have turned out to be none."""
+        """Drops findings of values that no rule defines, which no result depends on."""
         for key in doubts & self.by_key.keys():
             self.kinds[self.by_key.pop(key).kind] -= 1
 

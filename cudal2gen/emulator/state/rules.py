@@ -1,4 +1,4 @@
-"""The rules whose violation is a finding: their ids, which stay, and how severe each is."""
+"""The rules whose violation is a finding: stable ids, severities, explanations."""
 
 from __future__ import annotations
 

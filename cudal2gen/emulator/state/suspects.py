@@ -1,4 +1,4 @@
-"""Reads of shared memory that race with a write: executed again, they are given other values."""
+"""Reads of shared memory that race with a write: a second execution gives them other values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from cudal2gen.emulator.state.arrays import MOVER, Array
 
-# More are not tried: then all count as errors.
-MOST = 2048
+# Most suspects that are executed again; with more of them all count as errors.
+MAX_SUSPECTS = 2048
 
 
 class Suspect(NamedTuple):
@@ -29,11 +29,11 @@ class Suspects:
         self.count = 0
 
     def add(self, batch: int, suspect: Suspect) -> bool:
-        """Whether there is room for it."""
+        """Adds a suspect; False if there is no room for it."""
         self.count += 1
-        if self.count <= MOST:
+        if self.count <= MAX_SUSPECTS:
             self.of_batch.setdefault(batch, []).append(suspect)
-        return self.count <= MOST
+        return self.count <= MAX_SUSPECTS
 
 
 class Trial(NamedTuple):
@@ -43,7 +43,7 @@ class Trial(NamedTuple):
     pattern: int
 
     def values(self, values: Array, batch: int, tick: int, columns: Array, granules: Array) -> Array:
-        """What lanes read: ``columns`` of readers, and their granules, (lanes, granules of an element)."""
+        """The values of a read: ``columns`` of readers, and their granules, (lanes, granules of an element)."""
         concerned = np.zeros(len(values), bool)
         for suspect in self.suspects.of_batch.get(batch, ()):
             if suspect.first <= tick <= suspect.last:

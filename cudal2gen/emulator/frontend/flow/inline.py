@@ -31,8 +31,8 @@ from cudal2gen.emulator.state.sites import Frame as SourceFrame
 # What functions without a body take: bytes of each argument.
 _SYSTEM_ARGUMENTS = {"vprintf": (8, 8), "__assertfail": (8, 8, 4, 8, 8)}
 Rename = Callable[[str], str]
-# Beyond this a kernel is refused: its calls are as good as recursive.
-MOST_CLONES = 4000
+# A kernel with more inlined calls is refused: its calls are as good as recursive.
+MAX_CLONES = 4000
 # Functions of the system that are not modelled, by a part of their name.
 REFUSED_CALLS = {
     "malloc": "device malloc is not modelled",
@@ -149,8 +149,8 @@ class Inliner:
         if fn.name in callers:
             raise PtxError(fn.line, f"recursive call of {fn.name} is not modelled")
         self.clones += 1
-        if self.clones > MOST_CLONES:
-            raise PtxError(fn.line, f"more than {MOST_CLONES} inlined calls: calls as deep as these are not modelled")
+        if self.clones > MAX_CLONES:
+            raise PtxError(fn.line, f"more than {MAX_CLONES} inlined calls: calls as deep as these are not modelled")
         self.passed.update(symbols.values())
         frame = _Frame(fn, prefix, {**symbols, **self._declare(fn, prefix)}, after, (*callers, fn.name), called_at)
         labels = {item.name for item in fn.body if isinstance(item, Label)} | set(fn.branch_targets)

@@ -28,7 +28,7 @@ _FUNCTIONS: dict[str, Function] = {
     "sqrt": np.sqrt,
     "rsqrt": lambda a: 1 / np.sqrt(a),
 }
-# Of f16, these are computed in float64.
+# Functions of f16 that are computed in float64.
 _WIDENED = ("ex2", "tanh", "div", "rcp", "sqrt", "rsqrt")
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 

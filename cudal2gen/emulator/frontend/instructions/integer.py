@@ -164,7 +164,7 @@ def div(e: Emitter, ins: Instr) -> None:
     if isinstance(b, Imm) and b.value:
         _by_sign(e, ins, f"A.{function}_int", f"A.{function}")
     elif x.uniform and y.uniform:
-        # By zero, one quotient for all lanes is that of a lane.
+        # Division by zero: a uniform quotient has the bits that a varying one has.
         divisor, mask = e.temp(y.text), (1 << bits) - 1
         quotient = f"A.{function}_int({x.text}, {divisor}) & {mask}"
         zero = f"int(M.quotient(K({quotient}, {bits // 8}), K(0, {bits // 8}), {e.lanes()})[0])"

@@ -87,7 +87,7 @@ def copy_access(ins: Instr, space: str) -> int:
     """The access of cp.async, and of bulk copies whose size is a literal."""
     size = ins.operands[2] if len(ins.operands) > 2 else None
     width = size.value if isinstance(size, Imm) else 16
-    # With a size that varies, less may be read from global memory.
+    # A fourth operand is a size known at run time only: fewer bytes may be read from global memory.
     partial = len(ins.operands) > 3 and space == "global" and "bulk" not in ins.parts
     return min(width, 4) if partial else width
 
