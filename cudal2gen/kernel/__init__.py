@@ -1,4 +1,4 @@
-"""The question and the answer: a GEMM problem, and one frozen record per kernel family.
+"""Problems and records: ``Problem`` is the question, a frozen record of some kernel family the answer.
 
 A record is one line of ``configs/kernels.jsonl``. Every legality rule is written once, in the ``violations`` of its
 family; catalog, CLI, tuner and tests all go through it by validating a record. Sizes named ``bm bn bk`` are in

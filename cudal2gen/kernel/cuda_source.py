@@ -1,4 +1,4 @@
-"""The family cuda_source: a CUDA text in place of a template's, such as a language model wrote, for one operation."""
+"""The family cuda_source: kernels whose CUDA text is not rendered, for example written by a language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA text from elsewhere: its normal form, its digest, and what such a text may not have.
+"""Untrusted CUDA text: its normal form, its digest, and constructs that are refused.
 
 A record may name a text, which then is compiled like any other. Compiling runs none of it, but a preprocessor reads
 files, and the compiler takes what time and memory it is made to take: so includes are those of CUDA, CUTLASS and the
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from cudal2gen import places
 from cudal2gen.errors import WrongInput, brief
 
-MOST_CHARACTERS = 1 << 17
+MAX_CHARACTERS = 1 << 17
 LONGEST_LINE = 4000
 DIGEST = r"^[0-9a-f]{32}$"
 DIRECTIVES = ("define", "undef", "if", "ifdef", "ifndef", "elif", "else", "endif", "include", "pragma")
@@ -27,13 +27,13 @@ _HEADERS = (
     r"std(?:int|def)\.h|cooperative_groups\.h",
 )  # fmt: skip
 _INCLUDE = re.compile(rf"<(?:{'|'.join(_HEADERS)})>")
-# A quote within one of these begins no string.
+# Tokens in which a quote begins no string.
 _TOKEN = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'|[\"']", re.S)
 _SPLICE = re.compile(r"\\[ \t]*\n")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)[ \t]*(.*)$", re.M)
 _CONSTRUCTS = {
     r"\b_Pragma\b": "_Pragma: write #pragma",
-    # Headers have macros that hand their argument on to it.
+    # Reached by macros of headers that pass their argument on.
     r"\b\w*(?i:has_(?:include|embed))\w*\b": "__has_include: the headers of CUDA are there",
     r"\b__(?:FILE|BASE_FILE|FILE_NAME|DATE|TIME|TIMESTAMP|INCLUDE_LEVEL)__\b": "macros of file and time",
     r"##": "## joins tokens: spell names out",
@@ -59,10 +59,8 @@ def digest(text: str) -> str:
 
 
 def load(name: str) -> str:
-    """The text of a digest, from the folders of texts.
-
-    Raises WrongInput for a text that is absent, that is another one, or that has what texts may not have.
-    """
+    """The text of a digest, from the folders of texts. Raises WrongInput for a text that is absent, has another digest,
+    or contains refused constructs."""
     for folder in places.sources():
         path = folder / f"{name}.cu"
         if path.is_file():
@@ -77,13 +75,13 @@ def load(name: str) -> str:
 
 
 def refusals(text: str) -> list[str]:
-    """What a text has that texts may not have, a line each with the number of its line; empty for a proper one."""
+    """Constructs that texts may not have, a line each with its line number; empty for an acceptable text."""
     return list(_refusals(text))[:8]
 
 
 def _refusals(text: str) -> Iterator[str]:
-    if len(text) > MOST_CHARACTERS or max(map(len, text.split("\n"))) > LONGEST_LINE:
-        yield f"longer than {MOST_CHARACTERS} characters, or than {LONGEST_LINE} in a line"
+    if len(text) > MAX_CHARACTERS or max(map(len, text.split("\n"))) > LONGEST_LINE:
+        yield f"longer than {MAX_CHARACTERS} characters, or than {LONGEST_LINE} in a line"
         return
     if odd := next((char for char in text if not char.isprintable() and char not in "\n\t"), None):
         yield f"line {_line(text, text.index(odd))}: the character {odd!a} is not allowed"

@@ -1,4 +1,4 @@
-"""An edit of a record: the values that its author names, before any rule is asked; then legal, or fitted."""
+"""Edits of a record: field values set by a user, then either checked against the rules or fitted to them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Fields, Origin, Record
 from cudal2gen.kernel.schema import Schema
 
-MOST_VALUES = 128  # values of a field that are listed one by one
+MAX_VALUES = 128  # values of a field that are listed one by one
 FIXED = frozenset({"problem", "family", "origin", *Problem.model_fields})
 
 
@@ -107,7 +107,7 @@ def _values(node: Mapping[str, Any]) -> list[Any]:
             return _integers(node["minimum"], node["maximum"], node.get("multipleOf", 1))
         case "array" if "prefixItems" in node:
             columns = [_values(item) for item in node["prefixItems"]]
-            return list(map(list, product(*columns))) if math.prod(map(len, columns)) <= MOST_VALUES else []
+            return list(map(list, product(*columns))) if math.prod(map(len, columns)) <= MAX_VALUES else []
         case "array" if node.get("maxItems") == 1:
             return [[], *([value] for value in _values(node["items"]))]
     return []
@@ -116,9 +116,9 @@ def _values(node: Mapping[str, Any]) -> list[Any]:
 def _integers(least: int, most: int, step: int) -> list[int]:
     """All of a short range; of a long one the multiples of its least, as tiles are of 16; none of an endless one."""
     numbers = range(-(-least // step) * step, most + 1, step)
-    if len(numbers) > MOST_VALUES // 2:
+    if len(numbers) > MAX_VALUES // 2:
         numbers = range(least, most + 1, least or most + 1)
-    return list(numbers) if len(numbers) <= MOST_VALUES // 2 else []
+    return list(numbers) if len(numbers) <= MAX_VALUES // 2 else []
 
 
 def spell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The nearest legal record: fields that a user names keep their values, others follow as far as the rules make them.
+"""Fitting: the nearest legal record in which the fields that a user sets keep their values.
 
 ``fit`` searches among records of one family, the cheapest changes first. Which fields to move it learns by trying them:
 those that change which rules are broken. The values of a field come from its type and from the family's ``candidates``,
@@ -25,19 +25,19 @@ from cudal2gen.kernel.record import Fields, Origin, Record
 from cudal2gen.kernel.schema import IllegalRecord, IllegalValue
 from cudal2gen.kernel.spelling import FAMILIES, QUESTION, parse
 
-# Records whose rules are asked: by the search from the start, of the cheapest candidates, and from the best of these.
+# Most records whose rules are evaluated: searching from the start, among candidates, and from the best candidates.
 # About 0.3 s.
 SEARCH_PROBES, CANDIDATE_PROBES, SEED_PROBES = 2500, 500, 1500
 SEEDS = 8
-FIRST_PROBES = 3  # values of a field that show whether it touches what is broken
-MOST_TRIES = 32  # values of a field
-KEPT, MOST_KEPT = 3, 8  # values of a field that lead to the same broken rules, or to any, and are followed up
-RULE_COST = 0.3  # of a broken rule: the least that one more move costs
+FIRST_PROBES = 3  # values of a field that are tried to see whether it affects the broken rules
+MAX_TRIES = 32  # most values of a field that are tried
+KEPT, MAX_KEPT = 3, 8  # values of a field that are followed up: per set of broken rules, and in all
+RULE_COST = 0.3  # estimated cost of mending a broken rule
 TILE_WEIGHT, FOLLOWING_WEIGHT = 2.0, 0.3
 SPILL_COST = 2.0
 TILE = ("bm", "bn")
 FAR = 3.0  # a fit of this cost is compared with the candidates
-MOST_CANDIDATES = 2000  # that are sorted by cost; all of them are asked where nothing else is legal
+MAX_CANDIDATES = 2000  # most candidates that are sorted by cost; where nothing else is legal all are tried
 
 
 class Difference(NamedTuple):
@@ -211,14 +211,14 @@ class _Search:
                 continue
             outcomes: Counter[frozenset[str]] = Counter()
             touched = False
-            for tried, value in enumerate(self.values[name][:MOST_TRIES]):
+            for tried, value in enumerate(self.values[name][:MAX_TRIES]):
                 child = moves | {name: value}
                 if (tried >= FIRST_PROBES and not touched) or self.cost(child) > most:
                     break
                 rules = self.broken(child)
                 touched |= rules != broken
                 outcome = _outcome(rules)
-                if not before <= outcome and outcomes[outcome] < KEPT and outcomes.total() < MOST_KEPT:
+                if not before <= outcome and outcomes[outcome] < KEPT and outcomes.total() < MAX_KEPT:
                     outcomes[outcome] += 1
                     yield child, rules
 
@@ -253,7 +253,7 @@ class _Search:
         flats = agreeing or self.candidates
         several = (
             {name: value for name, value in (flat | kept).items() if value != self.start[name]}
-            for flat in flats[:: 1 + len(flats) // MOST_CANDIDATES]
+            for flat in flats[:: 1 + len(flats) // MAX_CANDIDATES]
         )
         return sorted(several, key=self.cost)
 
@@ -322,5 +322,5 @@ def _distance(old: Any, new: Any) -> float:
 
 
 def _odd(value: Any) -> float:
-    """What a number of warps or threads costs that is no power of two."""
+    """Cost of a number of warps or threads that is no power of two."""
     return 0.25 if isinstance(value, int) and value & (value - 1) else 0.0

@@ -1,4 +1,4 @@
-"""What a kernel does to the sums of a product before it rounds and stores them, as data of the problem.
+"""Fusions: operations on the sums of a product before they are rounded and stored, as data of the problem.
 
 D = activation(Z), Z = alpha A B + bias + beta C, in fp32, then one rounding to D's type. ``Fusion`` says which of these
 parts there are: they are code of the kernel. alpha and beta, and where bias and C lie, are data of a launch: with
@@ -31,7 +31,7 @@ PARTS: dict[str, dict[str, Any]] = {
     **{name: {"activation": name} for name in ACTIVATIONS if name != NONE},
     "gate": {"gate": True},
 }
-ALPHA, BETA = 1.5, -0.5  # of tests and measurements: exact in every type, neither neutral nor each other's negative
+ALPHA, BETA = 1.5, -0.5  # for tests and measurements: exact in every type, not neutral, not opposite
 GATE_COLS = 16  # columns of Z that make 8 of D: n is a multiple of it
 
 

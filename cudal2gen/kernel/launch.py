@@ -1,4 +1,4 @@
-"""What a launch needs: the facts of a built kernel, where a caller's matrices lie, and which of them the kernel takes.
+"""Launches: the facts of a built kernel, a caller's matrices, and which of them a kernel takes without a copy.
 
 The contract of Python, templates and the C++ launcher. ``Launch`` is what a record says of its kernel; beside a cubin
 it is the file ``kernel.launch``, a line ``name=value`` per fact, which ``write`` and ``read`` spell and ``launch.h``

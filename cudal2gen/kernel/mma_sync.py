@@ -1,4 +1,4 @@
-"""What the families share whose warps multiply by mma.sync: tiles, warps, baked k, padding."""
+"""Shared parts of the mma.sync families: tiles, warps, baked k, padding."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Padding = Literal["none", "predicate", "pad"]
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # mma.sync.m16n8k16
 MAX_GRID_YZ = 65535
 SPLITS = (1, 2, 4)  # slices of k that the tuner tries
-# Of the catalog's records, none of which spills: the most accumulators, and the fewest registers beside them.
-MOST_ACCUMULATORS, BESIDE_ACCUMULATORS = 160, 24
+# Registers of a thread in the catalog's records, none of which spills: most accumulators, fewest others.
+MAX_ACCUMULATORS, MIN_OTHER_REGISTERS = 160, 24
 MAX_UNROLLED = 64  # steps; code and compile time grow with them
 
 
 class MmaTiles(Record):
-    """A CTA tile that warps share out among them, for mma.sync."""
+    """A CTA tile shared out among warps that multiply by mma.sync."""
 
     @property
     def warps(self) -> tuple[int, int]:
@@ -50,12 +50,13 @@ class MmaTiles(Record):
 
     @property
     def loads_fused_early(self) -> bool:
-        """Whether a bias is loaded before the main loop: not where slices are summed first, or registers are short."""
+        """Whether a bias is loaded before the main loop; it is not where slices are summed first or registers are
+        short."""
         return self.split_k == 1
 
 
 class MmaSyncKernel(MmaTiles):
-    """What the sm_80 families share: warps by choice, baked k, and tiles that are predicated by hand."""
+    """Shared parts of the sm_80 families: warps as a decision, baked k, tiles predicated by hand."""
 
     mma_repeat: Annotated[
         tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, le=8)], Literal[1]],
@@ -142,9 +143,9 @@ class MmaSyncKernel(MmaTiles):
 
     @property
     def spill_remarks(self) -> list[str]:
-        """Accumulators beyond those of kernels that are known to compile without spills."""
+        """Warns of more accumulators than in any kernel known to compile without spills."""
         most = self.register_limit
-        if self.accumulator_registers <= min(MOST_ACCUMULATORS, most - BESIDE_ACCUMULATORS):
+        if self.accumulator_registers <= min(MAX_ACCUMULATORS, most - MIN_OTHER_REGISTERS):
             return []
         return [f"{self.accumulator_registers} accumulator registers of the {most} there are: it is likely to spill"]
 
@@ -175,11 +176,11 @@ class MmaSyncKernel(MmaTiles):
             **self.launch_facts, raster=raster, predicated=int(self.predicated), baked_n=0, baked_k=self.baked_k
         )
 
-    # What the tuner and the cost model ask of a family.
+    # For the tuner and the cost model.
 
     @classmethod
     def serves(cls, chip: Chip) -> bool:
-        """Where there is wgmma, mma.sync has two thirds of its rate."""
+        """Not where there is wgmma, of whose rate mma.sync has two thirds."""
         return not chip.capability.has_wgmma
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The question: which product of matrices, with which accumulator, on which GPU."""
+"""``Problem``: a product of matrices, its accumulator, and the GPU that computes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch = Literal["none", "strided", "grouped"]
 SizeClass = Literal["small-m", "split-k", "tiny", "medium", "large", "huge"]
 BATCH_TITLES: dict[Batch, str] = {"strided": "batched", "grouped": "grouped"}
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
-MAX_EXTENT = 2**24  # offsets within a CTA tile are 32-bit: a row may have so many elements
+MAX_EXTENT = 2**24  # most elements of a row, because offsets within a CTA tile are 32-bit
 
 VECTOR = 16 // F16.bytes  # elements in the 16-byte vector that cp.async, ldmatrix rows and global stores move
 
@@ -118,7 +118,7 @@ class Problem(Schema):
 
     @property
     def later(self) -> str:
-        """Fusion and batch in words, each behind a space; empty for one plain product."""
+        """Fusion and batch as text, each behind a space; empty for one plain product."""
         return f"{f' {self.fusion}' if self.fusion else ''}{f' {BATCH_TITLES[self.batch]}' if self.batched else ''}"
 
     @property
@@ -156,15 +156,15 @@ class Problem(Schema):
         return 2 * self.m * self.n * self.k
 
     def flops_of(self, products: int) -> int:
-        """Of a launch of so many products; of a grouped one, whose groups share out m, they are ``flops``."""
+        """Operations of a launch of so many products. Groups share out m, so a grouped launch has ``flops``."""
         return self.flops if self.grouped else products * self.flops
 
     def elements_of(self, products: int) -> int:
-        """Elements of A and B that such a launch reads: one B a product, of a grouped one A once."""
+        """Elements of A and B that such a launch reads: every product has its own B, groups share one A."""
         return self.k * ((self.m if self.grouped else products * self.m) + products * self.n)
 
     def traffic_of(self, products: int) -> int:
-        """Bytes of each operand of such a launch once between device memory and the chip."""
+        """Least bytes between device memory and the chip for such a launch: each operand once."""
         stored = self.output.bytes * self.m * self.d_cols * (1 if self.grouped else products)
         return self.element.bytes * self.elements_of(products) + stored
 
@@ -175,7 +175,7 @@ class Problem(Schema):
 
     @property
     def size_class(self) -> SizeClass:
-        """What limits problems of this kind; tuning and benchmarks are spread over these classes."""
+        """The class of a problem by what limits it; tuning and benchmarks are spread over these classes."""
         if self.m <= 64:
             return "small-m"
         if self.m * self.n <= 1 << 20 and self.k >= 2048:

@@ -1,4 +1,4 @@
-"""The answer: what every record has, whatever its family. Knows no family."""
+"""``Record``: the fields, rules and derived facts that records of all families share."""
 
 from __future__ import annotations
 
@@ -40,10 +40,8 @@ class Origin(Schema):
 
 
 class Record(Schema):
-    """The answer to a problem: what all families decide, and what follows from it.
-
-    Spelled flat: the problem's fields, then the decisions.
-    """
+    """The answer to a problem: the decisions that all families share, and facts derived from them. A line spells it
+    flat: the problem's fields, then the decisions."""
 
     problem: Annotated[Problem, Field(description="the question")]
     family: Annotated[str, FAMILY]
@@ -52,10 +50,10 @@ class Record(Schema):
     bn: Annotated[int, Field(ge=16, le=512, description="columns of D that a CTA computes at a time, elements")]
 
     DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
-    TEMPLATES: ClassVar[Path | None] = None  # folder of the family's page, None for the project's own
-    TEXTUAL: ClassVar[bool] = False  # whether records name texts from elsewhere, which are compiled within limits
+    TEMPLATES: ClassVar[Path | None] = None  # folder of the family's template, None for the project's own
+    TEXTUAL: ClassVar[bool] = False  # whether records name untrusted texts, which are compiled within limits
     CONVENTION: ClassVar[type[Launch]] = Launch  # how the launcher calls kernels of the family
-    # Decisions with which the same tile serves sizes that it does not divide, what is faster first.
+    # Decisions with which a tile serves sizes that it does not divide, the faster ones first.
     SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = ({},)
 
     if TYPE_CHECKING:  # a field of every family, each with bounds and a place in the line of its own
@@ -155,7 +153,7 @@ class Record(Schema):
 
     def broken_rules(self) -> list[str]:
         """Every rule that fields of the right types break, as ``field=value: rule``; none of a validated record."""
-        # Shared rules first: a family's own rules divide by what these guarantee.
+        # Shared rules first: a family's own rules divide by fields that these keep positive.
         return list(self.shared_violations()) or list(self.violations())
 
     def shared_violations(self) -> Iterator[str]:
@@ -202,12 +200,12 @@ class Record(Schema):
 
     @property
     def ring_steps(self) -> int:
-        """k-steps that are in shared memory at a time, 1 where there is no ring: the k around it are worth a test."""
+        """k-steps in shared memory at a time, 1 without a ring. Tests take values of k around it."""
         return 1
 
     @property
     def steps_in_flight(self) -> int:
-        """k-steps that are on their way while another is multiplied: a stage is free when its own is done."""
+        """k-steps being loaded while another is multiplied; a stage becomes free when its own step is done."""
         return max(1, self.ring_steps - 1)
 
     def k_order(self, k: int) -> list[list[list[int]]]:
@@ -278,7 +276,8 @@ class Record(Schema):
 
     @property
     def tiles_at_once(self) -> int:
-        """Tiles of whose sums a CTA has places at once; of several, each is worth a test of tiles that follow in it."""
+        """Tiles whose accumulators a CTA holds at once. If there are several, tests run tiles that reuse each of
+        them."""
         return 1
 
     @property
@@ -298,7 +297,7 @@ class Record(Schema):
 
     @property
     def facts(self) -> dict[str, int | str]:
-        """What a reader of the record should see beside what all families derive."""
+        """Facts for readers of the record, beside those that all families derive."""
         return {}
 
     @property
@@ -348,7 +347,7 @@ class Record(Schema):
         return self.target.capability.ctas_by_smem(self.smem_bytes + self.smem_static_bytes)
 
     def residency(self, registers: int) -> Residency:
-        """Room on an SM at ``registers`` per thread, by limit."""
+        """CTAs that an SM has room for at ``registers`` per thread, by limit."""
         smem = self.smem_bytes + self.smem_static_bytes
         return self.target.capability.residency(self.threads, registers, smem)
 
@@ -378,7 +377,7 @@ class Record(Schema):
 
     @property
     def warnings(self) -> list[str]:
-        """What makes a legal record slow or fail its build: registers that spill, work that misses the GPU's SMs."""
+        """Reasons why a legal record is slow or fails its build: registers that spill, work that misses SMs."""
         busy, sms = self.ctas, self.target.sms
         # Tiles of 64 x 64 would give every SM one.
         if 4 * busy <= sms and self.m * self.n >= 64 * 64 * sms:
@@ -387,7 +386,7 @@ class Record(Schema):
 
     @property
     def remarks(self) -> list[str]:
-        """What its author should know of a legal record: warnings, then what does nothing."""
+        """Notes for the author of a legal record: warnings, then settings without effect."""
         return self.warnings
 
     @property
@@ -455,7 +454,7 @@ class Record(Schema):
         """The k that is compiled in, 0 for none."""
         return 0
 
-    # What the tuner and the cost model ask of a family.
+    # For the tuner and the cost model.
 
     FREE_FIELDS: ClassVar[frozenset[str]] = frozenset()
     # Decisions that follow from others: a fit moves them first. A part of a field is ``field.part``.
@@ -463,7 +462,7 @@ class Record(Schema):
 
     @classmethod
     def serves(cls, chip: Chip) -> bool:  # noqa: ARG003
-        """Whether the tuner proposes this family on a GPU: where it is legal and no other family is always faster."""
+        """Whether the tuner proposes this family on a GPU: it is legal there, and no other family is always faster."""
         return True
 
     @classmethod
@@ -474,16 +473,14 @@ class Record(Schema):
 
     @classmethod
     def free_fields(cls, problem: Problem) -> Mapping[str, Sequence[Fields]]:  # noqa: ARG003
-        """Decisions that no rule ties to the others, so that any combination is legal: by name, the alternatives.
-
-        Every alternative sets the same fields, and all of them together set ``FREE_FIELDS``. A tuner chooses them
-        beside a candidate, so that they do not multiply the candidates.
-        """
+        """Decisions that no rule ties to others, so that any combination is legal: alternatives by name. Every
+        alternative sets the same fields, and all of them together set ``FREE_FIELDS``. The tuner chooses them beside a
+        candidate, so they do not multiply the candidates."""
         return {}
 
     @property
     def work(self) -> Work:
-        """What a CTA does, for the cost model; by default mma.sync on operands that come from the L2 once."""
+        """The work of a CTA, for the cost model; by default mma.sync on operands that come from the L2 once."""
         return Work("mma.sync", self.step_bytes)
 
 

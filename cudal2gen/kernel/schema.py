@@ -1,4 +1,4 @@
-"""Sets of fields that grow without renaming what exists, and errors in their own names."""
+"""``Schema``: field sets that can gain fields without renaming old records, and errors that name fields."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Valid
 
 from cudal2gen.errors import WrongInput, brief, printable
 
-MOST_RULES = 3  # that a message spells
-LONGEST_RULE = 240  # characters of each
+MAX_RULES = 3  # most rules in a message
+LONGEST_RULE = 240  # most characters of a rule
 
 
 class IllegalRecord(WrongInput):
@@ -73,8 +73,8 @@ def explain(error: ValidationError) -> str:
         if item["type"] == "extra_forbidden":
             message = "extra inputs are not permitted; 'cudal2gen show' lists the fields that the record has"
         lines.append(brief(f"{brief(field)}{value}: {message}" if field else message, LONGEST_RULE))
-    more = [f"and {len(lines) - MOST_RULES} more"] if len(lines) > MOST_RULES else []
-    return "; ".join([*lines[:MOST_RULES], *more])
+    more = [f"and {len(lines) - MAX_RULES} more"] if len(lines) > MAX_RULES else []
+    return "; ".join([*lines[:MAX_RULES], *more])
 
 
 def spelled(value: Any) -> str:

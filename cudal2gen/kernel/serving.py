@@ -1,4 +1,4 @@
-"""How kernels serve problems that have no record of their own: which record is nearest, what changes, what is copied.
+"""Serving of problems without a record: the nearest record, the fields that change, and the matrices that are copied.
 
 Everything that chooses a kernel asks here: the command line and packs by way of ``catalog``, ``cudal2gen.matmul`` by
 way of ``choice``. Distances count octaves, 1 for a factor of two.
@@ -26,7 +26,8 @@ COPY = 1.0
 
 
 class Use(NamedTuple):
-    """How a kernel computes a product: the sizes launched, and which of A, B and D are copied to or from wide ones."""
+    """How a kernel computes a product: the sizes launched, and which of A, B and D are copied to or from padded
+    ones."""
 
     launched: Sizes
     copied: Copied

@@ -29,11 +29,12 @@ from cudal2gen.kernel.tma_ring import (
 )
 from cudal2gen.kernel.work import Work
 
-# Of tcgen05.mma kind::f16, PTX ISA 9.7.16.2.1: rows that a CTA has of D, columns at most, k.
+# tcgen05.mma kind::f16 (PTX ISA 9.7.16.2.1): rows of D per CTA, most columns, k.
 MMA_M, MMA_N, MMA_K = 128, 256, 16
-TENSOR_COLUMNS, LEAST_COLUMNS = 512, 32  # of a CTA's tensor memory, PTX ISA 9.7.16.1; of an allocation
-STORE_WARPS = 4  # each reads the 32 lanes of tensor memory that its place in the warpgroup gives to it
-LOOP_CLOCKS = 40  # of the thread that multiplies, in one k-tile: assumed
+# Columns of tensor memory: of a CTA, of the smallest allocation (PTX ISA 9.7.16.1).
+TENSOR_COLUMNS, MIN_COLUMNS = 512, 32
+STORE_WARPS = 4  # warp i of a warpgroup can read lanes 32 i to 32 i + 31 of tensor memory
+LOOP_CLOCKS = 40  # clocks of the issuing thread per k-tile: an assumption
 # What the tuner tries: columns of a tile, the last one's in a pair alone; clusters, pairs among them; slices of k.
 WIDTHS = (32, 64, 96, 128, 160, 192, 224, 256, TENSOR_COLUMNS)
 CLUSTERS: tuple[tuple[list[int], bool], ...] = (
@@ -44,7 +45,7 @@ CLUSTERS: tuple[tuple[list[int], bool], ...] = (
     ([2, 1], False),
     ([2, 2], False),
 )
-WIDE_CLUSTER = CLUSTERS[1]  # of tiles wider than an instruction
+WIDE_CLUSTER = CLUSTERS[1]  # the cluster of tiles that are wider than an instruction
 SPLITS = (1, 2, 4, 8)
 # A response, its mbarrier, and two slots: an item of work and two mbarriers each.
 CLAIM_BYTES = 64
@@ -180,7 +181,7 @@ class Sm100Tcgen05(TmaRing):
     @property
     def columns(self) -> int:
         """Columns of tensor memory that a CTA allocates: a power of two."""
-        return max(LEAST_COLUMNS, 1 << (self.accumulators * self.cols - 1).bit_length())
+        return max(MIN_COLUMNS, 1 << (self.accumulators * self.cols - 1).bit_length())
 
     @property
     def panels(self) -> int:
@@ -217,7 +218,7 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def accumulator_registers(self) -> int:
-        """Of those of a load: the tile's own are in tensor memory."""
+        """Registers of one load from tensor memory, where the tile's accumulators are."""
         return self.atom_cols // (2 if self.acc == "f16" else 1)
 
     @property
@@ -249,12 +250,12 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def warnings(self) -> list[str]:
-        """Work that misses SMs."""
+        """Warns of work that misses SMs."""
         return [*super().warnings, *self.cluster_warnings()]
 
     @property
     def remarks(self) -> list[str]:
-        """Claims that find nothing."""
+        """Adds a note on claims that can find no work."""
         remarks = super().remarks
         at_once = self.target.sms * max(1, self.ctas_per_sm(self.estimated_registers))
         if self.claims_tiles and not self.batched and self.ctas <= at_once:
@@ -265,7 +266,7 @@ class Sm100Tcgen05(TmaRing):
     def facts(self) -> dict[str, int | str]:
         return super().facts | {"tensor_memory_columns": self.columns}
 
-    # What the tuner and the cost model ask of a family.
+    # For the tuner and the cost model.
 
     FOLLOWING: ClassVar[frozenset[str]] = TmaRing.FOLLOWING | {"swap_ab"}
 

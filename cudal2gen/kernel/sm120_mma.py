@@ -30,7 +30,7 @@ from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedul
 from cudal2gen.kernel.work import Work
 
 GROUP_M = 64  # rows of four warps, 16 each
-# What ptxas 13.0 wants beside a consumer's accumulators, at all; a producer.
+# Least registers by ptxas 13.0: of a consumer beside its accumulators, of a producer.
 LIVE_REGISTERS = 32
 PRODUCER_REGISTERS = 24
 # What the tuner tries: bm, bn, schedule, consumers and registers; slices of k.
@@ -164,7 +164,7 @@ class Sm120Mma(Warpgroups):
     def summed_in(self) -> SummedIn:
         return "stream" if self.stream_k else "workspace" if self.split_k > 1 else "none"
 
-    # What the tuner and the cost model ask of a family.
+    # For the tuner and the cost model.
 
     FOLLOWING: ClassVar[frozenset[str]] = Warpgroups.FOLLOWING | {"registers", "swap_ab"}
 

@@ -52,7 +52,7 @@ class Sm80Direct(MmaSyncKernel):
         """What the generic launcher must know of the compiled kernel."""
         return self.tiles_launch("plain")
 
-    # What the tuner and the cost model ask of a family.
+    # For the tuner and the cost model.
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:

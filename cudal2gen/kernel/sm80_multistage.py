@@ -38,7 +38,7 @@ PREFETCHES: tuple[Fields, ...] = (
 STRIDES = (512, 1024, 2048, 4096)
 # D straight from registers.
 UNSTAGED: Fields = {"epilogue": "global", "c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None}
-BESIDE_ESTIMATE = 16  # registers that kernels of the catalog take beyond the estimate where copies are predicated
+BESIDE_ESTIMATE = 16  # registers beyond the estimate that kernels of the catalog take for predicated copies
 
 
 class Prefetch(Schema):
@@ -315,7 +315,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
         """Slices of one tile and of 3/2: the record's own stride usually covers the small problems of a test."""
         return [self.bn, self.bn * 3 // 2] if self.swizzle_stride is not None and n > self.bn else []
 
-    # What the tuner and the cost model ask of a family.
+    # For the tuner and the cost model.
 
     @property
     def work(self) -> Work:

@@ -1,4 +1,4 @@
-"""What the families for compute capability 9.0 share, and those for later ones with them."""
+"""Shared parts of the families for compute capability 9.0 and later."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ Overlap = Annotated[bool, Field(description="programmatic dependent launch: star
 
 
 class Sm90Kernel(Record):
-    """What the families from compute capability 9.0 on share: which GPUs, the architecture, how rows reach 16 bytes.
-
-    Copies of 16 bytes and tensor maps need rows that start on 16 bytes; tiles may reach beyond the problem.
-    """
+    """Shared parts of the families from compute capability 9.0 on: GPUs, architecture, alignment of rows. Copies of 16
+    bytes and tensor maps need rows that start on 16 bytes; tiles may reach beyond the problem."""
 
     padding: Annotated[
         Literal["none", "pad"],
@@ -45,7 +43,7 @@ class Sm90Kernel(Record):
         return ("k", "n") if self.layout == "nn" else ("k",)
 
     def row_violations(self) -> Iterator[str]:
-        """Whether rows start on 16 bytes, where the caller does not see to it."""
+        """Whether rows start on 16 bytes, unless the caller pads them."""
         if not self.caller_pads:
             yield from self.vector_violations(*self.vector_rows)
 
@@ -54,7 +52,8 @@ class Sm90Kernel(Record):
         return sizes._replace(**{name: aligned(getattr(sizes, name)) for name in self.vector_rows})
 
     def sum_violations(self, field: str, place: str, place_bytes: int) -> Iterator[str]:
-        """Whether fp32 partial sums of a tile fit where its operands were; ``field`` is the one to blame."""
+        """Whether fp32 partial sums of a tile fit into the shared memory of its operands; the message blames
+        ``field``."""
         if (size := self.bm * self.bn * 4) > place_bytes:
             yield f"{field}: {size} bytes of partial sums exceed the {place} {place_bytes}"
 
@@ -71,7 +70,7 @@ class Sm90Kernel(Record):
             "cluster_ctas": self.cluster_ctas,
         }
 
-    # What the tuner and the cost model ask of a family.
+    # For the tuner and the cost model.
 
     @classmethod
     def serves(cls, chip: Chip) -> bool:

@@ -132,7 +132,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         """Overlap."""
         return [{"pdl": 1}]
 
-    # What the tuner and the cost model ask of a family.
+    # For the tuner and the cost model.
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:

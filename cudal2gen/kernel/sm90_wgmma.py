@@ -30,14 +30,14 @@ from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedul
 from cudal2gen.kernel.work import Work
 
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
-WGMMA_N, WGMMA_K = 256, 16  # its columns at most, and its k
-# What ptxas wants beside the accumulators: of one wgmma at entry (C7602), and live in the main loop (C7511, spills).
+WGMMA_N, WGMMA_K = 256, 16  # most columns of a wgmma, and its k
+# Registers that ptxas needs beside the accumulators: at entry (C7602), and live in the main loop (C7511, spills).
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
 # The same for an epilogue that stores by itself, with bounds.
 LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48
 # Stall counts of the main loop's machine code in one k-tile: around its wgmmas, and for each (ptxas 13.0).
 LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12
-PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster in boxes of 16 columns
+PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster with boxes of 16 columns
 
 # What the tuner tries: bm, bn, schedule, consumers and registers of tiles that ptxas compiles without spills,
 # by accumulator; clusters; splits of k with their reduction and stream_k; bands of tiles.
@@ -71,7 +71,7 @@ SPLITS: tuple[tuple[int, str | None, bool], ...] = (
     *((slices, "cluster", False) for slices in CLUSTER_SPLITS),
     *((slices, "workspace", False) for slices in (4, 8, 16)),
 )
-LEAST_SHARED_STEPS = 8  # of k of a tile, to be worth sharing out
+MIN_SHARED_STEPS = 8  # least k-steps of a tile that are worth sharing out
 
 
 class Sm90Wgmma(Warpgroups):
@@ -234,7 +234,7 @@ class Sm90Wgmma(Warpgroups):
     def cluster_ctas(self) -> int:
         return self.split_k if self.reduces_in_cluster else super().cluster_ctas
 
-    # What the tuner and the cost model ask of a family.
+    # For the tuner and the cost model.
 
     FOLLOWING: ClassVar[frozenset[str]] = Warpgroups.FOLLOWING | {"atom_n", "reduce", "registers", "swap_ab"}
 
@@ -274,7 +274,7 @@ class Sm90Wgmma(Warpgroups):
         """Whether fp32 sums of a last wave that does not fill the GPU have enough of k to share out."""
         tiles = ceil_div(ceil_div(problem.m, bm), cluster[0]) * ceil_div(ceil_div(problem.n, bn), cluster[1])
         last_wave = tiles % (GPUS[problem.gpu].sms // (cluster[0] * cluster[1]))
-        return problem.acc == "f32" and last_wave > 0 and ceil_div(problem.k, bk) >= LEAST_SHARED_STEPS
+        return problem.acc == "f32" and last_wave > 0 and ceil_div(problem.k, bk) >= MIN_SHARED_STEPS
 
     @property
     def work(self) -> Work:

@@ -1,4 +1,4 @@
-"""What families share that feed tensor cores from a ring of TMA stages: boxes, stores of D, sums over k, raster."""
+"""Shared parts of the families with a ring of TMA stages: boxes, stores of D, sums over k, raster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudal2gen.kernel.record import Fields, Ring
 from cudal2gen.kernel.sm90 import CHUNK, Sm90Kernel
 
 MAX_BOX = 256  # rows or columns of one TMA box
-STORE_BUFFERS = 2  # tiles per warp on their way to global memory
+STORE_BUFFERS = 2  # store buffers per warp
 GROUPS = (1, 4, 8, 16)  # bands of tiles that the tuner tries
 
 RingBk = Annotated[Literal[64, 128], Field(description="k of a stage, elements")]
@@ -42,7 +42,7 @@ class TmaRing(Ring, Sm90Kernel):
     its meaning: bm rows and bn columns of D.
     """
 
-    if TYPE_CHECKING:  # fields of every such family, each with bounds and a place in the line of its own
+    if TYPE_CHECKING:  # fields that each of these families declares, with bounds and a place in the line of its own
         swap_ab: bool
         bk: int
         stages: int
@@ -58,8 +58,8 @@ class TmaRing(Ring, Sm90Kernel):
     # Accumulators as a lane has them: a warp's first row of the instruction, and rows from one group of 16 to the next.
     warp_rows: ClassVar[int]
     atom_rows: ClassVar[int]
-    holds_tile: ClassVar[bool]  # whether it has those of all columns of its tile at once
-    instruction: ClassVar[str]  # what multiplies, and what brings the accumulators, for comments
+    holds_tile: ClassVar[bool]  # whether a lane holds the accumulators of all columns of its tile at once
+    instruction: ClassVar[str]  # the instructions that multiply and that fetch accumulators, for comments in templates
     fragment: ClassVar[str]
 
     @property
@@ -122,12 +122,12 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def panels(self) -> int:
-        """Instructions side by side along a tile's columns, each with a part of the columns' operand of its own."""
+        """Instructions side by side along a tile's columns, each with its own part of the columns' operand."""
         return 1
 
     @property
     def panel_b(self) -> int:
-        """Columns of B that a CTA's stage holds for one of these."""
+        """Columns of B that a CTA's stage holds for one panel."""
         return self.part_b // self.panels
 
     @property
@@ -190,7 +190,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def store_rest(self) -> int:
-        """The same of the columns that ``store_group`` leaves over, 0 where it leaves none."""
+        """Columns left over by ``store_group``, stored by themselves; 0 if there are none."""
         return widest(rest, self.output.bytes) if (rest := self.stored_n % self.store_group) else 0
 
     @property
@@ -222,12 +222,12 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def keeps_parts(self) -> bool:
-        """Whether partial sums are kept in device memory until all CTAs add them, shares alike."""
+        """Whether partial sums are kept in device memory until all CTAs add them, an equal share each."""
         return self.summed_in in ("workspace", "stream")
 
     @property
     def stores_tiles(self) -> Literal["tma", "direct", "parts"]:
-        """How a CTA stores a tile whose k is all its own: by its epilogue; parts: it has none such."""
+        """How a CTA stores a tile of whose k it computes all: by its epilogue, or ``parts`` where no tile is whole."""
         return "parts" if self.summed_in == "workspace" else self.epilogue
 
     @property
@@ -309,14 +309,15 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def other_options(self) -> list[dict[str, int]]:
-        """Both axes, bands of one tile and of more than there are, all hints, overlap."""
+        """Launch options that tests try: both axes, bands of one tile and of more than there are, all L2 hints,
+        overlap."""
         return [
             {"raster_axis": 1, "raster_group": 1, "hint_a": 1, "hint_b": 2, "pdl": 1},
             {"raster_axis": 0, "raster_group": 2, "hint_a": 2, "hint_b": 0},
             {"raster_axis": 1, "raster_group": 64, "hint_b": 1},
         ]
 
-    # What the tuner and the cost model ask of a family.
+    # For the tuner and the cost model.
 
     SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = (
         {},
@@ -328,7 +329,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @classmethod
     def free_fields(cls, problem: Problem) -> dict[str, list[Fields]]:  # noqa: ARG003
-        """The order of tiles, and what the L2 is told of the operands."""
+        """The order of tiles, and L2 hints for the operands."""
         return {
             "raster_axis": [{"raster_axis": axis} for axis in "mn"],
             "raster_group": [{"raster_group": group} for group in GROUPS],

@@ -1,4 +1,4 @@
-"""What families share whose warpgroups multiply what another one loads: threads, registers moved, turns at tiles."""
+"""Shared parts of the families with a producer and consumer warpgroups: threads, setmaxnreg, turns at tiles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ MinBlocks = Annotated[Literal[1, 2], Field(description="CTAs per SM that the com
 
 
 class Warpgroups(TmaRing):
-    """A producer warpgroup, of which one lane loads, and up to three that multiply, 16 rows of each 64 a warp."""
+    """A producer warpgroup, one lane of which loads, and up to three consumers; a consumer's warp multiplies 16 of each
+    64 rows."""
 
     if TYPE_CHECKING:
         consumers: Literal[1, 2, 3]
@@ -36,7 +37,7 @@ class Warpgroups(TmaRing):
     holds_tile: ClassVar[bool] = True
 
     def share_violations(self) -> Iterator[str]:
-        """Rules of warpgroups in turns, and of those that share the rows of a tile."""
+        """Rules of consumers that take tiles in turns, and of those that share the rows of a tile."""
         if self.schedule == "pingpong" and self.consumers != 2:
             yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
         if self.rows % (unit := self.atom_rows * self.sharers):
@@ -110,7 +111,7 @@ class Warpgroups(TmaRing):
 
     @property
     def entry_registers(self) -> int:
-        """Registers that a thread starts with: the file shared out among warpgroups, in units of 8."""
+        """Registers per thread at entry: the register file divided among warpgroups, in units of 8."""
         most = REGISTERS_SM // self.min_blocks // self.threads
         return min(REGISTERS_THREAD, most // 8 * 8)
 
