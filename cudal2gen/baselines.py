@@ -1,4 +1,4 @@
-"""What our kernels are compared with: torch.matmul, cuBLAS, cuBLASLt by its heuristic and auto-tuned; and peers.
+"""Baselines of our kernels: torch.matmul, cuBLAS, cuBLASLt by its heuristic and auto-tuned; and peers.
 
 Fused problems: torch's product and then an operation for each part, and torch's calls of cuBLASLt's epilogues where
 there is one. Batches: torch.bmm; groups: torch._grouped_mm.
@@ -47,7 +47,7 @@ LATER = (results.UNFUSED, results.EPILOGUE, results.BATCHED, results.GROUPED)  #
 
 
 def usual(problem: Problem) -> tuple[str, ...]:
-    """The baselines that a problem of this kind is measured against unless somebody names others."""
+    """The default baselines of a problem of this kind."""
     return results.rivals(problem) if problem.later else MEASURED
 
 
@@ -64,7 +64,7 @@ class Baseline:
 
     @property
     def detail(self) -> str:
-        """What the last problem really runs."""
+        """The library or algorithm that the last prepared problem runs."""
         return ""
 
     def bind(self, operands: Operands) -> Call:
@@ -100,10 +100,8 @@ class Matmul(Baseline):
 
 
 class Unfused(Matmul):
-    """torch's product, and in place one operation for each part of a fusion: what a program does without epilogues.
-
-    D is rounded after each, and each passes over it.
-    """
+    """torch's product, followed by one in-place operation for each part of a fusion: what a program without epilogues
+    does. D is rounded after each, and each passes over it."""
 
     _fusion = PLAIN
 

@@ -44,7 +44,8 @@ Served = tuple[Record, Record, Use]  # the catalog's record, what becomes of it,
 
 @dataclass(frozen=True)
 class Match:
-    """A record for a problem. ``note``: where it is not the problem's own, whose it was and what changed, in a line."""
+    """A record for a problem. ``note``: one line that says whose record it was and what changed, where it is not the
+    problem's own."""
 
     record: Record
     note: str | None = None
@@ -56,12 +57,9 @@ def dump(record: Record) -> str:
 
 
 def load(path: Path | None = None, gpus: Iterable[str] | None = None) -> list[Record]:
-    """All records of a catalog, in its order, or those of some GPUs: lines that start with another one's name are not
-    parsed, those with a name that is no GPU's are.
-
-    Raises CatalogError for an absent file, and with ``file:line: field=value: rule`` for the first line that is
-    truncated, illegal or a duplicate.
-    """
+    """All records of a catalog, in its order, or those of some GPUs. Lines that start with another GPU's name are not
+    parsed; lines with a name that is no GPU's are. Raises CatalogError for an absent file, and with ``file:line:
+    field=value: rule`` for the first line that is truncated, illegal or a duplicate."""
     path = path or places.catalog()
     return list(_parsed(path, _content(path), None if gpus is None else frozenset(gpus)))
 
@@ -257,7 +255,7 @@ def _moved_distance(record: Record, target: Mapping[str, object]) -> tuple[float
 
 
 def _other_types(record: Record, problem: Problem) -> int:
-    """How many of types, fusion and batch differ: of equally distant records those with the fewest come first."""
+    """How many of types, fusion and batch differ: records with the fewest come first among equally distant ones."""
     of_record, of_problem = ((each.ab, each.d, each.fusion, each.batch) for each in (record, problem))
     return sum(feature != other for feature, other in zip(of_record, of_problem, strict=True))
 
@@ -321,7 +319,7 @@ def save(records: Iterable[Record], path: Path) -> None:
 
 @contextmanager
 def _exclusive_edit(path: Path) -> Iterator[None]:
-    """Keeps other edits of a catalog waiting, of this process and of others, from reading it to writing it."""
+    """Locks a catalog from reading to writing it, against other edits by this process and others."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (path.parent / f".{path.name}.lock").open("w") as lock:
@@ -332,8 +330,8 @@ def _exclusive_edit(path: Path) -> Iterator[None]:
 
 
 def dump_problem(problem: Problem) -> str:
-    """How a line of a catalog starts whose record answers this problem."""
-    # With the key that follows: a problem of more fields starts with the same ones.
+    """The beginning of a catalog line whose record is for this problem."""
+    # Up to the next key: a problem with more fields starts with the same text.
     return json.dumps(problem.model_dump(mode="json"), separators=(",", ":"))[:-1] + ',"family":'
 
 

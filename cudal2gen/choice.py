@@ -33,14 +33,14 @@ from cudal2gen.results import NEUTRAL, Extent, Measurement, Measurements, Produc
 Prefer = Literal["measured", "inferred", "kernel", "vendor"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-MARGIN = 0.01  # by which a kernel must win where it was measured
-STRETCH = 0.05  # by which more off the measured problems
+MARGIN = 0.01  # least gain over the vendor's library on a measured problem
+STRETCH = 0.05  # further gain required of a problem that was not measured
 OCTAVE = 1.0  # a neighbour is at most twice or half as large in each direction
 NEIGHBOURS = 3
-# What copying costs beside moving bytes: estimates, so rather too high.
-COPY_US = 3.0
-COPY_SHARE = 0.5  # of the peak bandwidth
-BANDWIDTH = 500_000.0  # bytes per microsecond, where no card's is known: 0.5 TB/s
+# Cost of copying to padded matrices; estimates, rather too high than too low.
+COPY_US = 3.0  # of a copy beside its bytes
+COPY_SHARE = 0.5  # share of the peak bandwidth that a copy reaches
+BANDWIDTH = 500_000.0  # bytes per microsecond (0.5 TB/s) assumed of an unknown card
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class Table:
         packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k, row.fusion))
         if use is None or packed is None:
             return 0.0, None
-        # Of a grouped launch sizes have the rows of all groups.
+        # The m of a grouped launch counts the rows of all groups.
         grouped = kernel.record.problem.grouped
         groups, its_groups = (products, row.products) if grouped else (1, 1)
         more_products = 1.0 if grouped else products / row.products

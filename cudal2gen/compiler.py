@@ -46,9 +46,9 @@ TORCH_SOURCES = ("torch_launcher.cpp",)
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
-# For texts from elsewhere: each compiler's seconds of a core, KiB of address space, and blocks of 512 bytes of a file.
 TEXT_MESSAGES = 1 << 20  # bytes of a compiler's messages; names of types may be longer than memory
 LONGEST_MESSAGE = 1000
+# Limits of a compiler of untrusted text: core files, CPU seconds, KiB of address space, 512-byte blocks of a file.
 TEXT_LIMITS = "ulimit -c 0 && ulimit -t 90 && ulimit -v 12582912 && ulimit -f 524288 &&"
 
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LONGEST = 480  # characters of a message on a terminal
-LONGEST_VALUE = 60  # of a value within it
+LONGEST = 480  # most characters of a message on a terminal
+LONGEST_VALUE = 60  # most characters of a value within a message
 _GAP = " ... "
 
 
@@ -35,7 +35,7 @@ class MissingTool(UserError, RuntimeError):
 
 
 class SkippedLine(UserWarning):
-    """A line of a store that is damaged, and left out: where, and why."""
+    """A damaged line of a store that is left out: where, and why."""
 
 
 def brief(text: str, longest: int = LONGEST_VALUE) -> str:
@@ -47,7 +47,8 @@ def brief(text: str, longest: int = LONGEST_VALUE) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with escapes in place of characters that steer a terminal or are none, such as half of a surrogate."""
+    """The text with escapes in place of control characters and of code points that are no characters, such as half of a
+    surrogate pair."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
@@ -70,7 +71,7 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raises WrongInput in place of an OSError, and for what is no text: the user names another file."""
+    """Context that turns an OSError, or a file that is no text, into WrongInput: the user can name another file."""
     try:
         yield
     except OSError as error:

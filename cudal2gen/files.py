@@ -1,4 +1,4 @@
-"""Files and folders that users name appear, and change, by one rename: whoever looks sees the old one or the new one.
+"""Files and folders that users name appear and change by one rename, so readers see either the old or the new one.
 
 A write that fails or is interrupted leaves the old one as it was and nothing beside it.
 """
@@ -44,10 +44,8 @@ def write(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def folder(path: Path) -> Iterator[Path]:
-    """A scratch folder, which takes the place of ``path`` where the block ends; there, nothing or an empty folder is.
-
-    Raises Failure, also for an OSError of the block.
-    """
+    """A scratch folder that replaces ``path`` at the end of the block; only nothing or an empty folder may be there.
+    Raises Failure, also for an OSError of the block."""
     path = path.resolve()
     with _failures(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,8 +60,8 @@ def folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[FileIO]:
-    """A file, made where there is none, unbuffered and open at its end, which processes that ask here change one after
-    the other; also where another one has put a new file in its place meanwhile. Raises OSError."""
+    """An exclusively locked file, created if absent, unbuffered and positioned at its end. If another process replaces
+    the file while this one waits, the new file is locked instead. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with path.open("a+b", buffering=0) as file:
@@ -74,7 +72,8 @@ def locked(path: Path) -> Iterator[FileIO]:
 
 
 def append(file: FileIO, data: bytes) -> None:
-    """Adds to the end of an unbuffered file, on disk when this returns; or leaves it as it was and raises OSError."""
+    """Appends data to an unbuffered file and syncs it to disk; if that fails, leaves the file as it was and raises
+    OSError."""
     before = os.fstat(file.fileno()).st_size
     rest = data
     try:

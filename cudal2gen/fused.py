@@ -1,11 +1,15 @@
-"""What a fused product reads beside A and B, and the comparison of its D with the fp64 reference and an error bound.
+"""Fused products: operands beside A and B, and the comparison of D with the fp64 reference and an error bound.
 
-D = activation(Z), Z = alpha A B + bias + beta C, see ``kernel.fusion``. The bound of an element: what rounding explains
-of the sum (``correctness.sum_error``), alpha times as much, and one rounding to fp16 where sums in fp16 are of slices;
-one rounding in fp32 for each part of Z; all of that times the steepest slope of the activation; the activation's own
-error; gated, each half's error times the other's magnitude, and a rounding in fp32; one rounding to D's type. Inputs
-that make all sums exact leave no error before the activation: without one, or with relu, and without a gate, D is then
-the reference rounded once.
+D = activation(Z), Z = alpha A B + bias + beta C, see ``kernel.fusion``. The bound of an element adds, in this order:
+
+1. the rounding error of the sum (``correctness.sum_error``) times alpha; one rounding to fp16 for fp16 sums of slices;
+2. one rounding in fp32 for each part of Z, and the sum so far times the steepest slope of the activation;
+3. the activation's own error;
+4. with a gate, each half's error times the other half's magnitude, and one rounding in fp32;
+5. one rounding to D's type.
+
+Inputs whose sums are all exact leave no error before the activation: D is then the reference rounded once, if there is
+no gate and no activation but relu.
 """
 
 from __future__ import annotations
@@ -47,11 +51,12 @@ SIGMOID_ULPS = 16.0
 # Absolute, of the normal distribution: 7.5e-8 of its polynomial (Abramowitz and Stegun 26.2.17), and roundings of terms
 # whose sum of magnitudes is below 2.3.
 NORMAL_ERROR = 8 * SINGLE_ERROR
-LEAST = 2.0**-118  # where ex2 overflows or its flushed result is 0: the largest silu or gelu that is lost so
+FLUSHED = 2.0**-118  # largest silu or gelu that becomes 0 because ex2 overflows or its result is flushed
 
 
 class FusedOperands(NamedTuple, Generic[Array]):
-    """What is read beside A and B: bias (n,) or (m,) in their type, C (m,n) in that of D; None without such a part."""
+    """Operands beside A and B: bias (n,) or (m,) in their type, C (m,n) in the type of D; None where the fusion lacks
+    the part."""
 
     bias: Array | None
     c: Array | None
@@ -59,7 +64,7 @@ class FusedOperands(NamedTuple, Generic[Array]):
     beta: float = BETA
 
     def of_rows(self, fusion: Fusion, rows: slice) -> FusedOperands[Array]:
-        """What these rows of D read."""
+        """The operands of these rows of D."""
         bias = self.bias if self.bias is None or fusion.bias == "n" else self.bias[rows]
         return FusedOperands(bias, None if self.c is None else self.c[rows], self.alpha, self.beta)
 
@@ -103,7 +108,7 @@ def draw(
     of A and B. Normal ones are as large as sums of ``k`` products, so that the bound of these sees a wrong one."""
     kind = "integers" if inputs in ("binary", "sparse", "integers") else "normal"
     extent, scale = {"none": 0, "n": n, "m": m}[fusion.bias], 1 << (k.bit_length() // 2 if kind == "normal" else 0)
-    # Written twice: arrays of one library do not mix with those of the other.
+    # One branch per library, because their arrays do not mix.
     if isinstance(rng, np.random.Generator):
         vector = operands(kind, extent, 1, 1, rng, element)[0][:, 0] * scale if extent else None
         matrix = operands(kind, m, 1, n, rng, output)[0] * scale if fusion.residual else None
@@ -135,14 +140,14 @@ def apply(activation: Activation, z: Array) -> Array:
 
 
 def own_error(activation: Activation, z: Array, result: Array) -> Array:
-    """What the kernel's evaluation of an activation adds, beyond the error that its argument has."""
+    """Error of the kernel's evaluation of an activation, beyond that of its argument."""
     error: Array = library(z).zeros(z)
     if activation == "gelu":
-        error = NORMAL_ERROR * abs(z) + 4 * SINGLE_ERROR * abs(result) + LEAST
+        error = NORMAL_ERROR * abs(z) + 4 * SINGLE_ERROR * abs(result) + FLUSHED
     elif activation in ("silu", "gelu_tanh"):
         exponent = 1.45 * abs(z) if activation == "silu" else abs(z) * (2.31 + 0.103 * z * z)
         # Two roundings of the exponent, or of three factors of it, each relative; e^x - 1 < 2 x for what stays small.
-        error = (4 * exponent + SIGMOID_ULPS) * SINGLE_ERROR * abs(result) + LEAST
+        error = (4 * exponent + SIGMOID_ULPS) * SINGLE_ERROR * abs(result) + FLUSHED
     return error
 
 
@@ -152,7 +157,7 @@ class Reference(Generic[Array]):
 
     result: Array
     allowed: Array
-    exact: bool  # whether D is the reference rounded once
+    exact: bool  # whether D must equal the reference rounded once
     # Where infinity is gated by nothing but error: NaN, or infinite of either sign.
     undetermined: Array | bool = False
 
@@ -201,7 +206,7 @@ def _activated(fusion: Fusion, z: Array, error: Array) -> tuple[Array, Array, Ar
     other, other_error = _half(fusion, z, 1), _half(fusion, error, 1)
     gated = result * other
     gated_error = (
-        abs(result) * other_error + result_error * (abs(other) + other_error) + SINGLE_ERROR * abs(gated) + LEAST
+        abs(result) * other_error + result_error * (abs(other) + other_error) + SINGLE_ERROR * abs(gated) + FLUSHED
     )
     return gated, gated_error, (abs(other) == math.inf) & (abs(result) <= result_error)
 
@@ -253,7 +258,7 @@ def compare(
     step = max(1, CHUNK // n)
     for top in range(0, m, step):
         rows = slice(top, min(m, top + step))
-        # With a ceiling only the values are of interest: sums in fp32 have a bound that costs nothing.
+        # With a ceiling only the values matter, so the bound is that of fp32 sums, which is cheap to compute.
         bounded: Acc = acc if ceiling is None else "f32"
         of_rows = fused.of_rows(fusion, rows)
         bounds = reference(bounded, fusion, inputs, a[rows], b, of_rows, order, output)
@@ -304,7 +309,7 @@ def _add(
             comparison.max_error = float(comparison.wrong)
             return
         errors[arrays.nan(errors)] = math.inf
-        # What lies beyond the output's range is stored as infinity.
+        # Values beyond the output's range are stored as infinity.
         errors[(abs(wide) == math.inf) & (wide == rounded)] = 0.0
         if ceiling is not None:
             comparison.count(rows, errors > ceiling, bounds.result, d)

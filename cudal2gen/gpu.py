@@ -38,14 +38,14 @@ from cudal2gen.results import Environment
 if TYPE_CHECKING:
     import torch
 
-Call = Callable[[], Any]  # what it returns counts for torch's product of groups alone, which takes no D
+Call = Callable[[], Any]  # returns D only for torch's grouped product, which cannot write into a given D
 Stream = Callable[[], int]
 Binder = Callable[[Operands], Call]
 
 
 @dataclass(frozen=True)
 class Winner:
-    """What a race of candidates found. ``timed``: how many could be timed."""
+    """The fastest candidate of a race. ``timed``: how many candidates could be timed."""
 
     index: int
     median_us: float
@@ -54,12 +54,12 @@ class Winner:
 
 Race = Callable[[Sequence[Binder]], Winner]
 
-RESERVE = 2 << 30  # bytes of device memory left to libraries
+RESERVE = 2 << 30  # bytes of device memory that are left free for libraries
 STAND_IN = "CUDAL2GEN_GPU"
-HANG_S = 60  # seconds; what is tried takes a fraction of one
+HANG_S = 60  # seconds after which a kernel counts as hung; kernels take a fraction of one
 NO_DEVICE = "torch sees no CUDA device; without one, the emulator runs kernels: validate, run"
 TRACEBACK_FD = 2  # the file descriptor that receives the traceback of a hang: not sys.stderr, which may be a stand-in
-HOLD_CYCLES = 40_000_000  # some 20 ms at any clock of a GPU
+HOLD_CYCLES = 40_000_000  # about 20 ms at any clock of a GPU
 
 
 class GpuError(MissingTool):
@@ -94,7 +94,7 @@ class Contender(Protocol):
 
     @property
     def detail(self) -> str:
-        """What really runs for the problem prepared last, in words."""
+        """The library, algorithm or kernel that runs the problem prepared last, as text."""
         ...
 
 
@@ -129,7 +129,7 @@ class Device(Protocol):
         ...
 
     def evict(self) -> None:
-        """Enqueues a read of three times the L2's size: what was in the L2 is not there any more."""
+        """Enqueues a read of three times the L2's size, which evicts everything else from the L2."""
         ...
 
     def synchronize(self) -> None: ...
@@ -272,7 +272,7 @@ class Kernel:
         return self
 
     def __exit__(self, kind: object, value: BaseException | None, trace: object) -> None:
-        # On a device that has stopped, unloading fails as well: what stopped it is what counts.
+        # On a stopped device unloading fails too; the error that stopped it is the one to report.
         with contextlib.suppress(LaunchError) if value else contextlib.nullcontext():
             self.close()
 
@@ -309,7 +309,7 @@ def _groups(operands: Operands) -> Groups:
 
 
 class Card:
-    """What torch and NVML say of one CUDA device. Raises GpuError where there is none, in words."""
+    """A CUDA device as torch and NVML describe it. Raises GpuError where there is none."""
 
     def __init__(self, index: int = 0) -> None:
         try:
@@ -326,12 +326,12 @@ class Card:
 
     @property
     def name(self) -> str:
-        """What the device calls itself."""
+        """The device's own name."""
         return str(self._properties.name)
 
     @property
     def model(self) -> str:
-        """The model in ``GPUS``, else what the device calls itself."""
+        """The model in ``GPUS``, else the device's own name."""
         return model_of(self.name) or self.name
 
     @property
@@ -343,7 +343,7 @@ class Card:
         return (self._properties.major, self._properties.minor)
 
     def check(self, record: Record) -> None:
-        """Raises GpuError for a record of another GPU model: its tuning, and perhaps its code, are not this one's."""
+        """Raises GpuError for a record of another GPU model: its tuning, and perhaps its code, do not fit this one."""
         arch, (major, minor) = record.arch, self.capability
         number = int(arch.removeprefix("sm_").rstrip("a"))
         # Code for sm_90a runs on 9.0 alone; other code on later members of its generation too.
@@ -432,7 +432,7 @@ class Card:
 
 
 class Gpu(Card):
-    """A device that measures: the process's current one from then on, with a stream of its own."""
+    """A device that measures. It becomes the process's current device, with a stream of its own."""
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)
@@ -443,11 +443,11 @@ class Gpu(Card):
         torch.cuda.set_stream(self._own)
         self._scratch: torch.Tensor | None = None
         self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # Products that are compared with are in fp32 throughout.
+        # Reference products must be fp32 throughout (no tf32).
         torch.backends.cuda.matmul.allow_tf32 = False
 
     def stream(self) -> int:
-        # Asked at every call: torch.cuda.current_stream makes an object, which takes longer than a launch should.
+        # Called for every launch; torch.cuda.current_stream would create an object, which is too slow.
         return int(self._torch._C._cuda_getCurrentRawStream(self.device.index))
 
     def empty(self, *shape: int) -> torch.Tensor:
@@ -455,15 +455,13 @@ class Gpu(Card):
         return self._torch.full(shape, float("nan"), dtype=F16.torch_dtype, device=self.device)
 
     def hold(self) -> None:
-        """Enqueues some milliseconds of idling: what is enqueued after it on this stream comes later."""
+        """Enqueues some milliseconds of idling, so that the host can enqueue further work before the device starts
+        it."""
         self._torch.cuda._sleep(HOLD_CYCLES)
 
     def wait(self) -> None:
-        """Until this stream, and no other one, is done. Raises RuntimeError for what went wrong on the device.
-
-        A kernel that hangs ends the process, with a traceback: no call returns from its device any more, not even those
-        that would unload it.
-        """
+        """Waits for this stream alone. Raises RuntimeError for an error of the device. A kernel that hangs ends the
+        process, with a traceback, because no further call to its device returns, not even one that would unload it."""
         faulthandler.dump_traceback_later(HANG_S, exit=True, file=TRACEBACK_FD)
         try:
             self._torch.cuda.current_stream(self.device).synchronize()
@@ -526,10 +524,8 @@ def has_driver() -> bool:
 
 
 def connect(index: int = 0) -> Gpu:
-    """The CUDA device of this number. Raises GpuError.
-
-    ``CUDAL2GEN_GPU`` names a stand-in as ``module:class``, a ``Gpu`` for rehearsals on machines without one.
-    """
+    """The CUDA device with this number. Raises GpuError. ``CUDAL2GEN_GPU`` names a stand-in as ``module:class``: a
+    ``Gpu`` for rehearsals on machines without a device."""
     if not (stand_in := os.environ.get(STAND_IN)):
         if find_spec("torch") and not has_driver():  # torch takes seconds to say so
             raise GpuError(NO_DEVICE)

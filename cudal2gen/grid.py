@@ -1,4 +1,4 @@
-"""A grid of edits of one record: each fitted, every kernel once; then built, executed in the emulator, and timed.
+"""Grids of edits of one record: edits are fitted, and each distinct kernel is built, judged in the emulator, and timed.
 
     variants = grid.fit(record, {"bm": (64, 128, 256), "stages": range(2, 6)})
     rows = grid.judged(grid.built(variants.candidates))
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from cudal2gen.results import Timing, Verdict
     from cudal2gen.toolchain import Toolchain
 
-# How far a kernel came. "spill" is a stack frame too; "slow" is what ptxas says of wgmma; "too good" of a time.
+# Where a kernel ended. "spill" includes a stack frame, "slow" is a warning of ptxas, "too good" an impossible time.
 Outcome = Literal["no verdict", "right", "compile error", "spill", "slow", "wrong result", "too good"]
-SECONDS = 0.1  # of timing for each kernel
+SECONDS = 0.1  # seconds of timing for each kernel
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Candidate:
 
 
 class Refusal(NamedTuple):
-    """An edit without a legal record near, and the rule."""
+    """An edit without a legal record nearby, and the rule that refuses it."""
 
     edit: str
     reason: str
@@ -60,8 +60,8 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel and what the stages say of it. ``reason``: why it is not right. ``stored``: whether its verdict is an
-    earlier call's."""
+    """A kernel and the results of the stages. ``reason``: why it failed. ``stored``: whether its verdict was stored by
+    an earlier call."""
 
     candidate: Candidate
     artifact: Artifact | None = None

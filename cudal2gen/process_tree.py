@@ -129,7 +129,8 @@ class Watch:
         members = {self._leader, *session(self._leader)}
         resident = resident_bytes(members) - self._inherited
         excessive = resident > self._nbytes and added_bytes(members) > self._nbytes
-        # Of two looks: where a process ends during one, what it shared counts again for those that are read after it.
+        # Two looks in a row must agree: a process that ends during a look hands its shared pages to those read later,
+        # which then count them a second time.
         again, self._excessive = self._excessive and excessive, excessive
         return "memory" if again else ""
 

@@ -43,7 +43,7 @@ Source = Literal["gpu", "replay", "model"]  # of a trial: measured, measured bef
 
 KERNEL, INCUMBENT = "cudal2gen", "incumbent"
 ON_OPERANDS = "on a call's own operands"  # a timing's detail, where a call measured; the rows of a bucket stand behind
-LEAST_US = 0.5  # a kernel that does nothing takes a microsecond in a CUDA graph
+MIN_US = 0.5  # a kernel that does nothing takes a microsecond in a CUDA graph
 # A vendor interface is measured with B stored both ways; "-max" is the faster of the two, problem by problem.
 DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
@@ -58,7 +58,7 @@ Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Extent = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
 Products = Annotated[int, Field(ge=1, lt=2**31)]
 NEUTRAL = Problem.NEUTRAL | {"products": 1}  # what a row does not spell
-MOST_WARNINGS = 5  # of a file's lines, each by itself
+MAX_WARNINGS = 5  # of a file's lines, each by itself
 
 T = TypeVar("T")
 
@@ -249,7 +249,7 @@ def _in_turns(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
     return timings
 
 
-# Of contenders that took turns: the i-th samples of two of them make a pair.
+# Contenders took turns, so the i-th samples of any two of them make a pair.
 Timings = Annotated[tuple[Timing, ...], AfterValidator(_in_turns)]
 
 
@@ -500,9 +500,9 @@ def read(adapter: TypeAdapter[T], path: Path, start: Place = START) -> Iterator[
 
 
 def _warn(path: Path, faults: Sequence[str]) -> None:
-    for fault in faults[:MOST_WARNINGS]:
+    for fault in faults[:MAX_WARNINGS]:
         warnings.warn(fault, SkippedLine, stacklevel=4)
-    if (more := len(faults) - MOST_WARNINGS) > 0:
+    if (more := len(faults) - MAX_WARNINGS) > 0:
         warnings.warn(f"{path}: {more} more lines skipped", SkippedLine, stacklevel=4)
 
 

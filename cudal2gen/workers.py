@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-PR_SET_PDEATHSIG = 1  # of prctl: the signal that this process gets when the thread that started it ends
-# Of oom_score_adj: where memory runs out, the system ends a worker, not the one that waits. A limit would not do: the
-# emulator reserves far more address space than it touches.
+PR_SET_PDEATHSIG = 1  # prctl: the signal that this process gets when the thread that started it ends
+# oom_score_adj of workers: when memory runs out, the system kills a worker rather than the process that waits for it.
+# A limit of address space would not do, because the emulator reserves far more than it touches.
 FIRST_VICTIM = "500"
 JOIN_S = 5.0  # for a process whose pipe is closed to be gone
 

@@ -1,9 +1,8 @@
-"""How fast is it? ``protocols`` measure one problem, ``turns`` several kernels of it, ``schedule`` a catalog within a
-budget, ``race`` a library's candidates. ``autotuned_vendor`` is the library that a device's verdict compares with.
-"""
+"""Benchmarks. ``protocols`` measure one problem, ``turns`` several kernels of it, ``schedule`` a catalog within a
+budget, ``race`` a library's candidates. ``autotuned_vendor`` is the library that a device's verdict compares with."""
 
 from cudal2gen.bench.check import Reference as Reference
-from cudal2gen.bench.protocols import MOST_CALLS as MOST_CALLS
+from cudal2gen.bench.protocols import MAX_CALLS as MAX_CALLS
 from cudal2gen.bench.protocols import Settings as Settings
 from cudal2gen.bench.protocols import TooGood as TooGood
 from cudal2gen.bench.protocols import Work as Work

@@ -1,4 +1,4 @@
-"""After the timing every result is compared with the fp64 product, within the accumulator's error bound."""
+"""Checks of benchmark results: after the timing each is compared with the fp64 product, within its error bound."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cudal2gen.operands import Operands
 if TYPE_CHECKING:
     import torch
 
-BANDS = 256  # of rows and of columns of D, in each of which one is compared
-ROUNDINGS = 4  # to D's type: of the product, alpha, a bias and C, by who adds them one after the other
+BANDS = 256  # bands of rows, and of columns, of D; one row or column of each is compared
+ROUNDINGS = 4  # times that a contender may round to D's type: after the product, alpha, a bias and C
 
 
 class _Product(NamedTuple):
@@ -30,7 +30,8 @@ class _Product(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Rows, or columns, of one product: what their D may be, by a kernel and by who rounds in between."""
+    """Rows, or columns, of one product: the bounds of their D for a kernel, and for contenders that round between its
+    steps."""
 
     place: int | slice
     rows: list[int] | slice

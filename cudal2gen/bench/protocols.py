@@ -1,4 +1,4 @@
-"""How fast is it? Three protocols, each with every contender on the same random data, in turns.
+"""Benchmark protocols: three ways to time every contender on the same random data, in turns.
 
 - ``device``: kernels alone. CUDA graphs of repeated launches, between device events. L2 ``cold``: between two uses of a
   matrix at least three times the L2's size goes through the cache, other matrices or a scratch buffer read outside of
@@ -30,12 +30,12 @@ from cudal2gen.gpu import Absent, Call, Contender, Device, Kernel, Reading
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import LaunchError
 from cudal2gen.operands import Operands
-from cudal2gen.results import L2, LEAST_US, Conditions, Environment, Measurement, ProtocolName, Timing
+from cudal2gen.results import L2, MIN_US, Conditions, Environment, Measurement, ProtocolName, Timing
 
 SAMPLE_US = 200.0  # device time of one sample, where the problem allows it
-MOST_CALLS = 64
-LEAST_ROUNDS, MOST_ROUNDS = 3, 15  # of two samples: with fewer than six pairs, noise of one sign is no rarity
-MOST_HOST_ROUNDS = 500
+MAX_CALLS = 64
+MIN_ROUNDS, MAX_ROUNDS = 3, 15  # a round is two samples; fewer than six pairs often differ by noise of one sign alone
+MAX_HOST_ROUNDS = 500
 
 EXCEEDED = 3  # times the L2's size
 READING_SECONDS = 0.05  # between two readings of the card: NVML may take milliseconds, and the device idles meanwhile
@@ -104,7 +104,7 @@ def target_qps(settings: Settings, protocol: ProtocolName) -> float | None:
 def calls_per_sample(problem: Problem, environment: Environment, products: int = 1) -> int:
     """Launches in one sample of the ``device`` protocol, from the least time that they can take."""
     least_us = max(environment.floor_us(problem, cold=True, products=products), 2.0)
-    return min(MOST_CALLS, max(1, int(SAMPLE_US / least_us)))
+    return min(MAX_CALLS, max(1, int(SAMPLE_US / least_us)))
 
 
 def _sets(count: int, work: Sequence[Work]) -> int:
@@ -164,7 +164,7 @@ def _sample(
     turn = _graph_turn(device, ready, count, l2) if on_device else _host_turn(device, protocol, settings, rng)
     samples = {entry.contender.name: Samples() for entry in ready}
     readings = []
-    most = MOST_ROUNDS if on_device else MOST_HOST_ROUNDS
+    most = MAX_ROUNDS if on_device else MAX_HOST_ROUNDS
     for entry in _turns(device, ready, settings.benchmark_seconds, most, rng):
         if isinstance(entry, Reading):
             readings.append(entry)
@@ -251,7 +251,7 @@ def _turns(
         if device.now() - read >= READING_SECONDS:
             yield device.reading()
             read = device.now()
-        if rounds >= LEAST_ROUNDS and (device.now() - start) * (rounds + 1) / rounds > seconds:
+        if rounds >= MIN_ROUNDS and (device.now() - start) * (rounds + 1) / rounds > seconds:
             return
 
 
@@ -325,7 +325,7 @@ def _conditions(readings: Sequence[Reading]) -> Conditions:
 
 def _sound(problem: Problem, environment: Environment, samples: dict[str, Samples], cold: bool, products: int) -> None:
     """Raises TooGood for a contender that is faster than the card can be."""
-    floor = max(environment.floor_us(problem, cold, products), LEAST_US)
+    floor = max(environment.floor_us(problem, cold, products), MIN_US)
     for name, times in samples.items():
         fastest = min([*times.event_us, *times.wall_us])
         if fastest < floor:

@@ -1,4 +1,4 @@
-"""Which problems are measured in which order, what is stored already, and how far a budget reaches."""
+"""Schedule of a benchmark: the order of problems, those that are stored already, and the time budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLASSES: tuple[SizeClass, ...] = ("large", "split-k", "medium", "small-m", "tiny
 
 
 class Stopped(Failure):
-    """A kernel or a library took the device down: this process can use it no more."""
+    """A kernel or a library has made the device unusable for this process."""
 
 
 @dataclass
@@ -182,7 +182,7 @@ def run(
         except RuntimeError as error:
             if _stopped(device):
                 raise _give_up(environment, task, settings, store, error) from error
-            outcome.faults.append(f"{problem.mnk}: {first_line(error)}")  # such as memory that was too small
+            outcome.faults.append(f"{problem.mnk}: {first_line(error)}")  # such as device memory that is too small
             continue
         progress(number + 1, len(tasks), time_left.seconds)
     return outcome

@@ -1,4 +1,4 @@
-"""Kernels of one problem timed in turns, whatever becomes of some of them."""
+"""Kernels of one problem timed in turns; kernels that fail do not stop the others."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from cudal2gen import build_folder, files, places, process_tree
 from cudal2gen.errors import Failure, WrongInput, reading
 from cudal2gen.toolchain import Toolchain, environment
 
-SOURCES = frozenset((".cu", ".cpp", ".cc", ".cxx", ".c"))
 # Options that this module sets itself, each with the number of words that follow it.
 _OWN = {
     "-arch": 1, "--gpu-architecture": 1, "-gencode": 1, "--generate-code": 1, "-code": 1, "--gpu-code": 1, "-o": 1,

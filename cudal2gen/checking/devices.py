@@ -1,4 +1,4 @@
-"""Which device a check emulates."""
+"""The devices that a check can emulate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cudal2gen.emulator import HOPPER, Device
 from cudal2gen.errors import WrongInput
 
 DEFAULT = "sm_80"
-# Of a capability, the chip that is emulated; others are by their own names.
+# The chip that stands for a capability; every chip also goes by its own name.
 _CHIPS = {
     "sm_80": "a100",
     "sm_86": "rtx3090",
@@ -21,7 +21,7 @@ _CHIPS = {
 
 
 def names() -> list[str]:
-    """What ``--device`` takes."""
+    """The values of ``--device``."""
     return [*_CHIPS, "sm_90a", *GPUS]
 
 

@@ -65,7 +65,7 @@ class Message(NamedTuple):
 
 
 class Reporter:
-    """Sends messages, and prints what people want to see at once."""
+    """Sends messages to the waiting process, and prints what users should see at once."""
 
     def __init__(self, pipe: Connection, quiet: bool) -> None:
         self.pipe = Connection(_moved(pipe.fileno()))
@@ -76,7 +76,7 @@ class Reporter:
         self.libc = ctypes.CDLL(None)
 
     def send(self, message: Message) -> None:
-        """Send; whoever waited may be gone."""
+        """Send a message; a receiver that has gone is no error."""
         try:
             self.pipe.send(message)
         except OSError:
@@ -86,7 +86,7 @@ class Reporter:
         """Print behind what the program has printed so far."""
         self.libc.fflush(None)
         data = words.encode(errors="replace")
-        with suppress(OSError):  # nobody reads any more; the messages go on
+        with suppress(OSError):  # standard output is closed; messages go on
             while data:
                 data = data[os.write(self.output, data) :]
 
@@ -97,12 +97,12 @@ class Reporter:
             self.send(Message("progress", ctas=(done, total)))
 
     def loop(self, site: Site, turns: int) -> None:
-        """A loop that has turned often."""
+        """Report a loop that has run for many turns."""
         place = site.home or f"PTX line {site.line}"
         self.send(Message("loop", text=f"in the loop at {place} ({turns} turns and more)"))
 
     def finding(self, finding: Report) -> None:
-        """A finding: printed the first time, counted always."""
+        """Report a finding: printed the first time, counted always."""
         if finding.cause not in self.printed:
             self.printed.add(finding.cause)
             if not self.quiet:
@@ -232,14 +232,16 @@ def serve(pipe: Connection, plan: Plan) -> None:
 
 
 def _cut_exit_handlers() -> None:
-    """Exit runs what was registered after this call, flushes, and ends the process: handlers of the libraries of the
-    process that forked (Ray, gRPC) wait for threads that a fork does not have."""
+    """Makes exit run only the handlers registered after this call, flush, and end the process. Handlers that libraries
+    registered before the fork (Ray, gRPC) wait for threads that do not exist in the child."""
     libc = ctypes.CDLL(None)
-    libc.on_exit(libc._exit, None)  # the last registered runs first
+    libc.on_exit(libc._exit, None)  # exit handlers run in reverse order of registration
     libc.__cxa_atexit(libc.fflush, None, None)
     with suppress(OSError):
         streams = ctypes.CDLL("libstdc++.so.6")
-        streams._ZNSt8ios_base4InitC1Ev(ctypes.create_string_buffer(8))  # before it they are raw memory
+        streams._ZNSt8ios_base4InitC1Ev(
+            ctypes.create_string_buffer(8)
+        )  # constructs std::cout and std::clog, which are raw memory before
         for stream in ("_ZSt4cout", "_ZSt4clog"):
             libc.__cxa_atexit(streams._ZNSo5flushEv, ctypes.byref(ctypes.c_char.in_dll(streams, stream)), None)
 

@@ -1,4 +1,4 @@
-"""Findings that a project knows of and expects: a file lists them, and only others count.
+"""Expected findings: a file lists those that a project accepts, and only others count.
 
 A line is ``RULE``, ``RULE KERNEL`` or ``RULE KERNEL FILE:LINE``; a star stands for any kernel, the line number may be
 missing, and a # begins a comment.
@@ -27,7 +27,7 @@ class Expectation(NamedTuple):
     text: str
 
     def matches(self, finding: Report) -> bool:
-        """Is this the finding?"""
+        """Does a finding match the expectation?"""
         names = (finding.kernel, plain(finding.kernel), qualified(finding.kernel), demangled(finding.kernel))
         return (
             finding.kind == self.rule

@@ -1,4 +1,4 @@
-"""The kernels that a check ran, and what its findings are known by."""
+"""The kernels that a check ran, and how its findings are told apart."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from cudal2gen.emulator import LaunchResult, Report
 from cudal2gen.emulator.state.sites import Frame
 
-# The machine cannot execute a launch: no finding about the program, but what it asks for is not checked.
+# The emulator refuses a launch: no fault of the program, but the launch is not checked.
 CANNOT = "launch-error"
 
-# What tells findings apart.
+# Two findings with the same key are the same finding.
 Cause = tuple[object, ...]
 
 
@@ -58,14 +58,14 @@ class Run:
 
 
 def run_of(result: LaunchResult, seconds: float) -> Run:
-    """What is kept of a launch."""
+    """The run of a launch, from its result."""
     spelled = f"{extents(result.grid)} of {extents(result.block)}"
     counters = numbers(result.counters.summary()) if result.counters is not None else {}
     return Run(spelled, 0 if result.ctas is None else len(result.ctas), seconds, counters)
 
 
 def extents(dims: tuple[int, int, int]) -> str:
-    """A grid or a block as people write it."""
+    """A grid or a block as users write it."""
     x, y, z = dims
     return f"{x}x{y}x{z}" if z > 1 else f"{x}x{y}" if y > 1 else str(x)
 

@@ -1,15 +1,15 @@
-"""Files that a text from elsewhere includes, which ought to be the compiler's and the libraries' alone."""
+"""Includes of an untrusted text, which may only be those of the compiler and its libraries."""
 
 from __future__ import annotations
 
 import re
 
 _COMMENT = r"(?:\s|/\*(?s:.)*?\*/)*"
-# Directives of comments and strings match too: where those begin and end the text's author decides.
+# Directives within comments and strings match too, because the author of the text decides where those end.
 _INCLUDE = re.compile(rf"(?:^|\*/){_COMMENT}(?:#|%:|\?\?=){_COMMENT}(?:include|include_next|import|embed)\b(.*)$", re.M)
 _ALLOWED = re.compile(rf"{_COMMENT}(?:<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\")")
-# Whether there is a file; also macros of headers ask so, and those of the text that stand for one. A name may be tested
-# for being a macro.
+# Tests whether a file exists, directly or by a macro of a header or of the text. Testing whether the name itself is
+# defined as a macro is allowed.
 _TEST = rf"(?:\bdefined{_COMMENT}(?:\({_COMMENT})?|(?:#|%:|\?\?=){_COMMENT}ifn?def\b{_COMMENT})"
 _QUESTION = re.compile(rf"({_TEST})?\b\w*(?i:has_(?:include|embed))\w*{_COMMENT}(?=(.*))")
 _NEWLINE = re.compile(r"\r\n|[\r\v\f]")
@@ -17,7 +17,7 @@ _SPLICE = re.compile(r"(?:\\|\?\?/)[ \t]*\n")
 
 
 def outside(source: str) -> list[str]:
-    """Lines that include a file by an absolute path, a path upwards or a macro, or that ask whether there is one."""
+    """Lines that include a file by an absolute path, a path upwards or a macro, or that ask whether a file exists."""
     joined = _SPLICE.sub("", _NEWLINE.sub("\n", source.removeprefix("\ufeff")))
     included = [match[0].strip() for match in _INCLUDE.finditer(joined) if not _ALLOWED.match(match[1])]
     names = [match for match in _QUESTION.finditer(joined) if not match[1]]

@@ -33,11 +33,11 @@ class _Effect(NamedTuple):
 
 
 class Repetitions:
-    """Which launches have a known effect on the present contents of memory."""
+    """Launches whose effect on the present contents of memory is known."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self._modules: dict[int, Module] = {}  # kept, so that their identities stay theirs
+        self._modules: dict[int, Module] = {}  # kept alive, so that their ids are not reused
         # Launches that left memory as it was, and the version of memory that they saw.
         self._fixed: dict[_Key, tuple[int, int]] = {}
         # The last effect of each launch that changed memory, the latest last.
@@ -45,7 +45,7 @@ class Repetitions:
         self._changes = 0
 
     def repeat(self, launch: Launch) -> bool:
-        """Have the launch's effect without executing it; False if it is not known."""
+        """Applies a launch's known effect without executing it; False if it is not known."""
         key = _key(launch)
         fixed = self._fixed.get(key)
         if fixed is not None and fixed == self._version():
@@ -83,7 +83,7 @@ class Repetitions:
             total -= self._effects.pop(old).nbytes
 
     def forget(self, launch: Launch) -> None:
-        """The launch does more than change memory: it prints."""
+        """Marks a launch as never to be repeated, because it also prints."""
         self._fixed.pop(_key(launch), None)
         self._effects.pop(_key(launch), None)
 
@@ -93,7 +93,7 @@ class Repetitions:
 
 
 def _written_by_host(memory: Memory) -> int:
-    """A check sum of memory that the host writes without a call."""
+    """A checksum of memory that the host writes without a runtime call."""
     total = 0
     for buffer in memory.buffers:
         if buffer.written is None and buffer.role == "inout":

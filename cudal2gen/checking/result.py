@@ -57,7 +57,8 @@ class Result:
 
     @property
     def code(self) -> int:
-        """The exit code: 1 for errors or a program that fails, 2 for what cannot be checked, or not in the limits."""
+        """The exit code: 1 for errors or a program that fails, 2 for what could not be checked, or not within the
+        limits."""
         if self.errors:
             return ERRORS
         if self.refusals or self.limited is not None or (self.ending and self.unsupported):

@@ -1,4 +1,4 @@
-"""The CTAs that ``--sample`` runs, and what can be said of launches behind those that did not run whole."""
+"""The CTAs that ``--sample`` runs, and findings of launches that read what a partial launch left unwritten."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OMISSIONS = frozenset((
 
 
 def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]]:
-    """grid -> CTAs to run: the corners, and drawn ones up to ``count``."""
+    """A function from a grid to the CTAs to run: the corners, and random ones up to ``count``."""
 
     def chosen(grid: tuple[int, int, int]) -> list[int]:
         gx, gy, gz = grid
@@ -36,13 +36,14 @@ def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]
 
 
 class Excuses:
-    """Errors of launches that read incomplete memory are benign where they may follow from what these have read."""
+    """Makes errors benign that may follow from incomplete memory: values that CTAs which did not run would have
+    written."""
 
     def __init__(self) -> None:
         self._dependences: dict[tuple[str, str], Dependence] = {}
 
     def apply(self, launch: Launch, reports: Iterable[Report]) -> None:
-        """Make such errors of a launch benign."""
+        """Makes such errors of a launch benign."""
         for report in reports:
             if report.is_error and report.kind != CANNOT and _follows(report, self._dependence(launch)):
                 report.severity = Severity.BENIGN

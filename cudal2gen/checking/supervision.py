@@ -20,7 +20,7 @@ from cudal2gen.workers import Worker
 
 STEP_S = 0.2
 
-# Is called while a kernel runs: its name, seconds since it began, CTAs that have ended, and all.
+# Called while a kernel runs: its name, seconds since it began, CTAs that have ended, and CTAs in all.
 Progress = Callable[[str, float, int, int], None]
 
 
@@ -64,7 +64,8 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
 
 
 class _Running(NamedTuple):
-    """A launch that has begun: its kernel, its grid in words, when, and in words the loop that it was last in."""
+    """A launch that has begun: its kernel, its grid as text, when it began, and the loop that it was last seen in, as
+    text."""
 
     kernel: str
     grid: str

@@ -1,4 +1,4 @@
-"""Findings and results as people read them."""
+"""Findings and results as text for a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well the timing model predicts what real GPUs measured: data that others published, beside plain baselines.
+"""Evidence for the timing model: its predictions beside plain baselines, on measurements that others published.
 
 Half of the problems, by a digest of (n, k), are for development; the other half is opened once, when the model is
 final. Nothing of the data is in this repository but facts about published kernels (``configs/published``).

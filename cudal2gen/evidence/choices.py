@@ -1,4 +1,4 @@
-"""What was chosen on hardware against what the model would choose among the tuner's candidates."""
+"""Choices made on hardware, ranked by the model among the tuner's candidates."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
 from cudal2gen.report.validation import Finding
 from cudal2gen.tuner import space
 
-CANDIDATES = 400  # of a problem, drawn where there are more
-TILE = (128, 256)  # what most published H100 kernels have
+CANDIDATES = 400  # most candidates of a problem; a random sample where there are more
+TILE = (128, 256)  # as most published H100 kernels
 
 
 def published_choices(problems: int, held_out: bool = False) -> list[Finding]:

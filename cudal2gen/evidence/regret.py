@@ -23,7 +23,7 @@ Score = Callable[[Recording, Tile], float]  # less is better
 
 
 def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
-    """Top-1 and top-3 regret by GPU. Raises WrongInput where the folder has no recordings."""
+    """Top-1 and top-3 regret by GPU. Raises WrongInput for a folder without recordings."""
     findings = []
     for gpu, every in autoheuristic.load(folder).items():
         mine = [recording for recording in every if development(recording.sizes.n, recording.sizes.k) != held_out]
@@ -54,12 +54,12 @@ def modelled_us(gpu: str, recording: Recording, tile: Tile) -> float:
 
 
 def regret(recording: Recording, ranked: Sequence[Tile], first: int = 1) -> float:
-    """How much longer the fastest of the ``first`` tiles takes than the best of all, as a fraction of the latter."""
+    """The extra time of the fastest of the ``first`` tiles over the best of all tiles, as a fraction of the latter."""
     return min(recording.tiles[tile] for tile in ranked[:first]) / min(recording.tiles.values()) - 1
 
 
 def random_regret(recording: Recording) -> float:
-    """What a tile drawn at random is expected to have."""
+    """The expected regret of a tile chosen at random."""
     return fmean(recording.tiles.values()) / min(recording.tiles.values()) - 1
 
 

@@ -32,7 +32,7 @@ LANES = 8192  # threads that the emulator executes as one vector
 
 
 def is_ptx(source: str) -> bool:
-    """PTX, not CUDA."""
+    """Is the source PTX rather than CUDA?"""
     return (
         re.search(r"^\s*\.version\s", source, re.M) is not None
         and re.search(r"^\s*\.target\s", source, re.M) is not None
@@ -87,8 +87,8 @@ class Call:
 
 
 class MemoryCalls:
-    """Calls of one shape: all in the same memory, at the same addresses. Before each call outputs and scratch memory
-    are poisoned and inputs are written anew. ``written``: where outputs are, that are no buffers of the contract."""
+    """Calls of one shape, all in the same memory, at the same addresses. Before each call outputs and scratch memory
+    are poisoned and inputs are written anew. ``written``: addresses of outputs that are no buffers of the contract."""
 
     def __init__(self, agreement: Contract, shape: Shape, device: str, names: Iterable[str]) -> None:
         self.contract, self.shape, self.device = agreement, shape, devices.device(device)

@@ -17,27 +17,27 @@ from cudal2gen.grading.reference import Reference
 from cudal2gen.grading.tolerance import Expected, Precision, Tolerance
 from cudal2gen.grading.verdict import Evidence, Finding, Kernel
 
-# Of the instructions of normal numbers: fewer for special values are a special case.
-LEAST_WORK = 0.5
-# Of the arithmetic that the problem needs: rounding of stated formulas.
-LEAST_FLOPS = 0.98
-# Of wrong elements that are those of an earlier call.
-STALE = 0.5
-# Of an output's largest change: smaller ones may vanish in sums or scales that elements share.
-MOST = 0.1
-# Part of the reference's change that an output has to follow.
-FOLLOWS = 0.1
-# Errors that a change of one element has to exceed to be looked for.
-VISIBLE = 20.0
+# Least share of the instructions for normal numbers that another kind of inputs takes; fewer show a shortcut for it.
+MIN_WORK = 0.5
+# Least share of the stated operations that a kernel executes; below 1 because stated formulas round.
+MIN_FLOPS = 0.98
+# Share of wrong elements equal to those of an earlier call from which a result counts as stale.
+STALE_SHARE = 0.5
+# Least share of an output's largest change that is looked for: less may vanish in sums or scales that elements share.
+VISIBLE_SHARE = 0.1
+# Least share of the reference's change that an output has to show.
+MIN_RESPONSE = 0.1
+# A change of the reference is looked for where it exceeds so many allowed errors.
+VISIBLE_ERRORS = 20.0
 
 
-# Fresh memory for calls of a shape.
+# Makes fresh memory for calls of a shape.
 DeviceFactory = Callable[[Shape], MemoryCalls]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a source is graded by, but for its shapes."""
+    """What a source is graded by, apart from its shapes."""
 
     factory: DeviceFactory
     contract: Contract
@@ -61,7 +61,7 @@ class Task:
         return 2 * terms * float(np.prod(self.contract.outputs[0].shape(shape))) if self._multiplies(shape) else 0.0
 
     def _multiplies(self, shape: Shape) -> bool:
-        """Are terms products of inputs? Twice all inputs is more than twice their sum then."""
+        """Are terms products of inputs? If so, doubling all inputs more than doubles the reference."""
         bits = inputs.draw(self.contract, "normal", shape, np.random.default_rng(self.seed))
         drawn = [(item, item.format.values(bits[item.name])) for item in self.contract.inputs]
         simple = self.reference({item.name: array for item, array in drawn}, shape)
@@ -70,14 +70,14 @@ class Task:
 
     @property
     def counts_integers(self) -> bool:
-        """Is arithmetic on integers the problem's? Of 8-bit inputs it may be, beside scales in floats."""
+        """Does integer arithmetic count as the problem's? It may with 8-bit inputs, even beside scales in floats."""
         formats = [item.format for item in self.contract.inputs]
         return not any(item.is_float for item in formats) or any(item.dtype.itemsize == 1 for item in formats)
 
 
 @dataclass
 class Answer:
-    """A call with its inputs, what the reference says, and the wrong elements of each output."""
+    """A call with its inputs, the expected outputs, and a mask of the wrong elements of each output."""
 
     kind: str
     bits: dict[str, Array]
@@ -91,7 +91,7 @@ class Answer:
 
 
 class Examination:
-    """All calls of one shape, and what they show. ``remarks``: what is no error."""
+    """All calls of one shape, and their findings. ``remarks``: notes that are no errors."""
 
     def __init__(self, task: Task, shape: Shape, drawn: bool) -> None:
         self.task, self.shape, self.drawn = task, shape, drawn
@@ -220,7 +220,7 @@ class Examination:
             if not wrong.any():
                 continue
             stale = wrong & self._same(before, answer, name) & ~before.wrong[name]
-            if stale.sum() >= STALE * wrong.sum():
+            if stale.sum() >= STALE_SHARE * wrong.sum():
                 self._add(
                     "stale-result",
                     f"{int(stale.sum())} of {int(wrong.sum())} wrong elements of {name} are those of the call before, "
@@ -291,7 +291,7 @@ class Examination:
                     name, what=item.what, type=item.type, required=item.required, opcode=item.opcode,
                     executed=item.runs,
                 )  # fmt: skip
-        if call.opcodes and total < LEAST_FLOPS * needed:
+        if call.opcodes and total < MIN_FLOPS * needed:
             self._add(
                 "less-work",
                 f"at most {total} operations are executed, the problem needs {needed:.0f}",
@@ -311,7 +311,7 @@ class Examination:
     def _special(self, first: Answer, answer: Answer) -> None:
         """Less work for special values."""
         some, usual = answer.call.instructions, first.call.instructions
-        if some < LEAST_WORK * usual:
+        if some < MIN_WORK * usual:
             self._add(
                 "value-special-case",
                 f"{some} instructions on {answer.kind}, {usual} on normal inputs",
@@ -342,8 +342,8 @@ class Examination:
             with np.errstate(invalid="ignore"):
                 difference = np.abs(item.values - first.expected[name].values)
             difference[~np.isfinite(difference)] = 0
-            visible = difference > VISIBLE * (first.expected[name].allowed + rounding)
-            visible &= difference >= MOST * difference.max(initial=0.0)
+            visible = difference > VISIBLE_ERRORS * (first.expected[name].allowed + rounding)
+            visible &= difference >= VISIBLE_SHARE * difference.max(initial=0.0)
             if visible.any():
                 moved[name] = visible
         return moved
@@ -362,7 +362,7 @@ class Examination:
             old, new = item.values(first.call.outputs[name]), item.values(call.outputs[name])
             by = np.abs(results[name].values - first.expected[name].values)
             with np.errstate(invalid="ignore"):
-                deaf = places & (np.abs(new - old) < FOLLOWS * by)
+                deaf = places & (np.abs(new - old) < MIN_RESPONSE * by)
             if deaf.any():
                 index = tuple(int(i) for i in np.argwhere(deaf)[0])
                 self._add(

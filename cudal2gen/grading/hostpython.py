@@ -1,4 +1,4 @@
-"""What the Python text of a module shows against it: torch that computes, patched timers, threads, caches."""
+"""Findings in the Python text of a module: results computed by torch, patched timers, threads, caches."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _computing(method: ast.FunctionDef, layers: set[str], extensions: set[str]) 
 
 
 def _own(func: ast.Attribute, extensions: set[str]) -> bool:
-    """Is it a function of an extension or of math, not of torch or a tensor?"""
+    """Is this a call of an extension or of math, rather than of torch or a tensor?"""
     owner = _name(func.value)
     return owner in {"math", "np", *extensions} or owner.startswith("self.")
 

@@ -1,7 +1,7 @@
-"""What inputs hold: kinds of draws, and elements that are changed to see whether an output follows.
+"""Input values of a grade: the kinds of random draws, and single-element changes that outputs must follow.
 
 The kinds are those of ``correctness`` where a product has them: ``normal``; ``integers``, -2 to 2, and ``binary``, 0
-and 1, whose products are exact; beside them ``zeros``, ``ones`` and ``adversarial``: normal numbers of many magnitudes
+and 1, whose products are exact. Others are ``zeros``, ``ones`` and ``adversarial``: normal numbers of many magnitudes
 and both signs.
 """
 
@@ -18,13 +18,13 @@ from cudal2gen.grading.expressions import Shape
 from cudal2gen.grading.formats import Array
 
 KINDS = ("normal", "integers", "binary", "adversarial", "zeros", "ones")
-# Of which an operation may be undefined: divisions by zero, logarithms.
+# Kinds for which an operation may be undefined, such as a division by zero or a logarithm.
 SPECIAL = ("adversarial", "zeros", "ones")
 EXACT = ("integers", "binary", "zeros", "ones")
-# Of a changed element, in turn, until the reference moves by more than any tolerance: where it saturates, the other
-# sign; where a tolerance is loose, more.
+# Factors of a changed element, tried in turn until the reference moves by more than any tolerance: the other sign where
+# it saturates, larger ones where a tolerance is loose.
 FACTORS = (1.0, -1.0, 64.0, -64.0, 1024.0)
-INTEGERS = 100  # the numbers that integer inputs without a range are drawn below
+INTEGERS = 100  # integer inputs without a range are drawn from 0 to this, excluded
 
 
 def draw(agreement: Contract, kind: str, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:

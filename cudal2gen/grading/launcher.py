@@ -22,23 +22,23 @@ from cudal2gen.toolchain import discover
 INCLUDE = Path(__file__).parent / "include"
 TENSOR, INTEGER, NUMBER, NOTHING = range(4)
 DTYPES = ("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64", "", "bf16")  # in the order of ScalarType
-MOST_DIMS, MOST_RESULTS = 8, 16
+MAX_DIMS, MAX_RESULTS = 8, 16
 
 
 class HostFailure(Exception):
-    """Host code threw an exception, or returned what the contract does not have."""
+    """Host code threw an exception, or returned something else than the contract states."""
 
 
 class _Value(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int), ("dtype", ctypes.c_int), ("dims", ctypes.c_int),
-        ("sizes", ctypes.c_int64 * MOST_DIMS), ("data", ctypes.c_void_p), ("integer", ctypes.c_int64),
+        ("sizes", ctypes.c_int64 * MAX_DIMS), ("data", ctypes.c_void_p), ("integer", ctypes.c_int64),
         ("number", ctypes.c_double),
     ]  # fmt: skip
 
 
 class _Results(ctypes.Structure):
-    _fields_ = [("count", ctypes.c_int), ("values", _Value * MOST_RESULTS), ("message", ctypes.c_char * 400)]
+    _fields_ = [("count", ctypes.c_int), ("values", _Value * MAX_RESULTS), ("message", ctypes.c_char * 400)]
 
 
 def library(text: str, function: str, device: str, arguments: tuple[str, ...], seconds: float) -> Path:
@@ -97,7 +97,7 @@ class HostCalls(MemoryCalls):
             item = self.contract.buffers[argument]
             extents = item.shape(self.shape)
             return _Value(
-                TENSOR, DTYPES.index(item.format.name), len(extents), (ctypes.c_int64 * MOST_DIMS)(*extents),
+                TENSOR, DTYPES.index(item.format.name), len(extents), (ctypes.c_int64 * MAX_DIMS)(*extents),
                 self.buffers[argument].address,
             )  # fmt: skip
         if argument == "None":

@@ -22,7 +22,7 @@ _DEVICE = re.compile(r"__global__|__device__")
 
 @dataclass(frozen=True)
 class HostLaunch:
-    """A ``<<<...>>>`` of the host code: texts of the kernel, of what stands between the brackets, of the arguments."""
+    """A ``<<<...>>>`` of host code: the text of the kernel, between the brackets, and of the arguments."""
 
     kernel: str
     configuration: tuple[str, ...]
@@ -59,7 +59,7 @@ class Extension:
 
 @dataclass(frozen=True)
 class Module:
-    """A module of ``class ModelNew`` and its extensions. ``findings``: what its text shows against it."""
+    """A Python module with ``class ModelNew`` and its extensions. ``findings``: rules that its text breaks."""
 
     extensions: tuple[Extension, ...]
     findings: tuple[Finding, ...]
@@ -189,7 +189,7 @@ def _directive(line: str) -> bool:
 
 
 def _split(text: str) -> tuple[str, ...]:
-    """Arguments, cut at the commas outside of brackets."""
+    """Arguments, split at commas that no brackets enclose."""
     out, depth = [""], 0
     for char in text:
         depth += char in "([{"

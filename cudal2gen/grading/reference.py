@@ -15,8 +15,9 @@ from cudal2gen.grading.formats import Array
 
 
 class Reference:
-    """Calls a function by the names of its parameters: inputs and names of the shape; all inputs in order where it has
-    others. It returns an array, or several in the order of the outputs, or a dictionary of them."""
+    """Calls a function by the names of its parameters, which are inputs and names of the shape; where it has other
+    parameters, it gets all inputs in order. It returns an array, or several in the order of the outputs, or a
+    dictionary of them."""
 
     def __init__(
         self, function: Callable[..., Any], agreement: Contract, arrays: Literal["numpy", "torch"] = "numpy"

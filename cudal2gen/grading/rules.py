@@ -1,4 +1,4 @@
-"""The rules of a grade, apart from the emulator's: their ids, which stay, what is wrong, and what to do."""
+"""The rules of a grade beside the emulator's: stable ids, what is wrong, and what to do."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ from cudal2gen.grading.verdict import Finding, Verdict
 from cudal2gen.workers import Worker
 
 STEP_S = 0.05
-MOST_BYTES = 1 << 24  # of an answer
-LIMIT = 40  # findings of a verdict
+MAX_BYTES = 1 << 24  # of an answer
+LIMIT = 40  # findings in a verdict
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def _checked(kinds: Sequence[str]) -> tuple[str, ...]:
 def _factory(
     text: str, agreement: Contract, host_calls: Sequence[str], limits: Limits, verdict: Verdict
 ) -> DeviceFactory | None:
-    """What makes fresh memory for calls; None and a finding for a source that is refused. Raises WrongInput."""
+    """Makes the factory of fresh memory for calls; None, and a finding, for a source that is refused. Raises
+    WrongInput."""
     module = modules.take_apart(text) if modules.is_module(text) else None
     for item in module.findings if module else ():
         last = re.split(r"\W+", str(item.evidence.get("text", "")).removesuffix("("))[-1]
@@ -173,7 +174,7 @@ def _drawn(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int) -> li
 
 
 def _odd(number: int, low: int, high: int) -> int:
-    """An odd number next to one of a range, where the range has any."""
+    """An odd number close to ``number`` within [low, high], if there is one."""
     return next((n for n in (number | 1, number - 1) if n % 2 and low <= n <= high), number)
 
 
@@ -229,7 +230,7 @@ def _of_machine(report: Report) -> Finding:
 def _compare_times(
     verdict: Verdict, task: Task, shapes: Sequence[Shape], claimed: float | Sequence[float] | None, gpu: str | None
 ) -> None:
-    """Claimed times against the least that a GPU needs. Raises WrongInput."""
+    """Compares claimed times with the least time that a GPU needs. Raises WrongInput."""
     if gpu is None:
         return
     target = floor.chip(gpu)
@@ -287,8 +288,8 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
                     excess = f"the check needs more than {limits.gib:g} GiB"
                 verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))
                 return verdict
-        # Text: what host code might send is not unpickled.
-        answer = worker.pipe.recv_bytes(MOST_BYTES).decode(errors="replace")
+        # The answer is text: bytes that host code may have written to the pipe are never unpickled.
+        answer = worker.pipe.recv_bytes(MAX_BYTES).decode(errors="replace")
     except (EOFError, OSError):
         death = f"the process of the check {worker.death()}"
         if task.contract.call is not None:

@@ -12,8 +12,8 @@ from cudal2gen.element import F16
 from cudal2gen.grading.expressions import Number, Shape, value
 from cudal2gen.grading.formats import Array, Format
 
-# Of the value and of the output's root mean square, where nothing is stated: room for another order of sums and for
-# CUDA's fast functions; not for operands of fewer bits.
+# Default tolerances, relative to the value and to the output's root mean square. They leave room for another order of
+# sums and for CUDA's fast functions, not for operands of fewer bits.
 DEFAULTS = {"f64": 1e-11, "f32": 2e-5, "f16": 2.0**-10, "bf16": 2.0**-7}
 # The unit roundoff of operands that a kernel may round to before it multiplies.
 OPERANDS = {"tf32": 2.0**-11, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -34,8 +34,8 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Expected:
-    """An output that the reference computes: fp64 values, what each may be off by (0: equality of bits). ``open``:
-    where the reference is NaN anything is right: special inputs are not what it is defined for."""
+    """An output as the reference computes it: fp64 values, and the error allowed for each (0: bits must be equal).
+    ``open``: any value is right where the reference is NaN, because it is not defined for special inputs."""
 
     values: Array
     allowed: Array
@@ -57,7 +57,7 @@ class Expected:
             near = np.abs(values - self.values) <= self.allowed
             spill = np.abs(self.values) + self.allowed
         same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
-        # Next to the largest number either side of overflow is right.
+        # Close to the largest number of the type both the number and infinity are right.
         overflow = np.isinf(values) & np.isinf(self.format.values(self.format.bits(spill)))
         overflow &= np.sign(values) == np.sign(self.values)
         return np.asarray(~(near | same | overflow))
@@ -72,12 +72,14 @@ class Precision:
 
     @classmethod
     def of(cls, operands: str | None, accumulator: str | None, narrowest: Format | None) -> Precision:
-        """What is asked, by default the narrowest type of inputs and outputs, and sums in fp32 (fp64 of fp64)."""
+        """The stated precision; by default the narrowest type of inputs and outputs, and sums in fp32 (fp64 for
+        fp64)."""
         name = narrowest.name if narrowest is not None else "f32"
         return cls(operands or name, accumulator or ("f64" if name == "f64" else "f32"))
 
     def error(self, terms: int, magnitude: Array) -> Array:
-        """What rounding of operands and of every sum may do to sums of products of a total magnitude."""
+        """Largest error from rounding operands and every sum, for sums of ``terms`` products with a total
+        ``magnitude``."""
         error = terms * SINGLE_ERROR * magnitude
         if self.accumulator == "f16":
             error = error + -(-terms // 8) * F16.unit_roundoff * magnitude
@@ -109,7 +111,7 @@ def expected(
 
 
 def noise(item: Expected) -> Array:
-    """What rounding may do to an output, whatever is allowed."""
+    """Error that rounding alone may cause in an output, whatever the tolerance."""
     return expected(item.values, None, item.format, Tolerance(), Precision("f32", "f32"), {}).allowed
 
 

@@ -13,8 +13,8 @@ Evidence = int | float | str | bool | list[int] | list[str] | dict[str, int] | N
 
 
 class Finding(BaseModel):
-    """A rule that is broken. ``kernel``: where one is concerned; ``shape``: of the problem that shows it; ``evidence``:
-    numbers, by name; docs/grading.md lists them for each rule."""
+    """A broken rule. ``kernel``: the kernel concerned, if any; ``shape``: the problem that shows it; ``evidence``:
+    numbers by name, which docs/grading.md lists for each rule."""
 
     model_config = ConfigDict(frozen=True)
     rule: str

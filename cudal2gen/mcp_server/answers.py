@@ -23,7 +23,7 @@ from cudal2gen.mcp_server.requests import Request
 REQUEST, ANSWER = "request.json", "answer.json"
 START_S = 60.0  # for Python to start and nvcc to compile, beside the limit of the run
 LONGEST_OUTPUT = 4000  # characters of what kernels print
-MOST_THREADS = 8  # of a side of a finding
+MAX_THREADS = 8  # of a side of a finding
 NAME = "kernel.cu"  # of text without a file, in findings
 # How limits are called on the command line, and here.
 _WORDS = {"--timeout": "seconds", "--memory": "the server's --memory", "--sample N": "sample=N", "--entry ": "entry "}
@@ -47,7 +47,7 @@ def answer(request: Request) -> dict[str, Any]:
         raise WrongInput(document["error"])
     for finding in document["findings"]:
         for side in filter(None, (finding["access"], finding["other"])):
-            side["threads"] = side["threads"][:MOST_THREADS]
+            side["threads"] = side["threads"][:MAX_THREADS]
     return {**document, "output": brief(output, LONGEST_OUTPUT)}
 
 

@@ -8,7 +8,7 @@ from cudal2gen import places
 from cudal2gen.emulator import RULES
 from cudal2gen.errors import WrongInput, reading
 
-MOST = 4  # pages of a report
+MAX_PAGES = 4  # pages of a report
 # A rule in a report: a finding's first words, or a field of its JSON. Alone some rules are common words.
 _IN_REPORTS = re.compile(r'(?:\b(?:error|benign|lint): |"(?:rule|ruleId)": ?"|title=)([a-z-]+)')
 
@@ -22,12 +22,12 @@ def pages(subject: str) -> str:
     if not rules:
         raise WrongInput(f"no rule in {rule[:60]!r}; the rules are {', '.join(sorted(RULES))}")
     texts = []
-    for rule in rules[:MOST]:
+    for rule in rules[:MAX_PAGES]:
         path = places.shipped("docs") / "rules" / f"{rule}.md"
         with reading(path):
             texts.append(path.read_text())
-    if rules[MOST:]:
-        texts.append(f"Also named: {', '.join(rules[MOST:])}\n")
+    if rules[MAX_PAGES:]:
+        texts.append(f"Also named: {', '.join(rules[MAX_PAGES:])}\n")
     return "\n".join(texts)
 
 

@@ -20,7 +20,7 @@ from cudal2gen.sass.simulation import Machine, Stream, Timeline, simulate
 from cudal2gen.sass.ways import Way, Ways
 
 ISSUES = 8000  # of a simulation, about; more turns than that are extrapolated
-LEAST_TURNS = 6  # beyond the ring's
+MIN_TURNS = 6  # beyond the ring's
 # Share of the L2 that keeps D: an A100 and an H100 hold a line in each of their two partitions that read it.
 L2_SHARE = 0.5
 
@@ -170,7 +170,7 @@ def _sub_core(load: Load, ctas: int, tiles: int) -> tuple[Timeline, float, float
         return timeline, timeline.cycles * tiles, 0.0
     first, more = min(tiles, load.alternating), min(tiles, 2 * load.alternating)
     issues = len(load.ways.consumer.turn) * len(streams(load, ctas, 1, first))
-    turns = min(load.turns, max(ISSUES // issues, load.record.ring_steps + LEAST_TURNS))
+    turns = min(load.turns, max(ISSUES // issues, load.record.ring_steps + MIN_TURNS))
     fewer = max(1, min(turns - 2, (turns + load.record.ring_steps) // 2))
     # Where all turns are simulated, the last ones commit groups without copies, and fewer turns stand for a shorter k.
     whole = turns == load.turns and tiles == 1

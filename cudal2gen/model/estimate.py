@@ -26,8 +26,8 @@ STORE_BYTES = {"tma": 64, "direct": 20}  # per clock and SM; the TMA's pass thro
 ISSUE = {"one": 0.80, "many": 0.93}
 MMA_SYNC_ISSUE = 0.85
 MMA_K = 16
-# Of the loops of 150 of the catalog's sm_80 kernels (ptxas 13.0): a k-block at least, and from a k-step's last MMAs to
-# the next one's first, through a barrier, address arithmetic and ldmatrix.
+# Clocks in the main loops of 150 sm_80 kernels of the catalog (ptxas 13.0): a k-block takes at least BLOCK_CLOCKS;
+# TURN_CLOCKS pass from a k-step's last MMA to the next step's first (barrier, address arithmetic, ldmatrix).
 BLOCK_CLOCKS, TURN_CLOCKS = 38, 100
 PROLOGUE_US = 0.3  # from a CTA's start to its first load
 EPILOGUE_US = 0.3  # from the last MMA to the first store, and from the last store to the end

@@ -17,8 +17,8 @@ from cudal2gen.kernel import Record, Work, ceil_div
 LAUNCH_US = 1.6
 DESCRIPTOR_US = 0.35  # the first TMA of a kernel fetches its tensor map
 CLUSTER_REDUCE_US = 1.0  # two cluster barriers and a round of distributed shared memory
-# Of partial sums in device memory: a thread's 16-byte loads from the L2 in flight, and the trips there before the
-# first: its last store, the arrival, the look at the counter.
+# Partial sums in device memory: 16-byte loads from the L2 that a thread has in flight, and round trips to the L2
+# before the first load (last store, arrival, look at the counter).
 SUM_LOADS, SUM_TRIPS = 8, 3
 STORE_BYTES = {"tma": 32, "direct": 20}  # per clock and SM
 ISSUE = {"one": 0.80, "many": 0.93}  # share of the MMA rate that one, or several, warpgroups sustain

@@ -31,7 +31,7 @@ from cudal2gen.operators.contests import Contest
 from cudal2gen.operators.meter import Meter
 from cudal2gen.operators.tuned import Store
 from cudal2gen.ratios import paired
-from cudal2gen.results import KERNEL, LEAST_US, ON_OPERANDS, Conditions, Measurement, Timing
+from cudal2gen.results import KERNEL, MIN_US, ON_OPERANDS, Conditions, Measurement, Timing
 
 Mode = Literal["off", "once", "background"]
 VARIABLE = "CUDAL2GEN_AUTOTUNE"
@@ -254,7 +254,7 @@ class _Race:
         yield
         contest.by_torch()
         once_us = self.meter.elapsed_us(contest.by_torch, 1)
-        self.calls = max(1, math.ceil(SAMPLE_US / max(once_us, LEAST_US)))
+        self.calls = max(1, math.ceil(SAMPLE_US / max(once_us, MIN_US)))
         entrants: list[Entrant] = []
         for kernel, use in candidates:
             if not self._covers(samples * self.calls * once_us):
@@ -353,7 +353,7 @@ class _Race:
         return us / 1e6 <= min(of_race - self.spent, of_process - self.tuner.spent) - step
 
     def _floor_us(self, contest: Contest) -> float:
-        return max(self.store.environment.floor_us(contest.computed, cold=False, products=contest.products), LEAST_US)
+        return max(self.store.environment.floor_us(contest.computed, cold=False, products=contest.products), MIN_US)
 
     def _sample(self, call: Callable[[], object]) -> float:
         return self.meter.elapsed_us(call, self.calls) / self.calls

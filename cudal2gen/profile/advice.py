@@ -38,12 +38,12 @@ FREE = {
     "loads of operands from shared memory at no cost": Part(frozenset(("LDSM", "LDS", "LDSMT"))),
     "copies into shared memory at no cost": Part(frozenset(("LDGSTS", "LDGDEPBAR", "DEPBAR", "LDG", "STS"))),
 }
-LEAST_GAIN, MOST_EDITS, MOST_LINES = 0.01, 4, 10
+MIN_GAIN, MAX_EDITS, MAX_LINES = 0.01, 4, 10
 
 
 def worthwhile(advice: Sequence[Advice]) -> tuple[Advice, ...]:
-    """Those that make the figure shorter by ``LEAST_GAIN`` or more, what helps most first."""
-    return tuple(sorted((item for item in advice if item.gain >= LEAST_GAIN), key=lambda item: -item.gain)[:MOST_LINES])
+    """Those that make the figure shorter by ``MIN_GAIN`` or more, what helps most first."""
+    return tuple(sorted((item for item in advice if item.gain >= MIN_GAIN), key=lambda item: -item.gain)[:MAX_LINES])
 
 
 def more_residents(occupancy: Occupancy, least_registers: int) -> str | None:
@@ -103,7 +103,7 @@ def edits(record: Record) -> Iterator[Advice]:
         if after < (best[field].after if field in best else before):
             change = f"--set {field}={spell(value)}"
             best[field] = Advice(change=change, figure="time", form="cheap form", before=before, after=after)
-    yield from sorted(best.values(), key=lambda advice: advice.after)[:MOST_EDITS]
+    yield from sorted(best.values(), key=lambda advice: advice.after)[:MAX_EDITS]
 
 
 def other_values(record: Record) -> Iterator[tuple[str, Any]]:

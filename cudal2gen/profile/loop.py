@@ -17,7 +17,7 @@ from cudal2gen.sass.pipes import MMA
 from cudal2gen.sass.registers import Liveness, unread
 from cudal2gen.sass.simulation import Issue, Stall
 
-SHOWN_CYCLES, MOST_TURNS = 600, 4  # of the picture: as many turns as fit, at least one
+SHOWN_CYCLES, MAX_TURNS = 600, 4  # of the picture: as many turns as fit, at least one
 BUSY = 0.85  # share from which on a pipe counts as the bound
 ISSUE_PORT = "issue port"
 SourceText = Callable[[str], Sequence[str]]  # the lines of a source file, none where it is not there
@@ -130,7 +130,7 @@ class Listing:
     def issues(self) -> tuple[figures.Issue, ...]:
         """The issues of some turns; cycles count from the start of the window."""
         turn = self.window.cycles / self.window.turns
-        span = turn * max(1, min(MOST_TURNS, int(SHOWN_CYCLES // turn)))
+        span = turn * max(1, min(MAX_TURNS, int(SHOWN_CYCLES // turn)))
         return tuple(
             figures.Issue(
                 warp=issue.warp,

@@ -10,7 +10,7 @@ from cudal2gen.profile import figures
 from cudal2gen.profile.figures import Profile
 
 LANE, GAP, TOP, LEFT = 22, 6, 26, 92  # pixels: a lane's height, between lanes, above them, for their names
-WIDTH, LEAST, MOST = 1080, 1.0, 8.0  # the width to fill, at least and at most so many pixels a cycle
+WIDTH, MIN_SCALE, MAX_SCALE = 1080, 1.0, 8.0  # the width to fill, at least and at most so many pixels a cycle
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 PIPES = ("tensor", "shared", "global", "tma")  # that have a lane, where they are used
 
@@ -46,7 +46,7 @@ def picture(profile: Profile) -> Picture:
     issues = profile.issues
     start = min((issue.cycle for issue in issues), default=0.0)
     end = max((issue.cycle + 1 for issue in issues), default=1.0)
-    scale = min(MOST, max(LEAST, WIDTH / (end - start)))
+    scale = min(MAX_SCALE, max(MIN_SCALE, WIDTH / (end - start)))
     warps = sorted({issue.warp for issue in issues})
     pipes = [pipe for pipe in PIPES if any(line.pipe == pipe for line in profile.lines)]
     names = [*(f"warp {warp}" for warp in warps), *pipes]

@@ -8,9 +8,8 @@ from cudal2gen.pages import Section, Table, counted, microseconds, percent
 from cudal2gen.profile.figures import Advice, Line, Loop, Occupancy, Profile, Ring, Time
 
 MODELLED = "All figures are modelled from the machine code; nothing is measured."
-WITHOUT_LAUNCH = "Without a launch there are figures of the main loop only: --launch FILE.json says how it is launched."
 NO_ADVICE = "No change that the model can express makes it shorter by 1 % or more."
-LEAST = 0.0005  # share below which a row says nothing
+MIN_SHARE = 0.0005  # share below which a row says nothing
 
 
 def sections(profile: Profile, lines: int | None = None) -> tuple[Section, ...]:
@@ -141,7 +140,7 @@ def counts(values: Mapping[str, float]) -> str:
 
 def shares(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
     """Rows of shares, the largest first, without those that are next to nothing."""
-    return tuple((name, percent(share)) for name, share in by_size(values) if share >= LEAST)
+    return tuple((name, percent(share)) for name, share in by_size(values) if share >= MIN_SHARE)
 
 
 def by_size(values: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -23,7 +23,7 @@ from cudal2gen.kernel.problem import VECTOR
 
 CHOICE = re.compile(r"type=triton_BLOCK-M=(\d+)_BLOCK-K=(\d+)_BLOCK-N=(\d+)_numstages=(\d+)_numwarps=(\d+)")
 GPUS = {(8, 0): "a100", (9, 0): "h100"}
-LEAST_TILES = 10  # of a problem, so that a choice among them says something
+MIN_TILES = 10  # of a problem, so that a choice among them says something
 
 
 class Tile(NamedTuple):
@@ -65,7 +65,7 @@ class Recording(NamedTuple):
 def load(folder: Path) -> dict[str, list[Recording]]:
     """By GPU, the fp16 problems of all files in a folder and its subfolders whose rows are whole 16-byte vectors.
 
-    Problems with fewer than ``LEAST_TILES`` tiles are left out. Raises WrongInput where no file is one of recordings.
+    Problems with fewer than ``MIN_TILES`` tiles are left out. Raises WrongInput where no file is one of recordings.
     """
     rows: dict[tuple[str, Sizes], dict[Tile | None, list[float]]] = {}
     for path in sorted(folder.rglob("*.txt")):
@@ -74,7 +74,7 @@ def load(folder: Path) -> dict[str, list[Recording]]:
     recordings: dict[str, list[Recording]] = {}
     for (gpu, sizes), times in sorted(rows.items()):
         tiles = {tile: median(us) for tile, us in times.items() if tile is not None}
-        if len(tiles) >= LEAST_TILES:
+        if len(tiles) >= MIN_TILES:
             vendor = median(times[None]) if None in times else None
             recordings.setdefault(gpu, []).append(Recording(sizes, tiles, vendor))
     if not recordings:
@@ -88,7 +88,7 @@ def load(folder: Path) -> dict[str, list[Recording]]:
 def problems(paths: Iterable[Path]) -> dict[Problem, Recording]:
     """The problems of files and folders with their layout of B, which ``load`` ignores; without A stored by columns.
 
-    Sums are in fp32, as Triton's are. Problems with fewer than ``LEAST_TILES`` tiles are left out.
+    Sums are in fp32, as Triton's are. Problems with fewer than ``MIN_TILES`` tiles are left out.
     """
     times: dict[Problem, dict[Tile | None, list[float]]] = {}
     for path in paths:
@@ -101,7 +101,7 @@ def problems(paths: Iterable[Path]) -> dict[Problem, Recording]:
     recordings = {}
     for problem, times_of in times.items():
         tiles = {tile: median(us) for tile, us in times_of.items() if tile is not None}
-        if len(tiles) >= LEAST_TILES:
+        if len(tiles) >= MIN_TILES:
             vendor = median(times_of[None]) if None in times_of else None
             recordings[problem] = Recording(Sizes(problem.m, problem.n, problem.k), tiles, vendor)
     return recordings

@@ -17,7 +17,7 @@ from cudal2gen.results import KERNEL, Measurement, Measurements
 if TYPE_CHECKING:
     from cudal2gen.ratios import Array
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 
 
 class Pair(NamedTuple):
@@ -137,11 +137,11 @@ def _changes(kernel_pairs: list[Pair], verdict: str) -> Table:
     changes = [pair for pair in kernel_pairs if pair.verdict == verdict]
     changes.sort(key=lambda pair: pair.ratio.value, reverse=verdict == "faster")
     title = "Regressions" if verdict == "slower" else "Improvements"
-    limit = f", the first {MOST_ROWS}" if len(changes) > MOST_ROWS else ""
+    limit = f", the first {MAX_ROWS}" if len(changes) > MAX_ROWS else ""
     return Table(
         f"{title} beyond noise: {len(changes)} of {len(kernel_pairs)}{limit}",
         ("M_N_K", "class", "A / B [95 %]", "A, µs", "B, µs", "record in B"),
-        tuple(_row(pair) for pair in changes[:MOST_ROWS]),
+        tuple(_row(pair) for pair in changes[:MAX_ROWS]),
     )
 
 

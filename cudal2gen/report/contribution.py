@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from cudal2gen import results
-from cudal2gen.bench.protocols import LEAST_ROUNDS
+from cudal2gen.bench.protocols import MIN_ROUNDS
 from cudal2gen.errors import SkippedLine
 from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.results import Environment, Measurement, Measurements
 
-LEAST_SAMPLES = 2 * LEAST_ROUNDS  # of a contender, as `bench` takes them: two a round
-# Of an environment: without them no floor can be computed, and no two cards compared.
+MIN_SAMPLES = 2 * MIN_ROUNDS  # of a contender, as `bench` takes them: two a round
+# Fields that an environment must have: floors are computed from them, and cards compared by them.
 NEEDED = ("sms", "l2_bytes", "max_sm_mhz", "max_memory_mhz", "memory_bus_bits", "driver", "versions")
 
 Row = TypeVar("Row", Environment, Measurement)
@@ -123,8 +123,8 @@ def _fast_samples(group: Group) -> Iterator[str]:
 
 def _of_measurement(row: Measurement) -> Iterator[str]:
     for timing in row.timings:
-        if len(timing.samples_us) < LEAST_SAMPLES:
-            yield f"{row.mnk}, {timing.contender}: {len(timing.samples_us)} samples; a measurement has {LEAST_SAMPLES}"
+        if len(timing.samples_us) < MIN_SAMPLES:
+            yield f"{row.mnk}, {timing.contender}: {len(timing.samples_us)} samples; a measurement has {MIN_SAMPLES}"
         elif len(set(timing.samples_us)) == 1:
             yield f"{row.mnk}, {timing.contender}: all samples are {timing.samples_us[0]:g} us, which no clock reads"
         if not math.isfinite(timing.error):

@@ -14,7 +14,7 @@ from typing import NamedTuple, get_args
 from cudal2gen.kernel import Acc, SizeClass
 from cudal2gen.ratios import Ratio
 from cudal2gen.report.statistics import Summary, best_of, summarise
-from cudal2gen.results import KERNEL, LEAST_US, Environment, Measurement, Measurements, speedups
+from cudal2gen.results import KERNEL, MIN_US, Environment, Measurement, Measurements, speedups
 
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 # No dense fp16 GEMM of NVIDIA's libraries sustains more on these architectures: a higher rate needs a check by hand.
@@ -146,7 +146,7 @@ class Group:
     def floor_us(self, measurement: Measurement) -> float:
         """What no kernel can be faster than: FLOP, bytes, and a kernel that does nothing."""
         rate = self.roof.tflops(measurement)
-        return max(measurement.flops / rate / 1e6, LEAST_US)
+        return max(measurement.flops / rate / 1e6, MIN_US)
 
     def worst(self, baseline: str) -> list[tuple[Measurement, Ratio]]:
         """The lowest speedups over a baseline, lowest first."""

@@ -17,7 +17,7 @@ NO_TIMING = (
     "'cudal2gen try' and 'show' give modelled figures. The sections below are computed from the catalog of kernels, "
     "from verdicts and from published figures."
 )
-MOST_DOUBTS = 20
+MAX_DOUBTS = 20
 FILTERED = "No measurement matches the filters of this report; the results files hold {} of other kinds."
 PROTOCOLS = {
     "device": "Device time: repeated launches as a CUDA graph between device events; the host's launch is not in it.",
@@ -223,8 +223,8 @@ def _alerts(group: Group) -> list[str]:
             f"{SUSPICIOUS_TFLOPS:.0f} TFLOP/s are flagged."
         )
     doubts = [doubt.words for doubt in group.doubts]
-    rest = len(doubts) - MOST_DOUBTS
-    return [*alerts, *doubts[:MOST_DOUBTS], *([f"And {rest} more like these."] if rest > 0 else [])]
+    rest = len(doubts) - MAX_DOUBTS
+    return [*alerts, *doubts[:MAX_DOUBTS], *([f"And {rest} more like these."] if rest > 0 else [])]
 
 
 def _differences(group: Group) -> list[str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cudal2gen.chips import Chip
-from cudal2gen.sass.banks import conflict_cycles
 from cudal2gen.sass.decoding import DisassemblyError, Function, Instruction, disassemble
 from cudal2gen.sass.flow import Graph, Loop
 from cudal2gen.sass.loops import Loops, count
@@ -100,10 +99,6 @@ class Analysis:
             instructions, busy, data = loads.get(use.pipe, PipeLoad(0, 0.0, 0.0))
             loads[use.pipe] = PipeLoad(instructions + 1, busy + use.busy_cycles, data + use.data_cycles)
         return dict(sorted(loads.items(), key=lambda item: -item[1].busy_cycles))
-
-    def bank_conflict_cycles(self, path: Sequence[Instruction]) -> float:
-        """Cycles that pipes wait for operands of one register bank."""
-        return sum(conflict_cycles(path, self.function.sm))
 
     @cached_property
     def main_path(self) -> tuple[Instruction, ...]:

@@ -32,7 +32,6 @@ class Release(NamedTuple):
 # (4, 8, 16), result and read of operands, for addresses in vector registers; L1 hits.
 WIDTHS = (4, 8, 16)
 GLOBAL_LOADS = {4: Release(32, 11), 8: Release(34, 11), 16: Release(38, 11)}
-UNIFORM_LOADS = {4: Release(29, 9), 8: Release(31, 9), 16: Release(35, 9)}
 SHARED_LOADS = {4: Release(24, 9), 8: Release(24, 9), 16: Release(26, 9)}
 GLOBAL_STORES = {4: Release(0, 14), 8: Release(0, 16), 16: Release(0, 20)}
 SHARED_STORES = {4: Release(0, 12), 8: Release(0, 14), 16: Release(0, 18)}

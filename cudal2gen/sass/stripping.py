@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cudal2gen.sass.elf import SECTION, Section, is_elf, sections
 
 _LINES = ("debug_line", "nv_debug_line_sass", "nv_debug_ptx_txt")
-# Of the code, and of the other form of it that cubins of sm_100 and later have, each with its relocations.
+# Prefixes of sections with code, its second form in cubins of sm_100 and later, and the relocations of both.
 _PREFIXES = (".", ".rel.", ".rela.", ".nv.merc.", ".nv.merc.rela.")
 EMPTIED = frozenset(f"{prefix}{name}" for prefix in _PREFIXES for name in _LINES)
 _IN_MEMORY = 8  # SHT_NOBITS: takes no bytes of the file

@@ -39,11 +39,6 @@ class Timeline:
         return [_issue(*row) for row in self.rows]
 
     @property
-    def busy_shares(self) -> dict[Pipe, float]:
-        """The share of all cycles that each pipe was taken."""
-        return {pipe: cycles / self.cycles for pipe, cycles in self.busy.items()} if self.cycles else {}
-
-    @property
     def stalls(self) -> dict[Stall, float]:
         """All warps' cycles by reason."""
         total: dict[Stall, float] = {}

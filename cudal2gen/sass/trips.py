@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from cudal2gen.sass.decoding import Instruction
 from cudal2gen.sass.flow import conditional
 
-MOST = 1 << 14  # iterations after which a loop counts as one without constant bounds
+MAX_ITERATIONS = 1 << 14  # iterations after which a loop counts as one without constant bounds
 MASK = (1 << 32) - 1
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
@@ -22,7 +22,7 @@ def trips(before: Sequence[Instruction], body: Sequence[Instruction]) -> int | N
     values: Values = {}
     _run(before, values)
     jump = body[-1]
-    for count in range(1, MOST):
+    for count in range(1, MAX_ITERATIONS):
         _run(body, values)
         jumps = _jumps(jump, values)
         if jumps is None:

@@ -16,7 +16,7 @@ from cudal2gen.sass.loops import Loops
 from cudal2gen.sass.pipes import MMA
 from cudal2gen.sass.trips import trips
 
-MOST_TURNS = 64  # of a loop beside the main loop that are walked
+MAX_TURNS = 64  # of a loop beside the main loop that are walked
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Ways:
         if loop.header not in self._counted:
             body = self._code(self.graph.longest([loop.header], loop.blocks, lambda inner: len(inner.instructions)))
             way = self._code(sorted(self.graph.dominators[loop.header] - {loop.header}))
-            self._counted[loop.header] = min(MOST_TURNS, trips(way, body) or 1)
+            self._counted[loop.header] = min(MAX_TURNS, trips(way, body) or 1)
         return self._counted[loop.header]
 
     def _walk(self, blocks: Iterable[int], main: frozenset[int]) -> tuple[Instruction, ...]:

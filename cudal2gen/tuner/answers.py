@@ -19,7 +19,7 @@ from cudal2gen.tuner.chat import Reply
 from cudal2gen.tuner.proposal import Proposal
 
 PROPOSER = "llm"
-MOST_FAULTS = 12  # of one answer
+MAX_FAULTS = 12  # of one answer
 LONGEST_REASON = 300  # characters of a rule or a reason in a prompt
 LONGEST_IDEA, DEEPEST = 2000, 32  # characters of a proposal, and brackets in it
 FIXED = frozenset({"family", *space.NO_DECISION})  # a change must leave these; its base chooses the family
@@ -189,5 +189,5 @@ def text_of(idea: Idea) -> str:
 
 def correction(faults: Iterable[Fault], count: int) -> str:
     """The user message that hands faults back and asks for ``count`` further proposals."""
-    document = {"refused": [fault.text for fault in faults][:MOST_FAULTS], "proposals still wanted": count}
+    document = {"refused": [fault.text for fault in faults][:MAX_FAULTS], "proposals still wanted": count}
     return json.dumps(document) + "\nAnswer again in the same form, with corrected proposals only."

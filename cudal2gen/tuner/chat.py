@@ -48,11 +48,11 @@ TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)
 PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
 LONGEST_PAUSE = 20.0  # seconds that a server may ask for before a repetition; the model rests where it asks for more
 # After a failure no question is asked for as long as it took, FIRST_REST s at least, and twice as long after each
-# further one in a row. Where it took less than QUICK s, asking is cheap: MOST_SKIPPED questions at most are left out.
-FIRST_REST, LONGEST_REST, QUICK, MOST_SKIPPED = 1.0, 600.0, 1.0, 4
+# further one in a row. Where it took less than QUICK s, asking is cheap: MAX_SKIPPED questions at most are left out.
+FIRST_REST, LONGEST_REST, QUICK, MAX_SKIPPED = 1.0, 600.0, 1.0, 4
 LATEST_RETRY = 3600.0  # seconds: a server that asks for more is asked again then
 STEP_S = 1.0  # of waiting for the end of a rest
-MOST_BYTES = 1 << 20  # of an answer
+MAX_BYTES = 1 << 20  # of an answer
 KEY_HINT = "set its key in the variable CUDAL2GEN_LLM_KEY, or name another one by --llm-key"
 HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at --llm-url, which mostly ends in /v1, and at --llm-model"}
 LONGEST_ERROR = 400  # characters of a server's message
@@ -206,8 +206,8 @@ class ServerWire:
         try:
             for part in response.iter_bytes():
                 body += part
-                if len(body) > MOST_BYTES:
-                    raise Unavailable(f"{self._endpoint.url}: the answer is longer than {MOST_BYTES} bytes")
+                if len(body) > MAX_BYTES:
+                    raise Unavailable(f"{self._endpoint.url}: the answer is longer than {MAX_BYTES} bytes")
                 if time.monotonic() > deadline:
                     raise Unavailable(f"no whole answer from {self._endpoint.url} in {self._endpoint.seconds:g} s")
         except Unavailable:
@@ -554,7 +554,7 @@ class Chat:
             factor = 2.0 ** min(self._failures - 1, 30)
             seconds = error.retry_after or min(max(FIRST_REST, took) * factor, LONGEST_REST)
             quick = took < QUICK and not error.retry_after
-            self._skips = min(factor, MOST_SKIPPED) if quick else math.inf
+            self._skips = min(factor, MAX_SKIPPED) if quick else math.inf
             self._rest_end = self.clock() + seconds
             error.retry_after = seconds
 

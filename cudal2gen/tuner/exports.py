@@ -151,7 +151,7 @@ class Scorer:
             return None
         problem, bases = question
         reasoning, text = completions.split_reasoning(completion[-1]["content"])
-        ideas, faults = answers.ideas_of(chat.Reply(text=text, reasoning=reasoning), answers.MOST_FAULTS)
+        ideas, faults = answers.ideas_of(chat.Reply(text=text, reasoning=reasoning), answers.MAX_FAULTS)
         failures, records = len(faults), {}
         for idea in ideas:
             proposal = answers.revised(idea, bases)

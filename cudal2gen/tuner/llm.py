@@ -191,7 +191,7 @@ class Llm(FixedStrategy):
         if not proposals and faults:
             self._warn_once(f"no proposal of an answer could be used: {faults[0].text}")
         refused = [fault.proposal for fault in faults if fault.proposal]
-        return [*proposals.values()][:count] + refused[: answers.MOST_FAULTS]
+        return [*proposals.values()][:count] + refused[: answers.MAX_FAULTS]
 
     def _answer(self, request: Request, problem: Problem) -> Reply | None:
         try:

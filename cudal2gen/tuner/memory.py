@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SHIPPED = places.PACKAGE / "tuner" / "notes"
 CLASSES: tuple[str, ...] = get_args(SizeClass)
-LONGEST = 2000  # characters of a note in a prompt
-SETBACKS, MOST_SETBACKS = 3, 6  # trials of a change that was slower, at least; changes in a lesson, at most
+MAX_NOTE = 2000  # characters of a note in a prompt
+SETBACKS, MAX_SETBACKS = 3, 6  # trials of a change that was slower, at least; changes in a lesson, at most
 CHARACTERS_PER_TOKEN = 3.5  # of English mixed with numbers, for tokenisers of today: a guess on the safe side
 _HEADING = re.compile(r"^## +(.+?)\s*$")
 _KEY = re.compile(r"^(gpus|classes|source|measured|problem|changes|gain): *(.*?)\s*$")
@@ -94,9 +94,9 @@ class Note:
 
     @property
     def visible(self) -> dict[str, str]:
-        """The note's text and its evidence for a prompt, printable characters only, at most ``LONGEST`` each."""
+        """The note's text and its evidence for a prompt, printable characters only, at most ``MAX_NOTE`` each."""
         texts = {name: getattr(self, name) for name in ("title", "text", "measured", "source", "changes", "gain")}
-        return {name: _UNPRINTABLE.sub("", value)[:LONGEST] for name, value in texts.items() if value}
+        return {name: _UNPRINTABLE.sub("", value)[:MAX_NOTE] for name, value in texts.items() if value}
 
 
 def parse_notes(text: str) -> Iterator[Note]:
@@ -217,7 +217,7 @@ def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment:
 
 def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> Note | None:
     """The lesson of changes to single fields that ``SETBACKS`` or more trials share, each of them slower than the
-    incumbent beyond noise; the worst ``MOST_SETBACKS`` of them. None without one, and for a replay's trials."""
+    incumbent beyond noise; the worst ``MAX_SETBACKS`` of them. None without one, and for a replay's trials."""
     ratios: dict[tuple[str, str, str], list[Ratio]] = {}
     places = set()
     for trial in trials:
@@ -232,7 +232,7 @@ def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> No
         (max(ratio.value for ratio in group), len(group), change)
         for change, group in ratios.items()
         if len(group) >= SETBACKS and all(ratio.high < 1 for ratio in group)
-    )[:MOST_SETBACKS]
+    )[:MAX_SETBACKS]
     if not worst:
         return None
     spelled = "; ".join(

@@ -19,7 +19,7 @@ import numpy as np
 
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.recordings.autoheuristic import LEAST_TILES, Recording, Tile
+from cudal2gen.recordings.autoheuristic import MIN_TILES, Recording, Tile
 from cudal2gen.recordings.tile import TritonTile, record_of
 from cudal2gen.tuner import benchmark, cost_model, recorded
 from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder
@@ -30,7 +30,7 @@ from cudal2gen.tuner.proposal import MissingLibrary, Proposer
 from cudal2gen.tuner.proposers import Heuristics, Nearest, Random
 
 Recordings = Mapping[Problem, Recording]
-# By GPU and proposer, by seed and the problem's key, a regret for each count.
+# Regrets: (GPU, proposer) -> (seed, the problem's key) -> a regret for each number of trials.
 Regrets = dict[tuple[str, str], dict[tuple[int, object], list[float]]]
 CHECKPOINTS = (1, 2, 4, 8)
 TARGETS = {"a100": 0.015, "h100": 0.02}
@@ -74,7 +74,7 @@ def folds(recordings: Recordings, settings: Settings, progress: Callable[[str], 
     sizes = sorted({(problem.m, problem.n, problem.k) for problem in recordings})
     if len(sizes) < settings.folds:
         raise WrongInput(
-            f"--recordings: {len(sizes)} sizes of fp16 products with timings of {LEAST_TILES} tiles or more, where a "
+            f"--recordings: {len(sizes)} sizes of fp16 products with timings of {MIN_TILES} tiles or more, where a "
             f"comparison needs {settings.folds}; name *_mm.txt of github.com/AlnisM/autoheuristic-datasets, unpacked"
         )
     described = {p: (facts(timed.records), timed) for p, timed in recorded.timed(recordings.items()).items()}

@@ -11,7 +11,7 @@ from cudal2gen.results import Trial
 from cudal2gen.tuner import cost_model, space
 from cudal2gen.tuner.cost_model import CostModel, TimedRecords
 
-# Of the timing model alone: problems of each GPU and accumulator, and candidates of each.
+# Modelled training data: problems of each GPU and accumulator, and candidates of each problem.
 PRIOR_PROBLEMS, PRIOR_CANDIDATES = 20, 48
 PRIOR_TARGETS = (("a100", "f16"), ("a100", "f32"), ("h200", "f16"), ("h200", "f32"))
 

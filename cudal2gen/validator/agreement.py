@@ -84,7 +84,7 @@ def product(device: Device, record: Record, contender: Contender, emulated: Exec
     matrices = Matrices(device.empty, record, Shape(m, n, k).of(record))
 
     def tensor(values: Array, element: Element) -> torch.Tensor:
-        # By way of their bits: torch and NumPy do not know all of each other's types.
+        # Copied as bits: torch and NumPy lack some of each other's types.
         bits = np.ascontiguousarray(values).view(f"i{element.bytes}")
         return torch.from_numpy(bits).view(element.torch_dtype)
 

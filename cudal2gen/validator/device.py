@@ -35,8 +35,8 @@ Open = Callable[[Record], Contender]
 Baseline = Callable[[Problem], Contender]
 
 DRAWS = 3  # of normal inputs, for the published criterion
-# By which, relatively, the largest error and the root mean square of all may exceed the baseline's. Which of two orders
-# of sums has the larger largest error is chance: it varies by a sixth on 64x64, the root mean square by two percent.
+# Relative margins by which the largest error and the root mean square error may exceed the baseline's. Which of two
+# orders of sums has the larger maximum is chance: on 64x64 it varies by a sixth, the root mean square by 2 %.
 SLACK, SLACK_RMS = 2.0**-6, 2.0**-4
 DEVICE_ERROR = "device-error"  # begins the finding after which a device answers nothing else
 

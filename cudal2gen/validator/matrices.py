@@ -197,7 +197,7 @@ class Matrices:
         record = self._record
         n, k = self.b.matrix.shape[-2:]
         generator = self._generator(seed)
-        # Of groups, rows behind the last one stay NaN.
+        # Rows behind the last group stay NaN.
         self.a.matrix.fill_(float("nan"))
         for number, part in enumerate(self._parts(self.d.matrix)):
             rows = part.a.shape[0]

@@ -16,7 +16,7 @@ from cudal2gen.tuner.writing import patches
 
 CHANGEABLE = (*LAUNCHED, "padding", "options")
 LONGEST_WHY = 600  # characters of a reason
-MOST_OPENINGS = 40  # places of a reply where JSON may begin
+MAX_OPENINGS = 40  # places of a reply where JSON may begin
 _FENCE = re.compile(r"^```[ \t]*([\w+]*)[^\n]*\n(.*?)^```", re.M | re.S)
 _CODE = frozenset(("cuda", "cu", "cpp", "c++", "c"))
 
@@ -99,15 +99,15 @@ def _draft(idea: Idea, bases: Mapping[str, Base]) -> Draft:
     if bool(idea.source.strip()) == bool(idea.patch.strip()):
         raise ValueError("give either source, a whole text, or patch")
     text = idea.source if idea.source.strip() else patches.apply(base.text, idea.patch)
-    if len(text) > device_text.MOST_CHARACTERS:
-        raise ValueError(f"the text has {len(text)} characters, {device_text.MOST_CHARACTERS} at most")
+    if len(text) > device_text.MAX_CHARACTERS:
+        raise ValueError(f"the text has {len(text)} characters, {device_text.MAX_CHARACTERS} at most")
     return Draft(idea.base, idea.why[:LONGEST_WHY], device_text.normal(text), base.launch | idea.launch)
 
 
 def _of_json(text: str) -> list[Any] | None:
     """The kernels of a JSON object, also amid prose: not every server enforces the schema."""
     start = -1
-    for _ in range(MOST_OPENINGS):
+    for _ in range(MAX_OPENINGS):
         if (start := text.find("{", start + 1)) < 0:
             return None
         try:

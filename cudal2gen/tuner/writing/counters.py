@@ -23,7 +23,7 @@ from cudal2gen.places import PACKAGE
 from cudal2gen.validator.problems import Shape
 from cudal2gen.validator.sanitizer import launch_of
 
-# By Nsight Compute's names, and what a reader calls them.
+# Nsight Compute's names of metrics, and what a reader calls them.
 METRICS = {
     "gpu__time_duration.sum": "time under the profiler, cold",
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM throughput",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from cudal2gen.kernel import Record
 from cudal2gen.profile import Profile
 
-MOST_LINES, MOST_ADVICE, MOST_PARTS = 14, 5, 6
+MAX_LINES, MAX_ADVICE, MAX_PARTS = 14, 5, 6
 SHORTEST_WAIT = 1.0  # cycles before an instruction that are worth a line
 
 
@@ -22,7 +22,7 @@ def listing(profile: Profile | str) -> list[str]:
     """The main loop's instructions before which warps wait the most, with the lines of CUDA that they come of."""
     if isinstance(profile, str):
         return []
-    waits = sorted(profile.lines, key=lambda line: -sum(line.stalls.values()))[:MOST_LINES]
+    waits = sorted(profile.lines, key=lambda line: -sum(line.stalls.values()))[:MAX_LINES]
     slowest = sorted(
         (line for line in waits if sum(line.stalls.values()) >= SHORTEST_WAIT), key=lambda line: line.address
     )
@@ -76,10 +76,10 @@ def _counted(counters: Mapping[str, float]) -> Iterator[str]:
 
 
 def _advice(profile: Profile) -> Iterator[str]:
-    for item in profile.advice[:MOST_ADVICE]:
+    for item in profile.advice[:MAX_ADVICE]:
         if not item.change.startswith("--set"):  # of templates
             yield f"would help: {item.change}: {item.figure} {item.before:.4g} -> {item.after:.4g}"
 
 
-def _largest(shares: Mapping[str, float], most: int = MOST_PARTS) -> list[tuple[str, float]]:
+def _largest(shares: Mapping[str, float], most: int = MAX_PARTS) -> list[tuple[str, float]]:
     return sorted(((name, share) for name, share in shares.items() if share), key=lambda pair: -pair[1])[:most]

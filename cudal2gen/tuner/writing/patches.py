@@ -9,8 +9,8 @@ from cudal2gen.kernel import device_text
 
 _SEARCH, _MIDDLE, _REPLACE = (re.compile(form) for form in (r"<{5,9} ?SEARCH", r"={5,9}", r">{5,9} ?REPLACE"))
 _HUNK = re.compile(r"^@@(?: -(\d+)\S* \+\S+ @@)?.*$", re.M)
-MOST_PARTS = 64
-MOST_CHARACTERS = 2 * device_text.MOST_CHARACTERS
+MAX_PARTS = 64
+MAX_CHARACTERS = 2 * device_text.MAX_CHARACTERS
 
 
 class PatchRefused(ValueError):
@@ -19,14 +19,14 @@ class PatchRefused(ValueError):
 
 def apply(text: str, patch: str) -> str:
     """The patched text. Raises PatchRefused."""
-    if len(patch) > MOST_CHARACTERS:
-        raise PatchRefused(f"the patch has {len(patch)} characters, {MOST_CHARACTERS} at most")
+    if len(patch) > MAX_CHARACTERS:
+        raise PatchRefused(f"the patch has {len(patch)} characters, {MAX_CHARACTERS} at most")
     patch = patch.replace("\r\n", "\n")
     parts = _blocks(patch) or _hunks(patch)
     if not parts:
         raise PatchRefused("the patch is neither blocks of SEARCH and REPLACE nor a unified diff with @@")
-    if len(parts) > MOST_PARTS:
-        raise PatchRefused(f"the patch has {len(parts)} parts, {MOST_PARTS} at most: answer with the whole text")
+    if len(parts) > MAX_PARTS:
+        raise PatchRefused(f"the patch has {len(parts)} parts, {MAX_PARTS} at most: answer with the whole text")
     lines = text.split("\n")
     shift = 0
     for number, (before, after, at) in enumerate(parts, 1):

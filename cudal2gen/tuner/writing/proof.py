@@ -30,9 +30,9 @@ from cudal2gen.workers import Worker
 
 ENDLESS = frozenset(("runaway", "time-limit", "deadlock"))  # rules of kernels that do not end
 LONGEST_REASON, LONGEST_REPORT = 400, 6000  # characters
-MOST_FINDINGS = 8  # of a report
+MAX_FINDINGS = 8  # of a report
 STEP_S = 0.05
-# By these a kernel could tell the emulator from a GPU, or a check from a timed call.
+# Special registers by which a kernel could tell the emulator from a GPU, or a check from a timed call.
 _MACHINE = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|pm\d)\w*")
 _LOG = re.compile(r"; all messages are in (\S+\.log)")
 _COMMAND = re.compile(r"\bulimit -|^FAILED:|^ninja:")
@@ -137,7 +137,7 @@ def _causes(grade: Grade) -> list[Finding]:
 def _report(findings: Sequence[Finding], not_checked: Sequence[str], offset: int) -> str:
     """Findings with what shows them, for the author of the text, whose lines begin behind ``offset``."""
     lines = []
-    for item in findings[:MOST_FINDINGS]:
+    for item in findings[:MAX_FINDINGS]:
         details = {name: value for name, value in item.evidence.items() if value not in ("", [], None, 0)}
         details.pop("ptx_line", None)
         if isinstance(line := details.get("line"), int):
@@ -163,7 +163,7 @@ def _judged(record: Record, artifact: Artifact, library: Path, bounds: Bounds) -
         return Proof("measured", artifact=artifact, verdict=answer)
     endless = all(re.search(r"runaway|deadlock", finding) for finding in answer.findings)
     reason = next(iter(answer.findings), "no case was executed")
-    report = "\n".join(answer.findings[:MOST_FINDINGS])[:LONGEST_REPORT]
+    report = "\n".join(answer.findings[:MAX_FINDINGS])[:LONGEST_REPORT]
     return Proof("time-out" if endless else "wrong result", brief(reason, LONGEST_REASON), report, artifact, answer)
 
 

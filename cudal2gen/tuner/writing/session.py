@@ -34,7 +34,7 @@ PROPOSER = "writer"
 RETRIES = 2  # of one question
 BEST, WORST, FAILED = 3, 2, 4  # kernels and failures of a prompt
 WHOLE = 2  # of the kernels whose text is given whole
-LEAST_GAIN = 1.01  # of a modelled time
+MIN_GAIN = 1.01  # of a modelled time
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Session:
         modelled, by 1 %."""
         best = next(iter(self.ranked), None)
         ratio = best.trial.faster_than(INCUMBENT) if best else None
-        if ratio is None or ratio.low <= (1.0 if self.executor.name == "gpu" else LEAST_GAIN):
+        if ratio is None or ratio.low <= (1.0 if self.executor.name == "gpu" else MIN_GAIN):
             return None
         return best
 
