@@ -14,7 +14,7 @@ from cudal2gen.errors import Failure
 from cudal2gen.kernel.launch import Batches, Groups
 
 TORCH_LIBRARY = "libcudal2gen_torch.so"  # torch_launcher.cpp, see operators.native
-OLDEST_TORCH = (2, 10)  # whose stable ABI has what that calls
+OLDEST_TORCH = (2, 10)  # the first torch whose stable ABI has all functions that the library calls
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 ALONE = Batches()
 _OPERANDS = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT)
@@ -134,7 +134,7 @@ class OpenKernel:
         self, a: int, lda: int, b: int, ldb: int, d: int, ldd: int, m: int, n: int, k: int, workspace: int = 0,
         fused: Fused | None = None,
     ) -> Callable[[int], int]:  # fmt: skip
-        """``launch`` of fixed operands: a function of the stream that returns a code for ``check``."""
+        """``launch`` with fixed operands: a function that takes a stream and returns a code for ``check``."""
         self._check_extents(lda, ldb, ldd, m, n, k)
         values = (self._handle.value or 0, a, lda, b, ldb, d, ldd, m, n, k)
         # Converted once: ctypes would do it at every call.
@@ -155,9 +155,9 @@ class OpenKernel:
     def sized(
         self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches = ALONE
     ) -> Callable[[int, int, int, int, int], int]:
-        """``launch`` of fixed sizes: a function of a, b, d, workspace (addresses) and stream that returns a code
-        for ``check``. ctypes takes time for every argument, so sizes are converted here. ``batches``: of these sizes,
-        each in a, b and d behind the one before."""
+        """``launch`` with fixed sizes: a function of a, b, d, workspace (addresses) and stream that returns a code for
+        ``check``. Sizes are converted once, because ctypes takes time for every argument. ``batches``: products of
+        these sizes, evenly spaced in a, b and d."""
         sizes = self._sizes(lda, ldb, ldd, m, n, k, batches)
         call = self._api.cudal2gen_launch_sized
         call.argtypes = (_POINTER,) * 6
@@ -195,7 +195,7 @@ class OpenKernel:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # On a device that has stopped, unloading fails as well: what stopped it is what counts.
+        # On a stopped device unloading fails too; the error that stopped it is the one to report.
         with suppress(LaunchError) if value else nullcontext():
             self.close()
 

@@ -1,4 +1,4 @@
-"""The torch tensors of a product: drawn, checked against what a record computes, and copied where a kernel asks for it.
+"""Operands: the torch tensors of a product, drawn at random, checked against a record, and padded where needed.
 
 Leading dimensions and shapes count elements. A batch has matrices of three dimensions, its products first.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Empty = Callable[..., "torch.Tensor"]
 
-ALIGNMENT = 256  # bytes, as torch's allocator gives them
+ALIGNMENT = 256  # bytes that torch's allocator aligns to
 
 
 def typed(empty: Empty, dtype: torch.dtype) -> Empty:
@@ -73,7 +73,7 @@ class Operands:
 
 
 def check(record: Record, operands: Operands) -> Problem:
-    """The problem that these tensors pose. Raises ValueError where it is none that the record's kernel computes."""
+    """The problem that these tensors pose. Raises ValueError if the record's kernel does not compute it."""
     a, b, d = operands.a, operands.stored(record.layout), operands.d
     grouped = record.grouped
     strided = record.batched and not grouped
@@ -151,17 +151,17 @@ def _check_fused(problem: Problem, operands: Operands) -> None:
 
 
 def lies(matrix: torch.Tensor) -> Matrix:
-    """How a matrix lies, or every one of a batch."""
+    """The leading dimension and alignment of a matrix, or of every matrix of a batch."""
     starts = [matrix.data_ptr()] + ([matrix.stride(0) * matrix.element_size()] if matrix.ndim == 3 else [])
     return Matrix(matrix.stride(-2), all(start % 16 == 0 for start in starts))
 
 
 def matrices(operands: Operands, layout: Layout) -> LaunchOperands:
-    """How A, B as the layout has it, and D lie."""
+    """Leading dimensions and alignments of A, of B as the layout stores it, and of D."""
     return LaunchOperands(lies(operands.a), lies(operands.stored(layout)), lies(operands.d))
 
 
-Pair = tuple["torch.Tensor", "torch.Tensor"]  # target and source of a copy
+Pair = tuple["torch.Tensor", "torch.Tensor"]  # (target, source)
 
 
 @dataclass
@@ -202,7 +202,7 @@ def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) 
     ready = Launched(replace(operands, b=stored, b_nn=stored))
 
     def wide(like: torch.Tensor, shape: tuple[int, int], *, read: bool) -> torch.Tensor:
-        if like.ndim == 3 and like.stride(0) == 0:  # one matrix for all products
+        if like.ndim == 3 and like.stride(0) == 0:  # shared by all products
             return wide(like[0], shape, read=read).expand(like.shape[0], -1, -1)
         whole = _zeros(like, (*like.shape[:-2], *shape), empty)
         inside = whole[..., : like.shape[-2], : like.shape[-1]]

@@ -1,4 +1,4 @@
-"""What a cost model must know of a family's main loop and epilogue, in counts that do not depend on the GPU's rates."""
+"""``Work``: counts of a family's main loop and epilogue for cost models, independent of the GPU's rates."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class Work(NamedTuple):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether tensor cores multiply from shared memory while the warps that asked for it go on."""
+        """Whether tensor cores read operands from shared memory while the issuing warps go on."""
         return self.instruction != "mma.sync"

@@ -21,11 +21,11 @@ from cudal2gen.errors import Failure, UserError, WrongInput, brief, reading
 from cudal2gen.mcp_server.requests import Request
 
 REQUEST, ANSWER = "request.json", "answer.json"
-START_S = 60.0  # for Python to start and nvcc to compile, beside the limit of the run
-LONGEST_OUTPUT = 4000  # characters of what kernels print
-MAX_THREADS = 8  # of a side of a finding
-NAME = "kernel.cu"  # of text without a file, in findings
-# How limits are called on the command line, and here.
+START_S = 60.0  # seconds for starting Python and compiling, beside the limit of the run
+LONGEST_OUTPUT = 4000  # most characters of kernels' output
+MAX_THREADS = 8  # most threads listed for a side of a finding
+NAME = "kernel.cu"  # file name in findings of a text that came without a file
+# Names of limits on the command line, and in requests.
 _WORDS = {"--timeout": "seconds", "--memory": "the server's --memory", "--sample N": "sample=N", "--entry ": "entry "}
 
 
@@ -88,7 +88,7 @@ def _file(request: Request) -> Path:
 
 
 def _plain(text: str, request: Request) -> str:
-    """An answer in the words of the tools, and with a plain name for text that came without a file."""
+    """An answer with the tools' own names of options, and with a plain file name for text that came without one."""
     for word, own in _WORDS.items():
         text = text.replace(word, own)
     return text.replace(str(_file(request)), NAME) if request.source and not request.path else text

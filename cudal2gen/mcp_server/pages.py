@@ -8,14 +8,14 @@ from cudal2gen import places
 from cudal2gen.emulator import RULES
 from cudal2gen.errors import WrongInput, reading
 
-MAX_PAGES = 4  # pages of a report
-# A rule in a report: a finding's first words, or a field of its JSON. Alone some rules are common words.
+MAX_PAGES = 4  # most pages for a report
+# A rule in a report: the first words of a finding, or a field of its JSON, because some ids are common words.
 _IN_REPORTS = re.compile(r'(?:\b(?:error|benign|lint): |"(?:rule|ruleId)": ?"|title=)([a-z-]+)')
 
 
 def pages(subject: str) -> str:
-    """The page of a rule, or those of the rules that a report names, the first first. Raises WrongInput for text
-    without any."""
+    """The page of a rule, or of each rule that a report names, in the report's order. Raises WrongInput for text that
+    names none."""
     rule = subject.strip()
     rules = [rule] if rule in RULES else list(dict.fromkeys(_IN_REPORTS.findall(subject)))
     rules = [rule for rule in rules if rule in RULES]

@@ -1,4 +1,4 @@
-"""What the tools check and count are asked for: kernels, launches, a device, limits."""
+"""Requests to the tools check and count: kernels, launches, a device, limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cudal2gen.checking.plan import LaunchEntry
 from cudal2gen.errors import WrongInput
 
-# Options of nvcc that choose code; others name programs and files. Folders of headers lie where the server runs.
+# Options of nvcc that may be passed: others name programs and files. Header folders must lie below the server's.
 _OPTION = re.compile(
     r"-[DU].+|-I(?!/)(?!.*\.\.).+|-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|--?(fmad|ftz|prec-div|prec-sqrt)=(true|false)"
     r"|--?maxrregcount=\d+|-(arch=|gencode=arch=)\w+(,code=\w+)?|--extended-lambda|--expt-(extended-lambda|relaxed-constexpr)"

@@ -1,4 +1,4 @@
-"""How long a kernel takes, estimated without a GPU: a prior, never a measurement."""
+"""Timing models: estimates of a kernel's time without a GPU, a prior and never a measurement."""
 
 from cudal2gen.model.estimate import (
     Estimate,

@@ -19,9 +19,9 @@ from cudal2gen.sass.pipes import MMA, WARPGROUP, mma_shape
 from cudal2gen.sass.simulation import Machine, Stream, Timeline, simulate
 from cudal2gen.sass.ways import Way, Ways
 
-ISSUES = 8000  # of a simulation, about; more turns than that are extrapolated
-MIN_TURNS = 6  # beyond the ring's
-# Share of the L2 that keeps D: an A100 and an H100 hold a line in each of their two partitions that read it.
+ISSUES = 8000  # instructions of a simulation, about; further turns are extrapolated
+MIN_TURNS = 6  # least simulated turns beyond those that fill the ring
+# Share of the L2 that keeps D: A100 and H100 copy a line into each of their two partitions that reads it.
 L2_SHARE = 0.5
 
 
@@ -48,7 +48,7 @@ class CodeEstimate:
 
 @dataclass(frozen=True)
 class Load:
-    """A record's work as its code does it, and the machine it runs on."""
+    """A record's work as its machine code does it, and the machine that runs it."""
 
     record: Record
     ways: Ways

@@ -21,7 +21,7 @@ from cudal2gen.model import memory
 # 2^(1/4) = 1.19 of either; far apart the larger alone counts. Where the TMA copies, no warp that multiplies waits for
 # copies of its own, and the largest bound is nearly all.
 OVERLAP = {"threads": 4, "tma": 16}
-STORE_BYTES = {"tma": 64, "direct": 20}  # per clock and SM; the TMA's pass through shared memory, in and out
+STORE_BYTES = {"tma": 64, "direct": 20}  # bytes per clock and SM; those of TMA pass through shared memory twice
 # Share of the MMA rate that one, or several, warpgroups sustain; tcgen05.mma, which one thread queues, as several.
 ISSUE = {"one": 0.80, "many": 0.93}
 MMA_SYNC_ISSUE = 0.85
@@ -34,13 +34,10 @@ EPILOGUE_US = 0.3  # from the last MMA to the first store, and from the last sto
 
 
 class Kernel(NamedTuple):
-    """What the model reads of a kernel; extents in elements.
-
-    ``k_step``: the k of one step of the main loop. ``threads``: of a CTA, ``warps`` of them multiply. ``flight``:
-    k-steps on their way while one is multiplied; 0 where a load is waited for as soon as it is asked for.
-    ``resident``: CTAs of an SM. ``persistent``: whether a CTA takes tile after tile. ``shares_last_wave``: whether all
-    share the last tiles.
-    """
+    """Parameters of a kernel that the model reads; extents in elements. ``k_step``: the k of one step of the main loop.
+    ``threads``: per CTA, of which ``warps`` warps multiply. ``flight``: k-steps being loaded while one is multiplied; 0
+    where each load is waited for at once. ``resident``: CTAs per SM. ``persistent``: whether a CTA takes tile after
+    tile. ``shares_last_wave``: whether all CTAs share the last tiles."""
 
     problem: Problem
     target: Chip
@@ -183,7 +180,7 @@ def _waves(kernel: Kernel, sms: int) -> Iterator[Wave]:
 
 
 class _Step:
-    """What one k-step of a CTA asks of the parts of the chip, in clocks."""
+    """Demands of one k-step of a CTA on the parts of the chip, in clocks."""
 
     def __init__(self, kernel: Kernel, latency: float) -> None:
         self._kernel = kernel
@@ -209,7 +206,7 @@ class _Step:
         return max(issued + max(0.0, TURN_CLOCKS - issued / blocks), blocks * BLOCK_CLOCKS)
 
     def clocks(self, wave: Wave, sms: int) -> dict[str, float]:
-        """By part of the chip, what it takes for one step of all CTAs of a wave."""
+        """Clocks that each part of the chip needs for one step of all CTAs of a wave."""
         kernel, together = self._kernel, wave.together
         waited = kernel.flight == 0
         return {
@@ -231,8 +228,8 @@ def _mma_clocks(kernel: Kernel) -> float:
 
 
 def _ends_us(kernel: Kernel, waves: list[Wave], latency_us: float) -> float:
-    """Before a CTA's first MMA and behind its last: whole for the first wave; of later ones what the SM's other CTAs,
-    or the next tile's main loop, do not hide."""
+    """Time before a CTA's first MMA and after its last: all of it for the first wave; for later ones the part that
+    neither the SM's other CTAs nor the next tile's main loop hides."""
     behind = EPILOGUE_US + _store_clocks(kernel) / kernel.target.rates.mhz
     ahead = PROLOGUE_US + latency_us
     later = sum(wave.times for wave in waves) - 1

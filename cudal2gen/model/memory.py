@@ -1,5 +1,5 @@
-"""What surrounds a kernel's main loop on the chip: how its CTAs lie over the SMs, what crosses the L2 and device
-memory, the sums of a split k, and the launch. Both forms of the model use it. Times are in microseconds.
+"""Parts of the model around a kernel's main loop: CTAs per SM, bytes through the L2 and device memory, the sums of a
+split k, and the launch. Both forms of the model use it. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tiled(Protocol):
 
 
 def usable_sms(tiled: Tiled) -> int:
-    """SMs that clusters can use: those of four and more strand some, since GPCs have 16 or 18 SMs."""
+    """SMs that clusters can use. Clusters of four and more leave some idle, because GPCs have 16 or 18 SMs."""
     ctas = tiled.cluster_ctas
     return tiled.target.sms // ctas * ctas if ctas <= 2 else tiled.target.sms * 15 // 16 // ctas * ctas
 
@@ -58,7 +58,7 @@ def l2_share(rates: Rates, sms: int, ctas: int) -> float:
 
 
 def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:
-    """Bytes between device memory and chip: what is there once, and again what the L2 forgot between waves."""
+    """Bytes between device memory and chip: each operand once, and again what the L2 evicted between waves."""
     problem = tiled.problem
     once, column_bytes = problem.traffic_bytes, problem.element.bytes * problem.k
     operands = column_bytes * (problem.m + problem.n)
@@ -77,8 +77,8 @@ def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:
 
 
 def sums_us(tiled: Tiled, work: Work, rates: Rates, sms: int, together: int) -> float:
-    """Where a tile's k is shared out: partial sums to the L2, and from there, trips and bytes, behind the launch that
-    clears counters; or within clusters."""
+    """Time of the sums of a split k. Through the L2: partial sums there and back, in trips and bytes, after the launch
+    that clears the counters. Within clusters: ``CLUSTER_REDUCE_US``."""
     if tiled.split_k > 1 and work.summed_by == "cluster":
         return CLUSTER_REDUCE_US
     kept, added = _partial_sums(tiled, work, sms, together)
@@ -92,7 +92,7 @@ def sums_us(tiled: Tiled, work: Work, rates: Rates, sms: int, together: int) -> 
 
 
 def _partial_sums(tiled: Tiled, work: Work, sms: int, together: int) -> tuple[float, float]:
-    """Tiles of fp32 that the busiest SM keeps in device memory, and that it reads there."""
+    """fp32 tiles that the busiest SM writes to device memory, and that it reads from there."""
     if tiled.shares_last_wave:
         last_wave = tiled.ctas % (sms * together)
         kept = together + last_wave / sms if last_wave else 0.0

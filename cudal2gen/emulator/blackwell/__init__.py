@@ -1,1 +1,1 @@
-"""The units of sm_100: tensor memory and what works on it, pairs of CTAs, cluster launch control."""
+"""The units of sm_100: tensor memory and its instructions, pairs of CTAs, cluster launch control."""

@@ -25,12 +25,12 @@ class Access(NamedTuple):
 
     @property
     def fragment(self) -> Fragment:
-        """Which word is whose register."""
+        """The register of each word."""
         return fragment(self.shape, self.times, self.packed, self.split)
 
 
 class TensorAccesses:
-    """Accesses of warps to tensor memory. Values move at once; what is not complete is remembered in the registers
+    """Accesses of warps to tensor memory. Values move at issue; pending accesses are kept in the registers
     (``PendingLoads``) and in the tags of the memory."""
 
     def __init__(
@@ -153,7 +153,7 @@ class TensorAccesses:
         self.wait(STORE, m, site)
 
     def fence_before(self, m: Mask) -> None:
-        """tcgen05.fence::before_thread_sync: what is complete is passed on with the next synchronisation."""
+        """tcgen05.fence::before_thread_sync: the next synchronisation also passes on completed accesses."""
         if not self.hazards:
             return
         self.launch.tick += 1

@@ -1,4 +1,4 @@
-"""tcgen05.alloc, .dealloc and .relinquish_alloc_permit: who owns which columns of tensor memory."""
+"""tcgen05.alloc, .dealloc and .relinquish_alloc_permit: ownership of columns of tensor memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULE = "tensor-memory-allocation"
 
 @dataclass(slots=True)
 class Block:
-    """Columns that an alloc has given."""
+    """Columns that one alloc has allocated."""
 
     columns: int
     site: int
@@ -26,7 +26,7 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A warp that waits for columns, or for the other CTA of its pair to ask, too."""
+    """A warp that waits for free columns or, with cta_group::2, for the alloc of its peer CTA."""
 
     row: int
     lanes: Array
@@ -37,7 +37,7 @@ class Request:
     free: int = 0
 
     def describe(self, row: int) -> str:  # noqa: ARG002
-        """What is waited for, in words."""
+        """The state of the wait, as text."""
         if self.pair:
             return f"tcgen05.alloc.cta_group::2 of {self.columns} columns, which the CTA's peer must execute, too"
         return f"tcgen05.alloc of {self.columns} columns of tensor memory, of which {self.free} are free"
@@ -50,7 +50,7 @@ class Allocation:
     def __init__(self, batch: BatchState, scheduler: Scheduler, shared: ClusterMemory, memory: TensorMemory) -> None:
         self.batch, self.scheduler, self.shared, self.memory = batch, scheduler, shared, memory
         self.owned: Array = np.zeros((batch.count, COLUMNS), bool)
-        # Blocks that a row still has, and that its peer has given back for both CTAs: (row, first column) -> columns.
+        # Blocks of a row that its peer has deallocated for both CTAs: (row, first column) -> columns.
         self.withdrawn: dict[tuple[int, int], int] = {}
         self.blocks: list[dict[int, Block]] = [{} for _ in range(batch.count)]
         self.relinquished: Array = np.zeros(batch.count, bool)
@@ -60,7 +60,8 @@ class Allocation:
         self.requests: list[Request] = []
 
     def use_group(self, group: int, lanes: Array, site: int) -> None:
-        """All tcgen05 instructions of a kernel have one cta_group, and 2 needs pairs of CTAs."""
+        """Checks that all tcgen05 instructions of a kernel have one cta_group, and that cta_group::2 has pairs of
+        CTAs."""
         if self.group not in (0, group):
             text = f"cta_group::{group} in a kernel that has executed tcgen05 instructions of cta_group::{self.group}"
             self.batch.report_lanes("tcgen05-group", text, site, lanes)
@@ -96,8 +97,8 @@ class Allocation:
             self.requests.append(request)
             self.scheduler.sleep(request, self._mask(lanes), resume, site)
         self._serve()
-        rest = self.batch.running(m) & ~asleep
-        return self.scheduler.next(resume, rest) if rest.any() else self.scheduler.pick()
+        awake = self.batch.running(m) & ~asleep
+        return self.scheduler.next(resume, awake) if awake.any() else self.scheduler.pick()
 
     def _mask(self, lanes: Array) -> Array:
         mask = np.zeros(self.batch.size, bool)
@@ -105,7 +106,7 @@ class Allocation:
         return mask
 
     def _count(self, row: int, columns: Array, lanes: Array, site: int) -> int:
-        """The columns that a warp asks for, legal ones."""
+        """The number of columns that a warp requests, corrected to a legal one."""
         count = int(columns[lanes[0]])
         texts = []
         if (columns[lanes] != count).any():
@@ -123,17 +124,17 @@ class Allocation:
         return count
 
     def _serve(self) -> None:
-        """Give columns to whom they are free for, and whose peer has asked, too."""
+        """Grants requests whose columns are free and, for pairs, whose peer has requested too."""
         for request in list(self.requests):
             if request not in self.requests:
                 continue
             row = request.row
             partners = [request]
             if request.pair and self.peer(row) != row:
-                twin = next((r for r in self.requests if r.pair and r.row == self.peer(row)), None)
-                if twin is None:
+                peer = next((r for r in self.requests if r.pair and r.row == self.peer(row)), None)
+                if peer is None:
                     continue
-                partners.append(twin)
+                partners.append(peer)
             places = [self._find(partner) for partner in partners]
             if min(places) < 0:
                 continue
@@ -141,7 +142,7 @@ class Allocation:
                 self._give(partner, at)
 
     def _find(self, request: Request) -> int:
-        """The first place for a block, -1 for none."""
+        """The first column of a free block, -1 if there is none."""
         owned = self.owned[request.row]
         request.free = int((~owned).sum())
         starts = range(0, COLUMNS, request.columns)
@@ -160,7 +161,7 @@ class Allocation:
     # --- dealloc ---
 
     def dealloc(self, group: int, address: Array, columns: Array, m: Mask, site: int) -> None:
-        """tcgen05.dealloc of what an alloc has given, whole, and of which all accesses are over."""
+        """tcgen05.dealloc: the columns must be a whole block, and all accesses to them must have ended."""
         for row, lanes in self._warps(group, m, site):
             at, count = int(address[lanes[0]]), int(columns[lanes[0]])
             block = self.blocks[row].get(at)
@@ -180,7 +181,7 @@ class Allocation:
         self._serve()
 
     def _check_over(self, group: int, row: int, at: int, count: int, lanes: Array, site: int) -> None:
-        """Are all accesses to columns over, for a pair's dealloc in both CTAs?"""
+        """Have all accesses to the columns ended (for a pair's dealloc, in both CTAs)?"""
         rows = {self.peer(row): "columns of the CTA's peer"} if group == 2 else {}
         rows[row] = "columns"
         for other, name in rows.items():
@@ -189,7 +190,7 @@ class Allocation:
                 self.batch.report_lanes("tensor-memory-race", text, site, lanes)
 
     def check_access(self, row: int, low: int, high: int, lane: int, site: int) -> None:
-        """Columns that a CTA uses are not given back by its peer, whatever the order of these two here."""
+        """Reports the use of columns that the peer deallocates, whichever of the two comes first here."""
         if any(row == owner and low < at + count and at < high for (owner, at), count in self.withdrawn.items()):
             text = f"columns {low} to {high - 1} of tensor memory, which tcgen05.dealloc of the CTA's peer gives back: "
             text += "nothing orders it behind this access"

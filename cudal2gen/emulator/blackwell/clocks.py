@@ -1,4 +1,4 @@
-"""What every warp of a cluster knows, and what of that it has put behind tcgen05.fence::after_thread_sync."""
+"""Clocks of the warps of a cluster, and their state at the last tcgen05.fence::after_thread_sync."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TensorClocks(ClusterClocks):
         return 2 * self.warps
 
     def agent(self, group: int) -> str:
-        """In words: what stands behind a CTA's column of products."""
+        """A CTA's column of products, as text."""
         if group < self.warps:
             return f"a tcgen05.mma of warp {group}"
         return f"tensor memory accesses of warp {group - self.warps}"
@@ -52,15 +52,15 @@ class TensorClocks(ClusterClocks):
         warps, counts = distinct(lanes >> 5), np.bincount(lanes >> 5, minlength=len(alive))
         for warp in warps.tolist():
             row, index = divmod(warp, self.warps)
-            mine = lanes[lanes >> 5 == warp]
+            members = lanes[lanes >> 5 == warp]
             if counts[warp] >= alive[warp]:
-                np.maximum(self.fenced[row, index], self.knowledge(mine), out=self.fenced[row, index])
+                np.maximum(self.fenced[row, index], self.knowledge(members), out=self.fenced[row, index])
                 continue
-            for lane in mine.tolist():
+            for lane in members.tolist():
                 self.alone[lane] = self.of(lane).copy()
 
     def fenced_of(self, lane: int) -> Array:
-        """What one lane has put behind its fences (not to be changed)."""
+        """The clock of one lane at its last fence (not to be changed)."""
         batch = self.batch
         common: Array = self.fenced[batch.row_of[lane], batch.warp[lane]]
         own = self.alone.get(lane)

@@ -32,7 +32,7 @@ class Product(NamedTuple):
 
 @lru_cache(maxsize=256)
 def product(bits: int, group: int) -> tuple[Product | None, str]:
-    """The product that an instruction descriptor describes for ``cta_group``, and what is wrong ("": nothing)."""
+    """The product that an instruction descriptor describes for ``cta_group``, and its fault ("": none)."""
     kind_a, kind_b, acc = INPUTS.get(bits >> 7 & 7), INPUTS.get(bits >> 10 & 7), SUMS.get(bits >> 4 & 3)
     m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
     if kind_a is None or kind_b is None or acc is None:
@@ -54,7 +54,7 @@ def product(bits: int, group: int) -> tuple[Product | None, str]:
 
 @lru_cache(maxsize=4096)
 def strides(bits: int) -> tuple[Strides | None, str]:
-    """Where an operand in shared memory lies, and what is wrong with its descriptor ("": nothing)."""
+    """The place of an operand in shared memory, and the fault of its descriptor ("": none)."""
     if bits >> 46 & 7 != 1:
         return None, f"bits 46 to 48 are {bits >> 46 & 7:#05b}, not 0b001 (of wgmma they are zero)"
     if bits >> 53 & 0xFF:

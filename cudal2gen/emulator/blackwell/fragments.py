@@ -1,4 +1,4 @@
-"""Which word of tensor memory is whose register: the shapes of tcgen05.ld and tcgen05.st.
+"""Shapes of tcgen05.ld and tcgen05.st: the thread and register of each word of tensor memory.
 
 Source: PTX ISA 9.1, figures of "Data movement shape" of tcgen05; the layouts of CuTe's SM100_TMEM_LOAD say the same.
 """

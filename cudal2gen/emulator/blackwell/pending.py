@@ -19,7 +19,7 @@ class LoadedRegister:
         self.value, self.load = value, load
 
 
-# What a register may hold that tcgen05.ld or mma.sync writes. None: not written yet.
+# A register that tcgen05.ld or mma.sync writes. None: not written yet.
 Register = Array | LoadedRegister | Accumulator | None
 
 
@@ -56,14 +56,14 @@ class PendingLoads:
         """Another instruction is about to write a register."""
         self._check(value, m, site, "writes")
 
-    def _check(self, value: Register, m: Mask, site: int, what: str) -> None:
+    def _check(self, value: Register, m: Mask, site: int, verb: str) -> None:
         if not self.hazards or not isinstance(value, LoadedRegister):
             return
         busy = value.load > self.waited
         if busy.any():
             lanes = np.flatnonzero(np.repeat(busy, 32) & self.batch.running(m))
             if lanes.size:
-                text = f"{what} a register of a tcgen05.ld that no tcgen05.wait::ld of this warp follows yet"
+                text = f"{verb} a register of a tcgen05.ld that no tcgen05.wait::ld of this warp follows yet"
                 self.batch.report_lanes("tensor-memory-registers", text, site, lanes)
 
     def merge(self, m: Mask, new: Register, old: Register) -> Register:

@@ -25,7 +25,7 @@ from cudal2gen.emulator.hopper.tile import Form, accumulated
 from cudal2gen.emulator.state.arrays import Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
 
-# No lane of a pair is left alone.
+# A disable mask that leaves no lane of a pair alone.
 ENABLED = np.zeros(256, bool)
 
 
@@ -97,12 +97,12 @@ class TensorProducts:
             self._issue(operands, lane, site)
         self.launch.version += 1
 
-    def _single(self, lanes: Array, site: int, what: str) -> list[int]:
-        """One lane of each warp; where there are more, that is reported."""
+    def _single(self, lanes: Array, site: int, name: str) -> list[int]:
+        """The first lane of each warp; warps of which several lanes execute the instruction are reported."""
         warps, first = np.unique(lanes >> 5, return_index=True)
         if len(warps) < len(lanes):
             several = lanes[np.isin(lanes >> 5, warps[np.bincount(np.searchsorted(warps, lanes >> 5)) > 1])]
-            text = f"{what} by {len(several)} threads at once: each issues it, and one thread must (elect.sync)"
+            text = f"{name} by {len(several)} threads at once: each issues it, and one thread must (elect.sync)"
             self.batch.report_lanes("tcgen05-issuer", text, site, several)
         return [int(lane) for lane in lanes[first]]
 
@@ -155,7 +155,7 @@ class TensorProducts:
     def _place(
         self, address: int, kind: Product, group: int, rows: tuple[int, ...], lane: int, site: int
     ) -> Accumulator | None:
-        """Where D lies, or a report."""
+        """The place of D, or None and a report."""
         first, column = address >> 16, address & 0xFFFF
         halved = kind.m == 64
         width = kind.n // 2 if group == 2 and kind.m == 128 else kind.n
@@ -166,14 +166,14 @@ class TensorProducts:
         out = Accumulator(rows, first, column, width, halved)
         return out if all(self._is_owned(row, column, width, "D", lane, site) for row in rows) else None
 
-    def _is_owned(self, row: int, column: int, width: int, what: str, lane: int, site: int) -> bool:
+    def _is_owned(self, row: int, column: int, width: int, name: str, lane: int, site: int) -> bool:
         high = column + width
         if high <= COLUMNS and self.allocation.owned[row, column:high].all():
             if self.memory.hazards:
                 self.allocation.check_access(row, column, high, lane, site)
             return True
         where = "" if row == self.batch.row_of[lane] else " of the peer"
-        text = f"{what} in columns {column} to {high - 1} of tensor memory{where}, which are not allocated"
+        text = f"{name} in columns {column} to {high - 1} of tensor memory{where}, which are not allocated"
         self.batch.report_lane("tensor-memory-bounds", text, site, lane)
         return high <= COLUMNS
 
@@ -221,7 +221,7 @@ class TensorProducts:
     # --- sums ---
 
     def _disabled(self, operands: Operands, lane: int) -> Array:
-        """Per lane of each CTA's tensor memory: is it left alone?"""
+        """Per lane of each CTA's tensor memory: does the product leave it unchanged?"""
         if operands.disabled is None:
             return ENABLED
         words = np.array([register[lane] for register in operands.disabled], np.uint32)
@@ -233,7 +233,7 @@ class TensorProducts:
     def _accumulate(
         self, kind: Product, place: Accumulator, left: Array, right: Array, keep: bool, scale: int, disabled: Array
     ) -> None:
-        """D of each CTA."""
+        """Computes D of each CTA."""
         count, height = left.shape[:2]
         view = self._view(place)
         before = self._before(kind, view, height, scale) if keep else None
@@ -253,7 +253,7 @@ class TensorProducts:
         view[...] = words
 
     def _before(self, kind: Product, view: Array, height: int, scale: int) -> Array:
-        """D of before, (rows, rows of D, n) as accumulators hold it."""
+        """D before the product, (rows, rows of D, n), in the accumulator's type."""
         count = len(view)
         paired = view.shape[1] == 128 and height == 64
         words = view.reshape(count, 2, 64, -1).transpose(0, 2, 1, 3) if paired else view
@@ -295,7 +295,7 @@ class TensorProducts:
         return self.clocks.product_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
 
     def _check_issuer(self, lane: int, site: int) -> None:
-        """A commit covers what its own thread has issued."""
+        """Reports a commit by another thread than the one that issued the products: it does not cover them."""
         row = self.batch.row_of[lane]
         others = [other for lanes in self.open.values() for other in lanes if self.batch.row_of[other] == row]
         if lane not in self.issuers and others:
@@ -324,8 +324,8 @@ class TensorProducts:
         self.mbarriers.commit(target, offset, clock, np.array([lane]), site)
 
     def _released(self, lane: int) -> Array:
-        """What the arrival tells: products of this thread are over, as is what the thread has seen to be over; and
-        what tcgen05.fence::before_thread_sync would pass on."""
+        """The clock that the arrival passes on: ended products of this thread, accesses that the thread has seen to
+        end, and those that tcgen05.fence::before_thread_sync would pass on."""
         clocks = self.clocks
         if not self.hazards:
             return clocks.empty()

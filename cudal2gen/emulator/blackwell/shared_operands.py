@@ -16,7 +16,7 @@ from cudal2gen.emulator.state.arrays import Array
 from cudal2gen.emulator.state.batch import BatchState
 
 RULE = "tcgen05-descriptor"
-# Products whose places are remembered: those of a ring of stages return with every turn.
+# Most products whose places are cached; a ring of stages uses the same ones every turn.
 MAX_PLACES = 1024
 
 
@@ -123,8 +123,8 @@ class SharedOperands:
                 self._note_fence(*self.shared.last_write(int(elements.at[0])), issuer, site)
 
     def _note_fence(self, column: int, tick: int, issuer: Issuer, site: int) -> None:
-        """The synchronisation that shows an operand, written by a column of the clocks, should be followed by a fence
-        of tcgen05."""
+        """Records that a fence of tcgen05 should follow the synchronisation that shows an operand written by a
+        column."""
         own = int(self.clocks.first[issuer.row]) + issuer.warp
         if column in (own, -1) or tick < self.clocks.fenced_of(issuer.lane)[column]:
             return

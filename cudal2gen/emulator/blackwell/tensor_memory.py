@@ -1,4 +1,4 @@
-"""Tensor memory: 128 lanes of 512 columns of 32 bits per CTA, and who touched which part of it last.
+"""Tensor memory: 128 lanes of 512 columns of 32 bits per CTA, and tags of the last accesses to its parts.
 
 Order between two accesses, by the canonical patterns of PTX ISA 9.1, "Memory consistency model" of tcgen05: the later
 one must know, from before its last tcgen05.fence::after_thread_sync, that the earlier one is over. A tcgen05.mma is
@@ -70,7 +70,7 @@ class TensorMemory:
         self.hazards = batch.launch.options.hazards
         self.slots = -(-batch.warps_per_cta // 4)
         shape = batch.count, GROUPS, COLUMNS
-        # What nobody has written.
+        # Cells that nothing has written.
         self.blank = np.uint32(batch.launch.poison * 0x01010101)
         self.data: Array = np.full((batch.count, LANES, COLUMNS), self.blank, np.uint32)
         self.write_ticks, self.read_ticks = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -79,7 +79,7 @@ class TensorMemory:
         self.write_sites, self.read_sites = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         self.load_sites: Array = np.zeros(self.load_ticks.shape, np.int32)
         self.forms: Array = np.zeros(shape, np.int32)
-        # Per row: accesses so far but for products that continue the last one, and that product.
+        # Per row: the number of accesses, without products that continue the last one; and that product.
         self.changes: Array = np.zeros(batch.count, np.int64)
         self.last_product: dict[int, tuple[Region, int, int, int]] = {}
         # (row, warp, kind): the tick of its last wait, and of its first access since then (0: none).
@@ -202,47 +202,48 @@ class TensorMemory:
                 sites = self.load_sites[row, slot][cells[1:]]
                 yield Prior(ticks, np.broadcast_to(columns[:, None], ticks.shape), sites, LOAD)
 
-    def _check_access(self, region: Region, prior: Prior, warp: int, site: int, what: str, did: str) -> None:
-        """Accesses of a warp: its own earlier ones need its wait, others' a fence behind what says that they are
-        over."""
+    def _check_access(self, region: Region, prior: Prior, warp: int, site: int, verb: str, earlier: str) -> None:
+        """Checks an access of a warp: the warp's earlier accesses need its wait; others need a fence behind the
+        synchronisation that shows their end."""
         clocks, row = self.clocks, region.row
         own = (prior.columns == clocks.access_column(row, warp)) & (prior.ticks > 0)
         lane = self._lane(row, warp)
-        if own.any() and (what, did) != ("reads", "reads"):
+        if own.any() and (verb, earlier) != ("reads", "reads"):
             bad = own & (prior.ticks >= self.waited[row, warp, prior.kind])
             if bad.any():
                 name = ("ld", "st")[prior.kind]
                 why = f"no tcgen05.wait::{name} follows it"
-                self._report(region, prior, bad, lane, site, f"{what} what this warp's tcgen05.{name} {did}: {why}")
-        self._check(region, prior, ~own, clocks.fenced[row, warp], clocks.ticks[row, warp], lane, site, what)
+                self._report(region, prior, bad, lane, site, f"{verb} what this warp's tcgen05.{name} {earlier}: {why}")
+        self._check(region, prior, ~own, clocks.fenced[row, warp], clocks.ticks[row, warp], lane, site, verb)
 
-    def _check_product(self, region: Region, prior: Prior, issuer: Issuer, site: int, what: str) -> None:
+    def _check_product(self, region: Region, prior: Prior, issuer: Issuer, site: int, verb: str) -> None:
         clocks = self.clocks
         own = prior.columns == clocks.access_column(issuer.row, issuer.warp)
         if own.any():
             bad = own & (prior.ticks > 0) & (prior.ticks >= self.waited[issuer.row, issuer.warp, prior.kind])
             if bad.any():
                 name = ("ld", "st")[prior.kind]
-                text = f"tcgen05.mma {what} what its warp's tcgen05.{name} touches: no tcgen05.wait::{name} follows it"
+                text = f"tcgen05.mma {verb} what its warp's tcgen05.{name} touches: no tcgen05.wait::{name} follows it"
                 self._report(region, prior, bad, issuer.lane, site, text)
         fenced, present = clocks.fenced_of(issuer.lane), clocks.of(issuer.lane)
-        self._check(region, prior, ~own, fenced, present, issuer.lane, site, f"tcgen05.mma {what}")
+        self._check(region, prior, ~own, fenced, present, issuer.lane, site, f"tcgen05.mma {verb}")
 
     def _check(
         self,
         region: Region,
         prior: Prior,
-        others: Array,
+        foreign: Array,
         fenced: Array,
         present: Array,
         lane: int,
         site: int,
-        what: str,
+        event: str,
     ) -> None:
-        """Others' accesses must be over by the lane's clock (``present``), from before its last fence (``fenced``)."""
+        """Checks that ``foreign`` accesses have ended by the lane's clock (``present``), from before its last fence
+        (``fenced``)."""
         clocks = self.clocks
         ended = clocks.ended if prior.kind == LOAD else 0
-        bad = others & (prior.ticks > 0) & (prior.ticks >= fenced[prior.columns + ended])
+        bad = foreign & (prior.ticks > 0) & (prior.ticks >= fenced[prior.columns + ended])
         if not bad.any():
             return
         first = tuple(np.argwhere(bad)[0])
@@ -250,14 +251,14 @@ class TensorMemory:
         is_product = bool(clocks.is_product(prior.columns[first]))
         complete, why = self._why(region.row, column, tick, present, ended, is_product, prior.kind)
         name = "a tcgen05.mma" if is_product else ("a tcgen05.ld", "a tcgen05.st")[prior.kind]
-        does = "writes" if prior.kind == STORE else "reads"
+        verb = "writes" if prior.kind == STORE else "reads"
         kind = "tcgen05-fence" if complete and prior.kind == LOAD else "tensor-memory-race"
-        self._report(region, prior, bad, lane, site, f"{what} what {name} {does}: {why}", kind)
+        self._report(region, prior, bad, lane, site, f"{event} what {name} {verb}: {why}", kind)
 
     def _why(
         self, row: int, column: int, tick: int, present: Array, ended: int, is_product: bool, kind: int
     ) -> tuple[bool, str]:
-        """Is the other access over all the same, and what is missing."""
+        """Has the other access ended although the order is incomplete, and what is missing."""
         if tick < present[column + ended]:
             return True, UNFENCED
         if is_product:
@@ -293,7 +294,7 @@ class TensorMemory:
         self.batch.report_lane(kind, f"{text} (column {region.low + int(first[1])})", site, lane, other=other)
 
     def is_over(self, row: int, low: int, high: int, lane: int) -> bool:
-        """Does a lane know that all that was done to columns is over?"""
+        """Does a lane know that all accesses to the columns have ended?"""
         present, clocks = self.clocks.of(lane), self.clocks
         region = Region(row, slice(0, GROUPS), low, high)
         for prior in (self._writes(region), *self._reads(region)):

@@ -1,1 +1,1 @@
-"""What sm_90 adds: clusters, mbarriers, bulk copies, wgmma."""
+"""The units of sm_90: clusters, mbarriers, bulk copies, wgmma."""

@@ -1,4 +1,4 @@
-"""Asynchronous reads of shared memory, by matrix products and bulk stores: who read what last."""
+"""The last asynchronous reads of shared memory, by matrix products and bulk stores."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ class AsyncReads:
         return sorted(reader for reader, extent in self.extents.items() if extent.meets(low, high))
 
     def is_mixed(self, reader: int) -> bool:
-        """Has a reader read for columns other than its own?"""
+        """Has a reader read on behalf of columns other than its own?"""
         return self.extents[reader].mixed

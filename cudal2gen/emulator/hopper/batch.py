@@ -33,7 +33,7 @@ class HopperBatch(Batch):
         self.map_edits = MapEdits(self, shared, self.memory)
         self.warpgroups = Warpgroups(self, clocks, shared)
         self.registers = RegisterPool(self)
-        # Asked about a CTA whose last thread has left.
+        # Called with a CTA whose last thread has exited.
         self.last_checks: list[Callable[[int], None]] = [
             unit.exited for unit in (self.peers, self.mbarriers, self.bulk, self.registers)
         ]

@@ -166,7 +166,7 @@ class Bulk:
         return view.copy().reshape(-1)
 
     def _touch_global(self, rows: Array, box: Box, lane: int, site: int, write: bool) -> None:
-        """Checks and tags of the global side of a copy."""
+        """Checks and tags the global side of a copy."""
         device = self.device
         first = int(rows[0]) + box.low
         device.guard(np.array([lane]), np.array([first]), site)
@@ -305,7 +305,7 @@ class Bulk:
         if bar is None:
             return
         if origin is not None and self.hazards:
-            # Whoever waits for the copy knows that its source has been read.
+            # A wait for the copy also shows that its source has been read.
             reader = int(self.clocks.groups + batch.warp[lane])
             begin = int(origin[0]) * 16 - own * self.shared.stride
             self.shared.async_read(

@@ -1,4 +1,4 @@
-"""What every warp of a cluster knows: vector clocks over warps, asynchronous readers and mbarriers."""
+"""Vector clocks of the warps of a cluster, over warps, asynchronous readers and mbarriers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ClusterClocks(Clocks):
         self.ended = self.columns if self.cluster > 1 else 0
         self.ticks: Array = np.zeros((batch.count, self.warps, self.columns + self.ended), np.int64)
         self.table = self.ticks
-        # (row, warp) -> lanes (32 bools) and the clock that they alone have learned.
+        # (row, warp) -> lanes (32 bools) of the warp and the clock that only these have.
         self.private: dict[tuple[int, int], list[tuple[Array, Array]]] = {}
         # Per row: the column of its warp 0.
         self.first: Array = batch.rank * self.warps
@@ -57,11 +57,11 @@ class ClusterClocks(Clocks):
         return -(-self.warps // 4)
 
     def agent(self, group: int) -> str:
-        """In words: what stands behind a CTA's column of products."""
+        """A CTA's column of products, as text."""
         return f"a wgmma of warpgroup {group}"
 
     def empty(self) -> Array:
-        """The clock of somebody who knows nothing."""
+        """A clock that knows of nothing."""
         return np.zeros(self.columns + self.ended, np.int64)
 
     def set(self, clock: Array, columns: int | Array, tick: int) -> None:
@@ -70,7 +70,7 @@ class ClusterClocks(Clocks):
         clock[..., columns + self.ended] = tick
 
     def only_ended(self, clock: Array) -> Array:
-        """A clock that tells what has ended, and shows nothing."""
+        """A clock with the same ended accesses, none of which is visible."""
         if not self.ended:
             return self.empty()
         out = clock.copy()
@@ -127,7 +127,7 @@ class ClusterClocks(Clocks):
         return horizon
 
     def of_cta(self, row: int) -> Array:
-        """What the warps and lanes of a CTA know together."""
+        """The union of the clocks of a CTA's warps and lanes."""
         clock: Array = self.ticks[row].max(axis=0)
         for (private_row, _), entries in self.private.items():
             if private_row == row:
@@ -136,7 +136,7 @@ class ClusterClocks(Clocks):
         return clock
 
     def ordered_privately(self, lane: int, column: int, tick: int) -> bool:
-        """Is an access ordered before this lane by what it alone of its warp knows?"""
+        """Is an access ordered before this lane by the clock that the lane has apart from its warp?"""
         batch = self.batch
         key = (int(batch.row_of[lane]), int(batch.warp[lane]))
         return any(lanes[batch.lane[lane]] and clock[column] > tick for lanes, clock in self.private.get(key, ()))
@@ -144,7 +144,7 @@ class ClusterClocks(Clocks):
     # --- release and acquire ---
 
     def knowledge(self, lanes: Array) -> Array:
-        """What the warps of these lanes know."""
+        """The union of the clocks of the warps of these lanes."""
         batch = self.batch
         row, last = int(batch.row_of[lanes[0]]), int(batch.row_of[lanes[-1]])
         if row != last:
@@ -161,7 +161,7 @@ class ClusterClocks(Clocks):
         return clock
 
     def publish(self, lanes: Array) -> Array:
-        """Everything that the warps of these lanes did and know so far, at a new tick."""
+        """The clock of everything that the warps of these lanes did and know so far; advances the tick."""
         batch = self.batch
         clock = self.knowledge(lanes)
         warps = distinct(lanes >> 5)
@@ -195,12 +195,12 @@ class ClusterClocks(Clocks):
                 entries.append((members, clock.copy()))
 
     def learn(self, row: int, warps: Array, column: int, tick: int) -> None:
-        """Warps of a row know that a column's accesses before a tick are over."""
+        """Warps of a row learn that a column's accesses before a tick have ended."""
         for at in {column, column + self.ended}:
             self.ticks[row, warps, at] = np.maximum(self.ticks[row, warps, at], tick)
 
     def _share(self, met: Array | None) -> None:
-        """The lanes of warps (rows, warps: bool; None: all) have synchronised: what one knows, all know."""
+        """The lanes of warps (rows, warps: bool; None: all) have synchronised: each learns the clocks of the others."""
         for row, warp in list(self.private):
             if met is None or met[row, warp]:
                 for _, clock in self.private.pop((row, warp)):

@@ -107,9 +107,9 @@ class ClusterBarriers:
                 self._leave(cluster, lanes[done])
                 awake[lanes[done]] = True
             if not done.all():
-                rest = np.zeros(batch.size, bool)
-                rest[lanes[~done]] = True
-                self.scheduler.sleep(cluster, rest, resume, site)
+                others = np.zeros(batch.size, bool)
+                others[lanes[~done]] = True
+                self.scheduler.sleep(cluster, others, resume, site)
         if (awake == mask).all():
             return self.scheduler.go(resume, m)
         return self.scheduler.next(resume, awake) if awake.any() else self.scheduler.pick()

@@ -88,18 +88,18 @@ class ClusterMemory(SharedMemory):
         ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
         return actor, ticks, self.column_of[actor]
 
-    def _degree(self, actor: Array, column: Array, what: str) -> Array:
-        """The columns of the clocks that must be known. What is read, or overwritten by threads, must be visible; what
-        was read, or copied in bulk, must only have ended."""
-        if what == READ_AFTER_WRITE:
+    def _degree(self, actor: Array, column: Array, hazard: str) -> Array:
+        """The columns of the clocks that must be known. Data that is read, or overwritten by threads, must be visible;
+        after reads and bulk copies it suffices that they have ended."""
+        if hazard == READ_AFTER_WRITE:
             return column
         ended = self.cluster_clocks.ended
-        return column + ended if what == WRITE_AFTER_READ else column + ended * (actor >= PSEUDO)
+        return column + ended if hazard == WRITE_AFTER_READ else column + ended * (actor >= PSEUDO)
 
-    def _ordered(self, lanes: Array, tags: Array, what: str) -> Array:
+    def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:
         batch, clocks = self.batch, self.cluster_clocks
         actor, ticks, column = self._split(tags)
-        column = self._degree(actor, column, what)
+        column = self._degree(actor, column, hazard)
         out: Array = actor == self.actor[lanes].astype(np.int64)
         out |= ticks < clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column]
         if clocks.private and not out.all():
@@ -108,18 +108,18 @@ class ClusterMemory(SharedMemory):
         return out
 
     def _report_unordered(
-        self, what: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array, doubtful: bool
+        self, hazard: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array, doubtful: bool
     ) -> None:
-        """Where order of CTA scope is all there is between two CTAs, that is what is wrong."""
-        if self.cluster_clocks.ended and what != WRITE_AFTER_READ:
+        """Names the scope where only an order of CTA scope lies between accesses of two CTAs."""
+        if self.cluster_clocks.ended and hazard != WRITE_AFTER_READ:
             narrow = bad.copy()
             narrow[bad] = self._ordered(lane[bad], tags[bad], WRITE_AFTER_READ)
             if narrow.any():
-                text = f"{what}: {NARROW}"
+                text = f"{hazard}: {NARROW}"
                 self._report("memory-scope", text, site, lane, rows, offset, narrow, tags, doubtful)
                 bad = bad & ~narrow
         if bad.any():
-            super()._report_unordered(what, bad, tags, lane, rows, site, offset, doubtful)
+            super()._report_unordered(hazard, bad, tags, lane, rows, site, offset, doubtful)
 
     def _over(self, lanes: Array, column: int) -> Array:
         batch, clocks = self.batch, self.cluster_clocks
@@ -148,7 +148,7 @@ class ClusterMemory(SharedMemory):
 
     def _recorded_site(self, granule: int, column: int | None) -> Site:
         if column is not None and column >= self.cluster_clocks.barriers:
-            # A bulk copy to another CTA reads on behalf of an mbarrier; it is recorded under its warp.
+            # A bulk copy to another CTA reads on behalf of an mbarrier, and is recorded under its warp's column.
             chunk = granule * self.granule >> 4
             actors = (self.async_reads.tags[:, chunk] & self.TAG(ACTOR)).astype(np.int64)
             readers = np.flatnonzero(actors == PSEUDO | column)
@@ -211,7 +211,7 @@ class ClusterMemory(SharedMemory):
     # --- asynchronous reads ---
 
     def async_read(
-        self, source: Elements, lane: int, row: int, reader: int, site: int, what: str, column: int | None = None
+        self, source: Elements, lane: int, row: int, reader: int, site: int, reader_name: str, column: int | None = None
     ) -> None:
         """An asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane, to be remembered as reader
         ``reader`` of that CTA (warpgroups, then warps). It has ended for those who know ``column`` of the clocks (None:
@@ -220,7 +220,7 @@ class ClusterMemory(SharedMemory):
         at = source.at
         tags = self.rows[16][0][at]
         if not self._are_known(tags[None], np.array([lane]), self.batch.row_of[[lane]]):
-            self._check_async_read(tags, at, lane, row, site, what)
+            self._check_async_read(tags, at, lane, row, site, reader_name)
         own = self._reader_column(row, reader)
         ender = own if column is None else column
         self.async_reads.add(reader, source.low, source.high, ender != own)
@@ -313,18 +313,18 @@ class ClusterMemory(SharedMemory):
         fenced = self.proxy_fenced.reshape(-1, width)[rows].min(axis=1)
         return bool((ticks < np.minimum(passed, fenced)).all())
 
-    def _check_async_read(self, tags: Array, at: Array, lane: int, row: int, site: int, what: str) -> None:
+    def _check_async_read(self, tags: Array, at: Array, lane: int, row: int, site: int, reader_name: str) -> None:
         """An asynchronous read of elements that were written under these tags."""
-        tags, at_of = self._writers_of(tags, at, lane, site, what)
+        tags, at_of = self._writers_of(tags, at, lane, site, reader_name)
         actor, ticks, columns = self._split(tags)
         clock = self.cluster_clocks.of(lane)
         bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
-        self._report_race(f"{what} reads", READ_AFTER_WRITE, bad, tags, at_of, lane, row, site)
+        self._report_race(f"{reader_name} reads", READ_AFTER_WRITE, bad, tags, at_of, lane, row, site)
         generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
-            self._check_proxy(tags[generic], lane, at_of[generic], site, f"{what} reads", row)
+            self._check_proxy(tags[generic], lane, at_of[generic], site, f"{reader_name} reads", row)
 
-    def _writers_of(self, tags: Array, at: Array, lane: int, site: int, what: str) -> tuple[Array, Array]:
+    def _writers_of(self, tags: Array, at: Array, lane: int, site: int, reader_name: str) -> tuple[Array, Array]:
         """The tags of the writers of elements that are read, and the element of each; undefined ones are reported and
         left out."""
         at_of = at
@@ -334,7 +334,7 @@ class ClusterMemory(SharedMemory):
         if int(tags.max()) >= self.IN_FLIGHT:
             for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
                 other = self._copy_under(tags, at_of, bad, kind)
-                self._complain(kind, f"{what} {text}", site, lane, int(at_of[bad][0]), doubtful, other)
+                self._complain(kind, f"{reader_name} {text}", site, lane, int(at_of[bad][0]), doubtful, other)
             good = tags < self.IN_FLIGHT
             tags, at_of = tags[good], at_of[good]
         return tags, at_of
@@ -393,7 +393,7 @@ class ClusterMemory(SharedMemory):
             first = int(lanes[lanes >> 5 == warp][0])
             self.proxy_horizon[(row, index)] = self.cluster_clocks.of(first).copy()
 
-    def _check_proxy(self, tags: Array, lane: int, at: Array, site: int, what: str, row: int) -> None:
+    def _check_proxy(self, tags: Array, lane: int, at: Array, site: int, event: str, row: int) -> None:
         """Writes of threads that an asynchronous access follows need a fence.proxy.async between, by the writer or by
         whoever issues the access."""
         batch = self.batch
@@ -407,11 +407,11 @@ class ClusterMemory(SharedMemory):
                 bad &= ticks >= horizon[column]
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
-            text = f"{what} what a thread wrote without a fence.proxy.async between"
+            text = f"{event} what a thread wrote without a fence.proxy.async between"
             other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, reader=False)
             self._complain("proxy-fence", text, site, lane, int(at[i]), other=other)
 
-    def check_reads_fenced(self, to: Elements, lane: int, row: int, site: int, what: str) -> None:
+    def check_reads_fenced(self, to: Elements, lane: int, row: int, site: int, event: str) -> None:
         """Reads of threads that an asynchronous write of 16-byte elements follows need a fence.proxy.async between, by
         the reader or by whoever issues the write."""
         batch = self.batch
@@ -427,7 +427,7 @@ class ClusterMemory(SharedMemory):
             threads = first + (int(actor[0]) & 31 if actor[0] < SEVERAL else np.arange(32))
             covered = -1 if horizon is None else int(horizon[column[0]])
             if ticks[0] >= max(covered, int(self.proxy_fenced[threads].max())):
-                text = f"{what} what a thread read without a fence.proxy.async between"
+                text = f"{event} what a thread read without a fence.proxy.async between"
                 at = int(to.at[0])
                 other = self.participant(int(tag[0]), row, at * 16 // self.granule, reader=True)
                 self._complain("proxy-fence", text, site, lane, at, other=other)
@@ -518,7 +518,7 @@ class ClusterMemory(SharedMemory):
         self._report_race("a bulk copy starts", WRITE_AFTER_READ, bad, tags, at, lane, row, site)
 
     def _report_race(
-        self, event: str, what: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int
+        self, event: str, hazard: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int
     ) -> None:
         """An asynchronous access that is not ordered behind the ``bad`` ones."""
         if not bad.any():
@@ -528,8 +528,8 @@ class ClusterMemory(SharedMemory):
         clocks = self.cluster_clocks
         narrow = bool(clocks.ended) and int(ticks[0]) < int(clocks.of(lane)[columns[0] + clocks.ended])
         kind, why = ("memory-scope", f": {NARROW}") if narrow else ("shared-race", " without synchronisation between")
-        other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, what == WRITE_AFTER_READ)
-        self._complain(kind, f"{event}: {what}{why}", site, lane, int(at[i]), other=other)
+        other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, hazard == WRITE_AFTER_READ)
+        self._complain(kind, f"{event}: {hazard}{why}", site, lane, int(at[i]), other=other)
 
     def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
         """A copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""

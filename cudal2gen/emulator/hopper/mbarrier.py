@@ -1,4 +1,4 @@
-"""mbarriers: phases, arrivals, transaction bytes, the copies that land with a phase, and who sleeps until then."""
+"""mbarriers: phases, arrivals, transaction bytes, copies that land with a phase, and lanes that wait for it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cudal2gen.emulator.state.arrays import Array, Mask, Scalar, distinct
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.scopes import ORDERS, Scope, scope_of
 
-# Arrivals, and bytes that a phase may have to wait for.
+# Most arrivals of a phase, and most bytes that it may expect.
 MAX_COUNT = (1 << 20) - 1
-# Puts the data of a copy in place, readable for whoever knows this tick of the mbarrier's column.
+# Stores the data of a copy; it is visible to clocks that know this tick of the mbarrier's column.
 Landing = Callable[[int], None]
-# What is wrong with an mbarrier that the asynchronous proxy may not see.
+# The fault of an mbarrier whose initialisation the asynchronous proxy may not see.
 UNFENCED = "whose initialisation no fence.mbarrier_init or fence.proxy.async follows"
 
 
@@ -57,7 +57,7 @@ class MBarrier:
         self.clocks: dict[Scope, Array] = {}
         self.done_clocks: dict[Scope, Array] = {}
         self.done_tick = 0
-        # Arrivals in the current phase of what completes by itself.
+        # Arrivals of asynchronous work in the current phase.
         self.commits = 0
         # Whether copies, or such arrivals, were part of the last completed phase.
         self.done_copies = False
@@ -69,7 +69,7 @@ class MBarrier:
         self.granules = slice(0)
 
     def release(self, scope: Scope, clock: Array) -> None:
-        """An arrival passes a clock on to acquires of a scope."""
+        """An arrival passes a clock on to waits that acquire at a scope."""
         old = self.clocks.get(scope)
         self.clocks[scope] = clock if old is None else np.maximum(old, clock)
 
@@ -108,7 +108,7 @@ class MBarriers:
         self.limited: dict[int, Array] = {}
         # Per lane: the scope of its last try_wait, and whether that acquires.
         self.orders: Array = np.zeros(batch.size, np.int64)
-        # Something has happened since sleepers were last woken by their time limit.
+        # Whether anything has changed since sleepers were last woken by their time limit.
         self.progress = True
         scheduler.alarms.append(self._expire)
 
@@ -184,7 +184,7 @@ class MBarriers:
         return bar
 
     def _check_intact(self, bar: MBarrier, lanes: Array, site: int) -> None:
-        """Its words count as never written, so a tag there is of something else."""
+        """Reports an mbarrier that other writes have overwritten: its own words count as never written."""
         tags = self.shared.writer[bar.granules]
         if min(tags.tolist()) == self.shared.UNWRITTEN:
             return
@@ -343,7 +343,7 @@ class MBarriers:
             self.arrive(address, 1, None, mask, site)
 
     def landing(self, at: Array, data: Array, width: int, bar: MBarrier) -> Landing:
-        """What puts a copy's data in place when the mbarrier's phase has been waited for."""
+        """A function that stores a copy's data once the mbarrier's phase has been waited for."""
         return lambda tick: self.shared.land(at, data, bar.column, tick, width)
 
     def expect(self, address: Array, expected: Array, m: Mask, site: int) -> None:
@@ -476,8 +476,8 @@ class MBarriers:
         return lanes[informed]
 
     def _know_complete(self, bar: MBarrier, lanes: Array) -> Array:
-        """Which lanes cannot have come before the last phase was complete: none had to be, or they know all arrivals,
-        and no copy was part of it."""
+        """Which lanes are certain to come after the last phase completed: it needed no arrivals, or they know all of
+        them, and no copy was part of it."""
         if not self.hazards or bar.phase == 0:
             return np.ones(len(lanes), bool)
         batch, clocks = self.batch, self.clocks
@@ -488,8 +488,8 @@ class MBarriers:
             horizon = clocks.of(lane)
             unknown = arrived > horizon[clocks.ended :][: clocks.wgmma]
             unknown[int(clocks.first[batch.row_of[lane]] + batch.warp[lane])] = False
-            knows = horizon[bar.column] >= bar.done_tick or not (bar.done_copies or unknown.any())
-            out[lanes >> 5 == warp] = knows
+            is_known = horizon[bar.column] >= bar.done_tick or not (bar.done_copies or unknown.any())
+            out[lanes >> 5 == warp] = is_known
         return out
 
     def test_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, site: int) -> Array:

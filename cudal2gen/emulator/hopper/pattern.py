@@ -1,4 +1,4 @@
-"""Where an operand of wgmma or tcgen05.mma lies in shared memory, by the fields of its descriptor, and its numbers."""
+"""Operands of wgmma and tcgen05.mma in shared memory: addresses from a descriptor's fields, and their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CTAs of a cluster as each other sees them: shared::cluster addresses, and who may touch whom."""
+"""Other CTAs of a cluster: shared::cluster addresses, and lifetimes that accesses to them need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudal2gen.emulator.state.batch import BatchState
 # units are told of other CTAs only: to them an address below 2^24 is of the lane's own CTA, others hold rank + 1.
 RANK_SHIFT = 24
 WITHIN = (1 << RANK_SHIFT) - 1
-# More than there are in a cluster; + 1 must fit above WITHIN.
+# More ranks than a cluster has; rank + 1 must fit above WITHIN.
 MAX_RANK = 0x7F
 
 

@@ -29,8 +29,8 @@ class RegisterPool:
             steps = self.steps.setdefault(group, [])
             before = steps[-1][0] if steps else self.entry_registers()
             if count < before if more else count > before:
-                what = f"setmaxnreg.{'inc' if more else 'dec'} to {count} where a thread has {before} registers"
-                batch.report_lanes("registers", what, site, lanes)
+                text = f"setmaxnreg.{'inc' if more else 'dec'} to {count} where a thread has {before} registers"
+                batch.report_lanes("registers", text, site, lanes)
             steps.append((count, site))
             self.warps[group] = self.warps.get(group, 0) + len(distinct(batch.warp[lanes[groups == group]]))
 
@@ -47,7 +47,8 @@ class RegisterPool:
         return min(255, per // 8 * 8)
 
     def exited(self, row: int) -> None:
-        """A CTA has ended: did its warpgroups' registers fit, and was every setmaxnreg executed by whole warpgroups?"""
+        """A CTA ends: checks that its warpgroups' registers fit, and that whole warpgroups executed every
+        setmaxnreg."""
         batch = self.batch
         mine = {group: steps for group, steps in self.steps.items() if group // self.per_row == row}
         if not mine:

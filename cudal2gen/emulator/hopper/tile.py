@@ -1,4 +1,4 @@
-"""Accumulators and lent operands of wgmma: registers that keep the group which uses them, and sums not yet spread."""
+"""Registers of wgmma: accumulators and A operands, the group that uses them, and sums not yet spread to registers."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Places(NamedTuple):
     extent: tuple[int, int]
 
 
-# Places that are remembered: those of a ring of stages return with every turn.
+# Most cached places of operands; a ring of stages uses the same ones every turn.
 MAX_PLACES = 256
 
 
@@ -59,7 +59,7 @@ class Warpgroups:
         # Per warpgroup, the tick at which each group was committed.
         self.group_ticks: list[list[int]] = [[] for _ in range(self.count)]
         self.fenced: Array = np.zeros(self.count, bool)
-        # The mask of the last access to registers since a fence; False: none, so that masks compare by identity.
+        # The mask of the last access to registers since a fence, compared by identity; False: no access.
         self.last_touch: Mask | bool = False
         self.first_lanes: Array = np.array(self.starts)
         self.places: dict[tuple[bytes, tuple[int, ...], int, bool], Places] = {}
@@ -87,14 +87,14 @@ class Warpgroups:
     def _groups_of(self, m: Mask) -> Array | slice:
         return slice(None) if m is None else distinct(self.of_lane[self.batch.lanes(m)])
 
-    def _check_settled(self, tile: Tile, m: Mask, site: int, what: str) -> None:
+    def _check_settled(self, tile: Tile, m: Mask, site: int, verb: str) -> None:
         busy = tile.group > self.retired
         if not self.hazards or not busy.any():
             return
         lanes = busy[self.of_lane] & self.batch.running(m)
         if lanes.any():
             operand = "a source" if tile.lent else "an accumulator"
-            text = f"{what} {operand} of a wgmma that has not been waited for"
+            text = f"{verb} {operand} of a wgmma that has not been waited for"
             self.batch.report_lanes("wgmma-registers", text, site, np.flatnonzero(lanes))
 
     def merge(self, m: Mask, new: Register, old: Register) -> Register:
@@ -131,7 +131,7 @@ class Warpgroups:
         self.fenced[self._groups_of(m)] = True
 
     def _whole(self, m: Mask, site: int) -> list[int]:
-        """The warpgroups in the mask; incomplete ones are reported and left out."""
+        """The complete warpgroups in the mask; incomplete ones are reported."""
         batch = self.batch
         if m is None:
             if batch.width % 128 == 0:
