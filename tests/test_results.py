@@ -102,7 +102,7 @@ def test_the_store_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert results.store() == tmp_path / "verdicts.jsonl"
     monkeypatch.delenv("CUDAL2GEN_RESULTS")
     assert results.store().parts[-2:] == ("results", "verdicts.jsonl")
-    assert os.fspath(results.store()).startswith(os.fspath(Path(results.__file__).parents[1]))
+    assert os.fspath(results.store()).startswith(os.fspath(Path(results.__file__).parents[2]))
 
 
 @pytest.mark.parametrize("samples", [1, 2, 9, 20, 51])

@@ -1,4 +1,4 @@
-"""The store: append-only JSON lines of verdicts, measurements, tuned vendor algorithms and a tuner's trials.
+"""Rows of a store: verdicts, measurements, tuned vendor algorithms, a tuner's trials, and speedups between contenders.
 
 Times are in microseconds. A measurement is one problem under one protocol: every contender's samples, taken in turns on
 the same data, so that the i-th samples of two contenders make a pair.
@@ -7,12 +7,9 @@ the same data, so that the i-th samples of two contenders make a pair.
 from __future__ import annotations
 
 import math
-import os
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -20,16 +17,12 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    TypeAdapter,
-    ValidationError,
     model_serializer,
 )
 
-from cudal2gen import files, places
 from cudal2gen.chips import tensor_flops
 from cudal2gen.element import ElementName, OutputName
-from cudal2gen.errors import SkippedLine, WrongInput, parse_json, reading
-from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, explain, parse
+from cudal2gen.kernel import Acc, Layout, Problem
 from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT, Batch
 from cudal2gen.ratios import Pair, Ratio, paired, paired_each
@@ -58,9 +51,6 @@ Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Extent = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
 Products = Annotated[int, Field(ge=1, lt=2**31)]
 NEUTRAL = Problem.NEUTRAL | {"products": 1}  # what a row does not spell
-MAX_WARNINGS = 5  # of a file's lines, each by itself
-
-T = TypeVar("T")
 
 
 def rivals(problem: Problem) -> tuple[str, ...]:
@@ -428,155 +418,6 @@ class Rounding(Typed):
         """The models that predict most elements; several where the inputs do not distinguish them."""
         most = max(self.models.values(), default=0.0)
         return [name for name, share in self.models.items() if share == most]
-
-
-_MEASUREMENT: TypeAdapter[Environment | Measurement] = TypeAdapter(
-    Annotated[Environment | Measurement, Field(discriminator="kind")]
-)
-
-
-def store(name: str = "verdicts") -> Path:
-    """The file ``<name>.jsonl`` in ``CUDAL2GEN_RESULTS``, the checkout's ``results``, or the user's data folder."""
-    if configured := os.environ.get("CUDAL2GEN_RESULTS"):
-        return Path(configured) / f"{name}.jsonl"
-    root = places.checkout()
-    return (root / "results" if root is not None else places.user_data() / "results") / f"{name}.jsonl"
-
-
-def append(lines: Iterable[Line], path: Path | None = None) -> None:
-    """Appends rows, which are on disk when it returns. Processes take turns; a failed write leaves the file as it was.
-
-    The incomplete last line of a killed process is cut off first. Raises OSError.
-    """
-    target = path or store()
-    rows = "".join(line.model_dump_json() + "\n" for line in lines).encode()
-    with files.locked(target) as file:
-        file.truncate(_whole_lines(file.fileno()))
-        files.append(file, rows)
-
-
-def _whole_lines(descriptor: int) -> int:
-    """Bytes of a file up to its last line break."""
-    end = os.fstat(descriptor).st_size
-    while end:
-        start = max(0, end - 65536)
-        at = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if at >= 0:
-            return start + at + 1
-        end = start
-    return 0
-
-
-class Place(NamedTuple):
-    """Where a line of a file begins: bytes and lines before it."""
-
-    bytes: int
-    lines: int
-
-
-START = Place(0, 0)
-
-
-def read(adapter: TypeAdapter[T], path: Path, start: Place = START) -> Iterator[tuple[int, T]]:
-    """The rows of a file from ``start`` on and the numbers of their lines; none without a file. Raises WrongInput.
-
-    A line of another form, such as a killed process leaves, is skipped with a warning.
-    """
-    if not path.exists():
-        return
-    faults: list[str] = []
-    with reading(path), path.open("rb") as file:
-        file.seek(start.bytes)
-        for number, line in enumerate(file, start.lines + 1):
-            try:
-                row = adapter.validate_python(parse_json(line))
-            except WrongInput as error:
-                faults.append(f"{path}:{number}: not a whole line of JSON, skipped ({error})")
-            except ValidationError as error:
-                faults.append(f"{path}:{number}: a line of another form, skipped: {explain(error)}")
-            else:
-                yield number, row
-    _warn(path, faults)
-
-
-def _warn(path: Path, faults: Sequence[str]) -> None:
-    for fault in faults[:MAX_WARNINGS]:
-        warnings.warn(fault, SkippedLine, stacklevel=4)
-    if (more := len(faults) - MAX_WARNINGS) > 0:
-        warnings.warn(f"{path}: {more} more lines skipped", SkippedLine, stacklevel=4)
-
-
-def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
-    """The last verdict of each (digest, on)."""
-    rows = read(TypeAdapter(Verdict), path or store())
-    return {(verdict.digest, verdict.on): verdict for _, verdict in rows}
-
-
-def algorithms(path: Path | None = None) -> dict[tuple[str | int, ...], Algorithm]:
-    """The last tuned cuBLASLt algorithm of each problem, by ``Algorithm.key``."""
-    rows = read(TypeAdapter(Algorithm), path or store("cublaslt"))
-    return {algorithm.key: algorithm for _, algorithm in rows}
-
-
-def roundings(path: Path | None = None) -> list[Rounding]:
-    """The last comparison of each binary, problem and kind of inputs."""
-    rows = read(TypeAdapter(Rounding), path or store("rounding"))
-    return list({(row.on, row.digest, row.m, row.n, row.k, row.inputs): row for _, row in rows}.values())
-
-
-def trials(path: Path | None = None) -> list[Trial]:
-    """Every trial of a file, in the file's order. A measured one whose record no rule allows any more is skipped."""
-    target = path or store("trials")
-    rows, faults = [], []
-    for number, trial in read(TypeAdapter(Trial), target):
-        try:
-            if trial.measured:
-                parse(trial.record)
-            rows.append(trial)
-        except IllegalRecord as error:
-            faults.append(f"{target}:{number}: a trial of no legal record, skipped: {error}")
-    _warn(target, faults)
-    return rows
-
-
-class Measurements(NamedTuple):
-    """The rows of a file: environments by id, and measurements in the file's order."""
-
-    environments: dict[str, Environment]
-    measurements: list[Measurement]
-
-    def latest(self) -> list[Measurement]:
-        """The last measurement of each problem, protocol and L2 state, per GPU."""
-        last = {
-            (
-                row.problem.key,
-                row.products,
-                self.environments[row.environment].name,
-                row.protocol,
-                row.l2,
-                row.target_qps,
-            ): row
-            for row in self.measurements
-        }
-        return list(last.values())
-
-
-def measurements(path: Path | None = None) -> Measurements:
-    """Reads a file of measurements. One whose environment does not stand before it is skipped with a warning."""
-    target = path or store("measurements")
-    rows = Measurements({}, [])
-    strangers = []
-    for number, line in read(_MEASUREMENT, target):
-        if isinstance(line, Environment):
-            rows.environments[line.id] = line
-        elif line.environment in rows.environments:
-            rows.measurements.append(line)
-        else:
-            strangers.append(
-                f"{target}:{number}: {line.mnk} names an environment that no line before it describes, skipped"
-            )
-    _warn(target, strangers)
-    return rows
 
 
 def speedup(measurement: Measurement, baseline: str, contender: str = KERNEL) -> Ratio | None:
