@@ -1,4 +1,4 @@
-"""A program that ends with all that it starts: where the block ends, and where this process ends, even by SIGKILL.
+"""Child programs that end, with everything they start, when a block ends or this process dies, even by SIGKILL.
 
 Between the two stands a supervisor, which is this file run by itself (standard library only). It leads a session of its
 own, in which the program and whatever that starts run. Its standard input is a pipe that only this process writes to:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import Popen
 
-NOT_STARTED = 127  # exit code, as a shell's
+NOT_STARTED = 127  # exit code of a program that cannot be started, as a shell's
 GIB = 1 << 30
-LOOK_S = 0.2  # between looks at the memory of a session
+LOOK_S = 0.2  # seconds between looks at the memory of a session
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def supervise(command: Sequence[str]) -> int:
     """
     wakeups, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup)  # first, so that no signal passes unnoticed
+    signal.set_wakeup_fd(wakeup)  # first, so that no signal is missed
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     child = os.fork()
@@ -116,10 +116,10 @@ class Watch:
         self._looked = time.perf_counter()
         self._end = self._looked + seconds
         self._inherited = _anonymous_bytes(os.getpid())
-        self._excessive = False  # at the last look
+        self._excessive = False  # whether the last look found too much memory
 
     def passed(self) -> Literal["", "time", "memory"]:
-        """Which limit is passed. Cheap to ask often: memory is looked at every ``LOOK_S`` seconds only."""
+        """The limit that is exceeded, "" for none. Cheap: memory is read every ``LOOK_S`` seconds only."""
         now = time.perf_counter()
         if now > self._end:
             return "time"
@@ -136,7 +136,7 @@ class Watch:
 
 
 def resident_bytes(processes: Iterable[int]) -> int:
-    """The memory that some processes have, in bytes; pages that several share count for each of them."""
+    """Resident bytes of some processes; shared pages count once per process."""
     return sum(_pages(pid)[0] for pid in processes)
 
 
@@ -148,7 +148,7 @@ def added_bytes(processes: Iterable[int]) -> int:
     maps = [_rollup(pid) for pid in processes]
     parent = _rollup(os.getpid())
     private = sum(sizes["Private_Clean"] + sizes["Private_Dirty"] for sizes in maps)
-    # A page of n processes counts an n-th for each, so what this one shares lacks in its sum.
+    # A page shared by n processes counts 1/n for each, so the share of this process is missing from the sum.
     inherited = parent["Anonymous"] - parent["Pss_Anon"]
     return max(private, sum(sizes["Pss"] for sizes in maps) - inherited)
 

@@ -1,4 +1,4 @@
-"""How many times faster: ratios of paired samples with bootstrap intervals, and their mean over problems.
+"""Speedups: ratios of paired samples with bootstrap intervals, and their mean over problems.
 
 The i-th samples of two contenders make a pair, since they were taken in turns. A ratio is exp of the median of the
 pairs' log ratios; its interval is the percentile bootstrap over pairs.
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 RESAMPLES = 2000
 
-Pair = tuple[Sequence[float], Sequence[float]]  # samples of the baseline and of the contender
+Pair = tuple[Sequence[float], Sequence[float]]  # (samples of the baseline, samples of the contender)
 
 
 class Ratio(NamedTuple):
-    """How many times faster, and its bootstrap 95 % interval."""
+    """A speedup and its bootstrap 95 % interval."""
 
     value: float
     low: float

@@ -1,4 +1,4 @@
-"""How a tensor core may round, as models, and how far each predicts what a device gave.
+"""Models of how a tensor core may round, and how often each predicts a device's results.
 
 A tensor core adds up a product of matrices in steps: an instruction's 16 of k at once or in parts. In a step it
 adds the products and the sum so far exactly, or first aligns them to the largest and cuts them off some bits below it;
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 Order = list[list[list[int]]]
 
 SAMPLE = 32  # rows and columns of D that the models predict
-ALIGNED_BITS = (23, 24, 25, 26)  # kept below the largest exponent of a step
+ALIGNED_BITS = (23, 24, 25, 26)  # candidates: bits kept below the largest exponent of a step
 
 
 class Model(NamedTuple):

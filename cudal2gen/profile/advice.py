@@ -1,4 +1,4 @@
-"""What would help: the model again with one input changed. What it makes shorter by 1 % or more is worth a line.
+"""Advice: changes of one input that shorten the modelled time by 1 % or more.
 
 Three kinds of changes: CTAs that an SM holds, by the registers or shared memory that one more takes; parts of the
 machine code that cost nothing, which bounds what work on them can win; and other values of one field of the record,
@@ -42,15 +42,13 @@ MIN_GAIN, MAX_EDITS, MAX_LINES = 0.01, 4, 10
 
 
 def worthwhile(advice: Sequence[Advice]) -> tuple[Advice, ...]:
-    """Those that make the figure shorter by ``MIN_GAIN`` or more, what helps most first."""
+    """Advice that shortens its figure by ``MIN_GAIN`` or more, the most helpful first."""
     return tuple(sorted((item for item in advice if item.gain >= MIN_GAIN), key=lambda item: -item.gain)[:MAX_LINES])
 
 
 def more_residents(occupancy: Occupancy, least_registers: int) -> str | None:
-    """What has to change for one more resident CTA; None where no use of registers or memory gives it room.
-
-    ``least_registers``: those of a thread that the kernel cannot do without, its accumulators.
-    """
+    """The change that makes room for one more resident CTA; None if no use of registers or memory does.
+    ``least_registers``: registers of a thread that the kernel needs in any case, its accumulators."""
     if {"threads", "blocks"} & set(occupancy.limits) or None in (occupancy.most_registers, occupancy.most_smem_bytes):
         return None
     if (occupancy.most_registers or 0) <= least_registers:

@@ -1,4 +1,4 @@
-"""The document of a profiled kernel: what profiles of records and of bare cubins say alike."""
+"""Assembly of a profile from its parts, for records and for bare cubins."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from cudal2gen.sass.pipes import MMA
 from cudal2gen.sass.simulation import Machine, Stream, Timeline, simulate
 from cudal2gen.sass.ways import Ways
 
-TURNS = 12  # of the main loop that are simulated
+TURNS = 12  # turns of the main loop that are simulated
 WARPGROUP_THREADS = 128
 
 
@@ -86,7 +86,7 @@ class _Kernel:
     function: sass.Function
     gpu: str
     launch: LaunchFacts | None
-    ctas: int | None = None  # resident on an SM, in place of as many as it has room for
+    ctas: int | None = None  # resident CTAs; None: as many as an SM has room for
 
     @property
     def chip(self) -> Chip:
@@ -110,7 +110,7 @@ class _Kernel:
 
     @property
     def resident(self) -> int:
-        """CTAs that are simulated together: as many as an SM holds and has, one without a launch."""
+        """CTAs that are simulated together: as many as an SM holds and the launch has; one without a launch."""
         if self.launch is None or self.occupancy is None:
             return 1
         return max(1, min(self.ctas or self.occupancy.ctas, ceil_div(self.launch.ctas, self.chip.sms)))

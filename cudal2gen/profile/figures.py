@@ -1,4 +1,4 @@
-"""What a profile holds: the schema of ``profile --json``. Every figure is modelled; nothing is measured."""
+"""The schema of a profile, and so of ``profile --json``. Every figure is modelled; nothing is measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION: Literal[1] = 1
 ISSUED = "selected"  # the reason of an issue slot
 Kind = TypeVar("Kind", bound=Schema)
 Cycles = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0)]  # of 1
+Share = Annotated[float, Field(ge=0)]  # a fraction: 1 is all
 Count = Annotated[int, Field(ge=0)]
 Microseconds = Annotated[float, Field(ge=0)]
 
@@ -173,7 +173,7 @@ class Profile(Schema):
 
     @property
     def title(self) -> str:
-        """What is computed, and where."""
+        """The problem and the GPU, for headings."""
         return f"{self.problem or self.kernel} on {self.gpu}"
 
 

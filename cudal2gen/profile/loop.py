@@ -1,4 +1,4 @@
-"""The steady main loop of a simulated scheduler: what a turn takes, line by line and pipe by pipe."""
+"""The steady main loop of a simulated scheduler: cycles of a turn by line and by pipe."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cudal2gen.sass.pipes import MMA
 from cudal2gen.sass.registers import Liveness, unread
 from cudal2gen.sass.simulation import Issue, Stall
 
-SHOWN_CYCLES, MAX_TURNS = 600, 4  # of the picture: as many turns as fit, at least one
-BUSY = 0.85  # share from which on a pipe counts as the bound
+SHOWN_CYCLES, MAX_TURNS = 600, 4  # cycles and turns in the picture: as many turns as fit, at least one
+BUSY = 0.85  # least busy share of a pipe that counts as the bound
 ISSUE_PORT = "issue port"
-SourceText = Callable[[str], Sequence[str]]  # the lines of a source file, none where it is not there
+SourceText = Callable[[str], Sequence[str]]  # the lines of a source file; none if it does not exist
 
 
 class Window(NamedTuple):

@@ -1,4 +1,4 @@
-"""How many CTAs of a kernel an SM holds, which limit says so, and what a CTA may use for one more."""
+"""Occupancy: CTAs that an SM holds, the limit that decides, and what a CTA may use so that one more fits."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from cudal2gen.profile import figures
 from cudal2gen.profile.figures import Profile
 
-LANE, GAP, TOP, LEFT = 22, 6, 26, 92  # pixels: a lane's height, between lanes, above them, for their names
-WIDTH, MIN_SCALE, MAX_SCALE = 1080, 1.0, 8.0  # the width to fill, at least and at most so many pixels a cycle
+LANE, GAP, TOP, LEFT = 22, 6, 26, 92  # pixels: height of a lane, between lanes, above lanes, for their names
+WIDTH, MIN_SCALE, MAX_SCALE = 1080, 1.0, 8.0  # the width to fill in pixels; least and most pixels per cycle
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-PIPES = ("tensor", "shared", "global", "tma")  # that have a lane, where they are used
+PIPES = ("tensor", "shared", "global", "tma")  # pipes that get a lane if they are used
 
 
 class Lane(NamedTuple):

@@ -22,8 +22,8 @@ from cudal2gen.profile.tensor_memory import TensorMemoryKernel, has_tensor_memor
 from cudal2gen.sass.simulation import Stream, Timeline, simulate
 from cudal2gen.sass.ways import Ways
 
-NEARLY = 0.9  # share of the main loop from which on what takes so long bounds it
-DETAILED_TURNS = 8  # of the main loop, beyond those that fill the ring
+NEARLY = 0.9  # least share of the main loop from which a part counts as its bound
+DETAILED_TURNS = 8  # simulated turns of the main loop, beyond those that fill the ring
 
 
 def of_record(record: Record, cubin: Path, source: Path) -> figures.Profile:

@@ -9,7 +9,7 @@ from cudal2gen.profile.figures import Advice, Line, Loop, Occupancy, Profile, Ri
 
 MODELLED = "All figures are modelled from the machine code; nothing is measured."
 NO_ADVICE = "No change that the model can express makes it shorter by 1 % or more."
-MIN_SHARE = 0.0005  # share below which a row says nothing
+MIN_SHARE = 0.0005  # rows of smaller shares are left out
 
 
 def sections(profile: Profile, lines: int | None = None) -> tuple[Section, ...]:

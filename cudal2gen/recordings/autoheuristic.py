@@ -23,7 +23,7 @@ from cudal2gen.kernel.problem import VECTOR
 
 CHOICE = re.compile(r"type=triton_BLOCK-M=(\d+)_BLOCK-K=(\d+)_BLOCK-N=(\d+)_numstages=(\d+)_numwarps=(\d+)")
 GPUS = {(8, 0): "a100", (9, 0): "h100"}
-MIN_TILES = 10  # of a problem, so that a choice among them says something
+MIN_TILES = 10  # least tiles of a problem for a choice among them to be meaningful
 
 
 class Tile(NamedTuple):

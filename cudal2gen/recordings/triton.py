@@ -17,7 +17,7 @@ from cudal2gen.recordings.autoheuristic import Sizes, Tile
 
 GROUP = 8  # GROUP_M of the kernel's raster
 MMA_ROWS, MMA_COLS, MMA_K, WGMMA_ROWS, WARPGROUP = 16, 8, 16, 64, 4
-LIVE_REGISTERS = 40  # of a thread beside accumulators and fragments
+LIVE_REGISTERS = 40  # registers of a thread beside accumulators and fragments
 HALF = 2  # bytes of an element
 LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12  # of a warp in one k-step, as of our wgmma loops
 

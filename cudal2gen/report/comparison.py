@@ -1,4 +1,4 @@
-"""Two sets of results, problem by problem: which kernels became faster or slower beyond noise.
+"""Comparison of two sets of results, problem by problem: kernels that are faster or slower beyond noise.
 
 The two were not measured in turns, so their samples make no pairs: each side is resampled by itself.
 """

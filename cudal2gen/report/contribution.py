@@ -1,4 +1,4 @@
-"""Measurements that a user hands on, as one file of JSON lines; and what makes such a file unbelievable."""
+"""Contributions: a user's measurements as one file of JSON lines, anonymised; and checks of such a file."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _missing(environment: Environment) -> Iterator[str]:
 
 
 def _fast_samples(group: Group) -> Iterator[str]:
-    """Medians are judged by the group's doubts; a sample by itself must not be below the floor either."""
+    """Samples below the floor; medians are judged by the group's doubts."""
     for row in group.measurements:
         floor = group.floor_us(row)
         for timing in row.timings:

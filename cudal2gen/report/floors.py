@@ -1,4 +1,4 @@
-"""Our times beside the least that the card could take, and beside the timing model's."""
+"""Our times beside a lower bound for the card, and beside the timing model's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = (
 
 
 def records_by_kernel(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
-    """By kernel and problem, which a measurement names."""
+    """Records by the kernel and problem that a measurement names."""
     return {(record.name, record.mnk): record for record in records}
 
 

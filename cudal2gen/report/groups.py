@@ -144,7 +144,7 @@ class Group:
         return [measurement.problem.size_class for measurement in self.measurements]
 
     def floor_us(self, measurement: Measurement) -> float:
-        """What no kernel can be faster than: FLOP, bytes, and a kernel that does nothing."""
+        """A lower bound of any kernel's time, by FLOP, by bytes, and by the time of an empty kernel."""
         rate = self.roof.tflops(measurement)
         return max(measurement.flops / rate / 1e6, MIN_US)
 

@@ -1,4 +1,4 @@
-"""What there is beside measurements: the catalog by GPU and origin, verdicts, compiled kernels."""
+"""The stock beside measurements: the catalog by GPU and origin, verdicts, compiled kernels."""
 
 from __future__ import annotations
 

@@ -29,28 +29,28 @@ from cudal2gen.ratios import Pair, Ratio, paired, paired_each
 
 ProtocolName = Literal["device", "offline", "server"]
 L2 = Literal["cold", "hot", "exceeded"]
-# How the trial of a proposed record ended. All but "measured" are failures, and have a reason.
+# How a trial of a proposed record ended. All outcomes but "measured" are failures with a reason.
 Outcome = Literal["measured", "illegal", "compile error", "wrong result", "spill", "time-out", "too good"]
 Effort = Literal["short", "medium", "long"]
-Source = Literal["gpu", "replay", "model"]  # of a trial: measured, measured before, or modelled
+Source = Literal["gpu", "replay", "model"]  # where a trial's times come from: a GPU, an earlier measurement, or a model
 
 KERNEL, INCUMBENT = "cudal2gen", "incumbent"
-ON_OPERANDS = "on a call's own operands"  # a timing's detail, where a call measured; the rows of a bucket stand behind
+ON_OPERANDS = "on a call's own operands"  # a timing's detail where a call measured it; for a bucket its rows follow
 MIN_US = 0.5  # a kernel that does nothing takes a microsecond in a CUDA graph
 # A vendor interface is measured with B stored both ways; "-max" is the faster of the two, problem by problem.
 DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
 }
 
-# What computes fused and batched products without our kernels, beside torch.matmul of plain ones.
+# Baselines of fused, batched and grouped products; of plain ones it is torch.matmul.
 UNFUSED, EPILOGUE, BATCHED, GROUPED = "torch.unfused", "torch.epilogue", "torch.bmm", "torch.grouped_mm"
 
-# A sample. A zero, a NaN or an infinity is a fault of the clock or of the file.
+# A sample; zeros, NaN and infinities are faults of the clock or of the file.
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Extent = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
 Products = Annotated[int, Field(ge=1, lt=2**31)]
-NEUTRAL = Problem.NEUTRAL | {"products": 1}  # what a row does not spell
+NEUTRAL = Problem.NEUTRAL | {"products": 1}  # fields with these values are left out of a row
 
 
 def rivals(problem: Problem) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class Case(Line):
     allowed: float | None
     ctas: int
     findings: tuple[str, ...]
-    options: dict[str, int] = {}  # launch options in place of the record's own; of a batch also its products
+    options: dict[str, int] = {}  # launch options that replace the record's own; for a batch also its products
     remarks: tuple[str, ...] = ()  # findings that are no errors: benign, or lint
 
     @property
@@ -136,12 +136,12 @@ class Verdict(Line):
 
     @property
     def findings(self) -> list[str]:
-        """What is wrong, each finding once, with the first problem that shows it."""
+        """All findings, each once, with the first problem that shows it."""
         return _with_problems((case, finding) for case in self.cases for finding in case.findings)
 
     @property
     def remarks(self) -> list[str]:
-        """What is benign or only odd, likewise."""
+        """Benign and odd findings, each once, with the first problem that shows it."""
         return _with_problems((case, remark) for case in self.cases for remark in case.remarks)
 
 
@@ -281,7 +281,7 @@ class Measurement(Posed):
 
     @property
     def flops(self) -> int:
-        """Of all products; what is fused counts nothing."""
+        """Operations of all products; fused parts count nothing."""
         return self.problem.flops_of(self.products)
 
     @property
@@ -341,7 +341,7 @@ class Trial(Posed):
 
     @property
     def median_us(self) -> float:
-        """Infinite for a failure: no time is as bad as a wrong result."""
+        """The kernel's median time; infinite for a failure, so a failure compares as the slowest."""
         kernel = self.timing()
         return kernel.median_us if kernel else math.inf
 
@@ -382,7 +382,7 @@ class Algorithm(Typed):
 
     @property
     def key(self) -> tuple[str | int, ...]:
-        """What it was tuned for: card, library, kind and sizes of the problem."""
+        """The card, library, and kind and sizes of the problem that it was tuned for."""
         return self.key_of(dict(self))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""One kernel of any cubin, taken apart: its loops, registers, pipes and idle slots."""
+"""Analysis of one kernel of a cubin: its loops, registers, pipes and idle slots."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ STORES = frozenset(("STS", "STSM", "STG"))
 
 
 class PipeLoad(NamedTuple):
-    """What one warp's instructions ask of a pipe: how many there are, and for how many cycles it is taken.
-
-    ``data_cycles``: of shared memory's banks, which wgmma's operands take beside loads and stores.
-    """
+    """The load of a pipe by one warp's instructions: their number, and the cycles that the pipe is busy.
+    ``data_cycles``: cycles of shared memory's banks, which the operands of wgmma take too."""
 
     instructions: int
     busy_cycles: float
@@ -46,7 +44,7 @@ def analyse(cubin: Path, kernel: str | None = None) -> Analysis:
     """
     named = [function for function in disassemble(cubin) if kernel is None or kernel in function.name]
     multiplying = [function for function in named if count(function.instructions, MMA)]
-    # A function that was named need not multiply.
+    # A function that the caller names need not have MMAs.
     candidates = multiplying or (named if kernel is not None else [])
     if not candidates:
         if kernel is not None:

@@ -14,7 +14,7 @@ from cudal2gen.sass.decoding import Instruction
 from cudal2gen.sass.pipes import Pipe, pipe_use
 from cudal2gen.sass.registers import VECTOR, read_operands
 
-EVEN = VECTOR // 3  # every second bit, from R0 on
+EVEN = VECTOR // 3  # mask of the even registers
 FIXED = frozenset((Pipe.TENSOR, Pipe.ALU, Pipe.FMA, Pipe.FP16))  # pipes whose operands come at a fixed time
 
 

@@ -19,15 +19,15 @@ from cudal2gen.errors import WrongInput
 from cudal2gen.sass.elf import Resources, resources
 from cudal2gen.toolchain import find_nvdisasm
 
-BYTES = 16  # of an instruction
+BYTES = 16  # size of an instruction
 CUBINS = "give a cubin: 'cuobjdump -xelf all FILE' takes those of a program out of it"
 NO_BARRIER = 7
 
-# Any section ends the one before; those of code are named.
+# A header of any section ends the section before; sections of code have a name.
 SECTION = re.compile(r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?")
 END = ".section .end"
 TARGET = re.compile(r"\.target\s+(\S+)")
-OLD_TARGET = re.compile(r"\bEF_CUDA_SM(\d+)\b(.*EF_CUDA_ACCELERATORS)?")  # of cubins by CUDA 12
+OLD_TARGET = re.compile(r"\bEF_CUDA_SM(\d+)\b(.*EF_CUDA_ACCELERATORS)?")  # the target in cubins of CUDA 12
 LABEL = re.compile(r"(\.L\w+):")
 CODE = re.compile(
     r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;?\s*\}?\s*/\* 0x([0-9a-f]{16}) \*/"

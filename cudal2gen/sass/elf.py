@@ -1,4 +1,4 @@
-"""What a cubin's ELF file says of its kernels beside their code: registers, stack, static shared memory, threads.
+"""Facts of kernels in a cubin's ELF file, beside their code: registers, stack, static shared memory, threads.
 
 Attributes are those of ``.nv.info`` (for all functions) and ``.nv.info.<function>``, numbered as nvdisasm names them.
 """
@@ -16,9 +16,11 @@ from cudal2gen.errors import WrongInput
 REGISTERS, STACK, MAX_THREADS, THREADS = 0x2F, 0x11, 0x05, 0x10  # EIATTR_REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID
 SIZED = 4  # EIFMT_SVAL: the attribute's value has a length; others have two bytes
 SYMBOLS = 2  # SHT_SYMTAB
-SECTION = "<IIQQQQIIQQ"  # of its header
-SYSTEM_BYTES = 1024  # of a CTA's shared memory, which the system takes where there is a section of that name, and
-RESERVED = ".nv.shared.reserved.0"  # which the size of the function's own section then contains
+SECTION = "<IIQQQQIIQQ"  # a section's header
+# A section of this name shows that the system takes so many bytes of a CTA's shared memory; the size of the function's
+# own section then includes them.
+SYSTEM_BYTES = 1024
+RESERVED = ".nv.shared.reserved.0"
 
 
 @dataclass(frozen=True)

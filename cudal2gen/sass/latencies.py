@@ -49,7 +49,7 @@ GLOBAL_LATENCY = {
 }
 # ldmatrix of 1, 2 and 4 matrices, A100: Sun et al., arXiv 2206.02874.
 MATRIX_LOADS = {4: Release(23, 9), 8: Release(25, 9), 16: Release(29, 9)}
-UNKNOWN = Release(14, 11)  # conversions, special functions, uniform moves: what nobody published, an estimate
+UNKNOWN = Release(14, 11)  # conversions, special functions, uniform moves: an estimate, no measurement is published
 
 
 def producer_key(instruction: Instruction) -> str:
@@ -58,7 +58,7 @@ def producer_key(instruction: Instruction) -> str:
     if name in MMA:
         shape = next((part for part in instruction.modifiers if part[:1].isdigit()), "")
         return f"{name}.{shape}" if shape else name
-    apart = {"IMAD": "WIDE", "UIMAD": "WIDE", "HFMA2": "MMA"}.get(name)  # HFMA2.MMA is another pipe's, on sm_80 and 90
+    apart = {"IMAD": "WIDE", "UIMAD": "WIDE", "HFMA2": "MMA"}.get(name)  # HFMA2.MMA has its own pipe on sm_80 and sm_90
     return f"{name}.{apart}" if apart in instruction.modifiers else name
 
 

@@ -1,4 +1,4 @@
-"""What the loops of a matrix product are for, and which of them is the main loop.
+"""Loops of a matrix product by their role, and the main loop among them.
 
 A loop with MMAs steps through k, or through tiles of the output where k is unrolled whole: then every turn stores its
 results, so that no way from its MMAs to its next turn avoids a store. Warps that only copy (by TMA, on Hopper) have a
@@ -21,7 +21,7 @@ from cudal2gen.sass.trips import trips
 COPIES = frozenset(("UTMALDG", "UBLKCP", "LDGSTS"))
 STORES = frozenset(("STG", "ST", "UTMASTG", "UTMAREDG", "RED", "REDG", "ATOMG", "ATOM"))
 WAITS = frozenset(("SYNCS", "USETMAXREG", "NANOSLEEP", "LD", "LDG", "LDS", "BAR"))
-SPIN = 12  # instructions of a loop that only waits, at most
+SPIN = 12  # most instructions of a loop that only waits
 
 
 class Role(StrEnum):

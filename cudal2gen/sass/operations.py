@@ -1,4 +1,4 @@
-"""What an instruction takes of a sub-core, and how it meets what warps share; the machine that they run on."""
+"""Instructions as the simulation sees them: the resources that each takes, and the machine that warps run on."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Machine:
 
 
 class Kind(StrEnum):
-    """How an instruction meets what warps share."""
+    """How an instruction uses resources that warps share."""
 
     PLAIN = "plain"
     LOCAL = "local"  # memory instruction that stays on the SM
     COPY = "copy"  # cp.async
     LOAD = "load"
     STORE = "store"
-    COMMIT = "commit"  # of a group of cp.async
+    COMMIT = "commit"  # commit of a group of cp.async
     BARRIER = "barrier"
     WARPGROUP_MMA = "warpgroup mma"
     FILL = "fill"  # TMA load
@@ -115,7 +115,7 @@ class Operation:
         self.throttle = Stall.MATH_PIPE_THROTTLE
         if self.address:
             self.throttle = Stall.LG_THROTTLE if self.bytes else Stall.MIO_THROTTLE
-        if instruction.guard == "!PT":  # ptxas spaces by such; nothing is executed
+        if instruction.guard == "!PT":  # spacing by ptxas, not executed
             self.kind, self.pipe, self.address = Kind.PLAIN, Pipe.NONE, 0
             self.write_barrier = self.read_barrier = None
         self.depbar = _depbar(instruction)

@@ -19,8 +19,9 @@ from cudal2gen.sass.decoding import Instruction
 
 LANES = 32
 SHARED_BYTES = 128  # a cycle and SM: 32 banks of 4 bytes; reads and writes alike (QuACK, gpu_pipe_microbench_notes.md)
-ADDRESS_CYCLES = 4  # of a sub-core's address unit, and
-SHARED_CYCLES = 2  # of the SM's memory unit at least, for one instruction: Huerta et al., arXiv 2503.20481
+# Cycles of a memory instruction in a sub-core's address unit, and at least in the SM's memory unit: arXiv 2503.20481.
+ADDRESS_CYCLES = 4
+SHARED_CYCLES = 2
 UTC_ISSUE = 11  # cycles from one tcgen05.mma to the next: arXiv 2512.02189
 
 
@@ -111,7 +112,7 @@ MMA = frozenset(
      "UTCQMMA", "UTCOMMA", "UTCMXQMMA")
 )  # fmt: skip
 WARPGROUP = frozenset(("HGMMA", "QGMMA", "IGMMA", "BGMMA"))
-BITS = {"Q": 8, "I": 8, "B": 1, "O": 4}  # of an operand, by the first letter of the opcode
+BITS = {"Q": 8, "I": 8, "B": 1, "O": 4}  # bits of an operand's element, by the first letter of the opcode
 
 
 def mma_shape(instruction: Instruction) -> tuple[int, int, int] | None:

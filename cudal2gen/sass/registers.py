@@ -53,7 +53,7 @@ class Access(NamedTuple):
 
 
 class _Widths(NamedTuple):
-    """Registers of the result, and of the n-th source (the last one's for those beyond)."""
+    """Widths in registers: of the result, and of the n-th source (the last width holds for all further sources)."""
 
     result: int
     sources: tuple[int, ...] = (1,)
@@ -250,17 +250,15 @@ def _read_operands(opcode: str, operands: tuple[str, ...]) -> list[tuple[int, bo
     ]
 
 
-# What an instruction does beside its results: these are never idle, though nobody reads what they write.
+# Opcodes with effects beside their results: never idle, even if no instruction reads what they write.
 PURE = frozenset((Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.FP64, Pipe.XU, Pipe.UNIFORM, Pipe.CONSTANT, Pipe.TENSOR))
 PURE_LOADS = _names("LDG LDS LDSM LDL S2R S2UR SHFL")
 EFFECTS = _names("ELECT VOTE VOTEU")
 
 
 def unread(instructions: Sequence[Instruction], liveness: Liveness, sm: str) -> list[Instruction]:
-    """Instructions of a function that do nothing but write registers which nobody reads.
-
-    A subroutine's arguments count as unread: calls that return are not followed.
-    """
+    """Instructions that only write registers which no instruction reads. A subroutine's arguments count as unread,
+    because calls that return are not followed."""
     return [
         instruction
         for instruction, (_, writes), after in zip(instructions, liveness.accesses, liveness.after, strict=True)

@@ -1,4 +1,4 @@
-"""The warps that one sub-core of an SM holds, cycle by cycle: who issues when, and what the others wait for.
+"""Simulation of the warps of one sub-core, cycle by cycle: which warp issues, and why the others wait.
 
 One instruction issues per cycle. The scheduler stays with the warp that issued last while it can, then takes the
 youngest (Huerta et al., "Analyzing Modern NVIDIA GPU cores", MICRO 2025, arXiv 2503.20481). A warp can issue when the
@@ -8,8 +8,8 @@ SM's shared memory; copies and loads from global memory pass a queue to the L2, 
 that a loaded latency emerges. MMAs of warpgroups are asynchronous and in order. Barriers, mbarriers and fills of a
 ring by TMA bind the warps of a CTA together.
 
-Not here: bank conflicts, the register-file cache, instruction fetch, and what differs between the four sub-cores: they
-run the same, and one of them sees shared memory and the way to the L2 at its share.
+Not modelled: bank conflicts, the register-file cache, instruction fetch, and differences between the four sub-cores.
+All four run the same warps, so one of them gets a quarter of shared memory's and of the L2's bandwidth.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Ring:
     """A CTA's fills by TMA: when each landed, and when its place was free again."""
 
     def __init__(self, warps: Sequence[_Warp], loads: int) -> None:
-        self.loads = loads  # of one fill
+        self.loads = loads  # TMA loads of one fill
         self.landed: dict[int, float] = {}
         self.loaded: dict[int, int] = {}
         self.released: dict[int, float] = {}
@@ -143,7 +143,7 @@ class _SubCore:
     def __init__(self, machine: Machine, warps: Sequence[_Warp], timeline: Timeline, detail: bool) -> None:
         self.machine, self.warps, self.timeline, self.detail = machine, warps, timeline, detail
         self.pipes: dict[Pipe, float] = dict.fromkeys(Pipe, 0.0)
-        self.queue: list[float] = []  # when its memory instructions leave it
+        self.queue: list[float] = []  # cycles at which its memory instructions leave the queue
         self.addresses = self.shared = self.l2 = self.mma = 0.0
         self.arrived: dict[tuple[int, str], list[tuple[_Warp, float]]] = {}
         self.waiting: dict[int, list[tuple[_Warp, int]]] = {}
@@ -341,7 +341,8 @@ class _SubCore:
                 self._open(cta, name)
 
     def _break_deadlock(self, active: Sequence[_Warp]) -> None:
-        """Streams need not be a whole program: where all wait for what never comes, all go on."""
+        """Lets all warps go on when all wait for events that never come, because streams need not be a whole
+        program."""
         now = max(warp.before for warp in active) + 1
         self.arrived.clear()
         self.waiting.clear()

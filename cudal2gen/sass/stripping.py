@@ -18,8 +18,8 @@ _LINES = ("debug_line", "nv_debug_line_sass", "nv_debug_ptx_txt")
 _PREFIXES = (".", ".rel.", ".rela.", ".nv.merc.", ".nv.merc.rela.")
 EMPTIED = frozenset(f"{prefix}{name}" for prefix in _PREFIXES for name in _LINES)
 _IN_MEMORY = 8  # SHT_NOBITS: takes no bytes of the file
-_TABLES = 0x20  # where the file's header has the offsets of segments and of sections
-_SEGMENT_BYTES, _SECTION_BYTES = 56, 64  # of an entry of these
+_TABLES = 0x20  # positions of the offsets of segments and of sections in the file's header
+_SEGMENT_BYTES, _SECTION_BYTES = 56, 64  # sizes of a segment's and of a section's header
 
 
 class _Piece(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a simulation of warps saw: issues, and by Nsight Compute's names why warps did not issue."""
+"""Results of a simulation: issues, and stalls by Nsight Compute's names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ class Issue:
 
 @dataclass
 class Timeline:
-    """What a simulation saw. ``ends``: of each warp, the cycles in which its parts' repetitions had issued.
-
-    ``cycles``: until the last warp's last instruction and what it stored left the SM. ``busy``: cycles that each pipe
-    was taken.
-    """
+    """Results of a simulation. ``ends``: per warp, the cycles in which the repetitions of its parts had issued.
+    ``cycles``: until the last warp's last instruction, and its stores, left the SM. ``busy``: cycles that each pipe was
+    taken."""
 
     cycles: float = 0.0
     ends: list[list[float]] = field(default_factory=list)

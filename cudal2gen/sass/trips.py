@@ -1,4 +1,4 @@
-"""How often a loop runs, where its counter starts and ends at constants."""
+"""Iterations of loops whose counter starts and ends at constants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from cudal2gen.sass.decoding import Instruction
 from cudal2gen.sass.flow import conditional
 
-MAX_ITERATIONS = 1 << 14  # iterations after which a loop counts as one without constant bounds
+MAX_ITERATIONS = 1 << 14  # a loop of more iterations counts as one without constant bounds
 MASK = (1 << 32) - 1
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,

@@ -16,7 +16,7 @@ from cudal2gen.sass.loops import Loops
 from cudal2gen.sass.pipes import MMA
 from cudal2gen.sass.trips import trips
 
-MAX_TURNS = 64  # of a loop beside the main loop that are walked
+MAX_TURNS = 64  # most walked turns of a loop beside the main loop
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Arrays of a test as memory of the device: their bytes go there before a launch, and back behind it.
+"""Arrays of a test as device memory: their bytes are copied there before a launch, and back after it.
 
 Arrays that overlap share a buffer, in which their addresses keep their distance; all others have one of their own, so
 that an access beyond an array is found even where it is a view of a larger one.

@@ -1,4 +1,4 @@
-"""The fixture ``cuda_emulator``: an emulated GPU for the length of a test, and what it has found."""
+"""The fixture ``cuda_emulator``: an emulated GPU for the length of a test, and its findings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from cudal2gen.testing.arrays import Loan, Role
 if TYPE_CHECKING:
     from cudal2gen.triton_emulation.session import Session as TritonSession
 
-TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # of check_program
+TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # limits of check_program
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class CudaEmulator:
         self.options = Options(counters=settings.counters, adverse=settings.adverse)
         self.session = StrictSession(Memory(), settings.target, self.options)
         self.files: list[KernelFile] = []
-        self.failures: list[str] = []  # of programs
+        self.failures: list[str] = []  # failures of programs
         self.triton: TritonSession | None = None
         self._libraries: list[ctypes.CDLL] = []
         self._reports: list[Report] = []
@@ -351,7 +351,7 @@ class CudaEmulator:
 
     @property
     def findings(self) -> list[Report]:
-        """What has been found so far: one per cause, errors first."""
+        """All findings so far: one per cause, errors first."""
         triton = self.triton.reports if self.triton is not None else []
         return by_cause([*self._reports, *self.session.reports, *triton])
 

@@ -15,28 +15,28 @@ from triton.backends.nvidia.driver import CudaDriver
 
 from cudal2gen.emulator import Device, Program, load
 
-# What ptxas would say of a kernel: shown to kernels that choose a grid by it, such as a persistent softmax.
+# Stand-ins for ptxas's report, which some kernels choose their grid by (a persistent softmax, for example).
 REGISTERS, SPILLS, THREADS = 64, 0, 1024
 
-# Launches: a program, Triton's source and metadata, its grid, and the arguments.
+# Launches a program: Triton's source and metadata, the grid, and the arguments.
 LaunchFunction = Callable[[Program, Any, Any, tuple[int, int, int], Sequence[object]], None]
 
 
 class PtxBackend(CUDABackend):  # type: ignore[misc] # triton has no types
-    """Triton's own passes down to PTX, which takes the machine code's place."""
+    """Triton's own passes down to PTX, which stands in for machine code."""
 
     def add_stages(self, stages: dict[str, Any], options: Any, language: Any) -> None:
-        """As Triton does, but what it assembles last stays text."""
+        """Triton's stages, the last of which returns PTX instead of assembling it."""
         super().add_stages(stages, options, language)
         stages["cubin"] = lambda text, _: text.encode()
 
     def hash(self) -> str:
-        """Keeps Triton's cache of machine code apart."""
+        """Separates Triton's cache of PTX from that of machine code."""
         return f"ptx-{super().hash()}"
 
 
 class Images:
-    """What Triton asks of a driver's library."""
+    """The part of a driver's library that Triton calls."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -46,10 +46,10 @@ class Images:
         return None, _program(image), REGISTERS, SPILLS, THREADS
 
     def unload_module(self, module: None) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
     def get_device_properties(self, device: str) -> dict[str, int]:  # noqa: ARG002
-        """What kernels choose their grids and stages by. Bytes, counts, kHz."""
+        """Properties by which kernels choose grids and stages: bytes, counts, kHz."""
         d = self.device
         return {
             "max_shared_mem": d.smem_optin_bytes, "max_num_regs": d.registers_per_sm,
@@ -63,7 +63,7 @@ def _program(image: bytes) -> Program:
     return load(_INLINE.sub(_first_location, image.decode()))
 
 
-# LLVM counts the lines of an inline assembly on from the user's: only its first location is one of the source.
+# LLVM numbers the lines of inline assembly on from the user's line, so only its first location exists in the source.
 _INLINE = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL)
 _LOCATION = re.compile(r"^[ \t]*\.loc[ \t].*$", re.MULTILINE)
 
@@ -75,7 +75,7 @@ def _first_location(inline: re.Match[str]) -> str:
 
 
 class Launcher(NamedTuple):
-    """What Triton calls to launch a compiled kernel: the session of the moment does it."""
+    """Called by Triton to launch a compiled kernel: the open session launches it."""
 
     source: Any
     metadata: Any
@@ -95,7 +95,7 @@ class Launcher(NamedTuple):
 
 
 class EmulatedDriver(DriverBase):  # type: ignore[misc] # triton has no types
-    """Where Triton looks for a GPU: its architecture, its limits, and who launches."""
+    """The driver that Triton finds in place of a GPU's: architecture, limits, launcher."""
 
     launcher_cls = Launcher
 
@@ -105,16 +105,16 @@ class EmulatedDriver(DriverBase):  # type: ignore[misc] # triton has no types
         self.utils = Images(device)
         major, minor = device.capability
         self.target = GPUTarget("cuda", 10 * major + minor, 32)
-        # Triton keeps compiled kernels by this.
+        # Triton keys compiled kernels by it.
         self.identity = f"emulated {device}"
 
     @classmethod
     def is_active(cls) -> bool:
-        """Only where a session makes it so."""
+        """False: only a session makes this driver active."""
         return False
 
     def map_python_to_cpp_type(self, ty: str) -> str:
-        """Not asked where nothing is compiled for a host."""
+        """Never called, because nothing is compiled for a host."""
         return ty
 
     def get_current_target(self) -> GPUTarget:
@@ -122,37 +122,37 @@ class EmulatedDriver(DriverBase):  # type: ignore[misc] # triton has no types
         return self.target
 
     def get_current_device(self) -> str:
-        """The one device."""
+        """There is one device, number 0."""
         return self.identity
 
     def set_current_device(self, device: object) -> None:
-        """There is one."""
+        """There is only one device."""
 
     def get_device_capability(self, device: object = None) -> tuple[int, int]:  # noqa: ARG002
         """(major, minor)."""
         return self.device.capability
 
     def get_current_stream(self, device: object = None) -> int:  # noqa: ARG002
-        """The default stream: launches happen in order, at once."""
+        """The default stream: launches are executed in order, at once."""
         return 0
 
     def get_active_torch_device(self) -> Any:
-        """Where tensors are: on the CPU."""
+        """The device of tensors: the CPU."""
         import torch
 
         return torch.device("cpu")
 
     def get_device_interface(self) -> Any:
-        """torch's module of that device."""
+        """torch's module of the CPU."""
         import torch
 
         return torch.cpu
 
     def get_benchmarker(self) -> Any:
-        """No figure of an emulated launch says anything of a GPU."""
+        """Raises NotImplementedError: the time of an emulated launch says nothing about a GPU."""
         raise NotImplementedError("emulated launches have no time of a GPU: pass config= in place of autotuning")
 
 
 def backend() -> Backend:
-    """What stands in Triton's list of backends meanwhile."""
+    """The entry in Triton's list of backends while a session is open."""
     return Backend(compiler=PtxBackend, driver=CudaDriver)

@@ -1,5 +1,5 @@
-"""Races of copies: where a tensor has fewer elements than the CTA has threads, Triton lets several threads load an
-element, and a predicate chooses the one that stores. What the others load after that store nothing uses."""
+"""Benign races of Triton's code: if a tensor has fewer elements than the CTA has threads, several threads load each
+element and one of them stores it. Nothing uses what the others load after that store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from cudal2gen.emulator import Report
 
 IN_CTA = "write after read by a thread in the same CTA"
-# Instructions that hand their operands on to their destination alone.
+# Instructions whose operands affect only their destination.
 _VALUES = re.compile(
     r"(mov|cvt|add|sub|mul|mad|fma|div|rem|neg|abs|min|max|and|or|xor|not|shl|shr|shf|prmt|selp|bfe|bfi|sqrt|rsqrt|rcp"
     r"|ex2|lg2|sin|cos|tanh)\."
@@ -19,7 +19,7 @@ _REGISTER = re.compile(r"%\w+")
 
 
 def is_of_copies(report: Report, ptx: str) -> bool:
-    """Does a race consist of a store and an earlier load of the same element by the threads that do not store it?"""
+    """Is a race between a store and an earlier load of the same element by threads that do not store it?"""
     if report.other is None or not report.message.startswith(IN_CTA):
         return False
     lines = ptx.splitlines()

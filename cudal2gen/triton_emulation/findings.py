@@ -1,4 +1,4 @@
-"""What a session raises at its end."""
+"""``Findings``: the exception that a session raises at its end."""
 
 from __future__ import annotations
 

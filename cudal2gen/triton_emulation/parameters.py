@@ -51,7 +51,7 @@ class Parameters:
             return self._tensor_map(descriptor, facts, name, role)
         if kind.startswith("*"):
             if not is_tensor(value):
-                value = getattr(value, "base", value)  # of triton.reinterpret's wrapper
+                value = getattr(value, "base", value)  # unwraps triton.reinterpret
             if value is None or isinstance(value, int):
                 return value or 0
             if not is_tensor(value):

@@ -24,7 +24,7 @@ from cudal2gen.triton_emulation.copies import is_of_copies
 from cudal2gen.triton_emulation.findings import Findings
 from cudal2gen.triton_emulation.parameters import Parameters, scratch
 
-OUR_BACKEND = "nvidia"  # whose place in Triton's list the emulated one takes
+OUR_BACKEND = "nvidia"  # the entry in Triton's list of backends that the emulated one replaces
 
 
 @dataclass
@@ -41,12 +41,12 @@ class Launch:
 
     @property
     def reports(self) -> list[Report]:
-        """Its findings, but for what Triton's compiler leaves out of every kernel."""
+        """Its findings, without those of code that Triton's compiler adds to every kernel."""
         return [report for report in self.result.reports if not self.is_compilers(report)]
 
     @property
     def compiler_reports(self) -> list[Report]:
-        """Its findings that no change of the kernel can mend."""
+        """Its findings in code that Triton's compiler adds, which no change of the kernel can mend."""
         return [report for report in self.result.reports if self.is_compilers(report)]
 
     def is_compilers(self, report: Report) -> bool:
@@ -79,9 +79,9 @@ class Session:
 
     @property
     def compiler_reports(self) -> list[Report]:
-        """Findings in what Triton's compiler adds: before copies by TMA it leaves out the fence behind the
-        initialisation of their mbarrier; of tensors with fewer elements than threads several threads load an
-        element, and one stores it in place."""
+        """Findings in code that Triton's compiler adds. Before copies by TMA it omits the fence after the
+        initialisation of their mbarrier. If a tensor has fewer elements than there are threads, several threads load an
+        element and one stores it in place."""
         return by_cause(report for launch in self.launches for report in launch.compiler_reports)
 
     # --- what is expected of tensors ---
@@ -96,7 +96,7 @@ class Session:
 
     def _mark(self, role: str, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
-            host_bytes(tensor)  # raises for what cannot be an argument
+            host_bytes(tensor)  # raises EmulatorError for tensors that cannot be arguments
             self.roles[tensor.untyped_storage().data_ptr()] = role
             self._tensors.append(tensor)
 
@@ -134,7 +134,7 @@ class Session:
     # --- launches ---
 
     def run_configured(self, tuner: Any, args: Sequence[object], values: dict[str, Any]) -> object:
-        """An autotuned kernel with one configuration: no emulated time says which is fast on a GPU."""
+        """Runs an autotuned kernel with one configuration, because no emulated time tells which is fast on a GPU."""
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         config, words = self._configuration(tuner, values)
         self.notes.append(f"{tuner.base_fn.__name__}: {words}: {config}")
@@ -163,7 +163,7 @@ class Session:
     ) -> None:
         """Run a compiled kernel; ``grid`` is Triton's, in programs. Raises EmulatorError, with the kernel's name."""
         if min(grid) < 1:
-            return  # Triton launches nothing then
+            return  # as Triton does, an empty grid launches nothing
         name, memory = source.fn.__name__, Memory()
         tensors = Tensors(memory, self.roles)
         try:
@@ -201,7 +201,7 @@ class Session:
         )
 
     def _settle(self, args: Sequence[object]) -> None:
-        """Outputs that have been written are contents from now on."""
+        """Outputs that have been written become ordinary contents."""
         for arg in args:
             if is_tensor(arg):
                 start = arg.untyped_storage().data_ptr()
