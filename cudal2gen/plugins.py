@@ -70,14 +70,14 @@ class Host:
         return f"{installed}; its plugin is off, {self.variable}=1 turns it on"
 
 
-# As vLLM has it at 9c9de631 (since 0.10) and SGLang at 0038b2b5, its hooks at 106f37ce.
+# Hook points of vLLM at 9c9de631 (since 0.10) and of SGLang at 0038b2b5 (its hooks at 106f37ce).
 VLLM = Host(
     "vLLM", "vllm", "CUDAL2GEN_VLLM", "vllm.model_executor.layers.utils.default_unquantized_gemm",
     ("layer", "x", "weight", "bias"),
 )  # fmt: skip
 SGLANG = Host("SGLang", "sglang", "CUDAL2GEN_SGLANG", SGLANG_HOOK, ("self", "layer", "x", "bias"))
 HOSTS = (VLLM, SGLANG)
-REPLACEMENTS: dict[str, Callable[..., Any]] = {}  # by host, what this process has put in place of its function
+REPLACEMENTS: dict[str, Callable[..., Any]] = {}  # replacements that this process has installed, by host
 
 
 def vllm() -> None:
@@ -173,7 +173,7 @@ def _takes() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], bool
     types = tuple(element.torch_dtype for element in ELEMENTS.values())
 
     def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        # Weights that are quantised by a subclass of tensors have a product of their own.
+        # Tensor subclasses of quantised weights bring their own product.
         return (
             x.dtype in types
             and x.dtype == weight.dtype

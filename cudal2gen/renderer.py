@@ -74,5 +74,5 @@ def render(record: Record) -> str:
     Raises jinja2.UndefinedError or TypeError for a fault in a template, never for a legal record.
     """
     text = _environment(record.TEMPLATES).get_template(f"{record.family}.cu.j2").render(r=record)
-    # A macro without output leaves an empty line.
+    # Removes the empty lines that macros without output leave.
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text))

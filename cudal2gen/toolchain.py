@@ -35,7 +35,7 @@ class Toolchain:
     cutlass_include: Path
     nvcc_version: str
     cutlass_version: str
-    compiles: bool = True  # not where the kernels come from elsewhere, see ``discover``
+    compiles: bool = True  # False if kernels were built elsewhere, see ``discover``
 
     @property
     def versions(self) -> dict[str, str]:

@@ -19,13 +19,13 @@ PR_SET_PDEATHSIG = 1  # prctl: the signal that this process gets when the thread
 # oom_score_adj of workers: when memory runs out, the system kills a worker rather than the process that waits for it.
 # A limit of address space would not do, because the emulator reserves far more than it touches.
 FIRST_VICTIM = "500"
-JOIN_S = 5.0  # for a process whose pipe is closed to be gone
+JOIN_S = 5.0  # seconds for a process to end after its pipe was closed
 
 A = TypeVar("A")
 
 
 class Task(NamedTuple):
-    """Arguments of a function, and what a user knows them by."""
+    """Arguments of a function, and the name by which users know the task."""
 
     name: str
     arguments: tuple[object, ...]
@@ -74,7 +74,7 @@ class Worker:
         self.pipe.close()
 
     def death(self) -> str:
-        """How a process ended whose pipe is closed: the rest of a sentence about it."""
+        """How a process with a closed pipe ended, as the rest of a sentence."""
         self._process.join(JOIN_S)
         code = self._process.exitcode
         if code is None or code >= 0:
@@ -113,7 +113,7 @@ class _Pool(Generic[A]):
         """Sends a task to an idle process, or to a new one."""
         worker = self._idle.pop() if self._idle else Worker("fork", _serve, self._function)
         self.busy[worker.pipe] = worker, task
-        with suppress(OSError):  # it died while idle; its pipe says so when an answer is awaited
+        with suppress(OSError):  # the process died while idle, which is seen when its answer is awaited
             worker.pipe.send(task.arguments)
 
     def collect(self) -> list[A | Lost]:
@@ -159,7 +159,7 @@ def _run(parent: int, serve: Callable[..., None], pipe: Connection, *arguments: 
     _die_with(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; only the parent handles it
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_VICTIM)
     with suppress(EOFError):
@@ -168,5 +168,5 @@ def _run(parent: int, serve: Callable[..., None], pipe: Connection, *arguments: 
 
 def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before prctl was called
         os._exit(1)

@@ -185,7 +185,7 @@ def simulate(plans: Sequence[Plan], workers: int, times: Times, in_flight: int) 
         steps = (thought if job is None else Evaluation(job, list[Trial]()) for job in plans[rank].jobs)
         return Flight(rank, plans[rank].race, steps)
 
-    flight.fly(begin, cluster, in_flight, lambda _: None, lambda _: None)
+    flight.run_races(begin, cluster, in_flight, lambda _: None, lambda _: None)
     return cluster
 
 

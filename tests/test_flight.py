@@ -82,7 +82,7 @@ def test_a_races_trials_do_not_depend_on_the_cluster() -> None:
     def run(workers: int, in_flight: int) -> None:
         store, learnt = list[Trial](), list[int]()
         cluster = Cluster(workers, Times(), Model(seed=3))
-        flight.fly(races(6, store), cluster, in_flight, lambda _: None, lambda ended: learnt.append(ended.rank))
+        flight.run_races(races(6, store), cluster, in_flight, lambda _: None, lambda ended: learnt.append(ended.rank))
         runs.append((store, learnt))
 
     for workers, in_flight in ((1, 1), (2, 8), (5, 3), (16, 64)):
@@ -101,7 +101,7 @@ def test_threads_and_a_process_of_its_own_give_the_same_trials() -> None:
     executors: list[Executor] = [InProcess(Model(seed=3)), InProcess(Model(seed=3)), worker]
     for store, in_flight, executor in zip(stores, (1, 3, 2), executors, strict=True):
         host = ThreadedHost(executor, in_flight)
-        flight.fly(races(4, store), host, in_flight, lambda _: None, lambda _: None)
+        flight.run_races(races(4, store), host, in_flight, lambda _: None, lambda _: None)
         host.close()
         executor.close()
     assert by_problem(stores[0]) == by_problem(stores[1]) == by_problem(stores[2])
@@ -120,7 +120,7 @@ def test_a_race_begins_after_the_lessons_that_it_is_promised_and_no_others(in_fl
 
     under_way: list[int] = []
     cluster = Cluster(3, Times())
-    flight.fly(
+    flight.run_races(
         begin,
         cluster,
         in_flight,

@@ -1,4 +1,4 @@
-"""Answers of a language model that chooses records: their JSON schema, what is read from them, and what is refused.
+"""Answers of a language model that chooses records: their JSON schema, how they are read, and what is refused.
 
 An answer is data. A proposal names a base and the fields that it changes; ``kernel.fit`` moves what the rules make
 follow, and a change that no legal record has is a ``Fault`` with its rule.
@@ -19,10 +19,10 @@ from cudal2gen.tuner.chat import Reply
 from cudal2gen.tuner.proposal import Proposal
 
 PROPOSER = "llm"
-MAX_FAULTS = 12  # of one answer
-LONGEST_REASON = 300  # characters of a rule or a reason in a prompt
-LONGEST_IDEA, DEEPEST = 2000, 32  # characters of a proposal, and brackets in it
-FIXED = frozenset({"family", *space.NO_DECISION})  # a change must leave these; its base chooses the family
+MAX_FAULTS = 12  # most faults that are kept of one answer
+LONGEST_REASON = 300  # most characters of a rule or a reason in a prompt
+LONGEST_IDEA, DEEPEST = 2000, 32  # most characters of a proposal, most nested brackets in it
+FIXED = frozenset({"family", *space.NO_DECISION})  # fields that a change must not set; its base chooses the family
 
 
 class Idea(BaseModel):
@@ -88,7 +88,7 @@ def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
     if "$ref" in node:
         return _without_titles(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
     left_out = ("title", "description", "default")
-    # Below "properties" these are names of fields.
+    # Below "properties" the same words are names of fields.
     return {
         name: {field: _without_titles(value, definitions) for field, value in item.items()}
         if name == "properties"
@@ -125,7 +125,7 @@ def _why_unreadable(reply: Reply) -> str:
 
 
 def _plausible(item: Any) -> bool:
-    """Whether an item is small, flat and storable enough for a proposal or for the trial of an illegal one."""
+    """Whether an item is small, flat and storable enough to be a proposal, or the trial of an illegal one."""
     try:
         text = json.dumps(item, ensure_ascii=False, allow_nan=False)
         text.encode()  # half a surrogate pair is no text
@@ -135,8 +135,8 @@ def _plausible(item: Any) -> bool:
 
 
 def _proposals(text: str) -> list[Any] | None:
-    """The last list of proposals in an answer, also amid prose: not every server enforces the schema, and a model that
-    reasons in the open drafts before it answers."""
+    """The last list of proposals in an answer, even within prose: some servers do not enforce the schema, and a model
+    that reasons in its answer writes drafts first."""
     items = None
     for answer in _objects(text):
         if isinstance(listed := answer.get("proposals"), list):
@@ -145,7 +145,7 @@ def _proposals(text: str) -> list[Any] | None:
 
 
 def _objects(text: str, limit: int = 100) -> Iterator[dict[str, Any]]:
-    """The JSON objects in a text, none within another, of its first ``limit`` opening braces outside of these."""
+    """The outermost JSON objects in a text, up to its first ``limit`` opening braces outside of objects."""
     start = 0
     for _ in range(limit):
         if (start := text.find("{", start)) < 0:

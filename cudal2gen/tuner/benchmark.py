@@ -37,7 +37,7 @@ from cudal2gen.tuner.proposal import MissingLibrary, Proposal, Proposer, Questio
 from cudal2gen.tuner.proposers import Evolution, Heuristics, Mixture, Nearest, PolicyProposer, Random, Tpe
 
 CHECKPOINTS = (4, 8, 16, 32)
-CLOSE = 0.98  # of the best known speed
+CLOSE = 0.98  # a search is close at this share of the best known speed
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Settings:
 
 
 def sized(settings: Settings, held_out: int) -> Settings:
-    """These settings with so many problems held out, and with training problems, rounds and seconds in proportion."""
+    """These settings for ``held_out`` problems, with training problems, rounds and seconds in proportion."""
     share = held_out / settings.held_out
     return replace(
         settings,
@@ -195,7 +195,7 @@ def interval(regrets: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[tup
     return tuple(regrets.mean((0, 1)).tolist()), tuple(zip(low, high, strict=True))
 
 
-Runs = Sequence[Sequence[Sequence[float]]]  # by problem and seed of the search, the selected times
+Runs = Sequence[Sequence[Sequence[float]]]  # selected times by problem and by seed of the search
 
 
 def summarise(name: str, runs: Sequence[Runs], best: Sequence[Sequence[float]], longest: int) -> Score:
@@ -222,7 +222,7 @@ def summarise(name: str, runs: Sequence[Runs], best: Sequence[Sequence[float]], 
 
 
 class Trained(NamedTuple):
-    """What learned from an environment's training problems.
+    """Everything that was trained on an environment's training problems.
 
     ``pool``: the best recorded record of each; ``portfolio``: few of them that serve many problems, best first.
     ``policies``: by name, None without torch.
@@ -236,7 +236,7 @@ class Trained(NamedTuple):
 
 
 def record_trials(environment: Environment, problems: Sequence[Problem], each: int, seed: int) -> list[TimedRecords]:
-    """Times of ``each`` drawn legal records of every problem."""
+    """Times of so many random legal records of each problem (``each``)."""
     rng = random.Random(seed)
     recorded = []
     for problem in problems:
@@ -489,7 +489,7 @@ def claims(comparison: Comparison) -> list[str]:
 
 
 def _against(prior: Score, score: Score) -> str:
-    """Where a trained policy has less regret than the prior that it started from."""
+    """Compares a trained policy's regret with that of the prior from which it started."""
     better = [c for c, value, other in zip(CHECKPOINTS, score.regret, prior.regret, strict=True) if value < other]
     apart = [c for c, value, other in zip(CHECKPOINTS, score.bounds, prior.bounds, strict=True) if value[1] < other[0]]
     return (

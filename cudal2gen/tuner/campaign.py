@@ -1,4 +1,4 @@
-"""Races over many problems: they resume from stored trials, and improvements go to the catalog."""
+"""Campaigns: races over many problems, resumed from stored trials; improvements go to the catalog."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cudal2gen.results import Trial
 from cudal2gen.tuner import race as races
 from cudal2gen.tuner import space
 from cudal2gen.tuner.executor import Executor
-from cudal2gen.tuner.flight import Flight, ThreadedHost, fly
+from cudal2gen.tuner.flight import Flight, ThreadedHost, run_races
 from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.race import Race
 
@@ -48,7 +48,7 @@ class Standing:
         return [race for race in self.races if race.improved]
 
     def early_ends(self, evaluations: int) -> Counter[str]:
-        """Why races of this run ended with fewer evaluations, and how many for each reason."""
+        """Reasons why races of this run ended early, each with the number of races."""
         short = [race for race in self.races if len(race.evaluations) < evaluations]
         return Counter(race.stop_reason for race in short if race.stop_reason != races.FINISHED)
 
@@ -73,7 +73,7 @@ class Incumbents:
 
 @dataclass
 class _Campaign:
-    """What its races have in common."""
+    """State that the races of a campaign share."""
 
     problems: Iterator[Problem]
     incumbent: Callable[[Problem], Record | None]
@@ -119,7 +119,7 @@ class _Campaign:
     def end(self, flight: Flight) -> None:
         """Moves a race to those that ended."""
         race = flight.race
-        # Candidates of a thousand problems would take gigabytes, and the trials hold the result.
+        # Dropped: the candidates of a thousand problems would take gigabytes, and the trials hold the result.
         race.candidates = space.Candidates(race.problem, (), ())
         self.standing.under_way = [other for other in self.standing.under_way if other is not race]
         self.standing.races.append(race)
@@ -170,7 +170,7 @@ def run(
         after(flight.race)
 
     try:
-        fly(campaign.begin, host, in_flight, campaign.end, learn)
+        run_races(campaign.begin, host, in_flight, campaign.end, learn)
     finally:
         host.close()
     standing.races = ranks

@@ -46,13 +46,14 @@ RATE_LIMIT = 429
 HOPELESS = (401, 402, 403, 404)
 TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)
 PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
-LONGEST_PAUSE = 20.0  # seconds that a server may ask for before a repetition; the model rests where it asks for more
-# After a failure no question is asked for as long as it took, FIRST_REST s at least, and twice as long after each
-# further one in a row. Where it took less than QUICK s, asking is cheap: MAX_SKIPPED questions at most are left out.
-FIRST_REST, LONGEST_REST, QUICK, MAX_SKIPPED = 1.0, 600.0, 1.0, 4
-LATEST_RETRY = 3600.0  # seconds: a server that asks for more is asked again then
-STEP_S = 1.0  # of waiting for the end of a rest
-MAX_BYTES = 1 << 20  # of an answer
+LONGEST_PAUSE = 20.0  # most seconds that a server may ask for before a repetition; for more, the model rests
+# After a failure the model rests as long as the failure took, at least MIN_BACKOFF_S seconds, and twice as long after
+# each further failure in a row, at most MAX_BACKOFF_S. A failure within QUICK_FAILURE_S is cheap: after it the rest also
+# ends when MAX_SKIPPED questions, or fewer, were skipped.
+MIN_BACKOFF_S, MAX_BACKOFF_S, QUICK_FAILURE_S, MAX_SKIPPED = 1.0, 600.0, 1.0, 4
+LATEST_RETRY = 3600.0  # most seconds that a server's own request for time is honoured
+STEP_S = 1.0  # seconds between looks while waiting for the end of a rest
+MAX_BYTES = 1 << 20  # most bytes of an answer
 KEY_HINT = "set its key in the variable CUDAL2GEN_LLM_KEY, or name another one by --llm-key"
 HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at --llm-url, which mostly ends in /v1, and at --llm-model"}
 LONGEST_ERROR = 400  # characters of a server's message
@@ -385,9 +386,9 @@ class Chat:
     one. ``path``: the transcript that every exchange is added to before it counts. ``budget``: of tokens, in and out;
     no question is asked that would begin beyond it. ``pause`` and ``clock``: seconds, for tests.
 
-    A failure rests the model for a time that grows to ``LONGEST_REST`` seconds; a server that names a time is asked
-    again then. Questions meanwhile are ``Unasked``; who has nothing else to do waits with ``rest``. While failures
-    last, each question is tried once.
+    A failure rests the model for a time that grows to ``MAX_BACKOFF_S`` seconds; a server that names a time is asked
+    again then. Questions meanwhile are ``Unasked``; a caller without other work waits with ``wait_for_server``. While
+    failures last, each question is tried once.
     """
 
     wire: Wire
@@ -398,7 +399,7 @@ class Chat:
     usage: Usage = field(default_factory=Usage)
     _forms: tuple[Form, ...] = FORMS
     _failures: int = 0
-    _rest_end: float = -math.inf
+    _backoff_end: float = -math.inf
     _skips: float = 0.0
     _limited: bool = False  # whether the last failure was a limit of the server's, which ends
     _failing_since: float = 0.0
@@ -413,13 +414,13 @@ class Chat:
         except Unasked:
             raise
         except Unavailable as error:
-            self._rest(error, self.clock() - begin)
+            self._back_off(error, self.clock() - begin)
             raise
         with self._lock:
-            self._failures, self._rest_end, self._limited = 0, -math.inf, False
+            self._failures, self._backoff_end, self._limited = 0, -math.inf, False
         return reply
 
-    def rest(self, stop: Callable[[], bool], announce: Callable[[float], None]) -> bool:
+    def wait_for_server(self, stop: Callable[[], bool], announce: Callable[[float], None]) -> bool:
         """Waits for the end of a rest that a limit of the server's began; whether there was one. ``announce`` receives
         its seconds first.
 
@@ -430,14 +431,14 @@ class Chat:
             limited, self._limited = self._limited, False
             return limited
         with self._lock:
-            end = self._rest_end
+            end = self._backoff_end
             if not self._limited or self.clock() >= end or end > self._failing_since + LATEST_RETRY:
                 return False
         announce(end - self.clock())
-        while (left := end - self.clock()) > 0:
+        while (seconds_left := end - self.clock()) > 0:
             if stop():
                 return False
-            self.pause(min(left, STEP_S))
+            self.pause(min(seconds_left, STEP_S))
         return True
 
     def conclude(
@@ -460,22 +461,22 @@ class Chat:
         """Raises Unasked while the model rests, and where the question would exceed the budget."""
         if not self.wire.live:
             return
-        reason, spent = "", False
+        reason, is_spent = "", False
         size = sum(tokens(message.content) for message in request.messages)
         if self.budget is not None and self.usage.tokens + size > self.budget:
-            spent = True
+            is_spent = True
             reason = (
                 f"the budget of {self.budget} tokens is spent, so nothing more is asked; --llm-budget TOKENS raises it"
             )
-        elif self._rests():
+        elif self._is_backing_off():
             reason = "the model rests after a failure"
         if reason:
             self._record(
                 Exchange(
-                    digest=request.digest, problem=problem.title, form=self._forms[0], error=reason, for_good=spent
+                    digest=request.digest, problem=problem.title, form=self._forms[0], error=reason, for_good=is_spent
                 )
             )
-            raise Unasked(reason, for_good=spent, retry_after=None if spent else self._rest_end - self.clock())
+            raise Unasked(reason, for_good=is_spent, retry_after=None if is_spent else self._backoff_end - self.clock())
 
     def _in_some_form(self, request: Request, problem: Problem) -> Reply:
         for form in self._forms:
@@ -533,15 +534,15 @@ class Chat:
         if self.path is not None:
             results.append([line], self.path)
 
-    def _rests(self) -> bool:
-        """Whether a question is to be left out, which it counts."""
+    def _is_backing_off(self) -> bool:
+        """Whether to skip a question because the model rests; counts the skipped question."""
         with self._lock:
-            resting = self._skips > 0 and self.clock() < self._rest_end
+            resting = self._skips > 0 and self.clock() < self._backoff_end
             self._skips -= resting
             return resting
 
-    def _rest(self, error: Unavailable, took: float) -> None:
-        """Begins a rest after a failure that took so many seconds."""
+    def _back_off(self, error: Unavailable, duration_s: float) -> None:
+        """Begins a rest after a failure that took ``duration_s`` seconds."""
         self._limited = error.retry_after is not None or error.status == RATE_LIMIT
         if not self.wire.live:
             return
@@ -550,12 +551,12 @@ class Chat:
             if self._failures == 1:
                 self._failing_since = self.clock()
             if error.status in NOT_UNDERSTOOD and self._failures == 1:
-                return  # the question's fault, perhaps; the next one may be shorter
+                return  # perhaps the question was too long; the next one may be shorter
             factor = 2.0 ** min(self._failures - 1, 30)
-            seconds = error.retry_after or min(max(FIRST_REST, took) * factor, LONGEST_REST)
-            quick = took < QUICK and not error.retry_after
+            seconds = error.retry_after or min(max(MIN_BACKOFF_S, duration_s) * factor, MAX_BACKOFF_S)
+            quick = duration_s < QUICK_FAILURE_S and not error.retry_after
             self._skips = min(factor, MAX_SKIPPED) if quick else math.inf
-            self._rest_end = self.clock() + seconds
+            self._backoff_end = self.clock() + seconds
             error.retry_after = seconds
 
 

@@ -18,8 +18,8 @@ from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Proposer, Question
 from cudal2gen.tuner.proposers import Nearest
 from cudal2gen.tuner.space import Candidates
 
-AT_ONCE = 2  # proposals of an early answer: what they show decides the next ones
-PARENTS = 3  # of the best trials that are climbed from
+AT_ONCE = 2  # proposals of an early answer: their trials decide the next ones
+PARENTS = 3  # best trials from which a climb starts
 
 
 def answer_size(question: Question, count: int) -> int:

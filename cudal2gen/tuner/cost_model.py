@@ -1,4 +1,4 @@
-"""The pooled cost model: what trials and recordings of many problems say of a record's time, and how sure that is.
+"""The pooled cost model: a record's time, with its uncertainty, from trials and recordings of many problems.
 
 log time = the timing model's estimate + what an ensemble of networks has learned that it misses + what the trials of
 the problem at hand say beyond both. The last part is a Gaussian process over decisions: its prior variance is the
@@ -28,10 +28,10 @@ from cudal2gen.tuner.regression import Ensemble, Samples
 
 SHIPPED = Path(__file__).with_name("cost_model.npz")
 FORMAT = 1
-NEAR_BEST = 0.15  # in log time: how far from a problem's best a record's weight falls by e
+NEAR_BEST = 0.15  # distance from a problem's best, in log time, at which a record's weight has fallen by e
 SCALE = 1.0  # standard deviation of a problem's own constant, in log time
-SPREAD = 0.08  # of a model without training problems
-LENGTHS = (0.8, 1.2, 1.8, 2.7, 4.0)  # of the process, in octaves and differing fields
+SPREAD = 0.08  # spread of a model without training problems
+LENGTHS = (0.8, 1.2, 1.8, 2.7, 4.0)  # length scales of the process that are tried, in octaves and differing fields
 NOISE = 0.006
 
 

@@ -34,7 +34,7 @@ SAMPLES: dict[Effort, int] = {"short": 5, "medium": 20, "long": 60}
 
 
 class Place(Protocol):
-    """The place of an evaluation, as trials store it. ``name``: gpu, replay or model; ``on``: a GPU or its stand-in."""
+    """Where an evaluation runs, as trials store it. ``name``: gpu, replay or model; ``on``: a GPU or its stand-in."""
 
     @property
     def name(self) -> Source: ...
@@ -103,7 +103,7 @@ class Replay:
             places.add(trial.on)
             try:
                 self._records.setdefault(trial.problem, []).append(parse(trial.record))
-            except IllegalRecord:  # an illegal proposal, or a record of rules that have changed
+            except IllegalRecord:  # an illegal proposal, or a record that today's rules refuse
                 continue
             for effort in self.order[: self.order.index(trial.effort) + 1]:
                 self._trials[self._key(trial.problem, trial.name, trial.record, effort)] = trial
@@ -139,8 +139,8 @@ class Replay:
         """The recorded medians in microseconds."""
         return np.array([self.evaluate(record.problem, [record])[0].median_us for record in records])
 
-    def knows(self, problem: Problem, record: Record, effort: Effort = "short") -> bool:
-        """Whether it would answer."""
+    def has_trial(self, problem: Problem, record: Record, effort: Effort = "short") -> bool:
+        """Whether ``evaluate`` would answer for a record."""
         return self._key(problem, record.name, record.model_dump(mode="json"), effort) in self._trials
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:

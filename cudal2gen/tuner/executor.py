@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-START_SECONDS = 300.0  # for a process to import what it needs and to find its device
+START_SECONDS = 300.0  # seconds for a process to import its modules and find its device
 
 
 class Job(NamedTuple):
@@ -111,7 +111,7 @@ class Worker:
         for job in jobs:
             yield JobResult(job, self._evaluate(job))
 
-    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - of two problems in flight
+    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - at most two problems are in flight
         """One after the other, in the order of submission."""
         return self._queue.submit(self._evaluate, job)
 

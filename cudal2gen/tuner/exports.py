@@ -1,4 +1,4 @@
-"""What a language model was asked and answered, and what that earned, as training data in the formats that TRL reads.
+"""Training data for TRL: a language model's questions and answers with the rewards that they earned.
 
 ``examples`` joins a transcript with the trials of its campaign; ``write`` makes three files of JSON lines, ordered by
 the stages of the curriculum:
@@ -53,8 +53,8 @@ class Rewards:
             self._trials.setdefault(_key(trial.problem, trial.record), []).append(trial)
 
     def of_answer(self, outcome: Outcome) -> float | None:
-        """The outcome's own reward; else the mean over its proposals with a trial, an illegal one's being that of a
-        failure. None where nothing is known of it."""
+        """The outcome's own reward; else the mean over its proposals with a trial, where an illegal one counts as a
+        failure. None if no trial tells."""
         if outcome.reward is not None:
             return outcome.reward
         if not outcome.proposals:

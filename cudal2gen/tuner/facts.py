@@ -1,4 +1,4 @@
-"""A record as the cost model sees it: numbers that follow from it on its problem, and tokens of its other decisions.
+"""Inputs of the cost model: numbers derived from a record on its problem, and tokens of its other decisions.
 
 The timing model's estimate and its bounds are among the numbers: the cost model learns what the estimate misses.
 """

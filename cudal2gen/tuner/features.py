@@ -1,4 +1,4 @@
-"""Problems and records as a policy sees them: tokens for decisions, numbers for what follows from them.
+"""Inputs of a policy: tokens for a record's decisions, numbers for the facts derived from them.
 
 A token is one value of one field, or of two fields that matter together. The numbers are facts that the record's own
 properties and the problem give: waves, their last one's share, steps of k, padding. No estimate of a time is among
@@ -37,7 +37,7 @@ NUMBERS = 12
 
 
 class Encoded(NamedTuple):
-    """Records of one problem. ``ids``: their tokens, 0 for none; ``numbers``: what follows from them."""
+    """Records of one problem. ``ids``: their tokens, 0 for none; ``numbers``: derived facts."""
 
     context: Floats
     ids: Ids
@@ -101,7 +101,7 @@ CONTEXT = 23
 
 
 def numbers(record: Record) -> list[float]:
-    """What follows from a record on its own problem and GPU."""
+    """Facts derived from a record on its own problem and GPU, as numbers."""
     gpu, registers = record.target, record.estimated_registers
     resident = max(1, record.ctas_per_sm(registers))
     waves = record.ctas / (resident * gpu.sms)
@@ -125,7 +125,7 @@ def numbers(record: Record) -> list[float]:
 
 
 def encode(vocabulary: Vocabulary, problem: Problem, fields: Sequence[Fields], records: Sequence[Record]) -> Encoded:
-    """Records as a policy sees them; fields and records belong together."""
+    """Records as a policy reads them; ``fields`` and ``records`` correspond one by one."""
     rows = [vocabulary.structure(structure) for structure in fields]
     ids = np.zeros((len(rows), max(map(len, rows), default=1)), np.int64)
     for at, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Many races at a time: while one race's records are measured, others propose, compile, or wait for a free GPU.
+"""Concurrent races: while one race's records are measured, others propose, compile, or wait for a free GPU.
 
 Races begin in their order, and of two waiting evaluations the one of the earlier race is first, so races end about in
 their order and the last ones do not wait for stragglers. What ends a race, such as lessons, is learnt in order as well:
@@ -15,7 +15,7 @@ from cudal2gen.results import Trial
 from cudal2gen.tuner.executor import Executor
 from cudal2gen.tuner.race import Evaluation, Race, Steps, Thought
 
-THREADS = 16  # that think at most; proposers that compute share one core, answers of servers are waited for
+THREADS = 16  # most threads for proposers: those that compute share one core, the others wait for servers
 
 
 class Flight(NamedTuple):
@@ -26,7 +26,7 @@ class Flight(NamedTuple):
     steps: Steps
 
 
-Waiting = Future[list[Trial]]  # the trials of an evaluation; none of a thought
+Waiting = Future[list[Trial]]  # trials of an evaluation; a thought has none
 
 
 class Host(Protocol):
@@ -74,21 +74,22 @@ def _think(thought: Thought) -> list[Trial]:
 
 
 def lag(in_flight: int) -> int:
-    """Of how many races before it a race need not have the lessons: with slack, so that a long race delays no other."""
+    """By how many races the lessons that a race begins with may lag, with slack, so that a long race delays no
+    other."""
     return 1 if in_flight == 1 else 2 * in_flight
 
 
-def fly(
+def run_races(
     begin: Callable[[int], Flight | None],
     host: Host,
     in_flight: int,
     end: Callable[[Flight], None],
     learn: Callable[[Flight], None],
 ) -> None:
-    """Runs races until ``begin``, asked for one rank after the other, has no more, ``in_flight`` of them at a time.
+    """Runs races, ``in_flight`` of them at a time, until ``begin``, which gets one rank after the other, returns None.
 
-    ``end`` receives each race as it ends, ``learn`` each in order, the latest possible. Both run on this thread, as do
-    all parts of races but thoughts and evaluations, so one thread stores trials.
+    ``end`` receives each race as it ends; ``learn`` receives each in order, as late as possible. Both run on this
+    thread, as do all parts of races but thoughts and evaluations, so one thread stores trials.
     """
     waiting: dict[Waiting, tuple[Flight, Thought | Evaluation]] = {}
     ended: dict[int, Flight] = {}

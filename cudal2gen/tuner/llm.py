@@ -24,7 +24,7 @@ from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.prompt import Evidence
 from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question
 
-RETRIES = 2  # of one question, for any fault of its answers
+RETRIES = 2  # repetitions of a question after faulty answers
 WAITING = 16  # most records in a prompt that were proposed and have no trial
 LONGEST_ABSENCE = 16  # rounds of a problem without a question after useless answers
 
@@ -135,14 +135,14 @@ class Llm(FixedStrategy):
         dialogue.exchange.result()
         return True
 
-    def rest(self, problem: Problem, stop: Callable[[], bool]) -> bool:
+    def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:
         """See ``Awaited``."""
         waiting = "nobody else proposes, so the search waits {:.0f} s, after which the server may be asked again"
-        if not self._chat.rest(stop, lambda seconds: self._warn_once(waiting.format(seconds))):
+        if not self._chat.wait_for_server(stop, lambda seconds: self._warn_once(waiting.format(seconds))):
             return False
         dialogue = self._dialogues.get(problem)
         if dialogue is not None and dialogue.exchange is not None and not dialogue.exchange.result():
-            dialogue.exchange = None  # it began during the rest, so nothing was asked
+            dialogue.exchange = None  # it began during the rest, so no question was sent
         return True
 
     def _request(
@@ -263,7 +263,8 @@ def connect(
 
 
 def _unproposed(proposals: Sequence[Proposal], question: Question, count: int) -> list[Proposal]:
-    """Those that nobody has proposed since they were asked for: at most ``count`` legal ones, and the illegal ones."""
+    """Proposals that no other proposer has made since the question: at most ``count`` legal ones, and the illegal
+    ones."""
     legal = [
         proposal
         for proposal in proposals

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 SHIPPED = places.PACKAGE / "tuner" / "notes"
 CLASSES: tuple[str, ...] = get_args(SizeClass)
-MAX_NOTE = 2000  # characters of a note in a prompt
-SETBACKS, MAX_SETBACKS = 3, 6  # trials of a change that was slower, at least; changes in a lesson, at most
-CHARACTERS_PER_TOKEN = 3.5  # of English mixed with numbers, for tokenisers of today: a guess on the safe side
+MAX_NOTE = 2000  # most characters of a note in a prompt
+SETBACKS, MAX_SETBACKS = 3, 6  # least trials of a slower change; most changes in a lesson
+CHARACTERS_PER_TOKEN = 3.5  # a safe guess for English mixed with numbers and current tokenisers
 _HEADING = re.compile(r"^## +(.+?)\s*$")
 _KEY = re.compile(r"^(gpus|classes|source|measured|problem|changes|gain): *(.*?)\s*$")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
@@ -174,10 +174,8 @@ class Memory:
         return note if _append(note, self.file) else None
 
     def learn_setbacks(self, race: Race) -> Note | None:
-        """Appends and returns what never helped in a race: see ``setbacks``. None where there is nothing of it.
-
-        Raises OSError where the file cannot be written.
-        """
+        """Appends and returns the lesson of changes that never helped in a race (``setbacks``); None if there is none.
+        Raises OSError if the file cannot be written."""
         if self.file is None or race.incumbent is None:
             return None
         note = setbacks(race.problem, race.incumbent, race.evaluations)

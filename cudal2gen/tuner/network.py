@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 HIDDEN = 24
-CAPACITY = 4096  # tokens that a policy can know
+CAPACITY = 4096  # most tokens of a policy
 
 
 class Net:

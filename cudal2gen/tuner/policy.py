@@ -319,13 +319,13 @@ class Policy:
 
     def copy(self, seed: int = 0) -> Policy:
         """An independent policy with the same parameters and draws of its own."""
-        twin = Policy(seed, self.learning_rate)
-        twin.vocabulary = Vocabulary(self.vocabulary.tokens[1:])
-        twin.steps = self.steps
-        for source, target in ((self.prior, twin.prior), (self.learned, twin.learned)):
+        copy = Policy(seed, self.learning_rate)
+        copy.vocabulary = Vocabulary(self.vocabulary.tokens[1:])
+        copy.steps = self.steps
+        for source, target in ((self.prior, copy.prior), (self.learned, copy.learned)):
             for name, tensor in source.tensors.items():
                 target.tensors[name].copy_(tensor.detach())
-        return twin
+        return copy
 
 
 def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:

@@ -20,10 +20,10 @@ from cudal2gen.tuner.answers import FIXED, LONGEST_REASON, schema
 from cudal2gen.tuner.proposal import Question
 from cudal2gen.tuner.proposers import distance
 
-Evidence = Callable[[Record], Sequence[str]]  # what a record's machine code shows, a line each
+Evidence = Callable[[Record], Sequence[str]]  # lines of evidence from a record's machine code
 
 BEST, WORST, FAILED, WINNERS = 4, 3, 8, 4  # most entries of each kind in a prompt
-FARTHEST = 12.0  # doublings of the extents, in sum, to a problem whose winner is shown
+FARTHEST = 12.0  # most doublings of extents, in sum, from a problem whose winner is shown
 
 SYSTEM = """\
 You tune half-precision matrix-multiply kernels for NVIDIA GPUs. A kernel is a record of typed fields. You are given one
@@ -178,7 +178,7 @@ def _incumbent_time(question: Question) -> Fields | None:
 
 
 def _bounds(incumbent: Record | None) -> Fields | None:
-    """What the incumbent's main loop would take if it needed one part of the chip alone, by the timing model."""
+    """Modelled times of the incumbent's main loop if it needed one part of the chip alone."""
     if incumbent is None:
         return None
     estimate = model.estimate(incumbent)
@@ -193,7 +193,7 @@ def _bounds(incumbent: Record | None) -> Fields | None:
 
 
 def _machine(bases: Mapping[str, Record], evidence: Evidence | None) -> dict[str, list[str]] | None:
-    """What their machine code shows of the incumbent and the fastest variant; None without ``evidence``."""
+    """Evidence from the machine code of the incumbent and the fastest variant; None without ``evidence``."""
     if evidence is None:
         return None
     return {label: list(evidence(bases[label])) for label in ("incumbent", "best1") if label in bases}

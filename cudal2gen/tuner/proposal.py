@@ -82,15 +82,15 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class Awaited(Protocol):
-    """A proposer whose answers come later. A race waits for one only where nobody has anything to evaluate."""
+    """A proposer whose answers come later. A race waits for them only when no other work is left."""
 
     def wait(self, problem: Problem) -> bool:
         """Waits for an answer under way on a problem; whether there was one. Raises what asking for it raised."""
         ...
 
-    def rest(self, problem: Problem, stop: Callable[[], bool]) -> bool:
-        """Where no answer comes because a server asked for time, waits until it may be asked again; whether it may.
-        ``stop`` ends the waiting."""
+    def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:
+        """If a server asked for time, waits until it may be asked again and returns whether it may. ``stop`` ends the
+        waiting."""
         ...
 
 

@@ -27,7 +27,7 @@ from cudal2gen.tuner.proposal import (
 )
 from cudal2gen.tuner.space import Candidates
 
-FAILED = -20.0  # the score of a failure: below the logarithm of any measured speed
+FAILED = -20.0  # score of a failure, below the logarithm of any measured speed
 
 
 class Random(FixedStrategy):
@@ -204,7 +204,7 @@ class Heuristics(FixedStrategy):
         self._finished: dict[Problem, int] = {}
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """The package's first sixteen, in its order; then nothing."""
+        """The first sixteen choices of the package, in its order; then no more."""
         count_before = self._finished.get(question.problem, 0)
         if count_before >= 16:
             return []
@@ -357,8 +357,8 @@ class Mixture:
         """Waits for the first that has an answer under way: see ``Awaited``."""
         return any(proposer.wait(problem) for proposer in self._proposers if isinstance(proposer, Awaited))
 
-    def rest(self, problem: Problem, stop: Callable[[], bool]) -> bool:  # noqa: ARG002
-        """Never: with others a race goes on, or ends, without one that rests."""
+    def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:  # noqa: ARG002
+        """Returns False at once: with other proposers a race goes on, or ends, without one that rests."""
         return False
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:

@@ -21,9 +21,9 @@ from cudal2gen.tuner.proposal import Awaited, Proposal, Proposer, Question, tria
 from cudal2gen.tuner.space import Candidates
 
 Store = Callable[[Sequence[Trial]], None]
-HALVES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3))  # how many of the best are timed again
-FINISHED = "finished before"  # in an earlier run
-IDLE = 3  # batches in a row without a new legal record that end a race
+HALVES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3))  # how many of the best records are timed again
+FINISHED = "finished before"  # reason of a race that an earlier run has finished
+IDLE = 3  # a race ends after so many batches without a new legal record
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class Race:
 
 
 class Thought(NamedTuple):
-    """A proposer's part of a race: it observes new trials, and proposes. Nothing else of the race asks the proposer
-    meanwhile, so any thread may run it. ``proposals`` receives its answer; ``stop`` ends its waiting."""
+    """A proposer's step of a race: it observes new trials, then proposes. No other step of the race uses the proposer
+    meanwhile, so any thread may run it. ``proposals`` receives the answer; ``stop`` ends its waiting."""
 
     proposer: Proposer
     question: Question
@@ -124,9 +124,9 @@ class Thought(NamedTuple):
             self.proposer.observe(self.question, self.new)
         if self.most:
             self._propose()
-            waits = 1  # for answers: one at first, and one after each rest
+            waits = 1  # waits left for answers: one at first, one more after each rest of the server
             while isinstance(self.proposer, Awaited) and not any(proposal.record for proposal in self.proposals):
-                if self.proposer.rest(self.question.problem, self.stop):
+                if self.proposer.wait_for_server(self.question.problem, self.stop):
                     waits = 1
                 elif waits and self.proposer.wait(self.question.problem):
                     waits = 0
@@ -139,7 +139,7 @@ class Thought(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """An executor's part of a race; ``trials`` receives a trial for each record of the job."""
+    """An executor's step of a race; ``trials`` receives a trial for each record of the job."""
 
     job: Job
     trials: list[Trial]

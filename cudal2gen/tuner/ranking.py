@@ -1,4 +1,4 @@
-"""Proposers on real recordings: what each ranks first, and how it searches, on problems held out by size.
+"""Comparison of proposers on real recordings: their rankings and searches on problems held out by size.
 
 Sizes (m, n, k) go into folds, over all GPUs and layouts; each fold is held out once, and everything that learns is
 trained on the other folds alone. Regret: time of the chosen record over the best recorded one, minus 1.
@@ -65,8 +65,8 @@ class Fold(NamedTuple):
     trained: Recordings
     held_out: Recordings
     model: CostModel
-    ratios: Mapping[str, Mapping[Tile, float]]  # by GPU, a tile's median time over its problem's best
-    best: Mapping[str, list[Record]]  # by GPU, each training problem's best record
+    ratios: Mapping[str, Mapping[Tile, float]]  # GPU -> tile -> its median time over its problem's best
+    best: Mapping[str, list[Record]]  # GPU -> the best record of each training problem
 
 
 def folds(recordings: Recordings, settings: Settings, progress: Callable[[str], None]) -> Iterator[Fold]:

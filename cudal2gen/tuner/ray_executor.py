@@ -35,11 +35,11 @@ from cudal2gen.tuner.environment import Environment, trial_of
 from cudal2gen.tuner.executor import Job, JobResult
 from cudal2gen.version import __version__
 
-Parcel = dict[str, dict[str, bytes]]  # a build directory's name, its files' names, their contents
+Parcel = dict[str, dict[str, bytes]]  # build directory -> file name -> content
 GPU, CPU = "GPU", "CPU"  # Ray's names of resources; tests simulate GPUs by a resource of another name
-AHEAD = 4  # problems in flight per GPU: one is measured, the others compile, propose, or wait for a free GPU
-THREADS = 1024  # of the driver at most: one sleeps for each job, or part of one, until it ends
-TEND_SECONDS = 0.1  # between two looks at the cluster
+AHEAD = 4  # problems in flight per GPU: one is measured while others compile, propose, or wait for a GPU
+THREADS = 1024  # most threads of the driver; each job, or part of one, has a thread that sleeps until it ends
+TEND_SECONDS = 0.1  # seconds between two looks at the cluster
 PING_SECONDS = 20.0
 
 
@@ -131,8 +131,8 @@ class Measurer:
 
 
 class Idle:
-    """Idle workers, and the jobs that wait for one: the next worker goes to the job of the least rank, of equal ones to
-    that which waits longest."""
+    """Idle workers, and jobs that wait for one. The next worker goes to the job of the lowest rank; among equal ranks
+    to the one that has waited longest."""
 
     def __init__(self) -> None:
         self._lock, self._order = threading.Lock(), itertools.count()
@@ -140,7 +140,7 @@ class Idle:
         self._waiting: list[tuple[int, int, SimpleQueue[Any]]] = []
 
     def put(self, worker: Any) -> None:
-        """A worker became idle."""
+        """Adds a worker that became idle."""
         with self._lock:
             if self._waiting:
                 heapq.heappop(self._waiting)[2].put(worker)
@@ -148,23 +148,24 @@ class Idle:
                 self._workers.append(worker)
 
     def get(self, rank: int, seconds: float) -> Any:
-        """A worker, or None where none comes to this job within ``seconds``; eightfold jobs, eightfold seconds."""
+        """A worker, or None if none becomes idle for this job in time: ``seconds``, and as much again for each eight
+        waiting jobs."""
         with self._lock:
-            if self._workers:  # then nothing waits
+            if self._workers:  # no job waits while a worker is idle
                 return self._workers.popleft()
-            hand: SimpleQueue[Any] = SimpleQueue()
-            ticket = rank, next(self._order), hand
+            slot: SimpleQueue[Any] = SimpleQueue()
+            ticket = rank, next(self._order), slot
             heapq.heappush(self._waiting, ticket)
-            seconds *= 1 + len(self._waiting) // 8  # hundreds of threads that look often are work of their own
+            seconds *= 1 + len(self._waiting) // 8  # fewer wake-ups where hundreds of threads wait
         try:
-            return hand.get(timeout=seconds)
+            return slot.get(timeout=seconds)
         except Empty:
             with self._lock:
                 if ticket in self._waiting:
                     self._waiting.remove(ticket)
                     heapq.heapify(self._waiting)
                     return None
-            return hand.get()  # it came in this moment
+            return slot.get()  # a worker was assigned just now
 
 
 class RayExecutor:
@@ -209,7 +210,7 @@ class RayExecutor:
         self._lock = threading.Lock()
         self._idle, self._tended = Idle(), 0.0
         self._pool = ThreadPoolExecutor(THREADS, "ray-job")
-        self._jobs = 0  # that have begun and not ended
+        self._jobs = 0  # jobs that have begun and not ended
         self._workers: list[Any] = []
         self._starting: list[tuple[Any, Any]] = []
         self._misfits: list[Any] = []
@@ -270,7 +271,7 @@ class RayExecutor:
                 whole.set_running_or_notify_cancel()
             try:
                 whole.set_result([trial for future in futures for trial in future.result()])
-            except BaseException as error:  # of a part, which is the whole's: a cancelled one, or no worker
+            except BaseException as error:  # a part that fails (cancelled, or no worker) fails the whole job
                 whole.set_exception(error)
 
         for place, future in enumerate(futures):
@@ -342,7 +343,7 @@ class RayExecutor:
         while not self._closed:
             self._tend()
             if (actor := self._idle.get(rank, TEND_SECONDS)) is None:
-                if self._workers:  # busy ones
+                if self._workers:  # busy workers
                     begin = time.monotonic()
                 elif time.monotonic() - begin > self._patience:
                     raise Unreachable(self._absence())
@@ -381,7 +382,7 @@ class RayExecutor:
         try:
             name, on, version = self._ray.get(identity)
         except self._ray.exceptions.RayError as error:
-            # The last line is the environment's exception.
+            # The last line of the error is the environment's own exception.
             self._fault, self._faults = _lines(error)[-1], self._faults + 1
             return
         if not self.on:

@@ -45,7 +45,7 @@ class Roster:
         self._llm = llm() if llm and "llm" in names else None
         self._learning: dict[Problem, PolicyProposer] = {}
         for name in self._names:
-            self._make(name, seed)  # raises here where a library is missing
+            self._make(name, seed)  # raises MissingLibrary at the start, not in the first race
 
     def proposer(self, problem: Problem) -> Proposer:
         """A race's own proposer; the language model and its limits are shared."""

@@ -1,4 +1,4 @@
-"""What may be proposed for a problem: the legal structures, and the free fields that are chosen beside them.
+"""The search space of a problem: legal structures, and free fields that are chosen beside them.
 
 Families propose decisions (``Record.candidates``); ``candidates`` keeps those that the record's own rules pass, each a
 structure. Fields that no rule ties to others (``Record.free_fields``) are chosen beside the structure, so that they do
@@ -30,7 +30,7 @@ from cudal2gen.kernel import (
     parse,
 )
 
-# Fields that are no decision: the question, and where the answer comes from.
+# Fields that are no decisions: those of the problem, and the origin.
 NO_DECISION = frozenset({"problem", *Problem.model_fields, "origin"})
 
 
@@ -112,7 +112,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Recorded(Candidates):
-    """What was recorded of a problem, and nothing else; free fields are as they were recorded."""
+    """The recorded candidates of a problem; free fields stay as they were recorded."""
 
     @cached_property
     def heads(self) -> dict[str, Mapping[str, Sequence[Fields]]]:
@@ -143,11 +143,9 @@ def recorded(records: Iterable[Record]) -> Recorded:
 
 
 def adopt(record: Record, structures: Candidates, source: str) -> Record:
-    """Another problem's decisions for this one: as they are where that is legal, else the nearest legal record.
-
-    Those of another GPU are replaced by the candidate most like them: near a record of the wrong generation there is
-    no good one.
-    """
+    """Another problem's decisions applied to this problem: unchanged where that is legal, else the nearest legal
+    record. Decisions for another GPU are replaced by the most similar candidate, because a record of the wrong
+    generation has no good legal neighbour."""
     problem = structures.problem
     if isinstance(structures, Recorded):
         return structures.compose(int(structures.distances(decisions(record)).argmin()), {}, source)
@@ -160,7 +158,7 @@ def adopt(record: Record, structures: Candidates, source: str) -> Record:
 
 
 def credited(record: Record, source: str) -> Record:
-    """The record as a tuner's own."""
+    """The record with the tuner as its origin."""
     return record.at(record.problem, origin=Origin(source=source, structure="tuned", changed=()))
 
 

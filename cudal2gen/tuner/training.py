@@ -23,7 +23,7 @@ def pooled(trials: Sequence[Trial], sizes: Sequence[tuple[int, int, int]], seed:
     misses nothing, so that a family without measurements is ordered by it.
     """
     trained = cost_model.train([*cost_model.timed(trials), *timing_model_alone(sizes, seed)], seed)
-    # What was recorded says little of how far the estimate is off for a family without measurements.
+    # Recordings of other families say little about the estimate's error for a family without measurements.
     trained.spread = max(trained.spread, cost_model.SPREAD)
     return trained
 

@@ -1,4 +1,4 @@
-"""Is a built kernel right? Its PTX executed by the emulator, or its binary on a device, on problems that stress it.
+"""Verdicts on built kernels: PTX executed by the emulator, or the binary on a device, on problems that stress it.
 
 - ``problems``: which shapes and inputs a record is executed with, and how its matrices are stored.
 - ``emulated``: the emulator's verdict. Its names are also this package's: ``validator.validate`` and its parts.

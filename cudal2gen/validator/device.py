@@ -1,4 +1,4 @@
-"""A device's verdict on any contender: is what it computes right, and does it keep to the memory it was handed?
+"""A device's verdict on a contender: whether its results are right, and whether it stays within its memory.
 
 Every problem runs three times: on fresh matrices, on other fresh ones with the same numbers, and once more on the first
 ones with new numbers in them. D and aux are poisoned before each run, differently in the second; ``matrices`` says how
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 Open = Callable[[Record], Contender]
 Baseline = Callable[[Problem], Contender]
 
-DRAWS = 3  # of normal inputs, for the published criterion
+DRAWS = 3  # draws of normal inputs for the published criterion
 # Relative margins by which the largest error and the root mean square error may exceed the baseline's. Which of two
 # orders of sums has the larger maximum is chance: on 64x64 it varies by a sixth, the root mean square by 2 %.
 SLACK, SLACK_RMS = 2.0**-6, 2.0**-4
-DEVICE_ERROR = "device-error"  # begins the finding after which a device answers nothing else
+DEVICE_ERROR = "device-error"  # beginning of a finding after which the device does not work any more
 
 
 class Device(Protocol):
@@ -101,7 +101,7 @@ def run_case(
 
         _finish(device, contender.bind(second.operands))
         same_bits = second.holds(bits)
-        # The second poison is a number that a product may be: where it stays shows in the comparison.
+        # The second poison is an ordinary number: the comparison shows where it was left.
         elsewhere = [finding for finding in second.findings(number) if not finding.startswith("unwritten")]
         elsewhere += [] if same_bits else second.compare(inputs).findings
         findings += [f"in other memory: {finding}" for finding in elsewhere]
@@ -243,7 +243,7 @@ def validate(
 
     refusals: list[str] = []
     try:
-        with _refusals(refusals):  # of opening it
+        with _refusals(refusals):  # refusals while opening it
             for shape, inputs in _plan(record, own):
                 if alive():
                     seed = 2 * len(cases)

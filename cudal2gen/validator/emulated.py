@@ -38,7 +38,7 @@ from cudal2gen.workers import Lost, Task
 
 Array = NDArray[Any]
 
-LOOP_ROOM = 10_000  # backward branches for copies and stores, beside those for steps of k
+LOOP_ROOM = 10_000  # backward branches allowed for copies and stores, beside those for steps of k
 
 
 class Product(NamedTuple):
@@ -163,7 +163,7 @@ class _Matrices:
         return self.memory.upload(zeros, "output", region=written, name=name)
 
     def _written(self, n: int) -> Array:
-        """Which elements of D the products are."""
+        """Mask of the elements of D that the products write."""
         (m, ldd), last = self._d_shape, self._places_d[-1]
         written = np.zeros(last.stop, bool)
         for place, rows in zip(self._places_d, self._rows, strict=True):
@@ -229,7 +229,7 @@ class _Matrices:
         places = zip(self._places_d, self._rows, strict=True)
         parts = [whole[place].reshape(self._d_shape)[np.ix_(rows, self._d_cols)] for place, rows in places]
         aux = None
-        if self._aux:  # of one product only
+        if self._aux:  # aux exists for a single product only
             aux = self._aux.bytes().view(self._type_d).reshape(self._aux_shape)[np.ix_(self._rows[0], self._cols)]
         return tuple(
             Product(a, b, d, fused, aux) for (a, b), d, fused in zip(self._operands, parts, self._fused, strict=True)
@@ -259,7 +259,7 @@ def execute(
     matrices = _Matrices(record, shape, rows, cols, inputs, seed, packed=counters)
     options = record.launch_options | shape.launch_options
     corners = partial(_corner_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
-    # No loop of a right kernel turns more often than all its tiles have steps.
+    # No loop of a right kernel turns more often than the steps of all tiles together.
     row_tiles = ceil_div(m, record.bm) * shape.batch + len(shape.groups)
     turns = LOOP_ROOM + 16 * row_tiles * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
     modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse, rounding=rounding)
@@ -324,7 +324,7 @@ def _fused_drawn(
 
 
 def _cols_of_d(record: Record, cols: Array) -> Array:
-    """The columns of D that come of some of the product: all, or one of each gated pair."""
+    """The columns of D computed from some columns of the product: all, or one of each gated pair."""
     if not record.fusion.gate:
         return cols
     half = GATE_COLS // 2
@@ -376,7 +376,7 @@ def run_case(
 
 
 def place(rounding: emulator.RoundingName) -> str:
-    """Where a verdict is from: the emulator, and how its tensor cores round where that is not its model."""
+    """The place of a verdict: the emulator, and the rounding of its tensor cores if that is not its default model."""
     return "emulator" if rounding == "model" else f"emulator, {rounding} rounding"
 
 
@@ -447,6 +447,6 @@ def validate_all(
 
     Closing the iterator ends the processes. Raises EmulatorError without a C compiler.
     """
-    emulator.runtime_path()  # built once, before many processes look for it
+    emulator.runtime_path()  # built once, before the worker processes need it
     tasks = (Task(record.name, (record, artifact, library, rounding)) for record, artifact in work)
     return workers.answers(validate, tasks, jobs)

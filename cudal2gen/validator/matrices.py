@@ -1,4 +1,4 @@
-"""Matrices in guarded memory: what a kernel reads or writes outside of them shows.
+"""Matrices in guarded memory, which reveals reads and writes outside of them.
 
 All matrices lie inside larger allocations, and their rows are longer than what is computed unless sizes are compiled
 in: what lies around A, B, bias and C is NaN, what lies around D and aux must stay as it was, the inputs too. Products
@@ -23,7 +23,7 @@ from cudal2gen.validator.problems import PADDING, strides
 if TYPE_CHECKING:
     import torch
 
-GUARD = 4096  # elements before and after each matrix
+GUARD = 4096  # guard elements before and after each matrix
 
 
 class Guarded:
@@ -58,17 +58,17 @@ class Guarded:
         matrices = inside[:, :, :cols]
         self.matrix = matrices if count is not None else matrices[0]
         self.bits = self.matrix.view(bits)
-        between = inside[:, :, cols:].view(bits)  # no copy: what is written there must show
+        between = inside[:, :, cols:].view(bits)  # a view, so that writes are seen
         self._between = between if count is not None else between[0]
         self._behind_products = products[:, rows * stride :].view(bits)
         self._bits_before: torch.Tensor | None = None
 
     def keep(self) -> None:
-        """Remembers the matrix: from now on it must not change."""
+        """Remembers the content, which must not change from now on."""
         self._bits_before = self.bits.clone()
 
     def changes(self) -> Iterator[str]:
-        """What was written that must not be."""
+        """Describes forbidden writes."""
         if self._bits_before is not None and (places := _places(self.bits != self._bits_before)):
             yield f"input-changed: {places} of {self.name}"
         for where, bits in (
@@ -137,7 +137,7 @@ class Matrices:
             self._read["C"], more["c"] = c, c.matrix
         more |= ({"alpha": ALPHA} if fusion.scale else {}) | ({"beta": BETA} if fusion.residual else {})
         self._written = [self.d]
-        if fusion.aux:  # of one product only
+        if fusion.aux:  # aux exists for a single product only
             aux = Guarded(empty, output, "aux", m, n, aligned(n) + PADDING, output.canary)
             more["aux"] = aux.matrix
             self._written.append(aux)
@@ -243,7 +243,7 @@ class Matrices:
             matrix.keep()
 
     def findings(self, poison: int) -> list[str]:
-        """What a run did beside computing: changed inputs, writes outside of D and aux, elements of them left
+        """Faults of a run beside its values: changed inputs, writes outside of D and aux, elements of them left
         unwritten."""
         findings = list(chain.from_iterable(matrix.changes() for matrix in (*self._read.values(), *self._written)))
         behind = self.d.bits[sum(self._groups) :] if self._groups else self.d.bits[:0]
@@ -261,7 +261,7 @@ class Matrices:
         return tuple(matrix.bits[rows] for matrix in self._written)
 
     def holds(self, bits: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the bits of what the run stored."""
+        """Whether the run's outputs have these bits."""
         return all(bool((now == kept).all()) for now, kept in zip(self.computed_bits, bits, strict=True))
 
     def compare(self, inputs: str, stored: Sequence[torch.Tensor] | None = None) -> Comparison:

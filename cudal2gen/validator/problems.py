@@ -16,8 +16,8 @@ from cudal2gen.results import Case
 
 Array = NDArray[Any]
 
-SMALL_PROBLEM = 1 << 24  # m n k up to which a record's own problem is executed as a whole
-CLUSTERS = 2  # at once on the device that executes problems; CTAs without a cluster count as one each
+SMALL_PROBLEM = 1 << 24  # largest m * n * k of a record's own problem that is executed as a whole
+CLUSTERS = 2  # resident clusters of the executing device; a CTA without a cluster counts as one
 PADDING = 8  # elements between the rows of a matrix whose leading dimension is not compiled in
 
 
@@ -204,7 +204,7 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
     """m, n, k around the tile and the ring, whatever is compiled in."""
     bm, bn, bk = record.bm, record.bn, record.k_step
     stages, least = record.ring_steps, record.split_k
-    # Steps behind the first ones: as many as the kernel takes, so that the loop copies the last one.
+    # More steps than the ring holds, so that the loop itself copies the last one.
     in_loop = min(stages, ceil_div(record.most_k, bk) - least) if record.most_k else stages
     below, at, above = (bk * max(least, steps) for steps in (stages - 1, stages, stages + 2))
     sizes = [(bm, bn, bk * least), (2 * bm, bn, below), (bm, 2 * bn, at), (2 * bm, 3 * bn, above)]
@@ -212,7 +212,7 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
         sizes += [(bm, bn, bk * (least + 1)), (bm, bn, bk * least * (stages + 1))]
     if record.most_k:
         sizes.append((bm, bn, record.most_k))
-    if (places := record.tiles_at_once) > 1 and not record.grouped:  # many groups have many tiles
+    if (places := record.tiles_at_once) > 1 and not record.grouped:  # groups have shapes of many tiles anyway
         # Three tiles of a CTA in its first place: the third waits for a phase of the first one's parity.
         tiles = ceil_div(CLUSTERS * (2 * places + 1), record.split_k)
         sizes.append((bm * record.cluster_ctas, bn * tiles, bk * least))

@@ -24,9 +24,9 @@ from cudal2gen.launcher import LaunchError, OpenKernel
 from cudal2gen.validator.problems import Shape, strides
 
 TOOLS = ("memcheck", "racecheck")
-# What the process prints before it launches the kernel, and when the kernel has run.
+# Lines that the process prints before the launch, and after the kernel has run.
 STARTED, DONE = "launching", "launched once"
-REFUSED = "not supported"  # of the device, by the tool
+REFUSED = "not supported"  # the tool's words for a device that it does not support
 CLEAN = "0 errors"
 NOT_RUN = "not run: "
 NO_LAUNCH = "the tool reports no launch"
@@ -99,7 +99,8 @@ def check(
 
 
 def answer(output: str) -> tuple[str, list[str]]:
-    """The answer in a tool's output: it saw a launch only if it sums up, and the process reports that it launched."""
+    """The tool's answer, read from its output. It counts only if the tool printed a summary and the process reported
+    its launch."""
     lines = [line.strip() for line in output.splitlines()]
     summaries = [match for match in map(SUMMARY.search, lines) if match]
     counts = [sum(int(count) for count in match.groups() if count) for match in summaries]

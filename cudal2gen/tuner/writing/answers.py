@@ -1,4 +1,4 @@
-"""What a reply proposes: whole texts or patches, each with the fields of its launch; and its faults, in words."""
+"""Replies of the model: whole texts or patches with the fields of their launch, and descriptions of faults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cudal2gen.tuner.chat import Reply
 from cudal2gen.tuner.writing import patches
 
 CHANGEABLE = (*LAUNCHED, "padding", "options")
-LONGEST_WHY = 600  # characters of a reason
-MAX_OPENINGS = 40  # places of a reply where JSON may begin
+LONGEST_WHY = 600  # most characters of a reason
+MAX_OPENINGS = 40  # most places of a reply where JSON may begin
 _FENCE = re.compile(r"^```[ \t]*([\w+]*)[^\n]*\n(.*?)^```", re.M | re.S)
 _CODE = frozenset(("cuda", "cu", "cpp", "c++", "c"))
 
@@ -70,7 +70,7 @@ def schema() -> dict[str, Any]:
 
 
 def drafts(reply: Reply, bases: Mapping[str, Base], most: int) -> tuple[list[Draft], list[str]]:
-    """The drafts of a reply, at most so many, and what is wrong with its other ideas."""
+    """At most ``most`` drafts of a reply, and the faults of its other ideas."""
     ideas = _of_json(reply.text)
     if ideas is None:
         ideas = list(_of_prose(reply.text))
@@ -90,7 +90,7 @@ def drafts(reply: Reply, bases: Mapping[str, Base], most: int) -> tuple[list[Dra
 
 
 def _draft(idea: Idea, bases: Mapping[str, Base]) -> Draft:
-    """Raises ValueError in words."""
+    """The draft of an idea. Raises ValueError with an explanation for the model."""
     if idea.base not in bases:
         raise ValueError(f"base {brief(idea.base)}: must be one of {', '.join(bases)}")
     base = bases[idea.base]

@@ -1,4 +1,4 @@
-"""How the kernel of a record is graded: ``check_source``'s description of its launch, of any convention.
+"""The grading contract of a record's kernel: ``check_source``'s description of its launch, for all conventions.
 
 What ``launcher.cpp`` does on a device, as expressions of m, n and k: grid, arguments, tensor maps, workspace.
 """
@@ -17,8 +17,8 @@ from cudal2gen.kernel.launch import Cluster, Launch, Tiles, Tma
 
 Array = NDArray[np.float64]
 
-RESIDENT = 2  # clusters of a persistent grid: each takes several tiles
-POLICIES = (0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000)  # of the L2, as ``launch.h`` has them
+RESIDENT = 2  # clusters of a persistent grid, few enough that each takes several tiles
+POLICIES = (0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000)  # L2 cache policies, as in ``launch.h``
 
 
 def description(record: Record) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def description(record: Record) -> dict[str, Any]:
     buffers = {"a": f"in:{element}[m, k]", "b": f"in:{element}[{shape_b}]", "d": f"out:{output}[m, n]"}
     parts: list[int | str] = [0, 0]
     if _has_workspace(launch):
-        # A stream of k keeps the parts of its last wave, at most two for each cluster that runs.
+        # stream_k keeps partial tiles of the last wave, at most two per cluster that runs.
         shared = isinstance(launch, Tma) and launch.stream_k
         tiles = f"{RESIDENT if shared else _tiles(launch)} * {_cluster(launch)}"
         parts_of_tile = 2 if shared else launch.split_k
@@ -101,7 +101,7 @@ def _launch(record: Record, launch: Launch, parts: list[int | str]) -> dict[str,
 
 
 def _grid(launch: Launch, options: dict[str, int]) -> str:
-    """Of convention tiles."""
+    """The grid of the convention ``tiles``."""
     across, down = f"ceil_div(n, {launch.bn})", f"ceil_div(m, {launch.bm}) * {launch.split_k}"
     raster = launch.raster if isinstance(launch, Tiles) else "plain"
     if raster == "persistent":
@@ -134,7 +134,7 @@ def _shapes(record: Record) -> tuple[list[dict[str, int]], dict[str, tuple[int, 
     bm, bn, bk, launch = record.bm, record.bn, record.k_step, record.launch
     ring = record.ring_steps + 1
     steps = [max(record.split_k, count) for count in (1, ring)]
-    # Rows on 16 bytes where n runs along B, or D is stored in vectors.
+    # Rows must start on 16 bytes where those of B run along n or D is stored in vectors.
     whole = launch.d_vector if launch.stores_vectors else 8 if record.layout == "nn" else 1
     if not record.predicated:
         sizes = [(bm, 2 * bn, bk * steps[0]), (2 * bm, bn, bk * steps[1])]

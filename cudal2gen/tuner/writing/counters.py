@@ -1,4 +1,4 @@
-"""What Nsight Compute counts of one launch of a built kernel on a device, where it is installed and allowed to.
+"""Nsight Compute's counters of one launch of a built kernel, where ncu is installed and permitted.
 
 The launch runs in a process of its own, ``cudal2gen.validator.sanitizer``, under ``ncu``.
 """

@@ -1,4 +1,4 @@
-"""What a kernel's machine shows, for the author of the next one: registers, main loop, stalls, conflicts, bytes."""
+"""Evidence for the author of the next kernel: registers, main loop, stalls, bank conflicts and bytes of this one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cudal2gen.kernel import Record
 from cudal2gen.profile import Profile
 
 MAX_LINES, MAX_ADVICE, MAX_PARTS = 14, 5, 6
-SHORTEST_WAIT = 1.0  # cycles before an instruction that are worth a line
+SHORTEST_WAIT = 1.0  # least stall cycles before an instruction that are worth a line
 
 
 def lines(record: Record, profile: Profile | str, counters: Mapping[str, float]) -> list[str]:
@@ -68,7 +68,7 @@ def _loop(profile: Profile) -> Iterator[str]:
 
 
 def _counted(counters: Mapping[str, float]) -> Iterator[str]:
-    """What the emulator counted, exactly."""
+    """Counters of the emulator, which are exact."""
     kept = ("bank_conflicts", "sectors_over_ideal", "bytes", "unique_bytes", "mma_", "wgmma_", "ldmatrix_", "mbarrier_")
     counted = [f"{name} {value:g}" for name, value in counters.items() if name.startswith(kept)]
     if counted:
@@ -77,7 +77,7 @@ def _counted(counters: Mapping[str, float]) -> Iterator[str]:
 
 def _advice(profile: Profile) -> Iterator[str]:
     for item in profile.advice[:MAX_ADVICE]:
-        if not item.change.startswith("--set"):  # of templates
+        if not item.change.startswith("--set"):  # advice on templates, which a text does not have
             yield f"would help: {item.change}: {item.figure} {item.before:.4g} -> {item.after:.4g}"
 
 

@@ -35,19 +35,20 @@ class Profiler:
         except MissingTool:
             raise
         except (UserError, ValueError, ZeroDivisionError, LookupError) as error:
-            # Machine code of any shape: what the model makes nothing of has no time, and is no defect of the kernel.
+            # The code of a text may be beyond the model: then it gets no time, which is no fault of the kernel.
             return f"no profile: {type(error).__name__}: {error}"
 
 
 def as_text(record: Record) -> Record:
-    """A record as a text of its own: the model knows of both what it knows of texts, so that their times compare."""
+    """The record with its rendered text as a text of its own, so that the model knows as much of it as of written
+    texts, and their times compare."""
     text, launch = kernel.as_text(record, render(record))
     try:
-        twin = kernel.of_text(record.problem, text, record.origin, launch)
+        revised = kernel.of_text(record.problem, text, record.origin, launch)
     except IllegalRecord:
         return record
     catalog.keep_text(text, places.user_data() / "sources", device_text.digest(text))
-    return twin
+    return revised
 
 
 class ModelledTimes:
@@ -61,7 +62,7 @@ class ModelledTimes:
         self._incumbent, self._profiler = incumbent, profiler
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
-        """See ``Environment``. A kernel whose machine code the model makes nothing of is a time-out with the reason."""
+        """See ``Environment``. A kernel whose machine code the model cannot simulate is a time-out with the reason."""
         trials = []
         for record in records:
             profiled = self._profiler.profile(record)

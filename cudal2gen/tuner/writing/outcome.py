@@ -1,4 +1,4 @@
-"""What comes of a session: the winner as a record of the catalog, or a proposal that a reviewer reads."""
+"""Outcomes of a session: the winner as a record of the catalog, or as a proposal for a reviewer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def proposal(session: Session, winner: Attempt) -> str:
     ratio = winner.trial.faster_than("incumbent")
     timed = "measured" if session.executor.name == "gpu" else "modelled"
     factor = f"{ratio.value:.3f} times as fast as the incumbent" if ratio else "no incumbent was timed"
+    incumbent = session.incumbent_text
     before, after = (
-        evidence.lines(record, session.profiler.profile(record), {}) for record in (session.twin, winner.record)
+        evidence.lines(record, session.profiler.profile(record), {}) for record in (incumbent, winner.record)
     )
     launch = [
         f"launch {name}: {session.base.launch.get(name)} -> {value}"

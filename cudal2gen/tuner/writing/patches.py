@@ -91,7 +91,7 @@ def _place(lines: list[str], before: list[str], at: int, number: int) -> int:
 
 def _occurrences(lines: list[str], pattern: list[str]) -> list[int]:
     """Where a pattern of lines begins, overlaps included; by Knuth, Morris and Pratt, since many lines may be equal."""
-    borders = [0]  # of each beginning of the pattern: the length of its longest proper beginning that also ends it
+    borders = [0]  # the KMP failure function: per prefix, the length of its longest proper prefix that is also a suffix
     for line in pattern[1:]:
         borders.append(_border(pattern, borders, borders[-1], line))
     places, equal = [], 0
@@ -104,7 +104,8 @@ def _occurrences(lines: list[str], pattern: list[str]) -> list[int]:
 
 
 def _border(pattern: list[str], borders: list[int], length: int, line: str) -> int:
-    """How many lines of the pattern the text ends with after one more line, ``length`` before it."""
+    """The length of the longest prefix of the pattern that ends at this line of the text, given ``length`` at the line
+    before."""
     while length and pattern[length] != line:
         length = borders[length - 1]
     return length + (pattern[length] == line)

@@ -1,4 +1,4 @@
-"""The messages of a question: what an author of a kernel must know, as one Markdown document."""
+"""The messages of a question to a kernel author, as one Markdown document."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cudal2gen.kernel import GPUS, Fields, Problem
 from cudal2gen.renderer import SYNTAX
 from cudal2gen.tuner.memory import Note
 
-LONGEST_TEXT = 40_000  # characters of a kernel's text in a prompt
+LONGEST_TEXT = 40_000  # most characters of a kernel's text in a prompt
 LONGEST_DIFF, LONGEST_REPORT = 4_000, 2_500
 _PLACE = "writing"
-CONVENTIONS = ("tiles", "cluster", "tma")  # of launches; each has a page
+CONVENTIONS = ("tiles", "cluster", "tma")  # launch conventions; each has a page
 
 
 class Variant(NamedTuple):
@@ -92,13 +92,13 @@ def question(
 
 
 def correction(faults: Sequence[str], count: int) -> str:
-    """What goes back for an answer of which nothing, or a part, can be used."""
+    """The message that returns an answer with faults to the model."""
     lines = "\n".join(f"- {fault}" for fault in faults[:8])
     return f"Refused:\n\n{lines}\n\nAnswer again in the same form, with {count} corrected kernels only."
 
 
 def difference(before: str, after: str, name: str = "text") -> str:
-    """What one text changes of another, as a unified diff."""
+    """A unified diff of two texts."""
     lines = difflib.unified_diff(
         before.splitlines(), after.splitlines(), f"{name}, before", f"{name}, after", "", "", 3, ""
     )

@@ -1,4 +1,4 @@
-"""Whether a written kernel is right: rules of texts, compiler, grades that catch cheats, and the emulator's verdict.
+"""Proofs of written kernels: rules of texts, compiler, grades that catch cheats, and the emulator's verdict.
 
 Stages in the order of their cost; the first that fails ends the proof. Nothing of a text runs on this machine: its
 device code is compiled within limits, and the emulator executes the PTX in processes with limits of time and memory.
@@ -28,9 +28,9 @@ from cudal2gen.results import Outcome, Verdict
 from cudal2gen.tuner.writing.contract import description
 from cudal2gen.workers import Worker
 
-ENDLESS = frozenset(("runaway", "time-limit", "deadlock"))  # rules of kernels that do not end
+ENDLESS = frozenset(("runaway", "time-limit", "deadlock"))  # rules broken by kernels that never end
 LONGEST_REASON, LONGEST_REPORT = 400, 6000  # characters
-MAX_FINDINGS = 8  # of a report
+MAX_FINDINGS = 8  # most findings in a report
 STEP_S = 0.05
 # Special registers by which a kernel could tell the emulator from a GPU, or a check from a timed call.
 _MACHINE = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|pm\d)\w*")
@@ -87,7 +87,7 @@ def prove(record: Record, bounds: Bounds, build_dir: Path | None = None) -> Proo
 
 
 def _offset(record: Record) -> int:
-    """Lines of the rendered source before the first one of its text."""
+    """Lines of the rendered source before the first line of its text."""
     (text,) = record.texts.values()
     source = render(record)
     return source.count("\n", 0, source.index(text))
@@ -168,8 +168,8 @@ def _judged(record: Record, artifact: Artifact, library: Path, bounds: Bounds) -
 
 
 def bounded(function: Callable[..., Any], arguments: tuple[object, ...], bounds: Bounds) -> Any:
-    """What a function of this package answers in a process of its own; where it passes its limits or dies, how: the
-    rest of a sentence about it."""
+    """The answer of a function of this package, called in a process of its own. If the process exceeds its limits or
+    dies, a string that says how, as the rest of a sentence."""
     worker = Worker("fork", _serve, function, arguments)
     watch = process_tree.Watch(worker.pid, bounds.seconds, bounds.gib)
     try:

@@ -21,7 +21,7 @@ from cudal2gen.kernel import IllegalRecord, Origin, Problem, Record, device_text
 from cudal2gen.renderer import render
 from cudal2gen.results import INCUMBENT, Outcome, Trial
 from cudal2gen.tuner import reward
-from cudal2gen.tuner.chat import FIRST_REST, Chat, Message, Reply, Request, Unavailable
+from cudal2gen.tuner.chat import MIN_BACKOFF_S, Chat, Message, Reply, Request, Unavailable
 from cudal2gen.tuner.environment import refusal_trial, trial_of
 from cudal2gen.tuner.executor import Executor, Job
 from cudal2gen.tuner.memory import Memory, Note
@@ -31,10 +31,10 @@ from cudal2gen.tuner.writing.modelled import Profiler, as_text
 from cudal2gen.tuner.writing.proof import Bounds, Proof
 
 PROPOSER = "writer"
-RETRIES = 2  # of one question
-BEST, WORST, FAILED = 3, 2, 4  # kernels and failures of a prompt
-WHOLE = 2  # of the kernels whose text is given whole
-MIN_GAIN = 1.01  # of a modelled time
+RETRIES = 2  # repetitions of a question after faults
+BEST, WORST, FAILED = 3, 2, 4  # most kernels and failures in a prompt
+WHOLE = 2  # most kernels in a prompt with their whole text
+MIN_GAIN = 1.01  # least gain of a modelled time that counts
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Session:
     run_name: str = PROPOSER
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
     profiler: Profiler = field(default_factory=Profiler)
-    metrics: Callable[[Record], Sequence[str]] = lambda _: ()  # of a device's profiler, in lines
-    pause: Callable[[float], None] = time.sleep  # while a model rests, since nothing else is to be done
+    metrics: Callable[[Record], Sequence[str]] = lambda _: ()  # a device profiler's metrics of a record, as lines
+    pause: Callable[[float], None] = time.sleep  # waits while the model rests
     attempts: list[Attempt] = field(default_factory=list)
     _metrics: dict[object, Sequence[str]] = field(default_factory=dict, repr=False)
 
@@ -90,8 +90,8 @@ class Session:
         return Base(*kernel.as_text(self.incumbent, render(self.incumbent)))
 
     @cached_property
-    def twin(self) -> Record:
-        """The incumbent as the record of this text."""
+    def incumbent_text(self) -> Record:
+        """The incumbent as a record whose kernel is a text of its own."""
         return as_text(self.incumbent)
 
     @property
@@ -110,7 +110,7 @@ class Session:
         return best
 
     def restore(self, trials: Sequence[Trial]) -> None:
-        """Takes up attempts of earlier sessions on this problem whose texts are still there: the last of each."""
+        """Adds the last attempt of each text from earlier sessions on this problem whose text still exists."""
         for trial in trials:
             if trial.problem != self.problem or trial.proposer != PROPOSER or trial.environment != self.executor.name:
                 continue
@@ -145,7 +145,7 @@ class Session:
             except Unavailable as error:
                 self.say(f"writer: {error}")
                 if not error.for_good and number < self.settings.rounds:
-                    self.pause(error.retry_after or FIRST_REST)
+                    self.pause(error.retry_after or MIN_BACKOFF_S)
                 return not error.for_good
             if reply.refusal:
                 self.say(f"writer: the model refused: {reply.refusal[:200]}")
@@ -164,7 +164,8 @@ class Session:
         return True
 
     def _conclude(self, request: Request, reply: Reply, attempts: Sequence[Attempt], faults: Sequence[str]) -> None:
-        """Adds to the transcript what an answer earned: the mean over its kernels, that of a failure without any."""
+        """Adds the reward of an answer to the transcript: the mean over its kernels, or that of a failure without
+        any."""
         rewards = [attempt.reward for attempt in attempts] or [self.settings.reward.failed]
         fields = [attempt.trial.record for attempt in attempts]
         earned = sum(rewards) / len(rewards)
@@ -244,14 +245,14 @@ class Session:
     def _variants(self) -> Iterator[tuple[float, prompt.Variant]]:
         """The incumbent and the contrast with their costs, which sort them."""
         reference = next((attempt.trial.timing(INCUMBENT) for attempt in self.ranked), None)
-        profiled = self.profiler.profile(self.twin)
+        profiled = self.profiler.profile(self.incumbent_text)
         us = reference.median_us if reference else None
         if us is None and not isinstance(profiled, str) and profiled.time:
             us = profiled.time.us
         text, launch = self.base
         yield 1.0, prompt.Variant(
             "incumbent", f"{us:.2f} us" if us else "not timed yet", "", launch, text,
-            [*evidence.lines(self.twin, profiled, self._counters), *self._measured(self.incumbent)],
+            [*evidence.lines(self.incumbent_text, profiled, self._counters), *self._measured(self.incumbent)],
             evidence.listing(profiled),
         )  # fmt: skip
         for label, attempt in self._contrast().items():
@@ -266,7 +267,7 @@ class Session:
 
     @cached_property
     def _counters(self) -> dict[str, float]:
-        """What the emulator counted of the incumbent, where its verdict is stored."""
+        """Counters of the incumbent from its stored verdict by the emulator."""
         artifact = compiler.attempt([self.incumbent])[0]
         if not isinstance(artifact, Artifact):
             return {}
@@ -296,7 +297,7 @@ class Session:
     # Lessons.
 
     def _learn(self) -> None:
-        """A note on the winner, and one on each rule that an idea broke: what was tried in vain."""
+        """Writes a note on the winner, and one on each rule that an idea broke, so that it is not tried again."""
         notes = [self._note(f"{_time(attempt.trial)}", attempt) for attempt in filter(None, [self.winner])]
         notes += [self._note(f"failed, {attempt.trial.outcome}", attempt) for attempt in self._failures()]
         for note in notes:
