@@ -48,8 +48,8 @@ TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)
 PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
 LONGEST_PAUSE = 20.0  # most seconds that a server may ask for before a repetition; for more, the model rests
 # After a failure the model rests as long as the failure took, at least MIN_BACKOFF_S seconds, and twice as long after
-# each further failure in a row, at most MAX_BACKOFF_S. A failure within QUICK_FAILURE_S is cheap: after it the rest also
-# ends when MAX_SKIPPED questions, or fewer, were skipped.
+# each further failure in a row, at most MAX_BACKOFF_S. A failure within QUICK_FAILURE_S is cheap: after it the rest
+# also ends when MAX_SKIPPED questions, or fewer, were skipped.
 MIN_BACKOFF_S, MAX_BACKOFF_S, QUICK_FAILURE_S, MAX_SKIPPED = 1.0, 600.0, 1.0, 4
 LATEST_RETRY = 3600.0  # most seconds that a server's own request for time is honoured
 STEP_S = 1.0  # seconds between looks while waiting for the end of a rest
