@@ -289,6 +289,7 @@ TENSORS: dict[str, Record] = {
     "tensor claimed batched gated": tensor(
         **CLAIMED, batch="strided", fusion="bias_n+silu+gate", **HALF_IN, **WIDE, **NARROW
     ),
+    "tensor claimed pair, two instructions wide": tensor(**CLAIMED, **PAIR, **BROAD, bn=512, m=600),
     "tensor claimed grouped": tensor(**CLAIMED, batch="grouped", cluster=[1, 2]),
     "tensor batched gated": tensor(batch="strided", fusion="bias_n+silu+gate", **WIDE, **NARROW),
     "tensor grouped gated": tensor(batch="grouped", fusion="bias_n+silu+gate", **WIDE, **NARROW),

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cudal2gen import compiler, emulator
 from cudal2gen.compiler import Artifact
+from cudal2gen.emulator.blackwell.cluster_launch import ClusterLaunches
+from cudal2gen.emulator.hopper.mbarrier import MBarrier, MBarriers
+from cudal2gen.emulator.machine.scheduler import Scheduler
+from cudal2gen.emulator.state.arrays import Array
 from cudal2gen.emulator.state.queue import CtaQueue
 from cudal2gen.kernel import Problem, Sm100Tcgen05, ceil_div
 from cudal2gen.kernel.launch import Batches
@@ -23,6 +29,8 @@ from tests.paths import PATHS, tensor
 
 PAIR = PATHS["tensor claimed pair"]
 ALWAYS = "setp.eq.u32 p, 0, 0;"
+BEGUN = PAIR.smem_bytes - 16  # the mbarrier on which the first CTA's loading thread arrives with each item
+ARRIVAL = r"mbarrier\.arrive\.shared::cta\.b64 _, [^;]*;"  # this one alone
 BUILT_AHEAD = [PAIR]
 
 
@@ -74,6 +82,19 @@ def _request(text: str) -> str:
     return text[begin : text.index(";", begin) + 1]
 
 
+def _counted_to_two(text: str) -> str:
+    """The mbarrier of items that are begun expects two arrivals."""
+    address = re.findall(rf"add\.s32\s+(%r\d+), %r\d+, {BEGUN};", text)[0]
+    return re.sub(rf"(mbarrier\.init\S+\s+\[{address}\], )%r\d+;", r"\g<1>2;", text)
+
+
+def _unthrottled(text: str) -> str:
+    """The claiming thread does not wait until the item before is begun."""
+    before, request, behind = text.partition("clusterlaunchcontrol.try_cancel")
+    *_, wait = re.finditer(r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", before)
+    return before[: wait.start()] + ALWAYS + before[wait.end() :] + request + behind
+
+
 FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
     "the response is not awaited": (
         lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", ALWAYS, behind=True),
@@ -109,6 +130,9 @@ FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
     ),
     "one reader is not counted": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>10;", text), "shared-race"),
     "one reader too many": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>12;", text), "deadlock"),
+    "no arrival when an item is begun": (lambda text: re.sub(ARRIVAL, "", text), "deadlock"),
+    "two arrivals when an item is begun": (lambda text: re.sub(f"({ARRIVAL})", r"\1 \1", text), "deadlock"),
+    "an item counts as begun with the second arrival": (_counted_to_two, "deadlock"),
     "every response counts as a claim": (
         lambda text: re.sub(r"clusterlaunchcontrol\.query_cancel\.is_canceled[^;]*;", ALWAYS, text),
         "cluster-launch-control",
@@ -118,7 +142,9 @@ FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
         "cluster-launch-control",
     ),
     "more is asked behind a failure": (
-        lambda text: _near_request(text, r"(setp\.gt\.s32\s+%p\d+, %r\d+, )-1;", r"\g<1>-2;", behind=True),
+        lambda text: _near_request(
+            _unthrottled(text), r"(setp\.gt\.s32\s+%p\d+, %r\d+, )-1;", r"\g<1>-2;", behind=True
+        ),
         "cluster-launch-control",
     ),
     "an exit while a request is pending": (
@@ -130,17 +156,74 @@ FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, library: Path, tmp_path: Path) -> None:
-    edit, rule = FAULTS[fault]
-    directory = tmp_path / artifact.digest
-    shutil.copytree(artifact.directory, directory)
-    faulty = Artifact(directory, artifact.ptxas)
+def edited(artifact: Artifact, edit: Callable[[str], str], directory: Path) -> Artifact:
+    """A copy of a kernel with another PTX text."""
+    shutil.copytree(artifact.directory, directory / artifact.digest)
+    faulty = Artifact(directory / artifact.digest, artifact.ptxas)
     text = artifact.ptx.read_text()
     assert edit(text) != text
     faulty.ptx.write_text(edit(text))
+    return faulty
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, library: Path, tmp_path: Path) -> None:
+    edit, rule = FAULTS[fault]
+    faulty = edited(artifact, edit, tmp_path)
     findings = [finding for adverse in (False, True) for finding in executed(faulty, library, adverse).findings]
     assert any(finding.startswith(rule) for finding in findings), findings
+
+
+def _claims_first(scheduler: Scheduler) -> tuple[int, Array]:
+    """Threads that claim run whenever they can, that of the first cluster before the other, as if loads were slow."""
+    claiming = np.arange(scheduler.batch.size) % (PAIR.cluster_ctas * PAIR.threads) // 32 == 3
+    able = {block: np.flatnonzero(mask & claiming) for block, mask in scheduler.pend.items()}
+    lane, block = min(((int(lanes[0]), block) for block, lanes in able.items() if lanes.size), default=(-1, min(able)))
+    mask = scheduler.pend.pop(block)
+    if lane < 0:
+        return block, mask
+    chosen = mask & (np.arange(scheduler.batch.size) // 32 == lane // 32)
+    if (mask & ~chosen).any():
+        scheduler.pend[block] = mask & ~chosen
+    return block, chosen
+
+
+def test_a_cluster_holds_one_tile_that_it_has_not_begun(
+    artifact: Artifact, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four tiles, two waves of the device's two clusters, of which the first asks as early as it can. Without its wait,
+    on which no result depends, it takes both tiles of the second wave before it has begun its own."""
+    changes: tuple[list[int], list[int]] = [], []  # by cluster: tiles that it claims, less those that it begins
+    cancel, respond, count_down = CtaQueue.cancel, ClusterLaunches._respond, MBarriers._count_down
+    granted: list[bool] = []
+
+    def noted_cancel(queue: CtaQueue) -> int | None:
+        first = cancel(queue)
+        granted.append(first is not None)
+        return first
+
+    def noted_response(launches: ClusterLaunches, row: int, *rest: Any) -> None:
+        if granted[-1]:
+            changes[row // PAIR.cluster_ctas].append(1)
+        respond(launches, row, *rest)
+
+    def noted_arrival(barriers: MBarriers, bar: MBarrier, *rest: Any) -> None:
+        if bar.offset == BEGUN:
+            changes[bar.row // PAIR.cluster_ctas].append(-1)
+        count_down(barriers, bar, *rest)
+
+    monkeypatch.setattr(CtaQueue, "cancel", noted_cancel)
+    monkeypatch.setattr(ClusterLaunches, "_respond", noted_response)
+    monkeypatch.setattr(MBarriers, "_count_down", noted_arrival)
+    monkeypatch.setattr(Scheduler, "_first_block", _claims_first)
+    shape = Shape(4 * 2 * PAIR.bm, PAIR.bn, 512)
+    unthrottled = edited(artifact, _unthrottled, tmp_path)
+    for kernel, tiles, not_begun in ((artifact, [2, 2], [1, 1]), (unthrottled, [3, 1], [3, 1])):
+        for each in changes:
+            each.clear()
+        assert executed(kernel, library, shape=shape).findings == ()
+        assert [each.count(-1) for each in changes] == tiles
+        assert [max(accumulate(each, initial=1)) for each in changes] == not_begun
 
 
 def test_a_grid_of_more_ctas_than_fit_along_x_is_refused(artifact: Artifact, library: Path, tmp_path: Path) -> None:

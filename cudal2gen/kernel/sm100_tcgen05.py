@@ -47,8 +47,9 @@ CLUSTERS: tuple[tuple[list[int], bool], ...] = (
 )
 WIDE_CLUSTER = CLUSTERS[1]  # the cluster of tiles that are wider than an instruction
 SPLITS = (1, 2, 4, 8)
-# A response, its mbarrier, and two slots: an item of work and two mbarriers each.
-CLAIM_BYTES = 64
+# A response, its mbarrier, two slots (an item of work and two mbarriers each), and the mbarrier that throttles claims; a
+# multiple of 16.
+CLAIM_BYTES = 80
 
 
 class Sm100Tcgen05(TmaRing):

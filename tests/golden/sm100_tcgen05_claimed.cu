@@ -5,7 +5,7 @@
 //   grid    one cluster per cluster tile of 256 x 128; running clusters claim those of others
 //   cluster (2, 1, 1)
 //   block   256
-//   shared  114864 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
+//   shared  114880 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
 //
 // Tensor maps of fp16, as (columns, rows) of a box; the swizzle is as wide as its columns, out of bounds is zero
 //   A       64 x 128 of (k, m)
@@ -300,8 +300,9 @@ struct Shared {
   CUTE_DEVICE uint32_t item(int i) const { return full(kStages + 4) + 8 + i * 4; }
   CUTE_DEVICE uint32_t handed(int i) const { return full(kStages + 5 + i); }
   CUTE_DEVICE uint32_t taken(int i) const { return full(kStages + 5 + i) + 8; }
+  CUTE_DEVICE uint32_t begun() const { return full(kStages + 5 + kSlots); }
 };
-static_assert(kStages * kStageBytes + 16384 + kStages * 16 + 112 == 114864);
+static_assert(kStages * kStageBytes + 16384 + kStages * 16 + 128 == 114880);
 extern __shared__ __align__(1024) unsigned char smem[];
 
 // A place among Count stages or tiles, and the parity of its phase.
@@ -419,8 +420,9 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
     init_barrier(shared.stored(i), 8);
   }
   // A response takes the request's arrival and 16 bytes. Handed: an item lies in the slot; taken, in the cluster's first CTA:
-  // an arrival of every warp of the cluster that reads items.
+  // an arrival of every warp of the cluster that reads items. Begun, there too: its loading thread begins with an item.
   init_barrier(shared.answered(), 1);
+  init_barrier(shared.begun(), 1);
   for (int i = 0; i < kSlots; ++i) {
     init_barrier(shared.handed(i), 1);
     init_barrier(shared.taken(i), 11);
@@ -474,15 +476,17 @@ CUTE_DEVICE void hand(Shared const& shared, int slot, int item) {
 
 CUTE_DEVICE void take(Shared const& shared, int slot) { arrive_in_cluster(at_rank(shared.taken(slot), 0)); }
 
-// One thread of a cluster claims items while a slot is free, and hands them to all its CTAs; the last is negative. It asks no
-// more then. Hardware may say that nothing is pending while much is: then only this cluster ends, and what is pending
-// starts and computes its own tile. So all tiles are computed whatever the answers.
+// One thread of a cluster claims items, and hands them to all its CTAs; the last is negative. It asks no more then. It asks when
+// the loading of the item before begins: a cluster holds no more than one that it has not begun, and others find the rest.
+// Hardware may say that nothing is pending while much is: then only this cluster ends, and what is pending starts and
+// computes its own tile. So all tiles are computed whatever the answers.
 CUTE_DEVICE void claim_items(Shared const& shared) {
   Turn<kSlots> slot;
   uint32_t parity = 0;
   int item;
   CUTE_NO_UNROLL
   do {
+    wait(shared.begun(), parity);
     wait_in_cluster(shared.taken(slot.stage), slot.parity ^ 1);
     request(shared.response(), shared.answered());
     wait(shared.answered(), parity);
@@ -531,6 +535,10 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   Turn<kSlots> slot;
   CUTE_NO_UNROLL
   for (int item = blockIdx.x / kClusterCtas; item >= 0; item = next_item<false>(shared, slot)) {
+    // The cluster may claim the next item.
+    if (rank == 0) {
+      arrive(shared.begun());
+    }
     const Work work = work_of(gemm, item, rank);
 
     for (int step = work.first; step < work.last; ++step) {
