@@ -180,6 +180,8 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
         return "since the reduction's last barrier, shared memory was touched to read the vote only"
     if isinstance(record, Sm100Tcgen05) and (reason := _of_tensor_memory(mutant, lines, at, following)):
         return reason
+    if isinstance(record, Sm100Tcgen05) and record.claims_tiles and (reason := _of_claims(record, mutant, lines, at)):
+        return reason
     if mutant.kind not in ("compare", "never", "unguard"):
         return _ending(record, mutant, lines, at) if isinstance(record, Sm90Wgmma) else None
     if mutant.kind == "unguard" and (active := ACTIVE.match(lines[at - 1])):
@@ -264,6 +266,43 @@ def _of_tensor_memory(mutant: Mutant, lines: list[str], at: int, following: list
     if mutant.kind in ("skip", "once", "parity") and _only_the_end(_path(lines, _loop_end(lines, at) + 1)):
         return "what still arrives there comes before the other CTA's storing warps are at the cluster's barrier"
     return None
+
+
+def _of_claims(record: Sm100Tcgen05, mutant: Mutant, lines: list[str], at: int) -> str | None:
+    """Why a mutant of what hands tiles to the CTAs of a cluster behaves as the kernel does."""
+    waits, arrives = "try_wait" in lines[at], "mbarrier.arrive" in lines[at]
+    if mutant.kind in ("skip", "once") and _last_word(lines, at, r"\[(%r\d+)\]") == str(record.smem_bytes - 16):
+        return "it throttles claims and orders no accesses: tests/test_claims.py shows how many tiles a cluster holds"
+    if mutant.kind == "narrow" and waits:
+        behind = takewhile(lambda line: "try_wait" not in line, lines[_loop_end(lines, at) :])
+        if not any(re.match(r"ld\.(?!param)", line) for line in behind):
+            return "nothing is read before the next wait: it is permission to go on, for which CTA scope does"
+    if mutant.kind == "narrow" and arrives:
+        last_wait = max(i for i in range(at) if "try_wait" in lines[i])
+        if not any(re.match(r"st\.|red\.|cp\.", line) for line in lines[last_wait:at]):
+            return "nothing is written since the last wait: it hands a slot back, for which CTA scope does"
+    if mutant.kind in ("narrow", "own") and _is_first_cta(record, lines, at):
+        place = at if not arrives else max(i for i in range(at) if lines[i].startswith("mapa"))
+        if waits or _last_word(lines, place, r"(%r\d+);$") == "0":
+            return "the thread that claims and that which multiplies for a pair are of the first CTA"
+    return None
+
+
+def _last_word(lines: list[str], at: int, register: str) -> str:
+    """The last operand of what defines a register that a line names; empty where it names none."""
+    named = re.search(register, lines[at])
+    return _definition(lines, lines[at], named[1]).rstrip(";").split(" ")[-1] if named else ""
+
+
+def _is_first_cta(record: Sm100Tcgen05, lines: list[str], at: int) -> bool:
+    """Whether a line is of the one thread that claims, or of that which multiplies for all CTAs of a cluster: what
+    stands between two elections."""
+    elections = [-1, *(i for i, line in enumerate(lines) if line.startswith("elect.sync")), len(lines)]
+    first = max(i for i in elections if i <= at)
+    role = "\n".join(lines[first : min(i for i in elections if i > at)])
+    return "clusterlaunchcontrol.try_cancel" in role or (
+        "tcgen05.mma" in role and record.pair and record.cluster_ctas == 2
+    )
 
 
 def _loop_end(lines: list[str], at: int) -> int:

@@ -282,7 +282,7 @@ ILLEGAL_TENSOR = [
     ("scheduler", {"scheduler": "clc", "split_k": 2}, "must be static for split_k=2, whose CTAs add each other's sums"),
     ("scheduler", {"scheduler": "clc", "stream_k": True}, "must be static for stream_k=true"),
     ("scheduler", {"scheduler": "dynamic"}, "input should be 'static' or 'clc'"),
-    ("stages", {"scheduler": "clc", "stages": 5}, "262336 bytes of shared memory exceed the 232448 of b200"),
+    ("stages", {"scheduler": "clc", "stages": 5}, "262352 bytes of shared memory exceed the 232448 of b200"),
     ("k", {"k": 100}, "multiple of 8, rows along k start on 16 bytes"),
     ("n", {"n": 100}, "multiple of 8, rows along n start on 16 bytes"),
     ("consumers", {"consumers": 1}, "extra inputs"),

@@ -2,7 +2,7 @@
 
 Of each kernel of one plain product of fp16, every third mutant of each kind. Of every fifth kernel that computes more,
 a mutant of each kind, of arithmetic one for each opcode. Of groups, gated pairs and aux, faults of the rendered text.
-All of them in ``make thorough``.
+All of them, and those of claimed tiles, in ``make thorough``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cudal2gen.emulator import ARITHMETIC, Mutant
 from cudal2gen.renderer import render
 from cudal2gen.validator import run_case, stress_shapes
 from cudal2gen.validator.problems import thorough_shape
-from tests.draws import drawn, drawn_by, few_by
+from tests.draws import THOROUGH, drawn, drawn_by, few_by
 from tests.mutation import TEXT_FAULTS, TextFault, candidates, equivalence, survivors, text_faults
 from tests.paths import PATHS
 
@@ -56,6 +56,7 @@ MUTATED = [
     "once split 2",
     "tensor nn, narrow boxes",
     "tensor pair nn f16",
+    *(["tensor claimed pair"] if THOROUGH else []),
 ]
 
 # What computes more: fused kernels, batches, bf16 and fp32 output, in every family.

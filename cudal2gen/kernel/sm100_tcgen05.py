@@ -47,8 +47,7 @@ CLUSTERS: tuple[tuple[list[int], bool], ...] = (
 )
 WIDE_CLUSTER = CLUSTERS[1]  # the cluster of tiles that are wider than an instruction
 SPLITS = (1, 2, 4, 8)
-# A response, its mbarrier, two slots (an item of work and two mbarriers each), and the mbarrier that throttles claims; a
-# multiple of 16.
+# A response, its mbarrier, two slots (an item of work and two mbarriers each), the mbarrier that throttles claims.
 CLAIM_BYTES = 80
 
 

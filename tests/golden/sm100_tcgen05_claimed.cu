@@ -502,18 +502,20 @@ CUTE_DEVICE void claim_items(Shared const& shared) {
   }
 }
 
-// The next item that is handed to this CTA, to a thread or to all lanes of a warp; negative where there is none.
+// The next item that is handed to this CTA, to a thread or, by its first lane, to a warp; negative where there is none.
 template <bool Warp>
 CUTE_DEVICE int next_item(Shared const& shared, Turn<kSlots>& slot) {
-  wait_in_cluster(shared.handed(slot.stage), slot.parity);
-  const int item = int(load_word(shared.item(slot.stage)));
-  if constexpr (Warp) {
-    __syncwarp();
-  }
+  int item = 0;
   if (!Warp || threadIdx.x % 32 == 0) {
+    wait_in_cluster(shared.handed(slot.stage), slot.parity);
+    item = int(load_word(shared.item(slot.stage)));
     take(shared, slot.stage);
   }
   slot.advance();
+  if constexpr (Warp) {
+    __syncwarp();
+    item = int(uniform(item));
+  }
   return item;
 }
 
