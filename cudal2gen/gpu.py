@@ -22,7 +22,7 @@ from hashlib import sha256
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from cudal2gen import places
 from cudal2gen.chips import model_of
@@ -95,6 +95,15 @@ class Contender(Protocol):
     @property
     def detail(self) -> str:
         """The library, algorithm or kernel that runs the problem prepared last, as text."""
+        ...
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """A contender that may compute on padded copies of the operands."""
+
+    def stages(self, operands: Operands) -> tuple[Call, Call | None]:
+        """The whole call, and the part of it that copies to and from padded matrices, if there is any."""
         ...
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from cudal2gen.bench.check import Reference
 from cudal2gen.bench.race import RACE_CALLS, race
 from cudal2gen.errors import Failure
-from cudal2gen.gpu import Absent, Call, Contender, Device, Kernel, Reading
+from cudal2gen.gpu import Absent, Call, Contender, Device, Kernel, Reading, Staged
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import LaunchError
 from cudal2gen.operands import Operands
@@ -291,7 +291,7 @@ def _host_turn(device: Device, protocol: ProtocolName, settings: Settings, rng: 
 
 def _padding_us(device: Device, entry: Ready, operands: Operands) -> float | None:
     """Device time of copying to and from padded matrices; None for a contender that does not."""
-    copies = entry.contender.stages(operands)[1] if isinstance(entry.contender, Kernel) else None
+    copies = entry.contender.stages(operands)[1] if isinstance(entry.contender, Staged) else None
     if copies is None:
         return None
     graph = device.capture([copies] * 8)

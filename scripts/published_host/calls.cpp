@@ -1,0 +1,137 @@
+// The C face of one published host function, and the streams that its runtime calls use.
+//
+// The published code launches on the default stream, which a CUDA graph cannot capture and which waits for other
+// streams. The linker's --wrap leads its calls of the runtime through here: the default stream becomes the stream of
+// the call in progress, another stream is counted and stays what it is, and while that stream is captured a wait of the
+// host, which changes nothing that the device does, answers success. Everything else is as published.
+
+#include <torch/extension.h>
+
+#define WRAPPED(name, parameters)                    \
+  extern "C" cudaError_t __real_##name parameters;   \
+  extern "C" cudaError_t __wrap_##name parameters
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// PUBLISHED_FUNCTION: the published function's name.
+void PUBLISHED_FUNCTION(torch::Tensor a, torch::Tensor b, torch::Tensor b_col_major, torch::Tensor c);
+
+static cudaStream_t current;
+static int elsewhere;  // calls on other streams during the call in progress
+
+extern "C" cudaStream_t published_stream() { return current; }
+
+static cudaStream_t led(cudaStream_t stream) {
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return current;
+  elsewhere += stream != current;
+  return stream;
+}
+
+WRAPPED(cudaStreamIsCapturing, (cudaStream_t stream, cudaStreamCaptureStatus* status)) {
+  return __real_cudaStreamIsCapturing(led(stream), status);
+}
+
+static bool captured() {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return __real_cudaStreamIsCapturing(current, &status) == cudaSuccess && status == cudaStreamCaptureStatusActive;
+}
+
+// Launches
+
+WRAPPED(__cudaLaunchKernel, (void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream)) {
+  return __real___cudaLaunchKernel(kernel, grid, block, arguments, shared, led(stream));
+}
+
+WRAPPED(cudaLaunchKernel,
+        (const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream)) {
+  return __real_cudaLaunchKernel(kernel, grid, block, arguments, shared, led(stream));
+}
+
+WRAPPED(cudaLaunchCooperativeKernel,
+        (const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream)) {
+  return __real_cudaLaunchCooperativeKernel(kernel, grid, block, arguments, shared, led(stream));
+}
+
+WRAPPED(cudaLaunchKernelExC, (const cudaLaunchConfig_t* config, const void* kernel, void** arguments)) {
+  cudaLaunchConfig_t own = *config;
+  own.stream = led(config->stream);
+  return __real_cudaLaunchKernelExC(&own, kernel, arguments);
+}
+
+WRAPPED(cudaGraphLaunch, (cudaGraphExec_t graph, cudaStream_t stream)) {
+  return __real_cudaGraphLaunch(graph, led(stream));
+}
+
+// Memory
+
+WRAPPED(cudaMemsetAsync, (void* target, int value, size_t bytes, cudaStream_t stream)) {
+  return __real_cudaMemsetAsync(target, value, bytes, led(stream));
+}
+
+WRAPPED(cudaMemset, (void* target, int value, size_t bytes)) {
+  return __real_cudaMemsetAsync(target, value, bytes, current);
+}
+
+WRAPPED(cudaMemcpyAsync, (void* target, const void* source, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream)) {
+  return __real_cudaMemcpyAsync(target, source, bytes, kind, led(stream));
+}
+
+WRAPPED(cudaMallocAsync, (void** pointer, size_t bytes, cudaStream_t stream)) {
+  return __real_cudaMallocAsync(pointer, bytes, led(stream));
+}
+
+WRAPPED(cudaFreeAsync, (void* pointer, cudaStream_t stream)) { return __real_cudaFreeAsync(pointer, led(stream)); }
+
+// Waits
+
+WRAPPED(cudaStreamSynchronize, (cudaStream_t stream)) {
+  return captured() ? cudaSuccess : __real_cudaStreamSynchronize(led(stream));
+}
+
+WRAPPED(cudaDeviceSynchronize, ()) { return captured() ? cudaSuccess : __real_cudaDeviceSynchronize(); }
+
+WRAPPED(cudaEventRecord, (cudaEvent_t event, cudaStream_t stream)) { return __real_cudaEventRecord(event, led(stream)); }
+
+WRAPPED(cudaStreamWaitEvent, (cudaStream_t stream, cudaEvent_t event, unsigned flags)) {
+  return __real_cudaStreamWaitEvent(led(stream), event, flags);
+}
+
+WRAPPED(cudaMemcpy, (void* target, const void* source, size_t bytes, cudaMemcpyKind kind)) {
+  const cudaError_t code = __real_cudaMemcpyAsync(target, source, bytes, kind, current);
+  return code != cudaSuccess || captured() ? code : __real_cudaStreamSynchronize(current);
+}
+
+// One product on a stream; a text where it failed, else null. ``b``: (k, n); ``b_col_major``: the same, stored (n, k).
+EXPORTED const char* published_call(void* a, void* b, void* b_col_major, void* c, int64_t m, int64_t n, int64_t k,
+                                    cudaStream_t stream) {
+  static std::string fault;
+  current = stream;
+  elsewhere = 0;
+  try {
+    PUBLISHED_FUNCTION({a, m, k}, {b, k, n}, {b_col_major, k, n}, {c, m, n});
+  } catch (std::exception const& error) {
+    return (fault = error.what()).c_str();
+  } catch (...) {
+    return "an exception";
+  }
+  const cudaError_t code = cudaGetLastError();
+  return code == cudaSuccess ? nullptr : cudaGetErrorString(code);
+}
+
+// How many runtime calls of the last product used a stream that is neither the default one nor the given one.
+EXPORTED int published_elsewhere() { return elsewhere; }
+
+// Whether a CUDA graph can hold the product: a text where it cannot, else null. Nothing is launched.
+EXPORTED const char* published_capture(void* a, void* b, void* b_col_major, void* c, int64_t m, int64_t n, int64_t k,
+                                       cudaStream_t stream) {
+  static std::string fault;
+  cudaGraph_t graph = nullptr;
+  cudaError_t code = cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+  if (code != cudaSuccess) return cudaGetErrorString(code);
+  const char* text = published_call(a, b, b_col_major, c, m, n, k, stream);
+  fault = text == nullptr ? "" : text;
+  code = cudaStreamEndCapture(stream, &graph);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  cudaGetLastError();  // of a capture that failed
+  if (fault.empty() && code != cudaSuccess) fault = cudaGetErrorString(code);
+  return fault.empty() ? nullptr : fault.c_str();
+}

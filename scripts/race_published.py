@@ -1,0 +1,458 @@
+"""Published CUDA-L2 kernels timed in turns with this project's and torch.matmul, on the same data.
+
+    python -m scripts.race_published CHECKOUT --gpu h200 --acc f32 --sample 60 --build-only    compiles, on any machine
+    python -m scripts.race_published --budget 60s --out DIR           on the card: races what build/published/ holds
+    python -m scripts.race_published CHECKOUT --gpu h200 --acc f16 --mnk 4096_4096_64          both at once
+    python -m scripts.race_published --table --out DIR                prints what is stored
+
+CHECKOUT is a clone of deepreinforce-ai/CUDA-L2; nothing of it enters this repository, and build/ is ignored by git. A
+kernel is called through its own host function (``published_library``). The measurement is that of `cudal2gen bench`:
+protocols, order, checks and stores, here ``published.jsonl``. A contender is named after the GPU for which its kernels
+were published: cuda-l2-h100, cuda-l2-a100.
+
+A published kernel whose product is wrong, which a CUDA graph cannot hold, or which ends the process is stored as
+absent, with the reason, and is not timed. Where the published benchmark pads matrices, off its clock, the copies are in
+the timing here, as they are for this project's kernels, and stored beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from cudal2gen import bench, ratios, results
+from cudal2gen.bench.check import Reference
+from cudal2gen.cli.options import seconds
+from cudal2gen.cli.selection import Selection
+from cudal2gen.errors import Failure, UserError, WrongInput
+from cudal2gen.gpu import Absent, Call, Contender, Gpu, Race
+from cudal2gen.kernel import GPUS, Acc, Problem
+from cudal2gen.operands import Operands
+from cudal2gen.results import KERNEL, Measurement
+from scripts.published_library import SETS, Library, Loaded, Source, build, libraries
+
+if TYPE_CHECKING:
+    import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILT = ROOT / "build" / "published"
+STORE = "published"
+TORCH = "torch.matmul"
+PREFIX = "cuda-l2-"
+ACCS: tuple[Acc, ...] = ("f32", "f16")
+DEVICES = ("a100", "h100", "3090")
+ENDED = 86  # exit code of a process whose device a published kernel stopped
+TRIAL_SECONDS = 20  # of a published kernel's first product; one that hangs ends its process
+
+
+class Matrices(NamedTuple):
+    """What a published function is called on, and copies into and out of it where its sizes are padded."""
+
+    a: torch.Tensor
+    b_rows: torch.Tensor
+    b: torch.Tensor
+    d: torch.Tensor
+    before: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    after: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+
+class Published:
+    """The published kernels of one GPU's folder, as a ``gpu.Contender``.
+
+    ``graphs``: whether the calls must fit into a CUDA graph, as the protocol ``device`` asks. ``ended``: problems whose
+    kernel ended an earlier process; ``trial``: the file that names the kernel under trial while it is.
+    """
+
+    def __init__(
+        self, device: str, card: Gpu, kernels: dict[Problem, Library], graphs: bool, ended: Sequence[str], trial: Path
+    ) -> None:
+        self.name = f"{PREFIX}{device}"
+        self.detail = ""
+        self._card, self._kernels, self._graphs, self._ended, self._trial = card, kernels, graphs, ended, trial
+        self._loaded: dict[Problem, Loaded] = {}
+        self._too_good: dict[Problem, str] = {}
+        self._problem: Problem | None = None
+        self._tried = False
+
+    def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
+        """Loads the problem's kernel. Raises Absent."""
+        library = self._kernels.get(problem)
+        if library is None:
+            raise Absent("not built: no published kernel of this problem, or it does not compile")
+        if library.source.path in self._ended:
+            raise Absent(f"{library.source.path} stopped the device or ended the process")
+        if problem in self._too_good:
+            raise Absent(self._too_good[problem])
+        if problem not in self._loaded:
+            try:
+                self._loaded[problem] = Loaded(library, self._card.runtime_library)
+            except Failure as error:
+                raise Absent(str(error)) from None
+        self._problem, self._tried = problem, False
+        self.detail = library.title
+        if library.padded != library.source.sizes:
+            self.detail += f", padded to {'_'.join(map(str, library.padded))}, in the timing"
+
+    def refuse(self, error: bench.TooGood) -> None:
+        """From now on the current problem's kernel is absent, as its time is below what the hardware allows."""
+        self._too_good[self._current] = str(error)
+
+    def bind(self, operands: Operands) -> Call:
+        """One product of these tensors. The first one bound is tried: raises Absent where it is wrong."""
+        whole, _ = self.stages(operands)
+        if not self._tried:
+            self._try(operands, whole)
+            self._tried = True
+        return whole
+
+    def stages(self, operands: Operands) -> tuple[Call, Call | None]:
+        """The whole call, and the part of it that copies to and from padded matrices, if there is any."""
+        matrices = self._matrices(operands)
+        run = self._loaded[self._current].call(*matrices[:4], self._card.stream)
+
+        def call(_keep: object = operands) -> None:
+            if fault := run():
+                raise Absent(fault)
+
+        if not matrices.before:
+            return call, None
+
+        def whole() -> None:
+            _copy(matrices.before)
+            call()
+            _copy(matrices.after)
+
+        return whole, lambda: _copy((*matrices.before, *matrices.after))
+
+    @property
+    def _current(self) -> Problem:
+        assert self._problem is not None, "prepare comes first"
+        return self._problem
+
+    def _matrices(self, operands: Operands) -> Matrices:
+        library = self._kernels[self._current]
+        own = Matrices(operands.a, operands.b_nn, operands.b, operands.d)
+        if library.padded == library.source.sizes:
+            return own
+        m, n, k = library.padded
+        shapes = ((m, k), (k, n), (n, k), (m, n))
+        a, b_rows, b, d = (self._card.empty(*shape).zero_() for shape in shapes)
+        inputs = [(a, own.a), (b, own.b), *([(b_rows, own.b_rows)] if library.reads_rows else [])]
+        before = tuple((_corner(whole, part), part) for whole, part in inputs)
+        return Matrices(a, b_rows, b, d, before, ((own.d, _corner(d, own.d)),))
+
+    def _try(self, operands: Operands, call: Call) -> None:
+        """Raises Absent for a kernel that is wrong, or that no graph holds. One that stops the device ends this
+        process, which can use the device no more; the process that started this one goes on without the kernel."""
+        library = self._kernels[self._current]
+        self._trial.write_text(library.source.path)
+        faulthandler.dump_traceback_later(TRIAL_SECONDS, exit=True)
+        try:
+            finding = self._wrong(operands, call)
+            if not finding and self._graphs:
+                matrices = self._matrices(operands)
+                refusal = self._loaded[self._current].refusal(*matrices[:4], self._card.stream)
+                finding = f"a CUDA graph cannot hold it: {refusal}" if refusal else ""
+            self._card.synchronize()
+        except Absent:
+            self._leave_if_stopped()
+            raise
+        except RuntimeError as error:
+            self._leave_if_stopped()
+            finding = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            self._trial.unlink()
+        if finding:
+            raise Absent(finding)
+
+    def _wrong(self, operands: Operands, call: Call) -> str:
+        """What is wrong with a fresh product, if anything is."""
+        # Before the call, which may write to A and B.
+        reference, looser = (Reference(self._current.revised(acc=acc), operands) for acc in (self._current.acc, "f16"))
+        _, finding = reference.error(self._card, call, strict=False)
+        if not finding:
+            return ""
+        _, worse = looser.compare(operands.d, strict=False)
+        return finding.replace(" after the timing", "" if worse else ", as of sums in fp16")
+
+    def _leave_if_stopped(self) -> None:
+        try:
+            self._card.synchronize()
+        except RuntimeError as error:
+            print(f"{self._current.mnk}: {error}", file=sys.stderr, flush=True)
+            os._exit(ENDED)
+
+
+def _corner(whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    return whole[: part.shape[0], : part.shape[1]]
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for target, source in pairs:
+        target.copy_(source)
+
+
+def compile_all(options: argparse.Namespace) -> tuple[list[str], int]:
+    """Compiles the published kernels of the selected problems; the files' names, and how many fail."""
+    options.acc = options.acc or "f32"
+    problems = [record.problem for record in _selection(options, options.gpu).records(seed=options.seed)]
+    folders = options.kernels_of or ("a100", "h100")
+    sources = [
+        Source(device, acc, problem.mnk)
+        for device, acc in SETS
+        for problem in problems
+        if device in folders and acc == problem.acc
+    ]
+    present = [source for source in sources if (options.checkout / source.path).is_file()]
+    print(f"{len(present)} published kernels of {len(problems)} problems, compiled into {options.built}")
+
+    def attempt(source: Source) -> tuple[str, str]:
+        start = time.monotonic()
+        try:
+            path = build(options.checkout, source, options.gpu, options.built).path
+        except Failure as error:
+            return "", f"fault: {error}"
+        print(f"{path.name}: {path.stat().st_size >> 10} KiB, {time.monotonic() - start:.0f} s", flush=True)
+        return path.name, ""
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = list(pool.map(attempt, present))
+    names = [name for name, _ in outcomes if name]
+    faults = [fault for _, fault in outcomes if fault]
+    print("\n".join([*faults, f"{len(names)} libraries, {len(faults)} faults"]))
+    return names, len(faults)
+
+
+def _selection(options: argparse.Namespace, gpu: str) -> Selection:
+    return Selection(
+        mnk=tuple(options.mnk or ()), everything=options.all, size_class=options.size_class, sample=options.sample,
+        gpu=gpu, acc=options.acc,
+    )  # fmt: skip
+
+
+def supervise(arguments: Sequence[str], budget: float | None) -> int:
+    """Races in a process of its own, and in another one where a published kernel ended it; its exit code."""
+    begin, ended = time.monotonic(), list[str]()
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path}
+    with tempfile.TemporaryDirectory() as scratch:
+        trial = Path(scratch) / "trial"
+        while True:
+            command = [sys.executable, "-m", "scripts.race_published", *arguments, "--trial", str(trial)]
+            command += [word for path in ended for word in ("--ended", path)]
+            if budget is not None:
+                command += ["--budget", f"{max(0.0, budget - (time.monotonic() - begin)):.1f}s"]
+            code = subprocess.run(command, env=environment, check=False).returncode
+            if not trial.is_file():
+                return code
+            ended.append(trial.read_text())
+            trial.unlink()
+            print(f"{ended[-1]} ended the process; going on without it", file=sys.stderr)
+
+
+def race(options: argparse.Namespace) -> int:
+    """Times what is built for the card, in this process; the number of faults."""
+    from cudal2gen.gpu import alone, connect
+
+    card = connect(options.device)
+    gpu = card.environment.gpu
+    built = [library for library in libraries(options.built) if library.gpu == gpu]
+    if options.library:
+        built = [library for library in built if library.path.name in options.library]
+    elif options.mnk:
+        built = [library for library in built if library.source.mnk in options.mnk]
+    accs: list[Acc] = [acc for acc in ACCS if any(library.source.acc == acc for library in built)]
+    if options.acc:
+        accs = [acc for acc in accs if acc == options.acc]
+    if not accs:
+        print(f"nothing to race: {options.built} has no published kernels for {gpu or card.name}")
+        return 0
+    begin, faults = card.now(), 0
+    with alone(options.device):
+        for done, acc in enumerate(accs):
+            left = None if options.budget is None else options.budget - (card.now() - begin)
+            share = None if left is None else left / (len(accs) - done)
+            of_acc = [library for library in built if library.source.acc == acc]
+            faults += _race_of(card, acc, gpu, of_acc, share, options)
+    return faults
+
+
+def _race_of(
+    card: Gpu, acc: Acc, gpu: str, built: Sequence[Library], budget: float | None, options: argparse.Namespace
+) -> int:
+    """Times the kernels of one accumulator within a budget in seconds; the number of faults."""
+    from cudal2gen import baselines
+    from cudal2gen.cli.building import Compilation
+
+    mnks = tuple(dict.fromkeys(library.source.mnk for library in built))
+    records = Selection(mnk=mnks, gpu=gpu, acc=acc).records()
+    kernels = Compilation().kernels(records)
+    problem_of = {record.problem.mnk: record.problem for record in records}
+    names = tuple(name for name in options.baselines.split(",") if name != "none")
+    rivals = baselines.contenders(names, acc, card, options.store.with_name("cublaslt.jsonl"))
+    faults = 0
+    for protocol in options.protocol.split(","):
+        contenders = []
+        for device in dict.fromkeys(library.source.device for library in built):
+            of_device = {
+                problem_of[library.source.mnk]: library for library in built if library.source.device == device
+            }
+            contenders.append(Published(device, card, of_device, protocol == "device", options.ended, options.trial))
+        settings = bench.Settings((protocol,), options.warmup_seconds, options.benchmark_seconds, seed=options.seed)
+
+        def run(rivals: Sequence[Contender], settings: bench.Settings = settings) -> bench.Outcome:
+            return bench.run(
+                card,
+                [record for record in records if record.problem in kernels],
+                lambda record: kernels[record.problem].open(card),
+                lambda record: kernels[record.problem].artifact.digest,
+                rivals,
+                settings,
+                options.store,
+                budget_seconds=budget,
+                again=options.again,
+            )
+
+        outcome = _without_the_impossible(run, contenders, rivals)
+        print("\n".join(f"fault: {fault}" for fault in outcome.faults), file=sys.stderr)
+        print(
+            f"{gpu} {acc} {protocol}: {outcome.measured} measurements added to {options.store}, {outcome.stored} "
+            f"problems stored before, {outcome.left} left, {len(outcome.faults)} faults"
+        )
+        faults += len(outcome.faults)
+    return faults
+
+
+def _without_the_impossible(
+    run: Callable[[Sequence[Contender]], bench.Outcome], published: Sequence[Published], rivals: Sequence[Contender]
+) -> bench.Outcome:
+    """A race, begun again where a published kernel's time is below what the hardware allows."""
+    while True:
+        try:
+            return run([*published, *rivals])
+        except bench.TooGood as error:
+            of_name = {contender.name: contender for contender in published}
+            if error.contender not in of_name:
+                raise
+            of_name[error.contender].refuse(error)
+
+
+def table(rows: Sequence[Measurement]) -> list[str]:
+    """Times and ratios by problem, protocol and L2 state, geometric means, and what could not be timed."""
+    names = sorted({name for row in rows for name in (*row.contenders, *row.absent) if name.startswith(PREFIX)})
+    lines: list[str] = []
+    for name in names:
+        lines += [f"## {name}", ""]
+        lines += [
+            f"| problem | acc | protocol, L2 | {KERNEL} us | {name} us | of it padding | {TORCH} us "
+            f"| {KERNEL} over {name} [95 %] |",
+            "|---|---|---|--:|--:|--:|--:|--:|",
+        ]
+        faster: dict[str, list[float]] = {}
+        for row, ratio in zip(rows, results.speedups(rows, name), strict=True):
+            published = row.timing(name)
+            if published is None or ratio is None:
+                continue
+            state = f"{row.acc}, {row.protocol}, L2 {row.l2}"
+            faster.setdefault(state, []).append(ratio.value)
+            cells = [
+                _us(row, KERNEL),
+                f"{published.median_us:.2f}",
+                f"{published.padding_us or 0:.2f}",
+                _us(row, TORCH),
+            ]
+            lines.append(
+                f"| {row.mnk} | {row.acc} | {row.protocol}, {row.l2} | {' | '.join(cells)} "
+                f"| {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] |"
+            )
+        lines.append("")
+        for state, values in sorted(faster.items()):
+            mean = ratios.geomean(values)
+            assert mean is not None
+            wins = sum(value > 1 for value in values)
+            lines.append(
+                f"- {state}: geometric mean {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] over {len(values)} "
+                f"problems, {wins} faster than published"
+            )
+        missing = sorted({(row.acc, row.mnk, row.absent[name]) for row in rows if name in row.absent})
+        lines += [f"- {acc} {mnk} not timed: {reason}" for acc, mnk, reason in missing]
+        lines.append("")
+    return lines
+
+
+def _us(row: Measurement, name: str) -> str:
+    timing = row.timing(name)
+    return f"{timing.median_us:.2f}" if timing else "-"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("checkout", type=Path, nargs="?", help="a clone of deepreinforce-ai/CUDA-L2, to compile from")
+    options.add_argument("--gpu", choices=tuple(GPUS), default="h200", help="compile for this GPU (default h200)")
+    options.add_argument("--acc", choices=ACCS, help="accumulator; f32 to compile, both to race")
+    options.add_argument("--mnk", action="append", metavar="M_N_K", help="problem size; repeatable")
+    options.add_argument("--all", action="store_true", help="all sizes")
+    options.add_argument("--class", dest="size_class", choices=bench.CLASSES, help="the sizes of this class")
+    options.add_argument("--sample", type=int, help="so many sizes, spread over the classes")
+    options.add_argument("--kernels-of", action="append", choices=DEVICES, help="by default a100 and h100")
+    options.add_argument("--jobs", "-j", type=int, default=os.cpu_count(), help="compiler processes at a time")
+    options.add_argument(
+        "--built", type=Path, default=BUILT, help="folder of compiled kernels, default build/published"
+    )
+    options.add_argument(
+        "--build-only", action="store_true", help="compile, and leave the race to a machine with a GPU"
+    )
+    options.add_argument("--table", action="store_true", help="only print what is stored")
+    options.add_argument("--out", type=Path, help="folder of published.jsonl, default results/")
+    options.add_argument("--budget", type=seconds, help="end after, e.g., 60s; no problem is begun without time for it")
+    options.add_argument("--protocol", default="device", help="of device, offline, server, separated by commas")
+    options.add_argument("--baselines", default=TORCH, help=f"besides, default {TORCH}; or none")
+    options.add_argument("--warmup-seconds", type=float, default=3.0)
+    options.add_argument("--benchmark-seconds", type=float, default=0.25, help="of timing per problem and L2 state")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--device", type=int, default=0)
+    options.add_argument("--again", action="store_true", help="measure what is stored again")
+    options.add_argument("--trial", type=Path, help=argparse.SUPPRESS)
+    options.add_argument("--library", action="append", default=[], help=argparse.SUPPRESS)
+    options.add_argument("--ended", action="append", default=[], help=argparse.SUPPRESS)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0: done; 1: a kernel does not compile, or a fault in the race; 2: wrong options."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(words)
+    options.store = options.out.resolve() / f"{STORE}.jsonl" if options.out else results.store(STORE)
+    try:
+        if options.trial is not None:
+            return 1 if race(options) else 0
+        if options.build_only and options.checkout is None:
+            raise WrongInput("--build-only needs CHECKOUT, a clone of deepreinforce-ai/CUDA-L2")
+        code = 0
+        if options.checkout is not None and not options.table:
+            names, faults = compile_all(options)
+            code = 1 if faults else 0
+            words += [word for name in names for word in ("--library", name)]
+        if not (options.table or options.build_only):
+            code = max(code, supervise(words, options.budget))
+        if options.store.is_file():
+            print("\n".join(table(results.measurements(options.store).latest())))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
