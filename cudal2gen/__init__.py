@@ -41,7 +41,12 @@ def __getattr__(name: str) -> Any:
     # These need torch, which takes a second to import; nothing else here does.
     if name not in _OPERATORS:
         raise AttributeError(f"module 'cudal2gen' has no attribute {name!r}")
-    from cudal2gen import operators
+    try:
+        from cudal2gen import operators
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise ModuleNotFoundError(f"cudal2gen.{name} needs torch: pip install torch", name="torch") from None
+        raise
 
     globals().update({each: getattr(operators, each) for each in _OPERATORS})
     return globals()[name]

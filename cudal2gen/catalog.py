@@ -133,13 +133,20 @@ def find(problem: Problem, path: Path | None = None) -> Match:
     path = path or places.catalog()
     if record := own(problem, path):
         return Match(record)
+    if not (by_start := _by_start(path, _content(path))):
+        raise no_records(path)
     near: list[tuple[int, Record]] = []
-    for lines, farther in _outwards(problem, _by_start(path, _content(path))):
+    for lines, farther in _outwards(problem, by_start):
         near += ((line.number, _parse(path, line.number, line.text)) for line in lines)
         served = _served(problem, [record for _, record in sorted(near, key=itemgetter(0))])
         if served and serving.cost(problem, served[0], served[2]) < farther:  # no record that is not parsed is as near
             return _match(problem, served)
     raise _none_legal(problem)
+
+
+def no_records(path: Path | None = None) -> CatalogError:
+    """What is wrong with a catalog that is empty."""
+    return CatalogError(f"{path or places.catalog()} has no records; set --catalog, or restore configs/kernels.jsonl")
 
 
 def _outwards(
@@ -231,6 +238,8 @@ def library(
             for problem in {other.mnk: other.revised(**target) for other in absent}.values():
                 sizes[problem.mnk] = nearest(problem, tier).record
             return sorted(sizes.values(), key=lambda record: record.key)
+    if not load(path):
+        raise no_records(path)
     raise CatalogError(f"no record of {source or 'any GPU'} with acc {acc} is legal on {gpu}; see 'cudal2gen list'")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cudal2gen import toolchain
-from cudal2gen.checking import compilation, devices, expectations, names, plan, supervision, writing
+from cudal2gen.checking import compilation, devices, expectations, names, plan, supervision, text, writing
 from cudal2gen.checking.result import Result
 from cudal2gen.emulator.host import images
 from cudal2gen.errors import Failure, WrongInput
@@ -277,6 +277,7 @@ def test_other_programs_read_findings(library: Path, tmp_path: Path, monkeypatch
     assert location["artifactLocation"]["uri"] == "checked/program.cu"
     assert sarif["automationDetails"]["id"] == "cudal2gen/program.cu/"
     assert all(line.startswith("::error file=checked/program.cu,line=") for line in writing.github(result))
+    assert all(" at checked/program.cu:" in text.finding(item) for item in result.ordered)
 
 
 def test_kernels_compile_without_their_host_code(library: Path, tmp_path: Path) -> None:

@@ -108,6 +108,22 @@ def test_a_list_of_another_length_is_refused_in_words(setting: str, message: str
         assert error("show", "--mnk", "4096_4096_64", "--set", setting, *fit) == message
 
 
+def test_an_empty_catalog_says_so(tmp_path: Path) -> None:
+    (tmp_path / "kernels.jsonl").touch()
+    empty = {"CUDAL2GEN_CATALOG": str(tmp_path / "kernels.jsonl")}
+    message = f"{tmp_path}/kernels.jsonl has no records; set --catalog, or restore configs/kernels.jsonl"
+    for arguments in (["show", "--mnk", "64_64_64"], ["build", "--all"], ["edit", "--mnk", "64_64_64", "--new"]):
+        assert error(*arguments, env=empty) == message
+    assert run("list", env=empty).stderr == f"note: no record matches: {message}\n"
+
+
+def test_a_closed_standard_output_is_an_error() -> None:
+    command = f"exec {sys.executable} -m cudal2gen show --mnk 64_64_64 >&-"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: standard output is closed; send it to a file or to /dev/null\n"
+
+
 def test_the_list_of_verbs_fits_a_terminal_in_whole_sentences() -> None:
     verbs = run("--help").stdout.partition("Commands:\n")[2].splitlines()
     assert len(verbs) > 20

@@ -88,6 +88,14 @@ def test_without_torch_nothing_is_different() -> None:
     program += "try: import torch\nexcept ImportError: print('none')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("none\n", 0), done.stderr
+    without = "import sys; sys.modules['torch'] = None\n"
+    matmul, model = f"{without}import cudal2gen; cudal2gen.matmul", f"{without}from cudal2gen.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", matmul], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("ModuleNotFoundError: cudal2gen.matmul needs torch: pip install torch\n")
+    verb = [sys.executable, "-c", model, "tune-model", "x.py:f"]
+    done = subprocess.run(verb, capture_output=True, text=True, check=False)
+    message = "error: torch is missing, which runs the model: pip install 'cudal2gen[gpu]'\n"
+    assert (done.stderr, done.returncode) == (message, 3)
 
 
 @pytest.mark.parametrize("name", ["matmul", "bmm", "linear", "swiglu", "grouped_mm"])

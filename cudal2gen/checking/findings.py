@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cudal2gen.emulator import LaunchResult, Report
@@ -22,6 +23,12 @@ def frames(report: Report) -> tuple[Frame, ...]:
         return ()
     inner = [frame for frame in site.frames[: site.frames.index(site.home)] if frame != site.home]
     return (site.home, *reversed(inner), *site.calls)
+
+
+def local(frame: Frame) -> Frame:
+    """The line, with its file as seen from the working directory where it lies below."""
+    path, folder = Path(frame.file), Path.cwd()
+    return frame._replace(file=str(path.relative_to(folder))) if path.is_relative_to(folder) else frame
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudal2gen.checking.findings import Kernel, frames
+from cudal2gen.checking.findings import Kernel, frames, local
 from cudal2gen.checking.names import plain
 from cudal2gen.emulator import Report
 from cudal2gen.pages import counted
@@ -12,7 +12,7 @@ LONGEST_LIST = 8  # grids
 
 def finding(item: Report) -> str:
     """A finding when it is first seen: what, where, who, the other side, and what to do."""
-    lines = frames(item)
+    lines = [local(frame) for frame in frames(item)]
     at = [f" in {plain(item.kernel)}"] if item.kernel else []
     at += [f" at {lines[0].file}:{lines[0].line}"] if lines else []
     place = f": {item.place}" if item.place is not None else ""
@@ -24,9 +24,8 @@ def finding(item: Report) -> str:
         out.append(f"    PTX line {item.line}: {' '.join(item.text.split())}")
     if item.other is not None:
         site = item.other.site
-        where = (
-            f" at {site.home.file}:{site.home.line}" if site.home else f" at PTX line {site.line}" if site.line else ""
-        )
+        home = local(site.home) if site.home else None
+        where = f" at {home.file}:{home.line}" if home else f" at PTX line {site.line}" if site.line else ""
         out.append(f"    the other side: {item.other.who}{where}")
     out.append(f"    hint: {item.rule.hint}")
     return "\n".join(out) + "\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cudal2gen import files
-from cudal2gen.checking.findings import frames
+from cudal2gen.checking.findings import frames, local
 from cudal2gen.checking.names import plain
 from cudal2gen.checking.result import Result
 from cudal2gen.emulator import RULES, Report
@@ -45,7 +45,7 @@ def sarif(result: Result, path: Path) -> None:
 
 def _sarif_result(item: Report, rules: list[str]) -> dict[str, Any]:
     places = [
-        {"physicalLocation": {"artifactLocation": {"uri": _path(place)}, "region": {"startLine": place.line}}}
+        {"physicalLocation": {"artifactLocation": {"uri": local(place).file}, "region": {"startLine": place.line}}}
         for place in frames(item)
     ]
     record: dict[str, Any] = {
@@ -70,16 +70,10 @@ def annotation(item: Report) -> str:
     """The workflow command of one finding."""
     kind = "error" if item.is_error else "notice"
     home = item.access.site.home
-    where = f"file={_path(home)},line={home.line}," if home else ""
+    where = f"file={local(home).file},line={home.line}," if home else ""
     message = f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message
     escaped = message.replace("%", "%25").replace("\n", "%0A")
     return f"::{kind} {where}title={item.kind}::{escaped}"
-
-
-def _path(place: Frame) -> str:
-    """The file as seen from the working directory, which is the repository's root where these are shown."""
-    path, folder = Path(place.file), Path.cwd()
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else place.file
 
 
 def page(result: Result, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import Json, ResultFiles
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import OneProblem, Selection
+from cudal2gen.errors import MissingTool
 from cudal2gen.files import write
 from cudal2gen.kernel.fusion import NONE, PLAIN
 
@@ -131,6 +133,8 @@ def list_products(
 
     The model runs without data, unless --real: neither its weights nor a GPU need be there.
     """
+    if find_spec("torch") is None:
+        raise MissingTool("torch is missing, which runs the model: pip install 'cudal2gen[gpu]'")
     from cudal2gen.operators import shapes
 
     products = shapes.collect(shapes.find_model(model), fake=not real, any_type=any_type)

@@ -54,7 +54,9 @@ def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
 
 def _catalog() -> Check:
     try:
-        return Check(True, f"{len(catalog.load())} records in {places.catalog()}")
+        if records := catalog.load():
+            return Check(True, f"{len(records)} records in {places.catalog()}")
+        raise catalog.no_records()
     except catalog.CatalogError as error:
         return Check(False, str(error))
 
@@ -86,10 +88,10 @@ def _emulator() -> Check:
 
     try:
         return Check(True, f"kernels run on the CPU, by {emulator.runtime_path()}")
-    except (emulator.EmulatorError, OSError) as error:
-        return Check(
-            False, f"{error}; e.g. apt install gcc" if isinstance(error, emulator.EmulatorError) else str(error)
-        )
+    except emulator.EmulatorError as error:
+        return Check(False, f"{error}; e.g. apt install gcc")
+    except OSError as error:
+        return Check(False, f"{error.filename}: {error.strerror}")
 
 
 def _packs() -> Check:

@@ -145,6 +145,9 @@ def main() -> None:
     # A reader that closes the pipe, as `head` does, ends this program without a message.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signals.handle()
+    if sys.stdout is None:  # `>&-`
+        error("standard output is closed; send it to a file or to /dev/null")
+        sys.exit(EXIT_FAILED)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:

@@ -66,9 +66,11 @@ def list_records(
 
 
 def _others(gpu: str, stored: Sequence[Record]) -> str:
-    """The rest of a sentence: which records a GPU has, or those of which GPU stand in; empty without any records."""
+    """The rest of a sentence: which records a GPU has, or those of which GPU stand in."""
+    if not stored:
+        return f": {catalog.no_records()}"
     lenders = {record.gpu for record in stored}
-    if gpu != ANY and gpu not in lenders and lenders:
+    if gpu != ANY and gpu not in lenders:
         nearest = min(lenders, key=lambda other: (distance(gpu, other), other))
         return f": {gpu} has none of its own; those of {nearest} stand in, see 'cudal2gen list --gpu {nearest}'"
     own = [record for record in stored if gpu in (ANY, record.gpu)]

@@ -58,8 +58,12 @@ def _compiled(name: str, text: str, *options: str) -> Path:
     compiler = next((c for c in (os.environ.get("CC"), "gcc", "cc", "clang") if c and shutil.which(c)), None)
     if compiler is None:
         raise EmulatorError("no C compiler (gcc, cc or clang) on PATH: the stand-in CUDA runtime cannot be built")
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(suffix=".so", dir=folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(suffix=".so", dir=folder)
+    except OSError as error:
+        advice = "name a folder for the emulator's runtime by CUDAL2GEN_CACHE_DIR"
+        raise OSError(error.errno, f"{error.strerror}; {advice}", str(folder)) from None
     os.close(handle)
     try:
         done = subprocess.run(
