@@ -36,7 +36,7 @@ def __getattr__(name: str) -> Any:
     if name in _GRADING:
         from cudal2gen import grading
 
-        globals().update({each: getattr(grading, each) for each in _GRADING})
+        globals().update({name: getattr(grading, name) for name in _GRADING})
         return globals()[name]
     # These need torch, which takes a second to import; nothing else here does.
     if name not in _OPERATORS:
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
             raise ModuleNotFoundError(f"cudal2gen.{name} needs torch: pip install torch", name="torch") from None
         raise
 
-    globals().update({each: getattr(operators, each) for each in _OPERATORS})
+    globals().update({name: getattr(operators, name) for name in _OPERATORS})
     return globals()[name]
 
 

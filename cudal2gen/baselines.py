@@ -455,7 +455,7 @@ class CublasLt(Vendor):
     def _descriptors(self, types: tuple[Element, Element], *sizes: int) -> _Descriptors:
         """The descriptors for types of A and B, and of D, and m, n, k, lda, ldb and ldd: one set for all calls that are
         alive."""
-        key: tuple[str | int, ...] = (*(each.name for each in types), *sizes)
+        key: tuple[str | int, ...] = (*(element.name for element in types), *sizes)
         descriptors = self._described.get(key)
         if descriptors is None:
             descriptors = _Descriptors(*types, self.acc, self.layout, *sizes)

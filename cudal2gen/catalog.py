@@ -191,18 +191,20 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Match:
     A tile that does not divide the sizes is predicated, or the caller pads; the note says whose record it is, and how
     it serves. Raises CatalogError where no record of the accumulator becomes legal.
     """
-    alike = [record for record in records if record.acc == problem.acc]
-    if exact := next((record for record in alike if record.mnk == problem.mnk and record.problem == problem), None):
+    candidates = [record for record in records if record.acc == problem.acc]
+    if exact := next(
+        (record for record in candidates if record.mnk == problem.mnk and record.problem == problem), None
+    ):
         return Match(exact)
-    if served := _served(problem, alike):
+    if served := _served(problem, candidates):
         return _match(problem, served)
     raise _none_legal(problem)
 
 
-def _served(problem: Problem, alike: Sequence[Record]) -> Served | None:
+def _served(problem: Problem, candidates: Sequence[Record]) -> Served | None:
     """The record of the problem's accumulator that serves it best, changed so far that it does."""
-    distances = (serving.distance(problem, record.problem, (record.bm, record.bn)) for record in alike)
-    pairs = zip(distances, alike, strict=True)
+    distances = (serving.distance(problem, record.problem, (record.bm, record.bn)) for record in candidates)
+    pairs = zip(distances, candidates, strict=True)
     ranked = sorted(pairs, key=lambda pair: (pair[0], _other_types(pair[1], problem)))
     return serving.nearest(ranked, lambda record: serving.resized(record, problem))
 

@@ -389,9 +389,9 @@ def _compare_bounded(acc: Acc, a: Array, wide_b: Array, d: Array, order: Order) 
     comparison = Comparison(BOUND, m * n)
     ceiling: float | None = None
     if acc == "f16" and m * n * k > SAMPLED:
-        every = m * n * k // SAMPLED
-        rows, bounds = range(0, m, every), Bounds(acc, a[::every], wide_b, order, output_of(d))
-        bounds.add(comparison, rows, d[::every])
+        stride = m * n * k // SAMPLED
+        rows, bounds = range(0, m, stride), Bounds(acc, a[::stride], wide_b, order, output_of(d))
+        bounds.add(comparison, rows, d[::stride])
         comparison.compared += f" in {len(rows)} rows, twice its largest in all"
         ceiling = 2 * float(bounds.allowed.max())
     for rows, wide_a, part, reference in _blocks(a, wide_b, d):

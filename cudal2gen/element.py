@@ -136,7 +136,7 @@ ELEMENTS: dict[ElementName, Element] = {"f16": F16, "bf16": BF16}  # of A and B
 def name_of(dtype: object) -> ElementName | None:
     """The name of the element of a NumPy or torch type; None where it is no element's."""
     element = element_or_none(dtype)
-    return next((name for name, each in ELEMENTS.items() if each is element), None)
+    return next((name for name, item in ELEMENTS.items() if item is element), None)
 
 
 def stored(ab: ElementName, d: OutputName) -> Element:

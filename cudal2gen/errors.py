@@ -59,14 +59,14 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
     except UserError:
         raise
     except json.JSONDecodeError as error:
-        what = f"{error.msg} at character {error.pos + 1}"
+        fault = f"{error.msg} at character {error.pos + 1}"
     except UnicodeDecodeError as error:
-        what = f"byte {error.start + 1} is not UTF-8"
+        fault = f"byte {error.start + 1} is not UTF-8"
     except RecursionError:
-        what = "nested too deeply"
+        fault = "nested too deeply"
     except ValueError:  # Python's limit
-        what = f"a number has more than {sys.get_int_max_str_digits()} digits"
-    raise WrongInput(f"not JSON: {what}")
+        fault = f"a number has more than {sys.get_int_max_str_digits()} digits"
+    raise WrongInput(f"not JSON: {fault}")
 
 
 @contextmanager

@@ -245,15 +245,15 @@ def compare(
     rows; elsewhere twice its largest holds.
     """
     (m, n), k = d.shape, a.shape[1]
-    every = m * n * k // SAMPLED if acc == "f16" and inputs in BOUNDED else 0
+    stride = m * n * k // SAMPLED if acc == "f16" and inputs in BOUNDED else 0
     comparison = Comparison(BOUND, m * n)
     ceiling: float | None = None
-    if every > 1:
-        some = slice(None, None, every)
+    if stride > 1:
+        some = slice(None, None, stride)
         of_some = fused.of_rows(fusion, some)
         bounds = reference(acc, fusion, inputs, a[some], b, of_some, order, output)
-        _add(comparison, range(0, m, every), inputs, bounds, d[some], output, None)
-        comparison.compared += f" in {len(range(0, m, every))} rows, twice its largest in all"
+        _add(comparison, range(0, m, stride), inputs, bounds, d[some], output, None)
+        comparison.compared += f" in {len(range(0, m, stride))} rows, twice its largest in all"
         ceiling = 2 * float(bounds.allowed.max())
     step = max(1, CHUNK // n)
     for top in range(0, m, step):

@@ -307,7 +307,7 @@ def _batches(operands: Operands) -> Batches:
     """The products of a strided batch, and how far apart they lie."""
     if operands.products == 1:  # of one product torch says any stride
         return Batches()
-    a, b, d, c, aux = (_apart(each, 3) for each in (operands.a, operands.b, operands.d, operands.c, operands.aux))
+    a, b, d, c, aux = (_apart(tensor, 3) for tensor in (operands.a, operands.b, operands.d, operands.c, operands.aux))
     return Batches(operands.products, a, b, d, _apart(operands.bias, 2), c, aux)
 
 

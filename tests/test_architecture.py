@@ -69,7 +69,8 @@ FLOORS = {
 # Parts of a sentence, which do not say what a name holds.
 NO_NAMES = frozenset(
     ("one", "found", "told", "said", "wanted", "known", "given", "asked", "held", "made", "taken", "shown", "seen",
-     "these", "fitting", "theirs", "ours", "bed")
+     "these", "fitting", "theirs", "ours", "mine", "bed", "met", "gone", "twin", "knows", "meant", "does", "did",
+     "gave")
 )  # fmt: skip
 TORCH = {
     "element", "fused", "grading", "correctness", "validator", "gpu", "operands", "baselines", "bench", "operators",

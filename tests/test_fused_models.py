@@ -104,8 +104,11 @@ def test_what_is_fused_computes_the_same(name: str, dtype: str, x: Any) -> None:
     torch.testing.assert_close(model(x).double(), exact(x.double()), atol=2.0**-7, rtol=2.0**-6)
     assert list(model.state_dict()) == state
     assert cudal2gen.patch(model, fuse=True).fused == {}
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)) if name in ("sequential", "chain") else model):
-        assert torch.equal(twin(x), model(x))
+    for copied in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)) if name in ("sequential", "chain") else model,
+    ):
+        assert torch.equal(copied(x), model(x))
     assert cudal2gen.unpatch(model) == ["", *done.layers]
     assert torch.equal(model(x), before)
     assert not any({"forward", "__prepare_scriptable__"} & vars(module).keys() for module in model.modules())
@@ -282,12 +285,12 @@ def test_a_language_model_in_bf16(name: str) -> None:
 
 def same(model: Any, own: Any, other: Any) -> None:
     """Texts are equal up to the first tie: two words whose logits are a rounding of bf16 apart."""
-    for mine, its in zip(own, other, strict=True):
-        different = (mine != its).nonzero()
+    for tokens, expected in zip(own, other, strict=True):
+        different = (tokens != expected).nonzero()
         if not len(different):
             continue
         place = int(different[0])
         with torch.no_grad():
-            logits = model(its[None, :place]).logits[0, -1].float()
-        gap = float((logits[mine[place]] - logits[its[place]]).abs())
+            logits = model(expected[None, :place]).logits[0, -1].float()
+        gap = float((logits[tokens[place]] - logits[expected[place]]).abs())
         assert gap <= 2.0**-7 * float(logits.abs().max()) + 2.0**-8, f"word {place} differs by {gap}"

@@ -70,17 +70,17 @@ class Server:
 
     def __init__(self) -> None:
         self.faults = list(FAULTS)
-        self.met: set[str] = set()
+        self.raised: set[str] = set()
         self.groups = itertools.count(9)
 
     def __call__(self, handler: Handler) -> None:
         if self.faults:
-            self.met.add(self.faults[0])
+            self.raised.add(self.faults[0])
             return FAULTS[self.faults[0]](handler)
         return proposes(("incumbent", {"raster_group": next(self.groups)}))(handler)
 
     def advance(self) -> None:
-        if self.faults and self.faults[0] in self.met:
+        if self.faults and self.faults[0] in self.raised:
             self.faults.pop(0)
 
 
@@ -113,7 +113,7 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
             find_candidates=lambda _: candidates(),
         )  # fmt: skip
     (contest,) = standing.races
-    assert script.met == set(FAULTS)
+    assert script.raised == set(FAULTS)
     assert contest.stop_reason == "120 evaluations"
     assert contest.winner is not None
     assert contest.winner.effort == "long"

@@ -229,10 +229,10 @@ def test_both_accumulators_have_every_problem(modelled: ModuleType) -> None:
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
     sizes = {(record.m, record.n, record.k) for record in own if record.gpu == "a100"}
     for acc in ("f16", "f32"):
-        mine = [record for record in own if (record.gpu, record.acc, record.layout) == ("h200", acc, "tn")]
+        selected = [record for record in own if (record.gpu, record.acc, record.layout) == ("h200", acc, "tn")]
         decode = set(modelled.DECODE) if acc == "f32" else set()
-        assert {(record.m, record.n, record.k) for record in mine} == sizes | decode
-        assert len({record.name for record in mine}) <= 340
+        assert {(record.m, record.n, record.k) for record in selected} == sizes | decode
+        assert len({record.name for record in selected}) <= 340
 
 
 def test_products_of_decoding_have_records_that_any_fewer_rows_take(modelled: ModuleType) -> None:

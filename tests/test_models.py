@@ -104,11 +104,11 @@ def test_hooks_gradients_copies_and_conversions_go_on(model: Any) -> None:
     model(TOKENS).sum().backward()
     assert calls == [1]
     assert model.head.weight.grad is not None
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     with torch.no_grad():
-        twin.head.weight.zero_()
-    assert not torch.equal(twin(TOKENS), model(TOKENS)), "a copy computes with its own weights"
-    assert float(twin(TOKENS).detach().abs().max()) == 0
+        copied.head.weight.zero_()
+    assert not torch.equal(copied(TOKENS), model(TOKENS)), "a copy computes with its own weights"
+    assert float(copied(TOKENS).detach().abs().max()) == 0
     layer = pickle.loads(pickle.dumps(cudal2gen_layer()))
     assert torch.equal(layer(torch.ones(2, 8).half()), cudal2gen_layer()(torch.ones(2, 8).half()))
     model.float()

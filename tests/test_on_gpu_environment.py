@@ -118,9 +118,9 @@ def test_ratios_are_paired_with_incumbent_and_baseline_while_the_card_slows() ->
 def test_one_binary_launched_in_one_way_is_timed_once() -> None:
     shop = Shop(FakeDevice())
     record = RECORDS[0]
-    twin = record.model_copy(update={"origin": record.origin.model_copy(update={"source": "another"})})
+    relabelled = record.model_copy(update={"origin": record.origin.model_copy(update={"source": "another"})})
     other_launch = revise(record, raster_group=2)
-    trials = environment(shop).evaluate(PROBLEM, [record, twin, other_launch])
+    trials = environment(shop).evaluate(PROBLEM, [record, relabelled, other_launch])
     assert [entry for entry in shop.log if entry.startswith("open")] == [f"open {record.name}"] * 2
     assert [entry for entry in shop.log if entry.startswith("judge")] == [f"judge {record.name}"]
     assert trials[0].timings == trials[1].timings

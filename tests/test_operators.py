@@ -574,8 +574,8 @@ def test_gradients_are_those_of_torch() -> None:
         (cudal2gen.linear, torch.nn.functional.linear),
         (lambda x, w, c: cudal2gen.linear(x.view(2, 3, 5), w, c), torch.nn.functional.linear),
     ):
-        for mine, its in zip(gradients(own), gradients(reference), strict=True):
-            torch.testing.assert_close(mine, its, atol=0.05, rtol=0.01)
+        for gradient, expected in zip(gradients(own), gradients(reference), strict=True):
+            torch.testing.assert_close(gradient, expected, atol=0.05, rtol=0.01)
     frozen = torch.nn.Parameter(b, requires_grad=False)
     x = a.clone().requires_grad_()
     cudal2gen.linear(x, frozen).sum().backward()

@@ -468,11 +468,13 @@ def test_records_are_found_by_name() -> None:
 def test_problems_that_share_a_kernel_keep_their_own_records() -> None:
     records = [record for record in catalog.load() if record.gpu == "a100"]
     names = Counter(record.name for record in records)
-    twins = [record for record in records if record.name == names.most_common(1)[0][0]]
-    assert len(twins) > 1
+    sharing = [record for record in records if record.name == names.most_common(1)[0][0]]
+    assert len(sharing) > 1
     timed = [
-        measurement((twin.m, twin.n, twin.k), [timing(KERNEL, [1.0], record=twin.name), timing("torch.matmul", [2.0])])
-        for twin in twins
+        measurement(
+            (record.m, record.n, record.k), [timing(KERNEL, [1.0], record=record.name), timing("torch.matmul", [2.0])]
+        )
+        for record in sharing
     ]
     data = embedded(report.report(store_of(*timed), records).html())
     for m, n, k, _, place, *_ in data["groups"]["measured-1"]["shapes"]:

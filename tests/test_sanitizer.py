@@ -119,9 +119,9 @@ def test_a_tool_that_does_not_run_is_told_and_no_error(tmp_path: Path, monkeypat
         "not run: took more than 0.5 s",
         [],
     )
-    gone = tmp_path / "gone"
-    assert sanitizer.check(small_launch, "memcheck", sanitizer=gone) == (
-        f"not run: {gone}: No such file or directory",
+    absent = tmp_path / "gone"
+    assert sanitizer.check(small_launch, "memcheck", sanitizer=absent) == (
+        f"not run: {absent}: No such file or directory",
         [],
     )
     monkeypatch.setattr(sanitizer, "program", lambda: None)

@@ -103,10 +103,10 @@ class Reference:
 
     def _parts_of(self, product: _Product) -> Iterator[_Part]:
         """A row and a column in each band of a product."""
-        problem, every = self._problem, slice(None)
+        problem, all_places = self._problem, slice(None)
         rows, cols = bands(product.a.shape[0]), bands(problem.n)
         # Columns of a gated D come from pairs of the product's: rows alone compare it.
-        for some_rows, some_cols in ((rows, every), (every, cols))[: 1 if problem.fusion.gate else 2]:
+        for some_rows, some_cols in ((rows, all_places), (all_places, cols))[: 1 if problem.fusion.gate else 2]:
             strict, loose = (self._bounds(product, some_rows, some_cols, roundings) for roundings in (0, ROUNDINGS))
             yield _Part(product.place, some_rows, some_cols, strict, loose)
 

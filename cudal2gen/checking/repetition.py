@@ -76,7 +76,7 @@ class Repetitions:
     def _keep(self, key: _Key, effect: _Effect) -> None:
         """Keep an effect, and forget the oldest ones beyond the limit."""
         self._effects[key] = effect
-        total = sum(each.nbytes for each in self._effects.values())
+        total = sum(item.nbytes for item in self._effects.values())
         for old in list(self._effects):
             if total <= EFFECTS_LIMIT:
                 break

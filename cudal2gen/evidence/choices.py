@@ -24,13 +24,13 @@ def published_choices(problems: int, held_out: bool = False) -> list[Finding]:
 
     ``problems``: of each set, drawn by a digest of their extents.
     """
-    findings, every = [], []
+    findings, all_ranks = [], []
     for gpu, acc in SETS:
         records = sorted(regenerated(gpu, acc, held_out), key=lambda record: _digest(record.mnk))[:problems]
         ranks = [rank(record) for record in records]
-        every += ranks
+        all_ranks += ranks
         findings.append(_median_finding(f"{gpu} {acc}", ranks, None))
-    return [*findings, _median_finding("all", every, "<= 0.10")]
+    return [*findings, _median_finding("all", all_ranks, "<= 0.10")]
 
 
 def rank(record: Record) -> float:
@@ -44,12 +44,12 @@ def rank(record: Record) -> float:
 def published_tiles(held_out: bool = False) -> list[Finding]:
     """How often the model's choice has the tile of a published H100 configuration: among all candidates, and among
     those whose tile some published kernel has."""
-    every = hopper_configurations()
-    tiles = {(facts["bm"], facts["bn"]) for facts in every}
+    configurations = hopper_configurations()
+    tiles = {(facts["bm"], facts["bn"]) for facts in configurations}
     chosen: list[float] = []
     restricted: list[float] = []
     always: list[float] = []
-    for facts in every:
+    for facts in configurations:
         if development(facts["n"], facts["k"]) == held_out:
             continue
         published = (facts["bm"], facts["bn"])

@@ -25,24 +25,24 @@ Score = Callable[[Recording, Tile], float]  # less is better
 def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
     """Top-1 and top-3 regret by GPU. Raises WrongInput for a folder without recordings."""
     findings = []
-    for gpu, every in autoheuristic.load(folder).items():
-        mine = [recording for recording in every if development(recording.sizes.n, recording.sizes.k) != held_out]
-        others = [recording for recording in every if development(recording.sizes.n, recording.sizes.k)]
+    for gpu, recordings in autoheuristic.load(folder).items():
+        part = [recording for recording in recordings if development(recording.sizes.n, recording.sizes.k) != held_out]
+        others = [recording for recording in recordings if development(recording.sizes.n, recording.sizes.k)]
         scores: dict[str, Score] = {
             "largest tile": lambda recording, tile: -tile.bm * tile.bn,  # noqa: ARG005
             "one order": partial(_ordered, one_order(others)),
         }
         if (heuristics := _heuristics()) is not None:
             scores["nvidia-matmul-heuristics"] = partial(_unlike, heuristics, gpu)
-        orders = {name: [_ranked(recording, score) for recording in mine] for name, score in scores.items()}
-        modelled = [_ranked(recording, partial(modelled_us, gpu)) for recording in mine]
+        orders = {name: [_ranked(recording, score) for recording in part] for name, score in scores.items()}
+        modelled = [_ranked(recording, partial(modelled_us, gpu)) for recording in part]
         for first in (1, 3):
             baselines = {
-                name: fmean(map(partial(regret, first=first), mine, ranked)) for name, ranked in orders.items()
+                name: fmean(map(partial(regret, first=first), part, ranked)) for name, ranked in orders.items()
             }
             if first == 1:
-                baselines["random"] = fmean(map(random_regret, mine))
-            values = list(map(partial(regret, first=first), mine, modelled))
+                baselines["random"] = fmean(map(random_regret, part))
+            values = list(map(partial(regret, first=first), part, modelled))
             target = f"<= {TARGETS[gpu, first]:.2f}"
             findings.append(mean_finding("c", f"Triton on {gpu}", f"top-{first} regret", values, target, baselines))
     return findings

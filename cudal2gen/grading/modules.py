@@ -94,7 +94,7 @@ def take_apart(source: str) -> Module:
     extensions = tuple(_extension(call, texts) for call in calls)
     if not extensions:
         raise WrongInput("the module calls no load_inline")
-    findings = [*hostpython.findings(tree), *(item for each in extensions for item in _of_text(each))]
+    findings = [*hostpython.findings(tree), *(item for extension in extensions for item in _of_text(extension))]
     return Module(extensions, tuple(findings))
 
 

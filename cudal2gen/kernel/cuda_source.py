@@ -155,8 +155,8 @@ class CudaSource(Ring):
     def launch(self) -> Launch:
         """What the launcher must know. Raises ValueError of a record that is not validated."""
         convention, own = self._own_facts
-        if mine := sorted(own.keys() & OWN_FACTS):
-            raise ValueError(f"{', '.join(mine)}: the record has fields for these")
+        if own_facts := sorted(own.keys() & OWN_FACTS):
+            raise ValueError(f"{', '.join(own_facts)}: the record has fields for these")
         tiles = {"predicated": int(self.padding == "predicate"), "baked_n": 0, "baked_k": self.baked}
         facts = self.launch_facts | (tiles if convention == Tiles.convention else {})
         return CONVENTIONS[convention].model_validate_strings({name: str(value) for name, value in facts.items()} | own)

@@ -103,7 +103,7 @@ def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> t
 
 def changed_fields(record: Record, other: Record) -> tuple[str, ...]:
     """The fields in which a record differs from the one that it comes from, but for its origin."""
-    before, after = (each.model_dump(mode="json", exclude={"origin"}) for each in (record, other))
+    before, after = (item.model_dump(mode="json", exclude={"origin"}) for item in (record, other))
     return tuple(sorted(name for name in before | after if before.get(name) != after.get(name)))
 
 
@@ -143,11 +143,11 @@ def nearest(
     for octaves, item in ranked:
         if octaves >= least:
             break
-        if (served := serve(item)) is None:
+        if (result := serve(item)) is None:
             continue
-        cost = octaves + COPY * sum(served[1].copied)
+        cost = octaves + COPY * sum(result[1].copied)
         if cost < least:
-            best, least = (item, *served), cost
+            best, least = (item, *result), cost
         if octaves == 0.0:
             break
     return best

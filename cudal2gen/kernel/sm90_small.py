@@ -55,8 +55,8 @@ class Sm90Small(SmemTiles, Sm90Kernel):
             yield "batch=grouped: must be none or strided for family sm90_small, whose grid is of whole tiles"
         chunks = ceil_div(self.k, CHUNK)
         if (slice_chunks := ceil_div(chunks, self.split_k)) > self.k_chunks:
-            each = f" / split_k={self.split_k}" if self.split_k > 1 else ""
-            yield f"k_chunks={self.k_chunks}: the {chunks} chunks of {CHUNK} in k={self.k}{each} are {slice_chunks}"
+            share = f" / split_k={self.split_k}" if self.split_k > 1 else ""
+            yield f"k_chunks={self.k_chunks}: the {chunks} chunks of {CHUNK} in k={self.k}{share} are {slice_chunks}"
         yield from self.smem_violations(f"k_chunks={self.k_chunks}")
         if self.split_k > 1:
             yield from self.sum_violations(f"split_k={self.split_k}", "operands'", self.smem_bytes)

@@ -24,11 +24,11 @@ def html(profile: Profile) -> str:
         }
         for line in profile.lines
     ]
-    drawn = picture(profile)
+    image = picture(profile)
     start = min((issue.cycle for issue in profile.issues), default=0.0)
     data = {
         "left": LEFT,
-        "scale": drawn.scale,
+        "scale": image.scale,
         "issues": [[issue.warp, issue.line, round(issue.cycle - start, 1)] for issue in profile.issues],
     }
     return pages.html(
@@ -38,7 +38,7 @@ def html(profile: Profile) -> str:
         title=f"cudal2gen: profile of {profile.title}",
         profile=profile,
         sections=[section for section in sections(profile) if section.anchor != LISTING],
-        picture=drawn,
+        picture=image,
         rows=rows,
         data=pages.embedded(data),
     )

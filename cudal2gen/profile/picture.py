@@ -63,8 +63,8 @@ def picture(profile: Profile) -> Picture:
         for kind, bars in spans.items()
     ]
     height = TOP + len(names) * (LANE + GAP)
-    every = next((tick for tick in TICKS if tick * scale >= 60), TICKS[-1])
-    ticks = tuple((LEFT + cycle * scale, str(cycle)) for cycle in range(0, int(end - start) + 1, every))
+    spacing = next((tick for tick in TICKS if tick * scale >= 60), TICKS[-1])
+    ticks = tuple((LEFT + cycle * scale, str(cycle)) for cycle in range(0, int(end - start) + 1, spacing))
     lanes = tuple(Lane(name, top + LANE / 2) for name, top in tops.items())
     kinds = tuple(kind for kind in sorted(spans) if not kind.startswith("pipe-"))
     return Picture(LEFT + (end - start) * scale + 8, height, scale, lanes, ticks, tuple(marks), kinds)

@@ -234,12 +234,12 @@ class _SubCore:
         start = max(cycle, self.addresses)
         self.addresses = start + operation.address
         busy = operation.busy * machine.sub_cores
-        served = max(start, self.shared)
-        self.shared = served + (1 if empty else busy)
-        self.queue.append(served)
+        finished = max(start, self.shared)
+        self.shared = finished + (1 if empty else busy)
+        self.queue.append(finished)
         del self.queue[: -QUEUE - 1]
         self._busy(operation.pipe, busy)
-        last = served + (busy - operation.busy) / 2  # the other sub-cores' come before or after, alike
+        last = finished + (busy - operation.busy) / 2  # the other sub-cores' come before or after, alike
         if operation.kind is Kind.COMMIT:
             warp.groups += 1
             return max(warp.copies_landed, last + operation.result), start + operation.read

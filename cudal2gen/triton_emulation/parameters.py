@@ -88,9 +88,9 @@ def scratch(metadata: Any, memory: Memory, ctas: int) -> list[int]:
     """Addresses of the two buffers that Triton's launcher adds behind a kernel's own arguments, 0 where it needs none.
     ``ctas``: of the grid."""
     addresses = []
-    for what in ("global", "profile"):
-        nbytes = ctas * getattr(metadata, f"{what}_scratch_size", 0)
-        addresses.append(memory.allocate(nbytes, name=f"{what} scratch").address if nbytes else 0)
+    for kind in ("global", "profile"):
+        nbytes = ctas * getattr(metadata, f"{kind}_scratch_size", 0)
+        addresses.append(memory.allocate(nbytes, name=f"{kind} scratch").address if nbytes else 0)
     return addresses
 
 

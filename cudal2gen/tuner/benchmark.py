@@ -235,13 +235,13 @@ class Trained(NamedTuple):
     evaluations: int
 
 
-def record_trials(environment: Environment, problems: Sequence[Problem], each: int, seed: int) -> list[TimedRecords]:
-    """Times of so many random legal records of each problem (``each``)."""
+def record_trials(environment: Environment, problems: Sequence[Problem], count: int, seed: int) -> list[TimedRecords]:
+    """Times of so many random legal records of each problem (``count``)."""
     rng = random.Random(seed)
     recorded = []
     for problem in problems:
-        candidates = space.candidates(problem, 2 * each, seed)
-        records = [candidates.draw(rng, "recorded") for _ in range(each)]
+        candidates = space.candidates(problem, 2 * count, seed)
+        records = [candidates.draw(rng, "recorded") for _ in range(count)]
         trials = environment.evaluate(problem, records)
         recorded.append(TimedRecords(records, [trial.median_us for trial in trials]))
     return recorded
@@ -400,12 +400,12 @@ def compare(
     imitated = other_sizes(published, held_out)
     runs: dict[str, list[list[list[list[float]]]]] = {}
     best: list[list[float]] = []
-    spent = 0
+    evaluations = 0
     for number in range(settings.environments):
         environment = Model(seed=settings.seed + 1 + number)
         progress(f"{environment.on}: training on {len(problems)} problems; {len(held_out)} are held out")
         trained = train(environment, imitated, problems, settings, settings.seed + number)
-        spent = trained.evaluations
+        evaluations = trained.evaluations
         best.append([best_known(environment, candidates) for candidates in spaces])
         for name, make in contestants(trained, settings.controls).items():
             if settings.only and name not in settings.only:
@@ -415,7 +415,7 @@ def compare(
     scores = tuple(
         summarise(name, searches, best, settings.longest.get(name, CHECKPOINTS[-1])) for name, searches in runs.items()
     )
-    return Comparison(settings, "analytic model of 2026-11-22 with hidden terms", scores, spent)
+    return Comparison(settings, "analytic model of 2026-11-22 with hidden terms", scores, evaluations)
 
 
 def _searches(

@@ -140,9 +140,9 @@ def train(timed: Sequence[TimedRecords], seed: int = 0, members: int = 8, epochs
 Described = tuple[Facts, TimedRecords]
 
 
-def train_described(every: Sequence[Described], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
+def train_described(problems: Sequence[Described], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
     """``train`` for problems whose facts are at hand."""
-    described = [(described_facts, problem) for described_facts, problem in every if len(problem.records) > 1]
+    described = [(described_facts, problem) for described_facts, problem in problems if len(problem.records) > 1]
     if not described:
         raise ValueError("a cost model needs a problem with two timed records at least")
     names = dict.fromkeys(name for described_facts, _ in described for row in described_facts.tokens for name in row)

@@ -148,7 +148,7 @@ class Replay:
         trials = []
         for record in records:
             fields = record.model_dump(mode="json")
-            keys = (self._key(problem, record.name, fields, each) for each in dict.fromkeys((effort, "short")))
+            keys = (self._key(problem, record.name, fields, item) for item in dict.fromkeys((effort, "short")))
             trial = next((self._trials[key] for key in keys if key in self._trials), None)
             if trial is None:
                 raise Unrecorded(

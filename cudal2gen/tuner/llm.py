@@ -171,19 +171,19 @@ class Llm(FixedStrategy):
         """Asks until an answer needs no correction; the proposals, legal ones first."""
         proposals: dict[object, Proposal] = {}
         faults: list[Fault] = []
-        answered = False
+        has_answer = False
         for _ in range(1 + RETRIES):
             reply = self._answer(request, question.problem)
             if reply is None:
                 break
-            answered = True
+            has_answer = True
             faults = self._sort(request, reply, question, bases, count, proposals)
             if len(proposals) >= count or not _worth_retrying(faults, proposals):
                 break
             correction = answers.correction(faults, count - len(proposals))
             turns = (*request.messages, Message("assistant", reply.text), Message("user", correction))
             request = request._replace(messages=turns)
-        if answered:
+        if has_answer:
             dialogue.useless = 0 if proposals else dialogue.useless + 1
             if dialogue.useless >= self._patience:
                 dialogue.absence = min(2 ** (dialogue.useless - self._patience), LONGEST_ABSENCE)

@@ -346,7 +346,7 @@ def practise(
     source: str = "policy",
 ) -> int:
     """Group-relative training: each round draws a group for some problems. Returns the number of evaluations."""
-    rng, spent = np.random.default_rng(seed), 0
+    rng, evaluations = np.random.default_rng(seed), 0
     for _ in range(rounds):
         groups = []
         for index in rng.choice(len(views), min(problems, len(views)), replace=False):
@@ -354,9 +354,9 @@ def practise(
             actions = policy.draw(view, group)
             records = [view.candidates.compose(action.row, action.choices, source) for action in actions]
             groups.append(Group(view, actions, rewards(view.candidates.problem, records)))
-            spent += len(actions)
+            evaluations += len(actions)
         policy.follow_rewards(groups, kl)
-    return spent
+    return evaluations
 
 
 def compare(policy: Policy, ranked: Sequence[Ranked], rounds: int, problems: int = 8, seed: int = 0) -> None:

@@ -129,9 +129,11 @@ class Matrices:
         more: dict[str, torch.Tensor | float] = {}
         if fusion.bias != "none":
             extent = n if fusion.bias == "n" else m
-            each = record.batched and not (record.grouped and fusion.bias == "m")
-            bias = guarded("bias", self._count if each else 1, extent, aligned(extent) + (PADDING if each else 0), None)
-            self._read["bias"], more["bias"] = bias, bias.matrix if each else bias.matrix[0]
+            is_batched = record.batched and not (record.grouped and fusion.bias == "m")
+            bias = guarded(
+                "bias", self._count if is_batched else 1, extent, aligned(extent) + (PADDING if is_batched else 0), None
+            )
+            self._read["bias"], more["bias"] = bias, bias.matrix if is_batched else bias.matrix[0]
         if fusion.residual:
             c = Guarded(empty, output, "C", m, problem.d_cols, stride.d, output.nan, several, gap_d)
             self._read["C"], more["c"] = c, c.matrix

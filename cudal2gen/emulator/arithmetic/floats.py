@@ -179,19 +179,19 @@ def unary32(name: str, x: Array) -> Array:
     return np.asarray(out.astype(x.dtype))
 
 
-def test_float(what: str, x: Array) -> Array:
+def test_float(test: str, x: Array) -> Array:
     """testp."""
-    if what == "finite":
+    if test == "finite":
         return np.asarray(np.isfinite(x))
-    if what == "infinite":
+    if test == "infinite":
         return np.asarray(np.isinf(x))
-    if what == "number":
+    if test == "number":
         return np.asarray(~np.isnan(x))
-    if what == "notanumber":
+    if test == "notanumber":
         return np.asarray(np.isnan(x))
     tiny = np.finfo(x.dtype).tiny
     subnormal = (np.abs(x) < tiny) & (x != 0)
-    if what == "subnormal":
+    if test == "subnormal":
         return np.asarray(subnormal)
     return np.asarray(np.isfinite(x) & ~subnormal & (x != 0))
 

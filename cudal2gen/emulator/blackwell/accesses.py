@@ -125,12 +125,12 @@ class TensorAccesses:
                 continue
             for region in self._regions(access, row, lane, column) if self.hazards else ():
                 self.memory.store(region, index, site)
-            mine, data = words[:, 32 * warp : 32 * warp + 32], self.memory.data[row]
+            values_of_warp, data = words[:, 32 * warp : 32 * warp + 32], self.memory.data[row]
             if access.packed:
-                data[lane + shape.lane, column + shape.column] = mine & np.uint32(0xFFFF)
-                data[lane + shape.lane, column + shape.column + 1] = mine >> np.uint32(16)
+                data[lane + shape.lane, column + shape.column] = values_of_warp & np.uint32(0xFFFF)
+                data[lane + shape.lane, column + shape.column + 1] = values_of_warp >> np.uint32(16)
             else:
-                data[lane + shape.lane, column + shape.column] = mine
+                data[lane + shape.lane, column + shape.column] = values_of_warp
         self.launch.version += 1
 
     # --- waits and fences ---

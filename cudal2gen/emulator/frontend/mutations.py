@@ -79,10 +79,10 @@ class Statement:
             if statement is not None:
                 yield statement
 
-    def with_operand(self, which: int, new: str) -> str:
-        """The statement with another ``which``-th operand."""
+    def with_operand(self, index: int, new: str) -> str:
+        """The statement with operand ``index`` replaced."""
         operands = self.operands
-        operands[which] = new
+        operands[index] = new
         return f"{self.text.split(None, 1)[0]} {','.join(operands)};"
 
 

@@ -49,9 +49,9 @@ class HopperBatch(Batch):
         """Make the clocks, whose columns are those of the batch's units."""
         return ClusterClocks(self)
 
-    def _after_exit(self, gone: Array) -> None:
+    def _after_exit(self, exited: Array) -> None:
         """Lanes have left: cluster barriers may be complete without them, and ended CTAs are checked."""
-        lanes = np.flatnonzero(gone)
+        lanes = np.flatnonzero(exited)
         self.cluster_barriers.exited(lanes)
         if not self.launch.options.hazards:
             return

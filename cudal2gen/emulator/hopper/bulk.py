@@ -140,14 +140,14 @@ class Bulk:
         box = place(map_, coordinates, self.arena)
         out = np.zeros((len(box.rows), box.inner), np.uint8)
         if self._check_box(map_, box, lane, site):
-            there = np.flatnonzero(box.rows != -1)
-            rows = box.rows[there]
+            inside_rows = np.flatnonzero(box.rows != -1)
+            rows = box.rows[inside_rows]
             if (box.low | box.high) & 15 == 0 and int(rows[0]) & 15 == 0:
                 chunks = np.arange(box.low // 16, box.high // 16)
-                out.view(MOVER[16])[there[:, None], chunks] = self.arena.views[16][(rows >> 4)[:, None] + chunks]
+                out.view(MOVER[16])[inside_rows[:, None], chunks] = self.arena.views[16][(rows >> 4)[:, None] + chunks]
             else:
                 inside = np.arange(box.low, box.high)
-                out[there[:, None], inside] = self.arena.data[rows[:, None] + inside]
+                out[inside_rows[:, None], inside] = self.arena.data[rows[:, None] + inside]
             self._touch_global(rows, box, lane, site, write=False)
         return out.reshape(-1).view(MOVER[16])
 
@@ -256,8 +256,8 @@ class Bulk:
         ranks = self._receivers(to, lane)
         signal = self._rank(int(to.bar[lane]), lane)
         if to.ranks is None and signal >> to.paired != ranks[0] >> to.paired:
-            there = "outside of the pair of CTAs that the copy goes to" if to.paired else NOT_THERE
-            self.batch.report_lane("cluster", f"the mbarrier lies {there}", site, lane)
+            fault = "outside of the pair of CTAs that the copy goes to" if to.paired else NOT_THERE
+            self.batch.report_lane("cluster", f"the mbarrier lies {fault}", site, lane)
             return
         nbytes = data.size * 16
         if self.counters is not None:
@@ -427,8 +427,8 @@ class Bulk:
         box = place(map_, coordinates, self.arena)
         if not self._check_box(map_, box, lane, site):
             return
-        there = np.flatnonzero(box.rows != -1)
-        rows, data = box.rows[there], raw.reshape(-1, box.inner)[there]
+        inside_rows = np.flatnonzero(box.rows != -1)
+        rows, data = box.rows[inside_rows], raw.reshape(-1, box.inner)[inside_rows]
         self._touch_global(rows, box, lane, site, write=True)
         self.launch.version += 1
         if reduction:

@@ -178,14 +178,14 @@ class ClusterClocks(Clocks):
             table[starts] = np.maximum(table[starts], clock)
             return
         for start in starts:
-            mine = lanes[warps == start] & 31
+            own_lanes = lanes[warps == start] & 31
             row, warp = divmod(int(start), self.warps)
             alive = batch.alive[32 * start : 32 * start + 32]
-            if len(mine) >= int(alive.sum()):
+            if len(own_lanes) >= int(alive.sum()):
                 np.maximum(self.ticks[row, warp], clock, out=self.ticks[row, warp])
                 continue
             members = np.zeros(32, bool)
-            members[mine] = True
+            members[own_lanes] = True
             entries = self.private.setdefault((row, warp), [])
             for i, (others, old) in enumerate(entries):
                 if np.array_equal(others, members):
@@ -199,10 +199,10 @@ class ClusterClocks(Clocks):
         for at in {column, column + self.ended}:
             self.ticks[row, warps, at] = np.maximum(self.ticks[row, warps, at], tick)
 
-    def _share(self, met: Array | None) -> None:
-        """The lanes of warps (rows, warps: bool; None: all) have synchronised: each learns the clocks of the others."""
+    def _share(self, synchronised: Array | None) -> None:
+        """The lanes of ``synchronised`` warps (rows, warps: bool; None: all) learn the clocks of one another."""
         for row, warp in list(self.private):
-            if met is None or met[row, warp]:
+            if synchronised is None or synchronised[row, warp]:
                 for _, clock in self.private.pop((row, warp)):
                     np.maximum(self.ticks[row, warp], clock, out=self.ticks[row, warp])
 
@@ -218,9 +218,9 @@ class ClusterClocks(Clocks):
             horizon[:] = best
 
     def meet(self, row: int, warps: Array, whole: bool) -> None:
-        met = np.zeros((self.batch.count, self.warps), bool)
-        met[row, warps] = True
-        self._share(met)
+        synchronised = np.zeros((self.batch.count, self.warps), bool)
+        synchronised[row, warps] = True
+        self._share(synchronised)
         horizon = self.ticks[row]
         best = horizon[warps].max(axis=0)
         self.set(best, self.first[row] + warps, self.launch.tick)
@@ -232,10 +232,10 @@ class ClusterClocks(Clocks):
         if not self.launch.options.hazards:
             return
         self.launch.tick += 1
-        met = self.warps_in(m)
+        synchronised = self.warps_in(m)
         if self.private:
-            self._share(met)
-        rows, warps = np.nonzero(met)
+            self._share(synchronised)
+        rows, warps = np.nonzero(synchronised)
         column = warps + self.first[rows]
         self.ticks[rows, warps, column] = self.launch.tick
         self.ticks[rows, warps, column + self.ended] = self.launch.tick

@@ -374,10 +374,10 @@ class ClusterMemory(SharedMemory):
         if not rows.size or self._ordered(lane, reads[which, rows], WRITE_AFTER_READ).all():
             return
         for number in range(len(readers)):
-            mine = which == number
-            every = np.ones(np.count_nonzero(mine), bool)
-            tags = reads[number, rows[mine]]
-            self._check_order(WRITE_AFTER_READ, every, tags, lane[mine], rows[mine], site, offset)
+            of_row = which == number
+            all_read = np.ones(np.count_nonzero(of_row), bool)
+            tags = reads[number, rows[of_row]]
+            self._check_order(WRITE_AFTER_READ, all_read, tags, lane[of_row], rows[of_row], site, offset)
 
     # --- proxies ---
 

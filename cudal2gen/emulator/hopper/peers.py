@@ -102,16 +102,16 @@ class Peers:
     def visit(self, row: int, lanes: Array, site: int, remember: bool = True) -> None:
         """Lanes of other CTAs touch CTA ``row``: it must have started, and must not have ended."""
         batch, clocks = self.batch, self.clocks
-        whose = f"touches the shared memory of CTA {batch.cta_index(row)}"
+        event = f"touches the shared memory of CTA {batch.cta_index(row)}"
         some = lanes if len(lanes) == 1 else lanes[np.unique(lanes >> 5, return_index=True)[1]]
         for lane in some.tolist():
             horizon = clocks.of(lane)
             its_warps = slice(clocks.own(row).start + clocks.ended, clocks.own(row).stop + clocks.ended)
             if not horizon[clocks.started] and not horizon[its_warps].any():
-                text = f"{whose} before a cluster barrier says that it has started"
+                text = f"{event} before a cluster barrier says that it has started"
                 batch.report_lanes("cluster", text, site, lanes)
         if not batch.alive[row * batch.width : (row + 1) * batch.width].any():
-            batch.report_lanes("cluster", f"{whose}, which has exited", site, lanes)
+            batch.report_lanes("cluster", f"{event}, which has exited", site, lanes)
             return
         if remember:
             visits = self.visits.setdefault(row, {})

@@ -50,10 +50,10 @@ class RegisterPool:
         """A CTA ends: checks that its warpgroups' registers fit, and that whole warpgroups executed every
         setmaxnreg."""
         batch = self.batch
-        mine = {group: steps for group, steps in self.steps.items() if group // self.per_row == row}
-        if not mine:
+        changes = {group: steps for group, steps in self.steps.items() if group // self.per_row == row}
+        if not changes:
             return
-        for group, steps in mine.items():
+        for group, steps in changes.items():
             warps = min(4, batch.warps_per_cta - 4 * (group % self.per_row))
             executed = self.warps[group]
             if executed != warps * len({site for _, site in steps}) and executed % warps:
@@ -62,11 +62,11 @@ class RegisterPool:
         entry = self.entry_registers()
         pool = entry * self.per_row
         groups = range(row * self.per_row, (row + 1) * self.per_row)
-        final = [mine[group][-1][0] if group in mine else entry for group in groups]
+        final = [changes[group][-1][0] if group in changes else entry for group in groups]
         if sum(final) > pool:
-            worst = max(mine, key=lambda group: mine[group][-1][0])
+            worst = max(changes, key=lambda group: changes[group][-1][0])
             text = (
                 f"setmaxnreg waits for ever: the warpgroups want {' + '.join(map(str, final))} registers per thread, "
                 f"the CTA has {self.per_row} * {entry} = {pool}"
             )
-            batch.report("registers", text, mine[worst][-1][1], row, ())
+            batch.report("registers", text, changes[worst][-1][1], row, ())

@@ -252,13 +252,13 @@ class KernelCalls:
         self.libraries[self._new_handle(a[0])] = self._in_memory(a[1], "a cubin in memory")
         return SUCCESS
 
-    def _in_memory(self, address: int, what: str) -> Program:
-        """The program of PTX text or of a fat binary. ``what`` it is, for the refusal of machine code."""
+    def _in_memory(self, address: int, name: str) -> Program:
+        """The program of PTX text or of a fat binary; ``name``: of the image, for the refusal of machine code."""
         if is_fat_binary(address):
             return program_of(address, self.state.device)
         head = ctypes.string_at(address, 4)
         if head == b"\x7fELF" or not head.strip(b"\t\n /.").isascii():
-            raise LaunchRefused(INVALID_IMAGE, f"{what}: the emulator executes PTX, not machine code")
+            raise LaunchRefused(INVALID_IMAGE, f"{name}: the emulator executes PTX, not machine code")
         return load(ctypes.string_at(address).decode() + "\n")
 
     def unload(self, a: Words) -> int:

@@ -155,12 +155,12 @@ class MemoryCalls:
     def memcpy(self, a: Words) -> int:
         """cudaMemcpy: destination, source, bytes, kind, stream, whether it is asynchronous."""
         to, source, count, kind, stream, asynchronous = (a[i] for i in range(6))
-        for address, on_device, what in (
+        for address, on_device, side in (
             (to, kind in (TO_DEVICE, DEVICE_TO_DEVICE), "destination"),
             (source, kind in (FROM_DEVICE, DEVICE_TO_DEVICE), "source"),
         ):
             if count and on_device and not self._inside(address):
-                raise LaunchRefused(INVALID_VALUE, f"the {what} {hex(address)} of a copy is not device memory")
+                raise LaunchRefused(INVALID_VALUE, f"the {side} {hex(address)} of a copy is not device memory")
         if count:  # a copy of no bytes may begin behind a buffer's end
             self._check(to, count, stream)
             self._check(source, count, stream)
@@ -173,10 +173,10 @@ class MemoryCalls:
             if written is not None:
                 start = to - written.address
                 if written.written is not None:
-                    what: Array | int = 1
+                    defined: Array | int = 1
                     if read is not None and read.written is not None:
-                        what = read.written[source - read.address :][:count].copy()
-                    written.written[start : start + count] = what
+                        defined = read.written[source - read.address :][:count].copy()
+                    written.written[start : start + count] = defined
                 self._note_change(written, start, (ctypes.c_uint8 * count).from_address(source))
             ctypes.memmove(to, source, count)
         return SUCCESS
@@ -221,10 +221,10 @@ class MemoryCalls:
             self._account(stream, "a memset", (None, 0), (buffer, to), count, asynchronous)
             pattern = np.frombuffer((value & (1 << 8 * size) - 1).to_bytes(size, "little"), np.uint8)
             start = to - buffer.address
-            there = buffer.bytes()[start : start + count]
-            if not _filled(there, pattern):
+            content = buffer.bytes()[start : start + count]
+            if not _filled(content, pattern):
                 self.memory.writes += 1
-                there[:] = np.tile(pattern, count // size) if size > 1 else pattern
+                content[:] = np.tile(pattern, count // size) if size > 1 else pattern
         return SUCCESS
 
     def _symbol(self, host: int) -> int:
@@ -294,10 +294,10 @@ class MemoryCalls:
         return SUCCESS
 
 
-def _filled(there: Array, pattern: Array) -> bool:
+def _filled(content: Array, pattern: Array) -> bool:
     """Do the bytes repeat a pattern of 1, 2 or 4? Compared as words: programs clear caches by large fills."""
-    whole = len(there) // 8 * 8
-    words = there[:whole].view(np.uint64)
+    whole = len(content) // 8 * 8
+    words = content[:whole].view(np.uint64)
     word = np.tile(pattern, 8 // len(pattern)).view(np.uint64)[0]
-    rest = there[whole:]
+    rest = content[whole:]
     return bool((words == word).all()) and np.array_equal(rest, np.tile(pattern, len(rest) // len(pattern)))

@@ -216,24 +216,24 @@ def pack_arguments(
     return bytes(block)
 
 
-def _raw_argument(arg: KernelArgument, param: Variable, what: str) -> bytes:
-    """An argument for a parameter. ``what`` it is, for errors."""
+def _raw_argument(arg: KernelArgument, param: Variable, name: str) -> bytes:
+    """The bytes of an argument for a parameter; ``name``: of the argument, for errors."""
     if isinstance(arg, Buffer):
         return struct.pack("<Q", arg.address)
     if isinstance(arg, bool | int) and param.kind not in _FLOATS:
         bits = 8 * param.size
         if not -(1 << bits - 1) <= arg < 1 << bits:
-            raise EmulatorError(f"{what}: {arg} does not fit into {param.size} bytes")
+            raise EmulatorError(f"{name}: {arg} does not fit into {param.size} bytes")
         return (arg & ((1 << bits) - 1)).to_bytes(param.size, "little")
     if isinstance(arg, bool | int | float):
         if re.fullmatch(r"[us]\d+", param.kind):
-            raise EmulatorError(f"{what} is an integer (.{param.kind}), not {arg}")
+            raise EmulatorError(f"{name} is an integer (.{param.kind}), not {arg}")
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}.get(param.size, "<d"), arg)
     if isinstance(arg, np.generic | np.ndarray):
         return arg.tobytes()
     if isinstance(arg, bytes | bytearray):
         return bytes(arg)
-    raise EmulatorError(f"{what} is {type(arg).__name__}: a Buffer, a number, bytes or a CPU tensor is needed")
+    raise EmulatorError(f"{name} is {type(arg).__name__}: a Buffer, a number, bytes or a CPU tensor is needed")
 
 
 _FLOATS = ("f16", "f32", "f64")

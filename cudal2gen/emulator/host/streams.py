@@ -297,7 +297,7 @@ def _conflict(a: _Access, b: _Access) -> int | None:
     for x, y in ((a.written, b.written), (a.written, b.read), (a.read, b.written)):
         if x is None or y is None:
             continue
-        both = np.flatnonzero(a.window(x, size, start, end) & b.window(y, size, start, end))
-        if len(both) and (first is None or start + both[0] * size < first):
-            first = start + int(both[0]) * size
+        common = np.flatnonzero(a.window(x, size, start, end) & b.window(y, size, start, end))
+        if len(common) and (first is None or start + common[0] * size < first):
+            first = start + int(common[0]) * size
     return first

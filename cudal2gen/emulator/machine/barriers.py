@@ -94,16 +94,16 @@ class Barriers:
             text = f"barrier {number}, of {BARRIERS} per CTA"
         elif expected % 32 and expected != batch.threads:
             text = f"barrier {number} for {expected} threads, which are no whole warps"
-        here = self.arrived.get(number)
+        arrived = self.arrived.get(number)
         counts, sites = self.phases.get(number) or (np.zeros(batch.count, np.int64), np.zeros(batch.size, np.int64))
         rows = mask.reshape(batch.count, batch.width).any(axis=1)
-        if here is not None:
-            before = here.reshape(batch.count, batch.width).any(axis=1) & rows
+        if arrived is not None:
+            before = arrived.reshape(batch.count, batch.width).any(axis=1) & rows
             if (counts[before] != expected).any():
                 first = int(counts[before][counts[before] != expected][0])
                 text = f"arrives at barrier {number} for {expected} threads, at which others arrive for {first}"
             if self._is_aligned(site):
-                elsewhere = (here & (sites != site)).reshape(-1, 32).any(axis=1)
+                elsewhere = (arrived & (sites != site)).reshape(-1, 32).any(axis=1)
                 split = np.repeat(elsewhere, 32) & mask
                 if split.any():
                     apart = f"lanes of one warp arrive at barrier {number} by different instructions"
@@ -202,15 +202,15 @@ class Barriers:
         """bar.red over the CTA (all threads take part): popc gives uint32, and/or predicates."""
         batch = self.batch
         active = batch.running(m).reshape(batch.count, batch.width)
-        here = active.sum(axis=1)
-        if ((here != 0) & (here != batch.threads)).any():
+        counts = active.sum(axis=1)
+        if ((counts != 0) & (counts != batch.threads)).any():
             line = self.launch.kernel.sites[site].line
             raise EmulatorError(f"PTX line {line}: barrier with reduction by a part of a CTA is not modelled")
         bits = value.reshape(batch.count, batch.width) & active
         if mode == "popc":
             return np.repeat(bits.sum(axis=1).astype(np.uint32), batch.width)
-        met = bits.any(axis=1) if mode == "or" else (bits | ~active).all(axis=1)
-        return np.repeat(met, batch.width)
+        result = bits.any(axis=1) if mode == "or" else (bits | ~active).all(axis=1)
+        return np.repeat(result, batch.width)
 
     # --- barriers of a warp ---
 
@@ -235,21 +235,21 @@ class Barriers:
             return resume, m, False
         mask = batch.running(m).copy()
         self._require_own_lane(members, mask, site)
-        here = self.arrived.get(WARP_BARRIER)
-        here = mask if here is None else here | mask
+        arrived = self.arrived.get(WARP_BARRIER)
+        arrived = mask if arrived is None else arrived | mask
         words = batch.words(members)
         named = bits_of(words)
-        missing = self._warp_lacks(named, here) & mask
+        missing = self._warp_lacks(named, arrived) & mask
         self.members[mask] = words.reshape(-1)[mask]
         scheduler.sleep(WARP_BARRIER, mask, resume, site)
         ready = np.repeat((mask & ~missing).reshape(-1, 32).any(axis=1), 32)
         if ready.any():
-            free = here & ready
+            free = arrived & ready
             if int(words.reshape(-1)[np.flatnonzero(mask)[0]]) != 0xFFFFFFFF:
                 free &= (named & (mask & ~missing).reshape(-1, 32, 1)).any(axis=1).reshape(-1)
-            self._free_warps(free, here)
+            self._free_warps(free, arrived)
         else:
-            self._keep(WARP_BARRIER, here)
+            self._keep(WARP_BARRIER, arrived)
         return scheduler.pick()
 
     def _warp_lacks(self, named: Array, arrived: Array) -> Array:

@@ -91,8 +91,8 @@ class Warps:
             return np.asarray((words_of(bits & active)[:, None] & self.batch.words(members)).reshape(-1))
         group = self._groups(members, active)
         some = (group & bits[:, None, :]).any(axis=2)
-        every = (~group | bits[:, None, :]).all(axis=2)
-        return np.asarray({"any": some, "all": every, "uni": every | ~some}[mode].reshape(-1))
+        all_set = (~group | bits[:, None, :]).all(axis=2)
+        return np.asarray({"any": some, "all": all_set, "uni": all_set | ~some}[mode].reshape(-1))
 
     def match(self, mode: str, value: Array, members: Scalar, m: Mask, site: int) -> tuple[Array, Array]:
         """match.sync -> (mask of lanes with the same value, predicate for .all)."""

@@ -134,12 +134,12 @@ class Scheduler:
     def _last_warpgroup(self) -> tuple[int, Array]:
         """The last warpgroup that can run, at the first block where it has lanes; the others stay where they are."""
         start = max(int(np.flatnonzero(mask)[-1]) for mask in self.pend.values()) // 128 * 128
-        mine = slice(start, start + 128)
-        block = min(block for block, mask in self.pend.items() if mask[mine].any())
+        lanes = slice(start, start + 128)
+        block = min(block for block, mask in self.pend.items() if mask[lanes].any())
         rest = self.pend.pop(block).copy()
         chosen = np.zeros(self.batch.size, bool)
-        chosen[mine] = rest[mine]
-        rest[mine] = False
+        chosen[lanes] = rest[lanes]
+        rest[lanes] = False
         if rest.any():
             self.pend[block] = rest
         return block, chosen
@@ -166,11 +166,11 @@ class Scheduler:
     def exit(self, m: Mask) -> Step:
         """The running lanes have finished."""
         batch = self.batch
-        gone = batch.alive if m is None else m
-        batch.alive = batch.alive & ~gone
+        exiting = batch.alive if m is None else m
+        batch.alive = batch.alive & ~exiting
         self.complete = False
         for callback in self.on_exit:
-            callback(gone)
+            callback(exiting)
         return self.pick()
 
     # --- loops ---
@@ -285,22 +285,22 @@ class Scheduler:
         batch = self.batch
         clauses, first, threads = [], None, []
         for sleeper, lanes in places:
-            mine = batch.thread[lanes[batch.row_of[lanes] == row]]
-            if len(mine):
+            waiting = batch.thread[lanes[batch.row_of[lanes] == row]]
+            if len(waiting):
                 first = sleeper.site if first is None else first
-                threads += [int(t) for t in mine]
+                threads += [int(t) for t in waiting]
                 site = self.kernel.sites[sleeper.site]
                 where = f"PTX line {site.line}" + (f" [{site.source}]" if site.source else "")
                 name = _barrier_name(sleeper.barrier, row)
-                clauses.append(f"{len(mine)} threads ({ranges(mine)}) wait at {name}, {where}")
+                clauses.append(f"{len(waiting)} threads ({ranges(waiting)}) wait at {name}, {where}")
         exited = ~batch.alive & (batch.thread < batch.threads) & (batch.row_of == row)
         if exited.any():
             clauses.append(f"{int(exited.sum())} threads ({ranges(batch.thread[exited])}) have exited")
         for head, mask in self.deferred.items():
-            mine = batch.thread[mask & (batch.row_of == row)]
-            if len(mine):
+            waiting = batch.thread[mask & (batch.row_of == row)]
+            if len(waiting):
                 line = self.kernel.block_lines[head]
-                clauses.append(f"{len(mine)} threads ({ranges(mine)}) poll in the loop at PTX line {line}")
+                clauses.append(f"{len(waiting)} threads ({ranges(waiting)}) poll in the loop at PTX line {line}")
         numbered = all(isinstance(sleeper.barrier, int) for sleeper in self.waiting)
         kind = "barrier-divergence" if numbered else "deadlock"
         batch.report(kind, "; ".join(clauses), first, row, threads)

@@ -72,9 +72,9 @@ class DeviceMemory:
         for i in np.flatnonzero(bad):
             # A barrier behind another warp's wait suffices too.
             row, warp = int(rows[i]), int(warps[i])
-            when = self.waited[row]
-            horizon = self.clocks.horizon(np.full(len(when), row), np.full(len(when), warp), np.arange(len(when)))
-            bad[i] = not ((when > 0) & (horizon > when)).any()
+            waited = self.waited[row]
+            horizon = self.clocks.horizon(np.full(len(waited), row), np.full(len(waited), warp), np.arange(len(waited)))
+            bad[i] = not ((waited > 0) & (horizon > waited)).any()
         if bad.any():
             self.batch.report_lanes(
                 "grid-dependency",
@@ -102,16 +102,16 @@ class DeviceMemory:
         offset = (address - np.uint64(arena.base)).view(np.int64)
         form = self._form(lanes, offset, width)
         # What begins a row has the lowest address of it.
-        every = {Form.PACKED: len(offset), Form.ROWS: ROW, Form.SCATTERED: 1}[form]
-        heads = offset[::every]
-        low, high = int(heads.min()), int(heads.max()) + every * width
+        step = {Form.PACKED: len(offset), Form.ROWS: ROW, Form.SCATTERED: 1}[form]
+        heads = offset[::step]
+        low, high = int(heads.min()), int(heads.max()) + step * width
         buffer = arena.find(low) if low >= 0 else None
         if buffer is None or high > buffer.end or int(np.bitwise_or.reduce(heads)) & (width - 1):
             return self._locate_each(lanes, offset, width, site)
         self._check_target(buffer, lanes, offset, width, site)
         elements: Places = heads >> SHIFT[width]
         if form is Form.PACKED:
-            elements = slice(low >> SHIFT[width], (low >> SHIFT[width]) + every)
+            elements = slice(low >> SHIFT[width], (low >> SHIFT[width]) + step)
         elif form is Form.ROWS:
             elements = Rows(heads >> SHIFT[width])
         access = Access(lanes, offset, [(buffer, None)], form, elements)
@@ -139,8 +139,8 @@ class DeviceMemory:
         if targets is None or buffer in targets:
             return
         at = int(offset[0]) + self.arena.base
-        meant = " or ".join(self.arena.label(target) for target in targets[:3])
-        text = f"{width}-byte access through a pointer into {meant}, which lands in another buffer"
+        expected = " or ".join(self.arena.label(target) for target in targets[:3])
+        text = f"{width}-byte access through a pointer into {expected}, which lands in another buffer"
         everyone = self.batch.everyone if lanes is None else lanes
         self.batch.report_lanes("another-buffer", text, site, everyone, at)
 
@@ -148,9 +148,9 @@ class DeviceMemory:
         arena = self.arena
         starts = np.array(arena.starts, np.int64)
         ends = np.array([b.end for b in arena.buffers], np.int64)
-        which = np.searchsorted(starts, offset, side="right") - 1
+        number = np.searchsorted(starts, offset, side="right") - 1
         if len(starts):
-            outside = (which < 0) | (offset + width > ends[np.maximum(which, 0)])
+            outside = (number < 0) | (offset + width > ends[np.maximum(number, 0)])
         else:
             outside = np.ones(len(offset), bool)
         crooked = (offset & (width - 1)) != 0
@@ -163,10 +163,10 @@ class DeviceMemory:
                     at = int(offset[np.flatnonzero(wrong)[0]]) + arena.base
                     text = f"{width}-byte access"
                     self.batch.report_lanes(kind, text, site, lanes[wrong], at)
-            lanes, offset, which = lanes[~bad], offset[~bad], which[~bad]
+            lanes, offset, number = lanes[~bad], offset[~bad], number[~bad]
             if lanes.size == 0:
                 return None
-        places: list[Place] = [(arena.buffers[int(i)], np.flatnonzero(which == i)) for i in np.unique(which)]
+        places: list[Place] = [(arena.buffers[int(i)], np.flatnonzero(number == i)) for i in np.unique(number)]
         for buffer, part in places:
             self._check_target(buffer, part if lanes is None else lanes[part], offset[part], width, site)
         return Access(lanes, offset, places, Form.SCATTERED, offset >> SHIFT[width])

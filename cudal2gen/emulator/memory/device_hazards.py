@@ -127,9 +127,9 @@ class DeviceHazards:
                 return
 
     def _report_read_only(self, text: str, lanes: Array | None, offset: Array, bad: Array, site: int) -> None:
-        mine = np.flatnonzero(bad) if lanes is None else lanes[bad]
+        offenders = np.flatnonzero(bad) if lanes is None else lanes[bad]
         at = int(offset[np.flatnonzero(bad)[0]]) + self.state.arena.base
-        self.batch.report_lanes("read-only-path", text, site, mine, at)
+        self.batch.report_lanes("read-only-path", text, site, offenders, at)
 
     def _granules(self, buffer: Buffer, offset: Array, width: int, form: Form = Form.SCATTERED) -> Iterator[Places]:
         """Per granule of an access, its number in the buffer for every lane."""
@@ -214,9 +214,9 @@ class DeviceHazards:
         self, text: str, lanes: Array | None, offset: Array, bad: Array, site: int, doubtful: bool
     ) -> None:
         arena = self.state.arena
-        mine = np.flatnonzero(bad) if lanes is None else lanes[bad]
+        offenders = np.flatnonzero(bad) if lanes is None else lanes[bad]
         at = int(offset[np.flatnonzero(bad)[0]]) + arena.base
-        self.batch.report_lanes("uninitialised-global", text, site, mine, at, doubtful=doubtful)
+        self.batch.report_lanes("uninitialised-global", text, site, offenders, at, doubtful=doubtful)
 
     def before_write(
         self,
@@ -270,8 +270,8 @@ class DeviceHazards:
         """A write of granules comes after earlier writes and reads of them."""
         if tags.is_written:
             origin = Origin(tags.written_at, touched, tags.written_sizes)
-            what = "write after write"
-            if self._check_order(what, take(tags.written, touched), lanes, offset, site, strong, origin, differs):
+            hazard = "write after write"
+            if self._check_order(hazard, take(tags.written, touched), lanes, offset, site, strong, origin, differs):
                 return
         if tags.is_read:
             origin = Origin(tags.read_at, touched, tags.read_sizes)
@@ -335,24 +335,24 @@ class DeviceHazards:
             return bad
         todo = np.flatnonzero(bad)
         cta, local, tick = thread[todo] // batch.width, thread[todo] % batch.width, tags[todo] >> TICK_SHIFT
-        mine = lanes[todo]
-        own = batch.ctas[batch.row_of[mine]]
+        pending = lanes[todo]
+        own = batch.ctas[batch.row_of[pending]]
         ordered = np.zeros(len(todo), bool)
         inside = np.flatnonzero(cta == own)
         if inside.size:
-            near = mine[inside]
+            near = pending[inside]
             horizon = self.clocks.horizon(batch.row_of[near], batch.warp[near], local[inside] >> 5)
             ordered[inside] = tick[inside] < horizon
         if batch.cluster_size > 1:
             for i in np.flatnonzero(~ordered):
                 row = self._rows().get(int(cta[i]))
                 if row is not None:
-                    lane = mine[i]
+                    lane = pending[i]
                     ordered[i] = self.clocks.ordered_in_cluster(
                         int(batch.row_of[lane]), int(batch.warp[lane]), row, int(local[i] >> 5), int(tick[i]), reads
                     )
         if self.state.order.active:
-            self._by_flags(ordered, own, mine, cta, local, tick, strong)
+            self._by_flags(ordered, own, pending, cta, local, tick, strong)
         bad[todo[ordered]] = False
         return bad
 
@@ -375,17 +375,17 @@ class DeviceHazards:
         return out
 
     def _by_flags(
-        self, ordered: Array, own: Array, mine: Array, cta: Array, local: Array, tick: Array, strong: int
+        self, ordered: Array, own: Array, lanes: Array, cta: Array, local: Array, tick: Array, strong: int
     ) -> None:
         """Marks the accesses that fences and flags order, warp by warp."""
         batch, order = self.batch, self.state.order
         rest = np.flatnonzero(~ordered)
         if not rest.size:
             return
-        keys = own[rest] * batch.warps_per_cta + batch.warp[mine[rest]]
+        keys = own[rest] * batch.warps_per_cta + batch.warp[lanes[rest]]
         for key in np.unique(keys):
             some = rest[keys == key]
-            warp = int(batch.warp[mine[some[0]]])
+            warp = int(batch.warp[lanes[some[0]]])
             ordered[some] = order.ordered(int(own[some[0]]), warp, cta[some], local[some], tick[some], strong > 0)
 
     def _race(

@@ -44,9 +44,9 @@ class Flags(Generic[Clock]):
         """A strong write; ``clocks``: what it publishes at each scope; ``keep``: a read-modify-write, which continues
         the release sequence."""
         published = self._places.get(place, {}) if keep else {}
-        for each, clock in clocks.items():
-            if each <= scope:
-                group = side.group(each)
+        for reach, clock in clocks.items():
+            if reach <= scope:
+                group = side.group(reach)
                 published[group] = self._merge(published[group], clock) if group in published else clock
         self._places[place] = published
 
@@ -55,7 +55,9 @@ class Flags(Generic[Clock]):
         published = self._places.get(place)
         if not published:
             return {}
-        return {each: published[side.group(each)] for each in SCOPES if each <= scope and side.group(each) in published}
+        return {
+            reach: published[side.group(reach)] for reach in SCOPES if reach <= scope and side.group(reach) in published
+        }
 
     def merged(self, a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope, Clock]:
         """The union of clocks, scope by scope."""
@@ -65,4 +67,4 @@ class Flags(Generic[Clock]):
 
     def take(self, pending: dict[Scope, Clock], scope: Scope) -> list[Clock]:
         """The clocks, removed from ``pending``, that a fence of a scope brings into force."""
-        return [pending.pop(each) for each in SCOPES if each <= scope and each in pending]
+        return [pending.pop(reach) for reach in SCOPES if reach <= scope and reach in pending]

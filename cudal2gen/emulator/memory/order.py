@@ -27,8 +27,8 @@ def merged(a: Clock, b: Clock) -> Clock:
         return b
     out = dict(a)
     for cta, row in b.items():
-        mine = out.get(cta)
-        out[cta] = row if mine is None else mine if mine is row else np.maximum(mine, row)
+        own = out.get(cta)
+        out[cta] = row if own is None else own if own is row else np.maximum(own, row)
     return out
 
 
@@ -89,23 +89,23 @@ class GlobalOrder:
         """These warps of a CTA have met; ``threads`` are the participants."""
         if not self.active:
             return
-        met = WarpView()
+        joined = WarpView()
         warps = list(warps)
         for warp in warps:
             old = self.views.get((cta, warp))
             if old is not None:
-                met.acquired = merged(met.acquired, old.acquired)
-                met.pending = self.flags.merged(met.pending, old.pending)
-                met.published = self.flags.merged(met.published, old.published)
+                joined.acquired = merged(joined.acquired, old.acquired)
+                joined.pending = self.flags.merged(joined.pending, old.pending)
+                joined.published = self.flags.merged(joined.published, old.published)
         for scope in SCOPES:
             fenced = self.fenced.get((cta, scope))
             if fenced is not None:
                 row = np.zeros(self.threads, np.int64)
                 row[threads] = fenced[threads]
-                met.published = self.flags.merged(met.published, {scope: {cta: row}})
-        if met.acquired or met.pending or met.published:
+                joined.published = self.flags.merged(joined.published, {scope: {cta: row}})
+        if joined.acquired or joined.pending or joined.published:
             for warp in warps:
-                self.views[(cta, warp)] = WarpView(met.acquired, met.pending, met.published)
+                self.views[(cta, warp)] = WarpView(joined.acquired, joined.pending, joined.published)
 
     def write_flag(self, place: int, side: Side, warp: int, scope: Scope, keep: bool, clock: Clock | None) -> None:
         """A strong write (``keep``: read-modify-write, which continues the release sequence) at a location. ``clock``:

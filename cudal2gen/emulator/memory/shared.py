@@ -317,9 +317,9 @@ class SharedMemory(SharedTags):
         lane_tag, column = self.lane_tag[some], self.reader_column[some]
         first = at * (per * self.columns) + column
         before = latest[at]
-        latest[at] = mine = lane_tag if per == 1 else lane_tag[:, None]
+        latest[at] = own_tag = lane_tag if per == 1 else lane_tag[:, None]
         # Most words have one reader, now and since the CTA last synchronised.
-        is_alone = not (before >= max(self.fresh, 1)).any() and bool((latest[at] == mine).all())
+        is_alone = not (before >= max(self.fresh, 1)).any() and bool((latest[at] == own_tag).all())
         tag = lane_tag if is_alone else self._tag_beside_others(first, lane_tag, some)
         for k in range(per):
             self.reader_tags[first + k * self.columns] = tag
@@ -348,8 +348,8 @@ class SharedMemory(SharedTags):
         if int(tags.max()) >= max(self.fresh, 1):
             self._check_read(lanes, tags, site, offset, tried=True)
         column = self.reader_column if lanes is None else self.reader_column[lanes]
-        mine = self.collective_tag if lanes is None else self.collective_tag[lanes]
-        read = LateRead(*self.extent, width, at, self.stamp, mine, column)
+        tag = self.collective_tag if lanes is None else self.collective_tag[lanes]
+        read = LateRead(*self.extent, width, at, self.stamp, tag, column)
         if not self.defers or self.late.is_full:
             self._leave_tags([*self.late.take(0, 1 << 32), read])
         else:
@@ -383,15 +383,15 @@ class SharedMemory(SharedTags):
             view[at] = value
             return
         self._check_write(lanes, width, at, site, offset, lambda: equal_bits(view[at], value))
-        mine = self.lane_tag if lanes is None else self.lane_tag[lanes]
-        self.tag_written(width, at, mine, site)
+        tag = self.lane_tag if lanes is None else self.lane_tag[lanes]
+        self.tag_written(width, at, tag, site)
         self.recent.add(*self.extent, self.stamp)
         view[at] = value
         if strong:
             self._remember_strong(at, width)
             self._publish(lanes, offset, strong)
         # Lanes that share a word: the last one's tag and value stand there.
-        back = self.last_writers(width, at) != mine
+        back = self.last_writers(width, at) != tag
         if back.any():
             differ = back & ~equal_bits(view[at], value)
             if differ.any():

@@ -34,8 +34,8 @@ class Clocks:
 
     def horizon_of_threads(self, row: int, warp: int) -> Array:
         """What a warp knows of every thread of its CTA, shape (width,)."""
-        every = np.arange(self.batch.width) >> 5
-        return np.asarray(self.horizon(np.full(len(every), row), np.full(len(every), warp), every))
+        warps = np.arange(self.batch.width) >> 5
+        return np.asarray(self.horizon(np.full(len(warps), row), np.full(len(warps), warp), warps))
 
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
         """Is an access of another CTA of the cluster ordered before a warp's present? Not without clusters."""

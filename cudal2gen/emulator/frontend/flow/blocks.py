@@ -35,25 +35,25 @@ class Block:
 def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
     """Instructions that consist of others are expanded, and before those that a warp or warpgroup executes together,
     its lanes meet. A warp or warpgroup meets once for a run of instructions: nothing in it drives it apart."""
-    met = ""
+    last_meeting = ""
     for item in items:
         form = facts(item) if isinstance(item, Instr) else None
         if not isinstance(item, Instr) or form is None:
-            met = met if isinstance(item, Instr) and item.base not in ("bra", "brx") else ""
+            last_meeting = last_meeting if isinstance(item, Instr) and item.base not in ("bra", "brx") else ""
             yield item
             continue
         if form.expands is not None:
-            met = ""
+            last_meeting = ""
             yield from form.expands(item)
             continue
         if form.meets == "lanes":
             yield replace(item, op="emu_meet", parts=("emu_meet", "lanes"), operands=item.operands[-1:])
-        elif form.meets and form.meets != met:
+        elif form.meets and form.meets != last_meeting:
             lanes = (Imm(0xFFFFFFFF),) if form.meets == "warp" else ()
             yield replace(item, op="emu_meet", parts=("emu_meet", form.meets), operands=lanes)
-            met = form.meets
-        elif form.waits and form.meets != met:
-            met = ""
+            last_meeting = form.meets
+        elif form.waits and form.meets != last_meeting:
+            last_meeting = ""
         yield item
 
 

@@ -134,11 +134,11 @@ def _parity(s: Statement) -> Iterator[Change]:
         yield from adjust("parity", 2, "b32", "xor.b32", "1")(s)
 
 
-def _token(e: Emitter, ins: Instr, which: int) -> str:
+def _token(e: Emitter, ins: Instr, index: int) -> str:
     """Address, phase, whether that is a parity, and the order of memory."""
     parity = "parity" in ins.parts
-    token = e.array(ins.operands[which + 1], "u4" if parity else "u8")
-    return f"{e.shared(ins.operands[which])}, {token}, {parity}, {_order(ins)}"
+    token = e.array(ins.operands[index + 1], "u4" if parity else "u8")
+    return f"{e.shared(ins.operands[index])}, {token}, {parity}, {_order(ins)}"
 
 
 @instruction("mbarrier.test_wait", polls=True, hopper=True, mutations=(_skipped, _parity, narrow))

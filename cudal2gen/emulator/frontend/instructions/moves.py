@@ -68,8 +68,8 @@ def mov(e: Emitter, ins: Instr) -> None:
         return
     if isinstance(s, Vec):
         total = _total(e, d, kind)
-        each = total // len(s.items) // 8
-        e.assign(d, Value(f"JOIN({e.arrays(s.items, f'u{each}')}, {each})", f"u{total // 8}", False))
+        nbytes = total // len(s.items) // 8
+        e.assign(d, Value(f"JOIN({e.arrays(s.items, f'u{nbytes}')}, {nbytes})", f"u{total // 8}", False))
         return
     bits = 32 if kind.endswith("x2") else 16 if kind == "bf16" else width_of(kind)
     if isinstance(s, Reg) and isinstance(d, Reg) and d.name in e.lazy and e.guard is None:
@@ -85,11 +85,11 @@ def mov(e: Emitter, ins: Instr) -> None:
 
 def _unpack(e: Emitter, d: Vec, s: Operand, kind: str) -> None:
     total = _total(e, s, kind)
-    each = total // len(d.items) // 8
-    name = e.temp(f"SPLIT({e.array(s, f'u{total // 8}')}, {len(d.items)}, {each}, M.size)")
+    nbytes = total // len(d.items) // 8
+    name = e.temp(f"SPLIT({e.array(s, f'u{total // 8}')}, {len(d.items)}, {nbytes}, M.size)")
     for i, target in enumerate(d.items):
         if isinstance(target, Reg) and target.name != "_":
-            e.assign(target, Value(f"{name}[{i}]", f"u{each}", False))
+            e.assign(target, Value(f"{name}[{i}]", f"u{nbytes}", False))
 
 
 def _total(e: Emitter, op: Operand, kind: str) -> int:

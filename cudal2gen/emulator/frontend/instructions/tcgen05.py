@@ -186,8 +186,8 @@ def mma(e: Emitter, ins: Instr) -> None:
     parts = ins.parts
     unmodelled = [part for part in parts if part.split(":")[0] in _UNMODELLED or part.startswith("scale_vec")]
     if "kind:f16" not in parts or unmodelled:
-        what = ", ".join(f".{part.replace(':', '::')}" for part in unmodelled) or "kinds other than f16"
-        raise e.fail(f"tcgen05.mma: {what} of it is not modelled")
+        kinds = ", ".join(f".{part.replace(':', '::')}" for part in unmodelled) or "kinds other than f16"
+        raise e.fail(f"tcgen05.mma: {kinds} of it is not modelled")
     group = _group(e, ins)
     d, a, b, form, *rest = ins.operands
     disabled = "None"
