@@ -34,6 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LUGGAGE = ROOT / "build" / "gpu_day"
 KERNELS, WHEELS, VERSIONS = "kernels", "wheels", "toolchain.json"
+PUBLISHED = "published"  # what `python -m scripts.race_published CHECKOUT --build-only --built` leaves in the luggage
 
 CALL_SECONDS = 570  # of the 600 that a call may take: the rest is unpacking, and leaving in order
 DAY_SECONDS = 25 * 60
@@ -93,7 +94,7 @@ PLAN = (
     ),
     Step("verdicts f16", 1, 100, f"validate --changed {H200} f16 --on gpu --compare-emulator", "the same for f16"),
     Step("bench f32", 2, 510, f"bench --all {H200} f32 --budget {{budget}}", "1000 shapes against every baseline"),
-    Step("bench f16", 3, 150, f"bench --all {H200} f16 --budget {{budget}}", "as many shapes as fit, over all classes"),
+    Step("bench f16", 3, 115, f"bench --all {H200} f16 --budget {{budget}}", "as many shapes as fit, over all classes"),
     Step(
         "A100 records", 3, 50, f"bench --sample {SAMPLE} {H200} f32 --records-of a100 --budget {{budget}}",
         "what mma.sync kernels are worth on this card",
@@ -113,6 +114,11 @@ PLAN = (
          "compute-sanitizer on one small problem per path"),
     Step("operators", 3, 45, '-m pytest -svm gpu tests/test_operators_on_gpu.py -k "not never_slower"',
          "cudal2gen.matmul in eager mode, graphs and torch.compile"),
+    Step(
+        "published", 3, 50, f"-m scripts.race_published --built build/{LUGGAGE.name}/{PUBLISHED} --out {{out}} "
+        "--warmup-seconds 1 --budget {budget}",
+        "published CUDA-L2 kernels in turns with ours, if some were compiled",
+    ),
     Step("report", 3, 15, "report --out {out}/report.html", "tables and pictures of all that"),
 )  # fmt: skip
 
@@ -357,8 +363,12 @@ def bring(source: Path, out: Path) -> None:
 
 
 def leave(out: Path) -> list[str]:
-    """Packs what no later call reads, compresses what is too large; answers what still exceeds the limits."""
+    """Packs what no later call reads, leaves out what results/ has already, compresses what is too large; answers what
+    still exceeds the limits."""
     kept = {path for path in out.glob("*.jsonl") if path.name != LOSING}
+    for path in [path for path in kept if _same(path, ROOT / "results" / path.name)]:
+        kept.remove(path)
+        path.unlink()
     rest = [path for path in sorted(out.iterdir()) if path.is_file() and path not in kept and path.suffix != ".xz"]
     if rest:
         with tarfile.open(out / REST, "w:xz", preset=6) as packed:
@@ -372,6 +382,10 @@ def leave(out: Path) -> list[str]:
     files = [path for path in out.rglob("*") if path.is_file()]
     faults = [f"{path.name}: {path.stat().st_size} bytes" for path in files if path.stat().st_size > FILE_BYTES]
     return faults + ([f"{len(files)} files, of {MOST_FILES}"] if len(files) > MOST_FILES else [])
+
+
+def _same(path: Path, other: Path) -> bool:
+    return other.is_file() and path.read_bytes() == other.read_bytes()
 
 
 def main() -> int:

@@ -51,7 +51,7 @@ PREFIX = "cuda-l2-"
 ACCS: tuple[Acc, ...] = ("f32", "f16")
 DEVICES = ("a100", "h100", "3090")
 ENDED = 86  # exit code of a process whose device a published kernel stopped
-TRIAL_SECONDS = 20  # of a published kernel's first product; one that hangs ends its process
+TRIAL_SECONDS = 20  # of a published kernel's first product on a GPU; one that hangs ends its process
 
 
 class Matrices(NamedTuple):
@@ -264,9 +264,13 @@ def race(options: argparse.Namespace) -> int:
     """Times what is built for the card, in this process; the number of faults."""
     from cudal2gen.gpu import alone, connect
 
+    everything = list(libraries(options.built))
+    if not everything:
+        print(f"nothing to race: {options.built} has no published kernels; compile some from a CHECKOUT")
+        return 0
     card = connect(options.device)
     gpu = card.environment.gpu
-    built = [library for library in libraries(options.built) if library.gpu == gpu]
+    built = [library for library in everything if library.gpu == gpu]
     if options.library:
         built = [library for library in built if library.path.name in options.library]
     elif options.mnk:
@@ -275,7 +279,7 @@ def race(options: argparse.Namespace) -> int:
     if options.acc:
         accs = [acc for acc in accs if acc == options.acc]
     if not accs:
-        print(f"nothing to race: {options.built} has no published kernels for {gpu or card.name}")
+        print(f"nothing to race: {options.built} has no such kernels for {gpu or card.name}")
         return 0
     begin, faults = card.now(), 0
     with alone(options.device):

@@ -127,7 +127,10 @@ def test_results_travel_compressed_where_they_are_large(tmp_path: Path, monkeypa
     assert (later / "measurements.jsonl").read_text() == lines
     assert (later / "verdicts.jsonl").read_text() == "{}\n"
     (out / "report.html").write_text("<html>")
+    brought = out / "autotune-first-runs.jsonl"  # and unchanged: it is in results/ already
+    brought.write_bytes((gpu_day.ROOT / "results" / brought.name).read_bytes())
     assert gpu_day.leave(out) == []
+    assert not brought.exists()
     with tarfile.open(out / gpu_day.REST) as packed:
         assert packed.getnames() == ["report.html"]
     (out / "noise.jsonl").write_bytes(os.urandom(1200))
