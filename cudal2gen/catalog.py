@@ -385,6 +385,9 @@ def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
     how = [] if origin.ab == problem.ab else [f"whose rate is that of {problem.ab}"]
     how += [] if origin.fusion == problem.fusion else [f"with {problem.fusion} fused" if problem.fusion else "unfused"]
     how += [] if origin.batch == problem.batch else [f"with batch={problem.batch}"]
+    if origin.gpu != problem.gpu and record.work.instruction == "mma.sync":
+        share = record.target.mma_sync_share(problem.acc == "f32")
+        how += [f"by mma.sync at {share:.0%} of {problem.gpu}'s tensor cores"] if share < 1.0 else []
     if use.launched != serving.sizes_of(problem):
         how.append(f"padded to {use.launched.text} by copies of {use.matrices}")
     elif any(use.copied):

@@ -138,6 +138,10 @@ class Chip(NamedTuple):
         """The same with mma.sync."""
         return min(self.tensor_flops(fp32_sums), self.capability.mma_flops * self.capability.mma_sync_share)
 
+    def mma_sync_share(self, fp32_sums: bool) -> float:
+        """That as a share of the best instruction's."""
+        return self.mma_sync_flops(fp32_sums) / self.tensor_flops(fp32_sums)
+
     @property
     def limits(self) -> dict[str, str | int]:
         """What a kernel must keep within, as JSON values."""
@@ -158,10 +162,12 @@ class Chip(NamedTuple):
 # Data sheets: NVIDIA's architecture white papers for GA100, GA102, AD102, GH100 and GB202 give SMs, L2, peak rates and
 # bandwidth (RTX 4090: 128 SMs, 72 MiB, 1008 GB/s, 330 TFLOP/s with fp16 sums and 165 with fp32 ones). B200: the
 # Blackwell Tuning Guide gives shared memory, the HGX data sheet 2250 TFLOP/s, the driver 148 SMs, an L2 of 126.5 MiB
-# and 7.67 TB/s (7680 bits at 3996 MHz, github.com/pytorch/ao/pull/4002). NVIDIA publishes no data sheet of the H20:
-# 96 GB at 4.0 TB/s, an L2 of 60 MB and 148 TFLOP/s (a quarter of the H100's rate of an SM) are what its sellers state;
-# its 78 SMs are Geekbench's reading of the driver. RTX PRO 6000 Blackwell (Workstation Edition): its data sheet gives
-# 24064 CUDA cores, so 188 SMs, and 1792 GB/s, reviews an L2 of 128 MiB; clocks and latencies are the RTX 5090's.
+# and 7.67 TB/s (7680 bits at 3996 MHz, github.com/pytorch/ao/pull/4002); its L2 handed TMA 49.5 bytes a clock and SM at
+# most (github.com/SemiAnalysisAI/microbench-blackwell, tma2dmcast_sweep_results.csv: lts_sectors_tex_read * 32 /
+# sm_cycles / 148). NVIDIA publishes no data sheet of the H20: 96 GB at 4.0 TB/s, an L2 of 60 MB and 148 TFLOP/s (a
+# quarter of the H100's rate of an SM) are what its sellers state; its 78 SMs are Geekbench's reading of the driver. RTX
+# PRO 6000 Blackwell (Workstation Edition): its data sheet gives 24064 CUDA cores, so 188 SMs, and 1792 GB/s, reviews an
+# L2 of 128 MiB; clocks and latencies are the RTX 5090's.
 GPUS: dict[str, Chip] = {
     "a100": Chip("A100", CAPABILITIES["8.0"], 108, Rates(1380, 40, 1.7e6, 40 << 20, 0.6, 262), (), "A100_SXM_80GB"),
     "rtx3090": Chip(
@@ -185,7 +191,7 @@ GPUS: dict[str, Chip] = {
         "H20", CAPABILITIES["9.0"], 78, Rates(1800, 40, 3.5e6, 60 << 20, 0.7, 263), ("a100",), "H20_SXM", mma_share=0.25
     ),
     "b200": Chip(
-        "B200", CAPABILITIES["10.0"], 148, Rates(1850, 40, 6.6e6, 126 << 20, 0.7, 263), ("a100", "rtx3090"), "B200"
+        "B200", CAPABILITIES["10.0"], 148, Rates(1850, 48, 6.6e6, 126 << 20, 0.7, 263), ("a100", "rtx3090"), "B200"
     ),
     "rtx5090": Chip(
         "GeForce RTX 5090", CAPABILITIES["12.0"], 170, Rates(2400, 28, 1.6e6, 96 << 20, 0.7, 360),

@@ -116,7 +116,7 @@ def _idles(record: Record) -> bool:
 def _unlikely(record: Record) -> bool:
     """Whether a variant is worse than the model says of it, but of Hopper: slices of k where tiles fill the GPU; two
     stages of cp.async in a longer loop; clusters of four and tiles of two instructions for Blackwell, which spare an L2
-    that hands pairs more than the model's rate (at 1610 TFLOP/s, as published of 8192^3, 46 bytes a clock and SM)."""
+    that hands pairs what they need (at 1610 TFLOP/s, as published of 8192^3, 46 bytes a clock and SM)."""
     if record.target.capability.has_wgmma:
         return False
     needless = record.split_k > 1 and record.tiles_m * record.tiles_n >= record.target.sms
