@@ -162,38 +162,82 @@ class Reference(Generic[Array]):
     undetermined: Array | bool = False
 
 
-def reference(
-    acc: Acc,
-    fusion: Fusion,
-    inputs: str,
-    a: Array,
-    b: Array,
-    fused: FusedOperands[Array],
-    order: Order,
-    output: Element,
-    roundings: int = 0,
-) -> Reference[Array]:
-    """The fused product of A (m,k) and B (n,k). ``roundings``: to D's type before the activation, by who adds the parts
-    one after the other; a fused kernel has none."""
-    arrays = library(a)
-    wide_a, wide_b = arrays.wide(a), arrays.wide(b)
-    with np.errstate(all="ignore"):
-        product = arrays.product(wide_a, wide_b)
-        scale = fused.alpha if fusion.scale else 1.0
-        z, magnitude = scale * product, abs(scale * product)
-        for part in _added(fusion, fused):
-            z, magnitude = z + part, magnitude + abs(part)
-        error = arrays.zeros(z)
-        sums_are_exact = inputs not in BOUNDED and (acc == "f32" or float(abs(product).max()) <= F16.exact)
-        if not sums_are_exact:
-            error = abs(scale) * sum_error(acc, wide_a, wide_b, product, order)
-            if acc == "f16" and len(order) > 1:
-                error = error + abs(scale) * rounding_error(product, error, F16)
-            error = error + (3 * SINGLE_ERROR + roundings * output.unit_roundoff) * (magnitude + error)
-        result, error, undetermined = _activated(fusion, z, error)
-        allowed = error + rounding_error(result, error, output)
-    exact = sums_are_exact and not fusion.gate and fusion.activation in ("none", "relu")
-    return Reference(result, allowed, exact, undetermined)
+@dataclass(frozen=True)
+class FusedProduct(Generic[Array]):
+    """A fused product of A (m,k) and B (n,k). ``inputs``: their kind, of ``INPUTS``; ``operands``: what is read beside
+    them. ``order``: the k of each partial sum, a record's ``k_order``; ``output``: the type of D."""
+
+    acc: Acc
+    fusion: Fusion
+    inputs: str
+    a: Array
+    b: Array
+    operands: FusedOperands[Array]
+    order: Order
+    output: Element
+
+    def of_rows(self, rows: slice) -> FusedProduct[Array]:
+        """The product that gives these rows of D."""
+        return replace(self, a=self.a[rows], operands=self.operands.of_rows(self.fusion, rows))
+
+    def reference(self, roundings: int = 0) -> Reference[Array]:
+        """The product in fp64 with its error bounds. ``roundings``: to D's type before the activation, by a contender
+        that adds the parts one after the other; a fused kernel has none."""
+        fusion, operands = self.fusion, self.operands
+        arrays = library(self.a)
+        wide_a, wide_b = arrays.wide(self.a), arrays.wide(self.b)
+        with np.errstate(all="ignore"):
+            product = arrays.product(wide_a, wide_b)
+            scale = operands.alpha if fusion.scale else 1.0
+            z, magnitude = scale * product, abs(scale * product)
+            for part in _added(fusion, operands):
+                z, magnitude = z + part, magnitude + abs(part)
+            error = arrays.zeros(z)
+            sums_are_exact = self.inputs not in BOUNDED and (
+                self.acc == "f32" or float(abs(product).max()) <= F16.exact
+            )
+            if not sums_are_exact:
+                error = abs(scale) * sum_error(self.acc, wide_a, wide_b, product, self.order)
+                if self.acc == "f16" and len(self.order) > 1:
+                    error = error + abs(scale) * rounding_error(product, error, F16)
+                error = error + (3 * SINGLE_ERROR + roundings * self.output.unit_roundoff) * (magnitude + error)
+            result, error, undetermined = _activated(fusion, z, error)
+            allowed = error + rounding_error(result, error, self.output)
+        exact = sums_are_exact and not fusion.gate and fusion.activation in ("none", "relu")
+        return Reference(result, allowed, exact, undetermined)
+
+    def compare(self, d: Array) -> Comparison:
+        """D (m,n) against the reference, by the criterion of the inputs, some rows at a time.
+
+        As of plain products (``correctness``), the bound of an fp16 accumulator on a large problem is computed for some
+        rows; elsewhere twice its largest holds.
+        """
+        (m, n), k = d.shape, self.a.shape[1]
+        stride = m * n * k // SAMPLED if self.acc == "f16" and self.inputs in BOUNDED else 0
+        comparison = Comparison(BOUND, m * n)
+        ceiling: float | None = None
+        if stride > 1:
+            some = slice(None, None, stride)
+            bounds = self.of_rows(some).reference()
+            _add(comparison, range(0, m, stride), self.inputs, bounds, d[some], self.output, None)
+            comparison.compared += f" in {len(range(0, m, stride))} rows, twice its largest in all"
+            ceiling = 2 * float(bounds.allowed.max())
+        # With a ceiling only the values matter, so the bound is that of fp32 sums, which is cheap to compute.
+        bounded = self if ceiling is None else replace(self, acc="f32")
+        step = max(1, CHUNK // n)
+        for top in range(0, m, step):
+            rows = slice(top, min(m, top + step))
+            bounds = bounded.of_rows(rows).reference()
+            _add(comparison, range(rows.start, rows.stop), self.inputs, bounds, d[rows], self.output, ceiling)
+        return comparison
+
+    def compare_stored(self, d: Array, aux: Array | None) -> Comparison:
+        """D compared, and the Z that ``aux`` stores beside it; of a wrong Z its own comparison."""
+        comparison = self.compare(d)
+        if aux is None:
+            return comparison
+        beside = replace(self, fusion=self.fusion.before_activation).compare(aux)
+        return replace(beside, first=f"aux, {beside.first}") if beside.wrong else comparison
 
 
 def _activated(fusion: Fusion, z: Array, error: Array) -> tuple[Array, Array, Array | bool]:
@@ -226,64 +270,6 @@ def _added(fusion: Fusion, fused: FusedOperands[Array]) -> Iterator[Array]:
         yield bias[None, :] if fusion.bias == "n" else bias[:, None]
     if fused.c is not None:
         yield fused.beta * library(fused.c).wide(fused.c)
-
-
-def compare(
-    acc: Acc,
-    fusion: Fusion,
-    inputs: str,
-    a: Array,
-    b: Array,
-    fused: FusedOperands[Array],
-    d: Array,
-    order: Order,
-    output: Element,
-) -> Comparison:
-    """D (m,n) against the fused product, by the criterion of the inputs, some rows at a time.
-
-    As of plain products (``correctness``), the bound of an fp16 accumulator on a large problem is computed for some
-    rows; elsewhere twice its largest holds.
-    """
-    (m, n), k = d.shape, a.shape[1]
-    stride = m * n * k // SAMPLED if acc == "f16" and inputs in BOUNDED else 0
-    comparison = Comparison(BOUND, m * n)
-    ceiling: float | None = None
-    if stride > 1:
-        some = slice(None, None, stride)
-        of_some = fused.of_rows(fusion, some)
-        bounds = reference(acc, fusion, inputs, a[some], b, of_some, order, output)
-        _add(comparison, range(0, m, stride), inputs, bounds, d[some], output, None)
-        comparison.compared += f" in {len(range(0, m, stride))} rows, twice its largest in all"
-        ceiling = 2 * float(bounds.allowed.max())
-    step = max(1, CHUNK // n)
-    for top in range(0, m, step):
-        rows = slice(top, min(m, top + step))
-        # With a ceiling only the values matter, so the bound is that of fp32 sums, which is cheap to compute.
-        bounded: Acc = acc if ceiling is None else "f32"
-        of_rows = fused.of_rows(fusion, rows)
-        bounds = reference(bounded, fusion, inputs, a[rows], b, of_rows, order, output)
-        _add(comparison, range(rows.start, rows.stop), inputs, bounds, d[rows], output, ceiling)
-    return comparison
-
-
-def compare_stored(
-    acc: Acc,
-    fusion: Fusion,
-    inputs: str,
-    a: Array,
-    b: Array,
-    fused: FusedOperands[Array],
-    d: Array,
-    aux: Array | None,
-    order: Order,
-    output: Element,
-) -> Comparison:
-    """D compared, and the Z that ``aux`` stores beside it; of a wrong Z its own comparison."""
-    comparison = compare(acc, fusion, inputs, a, b, fused, d, order, output)
-    if aux is None:
-        return comparison
-    beside = compare(acc, fusion.before_activation, inputs, a, b, fused, aux, order, output)
-    return replace(beside, first=f"aux, {beside.first}") if beside.wrong else comparison
 
 
 def _add(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -243,12 +244,12 @@ def test_a_part_that_is_left_out_is_noticed(fusion: str, part: str) -> None:
     parts = Fusion.model_validate(fusion)
     drawn = fused.draw(parts, "normal", 32, 32, rng, F16, F32)
     order = [[range(64)]]
-    bounds = fused.reference("f32", parts, "normal", a, b, drawn, order, F32)
-    right = fused.compare("f32", parts, "normal", a, b, drawn, bounds.result.astype(np.float32), order, F32)
+    product = fused.FusedProduct("f32", parts, "normal", a, b, drawn, order, F32)
+    right = product.compare(product.reference().result.astype(np.float32))
     assert right.findings == []
     without = drawn._replace(**{part: 1.0 if part == "alpha" else np.zeros_like(getattr(drawn, part))})
-    wrong = fused.reference("f32", parts, "normal", a, b, without, order, F32).result.astype(np.float32)
-    assert fused.compare("f32", parts, "normal", a, b, drawn, wrong, order, F32).wrong > 512
+    wrong = replace(product, operands=without).reference().result.astype(np.float32)
+    assert product.compare(wrong).wrong > 512
 
 
 @pytest.mark.torch
@@ -264,14 +265,15 @@ def test_tensors_are_compared_as_arrays_and_a_part_as_the_whole(
         rng, order = np.random.default_rng(3), [[range(0, 8), range(8, 16)]]
         a, b = operands(inputs, 24, 40, 16, rng, F16)
         drawn = fused.draw(parts, inputs, 24, 40, rng, F16, F16)
-        d = fused.reference(acc, parts, inputs, a, b, drawn, order, F16).result.astype(np.float16)
+        product = fused.FusedProduct(acc, parts, inputs, a, b, drawn, order, F16)
+        d = product.reference().result.astype(np.float16)
         d[5, 7], d[20, 3] = 300.0, np.inf
         answers = []
         for chunk in (1 << 27, 200):
             monkeypatch.setattr(fused, "CHUNK", chunk)
             for arrays in (np.asarray, torch.from_numpy):
                 read = fused.FusedOperands(arrays(drawn.bias), arrays(drawn.c))
-                answers.append(fused.compare(acc, parts, inputs, arrays(a), arrays(b), read, arrays(d), order, F16))
+                answers.append(replace(product, a=arrays(a), b=arrays(b), operands=read).compare(arrays(d)))
         first, *others = answers
         assert first.wrong in (1, 2)
         for other in others:
@@ -279,7 +281,7 @@ def test_tensors_are_compared_as_arrays_and_a_part_as_the_whole(
             bounds = [(each.max_error, each.allowed or 0.0) for each in (other, first)]
             assert bounds[0] == pytest.approx(bounds[1], rel=1e-6)
         monkeypatch.setattr(fused, "SAMPLED", 24 * 40 * 4)
-        sampled = fused.compare(acc, parts, inputs, a, b, drawn, d, order, F16)
+        sampled = product.compare(d)
         assert sampled.wrong - first.wrong in (0, 1), "elements of compared rows count twice"
         assert ("in 6 rows" in sampled.compared) == (acc == "f16" and inputs == "normal")
         monkeypatch.undo()
@@ -290,7 +292,8 @@ def test_a_gated_element_beyond_the_range_of_d_is_infinite() -> None:
     parts, order = Fusion(activation="silu", gate=True), [[range(512)]]
     for value, wrong in ((np.inf, 0), (-np.inf, 64), (np.nan, 64), (65504.0, 64)):
         d = np.full((8, 8), value, np.float16)
-        compared = fused.compare("f32", parts, "binary", a, b, fused.FusedOperands(None, None), d, order, F16)
+        product = fused.FusedProduct("f32", parts, "binary", a, b, fused.FusedOperands(None, None), order, F16)
+        compared = product.compare(d)
         assert compared.wrong == wrong, value
 
 

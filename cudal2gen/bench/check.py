@@ -123,9 +123,8 @@ class Reference:
             operands.alpha,
             operands.beta,
         )
-        return _FusedBounds(
-            fused.reference(problem.acc, problem.fusion, "normal", a, b, read, order, problem.output, roundings)
-        )
+        fused_product = fused.FusedProduct(problem.acc, problem.fusion, "normal", a, b, read, order, problem.output)
+        return _FusedBounds(fused_product.reference(roundings))
 
     def error(self, device: Device, call: Call, strict: bool = True) -> tuple[float, str]:
         """The largest |D - reference| of a fresh call, and a finding where an element exceeds its bound. ``strict``:

@@ -352,7 +352,8 @@ def _extents(tiles: list[int], tile: int, extent: int) -> Array:
 def _compared(record: Record, inputs: str, product: Product, order: list[list[list[int]]]) -> Comparison:
     a, b, d, more, aux = product
     if record.fusion:
-        return fused.compare_stored(record.acc, record.fusion, inputs, a, b, more, d, aux, order, record.output)
+        fused_product = fused.FusedProduct(record.acc, record.fusion, inputs, a, b, more, order, record.output)
+        return fused_product.compare_stored(d, aux)
     return compare(record.acc, inputs, a, b, d, order)
 
 

@@ -283,7 +283,8 @@ class Matrices:
         if not record.fusion:
             return compare(record.acc, inputs, a, b, d, self._order)
         read = fused.FusedOperands(bias, c, operands.alpha, operands.beta)
-        return fused.compare_stored(record.acc, record.fusion, inputs, a, b, read, d, aux, self._order, record.output)
+        product = fused.FusedProduct(record.acc, record.fusion, inputs, a, b, read, self._order, record.output)
+        return product.compare_stored(d, aux)
 
 
 def _ends(empty: Empty, groups: tuple[int, ...]) -> torch.Tensor:
