@@ -184,7 +184,7 @@ class ClusterMemory(SharedMemory):
         self.batch.report_lane("shared-out-of-bounds", text, site, lane, low)
         return False
 
-    def _complain(
+    def _report_element(
         self,
         kind: str,
         text: str,
@@ -334,7 +334,7 @@ class ClusterMemory(SharedMemory):
         if int(tags.max()) >= self.IN_FLIGHT:
             for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
                 other = self._copy_under(tags, at_of, bad, kind)
-                self._complain(kind, f"{reader_name} {text}", site, lane, int(at_of[bad][0]), doubtful, other)
+                self._report_element(kind, f"{reader_name} {text}", site, lane, int(at_of[bad][0]), doubtful, other)
             good = tags < self.IN_FLIGHT
             tags, at_of = tags[good], at_of[good]
         return tags, at_of
@@ -409,7 +409,7 @@ class ClusterMemory(SharedMemory):
             i = int(np.flatnonzero(bad)[0])
             text = f"{event} what a thread wrote without a fence.proxy.async between"
             other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, reader=False)
-            self._complain("proxy-fence", text, site, lane, int(at[i]), other=other)
+            self._report_element("proxy-fence", text, site, lane, int(at[i]), other=other)
 
     def check_reads_fenced(self, to: Elements, lane: int, row: int, site: int, event: str) -> None:
         """Reads of threads that an asynchronous write of 16-byte elements follows need a fence.proxy.async between, by
@@ -430,7 +430,7 @@ class ClusterMemory(SharedMemory):
                 text = f"{event} what a thread read without a fence.proxy.async between"
                 at = int(to.at[0])
                 other = self.participant(int(tag[0]), row, at * 16 // self.granule, reader=True)
-                self._complain("proxy-fence", text, site, lane, at, other=other)
+                self._report_element("proxy-fence", text, site, lane, at, other=other)
 
     # --- asynchronous writes ---
 
@@ -498,7 +498,7 @@ class ClusterMemory(SharedMemory):
         """A bulk copy overwrites what was written under these tags."""
         for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
             other = self._copy_under(tags, where, bad, kind)
-            self._complain(kind, text, site, lane, int(where[bad][0]), doubtful, other)
+            self._report_element(kind, text, site, lane, int(where[bad][0]), doubtful, other)
         plain = np.flatnonzero((tags < self.IN_FLIGHT) & (tags > self.LONG_PAST))
         if plain.size:
             tags, where = tags[plain], where[plain]
@@ -529,7 +529,7 @@ class ClusterMemory(SharedMemory):
         narrow = bool(clocks.ended) and int(ticks[0]) < int(clocks.of(lane)[columns[0] + clocks.ended])
         kind, why = ("memory-scope", f": {NARROW}") if narrow else ("shared-race", " without synchronisation between")
         other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, hazard == WRITE_AFTER_READ)
-        self._complain(kind, f"{event}: {hazard}{why}", site, lane, int(at[i]), other=other)
+        self._report_element(kind, f"{event}: {hazard}{why}", site, lane, int(at[i]), other=other)
 
     def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
         """A copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""

@@ -94,13 +94,13 @@ class AsyncCopies:
     def _read_head(self, raw: Array, source: Array, width: int, nbytes: int, mask: Array, site: int) -> None:
         """``nbytes`` of each lane in the mask. Alignment is that of the whole copy; only the bytes that are read must
         be valid."""
-        crooked = mask & ((source & np.uint64(width - 1)) != 0)
-        if crooked.any():
-            at = int(source[np.flatnonzero(crooked)[0]])
-            self.batch.report_lanes("global-misaligned", f"{width}-byte copy", site, np.flatnonzero(crooked), at)
+        misaligned = mask & ((source & np.uint64(width - 1)) != 0)
+        if misaligned.any():
+            at = int(source[np.flatnonzero(misaligned)[0]])
+            self.batch.report_lanes("global-misaligned", f"{width}-byte copy", site, np.flatnonzero(misaligned), at)
         step = nbytes & -nbytes
         for k in range(0, nbytes, step):
-            data = self.device.load(source + np.uint64(k), step, mask & ~crooked, site)
+            data = self.device.load(source + np.uint64(k), step, mask & ~misaligned, site)
             raw[mask, k : k + step] = np.ascontiguousarray(data).view(np.uint8).reshape(-1, step)[mask]
 
     # --- groups ---

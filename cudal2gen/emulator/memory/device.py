@@ -153,12 +153,12 @@ class DeviceMemory:
             outside = (number < 0) | (offset + width > ends[np.maximum(number, 0)])
         else:
             outside = np.ones(len(offset), bool)
-        crooked = (offset & (width - 1)) != 0
-        bad = outside | crooked
+        misaligned = (offset & (width - 1)) != 0
+        bad = outside | misaligned
         if bad.any():
             if lanes is None:
                 lanes = self.batch.everyone
-            for wrong, kind in ((outside & ~crooked, "global-out-of-bounds"), (crooked, "global-misaligned")):
+            for wrong, kind in ((outside & ~misaligned, "global-out-of-bounds"), (misaligned, "global-misaligned")):
                 if wrong.any():
                     at = int(offset[np.flatnonzero(wrong)[0]]) + arena.base
                     text = f"{width}-byte access"
@@ -174,11 +174,11 @@ class DeviceMemory:
     def require_aligned(self, address: Array, width: int, m: Mask, site: int) -> None:
         """Report addresses that are no multiple of ``width``."""
         lanes = self.batch.lanes(m)
-        crooked = (address[lanes] & np.uint64(width - 1)) != 0
-        if crooked.any():
-            at = int(address[lanes[crooked][0]])
+        misaligned = (address[lanes] & np.uint64(width - 1)) != 0
+        if misaligned.any():
+            at = int(address[lanes[misaligned][0]])
             text = f"{width}-byte access"
-            self.batch.report_lanes("global-misaligned", text, site, lanes[crooked], at)
+            self.batch.report_lanes("global-misaligned", text, site, lanes[misaligned], at)
 
     def discard(self, address: Array, m: Mask, site: int) -> None:
         """discard.L2: 128 bytes per lane are undefined until they are written again."""

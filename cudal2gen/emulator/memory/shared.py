@@ -270,14 +270,14 @@ class SharedMemory(SharedTags):
     def _drop_invalid(self, address: Array, width: int, lanes: Array, site: int) -> tuple[Array, Array]:
         wide = address.astype(np.int64)
         outside = (wide < WINDOW_START) | (wide > WINDOW_START + self.size - width)
-        crooked = ((wide & (width - 1)) != 0) & ~outside
+        misaligned = ((wide & (width - 1)) != 0) & ~outside
         beyond = f"{width}-byte access outside the {self.size} bytes of shared memory"
         uneven = f"{width}-byte access at an address that is no multiple of {width}"
-        for bad, kind, text in ((outside, "shared-out-of-bounds", beyond), (crooked, "shared-misaligned", uneven)):
+        for bad, kind, text in ((outside, "shared-out-of-bounds", beyond), (misaligned, "shared-misaligned", uneven)):
             if bad.any():
                 at = int(wide[np.flatnonzero(bad)[0]]) - WINDOW_START
                 self.batch.report_lanes(kind, text, site, lanes[bad], at)
-        good = ~(outside | crooked)
+        good = ~(outside | misaligned)
         return lanes[good], address[good]
 
     # --- loads and stores ---
