@@ -8,7 +8,7 @@
 
 CHECKOUT is a clone of deepreinforce-ai/CUDA-L2 at the commit that scripts/published.py names. Its kernels, 13 seconds
 of a core each, are compiled into the user's cache, by the same nvcc; headers of PyTorch that they include are replaced
-by declarations. No GPU is used and nothing is measured: ``cudal2gen/sass`` says what the numbers mean.
+by ``published_host/``. No GPU is used and nothing is measured: ``cudal2gen/sass`` says what the numbers mean.
 """
 
 from __future__ import annotations
@@ -35,35 +35,11 @@ from cudal2gen.sass import Summary, summarise
 SEED, PER_KIND, DRAWN = 14, 10, 60
 MMA_CYCLES = 8  # of a sub-core's tensor core, for m16n8k16
 FOLDER = "kernels/a100_F16F16F16F16"
+HEADERS = Path(__file__).resolve().parent / "published_host"  # of PyTorch, as far as published sources use them
 FLAGS = (
     "-std=c++17", "-O3", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math", "-w",
     "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__", "-U__CUDA_NO_HALF2_OPERATORS__", "-arch=sm_80",
 )  # fmt: skip
-# What the published sources use of PyTorch: a tensor's sizes, type and address.
-TORCH = """#pragma once
-#include <algorithm>
-#include <iostream>
-#include <stdexcept>
-#include <vector>
-#include <cuda_fp16.h>
-namespace torch {
-enum ScalarType { kHalf };
-using IntArrayRef = std::vector<int64_t>;
-struct Options { ScalarType dtype() const; };
-struct Tensor {
-  int64_t size(int) const;
-  int64_t dim() const;
-  bool is_cuda() const;
-  ScalarType dtype() const;
-  Options options() const;
-  IntArrayRef sizes() const;
-  void* data_ptr() const;
-  template <class T> T* data_ptr() const;
-};
-std::ostream& operator<<(std::ostream&, Options const&);
-}
-"""
-
 Numbers = dict[str, float]
 # Of one warp: in the main loop per k-tile, then of the whole kernel.
 COLUMNS = ("issue_slots", "stall_cycles", "loop_cycles", "epilogue", "registers", "spill_bytes")
@@ -218,11 +194,7 @@ def published_cubin(checkout: Path, record: Record) -> Path:
     if not cubin.is_file():
         cubin.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=cubin.parent) as scratch:
-            headers = Path(scratch) / "torch"
-            headers.mkdir()
-            (headers / "extension.h").write_text(TORCH)
-            (headers / "types.h").write_text("#include <torch/extension.h>\n")
-            includes = [f"-I{scratch}", f"-I{tools.cutlass_include}"]
+            includes = [f"-I{HEADERS}", f"-I{tools.cutlass_include}"]
             fresh = Path(scratch) / "kernel.cubin"
             command = [str(tools.nvcc), *FLAGS, "-cubin", *includes, "-o", str(fresh), str(source)]
             subprocess.run(command, check=True, env=toolchain.environment())
