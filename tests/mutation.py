@@ -113,19 +113,22 @@ def survivors(
     other launch options, with the most tiles where a CTA has the sums of several at once, and with several products are
     executed, in both orders of warpgroups.
     """
-    shapes = sorted(validator.stress_shapes(record), key=lambda shape: -(shape.m * shape.n * shape.k))
+    shapes = validator.stress_shapes(record)
     thorough = thorough_shape(record, shapes)
     if isinstance(record, HOPPER):
+        most = max(shapes, key=lambda shape: shape.m * shape.n * shape.k)
         longest = max(shapes, key=lambda shape: shape.k)
         products = [shape for shape in shapes if shape.products]
         options = next(shape for shape in shapes if shape.options)
         turns = [max(shapes, key=lambda shape: shape.ctas(record))] if record.tiles_at_once > 1 else []
-        shapes = list(dict.fromkeys([shapes[0], thorough, longest, options, *turns, *products]))
+        shapes = list(dict.fromkeys([most, thorough, longest, options, *turns, *products]))
     with TemporaryDirectory() as scratch:
         directory = Path(scratch) / artifact.digest
         shutil.copytree(artifact.directory, directory)
         mutated = Artifact(directory, artifact.ptxas)
-        runs = [(shape, run) for shape in shapes for run in _runs(record, shape == thorough)]
+        # A small problem notices most mutants.
+        smallest_first = sorted(shapes, key=lambda shape: shape.m * shape.n * shape.k)
+        runs = [(shape, run) for shape in smallest_first for run in _runs(record, shape == thorough)]
         with mock.patch.object(emulated, "LOOP_ROOM", LOOP_ROOM):
             assert all(_passes(record, mutated, library, *run) for run in runs), "the kernel itself passes"
             for mutant in executed:
