@@ -321,6 +321,7 @@ def test_the_example_of_the_guide_runs_and_prints_its_finding(checkout: Path, tm
         [sys.executable, "scale.py"], cwd=tmp_path, check=True, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(checkout)},
     )  # fmt: skip
-    # Triton's cache keeps the path of the first file with a kernel's text.
+    # Triton's cache keeps the path of the first file with a kernel's text; a finding names this one.
+    assert f"[{tmp_path}/scale.py:11 in scale]" in process.stdout
     written = re.sub(r"threads 116, [^)]*", "threads 116, ...", re.sub(r"\[/\S*/", "[", process.stdout))
     assert " ".join(written.split()) == " ".join(printed.split())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from cudal2gen import places, toolchain, triton_emulation
 from cudal2gen.checking import compilation, devices, plan, supervision, text, writing
 from cudal2gen.checking.execution import STOOD_FOR, open_library
+from cudal2gen.checking.findings import local
 from cudal2gen.checking.names import plain, resolved, short_names
 from cudal2gen.checking.result import Result
 from cudal2gen.emulator import (
@@ -380,6 +381,6 @@ class CudaEmulator:
 
 
 def _where(item: Report) -> str:
-    home = item.access.site.home
+    home = local(item.access.site.home) if item.access.site.home else None
     kernel = f" in {plain(item.kernel)}" if item.kernel else ""
     return kernel + (f" at {home.file}:{home.line}" if home is not None else "")

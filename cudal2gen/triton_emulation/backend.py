@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from triton.backends import Backend
@@ -62,6 +64,20 @@ class Images:
 def _program(image: bytes) -> Program:
     return load(_INLINE.sub(_first_location, image.decode()))
 
+
+@lru_cache(maxsize=64)
+def in_file(program: Program, path: str) -> Program:
+    """The program of a kernel that ``path`` defines. Triton's cache knows kernels by their text and line, so PTX that
+    it kept names the file in which they stood when they were compiled."""
+    text = program.module.text
+    named = _FILE.findall(text)
+    stale = [file for file in named if len(named) == 1 or Path(file).name == Path(path).name]
+    if path in named or len(stale) != 1:
+        return program
+    return load(text.replace(f'"{stale[0]}"', json.dumps(path)))
+
+
+_FILE = re.compile(r'^\s*\.file\s+\d+ "([^"]+)"', re.MULTILINE)
 
 # LLVM numbers the lines of inline assembly on from the user's line, so only its first location exists in the source.
 _INLINE = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from cudal2gen.emulator.hopper.mbarrier import UNFENCED
 from cudal2gen.emulator.host.tensors import Tensors
 from cudal2gen.emulator.memory.tensors import Tensor, host_bytes, is_tensor
 from cudal2gen.errors import WrongInput
-from cudal2gen.triton_emulation.backend import EmulatedDriver, backend
+from cudal2gen.triton_emulation.backend import EmulatedDriver, backend, in_file
 from cudal2gen.triton_emulation.copies import is_of_copies
 from cudal2gen.triton_emulation.findings import Findings
 from cudal2gen.triton_emulation.parameters import Parameters, scratch
@@ -165,6 +166,7 @@ class Session:
         if min(grid) < 1:
             return  # as Triton does, an empty grid launches nothing
         name, memory = source.fn.__name__, Memory()
+        program = in_file(program, str(Path(source.fn.fn.__code__.co_filename).absolute()))
         tensors = Tensors(memory, self.roles)
         try:
             result = self._execute(program, source, metadata, grid, args, tensors)
