@@ -39,7 +39,7 @@ PUBLISHED = "published"  # what `python -m scripts.race_published CHECKOUT --bui
 CALL_SECONDS = 570  # of the 600 that a call may take: the rest is unpacking, and leaving in order
 DAY_SECONDS = 25 * 60
 LUGGAGE_BYTES = 64 << 20
-MOST_FILES, FILE_BYTES = 8, 16 << 20
+MAX_FILES, FILE_BYTES = 8, 16 << 20
 RESERVE_SECONDS = 15  # of a step with a budget of its own: start, compilation check, last measurement
 GRACE_SECONDS = 5  # between asking a step to end and killing it
 SAMPLE = 60  # problems of the smaller benchmarks
@@ -146,7 +146,7 @@ def budget(luggage: Path = LUGGAGE) -> str:
         "",
         f"carried: {carried / 2**20:.1f} MiB in {luggage}, of {LUGGAGE_BYTES >> 20}"
         + ("" if carried else "; run `python scripts/gpu_day.py prepare` first"),
-        f"brought back: at most {MOST_FILES} files of {FILE_BYTES >> 20} MiB",
+        f"brought back: at most {MAX_FILES} files of {FILE_BYTES >> 20} MiB",
     ]
     return "\n".join(rows)
 
@@ -381,7 +381,7 @@ def leave(out: Path) -> list[str]:
             path.unlink()
     files = [path for path in out.rglob("*") if path.is_file()]
     faults = [f"{path.name}: {path.stat().st_size} bytes" for path in files if path.stat().st_size > FILE_BYTES]
-    return faults + ([f"{len(files)} files, of {MOST_FILES}"] if len(files) > MOST_FILES else [])
+    return faults + ([f"{len(files)} files, of {MAX_FILES}"] if len(files) > MAX_FILES else [])
 
 
 def _same(path: Path, other: Path) -> bool:

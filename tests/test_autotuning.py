@@ -518,7 +518,7 @@ BANNING = """
 import sys
 from cudal2gen.operators import tuned
 from tests.racing import A100
-tuned.MOST_BYTES = 2000
+tuned.MAX_BYTES = 2000
 store = tuned.Store(A100)
 for number in range(int(sys.argv[2])):
     digest = f"{sys.argv[1]}-{number}"

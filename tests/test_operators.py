@@ -686,7 +686,7 @@ def test_many_threads_make_one_plan(device: EmulatedDevice, kernels: dispatch.Di
 
 
 def test_ever_new_shapes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "MOST_PLANS", 4)
+    monkeypatch.setattr(dispatch, "MAX_PLANS", 4)
     dispatcher = dispatch.Dispatcher([])
     monkeypatch.setattr(dispatch.Current, "dispatcher", dispatcher)
     for k in range(1, 12):

@@ -74,7 +74,7 @@ def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, 
     assert (row.problem.mnk, row.environment, row.l2) == ("30_24_64", A100.id, "hot")
     kernel, vendor = row.timings
     assert kernel.record == NAMES["whole"]
-    assert len(kernel.event_us) == len(vendor.event_us) >= 2 * races.LEAST_ROUNDS
+    assert len(kernel.event_us) == len(vendor.event_us) >= 2 * races.MIN_ROUNDS
     before = raced(device)
     with process(opened, Timed(device, clock)) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
@@ -434,7 +434,7 @@ def test_a_second_device_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPa
 def test_a_slower_candidate_is_not_chosen_by_noise() -> None:
     """10,000 races by the statistics alone: kernels as fast as torch or slower, noise of 1 to 20 %, best of three."""
     random = np.random.default_rng(1)
-    samples, chosen = 2 * races.LEAST_ROUNDS, 0
+    samples, chosen = 2 * races.MIN_ROUNDS, 0
     for _ in range(10_000):
         noise, slower = random.uniform(0.01, 0.2), 1 + random.exponential(0.05)
         vendor, again, confirmed, *kernels = np.exp(random.normal(0, noise, (3 + races.FINALISTS, samples)))
@@ -449,7 +449,7 @@ def test_a_faster_candidate_is_chosen() -> None:
     """By 5 % and more, with 1 % of noise."""
     random = np.random.default_rng(2)
     for _ in range(200):
-        vendor, kernel = np.exp(random.normal(0, 0.01, (2, 2 * races.LEAST_ROUNDS)))
+        vendor, kernel = np.exp(random.normal(0, 0.01, (2, 2 * races.MIN_ROUNDS)))
         assert races.faster(vendor, kernel / 1.05)
         assert races.steadily_faster(vendor, kernel / 1.05)
 

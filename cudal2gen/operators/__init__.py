@@ -1,4 +1,4 @@
-"""The library in a PyTorch user's hands: products of fp16 and bf16 tensors by the fastest measured kernel, or by torch.
+"""The library for PyTorch: products of fp16 and bf16 tensors by the fastest measured kernel, or by torch.
 
 Imports and calls go down, a module per floor: ``torch_operators``, ``fused_operators`` and ``grouped`` (what torch
 sees: operators and derivatives, by ``registration``) ask ``dispatch`` (what a call does, decided once per shapes and

@@ -1,4 +1,4 @@
-"""When calls race: before their plan is made, between calls, or when a shape of a bucket has become hot.
+"""Autotuning of calls: races before a plan is made, between calls, or when a shape of a bucket has become hot.
 
 ``once``: one thread races, outside of the dispatcher's lock; calls of other threads whose products are still to be
 measured are torch's meanwhile. ``background``: a plan's calls advance its race where the stream is idle, without a
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class Autotuning:
-    """The races of a process in one mode, by devices. ``warn``: says once that there are none."""
+    """The races of a process in one mode, by device. ``warn`` receives, once, the reason why there are none."""
 
     def __init__(self, mode: Mode, warn: Callable[[str], None]) -> None:
         self.mode, self._warn = mode, warn
@@ -67,7 +67,7 @@ class Autotuning:
             return table
 
     def stop(self, error: Exception, index: int) -> None:
-        """After a race that failed: for good where the store cannot be used."""
+        """Ends races after a failed one; for good if the store cannot be used."""
         self._warn(f"no autotuning: {error}")
         if isinstance(error, OSError | WrongInput):
             self._tuners[index] = None
@@ -95,7 +95,7 @@ class Race:
         self._entries = [Entry(each, problem) for each, problem in problems if problem.kind in table.kinds]
 
     def due(self, *, hot: bool = False) -> bool:
-        """Whether something is still to be measured; ``hot``: of the sizes themselves, not of their bucket."""
+        """Whether measurements are still missing; ``hot``: of the sizes themselves rather than of their bucket."""
         return next(self._targets(hot), None) is not None
 
     def run(self, arguments: Arguments, *, hot: bool = False) -> bool:
@@ -108,14 +108,15 @@ class Race:
         try:
             for _ in self._steps(tuner, arguments, hot):
                 pass
-        except Exception as error:  # whatever it is, the call goes on
+        except Exception as error:  # the call goes on after any failure of its race
             self._tuning.stop(error, self._index)
         finally:
             tuner.racing.release()
         return True
 
     def advance(self, owner: object, arguments: Arguments, *, hot: bool = False) -> bool:
-        """What a later call does for its race: all of it, or in the background a step; whether it is at its end."""
+        """One call's contribution to its race: all of it, or in the background one step. Returns whether the race has
+        ended."""
         tuner = self._alive()
         if tuner is None:
             return True
@@ -125,7 +126,7 @@ class Race:
             if self._tuning.mode == "once":
                 return self.run(arguments, hot=hot)
             return tuner.meter.idle() and tuner.advance(owner, lambda: self._steps(tuner, arguments, hot))
-        except Exception as error:  # whatever it is, the call goes on
+        except Exception as error:  # the call goes on after any failure of its race
             self._tuning.stop(error, self._index)
             return True
 

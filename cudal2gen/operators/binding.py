@@ -20,7 +20,7 @@ from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, OpenKernel
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.meter import CudaMeter, Meter
-from cudal2gen.operators.native import MOST_DIMENSIONS, NATIVE, Launch, NativeCall, Place
+from cudal2gen.operators.native import MAX_DIMENSIONS, NATIVE, Launch, NativeCall, Place
 from cudal2gen.operators.products import Finish, Request, Run, add
 from cudal2gen.operators.torch_products import torch_linear, torch_matmul
 
@@ -133,7 +133,7 @@ def native_call(device: Device, kernel: OpenKernel, use: Use, request: Request, 
     problem, place = request.problem, device.place
     if place is None or problem is None or problem.grouped or problem.fusion or any(use.copied):
         return None
-    if request.finish is not None or request.pair or len(request.shape) > MOST_DIMENSIONS:
+    if request.finish is not None or request.pair or len(request.shape) > MAX_DIMENSIONS:
         return None
     a, b, d = request.operands
     launch, sized = kernel.sized_call(a.ld, b.ld, d.ld, *use.launched, request.batches)
@@ -155,7 +155,7 @@ def on_gpu(request: Request) -> bool:
 
 
 def _finished(run: Run, finish: Finish) -> Run:
-    """A plain kernel's call, and torch's steps behind it."""
+    """A plain kernel's call followed by torch's steps."""
     if finish is add:
 
         def biased(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
@@ -226,7 +226,7 @@ def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
     empty_d = d_memory(device, request)
 
-    # Written out, without a further function: this is what every call waits for.
+    # Inlined rather than a further function, because every call waits for this.
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         d = empty_d(a, *shape) if out is None else out
         if scratch_size:
@@ -269,7 +269,7 @@ def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
 
 
 def d_memory(device: Device, request: Request) -> Callable[..., torch.Tensor]:
-    """What gives memory for D: as A's, or of twice its width."""
+    """A function that allocates D: elements of A's size, or of twice that for fp32."""
     if request.problem is None or request.problem.d == "same":
         return device.empty
     dtype = request.problem.output.torch_dtype

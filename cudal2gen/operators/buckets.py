@@ -20,7 +20,7 @@ from cudal2gen.kernel import Problem, serving
 from cudal2gen.kernel.launch import Operands
 
 LARGEST = 256
-HOT_CALLS = 1000  # small products take tens of microseconds: so many take about what a race may
+HOT_CALLS = 1000  # with products of tens of microseconds, this many calls take about as long as a race
 
 
 class Bucket(NamedTuple):
@@ -35,7 +35,7 @@ def _bucket(rows: int) -> Bucket:
     return Bucket(most // 2 + 1, most)
 
 
-BUCKETS = tuple(_bucket(rows) for rows in range(1, LARGEST + 1))  # by rows, from 1 on
+BUCKETS = tuple(_bucket(rows) for rows in range(1, LARGEST + 1))  # the bucket of each number of rows, from 1 on
 
 
 def bucket(problem: Problem, products: int = 1) -> Bucket:
@@ -73,10 +73,8 @@ def wins(table: Table, problem: Problem, products: int = 1) -> bool:
 def choose(
     table: Table, problem: Problem, operands: Operands, extra_us: float = 0.0, products: int = 1
 ) -> Choice | None:  # fmt: skip
-    """What the measurements of a bucket say of a problem that was not measured by itself; None where there are none.
-
-    Arguments as of ``Table.choose``.
-    """
+    """The choice that the measurements of a bucket give a problem that was not measured itself; None without any.
+    Arguments as of ``Table.choose``."""
     least, most = bucket(problem, products)
     if least == most or table.measured(problem, products) is not None:
         return None

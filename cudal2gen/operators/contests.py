@@ -1,4 +1,4 @@
-"""What a race computes: a call's product, or one of a bucket's rows, by kernels, by torch, and in fp64 to compare."""
+"""Contests: a call's product, or one with a bucket's rows, computed by kernels, by torch, and in fp64 to compare."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Contest:
         elif not problem.grouped:
             third, batches = None, batches._replace(d=problem.m * problem.n)
         if not (problem.fusion or problem.batched):
-            # By matrices: operands may be vectors, or have batch dimensions that are rows, or that B repeats.
+            # As matrices: operands may be vectors, and batch dimensions may be rows of A or repeats of B.
             b, third = _cols(b, request).t(), None
         self._arguments = Arguments(a, b, third)
         self._request = request._replace(
@@ -68,7 +68,7 @@ class Contest:
         )  # fmt: skip
 
     def by_torch(self) -> object:
-        """torch's own product, whole."""
+        """torch's own product of the whole request."""
         import torch
 
         a, b, third = self._arguments
@@ -78,7 +78,7 @@ class Contest:
         return torch.mm(a, b)
 
     def takes(self, kernel: Kernel, use: Use) -> bool:
-        """Whether a plan would take this use of a kernel."""
+        """Whether a plan would accept this use of a kernel."""
         problem = self.problem
         if problem.later and any(use.copied):
             return False
@@ -115,7 +115,7 @@ class Contest:
         return self.problem if ends is None else buckets.at(self.problem, max(1, int(ends[-1])))
 
     def compare(self, result: Any) -> tuple[float, str]:
-        """The largest error of a call's result, and what is wrong with it; empty where nothing is."""
+        """The largest error of a call's result, and its fault; "" if it is right."""
         largest, wrong = 0.0, ""
         for reference, stored in zip(self._references, result if isinstance(result, tuple) else (result,), strict=True):
             several = self.problem.batched and not self.problem.grouped
@@ -173,7 +173,7 @@ def _groups(
     """So many rows of A, those that are in a group in turns, and the groups' ends, which share them out as the call's
     do: what lies behind the last group may be anything."""
     scaled = device.empty(ends, len(ends))
-    ends = ends.long().clamp(max=request.sizes.m)  # beyond A's rows torch would end the process's use of the device
+    ends = ends.long().clamp(max=request.sizes.m)  # ends beyond A's rows would make torch fault on the device
     scaled.copy_(ends * rows // request.sizes.m)
     return _rows(device, a, request, rows, int(ends[-1]) or request.sizes.m), scaled
 

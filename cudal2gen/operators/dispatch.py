@@ -1,4 +1,4 @@
-"""What a call does, decided once per shapes and strides: a kernel of a pack, or torch's own product, and why.
+"""Dispatch: calls of the same shapes and strides get one plan, a kernel of a pack or torch's own product, and a reason.
 
 A plan holds the decision; every call is counted under it. A kernel is opened when the first plan needs it; nothing is
 compiled. Calls go down only: dispatch asks the pack's table (``choice``), opens the kernel (``launcher``), binds it
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 Key = tuple[Any, ...]
 
-MOST_PLANS = 1 << 14  # a model with ever new shapes costs no more memory
-# What the launcher refuses of operands; anything else is a fault of the device or of the installation.
+MAX_PLANS = 1 << 14  # bounds memory for models with ever new shapes
+# Codes by which the launcher refuses operands; others are faults of the device or of the installation.
 REFUSALS = {1, 716}
 PREFER = "CUDAL2GEN_PREFER"
 MEANWHILE = "another thread measures products on this device; torch computes until it has ended"
-BIAS_US = 3.0  # a launch more, which the vendor's product has built in
+BIAS_US = 3.0  # cost of an extra launch, which the vendor's product does not need
 
 
 class Plan:
-    """What is done with tensors of one kind, and how often it was. ``by_torch``: what replaces a refused kernel.
-    ``native``: the call as C++ can make it."""
+    """The plan for tensors of one kind, and the count of its calls. ``by_torch`` replaces a kernel that the launcher
+    refuses. ``native``: the call in a form that C++ can make."""
 
     def __init__(self, name: str, reason: str, run: Run, on_kernel: bool, by_torch: Run) -> None:
         self.name, self.reason, self.run, self.on_kernel, self.by_torch = name, reason, run, on_kernel, by_torch
@@ -68,7 +68,8 @@ class Plan:
 
 
 class ByTorch(Exception):
-    """No kernel answers a request. ``short``: the reason, equal for all requests alike; ``lasting``: also later."""
+    """No kernel answers a request. ``short``: the reason, equal for all requests alike; ``lasting``: whether later
+    requests get the same answer."""
 
     def __init__(self, short: str, reason: str = "", lasting: bool = True) -> None:
         super().__init__(reason or short)
@@ -110,8 +111,8 @@ class Dispatcher:
 
     @cached_property
     def regardless(self) -> Dispatcher:
-        """One of the same packs and device that takes kernels whether they were measured or not, for a caller that
-        measures by itself."""
+        """A dispatcher with the same packs and device that takes kernels whether they were measured or not, for callers
+        that measure by themselves."""
         return Dispatcher(list(self._search().values()), self.device, "kernel", "off")
 
     def plan(self, key: Key, request: Request, arguments: Arguments | None = None) -> Plan:
@@ -123,7 +124,7 @@ class Dispatcher:
             due = race is not None and race.due()
         capturing = due and self._device(request.device).capturing()
         if race is not None and arguments is not None and due and self.mode == "once" and not capturing:
-            if not race.run(arguments):  # outside of the lock: other calls go on
+            if not race.run(arguments):  # outside of the lock, so that other calls go on
                 return self._passing(
                     Plan("another thread measures", MEANWHILE, request.by_torch, False, request.by_torch)
                 )
@@ -137,7 +138,7 @@ class Dispatcher:
                 return self._passing(plan)
             if race is not None and (due or race.due(hot=True)):
                 plan.run = self._racing(plan, race, 0 if due else buckets.HOT_CALLS)
-            if len(self.plans) >= MOST_PLANS:
+            if len(self.plans) >= MAX_PLANS:
                 self.forget()
             self.plans[key] = plan
             return plan
@@ -166,7 +167,7 @@ class Dispatcher:
                 native.keep(a, b, kind)
 
     def withdraw(self) -> None:
-        """Calls are Python's again, until they come again: another dispatcher is in use."""
+        """Returns all calls to Python until they are planned again, because another dispatcher is in use."""
         with self._lock:
             for plan in self.plans.values():
                 plan.counted(drop=True)
@@ -194,7 +195,7 @@ class Dispatcher:
         with self._lock:
             plan.calls -= 1
             by_torch = self.plans.get(plan.key, plan)
-            if by_torch is plan:  # else another thread was first
+            if by_torch is plan:  # otherwise another thread has replaced it
                 self._retire(plan)
                 by_torch = Plan("the launcher refuses", str(error), plan.by_torch, False, plan.by_torch)
                 by_torch.key, by_torch.spans = plan.key, plan.spans
@@ -335,7 +336,7 @@ class Dispatcher:
 
     @property
     def shadowed(self) -> list[str]:
-        """Good packs that are not used, and why; empty before there was a search."""
+        """Usable packs that are not used, with the reason; empty before the first search."""
         return [reason for reasons in self._shadowed.values() for reason in reasons]
 
     def add(self, pack: Pack) -> None:
@@ -350,7 +351,7 @@ class Dispatcher:
         """The kernel, opened at its first use. Raises ByTorch where that is impossible."""
         options = kernel.record.launch_options
         name = (index, pack.kernel(kernel.digest), repr(options))
-        with self._opening:  # not the lock of plans: a race opens kernels as well
+        with self._opening:  # a lock of its own, because races open kernels as well
             if name in self._opened:
                 return self._opened[name]
             if device.capturing():
@@ -396,7 +397,7 @@ class Dispatcher:
                 gained[plan.name] += round(calls * plan.gain_us)
                 of_buckets[plan.name] += calls * plan.by_bucket
         if "regardless" in vars(self):
-            for place, of_place in self.regardless.stats().items():  # they have no gain
+            for place, of_place in self.regardless.stats().items():  # these plans have no measured gain
                 counts.update({(place == "kernel", name): calls for name, calls in of_place.items()})
         table: dict[str, dict[str, int]] = {"kernel": {}, "torch": {}}
         for (on_kernel, name), calls in sorted(counts.items()):
@@ -494,7 +495,7 @@ def emulated(device: Device, packs: Sequence[Pack], prefer: Prefer = "measured")
 
 @contextmanager
 def replaced(dispatcher: Dispatcher) -> Iterator[Dispatcher]:
-    """Within it, calls are a dispatcher's, which is closed at its end."""
+    """Inside the context, a dispatcher makes all calls; it is closed at the end."""
     before, Current.dispatcher = Current.dispatcher, dispatcher
     if before is not None:
         before.withdraw()

@@ -1,4 +1,4 @@
-"""What a call does and why, in words."""
+"""``explain``: the decision for a call and its reason, as text."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from cudal2gen.operators.layers import TYPES, Replaced, as_typed, forward_linear
 if TYPE_CHECKING:
     import torch
 
-# Activations of transformers, by class: of one formula with those of torch.
+# Activations of transformers, by class, that have the same formula as torch's.
 TRANSFORMERS: dict[str, Activation] = {
     "GELUActivation": "gelu", "GELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh", "SiLUActivation": "silu",
     "FastGELUActivation": "gelu_tanh", "AccurateGELUActivation": "gelu_tanh",
@@ -72,7 +72,7 @@ def _fuse(module: torch.nn.Module) -> str:
 
 
 def activation_of(module: torch.nn.Module) -> Activation | None:
-    """The activation that a module is, of those that a kernel has."""
+    """The activation of a module, if a kernel supports it."""
     import torch
 
     kind = type(module)
@@ -127,7 +127,7 @@ def _trace(module: torch.nn.Module) -> list[torch.fx.Node]:
 
     try:
         nodes = list(Tracer().trace(module).nodes)
-    except Exception:  # whatever a forward does with symbols
+    except Exception:  # a forward may raise anything on symbols
         return []
     inputs = [node for node in nodes if node.op == "placeholder"]
     plain = len(inputs) == 1 and nodes[-1].args == (nodes[-2],)
@@ -175,7 +175,7 @@ def _as_called(module: torch.nn.Module) -> bool:
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     if hooks or modules._has_any_global_hook():
         return False
-    # Not by ``patched``: torch.compile sees through partial functions, not their classes.
+    # ``patched`` is not used here: torch.compile traces through partial functions, not through their classes.
     return "forward" not in module.__dict__ or getattr(module.__dict__["forward"], "func", None) is forward_linear
 
 

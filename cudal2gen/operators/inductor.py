@@ -84,7 +84,7 @@ def offer(split_points: Sequence[int] = SPLIT_POINTS, least_gain: float = 1.02) 
         ) from None
     if cudal2gen_mm not in external:
         external.append(cudal2gen_mm)
-        lazy_register_extern_choice(cudal2gen_mm)  # at once: code from Inductor's cache finds it, too
+        lazy_register_extern_choice(cudal2gen_mm)  # registered at once, so that code from Inductor's cache finds it too
     configs: list[Any] = [CustomOpConfig(_offered()), CustomOpConfig(torch.nn.functional.linear)]
     register_custom_op_autotuning(
         torch.ops.cudal2gen.linear.default,

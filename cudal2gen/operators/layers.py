@@ -89,7 +89,7 @@ def as_typed(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _why_not(module: torch.nn.Module) -> str:
-    """Why a layer is left as it is; empty for one that is replaced."""
+    """The reason why a layer is left unchanged; "" for one that is replaced."""
     import torch
 
     if type(module) is not torch.nn.Linear:

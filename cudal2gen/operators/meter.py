@@ -1,4 +1,4 @@
-"""The clock by which calls measure by themselves."""
+"""Device clocks for measurements during calls."""
 
 from __future__ import annotations
 

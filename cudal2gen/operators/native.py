@@ -1,4 +1,4 @@
-"""Calls that C++ makes without Python: the face of ``torch_launcher.cpp``.
+"""Calls that C++ makes without Python: the interface of ``torch_launcher.cpp``.
 
 Python decides what a call does; where that is one launch on tensors as they lie, it keeps the plan in C++ as well, and
 the next call of the same kind is looked up, counted, allocated and launched there. What Python drops ends there too. A
@@ -20,9 +20,9 @@ from cudal2gen.operators.products import Run
 if TYPE_CHECKING:
     import torch
 
-VERSION = 1  # of cudal2gen_plan and of the operators
+VERSION = 1  # version of cudal2gen_plan and of the operators
 NAMESPACE = "cudal2gen"
-MOST_DIMENSIONS = 8
+MAX_DIMENSIONS = 8
 _INT = ctypes.c_int64
 
 
@@ -32,7 +32,7 @@ class _Plan(ctypes.Structure):
     _fields_ = [
         *(("number", _INT), ("torch_operator", ctypes.c_char_p)),
         *(("launch", ctypes.c_void_p), ("sized", ctypes.c_char_p), ("sized_bytes", _INT)),
-        *(("scratch", _INT), ("dims", _INT), ("sizes", _INT * MOST_DIMENSIONS)),
+        *(("scratch", _INT), ("dims", _INT), ("sizes", _INT * MAX_DIMENSIONS)),
         *((name, ctypes.c_int32) for name in ("fp32", "device", "guard")),
         ("stream", ctypes.c_void_p),
     ]
@@ -70,7 +70,7 @@ class NativeCall:
         if isinstance(call, str):
             self._plan = _Plan(number, call.encode())
         else:
-            sizes = (_INT * MOST_DIMENSIONS)(*call.shape)
+            sizes = (_INT * MAX_DIMENSIONS)(*call.shape)
             launched = call.function, call.sized, len(call.sized), call.scratch, len(call.shape), sizes, call.fp32
             self._plan = _Plan(number, None, *launched, call.place.device, call.place.guard, call.place.stream)
 
@@ -134,10 +134,15 @@ class Native:
             planned, plan = _operators()
             if connect(NAMESPACE.encode()):
                 return f"calls are Python's: {message().decode()}"
-        except (UserError, OSError, AttributeError, RuntimeError) as error:  # no library, another's, another torch
+        except (
+            UserError,
+            OSError,
+            AttributeError,
+            RuntimeError,
+        ) as error:  # no library, one of another version, or another torch
             return f"calls are Python's: {error}"
         self._on_cuda = bool(on_cuda())
-        # Other threads take the library's presence for that of all else.
+        # Set last: other threads take it as a sign that all else is ready.
         self.plan, self.planned, self._library = plan, planned, library
         return f"calls are made by {file}"
 

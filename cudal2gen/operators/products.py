@@ -1,4 +1,4 @@
-"""Which product a caller's tensors ask for: checks, and tensors as row-major matrices of a layout.
+"""Requests for products: checks of a caller's tensors, which become row-major matrices of a layout.
 
 Shapes and strides only; nothing here reads a tensor's elements.
 """
@@ -22,7 +22,7 @@ from cudal2gen.operators.torch_products import torch_fused, torch_grouped, torch
 if TYPE_CHECKING:
     import torch
 
-# Of A, B and: out, the bias, offsets, or the second of a pair of Bs; answers D, or D and Z where a fusion has ``aux``.
+# (A, B, third) -> D, or D and Z if the fusion has ``aux``; third: out, bias, offsets, or the second B of a pair.
 Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], Any]
 Finish = Callable[["torch.Tensor", "torch.Tensor | None"], Any]
 MaybeMatrix = Matrix | None  # None: no layout serves the strides

@@ -1,4 +1,4 @@
-"""A call measures what is fastest for it: a few kernels of the pack against torch, on its own operands.
+"""Races: a call measures a few kernels of the pack against torch on its own operands.
 
 Modes: ``off``, the default; ``once``: the first call of a problem that was never measured races before it returns;
 ``background``: later calls race a little each while the device has nothing to do. A kernel runs only after a ban of it
@@ -36,13 +36,13 @@ from cudal2gen.results import KERNEL, MIN_US, ON_OPERANDS, Conditions, Measureme
 Mode = Literal["off", "once", "background"]
 VARIABLE = "CUDAL2GEN_AUTOTUNE"
 SHAPE_SECONDS, PROCESS_SECONDS = 0.1, 60.0
-MODELLED = 5  # kernels that the timing model expects to be fastest, beside the nearest one
-STAND_INS = 2  # the next nearest ones, of other sizes
+MODELLED = 5  # kernels that the timing model ranks first, raced beside the nearest one
+STAND_INS = 2  # further kernels of other sizes, the nearest ones
 FINALISTS = 3
-LEAST_ROUNDS, MOST_ROUNDS = 6, 30  # of two samples a contender
-SAMPLE_US = 30.0  # a shorter sample is mostly the events around it
-STALE_SECONDS = 5.0  # after which a race in the background whose calls do not come gives way to another
-MOST_MODELLED = 64  # records that the timing model is asked about, the nearest ones
+MIN_ROUNDS, MAX_ROUNDS = 6, 30  # rounds of two samples per contender
+SAMPLE_US = 30.0  # shorter samples would mostly measure the events around them
+STALE_SECONDS = 5.0  # seconds without calls after which a race in the background gives way to another
+MAX_MODELLED = 64  # most records, the nearest ones, that the timing model ranks
 
 
 class Target(NamedTuple):
@@ -68,7 +68,7 @@ Contests = Callable[[Problem], Contest]  # the target's problem, and at its leas
 
 @dataclass
 class Entrant:
-    """A kernel in a race. ``error``: of its first result; ``sample_us``: what a sample takes, 0 before there is one."""
+    """A kernel in a race. ``error``: of its first result; ``sample_us``: time of one sample, 0 before the first."""
 
     kernel: Kernel
     call: Callable[[], object]
@@ -95,8 +95,8 @@ class Autotuner:
     ) -> None:
         self.meter, self.store, self.seconds, self.spent = meter, store, seconds, 0.0
         self.tried: set[Target] = set()
-        self.racing = threading.Lock()  # of a thread that races to the end
-        self._turn = threading.Lock()  # of the race in the background
+        self.racing = threading.Lock()  # held by a thread that races to the end
+        self._turn = threading.Lock()  # guards the race in the background
         self._owner: object | None = None
         self._steps: Iterator[None] = iter(())
         self._stepped = 0.0
@@ -143,7 +143,7 @@ class Autotuner:
             if self._owner is not owner:
                 if self._owner is not None and self.meter.now() - self._stepped < STALE_SECONDS:
                     return False
-                self._steps = iter(())  # the other's copies go before there are new ones
+                self._steps = iter(())  # frees the other race's copies before new ones are made
                 self._owner, self._steps = owner, begin()
             for _ in self._steps:
                 self._stepped = self.meter.now()
@@ -202,7 +202,7 @@ class Autotuner:
         problem, banned = target.problem, self.store.banned()
         alike = [kernel for kernel in table.kernels if kernel.computes(problem) and kernel.digest not in banned]
         near = sorted(alike, key=lambda kernel: kernel.distance(problem))
-        fast = sorted(near[:MOST_MODELLED], key=lambda kernel: _modelled_us(kernel, problem))
+        fast = sorted(near[:MAX_MODELLED], key=lambda kernel: _modelled_us(kernel, problem))
         chosen: dict[str, tuple[Kernel, Use]] = {}
         for count, order in ((1, near), (MODELLED, fast), (STAND_INS, near)):
             most = len(chosen) + count
@@ -226,7 +226,7 @@ def _use(kernel: Kernel, target: Target, contest: Contest) -> Use | None:
 
 @contextmanager
 def _plainly() -> Iterator[None]:
-    """Whatever the caller has switched on: no gradients, and no autocast that changes torch's product."""
+    """A context without gradients, and without an autocast that would change torch's product."""
     import torch
 
     with torch.no_grad(), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
@@ -240,15 +240,15 @@ class _Race:
         self.tuner, self.meter, self.store = tuner, tuner.meter, tuner.store
         self.table, self.target, self.contests = table, target, contests
         self.spent, self.began = 0.0, 0.0
-        self.calls = 1  # of a sample
+        self.calls = 1  # calls in a sample
 
     def steps(self) -> Iterator[None]:
         """First runs, a heat of the finalists, and a duel of the best with torch; of a bucket another at its least
         rows. What was found is stored at the end, all of it or nothing."""
         contest = self.contests(self.target.problem)
         candidates = self.tuner.candidates(self.table, self.target, contest)
-        # In a heat and the duels, of torch and of one kernel.
-        samples = 4 * LEAST_ROUNDS * (2 + self.target.is_bucket)
+        # Samples of torch and of one kernel in a heat and the duels.
+        samples = 4 * MIN_ROUNDS * (2 + self.target.is_bucket)
         if not candidates or not self._covers(samples * self._floor_us(contest)) or not contest.judges:
             return
         yield
@@ -268,7 +268,7 @@ class _Race:
         best, vendor_us = heat
         measurements = [self._measurement(contest, best, vendor_us)]
         if faster(vendor_us, best.samples_us):
-            # Again, by themselves: the best of several is flattered by the samples that chose it.
+            # Timed again by themselves, because the samples that selected the best of several favour it.
             duels = yield from self._duels(contest, best)
             if duels is None:
                 return
@@ -290,11 +290,11 @@ class _Race:
         while finalists:
             slowest = finalists[-1].sample_us
             duels = (1 + self.target.is_bucket) * (vendor_us + slowest)
-            if self._covers(2 * LEAST_ROUNDS * (vendor_us + sum(entrant.sample_us for entrant in finalists) + duels)):
+            if self._covers(2 * MIN_ROUNDS * (vendor_us + sum(entrant.sample_us for entrant in finalists) + duels)):
                 break
             finalists.pop()
         samples: list[float] = []
-        if not (yield from self._rounds(contest, finalists, samples, LEAST_ROUNDS)):
+        if not (yield from self._rounds(contest, finalists, samples, MIN_ROUNDS)):
             return None
         sound = [entrant for entrant in finalists if self._possible(contest, entrant)]
         if not sound or min(samples) < self._floor_us(contest):
@@ -317,7 +317,7 @@ class _Race:
             samples: list[float] = []
             best.samples_us.clear()
             later = 0 if rows else self.target.is_bucket
-            if not (yield from self._rounds(contest, [best], samples, MOST_ROUNDS, later)):
+            if not (yield from self._rounds(contest, [best], samples, MAX_ROUNDS, later)):
                 return None
             if not self._possible(contest, best) or min(samples) < self._floor_us(contest):
                 return None
@@ -336,7 +336,7 @@ class _Race:
         field = [(samples, contest.by_torch), *((entrant.samples_us, entrant.call) for entrant in entrants)]
         round_us = 0.0
         for count in range(most if entrants else 0):
-            reserved = later * LEAST_ROUNDS if count >= LEAST_ROUNDS else 0
+            reserved = later * MIN_ROUNDS if count >= MIN_ROUNDS else 0
             if not self._covers(round_us * (1 + reserved)):
                 break
             start = self.meter.now()
@@ -344,7 +344,7 @@ class _Race:
                 column.append(self._sample(call))
             round_us = (self.meter.now() - start) * 1e6
             yield
-        return len(samples) >= 2 * LEAST_ROUNDS
+        return len(samples) >= 2 * MIN_ROUNDS
 
     def _covers(self, us: float) -> bool:
         """Whether the budgets of the race and of the process have so much time left."""
@@ -374,10 +374,10 @@ class _Race:
         try:
             result = contest.call(kernel, use, stale=True)()
             self.meter.synchronize()
-        except (LaunchError, GpuError, OSError) as error:  # of the driver or of the operands, and no crash
+        except (LaunchError, GpuError, OSError) as error:  # an error of the driver or of the operands, not a crash
             self.store.end(kernel.digest, f"does not run: {error}")
             return None
-        except torch.OutOfMemoryError:  # no fault of the kernel's
+        except torch.OutOfMemoryError:  # not the kernel's fault
             self.store.lift(kernel.digest)
             raise
         largest_error, wrong = contest.compare(result)

@@ -11,7 +11,7 @@ from cudal2gen.operators.watching import in_forward_mode, local
 
 NAMESPACE = "cudal2gen"
 
-_LIBRARIES: list[Any] = []  # an operator ends with its library
+_LIBRARIES: list[Any] = []  # keeps the libraries alive, and with them their operators
 
 
 class Operator(NamedTuple):
@@ -67,7 +67,7 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
             return overload(*arguments)
 
     def forward(*arguments: Any) -> Any:
-        with torch.enable_grad():  # for the next level of nested transforms; below autograd it means nothing
+        with torch.enable_grad():  # needed by the next level of nested transforms, without effect below autograd
             return below(*arguments)
 
     class Derivative(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]  # torch has no types here
@@ -85,7 +85,7 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
             with enable_single_level_autograd_function():
                 return Derivative.apply(*arguments, *defaults[len(arguments) :])
         if local(arguments):
-            return operator.run(*arguments)  # as the dispatcher would, which takes longer
+            return operator.run(*arguments)  # does what the dispatcher would, in less time
         return below(*arguments)
 
     return run

@@ -1,4 +1,4 @@
-"""Which products a model computes: what ``tune-model`` collects, without computing them.
+"""Products that a model computes, as ``tune-model`` collects them without computing any.
 
 The model runs on tensors without data, so that any model on any machine is a matter of seconds, also one whose weights
 would not fit; or as it is, where it looks at values.
@@ -56,7 +56,7 @@ class Collected(NamedTuple):
             try:
                 problem = Problem.model_validate(fields)
             except ValidationError:
-                continue  # an extent is 0, or beyond what any kernel takes
+                continue  # an extent is 0 or exceeds MAX_EXTENT
             rows.append((count * problem.flops, problem.key, problem.model_dump() | {"count": count, "op": op}))
         return [row for *_, row in sorted(rows, key=lambda row: (-row[0], row[1], row[2]["op"]))]
 
@@ -71,7 +71,7 @@ def find_model(name: str) -> Callable[[], Any]:
         raise ModelError(f"{where!r} names no model: give file.py:callable or module:callable")
     try:
         module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except (Exception, SystemExit) as error:  # whatever the model's own code raises
+    except (Exception, SystemExit) as error:  # the model's code may raise anything
         raise ModelError(f"{where} cannot be imported: {_cause(error)}") from error
     function = getattr(module, what, None)
     if not callable(function):
@@ -85,7 +85,7 @@ def _from_file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where classes defined in it look for themselves
+    sys.modules[name] = module  # classes defined in the file look up their module here
     spec.loader.exec_module(module)
     return module
 
@@ -104,7 +104,7 @@ def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -
             run()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ModelError(f"the model looks at values, which tensors without data lack ({error}): try --real") from error
-    except (Exception, SystemExit) as error:  # whatever the model's own code raises
+    except (Exception, SystemExit) as error:  # the model's code may raise anything
         advice = " on tensors without data; --real uses real ones" if fake else ""
         raise ModelError(f"the model fails{advice}: {_cause(error)}") from error
     return collected

@@ -185,7 +185,7 @@ def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noq
 
 def _matmul_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
-    grad = grad.to(ctx.dtype)  # of an fp32 result: a product's operands are of one type
+    grad = grad.to(ctx.dtype)  # the gradient of an fp32 result: operands of a product have one type
     of_a, of_b = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc)
     return of_a, of_b, None, None
 
@@ -291,5 +291,5 @@ def _kinds() -> dict[tuple[str, Any], int]:
 
 
 OPS = register(*OPERATORS)
-_KINDS, _NO_KIND = _kinds(), -1  # what has no kind is never kept in C++
+_KINDS, _NO_KIND = _kinds(), -1  # calls without a kind are never kept in C++
 _LINEAR = len(_KINDS)

@@ -1,8 +1,8 @@
-"""What calls measured by themselves: a store of the user's, shared by processes, in the form of ``bench``'s.
+"""The user's store of measurements made during calls, shared by processes, in the format of ``bench``.
 
 A measurement counts for the card, driver, clocks and versions that it was taken on. A kernel that is about to run for
 the first time is banned on disk, and the ban is lifted when it has run and its result is right: where it hangs, crashes
-or is wrong, no process tries it again. The file of these is compacted to the bans where it exceeds ``MOST_BYTES``.
+or is wrong, no process tries it again. The file of these is compacted to the bans where it exceeds ``MAX_BYTES``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudal2gen.errors import Failure, reading
 from cudal2gen.results import Environment, Line, Measurement
 from cudal2gen.version import __version__
 
-MOST_BYTES = 1 << 16  # of first runs: some 200 kernels, read in milliseconds
+MAX_BYTES = 1 << 16  # most bytes of the file of first runs: some 200 kernels, read in milliseconds
 
 
 class Trial(Line):
@@ -33,7 +33,7 @@ class Trial(Line):
     outcome: str
     reason: str = ""
 
-    # What a later version adds must not hide a ban.
+    # Unknown fields of later versions must not hide a ban.
     model_config = ConfigDict(extra="ignore")
 
     @property
@@ -70,7 +70,7 @@ class Store:
         self._read: tuple[int, int] = (-1, -1)
         self._measurements: list[Measurement] = []
         self._trials: dict[str, Trial] = {}
-        self._state: tuple[int, ...] = ()  # of the file of trials when it was read
+        self._state: tuple[int, ...] = ()  # state of the file of trials when it was last read
 
     # --- measurements ---
 
@@ -125,8 +125,8 @@ class Store:
     def _note(self, digest: str, outcome: Literal["begun", "right", "wrong", "not run"], reason: str = "") -> None:
         row = Trial(card=self.environment.name, version=__version__, digest=digest, outcome=outcome, reason=reason)
         results.append([row], self.trials_file)
-        if self.trials_file.stat().st_size > MOST_BYTES:
-            with suppress(Failure):  # the next one tries again
+        if self.trials_file.stat().st_size > MAX_BYTES:
+            with suppress(Failure):  # the next append tries again
                 self._compact()
 
     def _compact(self) -> None:
@@ -137,7 +137,7 @@ class Store:
         """
         path = self.trials_file
         with files.locked(path):
-            for scratch in path.parent.glob(f".{path.name}.*"):  # of a killed process: no other compacts now
+            for scratch in path.parent.glob(f".{path.name}.*"):  # left by killed processes: this one holds the lock
                 scratch.unlink(missing_ok=True)
             rows = dict(results.read(_TRIALS, path))
             last = {(row.card, row.digest): number for number, row in rows.items()}

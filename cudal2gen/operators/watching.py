@@ -1,4 +1,4 @@
-"""Whether anything in torch watches a call, or must see it."""
+"""Tests whether anything in torch observes a call or has to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return False
     if a.is_neg() or b.is_neg() or a._is_zerotensor() or b._is_zerotensor():
-        return False  # the dispatcher makes them plain: their memory does not say what they are
+        return False  # lazy negatives and zero tensors, which only the dispatcher materialises
     for watches in _WATCHERS:  # noqa: SIM110  # any() takes half a microsecond
         if watches():
             return False
@@ -67,11 +67,14 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
             in_forward_mode,
         )
     except AttributeError:
-        pass  # a torch of another kind: all calls go through its dispatcher
+        pass  # an unknown torch: all calls go through its dispatcher
     return torch, {torch.Tensor, torch.nn.Parameter}, watchers
 
 
 _VALUES = {type(None), bool, int, float, str}
 TORCH, _PLAIN, _WATCHERS = _watchers()
 _VALUES.add(TORCH.dtype)
-_is_compiling, _is_grad_enabled = TORCH.compiler.is_compiling, TORCH.is_grad_enabled  # shorter to look up
+_is_compiling, _is_grad_enabled = (
+    TORCH.compiler.is_compiling,
+    TORCH.is_grad_enabled,
+)  # local names are faster to look up

@@ -1,4 +1,4 @@
-"""Packs: what a machine without nvcc and CUTLASS needs to run and choose kernels for one GPU model.
+"""Packs: built kernels and their table of choices for one GPU model, for machines without nvcc and CUTLASS.
 
 A pack is a folder, or a wheel that installs one as the package ``cudal2gen_<gpu>``:
 

@@ -1,4 +1,4 @@
-"""What a pack and the version of this package that reads it must have in common.
+"""The ABI of packs: what a pack and the version of this package that reads it must share.
 
 Versions may differ: a pack states the ABI that it needs and the fields that its records and rows use, and every version
 that has these uses it. A neutral field is not spelled (``kernel.schema``), so a new field raises no number. A number
@@ -13,12 +13,12 @@ from cudal2gen.choice import Row, Table
 from cudal2gen.kernel import FAMILIES, Problem, spelled
 from cudal2gen.version import __version__
 
-# Of the folder: the names of files, digests, ``pack.json`` itself.
+# Version of the folder: file names, digests, ``pack.json`` itself.
 FORMAT = 1
 # ``table``: ``table.json``. ``library``: what ``launcher`` calls in libcudal2gen.so.
 ABI = {"table": 1, "library": 1}
-OLDEST = {"table": 1, "library": 1}  # that this version reads
-FIRST = {"table": 1, "library": 1}  # of packs without ``abi``, which 0.1.0 wrote
+OLDEST = {"table": 1, "library": 1}  # oldest ABI that this version reads
+FIRST = {"table": 1, "library": 1}  # ABI of packs without ``abi``, which 0.1.0 wrote
 SINCE = "0.1.0"  # the first version that reads packs of this ABI; their wheels require it
 
 
@@ -52,7 +52,7 @@ def obstacle(facts: Mapping[str, object]) -> str | None:
 
 
 def _strangers(used: Iterable[tuple[str, list[object]]]) -> Iterator[str]:
-    """What this version lacks of families and fields, in words."""
+    """Families and fields that this version does not have, as text."""
     for family, names in used:
         if family == "rows":
             existing = set(Row._fields)
@@ -64,5 +64,5 @@ def _strangers(used: Iterable[tuple[str, list[object]]]) -> Iterator[str]:
         yield from (f"the field {spelled(name)} of {family}" for name in names if name not in existing)
 
 
-def _newer(what: str, whose: str) -> str:
-    return f"needs {what} of {whose}: pip install --upgrade cudal2gen, or make the pack anew with this version"
+def _newer(part: str, owner: str) -> str:
+    return f"needs {part} of {owner}: pip install --upgrade cudal2gen, or make the pack anew with this version"

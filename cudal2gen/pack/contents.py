@@ -74,7 +74,7 @@ def contents(
 
 def _built(path: Path) -> bytes:
     """A file of a built kernel, its cubin without source lines and PTX text."""
-    from cudal2gen.sass.stripping import without_lines  # which a machine that only opens packs has no use for
+    from cudal2gen.sass.stripping import without_lines  # imported late: machines that only open packs do not need it
 
     content = path.read_bytes()
     return without_lines(content) if path.name == "kernel.cubin" else content
@@ -82,7 +82,7 @@ def _built(path: Path) -> bytes:
 
 def _torch_launcher() -> dict[str, bytes]:
     """The launcher of torch, which a pack may lack: where there is no g++, calls stay Python's."""
-    from cudal2gen import compiler  # which a machine that only opens packs has no use for
+    from cudal2gen import compiler  # imported late: machines that only open packs do not need it
 
     with contextlib.suppress(ToolchainError):
         return {TORCH_LIBRARY: compiler.torch_launcher().read_bytes()}

@@ -1,4 +1,4 @@
-"""What writing and reading packs share: names of files, JSON as it is digested, the error."""
+"""Facts shared by writing and reading packs: file names, the JSON that digests cover, the error."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from cudal2gen.pack.facts import ENTRY_POINTS, LIBRARY, PackError, as_json, sha2
 from cudal2gen.version import __version__
 
 FOLDERS = "CUDAL2GEN_PACK"
-FILE_NAME = re.compile(r"(?!.*\.\.)\w[\w./-]{0,200}", re.ASCII)  # of a file within the folder
+FILE_NAME = re.compile(r"(?!.*\.\.)\w[\w./-]{0,200}", re.ASCII)  # names of files within the folder
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Search(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """All packs that are not used, in words."""
+        """All packs that are not used, with reasons, as text."""
         return [*self.refused, *(reason for reasons in self.shadowed.values() for reason in reasons)]
 
 
@@ -141,7 +141,7 @@ def search(folders: Iterable[Path]) -> Search:
         except PackError as error:
             result.refused.append(str(error))
             continue
-        except (OSError, RuntimeError) as error:  # a folder that may not be read, a loop of links
+        except (OSError, RuntimeError) as error:  # an unreadable folder, or a loop of links
             result.refused.append(f"{directory}: {error}")
             continue
         first = result.packs.setdefault(pack.gpu, pack)

@@ -25,9 +25,9 @@ from cudal2gen.pack.facts import as_json
 from cudal2gen.renderer import SYNTAX
 
 VARIANT = "build/torch-cuda"
-KERNELS_MINIMUM = "0.17.0"  # whose metadata and layers these are
+KERNELS_MINIMUM = "0.17.0"  # the version of kernels that has these metadata and layers
 MODULES = ("__init__.py", "_ops.py", "layers.py", "library.py", "operators.py")
-WORKLOADS = 8  # of the benchmark
+WORKLOADS = 8  # workloads of the benchmark
 
 
 class Workload(NamedTuple):

@@ -14,7 +14,7 @@ from cudal2gen.files import folder, write
 from cudal2gen.pack.abi import SINCE
 from cudal2gen.pack.facts import ENTRY_POINTS, LICENCES, PackError
 
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can store
 WHEEL_NAME = re.compile(r"[\w.]+-[\w.+]+(-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.whl")
 
 
@@ -62,7 +62,7 @@ def write_wheel(files: dict[str, bytes], target: Path) -> Path:
         for name, content in members.items():
             entry = zipfile.ZipInfo(name, EPOCH)
             entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
-            entry.create_system = 3  # Unix, wherever it is made
+            entry.create_system = 3  # host system Unix, on every machine
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, content)
     write(target, wheel.getvalue())
