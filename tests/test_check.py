@@ -14,6 +14,7 @@ import pytest
 from cudal2gen import toolchain
 from cudal2gen.checking import compilation, devices, expectations, names, plan, supervision, text, writing
 from cudal2gen.checking.result import Result
+from cudal2gen.emulator import Frame, Participant, Report, Site
 from cudal2gen.emulator.host import images
 from cudal2gen.errors import Failure, WrongInput
 from tests import processes
@@ -258,6 +259,14 @@ def test_expected_findings_do_not_count(library: Path, tmp_path: Path) -> None:
         expectations.read(file)
 
 
+def test_headers_between_two_lines_of_a_program_take_one_line() -> None:
+    headers = (Frame("/x/include/cute/arch/copy.hpp", 59, "copy"), Frame("/x/include/cute/atom/copy_atom.hpp", 103))
+    site = Site(5, "st.shared", (*headers, Frame("tile.cuh", 3, "store"), Frame("a.cu", 9, "k")))
+    printed = text.finding(Report("shared-race", "text", "k", Participant(site), None, None)).splitlines()
+    assert printed[0] == "error: shared-race in k at tile.cuh:3: text"
+    assert printed[1:3] == ["    by way of copy_atom.hpp:103 > copy.hpp:59", "    by way of a.cu:9 in k"]
+
+
 def test_other_programs_read_findings(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(library, "bounds")
     monkeypatch.chdir(tmp_path)
@@ -345,6 +354,9 @@ def test_names_are_short_where_they_are_unambiguous() -> None:
     assert names.qualified("_Z4sortIL5Order0EiEvPT0_") == "sort<(Order)0, int>"
     assert names.plain("_Z4sortIL5Order0EiEvPT0_") == "sort"
     assert names.plain("__nv_static_26__7bbe168e_5_d2_cu_802c4e23__Z1kPf") == "k"
+    beyond_libstdc = "_Z4gemmI1SN4cute9MMA_AtomsIJNS1_1XIfLNS1_5MajorE0EEEEEEEvT0_T9_"
+    assert names.demangled(beyond_libstdc) == beyond_libstdc
+    assert names.plain(beyond_libstdc) == "gemm"
     with pytest.raises(WrongInput, match="ambiguous"):
         names.resolved("add", mangled)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from cudal2gen.emulator.frontend.mangled import without_file
+from cudal2gen.emulator.frontend.mangled import plain_name, without_file
 from cudal2gen.errors import WrongInput
 
 
@@ -56,8 +56,11 @@ def qualified(name: str) -> str:
 
 
 def plain(name: str) -> str:
-    """The name without scopes and template arguments: ``add``."""
+    """The name without scopes and template arguments: ``add``. Also of a name that libstdc++ does not demangle: nvcc
+    writes such names for kernels whose template arguments are CuTe's layouts and atoms."""
     text = qualified(name)
+    if text.startswith("_Z"):
+        return plain_name(text)
     return text.partition("<")[0].rpartition("::")[2] or text
 
 

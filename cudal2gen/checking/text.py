@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import PurePosixPath
+
 from cudal2gen.checking.findings import Kernel, frames, local
 from cudal2gen.checking.names import plain
 from cudal2gen.emulator import Report
+from cudal2gen.emulator.state.sites import Frame
 from cudal2gen.pages import counted
 
 LONGEST_LIST = 8  # grids
@@ -12,12 +17,12 @@ LONGEST_LIST = 8  # grids
 
 def finding(item: Report) -> str:
     """A finding when it is first seen: what, where, who, the other side, and what to do."""
-    lines = [local(frame) for frame in frames(item)]
+    lines = frames(item)
     at = [f" in {plain(item.kernel)}"] if item.kernel else []
-    at += [f" at {lines[0].file}:{lines[0].line}"] if lines else []
+    at += [f" at {local(lines[0]).file}:{lines[0].line}"] if lines else []
     place = f": {item.place}" if item.place is not None else ""
     out = [f"{item.severity}: {item.kind}{''.join(at)}: {item.message}{place}"]
-    out += [f"    by way of {frame}" for frame in lines[1:]]
+    out += [f"    by way of {way}" for way in _ways(lines[1:])]
     if item.access.cta is not None:
         out.append(f"    {item.access.who}")
     if item.line:
@@ -29,6 +34,15 @@ def finding(item: Report) -> str:
         out.append(f"    the other side: {item.other.who}{where}")
     out.append(f"    hint: {item.rule.hint}")
     return "\n".join(out) + "\n"
+
+
+def _ways(lines: Sequence[Frame]) -> Iterator[str]:
+    """The program's own lines, and of libraries' headers between them the names and lines alone, joined."""
+    for is_library, group in groupby(lines, lambda frame: frame.is_library):
+        if is_library:
+            yield " > ".join(f"{PurePosixPath(frame.file).name}:{frame.line}" for frame in group)
+        else:
+            yield from (str(local(frame)) for frame in group)
 
 
 def kernel_lines(name: str, kernel: Kernel, findings: list[Report]) -> list[str]:

@@ -163,8 +163,8 @@ _ERRORS = {
     ),
     "mbarrier": (
         "an mbarrier that is misused, or not visibly initialised",
-        "initialise once with the number of arrivals, fence (fence.mbarrier_init, or a barrier) before others "
-        "use it, and arrive no more often than the count",
+        "initialise once with the number of arrivals, put fence.mbarrier_init behind it where copies or other CTAs "
+        "arrive, and a barrier before others use it; arrive no more often than the count",
     ),
     "mbarrier-overwritten": (
         "an mbarrier whose memory something else has written since its initialisation",
