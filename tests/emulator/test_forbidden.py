@@ -273,8 +273,9 @@ def test_the_report_names_both_buffers() -> None:
     text = """.version 8.6\n.target sm_80\n.address_size 64
     .visible .entry k(.param .u64 p, .param .u64 shift) { .reg .b64 %p, %w;
       ld.param.u64 %p, [p]; ld.param.u64 %w, [shift]; add.u64 %p, %p, %w; st.global.u32 [%p], 1; ret; }"""
-    a, b = (memory.upload(np.zeros(8, np.uint32), "inout", name=name) for name in ("first", "second"))
-    result = emulator.load(text).launch("k", 1, 1, [a, np.int64(b.address - a.address)], memory=memory)
-    (report,) = result.reports
-    assert "first" in str(report)
-    assert "second" in str(report)
+    for number, (pointer, target) in enumerate((("first", "second"), ("", "second"))):
+        a, b = (memory.upload(np.zeros(8, np.uint32), "inout", name=name) for name in (pointer, target))
+        result = emulator.load(text).launch("k", 1, 1, [a, np.int64(b.address - a.address)], memory=memory)
+        (report,) = result.reports
+        assert f"a pointer into {('first', 'parameter 0')[number]} (" in str(report)
+        assert "second" in str(report)

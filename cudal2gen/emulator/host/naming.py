@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import replace
 
@@ -14,6 +15,9 @@ from cudal2gen.emulator.state.launch import KernelFacts, SharedVariable
 from cudal2gen.emulator.state.participants import Place, Space
 from cudal2gen.emulator.state.reports import Report
 
+# How Memory.label writes an allocation without a name.
+_NUMBERED = re.compile(r"\bbuffer (\d+)(?= \()")
+
 
 class Naming:
     """The names of a launch of ``function``, whose parameter block is ``block``."""
@@ -22,12 +26,13 @@ class Naming:
         self.memory, self.function, self.block, self.facts = memory, function, block, facts
 
     def name(self, report: Report) -> None:
-        """Name the place of a report."""
+        """Name the place of a report, and the allocations in its message."""
         place = report.place
         if place is None or place.buffer:
             return
         frames = report.access.site.frames
         text = source_text(frames[-1].file) if frames else ""
+        report.message = _NUMBERED.sub(lambda match: self._numbered(int(match[1]), text), report.message)
         if place.space is Space.SHARED:
             report.place = self._shared(place, text)
         else:
@@ -68,6 +73,10 @@ class Naming:
             declared = Declared("", buffer.element_name, buffer.shape)
             return _indexed(named, declared, buffer.shape, buffer.dtype.itemsize)
         return _indexed(named, declared, ())
+
+    def _numbered(self, number: int, text: str) -> str:
+        buffer = self.memory.buffers[number]
+        return self._buffer_name(buffer, self._parameter(buffer, text))
 
     def _buffer_name(self, buffer: Buffer, declared: Declared | None) -> str:
         """What a user calls an allocation."""

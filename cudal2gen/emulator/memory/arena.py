@@ -209,5 +209,5 @@ class Memory:
 
     def label(self, buffer: Buffer) -> str:
         """A buffer in words."""
-        number = self.buffers.index(buffer)
-        return f"{buffer.name or 'buffer ' + str(number)} ({buffer.role}, {buffer.nbytes} bytes)"
+        role = "" if buffer.role == "scratch" else f"{buffer.role}, "
+        return f"{buffer.name or f'buffer {self.buffers.index(buffer)}'} ({role}{buffer.nbytes} bytes)"
