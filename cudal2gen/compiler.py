@@ -134,9 +134,9 @@ def job(record: Record, tools: Toolchain) -> Job:
     return Job(record.name, arch, text, launch, digest, record.TEXTUAL)
 
 
-def find(record: Record, *, build_dir: Path | None = None, tools: Toolchain | None = None) -> Artifact | None:
+def find(record: Record, *, build_dir: Path | None = None) -> Artifact | None:
     """The record's compiled kernel, or None before it is built."""
-    return _open((build_dir or places.build_dir()) / job(record, tools or discover()).digest)
+    return _open((build_dir or places.build_dir()) / job(record, discover()).digest)
 
 
 def stored(build_dir: Path | None = None) -> int:

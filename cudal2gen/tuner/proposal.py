@@ -28,12 +28,12 @@ class Proposal(NamedTuple):
     note: str = ""
 
 
-def proposal(proposer: str, fields: Fields, note: str = "") -> Proposal:
+def proposal(proposer: str, fields: Fields) -> Proposal:
     """The proposal of these fields: with a record where they are legal, else with the violated rules."""
     try:
-        return Proposal(proposer, fields, parse(fields), note=note)
+        return Proposal(proposer, fields, parse(fields))
     except IllegalRecord as error:
-        return Proposal(proposer, fields, None, str(error), note)
+        return Proposal(proposer, fields, None, str(error))
 
 
 @dataclass(frozen=True)

@@ -198,9 +198,9 @@ def proposals(problem: Problem) -> Iterator[Fields]:
             yield from (start | fields for fields in family.candidates(problem))
 
 
-def base(problem: Problem, family: str, source: str = "candidate") -> Fields:
+def base(problem: Problem, family: str) -> Fields:
     """Problem, family and origin of a record that is still to be decided."""
-    origin = {"source": source, "structure": "modelled", "changed": []}
+    origin = {"source": "candidate", "structure": "modelled", "changed": []}
     return problem.model_dump(mode="json") | {"family": family, "origin": origin}
 
 

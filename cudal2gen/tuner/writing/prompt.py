@@ -97,11 +97,9 @@ def correction(faults: Sequence[str], count: int) -> str:
     return f"Refused:\n\n{lines}\n\nAnswer again in the same form, with {count} corrected kernels only."
 
 
-def difference(before: str, after: str, name: str = "text") -> str:
+def difference(before: str, after: str) -> str:
     """A unified diff of two texts."""
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"{name}, before", f"{name}, after", "", "", 3, ""
-    )
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "text, before", "text, after", "", "", 3, "")
     return "\n".join(lines)
 
 

@@ -70,9 +70,9 @@ class Proof:
         return max((case.max_error for case in self.verdict.cases), default=0.0) if self.verdict else 0.0
 
 
-def prove(record: Record, bounds: Bounds, build_dir: Path | None = None) -> Proof:
+def prove(record: Record, bounds: Bounds) -> Proof:
     """The proof of a record of a text. Raises MissingTool without a compiler."""
-    (outcome,) = compiler.attempt([record], build_dir=build_dir)
+    (outcome,) = compiler.attempt([record])
     if isinstance(outcome, BuildError):
         return _uncompiled(outcome, _offset(record))
     if findings := outcome.ptxas.findings:
@@ -83,7 +83,7 @@ def prove(record: Record, bounds: Bounds, build_dir: Path | None = None) -> Proo
         return Proof("wrong result", reason, f"{reason}: results and work follow from the arguments alone", outcome)
     if (failed := _graded(record, outcome, bounds)) is not None:
         return failed
-    return _judged(record, outcome, compiler.launcher(build_dir=build_dir), bounds)
+    return _judged(record, outcome, compiler.launcher(), bounds)
 
 
 def _offset(record: Record) -> int:
