@@ -142,3 +142,15 @@ def test_the_error_of_the_guide_is_the_error(checkout: Path) -> None:
     (message,) = re.findall(r"^error: (.*)$", (checkout / "docs" / "edit.md").read_text(), re.MULTILINE)
     process = run("show", "--mnk", "4096_4096_64", "--set", "bn=96")
     assert process.stderr.strip() == f"error: {message}"
+
+
+def test_the_notes_of_the_guide_are_the_notes(checkout: Path) -> None:
+    blocks = re.findall(r"```\n(\$ .*?)```", (checkout / "docs" / "edit.md").read_text(), re.DOTALL)
+    commands = [part for block in blocks for part in re.split(r"^\$ cudal2gen ", block, flags=re.MULTILINE)]
+    examples = [part for part in commands if "note:" in part]
+    assert len(examples) == 4
+    for part in examples:
+        command, notes = part.split("\n", 1)
+        _, *options = command.split()
+        process = run("show", *options)  # what serves the problem is the same for every verb
+        assert process.stderr.split() == notes.split(), command

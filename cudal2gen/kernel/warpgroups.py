@@ -41,7 +41,8 @@ class Warpgroups(TmaRing):
         if self.schedule == "pingpong" and self.consumers != 2:
             yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
         if self.rows % (unit := self.atom_rows * self.sharers):
-            shares = f"{self.sharers} warpgroups of {self.atom_rows} rows each"
+            several = f"{self.sharers} warpgroups of {self.atom_rows} rows each"
+            shares = several if self.sharers > 1 else f"the {self.atom_rows} rows of a warpgroup"
             yield f"{'bn' if self.swap_ab else 'bm'}={self.rows}: must be a multiple of {unit}, {shares}"
 
     def consumer_violations(self) -> Iterator[str]:
