@@ -433,7 +433,7 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     out = tmp_path / "pack"
     done = run("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(out), env=env)
     assert done.returncode == 0, done.stderr
-    assert "1 kernels, 1 binaries" in done.stdout
+    assert "1 kernel, 1 binary" in done.stdout
     assert "0 of 0 measured problems won" in done.stdout
     assert pack.open_pack(out).table.kernels[0].sizes.text == "64_64_64"
     variants = ("--fusion", "bias_n", "--fusion", "bias_n+silu", "--batch", "strided", "--out", str(tmp_path / "more"))
@@ -460,7 +460,7 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
         "pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--format", "hf", "--out", str(hub), env=env
     )
     assert repository.returncode == 0, repository.stderr
-    assert "1 kernels, 1 binaries" in repository.stdout
+    assert "1 kernel, 1 binary" in repository.stdout
     assert pack.open_pack(hub / "build" / "torch-cuda" / "pack").table.kernels[0].sizes.text == "64_64_64"
     assert "setup_float16_f16_tn_64_64_64" in (hub / "benchmarks" / "benchmark.py").read_text()
 

@@ -18,6 +18,7 @@ from cudal2gen.cli.options import Json, Nvcc
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import SeveralRecords
 from cudal2gen.kernel import Problem, Record
+from cudal2gen.pages import counted
 
 if TYPE_CHECKING:
     from cudal2gen.compiler import Artifact
@@ -98,7 +99,7 @@ def build(selection: SeveralRecords, compilation: Compilation, as_json: Json = F
     if not selection.mnk and not as_json:
         rss = compiler.peak_rss_bytes() >> 20
         print(
-            f"{len(records)} records, {len(distinct)} distinct kernels in {places.build_dir()}; "
+            f"{counted(len(records), 'record')}, {counted(len(distinct), 'distinct kernel')} in {places.build_dir()}; "
             f"peak {rss} MiB a process"
         )
     if len(pairs) < len(records) or any(artifact.ptxas.findings for _, artifact in distinct.values()):

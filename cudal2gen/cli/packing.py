@@ -22,6 +22,7 @@ from cudal2gen.kernel import Record
 from cudal2gen.kernel import explain as explain_fault
 from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.problem import Batch
+from cudal2gen.pages import counted
 
 if TYPE_CHECKING:
     from cudal2gen.choice import Table
@@ -124,7 +125,8 @@ def write_pack(
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file()) if target.is_dir() else 0
     won = f"{sum(row.wins for row in table.rows)} of {len(table.rows)} measured problems won"
     print(
-        f"{target}: {len(table.kernels)} kernels, {len(binaries)} binaries, "
+        f"{target}: {counted(len(table.kernels), 'kernel')}, "
+        f"{len(binaries)} {'binary' if len(binaries) == 1 else 'binaries'}, "
         f"{(size or target.stat().st_size) >> 10} KiB; {'candidates, nothing claimed' if candidates else won}"
     )
 

@@ -23,6 +23,7 @@ from cudal2gen.cli.selection import OneRecord, SeveralRecords
 from cudal2gen.cli.tables import number
 from cudal2gen.files import write
 from cudal2gen.kernel import Record
+from cudal2gen.pages import counted
 
 if TYPE_CHECKING:
     from cudal2gen.compiler import Artifact
@@ -87,7 +88,7 @@ def run(
         print(
             f"built    {artifact.directory}, {artifact.ptxas.registers} registers, {record.smem_bytes} B shared memory"
         )
-        part = f"the {case.ctas} CTAs at the grid's corners" if shape.corners else f"{case.ctas} CTAs"
+        part = f"the {case.ctas} CTAs at the grid's corners" if shape.corners else counted(case.ctas, "CTA")
         several = f", {len(shape.groups)} groups of rows," if shape.groups else ""
         several = f", {shape.batch} products," if shape.batch > 1 else several
         launched = shape.launched(record)
@@ -161,10 +162,8 @@ def validate(
         cases = sum(len(verdict.cases) for verdict in verdicts)
         skipped = f", {len(kernels) - len(pending)} had a verdict" if changed else ""
         lost = f", {len(pending) - len(verdicts)} without a verdict" if len(verdicts) < len(pending) else ""
-        print(
-            f"{len(records)} records, {len(verdicts)} kernels executed in {cases} cases{skipped}: "
-            f"{len(verdicts) - len(failed)} right, {len(failed)} wrong{lost}"
-        )
+        executed = f"{counted(len(records), 'record')}, {counted(len(verdicts), 'kernel')} executed in {cases} cases"
+        print(f"{executed}{skipped}: {len(verdicts) - len(failed)} right, {len(failed)} wrong{lost}")
     if failed or len(verdicts) < len(pending):
         raise typer.Exit(EXIT_FAILED)
 
@@ -263,7 +262,7 @@ def _print_verdict(verdict: Verdict) -> None:
         options = "" if case.swizzle_stride is None else f", slices of {case.swizzle_stride} columns"
         options += "".join(f", {name}={value}" for name, value in case.options.items())
         print(
-            f"  {case.m}_{case.n}_{case.k} {case.inputs}, {case.ctas} CTAs{options}: {case.compared}, "
+            f"  {case.m}_{case.n}_{case.k} {case.inputs}, {counted(case.ctas, 'CTA')}{options}: {case.compared}, "
             f"max error {case.max_error:.3g}{allowed}{'' if case.passed else ': failed'}"
         )
     if verdict.deterministic is False:
