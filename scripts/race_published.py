@@ -204,6 +204,8 @@ def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 def compile_all(options: argparse.Namespace) -> tuple[list[str], int]:
     """Compiles the published kernels of the selected problems; the files' names, and how many fail."""
+    if not (options.checkout / "kernels").is_dir():
+        raise WrongInput(f"{options.checkout}: no folder kernels; name a clone of deepreinforce-ai/CUDA-L2")
     options.acc = options.acc or "f32"
     problems = [record.problem for record in _selection(options, options.gpu).records(seed=options.seed)]
     folders = options.kernels_of or ("a100", "h100")
@@ -327,7 +329,7 @@ def _race_of(
                 again=options.again,
             )
 
-        outcome = _without_the_impossible(run, contenders, rivals)
+        outcome = until_possible(run, contenders, rivals)
         print("\n".join(f"fault: {fault}" for fault in outcome.faults), file=sys.stderr)
         print(
             f"{gpu} {acc} {protocol}: {outcome.measured} measurements added to {options.store}, {outcome.stored} "
@@ -337,7 +339,7 @@ def _race_of(
     return faults
 
 
-def _without_the_impossible(
+def until_possible(
     run: Callable[[Sequence[Contender]], bench.Outcome], published: Sequence[Published], rivals: Sequence[Contender]
 ) -> bench.Outcome:
     """A race, begun again where a published kernel's time is below what the hardware allows."""

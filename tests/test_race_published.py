@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from cudal2gen import results
+from cudal2gen import bench, results
 from cudal2gen.gpu import Absent
 from cudal2gen.kernel import Problem
 from cudal2gen.operands import Operands
 from scripts.published_library import Library, Source, build, libraries, padded, tile
-from scripts.race_published import Published
+from scripts.race_published import Published, main, until_possible
 from tests.emulated import EmulatedDevice
 
 FOLDER = "kernels/h100_F32F16F16F32"
@@ -145,6 +145,31 @@ def test_a_fault_makes_a_kernel_absent(
     with pytest.raises(Absent, match=reason):
         published.bind(operands(device))
     assert not trial(kernel).exists()
+
+
+def test_a_checkout_is_compiled_as_far_as_it_has_kernels(kernel: Library, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = kernel.path.parent
+    command = ["--mnk", "64_64_64", "--mnk", "128_64_128", "--built", str(folder), "--build-only"]
+    assert main([str(folder.parent / "checkout"), *command]) == 0
+    assert f"1 published kernels of 2 problems, compiled into {folder}" in capsys.readouterr().out
+    assert list(libraries(folder)) == [kernel]
+    assert main([str(folder), *command]) == 2
+    assert "no folder kernels" in capsys.readouterr().err
+
+
+def test_an_impossible_time_makes_a_published_kernel_absent_and_the_race_begins_again(
+    kernel: Library, device: EmulatedDevice
+) -> None:
+    published = contender(device, kernel)
+
+    def race(_: object) -> bench.Outcome:
+        published.prepare(PROBLEM, None)  # type: ignore[arg-type]
+        raise bench.TooGood("0.1 us", published.name)
+
+    with pytest.raises(bench.TooGood):
+        until_possible(race, [], [])
+    with pytest.raises(Absent, match=r"0\.1 us"):
+        until_possible(race, [published], [])
 
 
 def test_padding_is_in_the_timing(kernel: Library, device: EmulatedDevice) -> None:
