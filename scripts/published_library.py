@@ -108,7 +108,7 @@ def padded(text: str, sizes: Sizes) -> Sizes:
 
 def _wrapped() -> list[str]:
     """The functions of the runtime that calls.cpp leads to its stream."""
-    return re.findall(r"^WRAPPED\((\w+),", (HOST / "calls.cpp").read_text(), re.MULTILINE)
+    return re.findall(r"(?:^WRAPPED\(|\b__wrap_)(\w+)\b", (HOST / "calls.cpp").read_text(), re.MULTILINE)
 
 
 def arch_of(gpu: str) -> str:
@@ -206,7 +206,7 @@ class Loaded:
         if fault:
             return fault.decode(errors="replace")
         if elsewhere := self._functions.published_elsewhere():
-            return f"{elsewhere} of its calls use streams of its own"
+            return f"{elsewhere} of its calls use several streams, or attributes of one"
         return ""
 
 

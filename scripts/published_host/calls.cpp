@@ -2,8 +2,9 @@
 //
 // The published code launches on the default stream, which a CUDA graph cannot capture and which waits for other
 // streams. The linker's --wrap leads its calls of the runtime through here: the default stream becomes the stream of
-// the call in progress, another stream is counted and stays what it is, and while that stream is captured a wait of the
-// host, which changes nothing that the device does, answers success. Everything else is as published.
+// the call in progress, and so does a stream of its own, if it is the only one and has no attributes; further ones are
+// counted and stay what they are. While the given stream is captured, a wait of the host, which changes nothing that
+// the device does, answers success. Everything else is as published.
 
 #include <torch/extension.h>
 
@@ -16,23 +17,40 @@
 void PUBLISHED_FUNCTION(torch::Tensor a, torch::Tensor b, torch::Tensor b_col_major, torch::Tensor c);
 
 static cudaStream_t current;
-static int elsewhere;  // calls on other streams during the call in progress
+static cudaStream_t own;  // the first stream, not yet destroyed, that the published code made and used
+static bool attributes;   // whether it set a stream's attributes, such as what stays in the L2
+static int elsewhere;     // calls on other streams during the call in progress
 
 extern "C" cudaStream_t published_stream() { return current; }
 
+extern "C" cudaError_t __real_cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus*);
+
+static bool captured(cudaStream_t stream = current) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return __real_cudaStreamIsCapturing(stream, &status) == cudaSuccess && status == cudaStreamCaptureStatusActive;
+}
+
 static cudaStream_t led(cudaStream_t stream) {
   if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return current;
-  elsewhere += stream != current;
+  if (stream == current) return current;
+  if (own == nullptr) own = stream;
+  if (stream == own && !attributes) return captured(own) ? own : current;  // captured by the published code
+  ++elsewhere;
   return stream;
 }
 
-WRAPPED(cudaStreamIsCapturing, (cudaStream_t stream, cudaStreamCaptureStatus* status)) {
+extern "C" cudaError_t __wrap_cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   return __real_cudaStreamIsCapturing(led(stream), status);
 }
 
-static bool captured() {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  return __real_cudaStreamIsCapturing(current, &status) == cudaSuccess && status == cudaStreamCaptureStatusActive;
+WRAPPED(cudaStreamSetAttribute, (cudaStream_t stream, cudaStreamAttrID name, const cudaStreamAttrValue* value)) {
+  attributes = true;
+  return __real_cudaStreamSetAttribute(stream, name, value);
+}
+
+WRAPPED(cudaStreamDestroy, (cudaStream_t stream)) {
+  if (stream == own) own = nullptr;
+  return __real_cudaStreamDestroy(stream);
 }
 
 // Launches
@@ -117,8 +135,8 @@ EXPORTED const char* published_call(void* a, void* b, void* b_col_major, void* c
   return code == cudaSuccess ? nullptr : cudaGetErrorString(code);
 }
 
-// How many runtime calls of the last product used a stream that is neither the default one nor the given one.
-EXPORTED int published_elsewhere() { return elsewhere; }
+// How many runtime calls of the last product used a stream whose work is not on the given one.
+EXPORTED int published_elsewhere() { return elsewhere + attributes; }
 
 // Whether a CUDA graph can hold the product: a text where it cannot, else null. Nothing is launched.
 EXPORTED const char* published_capture(void* a, void* b, void* b_col_major, void* c, int64_t m, int64_t n, int64_t k,
