@@ -221,13 +221,13 @@ def model_of(name: str) -> str | None:
 
 
 def distance(gpu: str, other: str) -> float:
-    """How far a GPU's records are from serving another GPU, in octaves: 1 is as far as a size is from its double.
+    """Distance of another GPU's records from serving a GPU, in octaves: 1 is the distance of a size from its double.
 
-    Models of one capability run the same code; with half the SMs each has twice the work, as with a problem twice the
-    size, so the ratio of SMs counts like one of sizes, and a little more so that a model's own records come first.
-    Another capability has other shared memory and rates, to which tiles and stages are fitted: its records are an
-    octave away where it is the GPU's first stand-in, and half an octave more for each that is before it. Where they
-    lack wgmma, which the GPU has, they lose a third of its rate and come after all but the most distant own sizes.
+    Models of one capability run the same code. With half the SMs each SM has twice the work, as for a problem of twice
+    the size, so the distance is the logarithm of the ratio of SMs, plus a little so that a model's own records come
+    first. Another capability has other shared memory and rates, for which tiles and stages are tuned: the GPU's first
+    stand-in is one octave away, each further one half an octave more. Records without wgmma on a GPU that has it lose a
+    third of the rate, and come after all own sizes but the most distant ones.
     """
     if gpu == other:
         return 0.0

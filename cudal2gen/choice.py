@@ -460,11 +460,9 @@ def variants(records: Iterable[Record], fusions: Iterable[str], batches: Iterabl
 def tabulate(
     gpu: str, records: Sequence[Record], measured: Measurements, digest: Callable[[Record], str] | None = None
 ) -> Table:
-    """The table of a GPU model's records and its measurements under the ``device`` protocol.
-
-    ``digest``: of the binary at hand; a measurement of another one is passed over, as is one of a record that is not
-    among these, and noted. Of several measured binaries of a problem the one counts whose worst state is best.
-    """
+    """The table of a GPU model's records and their measurements under the ``device`` protocol. ``digest``: of a
+    record's present binary. Measurements of another binary, or of a record that is not among ``records``, are left out,
+    and noted. If several binaries of a problem were measured, the one with the best worst state counts."""
     identify = digest or (lambda record: record.name)
     kernels = [Kernel(identify(record), record.model_dump(mode="json")) for record in records]
     numbers = {(record.problem, record.name): number for number, record in enumerate(records)}

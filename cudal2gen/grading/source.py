@@ -77,24 +77,24 @@ def check_source(
     host_calls: Sequence[str] = (),
     limits: Limits | None = None,
 ) -> Verdict:
-    """Grade device code, CUDA text or PTX, without a GPU: executed on an emulated one and compared with ``reference``.
-    Nothing of the source runs on this machine: nvcc makes PTX of its device code, host code is left out. A Python
-    module with ``load_inline`` is taken apart by its syntax, its host code read for what it does besides launching
-    (``host_calls``: operations of torch that it may call). Only ``call`` with ``run_host`` executes C++ host code.
+    """Grade device code (CUDA text or PTX) without a GPU: run it on an emulated one and compare it with ``reference``.
 
-    ``shapes``: dictionaries, or tuples for ``names``. ``draws``: ranges of names of the shape (ends included), from
-    which two more shapes are drawn; other names stay as in the first one. ``buffers``: name to
-    ``in|out|inout|scratch:TYPE[EXTENTS]``; behind it ``=LOW..HIGH`` for inputs, ``=zeros`` for scratch memory.
-    ``launches``: see ``Launch``; a call is all of them. ``reference`` gets inputs (fp64 of the rounded values,
-    integers int64) and names of the shape by the names of its parameters, as ``arrays`` of NumPy or torch, and returns
-    the outputs in the order of ``buffers``. ``tolerance``: see ``Tolerance``. ``flops``: operations needed; by
-    default 2 * (terms - 1) per output where the tolerance has terms and inputs are multiplied. ``operands``: the least
-    precise type to multiply in (f32, tf32, f16, bf16, e4m3, ...; "any"; default: the narrowest of inputs and outputs).
-    ``accumulator``: likewise of sums (default: f32 where terms or flops are stated). ``claimed_us``: a measured time,
-    or one per shape, compared with what ``gpu`` needs at least.
+    Nothing of the source runs on this machine but, by ``call`` with ``run_host``, C++ host code. A Python module with
+    ``load_inline`` is taken apart by its syntax, and its host code read for anything it does besides launching.
 
-    Raises WrongInput for a description that does not fit itself, MissingTool without nvcc; all that is wrong with the
-    source is a finding.
+    - ``shapes``: dictionaries, or tuples for ``names``. ``draws``: ranges of names of the shape (ends included), from
+      which two more shapes are drawn at random; other names keep their values of the first shape.
+    - ``buffers``: name to ``in|out|inout|scratch:TYPE[EXTENTS]``, followed by ``=LOW..HIGH`` for inputs or ``=zeros``
+      for scratch memory. ``launches``: see ``Launch``; one call consists of all of them.
+    - ``reference`` gets inputs (fp64 of the rounded values, integers as int64) and names of the shape by the names of
+      its parameters, as ``arrays`` of NumPy or torch. It returns the outputs in the order of ``buffers``.
+    - ``tolerance``: see ``Tolerance``. ``flops``: operations needed; by default 2 * (terms - 1) per output if the
+      tolerance has terms and inputs are multiplied. ``host_calls``: operations of torch that host code may call.
+    - ``operands``: the least precise type to multiply in (f32, tf32, f16, bf16, e4m3, ..., "any"), by default the
+      narrowest of inputs and outputs; ``accumulator``: the same for sums, by default f32 if terms or flops are stated.
+    - ``claimed_us``: a measured time, or one per shape, to compare with the least time that ``gpu`` needs.
+
+    Raises WrongInput for a contradictory description, MissingTool without nvcc; faults of the source are findings.
     """
     start, limits = time.perf_counter(), limits or Limits()
     agreement, stated = contract(buffers, launches, call), named_shapes(shapes, names)

@@ -22,9 +22,9 @@ class _Definition(NamedTuple):
 
 
 def checked_loads(blocks: list[Block]) -> set[int]:
-    """Identities of the loads whose value, by moves alone, is what an atom.cas at the same address compares with, and
-    beside that only makes the value to be swapped in, and decides branches between which nothing else is written. Where
-    the swap has succeeded, the value was right, so that what it goes to behind that does not count."""
+    """Identities of loads whose value a later atom.cas at the same address checks. By moves alone the value reaches the
+    comparison of that atom.cas; otherwise it only decides branches between which nothing else is written, and makes the
+    value to swap in. A swap that succeeds proves the value current, so uses after it do not count."""
     lists = [list(block.all()) for block in blocks]
     writers: dict[str, list[Instr]] = {}
     places: dict[int, _Definition] = {}
