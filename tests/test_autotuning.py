@@ -105,6 +105,8 @@ def test_buckets_are_powers_of_two() -> None:
     assert buckets.bucket(problem.model_copy(update={"m": 40, "batch": "strided"}), 8) == (40, 40)
     for rows, expected in ((1, (1, 1)), (40, (33, 64)), (257, (257, 512)), (2000, (1025, 2048)), (2049, (2049, 2049))):
         assert buckets.bucket(problem.model_copy(update={"m": rows, "batch": "grouped"}), 8) == expected
+    for rows, expected in ((512, (257, 512)), (513, (513, 768)), (768, (513, 768)), (769, (769, 769))):
+        assert buckets.bucket(problem.model_copy(update={"m": rows, "batch": "grouped"}), 3) == expected
 
 
 def test_one_race_serves_all_rows_of_a_bucket(device: EmulatedDevice, once: dispatch.Dispatcher) -> None:

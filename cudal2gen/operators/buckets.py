@@ -6,9 +6,9 @@ sheets. So the time is nearly the same for all rows of a bucket, (b/2, b] for a 
 of its ends; a kernel serves it that wins at both, a shape that is called ``HOT_CALLS`` times is measured by itself.
 More rows take time in proportion: these have measurements of their own.
 
-Rows of groups, as a mixture of experts routes them, are counted together, up to ``LARGEST`` a group on average: how
-many each group has is known on the device only, and differs from call to call. What few rows leave unread of the
-weights, a kernel and torch leave unread alike.
+Rows of groups, as a mixture of experts routes them, are counted together, up to ``LARGEST`` a group on average, where
+the last bucket ends: how many each group has is known on the device only, and differs from call to call. What few rows
+leave unread of the weights, a kernel and torch leave unread alike.
 """
 
 from __future__ import annotations
@@ -41,9 +41,13 @@ BUCKETS = tuple(_bucket(rows) for rows in range(1, LARGEST + 1))  # the bucket o
 def bucket(problem: Problem, products: int = 1) -> Bucket:
     """The bucket of a problem's rows, of all its groups where it is grouped; of many rows, and of batches, these rows
     alone. ``products``: of a launch, the groups of a grouped one."""
-    if problem.m > LARGEST * (products if problem.grouped else 1) or (problem.batched and not problem.grouped):
+    largest = LARGEST * (products if problem.grouped else 1)
+    if problem.m > largest or (problem.batched and not problem.grouped):
         return Bucket(problem.m, problem.m)
-    return BUCKETS[problem.m - 1] if problem.m <= LARGEST else _bucket(problem.m)
+    if problem.m <= LARGEST:
+        return BUCKETS[problem.m - 1]
+    least, most = _bucket(problem.m)
+    return Bucket(least, min(most, largest))  # not more rows a group, where their number is no power of two
 
 
 def at(problem: Problem, rows: int) -> Problem:
