@@ -120,9 +120,9 @@ class Result:
         launches = sum(kernel.launches for kernel in self.kernels.values())
         ran = f"{counted(launches, 'launch')} of {counted(len(self.kernels), 'kernel')} on {self.device}"
         counts = [
-            counted(number, noun)
-            for noun in ("error", "benign", "lint")
-            if (number := _count(self.findings.values(), noun))
+            f"{number} benign" if severity == "benign" else counted(number, severity)
+            for severity in ("error", "benign", "lint")
+            if (number := _count(self.findings.values(), severity))
         ]
         if self.expected:
             counts.append(f"{len(self.expected)} expected")
