@@ -89,6 +89,10 @@ PLAN = (
         "all f32 kernels right, and how far the emulator's rounding is the card's",
     ),
     Step(
+        "operators race", 1, 45, "-m scripts.race_operators --out {out} --budget {budget}",
+        "cudal2gen.matmul tunes itself from a pack, and is never slower than torch.matmul",
+    ),
+    Step(
         "tests", 1, 200, '-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k "not sanitizer"',
         "paths of the templates, adversaries, streams, graphs, refusals",
     ),
@@ -96,16 +100,16 @@ PLAN = (
     Step("bench f32", 2, 510, f"bench --all {H200} f32 --budget {{budget}}", "1000 shapes against every baseline"),
     Step("bench f16", 3, 115, f"bench --all {H200} f16 --budget {{budget}}", "as many shapes as fit, over all classes"),
     Step(
-        "A100 records", 3, 50, f"bench --sample {SAMPLE} {H200} f32 --records-of a100 --budget {{budget}}",
+        "A100 records", 3, 40, f"bench --sample {SAMPLE} {H200} f32 --records-of a100 --budget {{budget}}",
         "what mma.sync kernels are worth on this card",
     ),
     Step(
-        "host protocols", 3, 70,
+        "host protocols", 3, 50,
         f"bench --sample {SAMPLE} {H200} f32 --protocol offline,server --benchmark-seconds 0.4 --budget {{budget}}",
         "the modes of the CUDA-L2 paper",
     ),
     Step(
-        "tune", 3, 80,
+        "tune", 3, 65,
         f"tune --problems {{out}}/{LOSING} {H200} f32 --proposers nearest,evolution "
         "--evaluations {evaluations} --budget {budget}",
         "the problems that lose most against cuBLASLt", compiles=True,
@@ -207,6 +211,7 @@ def unpack(luggage: Path, scratch: Path) -> dict[str, str]:
     if (archive := luggage / f"{KERNELS}.tar.xz").is_file():
         with tarfile.open(archive) as packed:
             packed.extractall(kernels, filter="data")
+    pack = next(scratch.glob(f"site/*/{PACK}"), None)
     return {
         "CUDAL2GEN_BUILD_DIR": str(kernels),
         PREBUILT: str(kernels / VERSIONS),

@@ -50,8 +50,8 @@ def by_text(records: Iterable[catalog.Record], step: int) -> list[catalog.Record
 
 
 def by_name(records: Iterable[catalog.Record]) -> list[catalog.Record]:
-    """A record of each name: equal names have equal texts and binaries, as tests/test_renderer.py shows."""
-    return list({record.name: record for record in records}.values())
+    """A record of each name and launch: equal names have equal texts, as tests/test_renderer.py shows."""
+    return list({(record.name, record.launch.write()): record for record in records}.values())
 
 
 def test_all_records_render_in_three_seconds(records: list[catalog.Record]) -> None:

@@ -18,6 +18,7 @@ import cudal2gen
 from cudal2gen import bench, catalog, choice, compiler, gpu, pack, results
 from cudal2gen.correctness import Bounds, in_order
 from cudal2gen.kernel import GPUS, Problem
+from scripts.race_operators import LAYERS, LEAST, MAX_ROWS
 from tests import packed
 from tests.packages import require
 
@@ -27,20 +28,14 @@ from cudal2gen.operators import dispatch  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.card, pytest.mark.torch]
 
-# (N, K) of linear layers of Llama 3 8B and 70B, Qwen 2.5 7B and DeepSeek V3.
-LAYERS = [
-    (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672),
-    (3584, 3584), (4608, 3584), (37888, 3584), (3584, 18944), (7168, 2048), (1536, 7168), (576, 7168), (256, 7168),
-]  # fmt: skip
 SAMPLED = 200
-LEAST = 0.99
 PAIRS = 7
 
 
 def sampled() -> list[tuple[int, int, int]]:
     """Off the grid: few rows, some of them odd, of real layers."""
     rng = random.Random(0)
-    return [(rng.randint(1, 272), *rng.choice(LAYERS)) for _ in range(SAMPLED)]
+    return [(rng.randint(1, MAX_ROWS), *rng.choice(LAYERS)) for _ in range(SAMPLED)]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,143 @@
+"""cudal2gen.matmul, which chooses during its first call, timed in turns with torch.matmul on the same tensors.
+
+    CUDAL2GEN_PACK=DIR python -m scripts.race_operators --budget 45s --out DIR
+
+The pack has candidates without claims (`cudal2gen pack --candidates`): the first call of a shape races some of them
+with torch, and later calls run the winner, torch's product included. Products are those of linear layers, fp16 and bf16
+by turns, B stored (N,K). The measurement is that of `cudal2gen bench`, protocol `device`; rows go to
+``operators.jsonl``. Exit code 1: cudal2gen.matmul is slower than ``LEAST`` of torch beyond noise, or wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cudal2gen
+from cudal2gen import bench, gpu, ratios, results
+from cudal2gen.cli.options import seconds
+from cudal2gen.errors import UserError
+from cudal2gen.gpu import Call, Device, Race
+from cudal2gen.kernel import Ab, Problem
+from cudal2gen.operands import Operands
+from cudal2gen.operators import dispatch
+from cudal2gen.results import KERNEL, Measurement
+
+if TYPE_CHECKING:
+    import torch
+
+STORE = "operators"
+TORCH = "torch.matmul"
+LEAST = 0.99  # of torch's speed: what the upper end of an interval must reach
+# (N, K) of linear layers of Llama 3 8B and 70B, Qwen 2.5 7B and DeepSeek V3.
+LAYERS = (
+    (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672),
+    (3584, 3584), (4608, 3584), (37888, 3584), (3584, 18944), (7168, 2048), (1536, 7168), (576, 7168), (256, 7168),
+)  # fmt: skip
+MAX_ROWS = 272
+PREFILL = 2048
+SAMPLE = 48
+TYPES: tuple[Ab, ...] = ("f16", "bf16")
+
+
+class Product:
+    """A function of a and b as a ``gpu.Contender``. D is the same memory for all; B is the view (K,N) of (N,K)."""
+
+    def __init__(self, name: str, product: Callable[..., torch.Tensor]) -> None:
+        self.name, self.detail, self._product = name, "", product
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        """Nothing: what is lazy happens in the first call."""
+
+    def bind(self, operands: Operands) -> Call:
+        return partial(self._product, operands.a, operands.b.t(), out=operands.d)
+
+
+def problems(model: str, sample: int, seed: int = 0) -> list[Problem]:
+    """Off the grid: few rows of real layers, some of them odd, and every eighth with the rows of a prompt."""
+    rng = random.Random(seed)
+    chosen = []
+    for number in range(sample):
+        m = PREFILL if number % 8 == 7 else rng.randint(1, MAX_ROWS)
+        n, k = rng.choice(LAYERS)
+        ab = TYPES[number % len(TYPES)]
+        fields = {"gpu": model, "ab": ab, "acc": "f32", "layout": "tn", "m": m, "n": n, "k": k}
+        chosen.append(Problem.model_validate(fields))
+    return chosen
+
+
+def race(card: Device, chosen: Sequence[Problem], store: Path, budget: float | None) -> int:
+    """Measures what the store lacks, within a budget in seconds; how many problems are left."""
+    import torch
+
+    begin, environment = card.now(), card.environment
+    stored = results.measurements(store)
+    done = {row.problem for row in stored.measurements if row.environment == environment.id}
+    if environment.id not in stored.environments:
+        results.append([environment], store)
+    contenders = [Product(KERNEL, cudal2gen.matmul), Product(TORCH, torch.matmul)]
+    settings = bench.Settings(warmup_seconds=1.0, benchmark_seconds=0.2)
+    left = [problem for problem in chosen if problem not in done]
+    longest = 0.0
+    with dispatch.autotune("once"):
+        for number, problem in enumerate(left):
+            start = card.now()
+            if budget is not None and start - begin + longest > budget:
+                return len(left) - number
+            work = [bench.Work("device", state) for state in bench.states(problem, "device", environment.l2_bytes)]
+            results.append(bench.measure(card, problem, contenders, work, settings, warm=number > 0), store)
+            longest = max(longest, card.now() - start)
+    return 0
+
+
+def table(rows: Sequence[Measurement]) -> tuple[list[str], int]:
+    """Times and ratios, worst first, and how many problems are slower than torch beyond noise, or wrong."""
+    lines = [f"| problem | types | L2 | {KERNEL} us | {TORCH} us | speedup [95 %] |", "|---|---|---|--:|--:|--:|"]
+    paired, faults = [], []
+    for row, ratio in zip(rows, results.speedups(rows, TORCH), strict=True):
+        own, other = row.timing(KERNEL), row.timing(TORCH)
+        if own is None or other is None or ratio is None:
+            faults.append(f"{row.mnk} {row.ab}: {row.absent or 'no pairs of samples'}")
+            continue
+        paired.append((ratio, row, own, other))
+        if ratio.high < LEAST:
+            faults.append(f"{row.mnk} {row.ab}, L2 {row.l2}: {ratio.value:.3f} of {TORCH}'s speed, below {LEAST}")
+    lines += [
+        f"| {row.mnk} | {row.problem.types} | {row.l2} | {own.median_us:.2f} | {other.median_us:.2f} "
+        f"| {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] |"
+        for ratio, row, own, other in sorted(paired, key=lambda pair: pair[0].value)
+    ]
+    if (mean := ratios.geomean([ratio.value for ratio, *_ in paired])) is not None:
+        lines.append(f"\ngeometric mean {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] over {len(paired)} rows")
+    return lines + [f"fault: {fault}" for fault in faults], len(faults)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0: never slower; 1: slower beyond noise, or wrong; 2: wrong options, or no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, default=SAMPLE, help=f"so many products, default {SAMPLE}")
+    parser.add_argument("--budget", type=seconds, help="end after, e.g., 45s; no product is begun without time for it")
+    parser.add_argument("--out", type=Path, help="folder of operators.jsonl, default results/")
+    parser.add_argument("--device", type=int, default=0)
+    options = parser.parse_args(arguments)
+    store = options.out.resolve() / f"{STORE}.jsonl" if options.out else results.store(STORE)
+    try:
+        card = gpu.connect(options.device)
+        chosen = problems(card.model, options.sample)
+        with gpu.alone(options.device):
+            left = race(card, chosen, store, options.budget)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    lines, faults = table(results.measurements(store).latest())
+    print("\n".join([*lines, f"{left} of {len(chosen)} products left", str(cudal2gen.stats())]))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
