@@ -28,6 +28,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +57,9 @@ PYTHON = "3.12"
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34)))
 
 PREBUILT = "CUDAL2GEN_PREBUILT"
+PACK = "cudal2gen-h200.whl"
 JOURNAL, LOG, LOSING = "gpu_day.jsonl", "gpu_day.log", "losing.jsonl"
-REST = "log_and_report.tar.xz"  # the log, the report, lists: for readers, not for later calls
+REST = "log_and_report.tar.xz"  # the log, the report, and the smallest stores where there are many
 
 
 @dataclass(frozen=True)
@@ -156,10 +158,14 @@ def budget(luggage: Path = LUGGAGE) -> str:
 
 
 def prepare(luggage: Path = LUGGAGE, environment: Mapping[str, str] = os.environ, wheels: bool = True) -> None:
-    """Compiles every kernel of the plan and packs them; fetches the wheels that the card's machine lacks."""
+    """Compiles and packs every kernel of the plan, and a pack of an H200's candidates; fetches the wheels that the
+    card's machine lacks."""
     luggage.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, __file__, "pack", str(luggage / f"{KERNELS}.tar.xz")]
-    subprocess.run(command, env=dict(environment) | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, check=True)
+    there = dict(environment) | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=there, cwd=ROOT, check=True)
+    candidates = ["pack", "--gpu", "h200", "--candidates", "--out", str(luggage / PACK)]
+    subprocess.run([sys.executable, "-m", "cudal2gen", *candidates], env=there, cwd=ROOT, check=True)
     if wheels:
         fetch_wheels(luggage / WHEELS)
 
@@ -211,12 +217,15 @@ def unpack(luggage: Path, scratch: Path) -> dict[str, str]:
     if (archive := luggage / f"{KERNELS}.tar.xz").is_file():
         with tarfile.open(archive) as packed:
             packed.extractall(kernels, filter="data")
-    pack = next(scratch.glob(f"site/*/{PACK}"), None)
+    with suppress(FileNotFoundError), zipfile.ZipFile(luggage / PACK) as packed:
+        packed.extractall(scratch / "pack")
+    packs = [str(path.parent) for path in (scratch / "pack").rglob("pack.json")]
     return {
         "CUDAL2GEN_BUILD_DIR": str(kernels),
         PREBUILT: str(kernels / VERSIONS),
         "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
         "PYTHONUNBUFFERED": "1",
+        "CUDAL2GEN_PACK": os.pathsep.join(packs),
     }
 
 
@@ -359,6 +368,9 @@ def write_losers(path: Path, environment: Mapping[str, str]) -> None:
 def bring(source: Path, out: Path) -> None:
     """Puts earlier results where this call goes on with them."""
     out.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError), tarfile.open(source / REST) as packed:
+        stores = [entry for entry in packed if entry.name.endswith(".jsonl") and entry.name != LOSING]
+        packed.extractall(out, stores, filter="data")
     for path in sorted(source.glob("*.jsonl")) + sorted(source.glob("*.jsonl.xz")):
         target = out / path.name.removesuffix(".xz")
         if path.suffix == ".xz":
@@ -368,12 +380,14 @@ def bring(source: Path, out: Path) -> None:
 
 
 def leave(out: Path) -> list[str]:
-    """Packs what no later call reads, leaves out what results/ has already, compresses what is too large; answers what
-    still exceeds the limits."""
-    kept = {path for path in out.glob("*.jsonl") if path.name != LOSING}
-    for path in [path for path in kept if _same(path, ROOT / "results" / path.name)]:
-        kept.remove(path)
+    """Packs what is no store and stores beyond the number of files, leaves out what results/ has already, compresses
+    what is too large; answers what still exceeds the limits."""
+    stores = [path for path in out.glob("*.jsonl") if path.name != LOSING]
+    for path in [path for path in stores if _same(path, ROOT / "results" / path.name)]:
+        stores.remove(path)
         path.unlink()
+    room = MOST_FILES - 1 - len(list(out.glob("*.jsonl.xz")))
+    kept = sorted(stores, key=lambda path: -path.stat().st_size)[:room]
     rest = [path for path in sorted(out.iterdir()) if path.is_file() and path not in kept and path.suffix != ".xz"]
     if rest:
         with tarfile.open(out / REST, "w:xz", preset=6) as packed:

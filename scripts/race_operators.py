@@ -23,7 +23,7 @@ from cudal2gen import bench, gpu, ratios, results
 from cudal2gen.cli.options import seconds
 from cudal2gen.errors import UserError
 from cudal2gen.gpu import Call, Device, Race
-from cudal2gen.kernel import Ab, Problem
+from cudal2gen.kernel import Problem
 from cudal2gen.operands import Operands
 from cudal2gen.operators import dispatch
 from cudal2gen.results import KERNEL, Measurement
@@ -42,7 +42,7 @@ LAYERS = (
 MAX_ROWS = 272
 PREFILL = 2048
 SAMPLE = 48
-TYPES: tuple[Ab, ...] = ("f16", "bf16")
+TYPES = ("f16", "bf16")
 
 
 class Product:

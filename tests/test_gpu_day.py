@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
-from scripts import gpu_day
+from cudal2gen import results
+from cudal2gen.kernel import Problem
+from scripts import gpu_day, race_operators
 from scripts.gpu_day import PLAN, Step
 from tests import processes
+from tests.devices import FakeDevice
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -135,8 +138,11 @@ def test_results_travel_compressed_where_they_are_large(tmp_path: Path, monkeypa
         assert packed.getnames() == ["report.html"]
     (out / "noise.jsonl").write_bytes(os.urandom(1200))
     for index in range(6):
-        (out / f"file{index}.jsonl").write_text("")
-    assert [fault.split(":")[0] for fault in gpu_day.leave(out)] == ["noise.jsonl.xz", "10 files, of 8"]
+        (out / f"file{index}.jsonl").write_text(str(index))
+    assert [fault.split(":")[0] for fault in gpu_day.leave(out)] == ["noise.jsonl.xz"]
+    assert len(list(out.iterdir())) == gpu_day.MOST_FILES
+    gpu_day.bring(out, later)
+    assert [(later / f"file{index}.jsonl").read_text() for index in range(6)] == list("012345"), "some are in REST"
 
 
 def test_kernels_are_packed_alike_and_unpacked_whole(tmp_path: Path) -> None:
@@ -175,3 +181,49 @@ def test_the_whole_day_in_rehearsal(tmp_path: Path) -> None:
     on_card = [line for line in (last / "verdicts.jsonl").read_text().splitlines() if json.loads(line)["on"] == "h200"]
     assert len(on_card) >= 4
     assert "<html" in (tmp_path / "report.html").read_text()
+
+
+def race_of_operators(
+    own_us: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float = 0.0
+) -> tuple[list[str], int]:
+    """The table of a race on a stand-in clock, by which torch.matmul takes 10 us; ``wrong``: added to D."""
+    import cudal2gen
+
+    card = FakeDevice()
+
+    def product(us: float, offset: float) -> Any:
+        def call(a: Any, b: Any, *, out: Any) -> None:
+            card.spend(us)
+            out.copy_(a.float() @ b.float() + offset)
+
+        return call
+
+    monkeypatch.setattr(cudal2gen, "matmul", product(own_us, wrong))
+    monkeypatch.setattr("torch.matmul", product(10.0, 0.0))
+    sizes = {"gpu": "h200", "acc": "f32", "layout": "tn", "m": 16, "n": 32, "k": 64}
+    chosen = [Problem.model_validate(sizes | {"ab": ab}) for ab in race_operators.TYPES]
+    store = tmp_path / "operators.jsonl"
+    assert race_operators.race(card, chosen, store, None) == 0
+    assert race_operators.race(card, chosen, store, 0.0) == 0, "what is stored is not measured again"
+    return race_operators.table(results.measurements(store).latest())
+
+
+def test_the_race_of_operators_says_where_a_call_is_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, faults = race_of_operators(8.0, tmp_path / "faster", monkeypatch)
+    assert faults == 0
+    assert "| 1.250 [1.250, 1.250] |" in lines[2]
+    assert "geometric mean 1.250" in "".join(lines)
+    _, faults = race_of_operators(10.05, tmp_path / "as fast", monkeypatch)
+    assert faults == 0, "0.995 is within the promise"
+    lines, faults = race_of_operators(10.2, tmp_path / "slower", monkeypatch)
+    assert faults >= 2
+    assert "fault: 16_32_64 f16, L2 cold: 0.980 of torch.matmul's speed, below 0.99" in lines
+    lines, faults = race_of_operators(8.0, tmp_path / "wrong", monkeypatch, wrong=100.0)
+    assert faults >= 2, lines
+
+
+def test_the_race_of_operators_draws_rows_of_layers() -> None:
+    chosen = race_operators.problems("h200", 16)
+    assert [problem.ab for problem in chosen[:4]] == ["f16", "bf16", "f16", "bf16"]
+    assert {(problem.n, problem.k) for problem in chosen} <= set(race_operators.LAYERS)
+    assert [problem.m for problem in chosen].count(race_operators.PREFILL) == 2
