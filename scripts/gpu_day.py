@@ -77,7 +77,9 @@ class Step:
         """The command line, ``{out}`` being the folder of results; ``budget_seconds`` in place of the plan's own."""
         budget = self.seconds - RESERVE_SECONDS if budget_seconds is None else budget_seconds
         evaluations = EVALUATIONS if budget_seconds is None else REHEARSED_EVALUATIONS
-        words = shlex.split(self.line.format(out=out, budget=f"{budget:g}s", evaluations=evaluations))
+        products = "" if budget_seconds is None else "--mnk 64_64_64 --mnk 33_64_128"
+        line = self.line.format(out=out, budget=f"{budget:g}s", evaluations=evaluations, products=products)
+        words = shlex.split(line)
         return [sys.executable, *([] if words[0] == "-m" else ["-m", "cudal2gen"]), *words]
 
 
@@ -91,7 +93,7 @@ PLAN = (
         "all f32 kernels right, and how far the emulator's rounding is the card's",
     ),
     Step(
-        "operators race", 1, 45, "-m scripts.race_operators --out {out} --budget {budget}",
+        "operators race", 1, 45, "-m scripts.race_operators --out {out} --budget {budget} {products}",
         "cudal2gen.matmul tunes itself from a pack, and is never slower than torch.matmul",
     ),
     Step(

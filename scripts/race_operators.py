@@ -15,11 +15,13 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cudal2gen
 from cudal2gen import bench, gpu, ratios, results
+from cudal2gen.cli import selection
 from cudal2gen.cli.options import seconds
 from cudal2gen.errors import UserError
 from cudal2gen.gpu import Call, Device, Race
@@ -58,17 +60,17 @@ class Product:
         return partial(self._product, operands.a, operands.b.t(), out=operands.d)
 
 
-def problems(model: str, sample: int, seed: int = 0) -> list[Problem]:
+def drawn(sample: int, seed: int = 0) -> list[str]:
     """Off the grid: few rows of real layers, some of them odd, and every eighth with the rows of a prompt."""
     rng = random.Random(seed)
-    chosen = []
-    for number in range(sample):
-        m = PREFILL if number % 8 == 7 else rng.randint(1, MAX_ROWS)
-        n, k = rng.choice(LAYERS)
-        ab = TYPES[number % len(TYPES)]
-        fields = {"gpu": model, "ab": ab, "acc": "f32", "layout": "tn", "m": m, "n": n, "k": k}
-        chosen.append(Problem.model_validate(fields))
-    return chosen
+    rows = [PREFILL if number % 8 == 7 else rng.randint(1, MAX_ROWS) for number in range(sample)]
+    return ["_".join(map(str, (m, *rng.choice(LAYERS)))) for m in rows]
+
+
+def problems(model: str, mnks: Sequence[str]) -> list[Problem]:
+    """Products of these sizes, fp16 and bf16 by turns."""
+    types = cycle(TYPES)
+    return [selection.problem(mnk, gpu=model, ab=next(types), acc="f32", layout="tn") for mnk in mnks]
 
 
 def race(card: Device, chosen: Sequence[Problem], store: Path, budget: float | None) -> int:
@@ -121,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: never slower; 1: slower beyond noise, or wrong; 2: wrong options, or no GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=SAMPLE, help=f"so many products, default {SAMPLE}")
+    parser.add_argument("--mnk", action="append", metavar="M_N_K", help="these sizes in place of layers")
     parser.add_argument("--budget", type=seconds, help="end after, e.g., 45s; no product is begun without time for it")
     parser.add_argument("--out", type=Path, help="folder of operators.jsonl, default results/")
     parser.add_argument("--device", type=int, default=0)
@@ -128,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = options.out.resolve() / f"{STORE}.jsonl" if options.out else results.store(STORE)
     try:
         card = gpu.connect(options.device)
-        chosen = problems(card.model, options.sample)
+        chosen = problems(card.model, options.mnk or drawn(options.sample))
         with gpu.alone(options.device):
             left = race(card, chosen, store, options.budget)
     except UserError as error:

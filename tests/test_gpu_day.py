@@ -223,7 +223,7 @@ def test_the_race_of_operators_says_where_a_call_is_slower(tmp_path: Path, monke
 
 
 def test_the_race_of_operators_draws_rows_of_layers() -> None:
-    chosen = race_operators.problems("h200", 16)
+    chosen = race_operators.problems("h200", race_operators.drawn(16))
     assert [problem.ab for problem in chosen[:4]] == ["f16", "bf16", "f16", "bf16"]
     assert {(problem.n, problem.k) for problem in chosen} <= set(race_operators.LAYERS)
     assert [problem.m for problem in chosen].count(race_operators.PREFILL) == 2
