@@ -388,7 +388,7 @@ def leave(out: Path) -> list[str]:
     for path in [path for path in stores if _same(path, ROOT / "results" / path.name)]:
         stores.remove(path)
         path.unlink()
-    room = MOST_FILES - 1 - len(list(out.glob("*.jsonl.xz")))
+    room = MAX_FILES - 1 - len(list(out.glob("*.jsonl.xz")))
     kept = sorted(stores, key=lambda path: -path.stat().st_size)[:room]
     rest = [path for path in sorted(out.iterdir()) if path.is_file() and path not in kept and path.suffix != ".xz"]
     if rest:

@@ -140,7 +140,7 @@ def test_results_travel_compressed_where_they_are_large(tmp_path: Path, monkeypa
     for index in range(6):
         (out / f"file{index}.jsonl").write_text(str(index))
     assert [fault.split(":")[0] for fault in gpu_day.leave(out)] == ["noise.jsonl.xz"]
-    assert len(list(out.iterdir())) == gpu_day.MOST_FILES
+    assert len(list(out.iterdir())) == gpu_day.MAX_FILES
     gpu_day.bring(out, later)
     assert [(later / f"file{index}.jsonl").read_text() for index in range(6)] == list("012345"), "some are in REST"
 
