@@ -89,8 +89,7 @@ PLAN = (
     Step("first verdict", 1, 30, f"validate --mnk 64_64_64 {H200} f32 --on gpu", "one kernel from end to end"),
     Step("first timing", 1, 30, f"bench --mnk 64_64_64 {H200} f32 --budget {{budget}}", "every baseline once"),
     Step(
-        "verdicts f32", 1, 110, f"validate --changed {H200} f32 --on gpu --compare-emulator",
-        "all f32 kernels right, and how far the emulator's rounding is the card's",
+        "verdicts f32", 1, 100, f"validate --changed {H200} f32 --on gpu", "all f32 kernels right",
     ),
     Step(
         "operators race", 1, 45, "-m scripts.race_operators --out {out} --budget {budget} {products}",
@@ -100,7 +99,11 @@ PLAN = (
         "tests", 1, 200, '-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k "not sanitizer"',
         "paths of the templates, adversaries, streams, graphs, refusals",
     ),
-    Step("verdicts f16", 1, 100, f"validate --changed {H200} f16 --on gpu --compare-emulator", "the same for f16"),
+    Step("verdicts f16", 1, 90, f"validate --changed {H200} f16 --on gpu", "the same for f16"),
+    Step(
+        "bits", 1, 30, f"validate --sample 8 {H200} f32 --on gpu --compare-emulator",
+        "how far the emulator's rounding is the card's",
+    ),
     Step("bench f32", 2, 510, f"bench --all {H200} f32 --budget {{budget}}", "1000 shapes against every baseline"),
     Step("bench f16", 3, 115, f"bench --all {H200} f16 --budget {{budget}}", "as many shapes as fit, over all classes"),
     Step(
@@ -118,7 +121,7 @@ PLAN = (
         "--evaluations {evaluations} --budget {budget}",
         "the problems that lose most against cuBLASLt", compiles=True,
     ),
-    Step("sanitizer", 3, 80, "-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k sanitizer",
+    Step("sanitizer", 3, 70, "-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k sanitizer",
          "compute-sanitizer on one small problem per path"),
     Step("operators", 3, 45, '-m pytest -svm gpu tests/test_operators_on_gpu.py -k "not never_slower"',
          "cudal2gen.matmul in eager mode, graphs and torch.compile"),
@@ -150,13 +153,20 @@ def budget(luggage: Path = LUGGAGE) -> str:
         rows.append(f"| {call} | all | {sum(step.seconds for step in PLAN if step.call == call)} | of {CALL_SECONDS} |")
     rows.append(f"| | | {sum(step.seconds for step in PLAN)} | of {DAY_SECONDS} |")
     carried = sum(path.stat().st_size for path in luggage.rglob("*") if path.is_file()) if luggage.is_dir() else 0
+    tree = sum((ROOT / name).stat().st_size for name in _tracked())
     rows += [
         "",
-        f"carried: {carried / 2**20:.1f} MiB in {luggage}, of {LUGGAGE_BYTES >> 20}"
-        + ("" if carried else "; run `python scripts/gpu_day.py prepare` first"),
+        f"carried: {carried / 2**20:.1f} MiB in {luggage} and {tree / 2**20:.1f} MiB of the repository, of "
+        f"{LUGGAGE_BYTES >> 20}" + ("" if carried else "; run `python scripts/gpu_day.py prepare` first"),
         f"brought back: at most {MAX_FILES} files of {FILE_BYTES >> 20} MiB",
     ]
     return "\n".join(rows)
+
+
+def _tracked() -> list[str]:
+    """Files of the repository, which travel with every call."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
 def prepare(luggage: Path = LUGGAGE, environment: Mapping[str, str] = os.environ, wheels: bool = True) -> None:
@@ -176,11 +186,12 @@ def pack(archive: Path) -> None:
     """Compiles every kernel of the plan in the build directory, and packs them with the versions of their compiler."""
     from cudal2gen import compiler, toolchain
     from cudal2gen.cli.selection import Selection
-    from tests.on_gpu_kernels import kernels
+    from tests.on_gpu_kernels import kernels, served
 
     records = Selection(everything=True, gpu="h200", acc="any").records()
-    records += Selection(sample=SAMPLE, gpu="h200", acc="f32").records("a100") + kernels()
-    folders = {artifact.directory for artifact in compiler.build(records)} | {compiler.launcher().parent}
+    records += Selection(sample=SAMPLE, gpu="h200", acc="f32").records("a100") + kernels() + served("h200")
+    folders = {artifact.directory for artifact in compiler.build(records)}
+    folders |= {compiler.launcher().parent, compiler.torch_launcher().parent}
     versions = json.dumps(toolchain.discover().versions).encode()
     pack_kernels(sorted(folders), versions, archive)
     print(f"{len(folders)} folders of kernels, {archive.stat().st_size / 2**20:.1f} MiB packed")
@@ -299,7 +310,10 @@ def run_step(command: Sequence[str], environment: dict[str, str], seconds: float
         except subprocess.TimeoutExpired:
             code = None
             _end(process)
-        copier.wait()
+        try:
+            copier.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:  # a process of the step outlives it and keeps the pipe
+            copier.kill()
     return code
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from itertools import product
 
-from cudal2gen.kernel import IllegalRecord, Record, revise
+from cudal2gen import catalog
+from cudal2gen.kernel import IllegalRecord, Problem, Record, revise
+from scripts.race_operators import LAYERS, MAX_ROWS
 from tests.paths import PATHS, small
 from tests.test_launcher import REFUSED
 from tests.test_on_gpu import LARGE, LONGER, ROUNDED
@@ -24,3 +27,20 @@ def kernels() -> list[Record]:
             continue
         records[record.name] = record
     return list(records.values())
+
+
+SAMPLED, SERVED, SERVED_NN = 200, 24, 4
+
+
+def sampled() -> list[tuple[int, int, int]]:
+    """Off the grid: few rows, some of them odd, of real layers."""
+    rng = random.Random(0)
+    return [(rng.randint(1, MAX_ROWS), *rng.choice(LAYERS)) for _ in range(SAMPLED)]
+
+
+def served(model: str) -> list[Record]:
+    """Records for a few of the sampled problems, with B stored both ways."""
+    records = catalog.load()
+    tn = [Problem(gpu=model, acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sampled()[:SERVED]]
+    nn = [problem.model_copy(update={"layout": "nn"}) for problem in tn[:SERVED_NN]]
+    return [catalog.nearest(problem, records).record for problem in [*tn, *nn]]

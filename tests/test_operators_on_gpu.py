@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 import cudal2gen
-from cudal2gen import bench, catalog, choice, compiler, gpu, pack, results
+from cudal2gen import bench, choice, compiler, gpu, pack, results
 from cudal2gen.correctness import Bounds, in_order
-from cudal2gen.kernel import GPUS, Problem
-from scripts.race_operators import LAYERS, LEAST, MAX_ROWS
+from cudal2gen.kernel import GPUS
+from scripts.race_operators import LEAST
 from tests import packed
+from tests.on_gpu_kernels import sampled, served
 from tests.packages import require
 
 torch = require("torch")
@@ -28,14 +29,7 @@ from cudal2gen.operators import dispatch  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.card, pytest.mark.torch]
 
-SAMPLED = 200
 PAIRS = 7
-
-
-def sampled() -> list[tuple[int, int, int]]:
-    """Off the grid: few rows, some of them odd, of real layers."""
-    rng = random.Random(0)
-    return [(rng.randint(1, MAX_ROWS), *rng.choice(LAYERS)) for _ in range(SAMPLED)]
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +42,7 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
     """Records for a few of the sampled problems, measured here."""
     if card.model not in GPUS:
         pytest.skip(f"{card.model} is not in the table of GPUs")
-    records = catalog.load()
-    problems = [Problem(gpu=card.model, acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sampled()[:24]]
-    fitted = [catalog.nearest(problem, records).record for problem in problems]
-    fitted += [catalog.nearest(problem.model_copy(update={"layout": "nn"}), records).record for problem in problems[:4]]
+    fitted = served(card.model)
     artifacts = dict(zip(fitted, compiler.build(fitted), strict=True))
     library, store = compiler.launcher(), tmp_path_factory.mktemp("measured") / "m.jsonl"
     from cudal2gen import baselines
@@ -63,7 +54,7 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
         lambda record: gpu.Kernel(record, artifacts[record].directory, library, card.stream),
         lambda record: artifacts[record].digest,
         vendors,
-        bench.Settings(),
+        bench.Settings(warmup_seconds=1.0, benchmark_seconds=0.1),
         store,
     )
     measured = results.measurements(store)
