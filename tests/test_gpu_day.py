@@ -117,6 +117,15 @@ def test_what_a_call_has_no_time_for_is_left(tmp_path: Path) -> None:
     assert (second["seconds"], second["left"]) == (0.0, "print('never')")
 
 
+def test_what_outlives_a_step_delays_no_other(tmp_path: Path) -> None:
+    program = "import subprocess; print(subprocess.Popen(['sleep', '40'], start_new_session=True).pid, flush=True)"
+    started = time.monotonic()
+    assert gpu_day.run_call(1, tmp_path, os.environ, steps(program)) == 0
+    assert time.monotonic() - started < 25
+    text = (tmp_path / gpu_day.LOG).read_text().splitlines()
+    os.kill(int(next(line for line in text if line.isdecimal())), 9)
+
+
 def test_results_travel_compressed_where_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_day, "FILE_BYTES", 1000)
     out, later = tmp_path / "out", tmp_path / "later"
