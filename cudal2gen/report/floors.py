@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from statistics import median, quantiles
 
 from cudal2gen import model
 from cudal2gen.kernel import Record
 from cudal2gen.pages import Table, microseconds, times
 from cudal2gen.report.groups import Group
-from cudal2gen.results import KERNEL
+from cudal2gen.report.statistics import spearman
+from cudal2gen.results import KERNEL, Measurement
 
 COLUMNS = (
     "M_N_K", "ours, µs", "floor, µs", "ours / floor", "modelled, µs", "ours / modelled",
@@ -41,13 +43,42 @@ def each(group: Group, records: Mapping[tuple[str, str], Record]) -> Table:
     )
 
 
-def apart(group: Group, records: Mapping[tuple[str, str], Record]) -> str:
-    """How far measured and modelled times are apart; empty where no kernel has both."""
-    ratios = []
+def by_class(group: Group, records: Mapping[tuple[str, str], Record]) -> Table | None:
+    """How well the timing model predicts, per size class: what a calibration of its constants starts from. None where
+    no kernel has both times."""
+    rows = []
+    for size_class in group.size_classes:
+        pairs = [
+            (measured, modelled)
+            for row, measured, modelled in _pairs(group, records)
+            if row.problem.size_class == size_class
+        ]
+        if pairs:
+            ratios = [measured / modelled for measured, modelled in pairs]
+            low, high = (quantiles(ratios, n=10)[end] for end in (0, -1)) if len(ratios) > 1 else ratios * 2
+            correlation = spearman([measured for measured, _ in pairs], [modelled for _, modelled in pairs])
+            cells = (times(median(ratios)), f"{times(low)} to {times(high)}")
+            rows.append((size_class, str(len(pairs)), *cells, "—" if isnan(correlation) else f"{correlation:.2f}"))
+    if not rows:
+        return None
+    return Table(
+        "The timing model, by size class",
+        ("class", "kernels", "ours / modelled, median", "eight of ten", "rank correlation"),
+        tuple(rows),
+    )
+
+
+def _pairs(group: Group, records: Mapping[tuple[str, str], Record]) -> Iterator[tuple[Measurement, float, float]]:
+    """Measurements with the kernel's measured and modelled times in microseconds, where there are both."""
     for measurement in group.measurements:
         timing = measurement.timing(KERNEL)
         if timing and (record := records.get((timing.record or "", measurement.mnk))):
-            ratios.append(timing.median_us / model.estimate(record).us)
+            yield measurement, timing.median_us, model.estimate(record).us
+
+
+def apart(group: Group, records: Mapping[tuple[str, str], Record]) -> str:
+    """How far measured and modelled times are apart; empty where no kernel has both."""
+    ratios = [measured / modelled for _, measured, modelled in _pairs(group, records)]
     if not ratios:
         return ""
     text = f" Ours take {times(median(ratios))} of their modelled time (median of {len(ratios)}"

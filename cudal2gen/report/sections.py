@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cudal2gen.kernel import GPUS, Record
 from cudal2gen.pages import Chart, Section, Table, interval, microseconds, percent, spread, times
-from cudal2gen.report import floors
+from cudal2gen.report import aims, floors
 from cudal2gen.report.groups import SUSPICIOUS_TFLOPS, WORST, Group, tflops
 from cudal2gen.report.published import Published
 from cudal2gen.report.statistics import Summary
@@ -90,7 +90,11 @@ def section(group: Group, anchor: str, published: Published, records: Mapping[tu
         tables += [table_1(group), table_2(group), by_class(group), worst(group)]
         beside = _beside(group, published)
         tables += [beside] if beside else []
+        promised = aims.table(group)
+        tables += [promised] if promised else []
     if group.measurements:
+        predicted = floors.by_class(group, records)
+        tables += [predicted] if predicted else []
         tables.append(floors.each(group, records))
         charts = _charts(group, anchor)
     return Section(

@@ -1,0 +1,53 @@
+"""What the project promises on an H200, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cudal2gen.kernel import Problem
+from cudal2gen.pages import Table, interval, times
+from cudal2gen.report.groups import Group
+from cudal2gen.report.statistics import summarise
+
+GPU, BASELINE = "h200", "cublaslt-autotuning-max"
+LARGE_FLOP = 1e10
+
+
+class Aim(NamedTuple):
+    """A geometric mean of speedups over ``BASELINE``, kernel alone, L2 cold: at least ``least`` over some problems."""
+
+    types: str
+    title: str
+    least: float
+    admits: Callable[[Problem], bool]
+
+
+AIMS = (
+    Aim("f32", "all problems", 1.05, lambda _: True),
+    Aim("f32", f"at least {LARGE_FLOP:.0e} FLOP", 1.0, lambda problem: problem.flops >= LARGE_FLOP),
+    Aim("f32", "class split-k", 1.15, lambda problem: problem.size_class == "split-k"),
+    Aim("f16", "all problems", 1.1, lambda _: True),
+)
+
+
+def table(group: Group) -> Table | None:
+    """The aims that concern a group of measurements, with its figures; None where none does."""
+    if (group.gpu, group.protocol, group.l2) != (GPU, "device", "cold") or BASELINE not in group.baselines:
+        return None
+    rows = []
+    for aim in AIMS:
+        if aim.types != group.types:
+            continue
+        pairs = zip(group.measurements, group.ratios[BASELINE], strict=True)
+        summary = summarise([ratio for row, ratio in pairs if ratio and aim.admits(row.problem)])
+        if summary is not None:
+            reached = "yes" if summary.geomean.value >= aim.least else "no"
+            rows.append((aim.title, str(summary.shapes), times(aim.least), interval(summary.geomean), reached))
+    if not rows:
+        return None
+    return Table(
+        f"The project's aims on this card, over {BASELINE}; they are of all 1000 problems of the catalog",
+        ("problems", "measured", "aim", "geomean speedup [95 %]", "reached"),
+        tuple(rows),
+    )
