@@ -625,7 +625,7 @@ def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) ->
     assert timing.record == record.name
     odd = command("--mnk", "65_64_64", "--acc", "f32", "--records-of", "rtx3090", "--baselines", "none")
     assert odd.exit_code == 0, odd.output
-    assert "that of rtx3090 64_64_64 stands in, predicated" in odd.stderr
+    assert "that of rtx3090 64_64_64 stands in, by mma.sync at 62% of h200's tensor cores, predicated" in odd.stderr
     assert stored(tmp_path / "m.jsonl")[-1].mnk == "65_64_64"
 
 

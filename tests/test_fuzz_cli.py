@@ -190,7 +190,7 @@ def workplace(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 @pytest.mark.slow
 @given(vector=vectors())
-@examples(250)
+@examples(150)
 def test_whatever_is_typed_ends_in_a_documented_way(vector: list[str], workplace: Path, desk: Path) -> None:
     shutil.copy(desk / "kernels.jsonl", "kernels.jsonl")
     check_outcome(run(*vector))
