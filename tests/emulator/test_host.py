@@ -208,6 +208,18 @@ def test_runtime_is_built_once_and_whole(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "emulator").iterdir()] == [Path(paths.pop()).name]
 
 
+def test_a_process_keeps_its_runtime_when_the_cache_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that opened another file of the same runtime would find no device, then and ever after."""
+    (tmp_path / "kernel.ptx").write_text(compiled("multistage", ".ptx").read_text())
+    (tmp_path / "kernel.cubin").write_bytes(b"\x7fELF")
+    with emulator.session():
+        assert Runtime().kernel(tmp_path / "kernel.cubin", "gemm_f16")[0] == 0
+    monkeypatch.setenv("CUDAL2GEN_CACHE_DIR", str(tmp_path / "later"))
+    with emulator.session():
+        assert Runtime().kernel(tmp_path / "kernel.cubin", "gemm_f16")[0] == 0
+    assert not (tmp_path / "later").exists()
+
+
 PARAMETERS = """.version 8.0
 .target sm_80
 .address_size 64

@@ -39,10 +39,12 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "cudal2gen"
 
 
+@cache
 def runtime_path() -> Path:
     """The stand-in runtime as a shared library, built at the first call.
 
-    Raises EmulatorError when there is no C compiler or it fails.
+    A process keeps the file of its first call, wherever the cache folder lies later: a second file would be a second
+    library, whose calls no session answers. Raises EmulatorError when there is no C compiler or it fails.
     """
     return _compiled("runtime", _text())
 
