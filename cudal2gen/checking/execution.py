@@ -129,7 +129,7 @@ class CheckSession(StrictSession):
         chosen = sampling.sampler(plan.sample, plan.seed) if plan.sample else None
         super().__init__(Memory(), devices.device(plan.device), options, chosen)
         self.reporter, self.sample, self.incomplete = reporter, plan.sample, False
-        self.repetitions, self.excuses = Repetitions(self.memory), sampling.Excuses()
+        self.repetitions, self.dependences = Repetitions(self.memory), sampling.MemoryDependences()
         self.first_image = image_count()
 
     def handle(self, name: str, words: Words) -> int:
@@ -167,7 +167,7 @@ class CheckSession(StrictSession):
         with self.repetitions.observed(launch):
             result = launch.execute()
         if self.incomplete:
-            self.excuses.apply(launch, result.reports)
+            self.dependences.excuse(launch, result.reports)
         given_up = any(report.kind == CANNOT for report in result.reports)
         if given_up or (self.sample and prod(launch.geometry.grid) > self.sample):
             self._assume_written()

@@ -35,14 +35,14 @@ def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]
     return chosen
 
 
-class Excuses:
-    """Makes errors benign that may follow from incomplete memory: values that CTAs which did not run would have
-    written."""
+class MemoryDependences:
+    """By kernel, the findings that loaded values decide: after a partial launch these may be those of values that CTAs
+    which did not run would have written."""
 
     def __init__(self) -> None:
         self._dependences: dict[tuple[str, str], Dependence] = {}
 
-    def apply(self, launch: Launch, reports: Iterable[Report]) -> None:
+    def excuse(self, launch: Launch, reports: Iterable[Report]) -> None:
         """Makes such errors of a launch benign."""
         for report in reports:
             if report.is_error and report.kind != CANNOT and _follows(report, self._dependence(launch)):

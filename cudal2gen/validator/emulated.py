@@ -411,26 +411,26 @@ def validate(
 
 
 def summary(record: Record, execution: Execution) -> dict[str, float]:
-    """What a launch counted, as one flat table; figures per k-tile are per warp. Empty without counters."""
+    """What a launch counted, as one flat table, without instructions that it does not have. Figures per k-tile are per
+    warp, those of wgmma, tcgen05 and mbarriers per CTA. Empty without counters."""
     counters = execution.counters
     if counters is None:
         return {}
-    work = execution.tiles * ceil_div(execution.a.shape[1], record.k_step) * record.threads // 32
-    table: dict[str, float] = {
+    steps = execution.tiles * ceil_div(execution.a.shape[1], record.k_step)
+    work = steps * record.threads // 32
+    instructions = {
         "mma_per_k_tile": counters.mma / work,
+        "wgmma_per_k_tile": counters.wgmma / steps,
+        "tcgen05_per_k_tile": counters.tcgen05 / steps,
         "ldmatrix_per_k_tile": counters.ldmatrix / work,
-        "barriers": counters.barriers,
-        "instructions_per_k_tile": sum(counters.instructions.values()) / work,
+        "mbarrier_waits_per_k_tile": counters.mbarrier_waits / steps,
+        "bytes tma load": counters.bulk_load_bytes,
+        "bytes tma delivered": counters.bulk_delivered_bytes,
+        "bytes tma store": counters.bulk_store_bytes,
     }
-    if counters.bulk_boxes:
-        steps = execution.tiles * ceil_div(execution.a.shape[1], record.k_step)
-        table |= {
-            "wgmma_per_k_tile": counters.wgmma / steps,
-            "mbarrier_waits_per_k_tile": counters.mbarrier_waits / steps,
-            "bytes tma load": counters.bulk_load_bytes,
-            "bytes tma delivered": counters.bulk_delivered_bytes,
-            "bytes tma store": counters.bulk_store_bytes,
-        }
+    table: dict[str, float] = {name: value for name, value in instructions.items() if value}
+    table["barriers"] = counters.barriers
+    table["instructions_per_k_tile"] = sum(counters.instructions.values()) / work
     for kind, banks in counters.shared_banks.items():
         table[f"bank_conflicts {kind}"] = banks.conflicts
     for kind, traffic in counters.global_traffic.items():

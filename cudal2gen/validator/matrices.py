@@ -42,6 +42,7 @@ class Guarded:
         cols: int,
         stride: int,
         around: int,
+        *,
         count: int | None = None,
         gap: int = 0,
     ) -> None:
@@ -118,13 +119,13 @@ class Matrices:
 
         def guarded(name: str, rows: int, cols: int, ld: int, number: int | None = several, gaps: int = 1) -> Guarded:
             gap = 0 if number is None else gaps * PADDING
-            return Guarded(empty, element, name, rows, cols, ld, element.nan, number, gap)
+            return Guarded(empty, element, name, rows, cols, ld, element.nan, count=number, gap=gap)
 
         self.a, self.b = guarded("A", m, k, stride.a), guarded("B", n, k, stride.b_tn, several_b, 2)
         self.b_nn = guarded("B", k, n, stride.b_nn, several_b, 2)
         # What lies around D is a third pattern beside the poisons.
         gap_d = 0 if several is None else 3 * (PADDING if record.launch.stores_vectors else 1)
-        self.d = Guarded(empty, output, "D", m, problem.d_cols, stride.d, output.canary, several, gap_d)
+        self.d = Guarded(empty, output, "D", m, problem.d_cols, stride.d, output.canary, count=several, gap=gap_d)
         self._read = {"A": self.a, "B": self.b, "B as (k,n)": self.b_nn}
         more: dict[str, torch.Tensor | float] = {}
         if fusion.bias != "none":
@@ -135,7 +136,7 @@ class Matrices:
             )
             self._read["bias"], more["bias"] = bias, bias.matrix if is_batched else bias.matrix[0]
         if fusion.residual:
-            c = Guarded(empty, output, "C", m, problem.d_cols, stride.d, output.nan, several, gap_d)
+            c = Guarded(empty, output, "C", m, problem.d_cols, stride.d, output.nan, count=several, gap=gap_d)
             self._read["C"], more["c"] = c, c.matrix
         more |= ({"alpha": ALPHA} if fusion.scale else {}) | ({"beta": BETA} if fusion.residual else {})
         self._written = [self.d]

@@ -416,6 +416,27 @@ def test_tensor_store(reduce: bool) -> None:
     np.testing.assert_array_equal(y.download(), want)
 
 
+@pytest.mark.parametrize(("op", "start", "kinds"), [
+    ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile", 7, []),
+    ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile", None, ["uninitialised-global"]),
+    ("cp.async.bulk.tensor.2d.global.shared::cta", 7, ["global-race"]),
+])  # fmt: skip
+def test_reductions_of_several_ctas_are_atomic(op: str, start: int | None, kinds: list[str]) -> None:
+    body = f"""
+      mov.b64 %d0, map; cvta.param.u64 %d1, %d0; mov.u32 %u, %ctaid.x; add.u32 %v, %t, %u; cvt.rn.f16.u32 %h0, %v;
+      shl.b32 %u, %t, 1; add.u32 %u, %u, %s; st.shared.b16 [%u], %h0; fence.proxy.async; bar.warp.sync -1;
+      elect.sync _|%E, -1; @!%E bra over;
+      {op}.bulk_group [%d1, {{0, 0}}], [%s]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+    over:"""
+    memory = Memory()
+    y = memory.upload(np.full((4, 8), start or 0, np.float16), "inout" if start else "output")
+    text = entry(body, ".param .align 64 .b8 map[128]")
+    result = launch(text, [tensor_map(y, (8, 4), (16,), (8, 4), 0)], memory, grid=2, check_outputs=False)
+    assert [r.kind for r in result.reports if r.is_error] == kinds
+    if not kinds:
+        np.testing.assert_array_equal(y.download().reshape(-1), 7 + 2 * np.arange(32) + 1)
+
+
 def test_runs_of_bytes() -> None:
     body = """
       setp.ne.u32 %P, %t, 0; @%P bra over;
@@ -593,14 +614,17 @@ def test_named_barriers_of_a_block_that_is_no_multiple_of_128() -> None:
     assert result.reports[0].kind == "barrier-divergence"
 
 
-@pytest.mark.parametrize(("dec", "inc", "kinds"), [
-    (40, 232, []), (24, 240, []), (40, 240, ["registers"]), (44, 200, ["registers"]), (16, 200, ["registers"]),
+@pytest.mark.parametrize(("threads", "dec", "inc", "kinds"), [
+    (384, 40, 232, []), (384, 24, 240, []), (384, 40, 240, ["registers"]), (384, 44, 200, ["registers"]),
+    (384, 16, 200, ["registers"]),
+    # ptxas 13.0 reports 168 registers for 384 threads, less where all numbers are less; 248 for 256 threads.
+    (384, 40, 160, []), (384, 176, 200, ["registers"] * 2), (256, 48, 248, []), (256, 40, 232, []), (512, 24, 152, []),
 ])  # fmt: skip
-def test_register_pool(dec: int, inc: int, kinds: list[str]) -> None:
-    text = entry(f"""setp.lt.u32 %P, %t, 256; @%P bra more; setmaxnreg.dec.sync.aligned.u32 {dec}; bra out;
+def test_register_pool(threads: int, dec: int, inc: int, kinds: list[str]) -> None:
+    text = entry(f"""setp.ge.u32 %P, %t, 128; @%P bra more; setmaxnreg.dec.sync.aligned.u32 {dec}; bra out;
       more: setmaxnreg.inc.sync.aligned.u32 {inc}; out:""", ".param .u32 z")  # fmt: skip
-    text = text.replace("(.param .u32 z)", "(.param .u32 z) .maxntid 384, 1, 1 .minnctapersm 1")
-    result = launch(text, [0], Memory(), block=384)
+    text = text.replace("(.param .u32 z)", f"(.param .u32 z) .maxntid {threads}, 1, 1 .minnctapersm 1")
+    result = launch(text, [0], Memory(), block=threads)
     assert [r.kind for r in result.reports] == kinds
 
 

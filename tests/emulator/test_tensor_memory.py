@@ -101,6 +101,20 @@ def test_what_is_stored_is_loaded_by_another_shape(shape: str, times: int) -> No
     assert np.array_equal(got, want)
 
 
+def test_a_warp_that_names_lanes_of_another_reaches_the_same_half_of_its_own() -> None:
+    body = moves(4, "ld", "a", "%p")
+    for half in (0, 0x100000):
+        body += f" add.u32 %u, %own, {half}; tcgen05.st.sync.aligned.16x256b.x1.b32 [%u], {registers('a', 4)};"
+        body += " tcgen05.wait::st.sync.aligned; add.u32 %a0, %a0, 1;"
+    body += f" add.u32 %u, %base, 0x100000; tcgen05.ld.sync.aligned.16x256b.x1.b32 {registers('b', 4)}, [%u];"
+    body += " tcgen05.wait::ld.sync.aligned;" + moves(4, "st", "b", "%q")
+    x = np.arange(128 * 4, dtype=np.uint32).reshape(128, 4)
+    got, result = launch(body, x, np.empty((128, 4), np.uint32))
+    assert [r.kind for r in result.reports] == ["tensor-memory-bounds"]
+    assert "lane 16 of tensor memory: warp 1 may touch lanes 32 to 63" in str(result.reports[0])
+    assert np.array_equal(got, x + np.array([1, 0, 0, 0], np.uint32))
+
+
 def test_halves_are_packed_and_unpacked() -> None:
     body = (
         moves(2, "ld", "a", "%p")
@@ -117,6 +131,21 @@ def test_halves_are_packed_and_unpacked() -> None:
     assert result.reports == []
     assert np.array_equal(got[:, :4], x)
     assert np.array_equal(got[:, 4:].copy().view(np.uint16), x)
+
+
+def test_a_packed_load_gives_neighbours_of_a_row_as_mma_sync_has_them() -> None:
+    """Of 16 rows and 8 columns of words lane t has the low halves of columns 2 (t % 4) and the next, of rows t // 4 and
+    8 below: CuTe's SM100_TMEM_LOAD_16dp128b1x_16b."""
+    body = moves(8, "ld", "a", "%p") + f" tcgen05.st.sync.aligned.32x32b.x8.b32 [%own], {registers('a', 8)};"
+    body += " tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.16x128b.x1.pack::16b.b32 {%b0, %b1}, [%own];"
+    body += " tcgen05.wait::ld.sync.aligned;" + moves(2, "st", "b", "%q")
+    words = np.random.default_rng(7).integers(0, 1 << 32, (4, 32, 8)).astype(np.uint32)
+    got, result = launch(body, words, np.empty((4, 32, 2, 2), np.uint16))
+    assert result.reports == []
+    for t in range(32):
+        for r in (0, 1):
+            row = words[:, t // 4 + 8 * r, 2 * (t % 4) : 2 * (t % 4) + 2]
+            assert np.array_equal(got[:, t, r], row.astype(np.uint16)), (t, r)
 
 
 # --- products

@@ -66,7 +66,8 @@ class TensorAccesses:
         if lane not in (own, own + 32 - height):
             text = f"lane {lane} of tensor memory: warp {index} may touch lanes {own} to {own + 31} (of its index % 4)"
             self.batch.report_lanes("tensor-memory-bounds", text, site, lanes)
-            lane = own
+            # Its own lanes, in the same half: DeepGEMM says that hardware ignores the other bits.
+            lane = own + (32 - height if lane % 32 else 0)
         row, high = warp // self.batch.warps_per_cta, column + self._width(access)
         if high > COLUMNS or not self.allocation.owned[row, column:high].all():
             text = f"columns {column} to {high - 1} of tensor memory, which the CTA has not allocated"

@@ -23,10 +23,12 @@ from cudal2gen.emulator.hopper.tensor_map import (
     refuse,
 )
 from cudal2gen.emulator.memory.device import DeviceMemory
+from cudal2gen.emulator.memory.device_hazards import GlobalAccess
 from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.reports import EmulatorError
+from cudal2gen.emulator.state.scopes import Scope, sized
 from cudal2gen.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 # cp.reduce: CUtensorMapDataType -> element, and operation.
@@ -165,8 +167,9 @@ class Bulk:
         view: Array = np.ndarray(shape, MOVER[16], self.arena.data, first, (stride, 16))
         return view.copy().reshape(-1)
 
-    def _touch_global(self, rows: Array, box: Box, lane: int, site: int, write: bool) -> None:
-        """Checks and tags the global side of a copy."""
+    def _touch_global(self, rows: Array, box: Box, lane: int, site: int, write: bool, reduced: int = 0) -> None:
+        """Checks and tags the global side of a copy. ``reduced``: bytes of the elements of a reduction, which are
+        relaxed atomics of GPU scope."""
         device = self.device
         first = int(rows[0]) + box.low
         device.guard(np.array([lane]), np.array([first]), site)
@@ -174,16 +177,20 @@ class Bulk:
         assert buffer is not None
         if not write and buffer.written is None and buffer.role == "input":
             return
-        width = 16
+        width = reduced or 16
         while (first | (box.high - box.low) | int(np.bitwise_or.reduce(rows + box.low))) & (width - 1):
             width //= 2
         offset = (rows[:, None] + np.arange(box.low, box.high, width)).reshape(-1)
-        lanes = np.full(len(offset), lane)
+        strong = sized(Scope.GPU, width, read_modify_write=True) if reduced else 0
+        access = GlobalAccess(buffer, np.full(len(offset), lane), offset, width, site, strong)
         if write:
-            device.hazards.before_write(buffer, lanes, offset, width, site, None, False)
-            device.mark(buffer, offset, width)
+            if reduced:
+                device.hazards.before_atomic(access)
+            else:
+                device.hazards.before_write(access, None)
+            device.mark(access)
         else:
-            device.hazards.before_read(buffer, lanes, offset, width, site, False)
+            device.hazards.before_read(access)
 
     # --- loads ---
 
@@ -403,9 +410,9 @@ class Bulk:
         self.device.guard(lanes, first, site)
         lines = np.arange(map_.box[1])[:, None] * stride + np.arange(0, map_.box[0] * map_.item, 16)
         offset = (first[:, None] + lines.reshape(-1)).reshape(-1)
-        owners = np.repeat(lanes, lines.size)
-        self.device.hazards.before_write(buffer, owners, offset, 16, site, None, False)
-        self.device.mark(buffer, offset, 16)
+        access = GlobalAccess(buffer, np.repeat(lanes, lines.size), offset, 16, site)
+        self.device.hazards.before_write(access, None)
+        self.device.mark(access)
         arena.views[16][offset >> SHIFT[16]] = self.shared.views[16].take(at).reshape(-1)
         self.launch.version += 1
         return True
@@ -429,7 +436,7 @@ class Bulk:
             return
         inside_rows = np.flatnonzero(box.rows != -1)
         rows, data = box.rows[inside_rows], raw.reshape(-1, box.inner)[inside_rows]
-        self._touch_global(rows, box, lane, site, write=True)
+        self._touch_global(rows, box, lane, site, write=True, reduced=map_.item if reduction else 0)
         self.launch.version += 1
         if reduction:
             self._reduce(rows, box, data, reduction, map_.dtype)

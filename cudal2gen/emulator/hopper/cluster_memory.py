@@ -18,6 +18,7 @@ from cudal2gen.emulator.memory.shared import (
     WRITE_AFTER_READ,
     WRITE_AFTER_WRITE,
     Access,
+    Granules,
     SharedMemory,
 )
 from cudal2gen.emulator.state.arrays import SHIFT, Array, Mask, distinct
@@ -107,19 +108,17 @@ class ClusterMemory(SharedMemory):
                 out[i] = clocks.ordered_privately(int(lanes[i]), int(column[i]), int(ticks[i]))
         return out
 
-    def _report_unordered(
-        self, hazard: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array, doubtful: bool
-    ) -> None:
+    def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
         """Names the scope where only an order of CTA scope lies between accesses of two CTAs."""
         if self.cluster_clocks.ended and hazard != WRITE_AFTER_READ:
             narrow = bad.copy()
-            narrow[bad] = self._ordered(lane[bad], tags[bad], WRITE_AFTER_READ)
+            narrow[bad] = self._ordered(granules.lane[bad], tags[bad], WRITE_AFTER_READ)
             if narrow.any():
                 text = f"{hazard}: {NARROW}"
-                self._report("memory-scope", text, site, lane, rows, offset, narrow, tags, doubtful)
+                self._report("memory-scope", text, granules, narrow, tags, doubtful=doubtful)
                 bad = bad & ~narrow
         if bad.any():
-            super()._report_unordered(hazard, bad, tags, lane, rows, site, offset, doubtful)
+            super()._report_unordered(hazard, bad, tags, granules, doubtful)
 
     def _over(self, lanes: Array, column: int) -> Array:
         batch, clocks = self.batch, self.cluster_clocks
@@ -369,15 +368,15 @@ class ClusterMemory(SharedMemory):
         if not readers:
             return
         reads = self.async_reads.tags[np.array(readers)[:, None], at * width >> 4]
-        which, rows = np.nonzero(reads)
-        lane = rows if lanes is None else lanes[rows]
-        if not rows.size or self._ordered(lane, reads[which, rows], WRITE_AFTER_READ).all():
+        reader, element = np.nonzero(reads)
+        lane = element if lanes is None else lanes[element]
+        if not element.size or self._ordered(lane, reads[reader, element], WRITE_AFTER_READ).all():
             return
         for number in range(len(readers)):
-            of_row = which == number
-            all_read = np.ones(np.count_nonzero(of_row), bool)
-            tags = reads[number, rows[of_row]]
-            self._check_order(WRITE_AFTER_READ, all_read, tags, lane[of_row], rows[of_row], site, offset)
+            of_reader = reader == number
+            granules = Granules(site, lane[of_reader], element[of_reader], offset)
+            all_read = np.ones(len(granules.element), bool)
+            self._check_order(WRITE_AFTER_READ, all_read, reads[number, granules.element], granules)
 
     # --- proxies ---
 

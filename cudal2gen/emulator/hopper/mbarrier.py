@@ -530,7 +530,7 @@ class MBarriers:
                 continue
             if bar.flights or bar.landing:
                 text = f"the CTA exits while bulk copies to it are under way ({bar.describe(row)})"
-                self.batch.report("in-flight", text, bar.copy_site, row, (), bar.offset)
+                self.batch.report("in-flight", text, bar.copy_site, row, (), address=bar.offset)
             if 0 < bar.pending < bar.count:
                 text = f"the CTA exits in the middle of a phase: too many arrivals, or too few, at {bar.describe(row)}"
-                self.batch.report("phase-at-exit", text, bar.init_site, row, (), bar.offset)
+                self.batch.report("phase-at-exit", text, bar.init_site, row, (), address=bar.offset)

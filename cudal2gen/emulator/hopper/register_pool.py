@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from functools import cached_property
 
 from cudal2gen.emulator.state.arrays import Mask, distinct
 from cudal2gen.emulator.state.batch import BatchState
+
+# The number of registers that a setmaxnreg names.
+COUNT = re.compile(r"setmaxnreg\S*\s+(\d+)")
 
 
 class RegisterPool:
@@ -27,24 +32,27 @@ class RegisterPool:
         groups = batch.row_of[lanes] * self.per_row + (batch.warp[lanes] >> 2)
         for group in distinct(groups).tolist():
             steps = self.steps.setdefault(group, [])
-            before = steps[-1][0] if steps else self.entry_registers()
+            before = steps[-1][0] if steps else self.entry_registers
             if count < before if more else count > before:
                 text = f"setmaxnreg.{'inc' if more else 'dec'} to {count} where a thread has {before} registers"
                 batch.report_lanes("registers", text, site, lanes)
             steps.append((count, site))
             self.warps[group] = self.warps.get(group, 0) + len(distinct(batch.warp[lanes[groups == group]]))
 
+    @cached_property
     def entry_registers(self) -> int:
-        """Registers per thread that ptxas can count on at entry."""
-        attributes = self.launch.kernel.attributes
-        fixed = attributes.get("maxnreg")
+        """Registers per thread at entry: what launch bounds leave, in units of 8, and no more than the largest number
+        that a setmaxnreg of the kernel names, as ptxas 13.0 reports it."""
+        kernel = self.launch.kernel
+        fixed = kernel.attributes.get("maxnreg")
         if fixed:
             return fixed[0]
-        blocks = (attributes.get("minnctapersm") or (1,))[0]
-        limit = attributes.get("maxntid") or attributes.get("reqntid")
+        blocks = (kernel.attributes.get("minnctapersm") or (1,))[0]
+        limit = kernel.attributes.get("maxntid") or kernel.attributes.get("reqntid")
         threads = math.prod(limit) if limit else self.launch.threads
         per = self.launch.device.registers_per_sm // blocks // (-(-threads // 128) * 128)
-        return min(255, per // 8 * 8)
+        named = [int(count[1]) for site in kernel.sites if (count := COUNT.search(site.text))]
+        return min(255, per, max(named)) // 8 * 8
 
     def exited(self, row: int) -> None:
         """A CTA ends: checks that its warpgroups' registers fit, and that whole warpgroups executed every
@@ -59,7 +67,7 @@ class RegisterPool:
             if executed != warps * len({site for _, site in steps}) and executed % warps:
                 text = f"setmaxnreg was executed by {executed} of {warps} warps of a warpgroup"
                 batch.report("registers", text, steps[0][1], row, ())
-        entry = self.entry_registers()
+        entry = self.entry_registers
         pool = entry * self.per_row
         groups = range(row * self.per_row, (row + 1) * self.per_row)
         final = [changes[group][-1][0] if group in changes else entry for group in groups]

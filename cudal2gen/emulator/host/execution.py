@@ -19,8 +19,8 @@ from cudal2gen.emulator.machine.batch import Batch, in_clusters, run
 from cudal2gen.emulator.machine.scheduler import Overtaken, Runaway
 from cudal2gen.emulator.memory.arena import Buffer, Memory
 from cudal2gen.emulator.memory.device_state import DeviceState, Touched
-from cudal2gen.emulator.state.arrays import POISON, Array
-from cudal2gen.emulator.state.launch import Device, Geometry, LaunchResult, LaunchState, Options
+from cudal2gen.emulator.state.arrays import Array
+from cudal2gen.emulator.state.launch import USUAL, Device, Geometry, LaunchResult, LaunchState, Options, Variation
 from cudal2gen.emulator.state.participants import Place, Space
 from cudal2gen.emulator.state.reports import EmulatorError, Report
 from cudal2gen.emulator.state.suspects import Trial
@@ -133,18 +133,10 @@ class _Run:
     # CTAs of each batch of the last execution.
     batches: list[int] = field(default_factory=list)
 
-    def once(
-        self,
-        code: Compiled,
-        options: Options,
-        poison: int = POISON,
-        trial: Trial | None = None,
-        recording: bool = False,
-        unspecified: int = POISON,
-    ) -> LaunchState:
+    def once(self, code: Compiled, options: Options, variation: Variation = USUAL) -> LaunchState:
         """Execute. Raises Overtaken where the translation relied on lockstep that does not hold."""
         launch, geometry = self.launch, self.geometry
-        state = LaunchState(code, geometry, options, launch.device, poison, trial, recording, unspecified, self.batches)
+        state = LaunchState(code, geometry, options, launch.device, variation, self.batches)
         for name, site in code.uncertain:
             text = f"register {name} is read on a path that has not written it"
             state.reports.add("uninitialised-register", text, site, doubtful=True)
@@ -166,7 +158,7 @@ class _Run:
             raise
         except Exception as error:
             raise EmulatorError(f"{launch.kernel}: internal error, {type(error).__name__}: {error}") from error
-        if trial is None and poison == POISON:
+        if variation.trial is None and variation.poison == USUAL.poison:
             launch.memory_state = device
         return state
 
@@ -175,7 +167,7 @@ class _Run:
         launch = self.launch
         try:
             # What cannot be repeated is recorded from the start.
-            return self.once(compiled, launch.options, recording=before is None), compiled
+            return self.once(compiled, launch.options, Variation(recording=before is None)), compiled
         except Overtaken:
             if before is None:
                 raise EmulatorError(
@@ -196,7 +188,7 @@ class _Run:
         state, compiled = self.in_order(compiled, before)
         if state.reports.one_sided and before is not None:
             before.restore()
-            state = self.once(compiled, self.launch.options, recording=True)
+            state = self.once(compiled, self.launch.options, Variation(recording=True))
         reports = state.reports
         if before is None:
             reports.forget(reports.unspecified)
@@ -204,34 +196,23 @@ class _Run:
             return state
         after = Snapshot.of(self.launch.memory)
         assert after is not None
-        if reports.doubtful and self._same(before, after, compiled):
+        if reports.doubtful and self._same(before, after, compiled, Variation(OTHER_POISON)):
             reports.acquit(reports.doubtful)
-        if reports.unspecified and self._same(before, after, compiled, unspecified=OTHER_POISON):
+        if reports.unspecified and self._same(before, after, compiled, Variation(unspecified=OTHER_POISON)):
             reports.forget(reports.unspecified)
         if reports.races and reports.errors() <= reports.races:
-            trials = (Trial(state.suspects, pattern) for pattern in TRIED)
+            trials = (Variation(OTHER_POISON, trial=Trial(state.suspects, pattern)) for pattern in TRIED)
             if all(self._same(before, after, compiled, trial) for trial in trials):
                 reports.acquit(reports.races)
         after.restore()
         return state
 
-    def _same(
-        self,
-        before: Snapshot,
-        after: Snapshot,
-        compiled: Compiled,
-        trial: Trial | None = None,
-        unspecified: int | None = None,
-    ) -> bool:
-        """Execute again with other undefined values, and other ones for the racing reads of a trial; or, where a byte
-        is named, with that in ``unspecified`` values alone: is the outcome the same?"""
+    def _same(self, before: Snapshot, after: Snapshot, compiled: Compiled, variation: Variation) -> bool:
+        """Execute again, with the variation's poison in device memory too: is the outcome the same?"""
         before.restore()
-        options = replace(self.launch.options, hazards=trial is not None)
-        if unspecified is not None:
-            self.once(compiled, options, unspecified=unspecified)
-            return after.matches()
-        before.poison(OTHER_POISON)
-        self.once(compiled, options, OTHER_POISON, trial)
+        if variation.poison != USUAL.poison:
+            before.poison(variation.poison)
+        self.once(compiled, replace(self.launch.options, hazards=variation.trial is not None), variation)
         return after.matches()
 
 

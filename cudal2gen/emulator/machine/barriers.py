@@ -266,8 +266,8 @@ class Barriers:
 
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """Lanes that wait at one instruction for the others of their warp (``members``: which) or, with None, of their
-    warpgroup."""
+    """Lanes that wait at one instruction for the others of their warp (``members``: which, as each lane names them) or,
+    with None, of their warpgroup."""
 
     lanes: Array
     members: Scalar | None
@@ -276,10 +276,17 @@ class Meeting:
         """What is waited for, in words."""
         return "an instruction that their " + ("warpgroup" if self.members is None else "warp") + " executes together"
 
+    def add(self, lanes: Array, members: Scalar | None) -> None:
+        """More lanes come."""
+        if self.members is not None and members is not None:
+            same = isinstance(members, int) and isinstance(self.members, int) and members == self.members
+            self.members = members if same else np.where(lanes, members, self.members).astype(np.uint32)
+        self.lanes = self.lanes | lanes
+
 
 class Meetings:
-    """Instructions that a warp or warpgroup executes together, such as elect and wgmma. The hardware's warps run apart
-    and come together there; meeting orders no memory.
+    """Instructions that lanes, a warp or a warpgroup execute together, such as shuffles and wgmma. The hardware's warps
+    run apart and come together there; meeting orders no memory.
 
     Invariant: ``by_site`` has the lanes that have come to an instruction and not left it; all of them sleep. A lane
     leaves when no living lane of its unit (the members named, or the warpgroup) is still elsewhere.
@@ -294,40 +301,49 @@ class Meetings:
         """The named lanes of a warp (None: the warps of a warpgroup) come together, then go on at ``resume``."""
         if self.scheduler.alone:
             return resume, m, False
-        mask = self.batch.running(m).copy()
+        mask = self.batch.running(m)
         meeting = self.by_site.get(site)
         if meeting is None:
-            meeting = self.by_site[site] = Meeting(np.zeros(self.batch.size, bool), members)
-        meeting.lanes |= mask
+            meeting = Meeting(mask, members)
+            if not (mask & self._lacks(meeting, self.batch.alive & ~mask)).any():
+                return self.scheduler.go(resume, m)
+            self.by_site[site] = meeting
+        else:
+            meeting.add(mask, members)
         self.scheduler.sleep(meeting, mask, resume, site)
         self._settle(site)
         return self.scheduler.pick()
 
-    def _after_exit(self, exited: Array) -> None:  # noqa: ARG002
+    def _after_exit(self, exited: Array) -> None:
         """Exited lanes are no longer waited for, so meetings may be complete now."""
-        for site in list(self.by_site):
+        for site, meeting in list(self.by_site.items()):
+            if meeting.members is not None:
+                deserted = meeting.lanes & self._lacks(meeting, exited)
+                if deserted.any():
+                    text = "the member mask names lanes that exit without executing it"
+                    self.batch.report_lanes("warp-divergence", text, site, np.flatnonzero(deserted))
             self._settle(site)
 
     def _settle(self, site: int) -> None:
         meeting = self.by_site[site]
-        free = meeting.lanes & ~self._incomplete(meeting)
+        free = meeting.lanes & ~self._lacks(meeting, self.batch.alive & ~meeting.lanes)
         if free.any():
-            meeting.lanes &= ~free
+            meeting.lanes = meeting.lanes & ~free
             self.scheduler.release(meeting, free)
         if not meeting.lanes.any():
             del self.by_site[site]
 
-    def _incomplete(self, meeting: Meeting) -> Array:
-        """Per lane: has a living lane of its unit not arrived yet?"""
-        batch = self.batch
-        absent = (batch.alive & ~meeting.lanes).reshape(-1, 32)
-        if meeting.members is None:
+    def _lacks(self, meeting: Meeting, absent: Array) -> Array:
+        """Per lane: is a lane of its unit among the ``absent``?"""
+        batch, members = self.batch, meeting.members
+        absent = absent.reshape(-1, 32)
+        if members is None:
             warps, groups = batch.warps_per_cta, -(-batch.warps_per_cta // 4)
             missing = np.zeros((batch.count, groups * 4), bool)
             missing[:, :warps] = absent.any(axis=1).reshape(batch.count, warps)
             by_group = missing.reshape(batch.count, groups, 4).any(axis=2)
             return np.repeat(np.repeat(by_group, 4, axis=1)[:, :warps].reshape(-1), 32)
-        if isinstance(meeting.members, int):
-            return np.repeat((absent & bits_of(np.array(meeting.members, np.uint32))).any(axis=1), 32)
-        named = bits_of(meeting.members.reshape(-1, 32))
+        if isinstance(members, int):
+            return np.repeat((absent & bits_of(np.array(members, np.uint32))).any(axis=1), 32)
+        named = bits_of(members.reshape(-1, 32))
         return np.asarray((named & absent[:, None, :]).any(axis=2).reshape(-1))

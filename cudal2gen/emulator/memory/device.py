@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cudal2gen.emulator.memory.arena import Buffer
-from cudal2gen.emulator.memory.device_hazards import DeviceHazards, places_of_bytes
+from cudal2gen.emulator.memory.device_hazards import DeviceHazards, GlobalAccess
 from cudal2gen.emulator.memory.device_state import DeviceState
 from cudal2gen.emulator.memory.flags import Side
 from cudal2gen.emulator.memory.order import Clock
@@ -92,7 +92,7 @@ class DeviceMemory:
             access = self._last_packed[2]
             self._check_target(access.places[0][0], None, access.offset, width, site)
             return access
-        whole, lanes = address, None
+        addresses, lanes = address, None
         if m is not None:
             lanes = self.batch.lanes(m)
             if lanes.size == 0:
@@ -116,7 +116,7 @@ class DeviceMemory:
             elements = Rows(heads >> SHIFT[width])
         access = Access(lanes, offset, [(buffer, None)], form, elements)
         if form is Form.PACKED and m is None:
-            self._last_packed = whole, width, access
+            self._last_packed = addresses, width, access
         return access
 
     def _form(self, lanes: Array | None, offset: Array, width: int) -> Form:
@@ -186,8 +186,8 @@ class DeviceMemory:
         if access is None:
             return
         for buffer, part in access.places:
-            some, at = self._part(access.lanes, access.offset, part)
-            self.hazards.check_allowed(buffer, some, at, 128, site)
+            lanes, at = self._part(access.lanes, access.offset, part)
+            self.hazards.check_allowed(GlobalAccess(buffer, lanes, at, 128, site))
             if buffer.written is None:
                 buffer.written = np.ones(buffer.nbytes, np.uint8)
             for start in (at - buffer.start).tolist():
@@ -212,10 +212,10 @@ class DeviceMemory:
         self.last_read = places[-1][0]
         for buffer, part in places:
             if buffer.written is not None or buffer.role != "input":
-                some, at = self._part(lanes, offset, part)
-                self.hazards.before_read(buffer, some, at, width, site, strong, form)
+                buffer_access = GlobalAccess(buffer, *self._part(lanes, offset, part), width, site, strong, form)
+                self.hazards.before_read(buffer_access)
                 if read_only:
-                    self.hazards.before_constant_read(buffer, some, at, width, site, form)
+                    self.hazards.before_constant_read(buffer_access)
         if strong and not strong & CHECKED and self.state.order.active:
             self._flags(lanes, offset, strong, read=True)
         values = take(self.arena.views[width], elements)
@@ -236,10 +236,9 @@ class DeviceMemory:
         if self.counters is not None:
             self.counters.memory("st.global", self.batch.size, offset, lanes, width)
         for buffer, part in places:
-            some, at = self._part(lanes, offset, part)
-            new = value if part is None else value[part]
-            self.hazards.before_write(buffer, some, at, width, site, new, strong, form)
-            self.mark(buffer, at, width, form)
+            buffer_access = GlobalAccess(buffer, *self._part(lanes, offset, part), width, site, strong, form)
+            self.hazards.before_write(buffer_access, value if part is None else value[part])
+            self.mark(buffer_access)
         if strong and (self.state.order.active or strong & ORDERS):
             self._flags(lanes, offset, strong, write=True)
         put(self.arena.views[width], elements, value)
@@ -261,9 +260,9 @@ class DeviceMemory:
         if self.counters is not None:
             self.counters.memory("atom.global", self.batch.size, offset, lanes, width)
         for buffer, part in places:
-            some, at = (lanes, offset) if part is None else (lanes[part], offset[part])
-            self.hazards.before_atomic(buffer, some, at, width, site, write)
-            self.mark(buffer, at, width)
+            buffer_access = GlobalAccess(buffer, *self._part(lanes, offset, part), width, site, write)
+            self.hazards.before_atomic(buffer_access)
+            self.mark(buffer_access)
         if self.state.order.active or (read | write) & ORDERS:
             # Read first, then write, lane by lane: a later lane may see the earlier one's release.
             for i in range(len(lanes)):
@@ -276,15 +275,15 @@ class DeviceMemory:
             return lanes, offset
         return (self.batch.everyone if lanes is None else lanes)[part], offset[part]
 
-    def mark(self, buffer: Buffer, offset: Array, width: int, form: Form = Form.SCATTERED) -> None:
-        """These bytes of the buffer have been written."""
-        written = buffer.written
+    def mark(self, access: GlobalAccess) -> None:
+        """The bytes of a write have been written."""
+        written, width = access.buffer.written, access.width
         if written is None:
             return
-        if form is not Form.SCATTERED:
-            put(written, places_of_bytes(buffer, offset, width, form), 1)
+        if access.form is not Form.SCATTERED:
+            put(written, access.bytes, 1)
             return
-        relative = offset - buffer.start
+        relative = access.offset - access.buffer.start
         if len(written) % width == 0:
             written.view(MOVER[width])[relative >> SHIFT[width]] = _ONES[width]
         else:

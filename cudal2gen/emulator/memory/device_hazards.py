@@ -19,6 +19,28 @@ from cudal2gen.emulator.state.participants import Participant
 from cudal2gen.emulator.state.scopes import CHECKED, READ_MODIFY_WRITE, SIZE_SHIFT, Scope, scope_of
 
 
+class GlobalAccess(NamedTuple):
+    """An access of lanes (None: all) to ``width`` bytes of a buffer each, by instruction ``site``. ``offset``: the
+    arena's, one per lane; ``strong``: scope, order and size, as ``state.scopes`` counts, 0: weak; ``form``: how the
+    offsets lie in memory."""
+
+    buffer: Buffer
+    lanes: Array | None
+    offset: Array
+    width: int
+    site: int
+    strong: int = 0
+    form: Form = Form.SCATTERED
+
+    @property
+    def bytes(self) -> Places:
+        """Its bytes in the buffer, unless it is scattered."""
+        if self.form is Form.PACKED:
+            start = int(self.offset[0]) - self.buffer.start
+            return slice(start, start + len(self.offset) * self.width)
+        return Rows(self.offset[::ROW] - self.buffer.start, ROW * self.width)
+
+
 class Origin(NamedTuple):
     """The instructions that left the tags of an access's granules, if they are recorded; the sizes of strong
     ones."""
@@ -42,27 +64,8 @@ class Origin(NamedTuple):
         return np.asarray(both_modify | (sizes | READ_MODIFY_WRITE == size | READ_MODIFY_WRITE))
 
 
-def places_of_bytes(buffer: Buffer, offset: Array, width: int, form: Form) -> Places:
-    """The bytes of an access in the buffer, of one that is not scattered."""
-    if form is Form.PACKED:
-        start = int(offset[0]) - buffer.start
-        return slice(start, start + len(offset) * width)
-    return Rows(offset[::ROW] - buffer.start, ROW * width)
-
-
-def _kept(run: Run, strong: int, keep: Callable[[Run], bool], size: Callable[[Places, int], None]) -> bool:
-    """Is an access kept as a run, by what its tags have for reads or for writes: ``keep``, and ``size`` of strong
-    ones?"""
-    if not keep(run):
-        return False
-    if strong >> SIZE_SHIFT:
-        size(slice(run.start, run.stop), strong >> SIZE_SHIFT)
-    return True
-
-
 class DeviceHazards:
-    """Checks before every global access of a batch; offsets are the arena's, one per lane of ``lanes`` (None: all);
-    ``form``: how these lie in memory."""
+    """Checks before every global access of a batch."""
 
     def __init__(self, batch: BatchState, clocks: Clocks, state: DeviceState) -> None:
         self.batch, self.clocks, self.state = batch, clocks, state
@@ -74,32 +77,22 @@ class DeviceHazards:
         # The last stamp of all lanes, and the tick and scope that it is for.
         self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
 
-    def before_read(
-        self,
-        buffer: Buffer,
-        lanes: Array | None,
-        offset: Array,
-        width: int,
-        site: int,
-        strong: int,
-        form: Form = Form.SCATTERED,
-    ) -> None:
-        """A read of ``width`` bytes; ``strong`` reads do not race with strong writes that their scope reaches."""
+    def before_read(self, access: GlobalAccess) -> None:
+        """A read; strong ones do not race with strong writes that their scope reaches."""
+        buffer, lanes, _, _, site, strong, form = access
         if buffer.written is not None:
-            self._check_written(buffer, lanes, offset, width, site, form)
+            self._check_written(access, buffer.written)
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording)
-        if form is Form.PACKED and self.keeps_runs:
-            run = self._run(buffer, lanes, offset, width, strong)
-            if _kept(run, strong, tags.read_run, tags.size_read):
-                return
+        if form is Form.PACKED and self._is_kept(access, tags.read_run, tags.size_read):
+            return
         stamp = self._stamp(lanes, strong)
         kind = "plain-first-load" if strong & CHECKED else "global-race"
-        for touched in self._granules(buffer, offset, width, form):
+        for touched in self._granules(access):
             if tags.is_written:
                 tagged, origin = take(tags.written, touched), Origin(tags.written_at, touched, tags.written_sizes)
-                if self._check_order("read after write", tagged, lanes, offset, site, strong, origin, kind=kind):
+                if self._check_order("read after write", tagged, access, origin, kind=kind):
                     break
             put(tags.read, touched, stamp)
             if strong >> SIZE_SHIFT:
@@ -107,32 +100,32 @@ class DeviceHazards:
             if tags.read_at is not None:
                 put(tags.read_at, touched, site + 1)
 
-    def before_constant_read(
-        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, form: Form
-    ) -> None:
+    def before_constant_read(self, access: GlobalAccess) -> None:
         """A read through the read-only path (``ld.global.nc``): nobody writes these bytes during the launch."""
         if not self.hazards:
             return
-        tags = self.state.tags(buffer, self.launch.recording)
+        tags = self.state.tags(access.buffer, self.launch.recording)
         if tags.read_only is None:
             tags.read_only = np.zeros(tags.granules, bool)
-        for touched in self._granules(buffer, offset, width, form):
+        for touched in self._granules(access):
             put(tags.read_only, touched, True)
             if not tags.is_written:
                 continue
             bad = take(tags.written, touched) != 0
             if bad.any():
-                text = "reads by ld.global.nc what this launch has written"
-                self._report_read_only(text, lanes, offset, bad, site)
+                self._report("read-only-path", "reads by ld.global.nc what this launch has written", access, bad)
                 return
 
-    def _report_read_only(self, text: str, lanes: Array | None, offset: Array, bad: Array, site: int) -> None:
-        offenders = np.flatnonzero(bad) if lanes is None else lanes[bad]
-        at = int(offset[np.flatnonzero(bad)[0]]) + self.state.arena.base
-        self.batch.report_lanes("read-only-path", text, site, offenders, at)
+    def _report(self, kind: str, text: str, access: GlobalAccess, bad: Array, doubtful: bool = False) -> None:
+        """A finding of the ``bad`` ones of an access's lanes."""
+        numbers = np.flatnonzero(bad)
+        at = int(access.offset[numbers[0]]) + self.state.arena.base
+        offenders = numbers if access.lanes is None else access.lanes[numbers]
+        self.batch.report_lanes(kind, text, access.site, offenders, at, doubtful)
 
-    def _granules(self, buffer: Buffer, offset: Array, width: int, form: Form = Form.SCATTERED) -> Iterator[Places]:
+    def _granules(self, access: GlobalAccess) -> Iterator[Places]:
         """Per granule of an access, its number in the buffer for every lane."""
+        buffer, _, offset, width, _, _, form = access
         shift = self.state.granule_shift
         per = max(1, width >> shift)
         if form is Form.PACKED:
@@ -151,18 +144,16 @@ class DeviceHazards:
         self,
         hazard: str,
         tags: Array,
-        lanes: Array | None,
-        offset: Array,
-        site: int,
-        strong: int,
+        access: GlobalAccess,
         origin: Origin,
         differs: Callable[[], Array] | None = None,
         kind: str = "global-race",
     ) -> bool:
-        """Report accesses that do not come after the tagged ones. ``differs``: which of them change what is there;
-        others race with nobody."""
+        """Report lanes whose access does not come after the tagged one. ``differs``: which of them change what is
+        there; others race with nobody."""
         if not tags.any():
             return False
+        lanes = access.lanes
         # Fast path: most lanes touch granules that only they have touched.
         bad = (tags & THREAD) != (self.batch.gthread if lanes is None else self.batch.gthread[lanes])
         if not bad.any():
@@ -170,83 +161,61 @@ class DeviceHazards:
         bad &= tags != 0
         if not bad.any():
             return False
-        compared = 0 if strong & CHECKED else strong
-        lanes = self.batch.everyone if lanes is None else lanes
-        bad &= self._unordered(lanes, tags, compared, hazard == "write after read", origin)
+        compared = 0 if access.strong & CHECKED else access.strong
+        everyone = self.batch.everyone if lanes is None else lanes
+        bad &= self._unordered(everyone, tags, compared, hazard == "write after read", origin)
         if bad.any() and differs is not None:
             bad &= differs()
         if bad.any():
-            self._race(kind, hazard, site, lanes, offset, tags, bad, origin, compared)
+            self._report_race(kind, hazard, access, tags, bad, origin, compared)
         return bool(bad.any())
 
-    def _check_written(
-        self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int, form: Form
-    ) -> None:
-        assert buffer.written is not None
-        if form is not Form.SCATTERED and take(buffer.written, places_of_bytes(buffer, offset, width, form)).all():
+    def _check_written(self, access: GlobalAccess, written: Array) -> None:
+        """A read of bytes of a buffer some of which may be unwritten."""
+        if access.form is not Form.SCATTERED and take(written, access.bytes).all():
             return
-        relative = offset - buffer.start
-        defined = buffer.written[relative]
-        if width > 1:
-            defined = defined & buffer.written[relative + (width - 1)]
+        relative = access.offset - access.buffer.start
+        defined = written[relative]
+        if access.width > 1:
+            defined = defined & written[relative + (access.width - 1)]
         if not defined.all():
-            self._report_unwritten(
-                "reads memory that nobody has written", lanes, relative + buffer.start, defined == 0, site, True
-            )
+            text = "reads memory that nobody has written"
+            self._report("uninitialised-global", text, access, defined == 0, doubtful=True)
 
-    def before_atomic(self, buffer: Buffer, lanes: Array, offset: Array, width: int, site: int, strong: int) -> None:
+    def before_atomic(self, access: GlobalAccess) -> None:
         """A read-modify-write."""
+        buffer = access.buffer
         if buffer.written is not None:
-            undefined = buffer.written[offset - buffer.start] == 0
+            undefined = buffer.written[access.offset - buffer.start] == 0
             if undefined.any():
-                self._report_unwritten(
-                    "atomic on memory that nobody has written", lanes, offset, undefined, site, False
-                )
-        self.before_write(buffer, lanes, offset, width, site, None, strong)
-        if self.hazards and scope_of(strong) < Scope.GPU:
+                text = "atomic on memory that nobody has written"
+                self._report("uninitialised-global", text, access, undefined)
+        self.before_write(access, None)
+        if self.hazards and scope_of(access.strong) < Scope.GPU:
             # Lanes of several CTAs may have changed one place in this very instruction.
-            for touched in self._granules(buffer, offset, width):
+            for touched in self._granules(access):
                 tags = self.state.tags(buffer, self.launch.recording)
                 origin = Origin(tags.written_at, touched, tags.written_sizes)
-                self._check_order("write after write", take(tags.written, touched), lanes, offset, site, strong, origin)
+                self._check_order("write after write", take(tags.written, touched), access, origin)
 
-    def _report_unwritten(
-        self, text: str, lanes: Array | None, offset: Array, bad: Array, site: int, doubtful: bool
-    ) -> None:
-        arena = self.state.arena
-        offenders = np.flatnonzero(bad) if lanes is None else lanes[bad]
-        at = int(offset[np.flatnonzero(bad)[0]]) + arena.base
-        self.batch.report_lanes("uninitialised-global", text, site, offenders, at, doubtful=doubtful)
-
-    def before_write(
-        self,
-        buffer: Buffer,
-        lanes: Array | None,
-        offset: Array,
-        width: int,
-        site: int,
-        value: Array | None,
-        strong: int,
-        form: Form = Form.SCATTERED,
-    ) -> None:
+    def before_write(self, access: GlobalAccess, value: Array | None) -> None:
         """A write of ``value`` (None: not known yet). Writing what is already there races with nobody."""
-        self.check_allowed(buffer, lanes, offset, width, site)
+        self.check_allowed(access)
         if not self.hazards:
             return
+        buffer, lanes, _, _, site, strong, form = access
         tags = self.state.tags(buffer, self.launch.recording)
-        if form is Form.PACKED and self.keeps_runs:
-            run = self._run(buffer, lanes, offset, width, strong)
-            if _kept(run, strong, tags.write_run, tags.size_written):
-                return
+        if form is Form.PACKED and self._is_kept(access, tags.write_run, tags.size_written):
+            return
         stamp = self._stamp(lanes, strong)
         shared_places = False
-        differs = None if value is None else partial(self._bytes_differ, offset, value, width)
-        for touched in self._granules(buffer, offset, width, form):
+        differs = None if value is None else partial(self._bytes_differ, access, value)
+        for touched in self._granules(access):
             if tags.read_only is not None and take(tags.read_only, touched).any():
                 bad = take(tags.read_only, touched) & (True if differs is None else differs())
                 if bad.any():
-                    self._report_read_only("writes what this launch reads by ld.global.nc", lanes, offset, bad, site)
-            self._check_before_write(tags, touched, lanes, offset, site, strong, differs)
+                    self._report("read-only-path", "writes what this launch reads by ld.global.nc", access, bad)
+            self._check_before_write(tags, touched, access, differs)
             put(tags.written, touched, stamp)
             if strong >> SIZE_SHIFT:
                 tags.size_written(touched, strong >> SIZE_SHIFT)
@@ -255,32 +224,35 @@ class DeviceHazards:
             if value is not None and form is not Form.PACKED:
                 shared_places = shared_places or bool((take(tags.written, touched) != stamp).any())
         if shared_places and value is not None:
-            self._check_duplicates(lanes, offset, value, width, site)
+            self._check_duplicates(access, value)
 
     def _check_before_write(
-        self,
-        tags: Tags,
-        touched: Places,
-        lanes: Array | None,
-        offset: Array,
-        site: int,
-        strong: int,
-        differs: Callable[[], Array] | None,
+        self, tags: Tags, touched: Places, access: GlobalAccess, differs: Callable[[], Array] | None
     ) -> None:
         """A write of granules comes after earlier writes and reads of them."""
         if tags.is_written:
             origin = Origin(tags.written_at, touched, tags.written_sizes)
-            hazard = "write after write"
-            if self._check_order(hazard, take(tags.written, touched), lanes, offset, site, strong, origin, differs):
+            if self._check_order("write after write", take(tags.written, touched), access, origin, differs):
                 return
         if tags.is_read:
             origin = Origin(tags.read_at, touched, tags.read_sizes)
-            self._check_order(
-                "write after read", take(tags.read, touched), lanes, offset, site, strong, origin, differs
-            )
+            self._check_order("write after read", take(tags.read, touched), access, origin, differs)
 
-    def _run(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, strong: int) -> Run:
+    def _is_kept(self, access: GlobalAccess, keep: Callable[[Run], bool], size: Callable[[Places, int], None]) -> bool:
+        """Is a packed access kept as a run, by what its tags have for reads or for writes: ``keep``, and ``size`` of
+        strong ones?"""
+        if not self.keeps_runs:
+            return False
+        run, strong = self._run(access), access.strong
+        if not keep(run):
+            return False
+        if strong >> SIZE_SHIFT:
+            size(slice(run.start, run.stop), strong >> SIZE_SHIFT)
+        return True
+
+    def _run(self, access: GlobalAccess) -> Run:
         """A packed access as a run."""
+        buffer, lanes, offset, width, _, strong, _ = access
         shift = self.state.granule_shift
         start, per = (int(offset[0]) - buffer.start) >> shift, width >> shift
         first = 0 if lanes is None else lanes[0]
@@ -299,26 +271,16 @@ class DeviceHazards:
             self._last_stamp = moment, self.batch.gthread | moment
         return self._last_stamp[1]
 
-    def check_allowed(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
+    def check_allowed(self, access: GlobalAccess) -> None:
         """A write may go to this buffer, and within its region."""
-        batch, arena = self.batch, self.state.arena
+        buffer = access.buffer
         if buffer.role == "input":
-            at = int(offset[0]) + arena.base
-            everyone = batch.everyone if lanes is None else lanes
-            batch.report_lanes("input-modified", "writes to an input", site, everyone, at)
+            self._report("input-modified", "writes to an input", access, np.ones(len(access.offset), bool))
         if buffer.allowed is not None:
-            relative = offset - buffer.start
-            allowed = buffer.allowed[relative] & buffer.allowed[relative + (width - 1)]
+            relative = access.offset - buffer.start
+            allowed = buffer.allowed[relative] & buffer.allowed[relative + (access.width - 1)]
             if not allowed.all():
-                bad = np.flatnonzero(allowed == 0)
-                at = int(offset[bad[0]]) + arena.base
-                batch.report_lanes(
-                    "outside-region",
-                    "writes outside the declared region",
-                    site,
-                    bad if lanes is None else lanes[bad],
-                    at,
-                )
+                self._report("outside-region", "writes outside the declared region", access, allowed == 0)
 
     def _unordered(self, lanes: Array, tags: Array, strong: int, reads: bool, origin: Origin) -> Array:
         """Which of these tagged accesses (``reads``: they read) race with what the lanes do now?
@@ -366,12 +328,13 @@ class DeviceHazards:
         """Which tagged accesses are strong, of scopes that reach the lanes, as the lanes' scope reaches them?"""
         reach = np.minimum(tags >> SCOPE_SHIFT & SCOPE, int(scope))
         out: Array = reach >= Scope.GPU
-        rest = np.flatnonzero((reach > 0) & ~out)
-        if rest.size:
-            other, own = thread[rest] // self.batch.width, self.batch.ctas[self.batch.row_of[lanes[rest]]]
+        narrow = np.flatnonzero((reach > 0) & ~out)
+        if narrow.size:
+            tagged, present = thread[narrow] // self.batch.width, self.batch.ctas[self.batch.row_of[lanes[narrow]]]
             cluster_of = self.launch.cluster_of
-            near = np.array([cluster_of(int(a)) == cluster_of(int(b)) for a, b in zip(other, own, strict=True)], bool)
-            out[rest] = (other == own) | (near & (reach[rest] >= Scope.CLUSTER))
+            pairs = zip(tagged, present, strict=True)
+            near = np.array([cluster_of(int(a)) == cluster_of(int(b)) for a, b in pairs], bool)
+            out[narrow] = (tagged == present) | (near & (reach[narrow] >= Scope.CLUSTER))
         return out
 
     def _by_flags(
@@ -379,66 +342,52 @@ class DeviceHazards:
     ) -> None:
         """Marks the accesses that fences and flags order, warp by warp."""
         batch, order = self.batch, self.state.order
-        rest = np.flatnonzero(~ordered)
-        if not rest.size:
+        pending = np.flatnonzero(~ordered)
+        if not pending.size:
             return
-        keys = own[rest] * batch.warps_per_cta + batch.warp[lanes[rest]]
+        keys = own[pending] * batch.warps_per_cta + batch.warp[lanes[pending]]
         for key in np.unique(keys):
-            some = rest[keys == key]
-            warp = int(batch.warp[lanes[some[0]]])
-            ordered[some] = order.ordered(int(own[some[0]]), warp, cta[some], local[some], tick[some], strong > 0)
+            of_warp = pending[keys == key]
+            warp, own_cta = int(batch.warp[lanes[of_warp[0]]]), int(own[of_warp[0]])
+            ordered[of_warp] = order.ordered(own_cta, warp, cta[of_warp], local[of_warp], tick[of_warp], strong > 0)
 
-    def _race(
-        self,
-        kind: str,
-        hazard: str,
-        site: int,
-        lanes: Array,
-        offset: Array,
-        tags: Array,
-        bad: Array,
-        origin: Origin,
-        strong: int,
+    def _report_race(
+        self, kind: str, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: Origin, strong: int
     ) -> None:
+        """A race of the ``bad`` ones of an access's lanes with what left the tags. ``strong``: the access's, as far as
+        it counts against races."""
         batch, arena = self.batch, self.state.arena
+        lanes = batch.everyone if access.lanes is None else access.lanes
         first = int(np.flatnonzero(bad)[0])
         cta, thread = divmod(int(tags[first]) & THREAD, batch.width)
-        where = self.launch.cta_index(cta)
-        at = int(offset[first]) + arena.base
-        relation = "in the same CTA" if where == batch.cta_index(int(batch.row_of[lanes[first]])) else "in another CTA"
+        index = self.launch.cta_index(cta)
+        relation = "in the same CTA" if index == batch.cta_index(int(batch.row_of[lanes[first]])) else "in another CTA"
         both_strong = strong and int(tags[first]) >> SCOPE_SHIFT & SCOPE
         mixed = both_strong and not np.broadcast_to(origin.alike(strong), len(tags))[first]
         sizes = ": both are strong, but of different sizes" if mixed else ""
         batch.report_lanes(
             kind,
             f"{hazard} by a thread {relation}, with no barrier or release and acquire between{sizes}",
-            site,
+            access.site,
             lanes[bad],
-            at,
-            other=Participant(self.launch.site(origin.site(first)), where, (thread,)),
+            int(access.offset[first]) + arena.base,
+            other=Participant(self.launch.site(origin.site(first)), index, (thread,)),
         )
 
-    def _bytes_differ(self, offset: Array, value: Array, width: int) -> Array:
-        old = self.state.arena.views[width][offset >> SHIFT[width]]
-        a = np.ascontiguousarray(old).view(np.uint8).reshape(-1, width)
+    def _bytes_differ(self, access: GlobalAccess, value: Array) -> Array:
+        """Which elements hold something else than the values that are about to be written."""
+        width = access.width
+        content = self.state.arena.views[width][access.offset >> SHIFT[width]]
+        a = np.ascontiguousarray(content).view(np.uint8).reshape(-1, width)
         b = np.ascontiguousarray(value).view(np.uint8).reshape(-1, width)
         return np.asarray((a != b).any(axis=1))
 
-    def _check_duplicates(self, lanes: Array | None, offset: Array, value: Array, width: int, site: int) -> None:
+    def _check_duplicates(self, access: GlobalAccess, value: Array) -> None:
         """Reports a race where several lanes write different values to one place in one instruction."""
-        arena = self.state.arena
-        lanes = self.batch.everyone if lanes is None else lanes
-        words = np.ascontiguousarray(value).view(np.uint8).reshape(-1, width)
-        last: dict[int, bytes] = {}
-        for i, at in enumerate(offset):
-            content = words[i].tobytes()
-            if last.setdefault(int(at), content) != content:
-                address = int(at) + arena.base
-                self.batch.report_lanes(
-                    "global-race",
-                    "several threads write different values to one place in one instruction",
-                    site,
-                    lanes[offset == at],
-                    address,
-                )
+        words = np.ascontiguousarray(value).view(np.uint8).reshape(-1, access.width)
+        content: dict[int, bytes] = {}
+        for word, at in zip(words, access.offset.tolist(), strict=True):
+            if content.setdefault(at, word.tobytes()) != word.tobytes():
+                text = "several threads write different values to one place in one instruction"
+                self._report("global-race", text, access, access.offset == at)
                 return

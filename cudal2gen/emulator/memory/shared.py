@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,17 @@ READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "wri
 
 # lanes (None: all), element index, byte offset in the batch's shared memory.
 Access = tuple[Array | None, Array, Array]
+
+
+class Granules(NamedTuple):
+    """The granules that an access at instruction ``site`` touches, those that somebody has touched before. Of each
+    granule: the lane that touches it now, and its element of the access; ``offset``: bytes in ``data`` of each
+    element."""
+
+    site: int
+    lane: Array
+    element: Array
+    offset: Array
 
 
 class SharedMemory(SharedTags):
@@ -90,17 +102,18 @@ class SharedMemory(SharedTags):
         which = np.flatnonzero(suspicious.any(axis=1) if tags.ndim > 1 else suspicious)
         if which.size == 0:
             return
-        flat, rows = tags[which].reshape(-1), which
+        flat, element = tags[which].reshape(-1), which
         if tags.ndim > 1:
-            rows = np.repeat(which, tags.shape[1])
-        lane = rows if lanes is None else lanes[rows]
+            element = np.repeat(which, tags.shape[1])
+        lane = element if lanes is None else lanes[element]
+        granules = Granules(site, lane, element, offset)
         for kind, text, bad, doubtful in undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
-            other = None if kind == "uninitialised-shared" else flat
-            self._report(kind, text, site, lane, rows, offset, bad, other, doubtful)
-        rest = flat < self.IN_FLIGHT
-        if rest.any():
-            doubt = partial(self._suspect_readers, lane, offset[rows] // self.granule) if tried else None
-            self._check_order(READ_AFTER_WRITE, rest, flat, lane, rows, site, offset, doubt)
+            writers = None if kind == "uninitialised-shared" else flat
+            self._report(kind, text, granules, bad, writers, doubtful=doubtful)
+        landed = flat < self.IN_FLIGHT
+        if landed.any():
+            doubt = partial(self._suspect_readers, lane, offset[element] // self.granule) if tried else None
+            self._check_order(READ_AFTER_WRITE, landed, flat, granules, doubt)
 
     def _suspect_readers(self, lane: Array, granules: Array, bad: Array) -> bool:
         """Adds current reads of lanes to the suspects; whether a second execution can try them."""
@@ -153,15 +166,16 @@ class SharedMemory(SharedTags):
         if which.size == 0:
             return
         per = tags.shape[1] if tags.ndim > 1 else 1
-        rows = np.repeat(which, per)
-        lane = rows if lanes is None else lanes[rows]
+        element = np.repeat(which, per)
+        lane = element if lanes is None else lanes[element]
+        granules = Granules(site, lane, element, offset)
         flat = tags[which].reshape(-1)
         for kind, text, bad, doubtful in undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
-            self._report(kind, text, site, lane, rows, offset, bad, flat, doubtful)
+            self._report(kind, text, granules, bad, flat, doubtful=doubtful)
         clash = (flat >= fresh) & (flat < self.IN_FLIGHT)
         if same is not None and clash.any():
             clash &= ~np.repeat(same()[which], per)
-        self._check_order(WRITE_AFTER_WRITE, clash, flat, lane, rows, site, offset)
+        self._check_order(WRITE_AFTER_WRITE, clash, flat, granules)
         if not (reads[which] >= fresh).any():
             return
         last_reads = readers[at[which]].reshape(-1, self.columns)
@@ -170,61 +184,58 @@ class SharedMemory(SharedTags):
         own = np.arange(0, recent.size, self.columns) + self.reader_column[lane]
         recent.reshape(-1)[own] &= (last_reads.reshape(-1)[own] & ((1 << self.BITS) - 1)) != self.actor[lane]
         for column in np.flatnonzero(recent.any(axis=0)) if recent.any() else ():
-            granules = (at[which, None] * per + np.arange(per)).reshape(-1)
-            doubt = partial(self._suspect_column, lane, int(column), granules)
-            tag = last_reads[:, column]
-            self._check_order(WRITE_AFTER_READ, recent[:, column], tag, lane, rows, site, offset, doubt)
+            places = (at[which, None] * per + np.arange(per)).reshape(-1)
+            doubt = partial(self._suspect_column, lane, int(column), places)
+            self._check_order(WRITE_AFTER_READ, recent[:, column], last_reads[:, column], granules, doubt)
 
     def _check_order(
         self,
         hazard: str,
         bad: Array,
         tags: Array,
-        lane: Array,
-        rows: Array,
-        site: int,
-        offset: Array,
+        granules: Granules,
         doubt: Callable[[Array], bool] | None = None,
     ) -> None:
-        """Report those of the ``bad`` accesses that are not ordered. ``doubt``: whether a second execution can show if
-        the values that these reads returned matter."""
-        bad = bad & ((tags & ((1 << self.BITS) - 1)) != self.actor[lane])
+        """Report those of the ``bad`` granules whose access is not ordered behind that of their tags. ``doubt``:
+        whether a second execution can show if the values that these reads returned matter."""
+        bad = bad & ((tags & ((1 << self.BITS) - 1)) != self.actor[granules.lane])
         if bad.any():
-            bad[bad] = ~self._ordered(lane[bad], tags[bad], hazard)
+            bad[bad] = ~self._ordered(granules.lane[bad], tags[bad], hazard)
             if bad.any():
                 doubtful = doubt is not None and doubt(bad)
-                self._report_unordered(hazard, bad, tags, lane, rows, site, offset, doubtful)
+                self._report_unordered(hazard, bad, tags, granules, doubtful)
 
-    def _report_unordered(
-        self, hazard: str, bad: Array, tags: Array, lane: Array, rows: Array, site: int, offset: Array, doubtful: bool
-    ) -> None:
+    def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
         text = f"{hazard} without a barrier between"
-        self._report("shared-race", text, site, lane, rows, offset, bad, tags, doubtful, hazard == WRITE_AFTER_READ)
+        reader = hazard == WRITE_AFTER_READ
+        self._report("shared-race", text, granules, bad, tags, doubtful=doubtful, reader=reader)
 
     def _report(
         self,
         kind: str,
         message: str,
-        site: int,
-        lane: Array,
-        rows: Array,
-        offset: Array,
+        granules: Granules,
         bad: Array,
         tags: Array | None = None,
+        *,
         doubtful: bool = False,
         reader: bool = False,
     ) -> None:
-        """``rows``: element of each tag; ``offset``: bytes in ``data`` of each element; ``reader``: the tags are of
-        reads."""
+        """A finding at the ``bad`` granules. ``tags``: who touched each before, if that is a side of it; ``reader``:
+        they are of reads."""
+        site, lane, element, offset = granules
         lanes = np.unique(lane[bad])
         first = int(np.flatnonzero(bad)[0])
         cta = int(self.batch.row_of[lanes[0]])
         threads = self.batch.thread[lanes[self.batch.row_of[lanes] == cta]]
-        at = int(offset[rows[first]])
-        # A row per granule of an element, in their order.
-        granule = at // self.granule + int(np.count_nonzero(rows[:first] == rows[first]))
-        other = None if tags is None else self.participant(int(tags[first]), cta, granule, reader)
-        self.batch.report(kind, message, site, cta, threads, at % self.stride, len(lanes), doubtful, other)
+        at = int(offset[element[first]])
+        # The granules of an element follow each other.
+        granule = at // self.granule + int(np.count_nonzero(element[:first] == element[first]))
+        earlier = None if tags is None else self.participant(int(tags[first]), cta, granule, reader)
+        self.batch.report(
+            kind, message, site, cta, threads,
+            address=at % self.stride, count=len(lanes), doubtful=doubtful, other=earlier,
+        )  # fmt: skip
 
     # --- places ---
 
@@ -397,7 +408,7 @@ class SharedMemory(SharedTags):
             if differ.any():
                 text = "several threads write different values in one instruction"
                 lane = self.batch.everyone if lanes is None else lanes
-                self._report("shared-race", text, site, lane, np.arange(len(at)), offset, differ)
+                self._report("shared-race", text, Granules(site, lane, np.arange(len(at)), offset), differ)
 
     def write_pending(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> LateCopy:
         """A copy by threads into the elements ``at`` that were located last is under way: till it lands they are

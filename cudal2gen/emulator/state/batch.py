@@ -113,14 +113,17 @@ class BatchState:
         site: int | None,
         row: int,
         threads: Iterable[int],
+        *,
         address: int | None = None,
         count: int = 1,
         doubtful: bool = False,
         other: Participant | None = None,
     ) -> None:
         """Report a finding of threads of one CTA; ``other``: the other side of a race."""
-        listed = sorted({int(t) for t in threads})
-        self.launch.reports.add(kind, message, site, self.cta_index(row), listed, address, count, doubtful, other)
+        self.launch.reports.add(
+            kind, message, site, self.cta_index(row), sorted({int(t) for t in threads}),
+            address=address, count=count, doubtful=doubtful, other=other,
+        )  # fmt: skip
 
     def report_lanes(
         self,
@@ -135,7 +138,9 @@ class BatchState:
         """Report a finding of some lanes; those of the first lane's CTA are listed."""
         row = int(self.row_of[lanes[0]])
         threads = self.thread[lanes[self.row_of[lanes] == row]]
-        self.report(kind, message, site, row, threads, address, len(lanes), doubtful, other)
+        self.report(
+            kind, message, site, row, threads, address=address, count=len(lanes), doubtful=doubtful, other=other
+        )
 
     def report_lane(
         self,
@@ -148,8 +153,8 @@ class BatchState:
         other: Participant | None = None,
     ) -> None:
         """Report a finding of one lane."""
-        row = int(self.row_of[lane])
-        self.report(kind, message, site, row, (int(self.thread[lane]),), address, 1, doubtful, other)
+        row, thread = int(self.row_of[lane]), int(self.thread[lane])
+        self.report(kind, message, site, row, (thread,), address=address, doubtful=doubtful, other=other)
 
     def require_whole_warps(self, m: Mask, site: int) -> None:
         """mma, ldmatrix and their like need all 32 lanes; reports warps of which some are missing."""

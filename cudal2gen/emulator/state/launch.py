@@ -161,6 +161,22 @@ class Geometry:
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
 
+@dataclass(frozen=True)
+class Variation:
+    """How an execution of a launch differs from its first one. ``poison``: the byte that undefined shared memory holds;
+    ``unspecified``: that of values which no rule defines, such as unset registers, shuffles, divisions by zero;
+    ``trial``: racing reads of an earlier execution, which now read other values; ``recording``: accesses record their
+    instruction, so that reports name both sides of a race."""
+
+    poison: int = POISON
+    unspecified: int = POISON
+    trial: Trial | None = None
+    recording: bool = False
+
+
+USUAL = Variation()
+
+
 class LaunchState:
     """State that all CTAs of a launch share.
 
@@ -174,22 +190,15 @@ class LaunchState:
         geometry: Geometry,
         options: Options,
         device: Device,
-        poison: int = POISON,
-        trial: Trial | None = None,
-        recording: bool = False,
-        unspecified: int = POISON,
+        variation: Variation = USUAL,
         batches: list[int] | None = None,
     ) -> None:
         self.kernel, self.geometry, self.options, self.device = kernel, geometry, options, device
         self.threads = geometry.threads
-        # The byte that undefined shared memory holds.
-        self.poison = poison
-        # The byte that stands in values that no rule defines: unset registers, shuffles, divisions by zero.
-        self.unspecified = unspecified
-        # Racing reads, and those of an earlier execution that now read other values.
-        self.suspects, self.trial = Suspects(), trial
-        # Accesses record their instruction, so that reports name both sides of a race.
-        self.recording = recording and options.hazards
+        # See ``Variation``; racing reads of this execution are ``suspects``.
+        self.poison, self.unspecified = variation.poison, variation.unspecified
+        self.suspects, self.trial = Suspects(), variation.trial
+        self.recording = variation.recording and options.hazards
         self.reports = Reports(kernel.name, kernel.sites)
         self.counters = Counters(kernel.block_opcodes) if options.counters else None
         # What printf has written, and whether an assert has failed.

@@ -152,6 +152,7 @@ class Reports:
         site: int | None = None,
         cta: tuple[int, int, int] | None = None,
         threads: Iterable[int] = (),
+        *,
         address: int | None = None,
         count: int = 1,
         doubtful: bool = False,

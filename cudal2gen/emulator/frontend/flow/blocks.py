@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from cudal2gen.emulator.frontend.instruction import facts, waits
+from cudal2gen.emulator.frontend.instruction import Instruction, facts, waits
 from cudal2gen.emulator.frontend.ptx import Imm, Instr, Label, PtxError, Reg, Sym, Vec
+
+_ALL_LANES = 0xFFFFFFFF
 
 
 @dataclass(slots=True)
@@ -33,8 +35,8 @@ class Block:
 
 
 def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
-    """Instructions that consist of others are expanded, and before those that a warp or warpgroup executes together,
-    its lanes meet. A warp or warpgroup meets once for a run of instructions: nothing in it drives it apart."""
+    """Instructions that consist of others are expanded, and before those that lanes, a warp or a warpgroup execute
+    together, these meet. A warp or warpgroup meets once for a run of instructions: nothing in it drives it apart."""
     last_meeting = ""
     for item in items:
         form = facts(item) if isinstance(item, Instr) else None
@@ -46,15 +48,23 @@ def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
             last_meeting = ""
             yield from form.expands(item)
             continue
-        if form.meets == "lanes":
-            yield replace(item, op="emu_meet", parts=("emu_meet", "lanes"), operands=item.operands[-1:])
-        elif form.meets and form.meets != last_meeting:
-            lanes = (Imm(0xFFFFFFFF),) if form.meets == "warp" else ()
-            yield replace(item, op="emu_meet", parts=("emu_meet", form.meets), operands=lanes)
-            last_meeting = form.meets
-        elif form.waits and form.meets != last_meeting:
+        meeting = _meeting(item, form)
+        if meeting and (meeting == "lanes" or meeting != last_meeting):
+            lanes = {"lanes": item.operands[-1:], "warp": (Imm(_ALL_LANES),)}.get(meeting, ())
+            yield replace(item, op="emu_meet", parts=("emu_meet", meeting), operands=lanes)
+        if item.guard is not None and (meeting or form.waits):
             last_meeting = ""
+        elif meeting != "lanes" and (meeting or form.waits):
+            last_meeting = meeting
         yield item
+
+
+def _meeting(ins: Instr, form: Instruction) -> str:
+    """What meets before an instruction; where it names all lanes, the warp does."""
+    if form.meets != "lanes":
+        return form.meets
+    members = ins.operands[-1]
+    return "warp" if isinstance(members, Imm) and members.value & _ALL_LANES == _ALL_LANES else "lanes"
 
 
 def split(items: Iterable[Instr | Label]) -> list[Block]:

@@ -9,15 +9,16 @@ lane that can still read it, and is one Python int. What static reasoning promis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cudal2gen.emulator.frontend.flow.blocks import Block, split, with_waits
 from cudal2gen.emulator.frontend.flow.dataflow import Liveness, launch_constants, spin_heads, varying_registers
 from cudal2gen.emulator.frontend.flow.inline import Inliner
 from cudal2gen.emulator.frontend.flow.loops import add_latches, natural_loops, scheduling_order
 from cudal2gen.emulator.frontend.instruction import needs_blackwell, needs_hopper
-from cudal2gen.emulator.frontend.ptx import Function, Instr, Module, Variable
+from cudal2gen.emulator.frontend.ptx import Function, Instr, Label, Module, Variable
 from cudal2gen.emulator.frontend.registers import SPECIALS
 
 
@@ -61,14 +62,13 @@ def build(module: Module, kernel: Function, conservative: bool = False) -> Graph
     items = inliner.run()
     hopper = any(isinstance(item, Instr) and needs_hopper(item) for item in items)
     blackwell = any(isinstance(item, Instr) and needs_blackwell(item) for item in items)
-    blocks, reducible = _ordered(split(with_waits(items) if hopper else items))
-    loops, back, _ = natural_loops(blocks)
     variables = [*module.variables.values(), *inliner.variables]
     # Where there may be clusters, addresses of shared memory hold the rank of the CTA.
     ranked = frozenset(v.name for v in variables if v.space == "shared") if hopper else frozenset()
-    liveness = Liveness.of(blocks, ranked)
+    blocks, reducible, back, liveness, heads = _flow(with_waits(items) if hopper else items, ranked)
+    if heads and not hopper:
+        blocks, reducible, back, liveness, heads = _flow(with_waits(items), ranked)
     constant = launch_constants(liveness.sites)
-    heads = spin_heads(blocks, loops, liveness.sites)
     # Lanes that sleep at an mbarrier are overtaken as a matter of course.
     conservative = conservative or not reducible or hopper or bool(heads)
     varying = varying_registers(blocks, liveness, constant, conservative)
@@ -85,6 +85,24 @@ def build(module: Module, kernel: Function, conservative: bool = False) -> Graph
         kernel, blocks, inliner.kinds, inliner.variables, liveness.live, uniform, across, clobbers, heads, back,
         conservative, hopper, blackwell,
     )  # fmt: skip
+
+
+class _Flow(NamedTuple):
+    """Blocks in scheduling order, whether the graph is reducible, and the ``Graph``'s facts of the same names."""
+
+    blocks: list[Block]
+    reducible: bool
+    back_edges: set[tuple[int, int]]
+    liveness: Liveness
+    spin_heads: set[int]
+
+
+def _flow(items: Iterable[Instr | Label], ranked: frozenset[str]) -> _Flow:
+    """The flow of a body."""
+    blocks, reducible = _ordered(split(items))
+    loops, back, _ = natural_loops(blocks)
+    liveness = Liveness.of(blocks, ranked)
+    return _Flow(blocks, reducible, back, liveness, spin_heads(blocks, loops, liveness.sites))
 
 
 def _ordered(blocks: list[Block]) -> tuple[list[Block], bool]:

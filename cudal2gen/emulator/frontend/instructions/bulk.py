@@ -56,15 +56,15 @@ def copy_tensor(e: Emitter, ins: Instr) -> None:
     """A box of a tensor map to or from shared memory."""
     destination, origin = _spaces(e, ins)
     tensor = next(op for op in ins.operands if isinstance(op, Tensor))
-    where = e.address(Mem(tensor.base, tensor.offset), "generic")
+    map_address = e.address(Mem(tensor.base, tensor.offset), "generic")
     coordinates = "[" + ", ".join(e.array(c, "u4") for c in tensor.coordinates) + "]"
     if (destination, origin) == ("shared", "global"):
         to, _, bar = ins.operands[:3]
-        e.line(f"C.load_tensor({where}, {coordinates}, {_delivery(e, ins, to, bar, 3)}, {e.lanes()})")
+        e.line(f"C.load_tensor({map_address}, {coordinates}, {_delivery(e, ins, to, bar, 3)}, {e.lanes()})")
         return
     reduction = next((p for p in ins.parts if p in _REDUCTIONS), "") if "reduce" in ins.parts else ""
     source = e.shared(ins.operands[1], "shared:cta")
-    e.line(f"C.store_tensor({where}, {coordinates}, {source}, {reduction!r}, {e.lanes()})")
+    e.line(f"C.store_tensor({map_address}, {coordinates}, {source}, {reduction!r}, {e.lanes()})")
 
 
 @instruction("cp.async.bulk.prefetch", writes=Writes.NOTHING, hopper=True, mutations=_MUTATIONS)

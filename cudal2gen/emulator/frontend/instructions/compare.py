@@ -58,16 +58,16 @@ def setp(e: Emitter, ins: Instr) -> None:
     d, a, b = ins.operands[:3]
     combine = next((p for p in ins.parts[2:-1] if p in SYMBOLS), None)
     value = _comparison(e, a, b, ins.parts[-1], ins.parts[1])
-    other = e.predicate(ins.operands[3]) if combine else None
-    uniform = value.uniform and (other is None or other.uniform)
+    operand = e.predicate(ins.operands[3]) if combine else None
+    uniform = value.uniform and (operand is None or operand.uniform)
 
     def result(text: str) -> Value:
-        if other is None or combine is None:
+        if operand is None or combine is None:
             return Value(text, "p", uniform)
         if uniform:
-            return Value(f"bool({text}) {SYMBOLS[combine]} bool({other.text})", "p", True)
+            return Value(f"bool({text}) {SYMBOLS[combine]} bool({operand.text})", "p", True)
         left = f"K(int({text}), 0)" if value.uniform else f"({text})"
-        right = f"K(int({other.text}), 0)" if other.uniform else f"({other.text})"
+        right = f"K(int({operand.text}), 0)" if operand.uniform else f"({operand.text})"
         return Value(f"{left} {SYMBOLS[combine]} {right}", "p", False)
 
     if not isinstance(d, Pair):

@@ -58,8 +58,8 @@ def carry(e: Emitter, ins: Instr) -> None:
 
 def _add_carry(e: Emitter, ins: Instr, d: Operand, x: str, y: str, u: str) -> None:
     """A sum with carries, which live in one hidden register of the block."""
-    old = "cc" if ins.base in ("addc", "subc", "madc") else "None"
-    e.line(f"cc_out = A.add_carry({x}, {y}, {old}, {ins.base in ('sub', 'subc')})")
+    carry_in = "cc" if ins.base in ("addc", "subc", "madc") else "None"
+    e.line(f"cc_out = A.add_carry({x}, {y}, {carry_in}, {ins.base in ('sub', 'subc')})")
     if "cc" in ins.parts:
         e.line("cc = cc_out[1]")
     e.assign(d, Value("cc_out[0]", u, False))
@@ -109,6 +109,12 @@ def _product(e: Emitter, ins: Instr, d: Operand, a: Operand, b: Operand, c: Oper
         _assign_sum(e, d, product, c)
 
 
+def _raw(e: Emitter, kind: str, a: Operand, b: Operand) -> tuple[Value, Value]:
+    """Two operands of a type, with their sign if it has one."""
+    bits = width_of(kind)
+    return (e.signed(a, bits), e.signed(b, bits)) if kind[0] == "s" else (e.raw(a, bits), e.raw(b, bits))
+
+
 def _assign_sum(e: Emitter, d: Operand, product: Value, c: Operand | None) -> None:
     """The product, plus ``c`` if there is one; uniform ones stay within their width."""
     if c is None:
@@ -125,23 +131,21 @@ def _assign_sum(e: Emitter, d: Operand, product: Value, c: Operand | None) -> No
 
 def _wide_product(e: Emitter, kind: str, a: Operand, b: Operand) -> Value:
     bits, t, _ = _typed(kind)
-    get = e.signed if t[0] == "i" else e.raw
-    x, y = get(a, bits), get(b, bits)
+    x, y = _raw(e, kind, a, b)
     size = 2 * bits // 8
     if x.uniform and y.uniform:
         return Value(f"(({x.text} * {y.text}) & {(1 << 2 * bits) - 1})", f"u{size}", True)
     if x.uniform:
         x, y = y, x
     wide = f"{t[0]}{size}"
-    other = y.text if y.uniform else f"{y.text}.astype({wide})"
-    text = f"({x.text}.astype({wide}) * {other})"
+    factor = y.text if y.uniform else f"{y.text}.astype({wide})"
+    text = f"({x.text}.astype({wide}) * {factor})"
     return Value(f"{text}.view(u{size})" if t[0] == "i" else text, f"u{size}", False)
 
 
 def _high_product(e: Emitter, kind: str, d: Operand, a: Operand, b: Operand, c: Operand | None) -> None:
     bits, t, u = _typed(kind)
-    get = e.signed if t[0] == "i" else e.raw
-    x, y = get(a, bits), get(b, bits)
+    x, y = _raw(e, kind, a, b)
     addend = e.raw(c, bits) if c is not None else None
     if x.uniform and y.uniform and (addend is None or addend.uniform):
         text = f"({x.text} * {y.text}) >> {bits}"
@@ -159,8 +163,7 @@ def div(e: Emitter, ins: Instr) -> None:
     function = "divide" if ins.base == "div" else "remainder"
     d, a, b = ins.operands
     bits, t, u = _typed(ins.parts[-1])
-    get = e.signed if t[0] == "i" else e.raw
-    x, y = get(a, bits), get(b, bits)
+    x, y = _raw(e, ins.parts[-1], a, b)
     if isinstance(b, Imm) and b.value:
         _by_sign(e, ins, f"A.{function}_int", f"A.{function}")
     elif x.uniform and y.uniform:
@@ -185,8 +188,7 @@ def _by_sign(e: Emitter, ins: Instr, of_ints: str, of_arrays: str) -> None:
     """A function of two numbers that depends on their sign: its name for Python ints, and for arrays."""
     d, a, b = ins.operands
     bits, t, u = _typed(ins.parts[-1])
-    get = e.signed if t[0] == "i" else e.raw
-    x, y = get(a, bits), get(b, bits)
+    x, y = _raw(e, ins.parts[-1], a, b)
     if x.uniform and y.uniform:
         e.assign(d, Value(f"{of_ints}({x.text}, {y.text}) & {(1 << bits) - 1}", u, True))
     else:

@@ -115,8 +115,8 @@ def _dense_form(e: Emitter, ins: Instr) -> DenseForm:
     form = DenseForm(
         int(size[1]), int(size[2]), kind_a, kind_b, acc, "satfinite" in parts, "xor" in parts and "popc" in parts
     )
-    same = ELEMENT_BITS[kind_a] == ELEMENT_BITS.get(kind_b) and acc == kind_c
-    if not same or acc not in _DENSE.get(kind_a, ()) or form.k % (4 * form.per):
+    types_match = ELEMENT_BITS[kind_a] == ELEMENT_BITS.get(kind_b) and acc == kind_c
+    if not types_match or acc not in _DENSE.get(kind_a, ()) or form.k % (4 * form.per):
         raise e.fail()
     return form
 
@@ -236,8 +236,8 @@ def wmma_load(e: Emitter, ins: Instr) -> None:
     """wmma.load."""
     d, at = ins.operands[:2]
     assert isinstance(d, Vec)
-    tile, where, stride = _wmma_tile(e, ins, at)
-    call = f"T.wmma_load({tile}, {where}, {stride}, {len(d.items)}, {e.lanes()})"
+    tile, address, stride = _wmma_tile(e, ins, at)
+    call = f"T.wmma_load({tile}, {address}, {stride}, {len(d.items)}, {e.lanes()})"
     _assign_all(e, d, call, _word(ins.parts[-1]))
 
 
@@ -246,6 +246,6 @@ def wmma_store(e: Emitter, ins: Instr) -> None:
     """wmma.store."""
     at, s = ins.operands[:2]
     assert isinstance(s, Vec)
-    tile, where, stride = _wmma_tile(e, ins, at)
+    tile, address, stride = _wmma_tile(e, ins, at)
     values = e.arrays(s.items, _word(ins.parts[-1]))
-    e.line(f"T.wmma_store({tile}, {where}, {stride}, {values}, {e.lanes()})")
+    e.line(f"T.wmma_store({tile}, {address}, {stride}, {values}, {e.lanes()})")

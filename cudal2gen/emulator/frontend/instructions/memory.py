@@ -277,8 +277,8 @@ def atomic(e: Emitter, ins: Instr) -> None:
         compare, values = e.array(operands[0], u), (operands[1],)
     for i, (value, target) in enumerate(zip(values, targets, strict=True)):
         place = _within(at, i * width)
-        where = e.shared(place) if space == "shared" else e.address(place, space)
-        text = f"Q.apply({form}, {where}, {e.array(value, u)}, {compare}, {mask}, {e.site()})"
+        address = e.shared(place) if space == "shared" else e.address(place, space)
+        text = f"Q.apply({form}, {address}, {e.array(value, u)}, {compare}, {mask}, {e.site()})"
         if target is None or (isinstance(target, Reg) and target.name == "_"):
             e.line(text)
         else:

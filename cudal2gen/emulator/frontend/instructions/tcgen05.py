@@ -39,10 +39,10 @@ def _late(s: Statement) -> Iterator[Change]:
 
 def _other_group(s: Statement) -> Iterator[Change]:
     """The other cta_group."""
-    other = {"cta_group::1": "cta_group::2", "cta_group::2": "cta_group::1"}
-    for group, new in other.items():
+    groups = {"cta_group::1": "cta_group::2", "cta_group::2": "cta_group::1"}
+    for group, replacement in groups.items():
         if group in s.text:
-            yield s.become("group", s.text.replace(group, new))
+            yield s.become("group", s.text.replace(group, replacement))
 
 
 @instruction(
@@ -109,9 +109,9 @@ def load(e: Emitter, ins: Instr) -> None:
     if e.guard is None:
         e.line(f"{', '.join(names)}, = {call}")
         return
-    guard, new = e.mask(), e.temp(call)
+    guard, loaded = e.mask(), e.temp(call)
     for i, name in enumerate(names):
-        e.line(f"{name} = X.merge({guard}, {new}[{i}], {name})")
+        e.line(f"{name} = X.merge({guard}, {loaded}[{i}], {name})")
 
 
 @instruction(
@@ -189,17 +189,17 @@ def mma(e: Emitter, ins: Instr) -> None:
         kinds = ", ".join(f".{part.replace(':', '::')}" for part in unmodelled) or "kinds other than f16"
         raise e.fail(f"tcgen05.mma: {kinds} of it is not modelled")
     group = _group(e, ins)
-    d, a, b, form, *rest = ins.operands
+    d, a, b, form, *trailing = ins.operands
     disabled = "None"
-    if rest and isinstance(rest[0], Vec):
-        mask = rest.pop(0)
+    if trailing and isinstance(trailing[0], Vec):
+        mask = trailing.pop(0)
         if not isinstance(mask, Vec) or len(mask.items) != 4 * group:
             raise e.fail("wrong number of registers of disabled lanes")
         # Literals (zeros, as a rule) leave all lanes enabled.
         if any(not isinstance(item, Imm) or item.value for item in mask.items):
             disabled = e.arrays(mask.items, "u4")
-    keep = e.predicate_array(rest[0])
-    scale = e.literal(rest[1]) if len(rest) > 1 else 0
+    keep = e.predicate_array(trailing[0])
+    scale = e.literal(trailing[1]) if len(trailing) > 1 else 0
     inside = isinstance(a, Mem)
     left = e.address(a, "shared") if inside else e.array(a, "u8")
     operands = f"{group}, {inside}, {e.address(d, 'shared')}, {left}, {e.array(b, 'u8')}, {e.array(form, 'u4')}"

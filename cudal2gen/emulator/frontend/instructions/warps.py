@@ -22,7 +22,7 @@ def _assign_pair(e: Emitter, d: Operand, call: str) -> None:
         e.assign(second, Value(f"{out}[1]", "p", False))
 
 
-@instruction("shfl.sync")
+@instruction("shfl.sync", meets="lanes")
 def shfl(e: Emitter, ins: Instr) -> None:
     """shfl.sync."""
     mode = next(part for part in ins.parts if part in ("up", "down", "bfly", "idx"))
@@ -31,7 +31,7 @@ def shfl(e: Emitter, ins: Instr) -> None:
     _assign_pair(e, d, f"W.shfl({mode!r}, {e.array(a, 'u4')}, {scalars}, {e.lanes()})")
 
 
-@instruction("vote.sync")
+@instruction("vote.sync", meets="lanes")
 def vote(e: Emitter, ins: Instr) -> None:
     """vote.sync, its modifiers in any order."""
     d, a, members = ins.operands
@@ -40,7 +40,7 @@ def vote(e: Emitter, ins: Instr) -> None:
     e.assign(d, Value(text, "u4" if mode == "ballot" else "p", False))
 
 
-@instruction("match")
+@instruction("match", meets="lanes")
 def match(e: Emitter, ins: Instr) -> None:
     """match.sync."""
     d, a, members = ins.operands
@@ -48,7 +48,7 @@ def match(e: Emitter, ins: Instr) -> None:
     _assign_pair(e, d, f"W.match({ins.parts[1]!r}, {value}, {e.scalar(members)}, {e.lanes()})")
 
 
-@instruction("redux", types=frozenset(("u32", "s32", "b32")))
+@instruction("redux", types=frozenset(("u32", "s32", "b32")), meets="lanes")
 def redux(e: Emitter, ins: Instr) -> None:
     """redux.sync on integers."""
     d, a, members = ins.operands

@@ -35,8 +35,8 @@ def _descriptor(kind: str, op: str, by: str) -> Mutation:
     """A change of the first operand that is a descriptor: A, or B where A comes from registers."""
 
     def mutation(s: Statement) -> Iterator[Change]:
-        which = 3 if isinstance(s.ins.operands[1], Vec) else 2
-        yield from adjust(kind, which, "b64", op, by)(s)
+        index = 3 if isinstance(s.ins.operands[1], Vec) else 2
+        yield from adjust(kind, index, "b64", op, by)(s)
 
     return mutation
 
@@ -69,8 +69,8 @@ def _form(e: Emitter, ins: Instr) -> Form:
     fits = bits == ELEMENT_BITS[kind_b] and acc in _ACCUMULATORS.get(kind_a, ()) and int(size[2]) == 256 // bits
     if not fits or (bits == 16 and kind_a != kind_b) or columns % 8 or not 8 <= columns <= 256:
         raise e.fail()
-    _, a, _, *rest = ins.operands
-    numbers = [e.literal(op) for op in rest[1:]]
+    _, a, _, *trailing = ins.operands
+    numbers = [e.literal(op) for op in trailing[1:]]
     registers = isinstance(a, Vec)
     sign_a, sign_b, *along = [*numbers, 0, 0, 0, 0] if numbers else [1, 1, 0, 0]
     along_a, along_b = (False, bool(along[0])) if registers else (bool(along[0]), bool(along[1]))
@@ -90,10 +90,10 @@ def _form(e: Emitter, ins: Instr) -> Form:
 def mma(e: Emitter, ins: Instr) -> None:
     """wgmma.mma_async of dense f16, bf16, tf32, e4m3, e5m2, s8 and u8."""
     form = _form(e, ins)
-    d, a, b, *rest = ins.operands
+    d, a, b, *trailing = ins.operands
     if not isinstance(d, Vec) or len(d.items) != form.n // (4 if form.acc == "f16" else 2):
         raise e.fail("wrong number of registers")
-    keep = e.predicate(rest[0]).text
+    keep = e.predicate(trailing[0]).text
     name = e.bind("form", form)
     left = _tuple(_variables(e, a)) if isinstance(a, Vec) else e.array(a, "u8")
     names = _variables(e, d)
