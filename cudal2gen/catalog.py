@@ -303,16 +303,32 @@ def load_problems(path: Path) -> list[Problem]:
 def put(record: Record, path: Path | None = None) -> Path:
     """Writes one record into the catalog, in place of the problem's old one, and returns the file.
 
-    The first edit of an installed package copies the shipped catalog into the user's data folder.
+    The first edit of an installed package copies the shipped catalog into the user's data folder. Lines of other
+    problems stay as they are, and those in normal form are not parsed.
     """
     target = (path or places.editable_catalog()).resolve()
     with _exclusive_edit(target):
         source = target if target.is_file() else places.catalog()
-        records = [old for old in load(source) if old.key != record.key]
+        lines = _with(record, source)
         for name, text in record.texts.items():  # first: no line without its text
             keep_text(text, target.parent / "sources", name)
-        save([*records, record], target)
+        files.write(target, "".join(f"{line}\n" for line in lines))
     return target
+
+
+def _with(record: Record, path: Path) -> list[str]:
+    """The lines of a catalog with a record, sorted. Raises CatalogError where a line that must be parsed is illegal."""
+    by_start = _by_start(path, _content(path))
+    records = {line.number: _parse(path, line.number, line.text) for line in by_start.get((), ())}
+    starts = {_start(each.problem) for each in (record, *records.values())}
+    for line in chain(*(by_start.get(start, ()) for start in starts)):
+        records[line.number] = _parse(path, line.number, line.text)
+    parsed = _unique(path, sorted(records.items())) | {record.problem: record}
+    # A key begins with its start, so lines that share none with a parsed record need no further key.
+    keyed: list[tuple[tuple[object, ...], str]] = [(each.key, dump(each)) for each in parsed.values()]
+    unparsed = [(start, lines) for start, lines in by_start.items() if start not in {(), *starts}]
+    keyed += [(start, line.text.strip()) for start, lines in unparsed for line in lines]
+    return [text for _, text in sorted(keyed, key=itemgetter(0))]
 
 
 def keep_text(text: str, folder: Path, name: str) -> Path:

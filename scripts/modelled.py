@@ -44,8 +44,8 @@ LARGE = 4096  # extents from which on published H100 kernels share operands in p
 WIDE = 2048  # extents of D from which on others than Hopper take the tiles of published kernels, see is_wide
 PRESENT = 2.0  # how many problems a kernel that is there already counts for one
 
-BOTH: tuple[Acc, ...] = ("f32", "f16")
-ACCS: dict[str, tuple[Acc, ...]] = {"h200": BOTH, "rtx4090": BOTH, "rtx5090": BOTH, "b200": ("f32",)}
+MODELLED = ("h200", "rtx4090", "rtx5090", "b200")
+ACCS: tuple[Acc, ...] = ("f32", "f16")
 
 # Products of decoding, of H200 in f32: rows, then (n, k) of mixture-of-experts routers and of linear layers of models
 # of 7B to 70B: q, k and v in one, output, gate and up in one, down.
@@ -261,14 +261,14 @@ def overlapping(record: Record) -> Record:
 def problems(gpu: str) -> Iterator[Problem]:
     """The problems of the A100's records for a GPU, and those of decoding."""
     grid = {(record.m, record.n, record.k) for record in catalog.load() if record.gpu == "a100"}
-    for acc in ACCS[gpu]:
+    for acc in ACCS:
         for m, n, k in sorted(grid.union(DECODE) if (gpu, acc) == ("h200", "f32") else grid):
             yield Problem(gpu=gpu, acc=acc, layout="tn", m=m, n=n, k=k)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--gpu", choices=ACCS, default="h200")
+    options.add_argument("--gpu", choices=MODELLED, default="h200")
     options.add_argument("--write", action="store_true")
     options.add_argument("--report", action="store_true")
     options.add_argument("--every", type=int, default=1, help="only each so many problems, for a look")

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from cudal2gen.chips import GPUS
 from cudal2gen.kernel import MmaSyncKernel, Problem, revise
 from tests.strategies import multistage, wgmma
 
-MODELLED = (("rtx4090", "f16"), ("rtx4090", "f32"), ("rtx5090", "f16"), ("rtx5090", "f32"), ("b200", "f32"))
-KINDS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"), *MODELLED)
+MODELLED = ("rtx4090", "rtx5090", "b200")
+KINDS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"), *product(MODELLED, ("f16", "f32")))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_the_grid_is_complete(records: list[catalog.Record]) -> None:
 
 def test_a_gpu_whose_records_are_modelled_has_few_kernels(records: list[catalog.Record]) -> None:
     """``scripts/modelled.py`` chooses those that serve many problems: each is built, proven and packed."""
-    for gpu in {gpu for gpu, _ in MODELLED}:
+    for gpu in MODELLED:
         own = [record for record in records if record.gpu == gpu]
         assert {record.origin.source for record in own if record.origin.structure != "tuned"} == {"timing model"}
         assert len({record.name for record in own}) <= 300
@@ -208,6 +209,34 @@ def test_put_replaces_the_problems_record_and_keeps_the_order(small: Path) -> No
     assert [record.key for record in after] == [record.key for record in before]
     catalog.put(revise(changed, m=2048), small)
     assert len(catalog.load(small)) == len(before) + 1
+
+
+def test_an_edit_parses_its_own_line_and_those_out_of_normal_form(small: Path) -> None:
+    changed = multistage(m=1024, n=128, k=64, stages=4)
+    lines = small.read_text().splitlines()
+    illegal = lines[0].replace('"stages":3', '"stages":99')
+    loose = json.dumps(dict(reversed(json.loads(lines[1]).items())))
+    small.write_text("\n".join([*reversed(lines[2:]), loose, illegal]))
+    catalog.put(changed, small)
+    own = next(place for place, line in enumerate(lines) if line.startswith(catalog.dump_problem(changed.problem)))
+    assert small.read_text().splitlines() == [illegal, *lines[1:own], catalog.dump(changed), *lines[own + 1 :]]
+    for spoilt, message in (
+        (loose.replace('"stages": 3', '"stages": 99'), ":2: stages=99"),
+        (loose, ":2: duplicate of"),
+    ):
+        before = "\n".join([lines[1], spoilt])
+        small.write_text(before)
+        with pytest.raises(catalog.CatalogError, match=message):
+            catalog.put(changed, small)
+        assert small.read_text() == before
+
+
+def test_records_of_the_same_sizes_are_sorted_by_their_other_fields(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.jsonl"
+    records = [multistage(acc="f32", **fields) for fields in ({"ab": "bf16"}, {}, {"batch": "strided"})]
+    for record in (*records, *records[:2]):
+        catalog.put(record, path) if path.is_file() else catalog.save([record], path)
+    assert catalog.load(path) == sorted(records, key=lambda record: record.key)
 
 
 def test_normal_form_is_only_the_fast_way(small: Path) -> None:

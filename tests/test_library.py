@@ -180,6 +180,6 @@ def test_the_wheel_carries_templates_and_catalog(checkout: Path, tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     count, length, build, editable = done.stdout.split()
-    assert int(count) == 10057
+    assert int(count) == len(places.catalog().read_text().splitlines()) > 11000
     assert int(length) > 5000
     assert (build, editable) == ("/c/cudal2gen/build", "/d/cudal2gen/kernels.jsonl")

@@ -216,11 +216,14 @@ def test_every_family_has_an_estimate() -> None:
 
 
 @pytest.mark.slow
-def test_the_catalogs_hopper_records_are_the_models_choice(modelled: ModuleType) -> None:
-    """So that the origin that they carry is true; whoever changes the model writes them anew."""
+@pytest.mark.parametrize(
+    ("gpu", "sources"), [("h200", {"timing model", "published H100 choice"}), ("b200", {"timing model"})]
+)
+def test_the_catalogs_records_are_the_models_choice(modelled: ModuleType, gpu: str, sources: set[str]) -> None:
+    """So that the origin that they carry is true; whoever changes the model or a chip writes them anew."""
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
-    records = [record for record in own if record.gpu == "h200" and record.origin.structure == "modelled"]
-    assert {record.origin.source for record in records} == {"timing model", "published H100 choice"}
+    records = [record for record in own if record.gpu == gpu and record.origin.structure == "modelled"]
+    assert {record.origin.source for record in records} == sources
     for record in records[::37]:
         assert record in modelled.even(record.problem)
 

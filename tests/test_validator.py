@@ -81,6 +81,9 @@ def test_every_path_is_right(number: int, name: str, library: Path, monkeypatch:
         expected = tiles * (record.bm + record.bn) * k * 2
         split = tiles * record.bm * record.bn * 4 * record.split_k if record.split_k > 1 else 0
         assert verdict.counters["bytes ld.global"] == expected + split
+    multiplied = {name for name in verdict.counters if re.match("(wg)?mma_|tcgen05_", name)}
+    multiplies = record.work.instruction.partition(".")[0]
+    assert multiplied == {f"{multiplies}_per_k_tile"}
     # TMA brings every k-tile once per cluster row of A and column of B, to every CTA that needs it.
     if "bytes tma load" in verdict.counters:
         largest = thorough_shape(record, stress_shapes(record))

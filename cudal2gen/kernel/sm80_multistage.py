@@ -65,7 +65,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
     ]
     smem_swizzle: Annotated[Swizzle, Field(description="Swizzle<bits, base, shift> of a stage, on elements")]
     smem_swizzle_c: Annotated[
-        Swizzle | None, Field(description="the same of the staged D; given iff r2s_bytes is 4, null otherwise")
+        Swizzle | None, Field(description="swizzle of the staged D; given iff r2s_bytes is 4, null otherwise")
     ]
     g2s_cols: Annotated[
         Literal[1, 2, 4, 8, 16, 32],

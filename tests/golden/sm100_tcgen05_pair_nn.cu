@@ -284,33 +284,19 @@ using Accumulators = Accumulator[kAtomsM][kAtomsN][kAtomRegisters];
 
 // Columns of the accumulators at an address of tensor memory, all lanes' when it returns.
 CUTE_DEVICE void load_sums(uint32_t at, Accumulators& tCrD) {
-  uint32_t words[kAtomsM][2 * kAtomRegisters];  // an accumulator each, in the low half
   asm volatile(
-      "tcgen05.ld.sync.aligned.16x256b.x8.b32 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "tcgen05.ld.sync.aligned.16x128b.x8.pack::16b.b32 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, [%32];\n"
+      "tcgen05.ld.sync.aligned.16x128b.x8.pack::16b.b32 {"
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, [%64];\n"
-      "tcgen05.ld.sync.aligned.16x256b.x8.b32 {"
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, [%65];\n"
+      "}, [%33];\n"
       "tcgen05.wait::ld.sync.aligned;"
-      : "=r"(words[0][0]), "=r"(words[0][1]), "=r"(words[0][2]), "=r"(words[0][3]), "=r"(words[0][4]), "=r"(words[0][5]), "=r"(words[0][6]), "=r"(words[0][7]),
-        "=r"(words[0][8]), "=r"(words[0][9]), "=r"(words[0][10]), "=r"(words[0][11]), "=r"(words[0][12]), "=r"(words[0][13]), "=r"(words[0][14]), "=r"(words[0][15]),
-        "=r"(words[0][16]), "=r"(words[0][17]), "=r"(words[0][18]), "=r"(words[0][19]), "=r"(words[0][20]), "=r"(words[0][21]), "=r"(words[0][22]), "=r"(words[0][23]),
-        "=r"(words[0][24]), "=r"(words[0][25]), "=r"(words[0][26]), "=r"(words[0][27]), "=r"(words[0][28]), "=r"(words[0][29]), "=r"(words[0][30]), "=r"(words[0][31]),
-        "=r"(words[1][0]), "=r"(words[1][1]), "=r"(words[1][2]), "=r"(words[1][3]), "=r"(words[1][4]), "=r"(words[1][5]), "=r"(words[1][6]), "=r"(words[1][7]),
-        "=r"(words[1][8]), "=r"(words[1][9]), "=r"(words[1][10]), "=r"(words[1][11]), "=r"(words[1][12]), "=r"(words[1][13]), "=r"(words[1][14]), "=r"(words[1][15]),
-        "=r"(words[1][16]), "=r"(words[1][17]), "=r"(words[1][18]), "=r"(words[1][19]), "=r"(words[1][20]), "=r"(words[1][21]), "=r"(words[1][22]), "=r"(words[1][23]),
-        "=r"(words[1][24]), "=r"(words[1][25]), "=r"(words[1][26]), "=r"(words[1][27]), "=r"(words[1][28]), "=r"(words[1][29]), "=r"(words[1][30]), "=r"(words[1][31])
+      : "=r"(tCrD[0][0][0]), "=r"(tCrD[0][0][1]), "=r"(tCrD[0][0][2]), "=r"(tCrD[0][0][3]), "=r"(tCrD[0][0][4]), "=r"(tCrD[0][0][5]), "=r"(tCrD[0][0][6]), "=r"(tCrD[0][0][7]),
+        "=r"(tCrD[0][0][8]), "=r"(tCrD[0][0][9]), "=r"(tCrD[0][0][10]), "=r"(tCrD[0][0][11]), "=r"(tCrD[0][0][12]), "=r"(tCrD[0][0][13]), "=r"(tCrD[0][0][14]), "=r"(tCrD[0][0][15]),
+        "=r"(tCrD[1][0][0]), "=r"(tCrD[1][0][1]), "=r"(tCrD[1][0][2]), "=r"(tCrD[1][0][3]), "=r"(tCrD[1][0][4]), "=r"(tCrD[1][0][5]), "=r"(tCrD[1][0][6]), "=r"(tCrD[1][0][7]),
+        "=r"(tCrD[1][0][8]), "=r"(tCrD[1][0][9]), "=r"(tCrD[1][0][10]), "=r"(tCrD[1][0][11]), "=r"(tCrD[1][0][12]), "=r"(tCrD[1][0][13]), "=r"(tCrD[1][0][14]), "=r"(tCrD[1][0][15])
       : "r"(at), "r"(at + (16 << 16)) : "memory");
-  CUTE_UNROLL
-  for (int i = 0; i < kAtomsM; ++i) {
-    CUTE_UNROLL
-    for (int e = 0; e < kAtomRegisters; ++e) {
-      tCrD[i][0][e] = __byte_perm(words[i][2 * e], words[i][2 * e + 1], 0x5410);
-    }
-  }
 }
 
 // Shared memory, as byte addresses: the ring, the epilogue's buffers, mbarriers, the address of the columns of tensor memory.

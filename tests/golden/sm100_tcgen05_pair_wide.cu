@@ -283,7 +283,6 @@ CUTE_DEVICE void load_sums(uint32_t at, Accumulators& tCrD) {
         "=f"(tCrD[1][0][16]), "=f"(tCrD[1][0][17]), "=f"(tCrD[1][0][18]), "=f"(tCrD[1][0][19]), "=f"(tCrD[1][0][20]), "=f"(tCrD[1][0][21]), "=f"(tCrD[1][0][22]), "=f"(tCrD[1][0][23]),
         "=f"(tCrD[1][0][24]), "=f"(tCrD[1][0][25]), "=f"(tCrD[1][0][26]), "=f"(tCrD[1][0][27]), "=f"(tCrD[1][0][28]), "=f"(tCrD[1][0][29]), "=f"(tCrD[1][0][30]), "=f"(tCrD[1][0][31])
       : "r"(at), "r"(at + (16 << 16)) : "memory");
-
 }
 
 // Shared memory, as byte addresses: the ring, the epilogue's buffers, mbarriers, the address of the columns of tensor memory.

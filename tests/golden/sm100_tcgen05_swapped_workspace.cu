@@ -248,7 +248,6 @@ CUTE_DEVICE void load_sums(uint32_t at, Accumulators& tCrD) {
         "=f"(tCrD[1][0][0]), "=f"(tCrD[1][0][1]), "=f"(tCrD[1][0][2]), "=f"(tCrD[1][0][3]), "=f"(tCrD[1][0][4]), "=f"(tCrD[1][0][5]), "=f"(tCrD[1][0][6]), "=f"(tCrD[1][0][7]),
         "=f"(tCrD[1][0][8]), "=f"(tCrD[1][0][9]), "=f"(tCrD[1][0][10]), "=f"(tCrD[1][0][11]), "=f"(tCrD[1][0][12]), "=f"(tCrD[1][0][13]), "=f"(tCrD[1][0][14]), "=f"(tCrD[1][0][15])
       : "r"(at), "r"(at + (16 << 16)) : "memory");
-
 }
 
 // Shared memory, as byte addresses: the ring, the epilogue's buffers, mbarriers, the address of the columns of tensor memory.
