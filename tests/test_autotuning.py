@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -344,9 +345,51 @@ def test_groups_share_out_other_rows_as_the_call_does(ends: Any, device: Emulate
     request = products.request_grouped(a, weights, offs, None)
     for rows in (5, 8):
         wide, scaled = contests._groups(OperatorDevice(device, "a100"), a, offs, request, rows)
-        assert scaled.tolist() == [end * rows // 7 for end in ends]
+        assert scaled.tolist() == [-(-end * rows // 7) for end in ends]
         assert (scaled.dtype, wide.shape) == (torch.int32, (rows, 8))
         assert not ends[-1] or torch.equal(wide, a[[row % ends[-1] for row in range(rows)]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "ends"), [(6, (0, 0, 0, 0, 0)), (8, (1, 2, 3, 4, 5))], ids=["no rows", "infinities"])
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_operands_that_leave_nothing_to_compare_are_raced_again(
+    mode: races.Mode, rows: int, ends: tuple[int, ...], device: EmulatedDevice, opened: pack.Pack, clock: Clock
+) -> None:
+    a, b, _ = drawn(device, (rows, 5 * 24, 64))
+    empty = a.clone()
+    weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
+    a.fill_(0 if not ends[-1] else float("inf"))
+    with process(opened, Timed(device, clock), mode) as dispatcher:
+        for _ in range(6):
+            cudal2gen.grouped_mm(a, weights, offs=ends_on(device, *ends))
+        assert (summary(), Store(A100).trials()) == ([], {})
+        a.copy_(empty)
+        for _ in range(20 if mode == "once" else 120):
+            cudal2gen.grouped_mm(a, weights, offs=ends_on(device, 0, 1, 2, 2, 4))
+        assert sorted(summary()) == [f"{bucket}_24_64 grouped x5 torch.grouped_mm" for bucket in (5, 8)]
+        assert GROUPED.name in dispatcher.stats()["kernel"]
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_races_with_nothing_to_compare_come_to_an_end(
+    mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    calls = 0
+    judges = contests.Contest.judges.fget
+    assert judges is not None
+    monkeypatch.setattr(contests.Contest, "judges", property(lambda each: (begun.append(calls), judges(each))[1]))
+    monkeypatch.setattr(races, "MAX_UNJUDGED", 5)
+    a, b, _ = drawn(device, (8, 5 * 24, 64))
+    weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
+    with process(opened, Timed(device, clock), mode):
+        for place in range(100):
+            calls = place
+            cudal2gen.grouped_mm(a, weights, offs=ends_on(device, 0, 0, 0, 0, 0))
+    assert [later - earlier for earlier, later in pairwise(begun)] == (
+        [1, 4, 8, 16] if mode == "once" else [2, 4, 8, 16]
+    )
 
 
 # --- threads ---

@@ -48,8 +48,7 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
     from cudal2gen import baselines
 
     vendors = baselines.contenders(["torch.matmul", "cublas-tn", "cublas-nn"], "f32", card, store.with_name("lt.jsonl"))
-    bench.run(
-        card,
+    plan = bench.Plan(
         fitted,
         lambda record: gpu.Kernel(record, artifacts[record].directory, library, card.stream),
         lambda record: artifacts[record].digest,
@@ -57,6 +56,7 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
         bench.Settings(warmup_seconds=1.0, benchmark_seconds=0.1),
         store,
     )
+    bench.run(card, plan)
     measured = results.measurements(store)
     table = choice.tabulate(card.model, fitted, measured, lambda record: artifacts[record].digest)
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / card.model, with_ptx=False))

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,23 @@ def test_a_slower_kernel_is_remembered_as_such(device: EmulatedDevice, opened: p
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
             assert dispatcher.stats() == {"kernel": {}, "torch": {"measured, not faster": 1}}
     assert len(measurements()) == 1
+
+
+def test_a_loss_by_copies_is_not_that_of_packed_operands(device: EmulatedDevice, opened: pack.Pack) -> None:
+    """Rows that begin anywhere are copied for kernels: a later call of the same sizes races its own operands."""
+    clock = Clock(device, dict.fromkeys(NAMES.values(), 310.0), 300.0)
+    a, b, expected = drawn(device)
+    apart = device.empty(30, 65)[:, :64]
+    apart.copy_(a)
+    with process(opened, Timed(device, clock)):
+        assert torch.equal(cudal2gen.matmul(apart, b.t()), expected)
+        assert measurements() == []
+        clock.times_us = dict.fromkeys(NAMES.values(), 200.0)
+        for _ in range(2):  # the first one waits, as a race that told nothing is not repeated at once
+            assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+    (stored,) = measurements()
+    kernel, vendor = stored.timings
+    assert (kernel.event_us[0], vendor.event_us[0]) == (200.0, 300.0)
 
 
 @pytest.mark.parametrize("changed", ["driver", "max_sm_mhz", "name", "versions"])
@@ -259,6 +278,43 @@ def test_a_refused_launch_costs_the_kernel_only(
     with process(opened, Timed(device, Clock(device, {}, 300.0))):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert {row.reason for row in Store(A100).trials().values()} == {"does not run: no (cudaError 1)"}
+    assert Store(A100).banned() == set(), "a later process tries again: memory or the driver may have been the reason"
+
+
+def test_a_kernel_that_faults_after_its_first_run_is_banned(device: EmulatedDevice, opened: pack.Pack) -> None:
+    class Faulty(Clock):
+        def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+            us = super().elapsed_us(call, times)
+            if us < times * self.torch_us:
+                raise RuntimeError("an illegal memory access")
+            return us
+
+    clock = Faulty(device, {NAMES["whole"]: 200.0, NAMES["predicated"]: 400.0, NAMES["split"]: 400.0}, 300.0)
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, clock)), pytest.warns(UserWarning, match="an illegal memory access"):
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+    (digest,) = Store(A100).banned()
+    assert Store(A100).trials()[digest].reason == "fails after its first run: an illegal memory access"
+
+
+def test_the_callers_own_work_costs_no_race_its_budget(device: EmulatedDevice, opened: pack.Pack) -> None:
+    """Half a second of work is on the stream when the call comes."""
+
+    class Behind(Clock):
+        pending = 0.5
+
+        def synchronize(self) -> None:
+            self.seconds, self.pending = self.seconds + self.pending, 0.0
+            super().synchronize()
+
+        def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+            self.synchronize()
+            return super().elapsed_us(call, times)
+
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, Behind(device, {}, 300.0))):
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+    assert len(measurements()) == 1
 
 
 KILLED = """
@@ -337,11 +393,14 @@ def test_a_race_that_fails_costs_no_call(device: EmulatedDevice, opened: pack.Pa
     assert Store(A100).banned() == set()
 
 
-def test_a_full_memory_bans_nothing(device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["bind", "Contest.compare"])
+def test_a_full_memory_bans_nothing(
+    where: str, device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(contests, "bind", full)
+    monkeypatch.setattr(f"cudal2gen.operators.contests.{where}", full)
     a, b, expected = drawn(device)
     with process(opened, Timed(device, Clock(device, {}, 300.0))), pytest.warns(UserWarning, match="no memory"):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
@@ -407,8 +466,10 @@ def test_autocast_and_gradients_stay_outside(device: EmulatedDevice, opened: pac
     assert len(measurements()) == 1
 
 
-def test_a_second_device_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_device_is_timed_on_its_own_stream_which_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     streams: list[Any] = []
+    held_us: list[tuple[int, float]] = []
+    current: list[int] = [0]
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
@@ -421,11 +482,31 @@ def test_a_second_device_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPa
         def elapsed_time(self, _: Any) -> float:
             return 0.5
 
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
     monkeypatch.setattr(meter, "Card", lambda index: index)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: held_us.append((current[-1], cycles / meter.CYCLES_US)))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=0: f"of device {device}")
-    assert meter.CudaMeter(1).elapsed_us(lambda: None, 3) == 500
+    clock = meter.CudaMeter(1)
+    seconds = [0.0]
+    monkeypatch.setattr(clock, "now", lambda: seconds[0])
+
+    def call(us: float) -> None:
+        seconds[0] += us / 1e6
+
+    assert clock.elapsed_us(lambda: call(40.0), 3) == 500
     assert streams == ["of device 1"] * 2
+    for us in (10.0, 10.0, 1000.0, 10.0):
+        clock.elapsed_us(partial(call, us), 2)
+    # A quarter more than the host took; less after faster calls, by a tenth each; of no more than 100 us a call.
+    first, second = 1.25 * 3 * 20, [1.25 * 2 * us for us in (40, 36, 32.4, 100)]
+    assert held_us == [(1, pytest.approx(us, abs=1e-2)) for us in (first, *second)]
 
 
 # --- the choice ---

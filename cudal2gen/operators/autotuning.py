@@ -98,6 +98,11 @@ class Race:
         """Whether measurements are still missing; ``hot``: of the sizes themselves rather than of their bucket."""
         return next(self._targets(hot), None) is not None
 
+    def pause(self, *, hot: bool = False) -> int:
+        """Calls before what is due is raced."""
+        target = next((target for _, target in self._targets(hot)), None)
+        return 0 if target is None or self._tuner is None else self._tuner.pause(target)
+
     def run(self, arguments: Arguments, *, hot: bool = False) -> bool:
         """Races to the end; False where another thread is racing."""
         tuner = self._alive()
@@ -106,6 +111,7 @@ class Race:
         if not tuner.racing.acquire(blocking=False):
             return False
         try:
+            tuner.meter.synchronize()  # the caller's own work before it is not of the race, neither its time nor faults
             for _ in self._steps(tuner, arguments, hot):
                 pass
         except Exception as error:  # the call goes on after any failure of its race

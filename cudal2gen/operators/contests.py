@@ -163,7 +163,7 @@ def _rows(device: Device, a: torch.Tensor, request: Request, rows: int, first: i
     if rows == m:
         return matrix
     wide = device.empty(a, rows, request.operands.a.ld)[:, :k]
-    wide.copy_(matrix[TORCH.arange(rows, device=a.device) % first])
+    TORCH.index_select(matrix, 0, TORCH.arange(rows, device=a.device) % first, out=wide)
     return wide
 
 
@@ -171,11 +171,11 @@ def _groups(
     device: Device, a: torch.Tensor, ends: torch.Tensor, request: Request, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """So many rows of A, those that are in a group in turns, and the groups' ends, which share them out as the call's
-    do: what lies behind the last group may be anything."""
-    scaled = device.empty(ends, len(ends))
-    ends = ends.long().clamp(max=request.sizes.m)  # ends beyond A's rows would make torch fault on the device
-    scaled.copy_(ends * rows // request.sizes.m)
-    return _rows(device, a, request, rows, int(ends[-1]) or request.sizes.m), scaled
+    do, rounded up so that some group has rows where the call's has: what lies behind the last group may be anything."""
+    m, scaled = request.sizes.m, device.empty(ends, len(ends))
+    ends = ends.long().clamp(max=m)  # ends beyond A's rows would make torch fault on the device
+    scaled.copy_((ends * rows + m - 1) // m)
+    return _rows(device, a, request, rows, int(ends[-1]) or m), scaled
 
 
 def _cols(b: torch.Tensor, request: Request) -> torch.Tensor:

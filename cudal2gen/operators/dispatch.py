@@ -128,7 +128,7 @@ class Dispatcher:
                 return self._passing(
                     Plan("another thread measures", MEANWHILE, request.by_torch, False, request.by_torch)
                 )
-            due = False
+            due = race.due()  # still, where the race told nothing of other calls
         with self._lock:
             if key in self.plans:
                 return self.plans[key]
@@ -137,7 +137,7 @@ class Dispatcher:
             if not lasting:
                 return self._passing(plan)
             if race is not None and (due or race.due(hot=True)):
-                plan.run = self._racing(plan, race, 0 if due else buckets.HOT_CALLS)
+                plan.run = self._racing(plan, race, hot=not due)
             if len(self.plans) >= MAX_PLANS:
                 self.forget()
             self.plans[key] = plan
@@ -292,16 +292,19 @@ class Dispatcher:
 
         return Race(self._tuning, device, table, request, opened)
 
-    def _racing(self, plan: Plan, race: Race, calls: int) -> Run:
-        """The plan's function, which from so many calls on advances a race; at its end the next call makes its plan
-        anew. While a plan has it, the plan must be called by it."""
-        run, left = plan.run, calls
+    def _racing(self, plan: Plan, race: Race, hot: bool) -> Run:
+        """The plan's function, which after some calls advances a race; at its end the next call makes its plan anew.
+        While a plan has it, the plan must be called by it. ``hot``: whether many calls of the shape come first."""
+        run, left = plan.run, buckets.HOT_CALLS if hot else race.pause()
 
         def racing(*operands: Any) -> Any:
             nonlocal left
             if left > 0:
                 left -= 1
-            elif plan.run is racing and race.advance(plan, Arguments(*operands), hot=calls > 0):
+            elif plan.run is racing and race.advance(plan, Arguments(*operands), hot=hot):
+                if race.due(hot=hot):
+                    left = race.pause(hot=hot)
+                    return run(*operands)
                 plan.run = run
                 with self._lock:
                     if self.plans.get(plan.key) is plan:

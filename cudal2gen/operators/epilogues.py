@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudal2gen.kernel.fusion import ACTIVATIONS, GATE_COLS
+from cudal2gen.operators.watching import check_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -98,6 +99,7 @@ def interleave(w1: torch.Tensor, w3: torch.Tensor) -> torch.Tensor:
 
 def deinterleave(w13: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Undoes ``interleave``: W1 and W3 (h,k) of w13 (2h,k). Raises ValueError where 2h is no multiple of 16."""
+    check_tensors(w13=w13)
     if w13.ndim not in (1, 2) or w13.shape[0] % GATE_COLS:
         raise ValueError(f"w13: expected rows in blocks of {GATE_COLS}, got the shape {tuple(w13.shape)}")
     if w13.ndim == 1:
@@ -107,7 +109,8 @@ def deinterleave(w13: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check_pair(w1: torch.Tensor, w3: torch.Tensor) -> None:
-    """Raises ValueError for weights that are not interleaved."""
+    """Raises ValueError for weights that are not interleaved, TypeError for other things."""
+    check_tensors(w1=w1, w3=w3)
     if w1.ndim not in (1, 2) or w1.shape != w3.shape or w1.shape[0] % HALF:
         shapes = f"{tuple(w1.shape)} and {tuple(w3.shape)}"
         raise ValueError(f"w1 and w3: expected one shape (h,k) with h a multiple of {HALF}, got {shapes}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from cudal2gen.operators.dispatch import Plan, current
@@ -21,13 +22,15 @@ def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options:
     ``call``: matmul, bmm, linear, swiglu or grouped_mm, behind it its arguments; tensors alone are matmul's. Raises
     what the call raises, and TypeError for another function.
     """
-    if not callable(call):
-        plan = _matmul(call, *arguments, **options)
-    elif call in _PLANS:
-        plan = _PLANS[call](*arguments, **options)
-    else:
+    function, arguments = (call, arguments) if callable(call) else (matmul, (call, *arguments))
+    if function not in _PLANS:
         names = ", ".join(sorted(function.__name__ for function in _PLANS))
         raise TypeError(f"explain: expected tensors or one of {names}, got {call!r}")
+    try:
+        bound = signature(_PLANS[function]).bind(*arguments, **options)
+    except TypeError as error:
+        raise TypeError(f"explain: {error}; give all arguments of cudal2gen.{function.__name__} but out") from None
+    plan = _PLANS[function](*bound.args, **bound.kwargs)
     chosen = plan.name if plan.on_kernel else "torch"
     return "; ".join((f"{chosen}: {plan.reason}", *current().shadowed))
 
@@ -50,10 +53,17 @@ def _swiglu(x: torch.Tensor, w13: torch.Tensor) -> Plan:
     return plan_fused(x, w13, None, "silu", gate=True, aux=False)
 
 
+def _grouped_mm(
+    mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Plan:  # fmt: skip
+    return plan_grouped(mat_a, mat_b, offs, bias, out_dtype)
+
+
 _PLANS: dict[Callable[..., Any], Callable[..., Plan]] = {
     matmul: _matmul,
     bmm: _matmul,
     linear: _linear,
     swiglu: _swiglu,
-    grouped_mm: plan_grouped,
+    grouped_mm: _grouped_mm,
 }

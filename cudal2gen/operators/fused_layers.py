@@ -16,7 +16,15 @@ from cudal2gen.kernel.fusion import Activation
 from cudal2gen.operators.epilogues import HALF
 from cudal2gen.operators.fused_operators import gated_pair, linear
 from cudal2gen.operators.grouped import grouped_mm
-from cudal2gen.operators.layers import TYPES, Replaced, as_typed, forward_linear, replace_layers, set_forward
+from cudal2gen.operators.layers import (
+    TYPES,
+    Replaced,
+    as_typed,
+    check_model,
+    forward_linear,
+    replace_layers,
+    set_forward,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +46,7 @@ def patch(model: torch.nn.Module, fuse: bool = False) -> Replaced:
     computes a gate, it reads interleaved copies of both weights, so their memory doubles; see ``derived`` for when they
     are made again. ``state_dict`` and ``unpatch`` know nothing of it.
     """
+    check_model(model)
     replaced = replace_layers(model)
     if fuse:
         for name, module in model.named_modules():

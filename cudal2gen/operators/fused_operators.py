@@ -22,7 +22,7 @@ from cudal2gen.operators.torch_operators import (
     run_linear,
 )
 from cudal2gen.operators.torch_products import torch_pair
-from cudal2gen.operators.watching import TORCH, all_undispatched, undispatched
+from cudal2gen.operators.watching import TORCH, all_undispatched, check_tensors, undispatched
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +44,9 @@ def linear(
     if activation is None:
         if undispatched(x, weight) and (bias is None or undispatched(bias, bias)):
             return run_linear(x, weight, bias)
+        check_tensors(x=x, weight=weight, bias=bias)
         return cast("torch.Tensor", OPS["linear"](x, weight, bias))
-    return _call("fused_linear", _fused_linear, (x, weight, bias), activation, False)
+    return _call("fused_linear", _fused_linear, {"x": x, "weight": weight, "bias": bias}, activation, False)
 
 
 @no_script
@@ -55,7 +56,7 @@ def swiglu(x: torch.Tensor, w13: torch.Tensor) -> torch.Tensor:
     Both products and the gate are one kernel where a pack has it. Raises as ``matmul``, and ValueError where w13 has
     rows in blocks of other than 16.
     """
-    return _call("fused_linear", _fused_linear, (x, w13, None), "silu", True)
+    return _call("fused_linear", _fused_linear, {"x": x, "w13": w13, "bias": None}, "silu", True)
 
 
 def gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
@@ -63,15 +64,20 @@ def gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: 
 
     A kernel reads an interleaved copy of them, made at its first call and when they have changed, see ``derived``.
     """
-    return _call("gated_pair", _gated_pair, (x, w1, w3), activation)
+    return _call("gated_pair", _gated_pair, {"x": x, "w1": w1, "w3": w3}, activation)
 
 
-def _call(name: str, run: Any, tensors: tuple[torch.Tensor | None, ...], *options: Any) -> torch.Tensor:
-    """An operator, past torch's dispatcher where nothing would see it; its form ``_aux`` where a gradient is needed."""
+def _call(name: str, run: Any, named: dict[str, torch.Tensor | None], *options: Any) -> torch.Tensor:
+    """An operator, past torch's dispatcher where nothing would see it; its form ``_aux`` where a gradient is needed.
+
+    ``named``: its tensors by the names that a caller knows.
+    """
     d: torch.Tensor
+    tensors = tuple(named.values())
     if all_undispatched(tensors):
-        d = run(*tensors, *options)
-    elif TORCH.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return cast("torch.Tensor", run(*tensors, *options))
+    check_tensors(**named)
+    if TORCH.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         d = _OPS[f"{name}_aux"](*tensors, *options)[0]
     else:
         d = _OPS[name](*tensors, *options)
@@ -101,7 +107,7 @@ def plan_fused(
     dispatcher = current()
     try:
         key = ("fused", activation, gate, aux, *map(lies_of, (x, weight, bias)))
-    except RuntimeError:  # no strides, or no memory
+    except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_fused(x, weight, bias, activation, gate)
         raise
     plan = dispatcher.plans.get(key)
@@ -128,7 +134,7 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
     dispatcher = current()
     try:
         key = ("pair", activation, aux, w1.is_inference() or w3.is_inference(), *map(lies_of, (x, w1, w3)))
-    except RuntimeError:  # no strides, or no memory
+    except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_gated_pair(x, w1, w3, activation)
         raise
     plan = dispatcher.plans.get(key)

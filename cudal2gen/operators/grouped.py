@@ -10,7 +10,7 @@ from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import check_grouped, grouped_shape, lies_of, request_grouped
 from cudal2gen.operators.registration import Operator, no_script, register
-from cudal2gen.operators.watching import TORCH, all_undispatched
+from cudal2gen.operators.watching import TORCH, all_undispatched, check_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +30,10 @@ def grouped_mm(
     ``bias``: added to each group's product, to which it is broadcast. ``out_dtype``: that of A, or torch.float32. On
     CPU tensors torch computes, with fp32 sums. Raises TypeError or ValueError for what does not fit.
     """
-    d: torch.Tensor
     if all_undispatched((mat_a, mat_b, offs, bias)):
-        d = _grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
-    else:
-        d = _OPS["grouped_mm"](mat_a, mat_b, offs, bias, out_dtype)
-    return d
+        return _grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
+    check_tensors(mat_a=mat_a, mat_b=mat_b, offs=offs, bias=bias)
+    return cast("torch.Tensor", _OPS["grouped_mm"](mat_a, mat_b, offs, bias, out_dtype))
 
 
 def _grouped_mm(
@@ -54,7 +52,7 @@ def plan_grouped(
     dispatcher = current()
     try:
         key = ("grouped", lies_of(a), lies_of(b), lies_of(offs), lies_of(bias), out_dtype)
-    except RuntimeError:  # no strides, or no memory
+    except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_grouped(a, b, offs, bias, out_dtype)
         raise
     plan = dispatcher.plans.get(key)

@@ -32,6 +32,14 @@ class Replaced(NamedTuple):
         return "\n".join([*lines, *(f"  {name}: {why}" for name, why in self.left.items())])
 
 
+def check_model(model: object) -> None:
+    """Raises TypeError for what is no module."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}; give the model itself")
+
+
 def replace_layers(model: torch.nn.Module) -> Replaced:
     """Lets every ``nn.Linear`` of fp16 or bf16 in a model compute by ``cudal2gen.linear``."""
     import torch
@@ -49,6 +57,7 @@ def replace_layers(model: torch.nn.Module) -> Replaced:
 
 def unpatch(model: torch.nn.Module) -> list[str]:
     """Undoes ``patch``: the modules are as they were. Answers their names."""
+    check_model(model)
     undone = []
     for name, module in model.named_modules():
         if patched(module):

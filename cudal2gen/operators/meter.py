@@ -10,6 +10,10 @@ from typing import Protocol
 from cudal2gen.gpu import Card
 from cudal2gen.results import Environment
 
+CYCLES_US = 2000  # of an SM in a microsecond, at the clocks of fast cards: slower ones are held a little longer
+HOLD_MARGIN = 1.25
+FIRST_CALL_US, MAX_CALL_US = 20.0, 100.0  # time that the host takes for a call: assumed at first, believed at most
+
 
 class Meter(Protocol):
     """A device's clock."""
@@ -34,12 +38,17 @@ class Meter(Protocol):
 
 
 class CudaMeter:
-    """The clock of a CUDA device of torch, on that device's current stream, whichever device is current."""
+    """The clock of a CUDA device of torch, on that device's current stream, whichever device is current.
+
+    The stream is held until the host has enqueued all calls of a sample: short kernels would wait for the host between
+    them, and their samples would be the host's time.
+    """
 
     def __init__(self, index: int) -> None:
         import torch
 
-        self._torch, self._card = torch, Card(index)
+        self._torch, self._card, self._index = torch, Card(index), index
+        self._call_us = FIRST_CALL_US  # the host's time for a call: a fading maximum, since kinds of calls alternate
         self._stream = partial(torch.cuda.current_stream, index)
 
     @property
@@ -49,12 +58,21 @@ class CudaMeter:
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
         start, stop = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream = self._stream()
+        self._hold(times * self._call_us)
+        began = self.now()
         start.record(stream)
         for _ in range(times):
             call()
         stop.record(stream)
+        call_us = (self.now() - began) * 1e6 / times
+        self._call_us = min(max(call_us, 0.9 * self._call_us), MAX_CALL_US)
         stop.synchronize()
         return float(start.elapsed_time(stop)) * 1000
+
+    def _hold(self, us: float) -> None:
+        """Enqueues idling for at least so long."""
+        with self._torch.cuda.device(self._index):
+            self._torch.cuda._sleep(int(us * HOLD_MARGIN * CYCLES_US))
 
     def synchronize(self) -> None:
         self._stream().synchronize()

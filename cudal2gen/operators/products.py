@@ -18,6 +18,7 @@ from cudal2gen.kernel.launch import Batches, Matrix, Operands, Sizes
 from cudal2gen.operators import batches, epilogues
 from cudal2gen.operators.batches import Stack, result_shape
 from cudal2gen.operators.torch_products import torch_fused, torch_grouped, torch_linear, torch_matmul
+from cudal2gen.operators.watching import check_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -124,6 +125,7 @@ def check_fused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """Checks a fused linear layer. Raises ValueError for an unknown activation, else as ``check_linear``."""
     if activation not in epilogues.NAMES:
         raise ValueError(f"activation={activation!r}: must be None or one of {', '.join(epilogues.NAMES)}")
+    check_tensors(**{"x": x, "w13" if gate else "weight": weight})
     check_linear(x, weight, bias)
     if gate and weight.shape[0] % GATE_COLS:
         raise ValueError(f"w13: expected rows in blocks of {GATE_COLS}, got the shape {tuple(weight.shape)}")
@@ -143,8 +145,7 @@ def check_grouped(
     """Checks a grouped product. Raises TypeError for types, ValueError for shapes and devices that do not fit."""
     import torch
 
-    others = {name: tensor for name, tensor in (("bias", bias),) if tensor is not None}
-    _check_types(mat_a=a, mat_b=b, **others)
+    _check_types(mat_a=a, mat_b=b, **({} if bias is None else {"bias": bias}))
     if out_dtype not in (None, a.dtype) and (name_of(a.dtype) is None or out_dtype != F32.torch_dtype):
         raise TypeError(f"out_dtype: expected {a.dtype} or {F32.torch_dtype}, got {out_dtype}")
     shapes = f"mat_a {tuple(a.shape)} and mat_b {tuple(b.shape)}"
@@ -156,6 +157,7 @@ def check_grouped(
         )
     groups = {len(tensor) for tensor in (a, b) if tensor.ndim == 3}
     if offs is not None:
+        check_tensors(offs=offs)
         _check_places(mat_a=a, offs=offs)
         if offs.ndim != 1 or offs.dtype != torch.int32:
             raise TypeError(f"offs: expected int32 of one dimension, got {offs.dtype} {tuple(offs.shape)}")
@@ -184,7 +186,8 @@ def grouped_shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -
 
 
 def _check_types(**tensors: torch.Tensor) -> None:
-    """All of one type, which torch computes where it is no element's, and in places that a product takes."""
+    """All tensors of one type, which torch computes where it is no element's, and in places that a product takes."""
+    check_tensors(**tensors)
     first = next(iter(tensors.values()))
     for name, tensor in tensors.items():
         if tensor.dtype != first.dtype:

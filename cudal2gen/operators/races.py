@@ -13,10 +13,12 @@ import math
 import os
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from statistics import median
 from typing import Literal, NamedTuple, get_args
 
@@ -25,6 +27,7 @@ from cudal2gen.choice import MARGIN, Kernel, Table
 from cudal2gen.errors import WrongInput
 from cudal2gen.gpu import GpuError
 from cudal2gen.kernel import IllegalRecord, Problem, Use, serving
+from cudal2gen.kernel.launch import Operands
 from cudal2gen.launcher import LaunchError
 from cudal2gen.operators import buckets
 from cudal2gen.operators.contests import Contest
@@ -43,6 +46,7 @@ MIN_ROUNDS, MAX_ROUNDS = 6, 30  # rounds of two samples per contender
 SAMPLE_US = 30.0  # shorter samples would mostly measure the events around them
 STALE_SECONDS = 5.0  # seconds without calls after which a race in the background gives way to another
 MAX_MODELLED = 64  # most records, the nearest ones, that the timing model ranks
+MAX_UNJUDGED = 10  # most races of a target that tell nothing of its other calls, each after twice the calls of the last
 
 
 class Target(NamedTuple):
@@ -68,10 +72,11 @@ Contests = Callable[[Problem], Contest]  # the target's problem, and at its leas
 
 @dataclass
 class Entrant:
-    """A kernel in a race. ``error``: of its first result; ``sample_us``: time of one sample, 0 before the first."""
+    """A kernel in a race. ``sample``: takes one, in microseconds a call; ``error``: of its first result; ``sample_us``:
+    time of one sample, 0 before the first."""
 
     kernel: Kernel
-    call: Callable[[], object]
+    sample: Callable[[], float]
     error: float
     sample_us: float = 0.0
     samples_us: list[float] = field(default_factory=list)
@@ -95,6 +100,8 @@ class Autotuner:
     ) -> None:
         self.meter, self.store, self.seconds, self.spent = meter, store, seconds, 0.0
         self.tried: set[Target] = set()
+        self.failed: set[str] = set()  # digests of kernels that this process could not launch
+        self.unjudged: Counter[Target] = Counter()  # races whose operands left nothing to compare or to store
         self.racing = threading.Lock()  # held by a thread that races to the end
         self._turn = threading.Lock()  # guards the race in the background
         self._owner: object | None = None
@@ -170,14 +177,25 @@ class Autotuner:
         ``contests``: called once, in the first step. Kernels that fail in their first run stay banned. Raises OSError
         where the store cannot be written, and what torch or a launch raises later.
         """
+        judged = True
         try:
-            yield from self._raced(table, target, contests)
+            judged = yield from self._raced(table, target, contests)
+        except GeneratorExit:  # given up for another race: later calls begin it anew
+            judged = False
+            raise
         finally:
-            self.tried.add(target)  # not before: other threads' plans of it wait until there is something to know
+            # Not before: other threads' plans of it wait until there is something to know.
+            if judged or self.unjudged[target] >= MAX_UNJUDGED:
+                self.tried.add(target)
 
-    def _raced(self, table: Table, target: Target, contests: Callable[[], Contests]) -> Iterator[None]:
-        steps: Iterator[None] = iter(())
+    def pause(self, target: Target) -> int:
+        """Calls before a target is raced, more after each race that told nothing of its other calls."""
+        return (1 << self.unjudged[target]) - 1
+
+    def _raced(self, table: Table, target: Target, contests: Callable[[], Contests]) -> Generator[None, None, bool]:
+        """What the race's steps answer."""
         race: _Race | None = None
+        steps: Generator[None, None, bool]
         while True:
             start = self.meter.now()
             try:
@@ -187,8 +205,9 @@ class Autotuner:
                         steps = race.steps()
                     race.began = start
                     next(steps)
-            except StopIteration:
-                return
+            except StopIteration as end:
+                self.unjudged[target] += not end.value
+                return bool(end.value)
             finally:
                 elapsed = self.meter.now() - start
                 self.spent += elapsed
@@ -199,7 +218,7 @@ class Autotuner:
     def candidates(self, table: Table, target: Target, contest: Contest) -> list[tuple[Kernel, Use]]:
         """Kernels to race: the nearest, those that the timing model expects to be fastest, the next nearest ones; each
         binary once, none that is banned, of a bucket those that take its least rows as well."""
-        problem, banned = target.problem, self.store.banned()
+        problem, banned = target.problem, self.store.banned() | self.failed
         alike = [kernel for kernel in table.kernels if kernel.computes(problem) and kernel.digest not in banned]
         near = sorted(alike, key=lambda kernel: kernel.distance(problem))
         fast = sorted(near[:MAX_MODELLED], key=lambda kernel: _modelled_us(kernel, problem))
@@ -242,15 +261,18 @@ class _Race:
         self.spent, self.began = 0.0, 0.0
         self.calls = 1  # calls in a sample
 
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Generator[None, None, bool]:
         """First runs, a heat of the finalists, and a duel of the best with torch; of a bucket another at its least
-        rows. What was found is stored at the end, all of it or nothing."""
+        rows. What was found is stored at the end, all of it or nothing. Whether it holds for other calls of the
+        target as well: not where nothing can be compared, or where copies decide that other operands spare."""
         contest = self.contests(self.target.problem)
         candidates = self.tuner.candidates(self.table, self.target, contest)
         # Samples of torch and of one kernel in a heat and the duels.
         samples = 4 * MIN_ROUNDS * (2 + self.target.is_bucket)
-        if not candidates or not self._covers(samples * self._floor_us(contest)) or not contest.judges:
-            return
+        if not candidates or not self._covers(samples * self._floor_us(contest)):
+            return True
+        if not contest.judges:
+            return False
         yield
         contest.by_torch()
         once_us = self.meter.elapsed_us(contest.by_torch, 1)
@@ -264,16 +286,27 @@ class _Race:
             yield
         heat = yield from self._heat(contest, entrants, self.calls * once_us)
         if heat is None:
-            return
+            return True
         best, vendor_us = heat
         measurements = [self._measurement(contest, best, vendor_us)]
         if faster(vendor_us, best.samples_us):
             # Timed again by themselves, because the samples that selected the best of several favour it.
             duels = yield from self._duels(contest, best)
             if duels is None:
-                return
+                return True
             measurements = duels
+        if self._hindered(contest, best.kernel) and not all(_won(measurement) for measurement in measurements):
+            return False
         self.store.add(measurements)
+        return True
+
+    def _hindered(self, contest: Contest, kernel: Kernel) -> bool:
+        """Whether the kernel copies operands that it takes as they are where they are packed: its loss says nothing of
+        calls with packed ones, which a stored loss would serve."""
+        problem, sizes = contest.problem, serving.sizes_of(contest.problem)
+        packed = Operands.packed(problem.layout, problem.n, problem.k, problem.fusion)
+        here, there = (kernel.use(sizes, operands) for operands in (contest.operands, packed))
+        return here is not None and there is not None and sum(here.copied) > sum(there.copied)
 
     def _heat(
         self, contest: Contest, entrants: list[Entrant], vendor_us: float
@@ -283,7 +316,7 @@ class _Race:
         for entrant in entrants:
             if not self._covers(0.0):
                 break
-            entrant.sample_us = self._sample(entrant.call) * self.calls
+            entrant.sample_us = entrant.sample() * self.calls
             yield
         ranked = sorted((entrant for entrant in entrants if entrant.sample_us), key=lambda entrant: entrant.sample_us)
         finalists = ranked[:FINALISTS]
@@ -333,15 +366,17 @@ class _Race:
     ) -> Generator[None, None, bool]:
         """Two samples of torch and each entrant a round, forwards and backwards, up to ``most`` rounds; whether there
         were enough. ``later``: duels that the budget is to cover as well."""
-        field = [(samples, contest.by_torch), *((entrant.samples_us, entrant.call) for entrant in entrants)]
+        by_torch = partial(self._sample, contest.by_torch)
+        field: list[tuple[list[float], Callable[[], float]]] = [(samples, by_torch)]
+        field += [(entrant.samples_us, entrant.sample) for entrant in entrants]
         round_us = 0.0
         for count in range(most if entrants else 0):
             reserved = later * MIN_ROUNDS if count >= MIN_ROUNDS else 0
             if not self._covers(round_us * (1 + reserved)):
                 break
             start = self.meter.now()
-            for column, call in (*field, *reversed(field)):
-                column.append(self._sample(call))
+            for column, sample in (*field, *reversed(field)):
+                column.append(sample())
             round_us = (self.meter.now() - start) * 1e6
             yield
         return len(samples) >= 2 * MIN_ROUNDS
@@ -374,18 +409,34 @@ class _Race:
         try:
             result = contest.call(kernel, use, stale=True)()
             self.meter.synchronize()
-        except (LaunchError, GpuError, OSError) as error:  # an error of the driver or of the operands, not a crash
-            self.store.end(kernel.digest, f"does not run: {error}")
+            largest_error, wrong = contest.compare(result)
+        except (LaunchError, GpuError, OSError) as error:  # of the driver, the operands or the memory, not a crash
+            self.store.lift(kernel.digest, f"does not run: {error}")
+            self.tuner.failed.add(kernel.digest)
             return None
         except torch.OutOfMemoryError:  # not the kernel's fault
             self.store.lift(kernel.digest)
             raise
-        largest_error, wrong = contest.compare(result)
         self.store.end(kernel.digest, wrong)
         if wrong:
             warnings.warn(f"cudal2gen: {kernel.record.name}: {wrong}; it is not used on this card", stacklevel=2)
             return None
-        return Entrant(kernel, contest.call(kernel, use), largest_error)
+        return Entrant(kernel, self._guarded(kernel, contest.call(kernel, use)), largest_error)
+
+    def _guarded(self, kernel: Kernel, call: Callable[[], object]) -> Callable[[], float]:
+        """A sample of the kernel's calls in microseconds; where the device fails in it, the kernel is banned."""
+        import torch
+
+        def sample() -> float:
+            try:
+                return self._sample(call)
+            except (LaunchError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # a fault of the device, as torch raises it where it is waited for
+                self.store.end(kernel.digest, f"fails after its first run: {error}")
+                raise
+
+        return sample
 
     def _measurement(self, contest: Contest, best: Entrant, vendor_us: Sequence[float]) -> Measurement:
         record, digest, problem = best.kernel.record, best.kernel.digest, contest.problem
@@ -423,6 +474,12 @@ class _Race:
 def faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
     """Whether a kernel is faster than torch by paired samples, beyond noise and by a margin."""
     return paired(vendor, kernel).low >= 1 + MARGIN
+
+
+def _won(measurement: Measurement) -> bool:
+    """Whether the kernel of a race's measurement was faster than torch."""
+    kernel, vendor = measurement.timings
+    return faster(vendor.event_us, kernel.event_us)
 
 
 def steadily_faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:

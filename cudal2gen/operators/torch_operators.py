@@ -17,7 +17,7 @@ from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.native import NATIVE
 from cudal2gen.operators.products import check_linear, check_matmul, check_out, request_linear, request_matmul, span
 from cudal2gen.operators.registration import Operator, no_script, register
-from cudal2gen.operators.watching import TORCH, undispatched
+from cudal2gen.operators.watching import TORCH, check_tensors, undispatched
 
 if TYPE_CHECKING:
     import torch
@@ -40,10 +40,13 @@ def matmul(
     """
     if out is not None:
         direct = undispatched(a, b) and undispatched(out, out)
+        if not direct:
+            check_tensors(a=a, b=b, out=out)
         (_matmul_out if direct else OPS["matmul.out"])(a, b, acc, out_dtype, out=out)
         return out
     if undispatched(a, b):
         return _matmul(a, b, acc, out_dtype)
+    check_tensors(a=a, b=b)
     return cast("torch.Tensor", OPS["matmul"](a, b, acc, out_dtype))
 
 
@@ -53,7 +56,8 @@ def bmm(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """``torch.bmm``: ``matmul`` of a (B,M,K) and b (B,K,N). Raises ValueError for other shapes, else as ``matmul``."""
-    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0]:
+    if getattr(a, "ndim", 0) != 3 or getattr(b, "ndim", 0) != 3 or a.shape[0] != b.shape[0]:
+        check_tensors(a=a, b=b)
         raise ValueError(f"a and b must be (B,M,K) and (B,K,N), got shapes {tuple(a.shape)} and {tuple(b.shape)}")
     return matmul(a, b, acc=acc, out=out, out_dtype=out_dtype)
 
@@ -84,7 +88,7 @@ def plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dty
     dispatcher = current()
     try:
         lies = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15)
-    except RuntimeError:  # no strides, or no memory
+    except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_matmul(a, b, acc, out_dtype)
         raise
     key = (acc, lies, a.get_device(), b.get_device(), a.dtype, b.dtype, out_dtype)
@@ -124,10 +128,10 @@ def _matmul_out(
 def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Plan:
     """The plan of a linear layer; all that it depends on is in its key."""
     dispatcher = current()
-    bias_kind: tuple[Any, ...] = () if bias is None else (bias.get_device(), bias.dtype, bias.shape)
     try:
+        bias_kind: tuple[Any, ...] = () if bias is None else (bias.get_device(), bias.dtype, bias.shape)
         lies = (x.shape, x.stride(), weight.shape, weight.stride(), x.data_ptr() & 15, weight.data_ptr() & 15)
-    except RuntimeError:  # no strides, or no memory
+    except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_linear(x, weight, bias)
         raise
     key = ("linear", lies, x.get_device(), weight.get_device(), x.dtype, weight.dtype, bias_kind)

@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 16  # most bytes of the file of first runs: some 200 kernels, r
 
 
 class Trial(Line):
-    """A kernel's first run on a card. ``outcome``: begun, right, wrong, or not run; ``reason``: why it stays banned."""
+    """A kernel's first run on a card. ``outcome``: begun, right, wrong, or not run; ``reason``: of the last two."""
 
     kind: Literal["first run"] = "first run"
     card: str
@@ -118,9 +118,9 @@ class Store:
         """Lifts a ban; where the kernel was ``wrong``, says how, and it stays."""
         self._note(digest, "wrong" if wrong else "right", wrong)
 
-    def lift(self, digest: str) -> None:
-        """Lifts the ban of a kernel that did not come to run."""
-        self._note(digest, "not run")
+    def lift(self, digest: str, reason: str = "") -> None:
+        """Lifts the ban of a kernel that did not come to run, and says why."""
+        self._note(digest, "not run", reason)
 
     def _note(self, digest: str, outcome: Literal["begun", "right", "wrong", "not run"], reason: str = "") -> None:
         row = Trial(card=self.environment.name, version=__version__, digest=digest, outcome=outcome, reason=reason)

@@ -1,4 +1,4 @@
-"""Tests whether anything in torch observes a call or has to."""
+"""Tests whether operands are tensors, and whether anything in torch observes a call or has to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+OPTIONAL = ("bias", "offs")  # operands that a call may lack
+
+
+def check_tensors(**values: Any) -> None:
+    """Raises TypeError for what is no tensor, and in no trace stands for one; some may be None."""
+    for name, value in values.items():
+        if value is None and name in OPTIONAL:
+            continue
+        if not isinstance(value, TORCH.Tensor) and not hasattr(type(value), "__torch_function__"):
+            kind = type(value).__name__
+            raise TypeError(f"{name}: expected a tensor, got {kind}; torch.as_tensor makes one of numbers")
 
 
 def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
