@@ -27,22 +27,22 @@ from cudal2gen.results import Effort, Trial
 from cudal2gen.tuner import curve, flight, race, ray_executor, space
 from cudal2gen.tuner.environment import Environment, Model
 from cudal2gen.tuner.executor import InProcess, Job
-from cudal2gen.tuner.flight import Flight, Waiting
+from cudal2gen.tuner.flight import RankedRace, Waiting
 from cudal2gen.tuner.proposal import Question
 from cudal2gen.tuner.proposers import Random
-from cudal2gen.tuner.race import Evaluation, Race, Thought
+from cudal2gen.tuner.race import Evaluation, ProposerStep, Race
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Means in seconds, ``thought`` for an answer of a proposer, the others for a kernel; ``spread``: the standard
+    """Means in seconds, ``proposer`` for an answer of one, the others for a kernel; ``spread``: the standard
     deviation of a kernel's logarithm. ``compilers``: CPU cores beside each GPU that compile; one core proposes."""
 
     compilation: float = 1.2
     timing: tuple[tuple[Effort, float], ...] = (("short", 1.0), ("medium", 2.5), ("long", 6.0))
-    thought: float = 0.1
+    proposer: float = 0.1
     spread: float = 0.8
     compilers: int = 8
 
@@ -65,7 +65,7 @@ def _factor(key: str, spread: float) -> float:
 
 
 class Cluster:
-    """``flight.Host``: GPUs, compiling cores and one thinking core, under a virtual clock.
+    """``flight.Host``: GPUs, compiling cores and one core of proposers, under a virtual clock.
 
     As on a Ray cluster a job is compiled before it waits for a GPU, jobs of earlier problems are first, and GPUs
     without work take parts of short jobs. ``environment`` answers evaluations; without one their trials are empty.
@@ -80,16 +80,16 @@ class Cluster:
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._compilers = [0.0] * (workers * times.compilers)  # when each is free
-        self._thinker, self._free, self._jobs = 0.0, workers, 0
+        self._proposer_free_at, self._free, self._jobs = 0.0, workers, 0
         self._queue: list[tuple[int, int, Job, Callable[[], None]]] = []
 
-    def start(self, step: Thought | Evaluation, rank: int) -> Waiting:
+    def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
         """See ``Host``."""
         future: Waiting = Future()
-        if isinstance(step, Thought):
+        if isinstance(step, ProposerStep):
             step.run()
-            self._thinker = max(self.now, self._thinker) + self._times.thought
-            self._at(self._thinker, lambda: self._end(future, []))
+            self._proposer_free_at = max(self.now, self._proposer_free_at) + self._times.proposer
+            self._at(self._proposer_free_at, lambda: self._end(future, []))
             return future
         job = step.job
         parts = ray_executor.parts(job, self.workers // (self._jobs + 1))
@@ -151,7 +151,7 @@ class Cluster:
 
 
 class Plan(NamedTuple):
-    """A race that has been run, and its jobs, None for each thought between them."""
+    """A race that has been run, and its jobs, None for each step of the proposer between them."""
 
     race: Race
     jobs: Sequence[Job | None]
@@ -163,7 +163,7 @@ def plan(problem: Problem, evaluations: int) -> Plan:
     executor, jobs = InProcess(Model()), list[Job | None]()
     settings = race.Settings(evaluations, prune=None)
     for step in race.steps(run, Random(0), executor, lambda _: None, settings):
-        if isinstance(step, Thought):
+        if isinstance(step, ProposerStep):
             step.run()
             jobs.append(None)
         else:
@@ -177,13 +177,13 @@ def simulate(plans: Sequence[Plan], workers: int, times: Times, in_flight: int) 
     """The cluster after a campaign of these races."""
     cluster = Cluster(workers, times)
     question = Question(space.Candidates(plans[0].race.problem, (), ()))
-    thought = Thought(Random(0), question, (), 0, [])
+    step = ProposerStep(Random(0), question, (), 0, [])
 
-    def begin(rank: int) -> Flight | None:
+    def begin(rank: int) -> RankedRace | None:
         if rank == len(plans):
             return None
-        steps = (thought if job is None else Evaluation(job, list[Trial]()) for job in plans[rank].jobs)
-        return Flight(rank, plans[rank].race, steps)
+        steps = (step if job is None else Evaluation(job, list[Trial]()) for job in plans[rank].jobs)
+        return RankedRace(rank, plans[rank].race, steps)
 
     flight.run_races(begin, cluster, in_flight, lambda _: None, lambda _: None)
     return cluster

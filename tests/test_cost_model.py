@@ -140,10 +140,11 @@ def test_files_of_trials_and_of_recordings_are_read_alike(tmp_path: Path) -> Non
 def test_a_campaign_over_recordings_counts_what_it_misses(tmp_path: Path) -> None:
     sample = recordings()
     replay = Replay([trial for item in list(sample.items())[:3] for trial in recorded.as_trials(*item)])
-    standing = campaign.run(
-        replay.problems, lambda _: None, lambda _: Random(0), executor.InProcess(replay), tmp_path / "t.jsonl",
-        race.Settings(64, prune=None), "r", find_candidates=replay.candidates,
+    plan = campaign.Plan(
+        replay.problems, lambda _: None, lambda _: Random(0), tmp_path / "t.jsonl", "r",
+        race.Settings(64, prune=None), find_candidates=replay.candidates,
     )  # fmt: skip
+    standing = campaign.run(plan, executor.InProcess(replay))
     assert campaign.replayed(standing, replay.least_us).endswith(
         "0.00% slower than the best recorded ones on average, 3 of 3 problems' best was found"
     )

@@ -12,7 +12,7 @@ from cudal2gen.results import Trial
 from cudal2gen.tuner import flight, race, ray_executor, space
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.executor import Executor, InProcess, Worker
-from cudal2gen.tuner.flight import Flight, ThreadedHost
+from cudal2gen.tuner.flight import RankedRace, ThreadedHost
 from cudal2gen.tuner.proposers import Evolution, Mixture, Random
 from cudal2gen.tuner.race import Evaluation, Race, Settings
 from scripts import campaign_time
@@ -55,16 +55,18 @@ def test_campaign_time_falls_with_the_number_of_gpus(plans: list[Plan]) -> None:
     assert campaign_time.simulate(plans[:64], 64, Times(), 1).utilisation() < 0.05, "one problem at a time"
 
 
-def races(count: int, store: list[Trial]) -> Callable[[int], Flight | None]:
+def races(count: int, store: list[Trial]) -> Callable[[int], RankedRace | None]:
     """Races of proposers that learn from their trials and draw by a seed of their own."""
 
-    def begin(rank: int) -> Flight | None:
+    def begin(rank: int) -> RankedRace | None:
         if rank == count:
             return None
         contest = Race(space.candidates(problem(rank), 60), None)
         proposer = Mixture([Random(rank), Evolution(rank)])
         place = Model(seed=3)
-        return Flight(rank, contest, race.steps(contest, proposer, place, store.extend, Settings(12, 4, prune=None)))
+        return RankedRace(
+            rank, contest, race.steps(contest, proposer, place, store.extend, Settings(12, 4, prune=None))
+        )
 
     return begin
 
@@ -111,12 +113,12 @@ def test_threads_and_a_process_of_its_own_give_the_same_trials() -> None:
 def test_a_race_begins_after_the_lessons_that_it_is_promised_and_no_others(in_flight: int, plans: list[Plan]) -> None:
     events: list[tuple[str, int]] = []
 
-    def begin(rank: int) -> Flight | None:
+    def begin(rank: int) -> RankedRace | None:
         if rank == 24:
             return None
         events.append(("begin", rank))
         steps: Iterator[Evaluation] = (Evaluation(job, []) for job in plans[rank % 16].jobs if job)
-        return Flight(rank, plans[0].race, steps)
+        return RankedRace(rank, plans[0].race, steps)
 
     under_way: list[int] = []
     cluster = Cluster(3, Times())

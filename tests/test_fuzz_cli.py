@@ -158,8 +158,8 @@ def workplace(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     def unreachable(*arguments: Any, **options: Any) -> None:
         raise ray_executor.Unreachable("no cluster")
 
-    def campaign_run(problems: Any, *arguments: Any) -> campaign.Standing:
-        return campaign.Standing(len(problems), 0.0)
+    def campaign_run(plan: campaign.Plan, *arguments: Any) -> campaign.Standing:
+        return campaign.Standing(len(plan.problems), 0.0)
 
     monkeypatch.setattr(toolchain, "discover", discover)
     monkeypatch.setattr(compiler, "discover", discover)

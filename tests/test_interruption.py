@@ -19,7 +19,7 @@ from tests.packages import require
 from tests.paths import small
 from tests.processes import until
 
-REHEARSAL = {"CUDAL2GEN_GPU": "tests.rehearsal:Rehearsal"}
+REHEARSAL = {"CUDAL2GEN_GPU": "tests.rehearsal:H200"}
 
 
 BUILT_AHEAD = [small(m=64, n=64, k=64 * stages, stages=stages) for stages in (1, 2, 3, 4)]

@@ -1029,10 +1029,11 @@ def test_campaigns_may_have_it(tmp_path: Path) -> None:
     with serving(proposes(("incumbent", {"stages": 3})), forever=True) as server:
         environment = Model(lambda _: incumbent(), seed=5)
         mixture = Mixture([llm_proposer(server), Random(1)])
-        standing = campaign.run(
-            [PROBLEM], lambda _: incumbent(), lambda _: mixture, executor.InProcess(environment),
-            tmp_path / "trials.jsonl", race.Settings(evaluations=6, batch=3, prune=None), "run",
-        )  # fmt: skip
+        settings = race.Settings(evaluations=6, batch=3, prune=None)
+        plan = campaign.Plan(
+            [PROBLEM], lambda _: incumbent(), lambda _: mixture, tmp_path / "trials.jsonl", "run", settings
+        )
+        standing = campaign.run(plan, executor.InProcess(environment))
     assert {trial.proposer for trial in standing.races[0].short_trials} == {"llm", "random"}
 
 

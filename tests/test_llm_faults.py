@@ -7,7 +7,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,15 @@ class Patient(Model):
         return super().evaluate(problem, records, effort)
 
 
+def run(proposer: Mixture, store: Path, progress: Callable[[campaign.Standing], None]) -> campaign.Standing:
+    """A campaign of one problem."""
+    plan = campaign.Plan(
+        [PROBLEM], lambda _: incumbent(), lambda _: proposer, store, "run",
+        race.Settings(evaluations=120, batch=3, prune=None), find_candidates=lambda _: candidates(),
+    )  # fmt: skip
+    return campaign.run(plan, executor.InProcess(Patient(lambda _: incumbent(), seed=5)), progress)
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: bool, tmp_path: Path) -> None:
     clock, warnings, script = Clock(), list[str](), Server()
@@ -106,12 +115,7 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
     with serving(script, forever=True) as server:
         chat = Chat(ServerWire(endpoint(server, seconds=1.5)), transcript, None, clock.pause, clock)
         proposer = Mixture([Llm(chat, Memory(), beside=beside, warn=warnings.append), Random(1)])
-        standing = campaign.run(
-            [PROBLEM], lambda _: incumbent(), lambda _: proposer,
-            executor.InProcess(Patient(lambda _: incumbent(), seed=5)),
-            tmp_path / "trials.jsonl", race.Settings(evaluations=120, batch=3, prune=None), "run", None, progress,
-            find_candidates=lambda _: candidates(),
-        )  # fmt: skip
+        standing = run(proposer, tmp_path / "trials.jsonl", progress)
     (contest,) = standing.races
     assert script.raised == set(FAULTS)
     assert contest.stop_reason == "120 evaluations"
@@ -132,12 +136,7 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
 def replay(transcript: Path, standing: campaign.Standing, progress: Any) -> None:
     """The same campaign from its transcript, without a server and without rests: the same trials."""
     proposer = Mixture([Llm(Chat(ReplayWire(transcript)), Memory(), warn=str), Random(1)])
-    again = campaign.run(
-        [PROBLEM], lambda _: incumbent(), lambda _: proposer,
-        executor.InProcess(Patient(lambda _: incumbent(), seed=5)),
-        transcript.with_name("again.jsonl"), race.Settings(evaluations=120, batch=3, prune=None), "run", None, progress,
-        find_candidates=lambda _: candidates(),
-    )  # fmt: skip
+    again = run(proposer, transcript.with_name("again.jsonl"), progress)
     assert [json.loads(trial.model_dump_json()) for trial in again.races[0].trials] == [
         json.loads(trial.model_dump_json()) for trial in standing.races[0].trials
     ]

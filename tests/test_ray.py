@@ -193,10 +193,11 @@ def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
     assert executor.in_flight() == 8
 
     def run(place: Executor, store: Path) -> list[Trial]:
-        campaign.run(
-            problems, lambda _: None, lambda problem: Random(problem.m), place, store,
-            race.Settings(8, 4, prune=None), "r", find_candidates=lambda problem: space.candidates(problem, 60),
+        plan = campaign.Plan(
+            problems, lambda _: None, lambda problem: Random(problem.m), store, "r",
+            race.Settings(8, 4, prune=None), find_candidates=lambda problem: space.candidates(problem, 60),
         )  # fmt: skip
+        campaign.run(plan, place)
         return results.trials(store)
 
     stored: list[Trial] = []

@@ -454,15 +454,9 @@ def test_a_campaign_takes_up_what_was_stored(tmp_path: Path) -> None:
     store = tmp_path / "trials.jsonl"
 
     def go(evaluations: int) -> campaign.Standing:
-        return campaign.run(
-            problems,
-            lambda _: None,
-            lambda _: Random(7),
-            executor.InProcess(Model()),
-            store,
-            race.Settings(evaluations, prune=None),
-            "r",
-        )
+        settings = race.Settings(evaluations, prune=None)
+        plan = campaign.Plan(problems, lambda _: None, lambda _: Random(7), store, "r", settings)
+        return campaign.run(plan, executor.InProcess(Model()))
 
     go(8)
     before = store.read_text()
@@ -473,6 +467,38 @@ def test_a_campaign_takes_up_what_was_stored(tmp_path: Path) -> None:
         "or a thousand problems fill the memory"
     )
     assert len(before.splitlines()) == 2 * (8 + 8 + 3)
+
+
+def test_within_a_budget_each_problem_gets_some_candidates_before_any_gets_more(tmp_path: Path) -> None:
+    """The budget ends in the second turn, by a clock that evaluations advance."""
+    problems = [SMALL.model_copy(update={"n": n}) for n in (512, 768, 1024)]
+    store, clock = tmp_path / "trials.jsonl", [0.0]
+    slow = {
+        problem: max(space.candidates(problem).records, key=lambda record: model.estimate(record).us)
+        for problem in problems
+    }
+
+    class Timed(Model):
+        def evaluate(self, problem: Problem, records: Any, effort: Any = "short") -> list[Trial]:
+            clock[0] += len(records) if effort == "short" else 0.1
+            return super().evaluate(problem, records, effort)
+
+    plan = campaign.Plan(
+        problems, slow.__getitem__, lambda _: Random(7), store, "r", race.Settings(24, prune=None), budget_seconds=30
+    )
+    ended: list[Problem] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: clock[0])
+        standing = campaign.run_in_turns(
+            plan, executor.InProcess(Timed(slow.__getitem__)), after=lambda item: ended.append(item.problem)
+        )
+    counts = [len(contest.evaluations) for contest in standing.races]
+    assert counts == [8, 8, 8], "all within 21 of 30 s, and the batch under way"
+    assert [trial.problem for trial in results.trials(store)[:12:4]] == problems
+    assert ended == problems
+    assert standing.early_ends(24) == {"out of time": 3}
+    assert {contest.winner.effort for contest in standing.races if contest.winner} == {"long"}, "gains are timed longer"
+    assert clock[0] < 30
 
 
 KILLED = """
@@ -486,7 +512,8 @@ class Slow(Model):
         return super().evaluate(*question)
 
 settings = race.Settings(64, 4, prune=None)
-campaign.run([SMALL], lambda _: None, lambda _: Random(7), executor.InProcess(Slow()), Path(sys.argv[1]), settings, "r")
+plan = campaign.Plan([SMALL], lambda _: None, lambda _: Random(7), Path(sys.argv[1]), "r", settings)
+campaign.run(plan, executor.InProcess(Slow()))
 """
 
 
@@ -503,16 +530,9 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match="not a whole line"):
         before = results.trials(store)
     assert 12 <= len(before) < 64
+    plan = campaign.Plan([SMALL], lambda _: None, lambda _: Random(7), store, "r", race.Settings(64, 4, prune=None))
     with pytest.warns(UserWarning, match="not a whole line"):
-        standing = campaign.run(
-            [SMALL],
-            lambda _: None,
-            lambda _: Random(7),
-            executor.InProcess(Model()),
-            store,
-            race.Settings(64, 4, prune=None),
-            "r",
-        )
+        standing = campaign.run(plan, executor.InProcess(Model()))
     after = results.trials(store)
     assert after[: len(before)] == before
     keys = [parse(trial.record).kernel_key for trial in after if trial.effort == "short"]
@@ -520,11 +540,11 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
     assert standing.evaluations == 64
 
 
-def winner(environment: str = "gpu") -> race.Race:
+def winner(environment: str = "gpu", on: str = "NVIDIA H200") -> race.Race:
     record = incumbent()
     rival = space.candidates(SMALL).compose(5, {}, "policy")
     best = timed_trial(rival, 8.0, 9.0, digest="d1").model_copy(
-        update={"effort": "long", "environment": environment, "on": "NVIDIA H200", "proposer": "policy"}
+        update={"effort": "long", "environment": environment, "on": on, "proposer": "policy"}
     )
     return race.Race(space.candidates(SMALL), record, [best])
 
@@ -532,6 +552,9 @@ def winner(environment: str = "gpu") -> race.Race:
 def test_only_what_a_gpu_measured_and_a_verdict_cleared_is_written() -> None:
     assert campaign.may_write(winner(), verdict_clean=True) == ""
     assert campaign.may_write(winner(), verdict_clean=False) == "its kernel has no clean verdict"
+    of_another = "it was measured on NVIDIA H100 80GB HBM3, not on h200"
+    assert campaign.may_write(winner(on="NVIDIA H100 80GB HBM3"), verdict_clean=True) == of_another
+    assert campaign.may_write(winner(on="a card of no table"), verdict_clean=True) == ""
     assert "model environment" in campaign.may_write(winner("model"), verdict_clean=True)
     assert "replay environment" in campaign.may_write(winner("replay"), verdict_clean=True)
     assert (

@@ -190,7 +190,9 @@ def tune(
     lessons = memory.load(memory.lessons_path(trials.store))
     roster = participants.roster(records, rewarded, lessons)
     find = replay.candidates if replay else space.candidates
-    standing, seconds = _run(problems, records, roster, executor, search, trials, participants, lessons, find)
+    standing, seconds = _run(
+        problems, records, roster, executor, search, trials, participants, lessons, find_candidates=find
+    )
     if replay:
         print(campaign.replayed(standing, replay.least_us))
     _print_outcome(standing, seconds, search.evaluations, executor, trials, output)
@@ -206,6 +208,7 @@ def _run(
     trials: Trials,
     participants: Participants,
     lessons: Memory,
+    *,
     find_candidates: Callable[[Problem], Candidates],
 ) -> tuple[Standing, float]:
     """Runs the campaign; the result, and the seconds it took."""
@@ -227,21 +230,13 @@ def _run(
 
     begin = time.monotonic()
     incumbents = campaign.Incumbents(records)
+    plan = campaign.Plan(
+        problems, incumbents, roster.proposer, trials.store, name, settings, search.budget, find_candidates
+    )
     try:
         with progress.live_view() as show:
-            standing = campaign.run(
-                problems,
-                incumbents,
-                roster.proposer,
-                executor,
-                trials.store,
-                settings,
-                name,
-                search.budget,
-                show,
-                after,
-                find_candidates,
-            )
+            in_turns = search.budget is not None and trials.environment == "gpu"
+            standing = (campaign.run_in_turns if in_turns else campaign.run)(plan, executor, show, after)
     except SystemExit:
         print(f"interrupted: trials are in {trials.store}; the same command takes them up", file=sys.stderr)
         raise

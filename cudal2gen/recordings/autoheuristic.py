@@ -12,6 +12,8 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -23,6 +25,10 @@ from cudal2gen.kernel.problem import VECTOR
 
 CHOICE = re.compile(r"type=triton_BLOCK-M=(\d+)_BLOCK-K=(\d+)_BLOCK-N=(\d+)_numstages=(\d+)_numwarps=(\d+)")
 GPUS = {(8, 0): "a100", (9, 0): "h100"}
+# What a product depends on: types, extents, and strides of A along m and k, of B along k and n.
+OPERANDS = (
+    "mat1_dtype", "mat2_dtype", "m", "n", "k", *(f"mat{which}_stride_{axis}" for which in (1, 2) for axis in (0, 1)),
+)  # fmt: skip
 MIN_TILES = 10  # least tiles of a problem for a choice among them to be meaningful
 
 
@@ -90,20 +96,19 @@ def problems(paths: Iterable[Path]) -> dict[Problem, Recording]:
 
     Sums are in fp32, as Triton's are. Problems with fewer than ``MIN_TILES`` tiles are left out.
     """
-    times: dict[Problem, dict[Tile | None, list[float]]] = {}
+    times: dict[tuple[str, Sizes, Layout], dict[Tile | None, list[float]]] = {}
     for path in paths:
         for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
             for row in timings(file):
                 if row.layout is not None:
-                    m, n, k = row.sizes
-                    problem = Problem(gpu=row.gpu, acc="f32", layout=row.layout, m=m, n=n, k=k)
-                    times.setdefault(problem, {}).setdefault(row.tile, []).append(row.us)
+                    times.setdefault((row.gpu, row.sizes, row.layout), {}).setdefault(row.tile, []).append(row.us)
     recordings = {}
-    for problem, times_of in times.items():
+    for (gpu, sizes, layout), times_of in times.items():
         tiles = {tile: median(us) for tile, us in times_of.items() if tile is not None}
         if len(tiles) >= MIN_TILES:
             vendor = median(times_of[None]) if None in times_of else None
-            recordings[problem] = Recording(Sizes(problem.m, problem.n, problem.k), tiles, vendor)
+            problem = Problem(gpu=gpu, acc="f32", layout=layout, m=sizes.m, n=sizes.n, k=sizes.k)
+            recordings[problem] = Recording(sizes, tiles, vendor)
     return recordings
 
 
@@ -111,29 +116,45 @@ def timings(path: Path) -> Iterator[Row]:
     """Rows of one file; none where it is no such file, or of another GPU. Raises WrongInput for rows without a time."""
     try:
         yield from _timings(path)
-    except (KeyError, TypeError, ValueError) as error:
+    except (IndexError, ValueError) as error:
         raise WrongInput(f"{path}: a row has no timing ({error!r}); unpack the archive anew, or move it") from None
 
 
 def _timings(path: Path) -> Iterator[Row]:
+    # A file has a hundred rows of each product, and of each choice, so each is read once.
+    product, choice = cache(_product), cache(_choice)
     with path.open(encoding="utf-8", errors="replace", newline="") as lines:
         gpu = _gpu(next(lines, ""))
         if gpu is None:
             return
-        for row in csv.DictReader(_without_headers(lines)):
-            if {row["mat1_dtype"], row["mat2_dtype"]} != {f"torch.{F16.dtype}"}:
-                continue
-            sizes = Sizes(int(row["m"]), int(row["n"]), int(row["k"]))
-            strides = [int(row[f"mat{which}_stride_{axis}"]) for which in (1, 2) for axis in (0, 1)]
-            if sizes.n % VECTOR or any(stride % VECTOR for stride in strides if stride != 1):
-                continue
-            layout = _layout(sizes, strides)
-            match = CHOICE.fullmatch(row["choice"])
-            if match:
-                bm, bk, bn, stages, warps = map(int, match.groups())
-                yield Row(gpu, sizes, layout, Tile(bm, bn, bk, stages, warps), float(row["feedback"]) * 1e3)
-            elif row["choice"] == "extern_mm":
-                yield Row(gpu, sizes, layout, None, float(row["feedback"]) * 1e3)
+        rows = csv.reader(_without_headers(lines))
+        if not (names := next(rows, [])):
+            return
+        operands = itemgetter(*map(names.index, OPERANDS))
+        at_choice, at_time = names.index("choice"), names.index("feedback")
+        for row in rows:
+            if (question := product(operands(row))) is not None:
+                for tile in choice(row[at_choice]):
+                    yield Row(gpu, *question, tile, float(row[at_time]) * 1e3)
+
+
+def _product(operands: tuple[str, ...]) -> tuple[Sizes, Layout | None] | None:
+    """Sizes and layout by the columns ``OPERANDS``; None for other types, and where rows are no whole vectors."""
+    if set(operands[:2]) != {f"torch.{F16.dtype}"}:
+        return None
+    m, n, k, *strides = map(int, operands[2:])
+    if n % VECTOR or any(stride % VECTOR for stride in strides if stride != 1):
+        return None
+    sizes = Sizes(m, n, k)
+    return sizes, _layout(sizes, strides)
+
+
+def _choice(text: str) -> tuple[Tile | None, ...]:
+    """The tile, or None for cuBLAS; empty for any other choice."""
+    if match := CHOICE.fullmatch(text):
+        bm, bk, bn, stages, warps = map(int, match.groups())
+        return (Tile(bm, bn, bk, stages, warps),)
+    return (None,) if text == "extern_mm" else ()
 
 
 def _layout(sizes: Sizes, strides: Sequence[int]) -> Layout | None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cudal2gen import catalog, results
+from cudal2gen.chips import model_of
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
-from cudal2gen.results import Trial
+from cudal2gen.results import INCUMBENT, Trial
 from cudal2gen.tuner import race as races
 from cudal2gen.tuner import space
 from cudal2gen.tuner.executor import Executor
-from cudal2gen.tuner.flight import Flight, ThreadedHost, run_races
+from cudal2gen.tuner.flight import RankedRace, ThreadedHost, run_races
 from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.race import Race
+
+FIRST = 4  # evaluations of each problem before any gets more, where problems take turns
+SHORT_SHARE = 0.7  # of a budget in turns, for short timings; the rest is for longer ones
 
 
 @dataclass
@@ -71,110 +76,160 @@ class Incumbents:
         return self._by_problem[problem]
 
 
-@dataclass
+@dataclass(frozen=True)
+class Plan:
+    """What a campaign races, and where its trials go: to ``store``, under the name of the run.
+
+    ``incumbent``, ``proposer``, ``find_candidates``: what a problem's race begins with. What a race does follows from
+    its proposer and its trials, so a proposer that draws by problem and seed answers alike whatever else is under way.
+    A replay's candidates are recorded records alone. ``settings``: the end of each race; ``budget_seconds``: that of
+    the campaign.
+    """
+
+    problems: Sequence[Problem]
+    incumbent: Callable[[Problem], Record | None]
+    proposer: Callable[[Problem], Proposer]
+    store: Path
+    run_name: str
+    settings: races.Settings
+    budget_seconds: float | None = None
+    find_candidates: Callable[[Problem], space.Candidates] = space.candidates
+
+    def stored(self) -> dict[Problem, list[Trial]]:
+        """The trials of this run so far."""
+        stored: dict[Problem, list[Trial]] = {}
+        for trial in results.trials(self.store) if self.store.is_file() else []:
+            if trial.run == self.run_name:
+                stored.setdefault(trial.problem, []).append(trial)
+        return stored
+
+
 class _Campaign:
     """State that the races of a campaign share."""
 
-    problems: Iterator[Problem]
-    incumbent: Callable[[Problem], Record | None]
-    proposer: Callable[[Problem], Proposer]
-    executor: Executor
-    store: Path
-    settings: races.Settings
-    run_name: str
-    out_of_time: Callable[[], bool]
-    progress: Callable[[Standing], None]
-    find_candidates: Callable[[Problem], space.Candidates]
-    stored: dict[Problem, list[Trial]]
-    standing: Standing
+    def __init__(self, plan: Plan, executor: Executor, progress: Callable[[Standing], None]) -> None:
+        self._plan, self._executor, self._progress = plan, executor, progress
+        self.standing = Standing(len(plan.problems), time.monotonic())
+        self._stored, self._problems = plan.stored(), iter(plan.problems)
 
-    def begin(self, rank: int) -> Flight | None:
+    def _out_of_time(self) -> bool:
+        budget = self._plan.budget_seconds
+        return budget is not None and time.monotonic() - self.standing.begin >= budget
+
+    def begin(self, rank: int) -> RankedRace | None:
         """The next problem's race; None after the last, or when time is out."""
-        for problem in self.problems:
-            if self.out_of_time():
+        plan = self._plan
+        for problem in self._problems:
+            if self._out_of_time():
                 return None
             try:
-                candidates = self.find_candidates(problem)
+                candidates = plan.find_candidates(problem)
             except IllegalRecord as error:
                 self.standing.faults.append(f"{problem.mnk}: {error}")
                 continue
-            record = self.incumbent(problem)
+            record = plan.incumbent(problem)
             if record is not None and candidates.refusal(record):
                 record = None
-            race = Race(candidates, record, list(self.stored.get(problem, ())))
+            race = Race(candidates, record, list(self._stored.get(problem, ())))
             self.standing.under_way.append(race)
             steps = races.steps(
                 race,
-                self.proposer(problem),
-                self.executor,
-                lambda trials: results.append(trials, self.store),
-                self.settings,
-                self.run_name,
-                self.out_of_time,
-                lambda _: self.progress(self.standing),
+                plan.proposer(problem),
+                self._executor,
+                lambda trials: results.append(trials, plan.store),
+                plan.settings,
+                plan.run_name,
+                self._out_of_time,
+                lambda _: self._progress(self.standing),
             )
-            return Flight(rank, race, steps)
+            return RankedRace(rank, race, steps)
         return None
 
-    def end(self, flight: Flight) -> None:
+    def end(self, ranked: RankedRace) -> None:
         """Moves a race to those that ended."""
-        race = flight.race
+        race = ranked.race
         # Dropped: the candidates of a thousand problems would take gigabytes, and the trials hold the result.
         race.candidates = space.Candidates(race.problem, (), ())
-        self.standing.under_way = [other for other in self.standing.under_way if other is not race]
+        self.standing.under_way = [started for started in self.standing.under_way if started is not race]
         self.standing.races.append(race)
-        self.progress(self.standing)
+        self._progress(self.standing)
 
 
 def run(
-    problems: Sequence[Problem],
-    incumbent: Callable[[Problem], Record | None],
-    proposer: Callable[[Problem], Proposer],
+    plan: Plan,
     executor: Executor,
-    store: Path,
-    settings: races.Settings,
-    run_name: str,
-    budget_seconds: float | None = None,
     progress: Callable[[Standing], None] = lambda _: None,
     after: Callable[[Race], None] = lambda _: None,
-    find_candidates: Callable[[Problem], space.Candidates] = space.candidates,
 ) -> Standing:
-    """Races every problem within the budget, several at a time, and resumes from the trials of this run in ``store``.
+    """Races every problem within the budget, several at a time, and resumes from the trials of this run in the store.
 
-    ``proposer``: one for each race. What a race does follows from its proposer and its trials, so a proposer that draws
-    by problem and seed answers alike whatever else is under way. ``after`` receives each race that ended, in the order
-    of ``problems``, as ``flight`` says: a proposer that learns from it across problems begins race i with what races
-    up to i - ``flight.lag`` taught. ``find_candidates``: a replay's are recorded records alone. A problem without a
-    legal record is a fault of the standing.
+    ``after`` receives each race that ended, in the order of the problems, as ``flight`` says: a proposer that learns
+    from it across problems begins race i with what races up to i - ``flight.lag`` taught. A problem without a legal
+    record is a fault of the standing.
     """
-    begin = time.monotonic()
-    standing = Standing(len(problems), begin)
-    stored: dict[Problem, list[Trial]] = {}
-    for trial in results.trials(store) if store.is_file() else []:
-        if trial.run == run_name:
-            stored.setdefault(trial.problem, []).append(trial)
-
-    def out_of_time() -> bool:
-        return budget_seconds is not None and time.monotonic() - begin >= budget_seconds
-
-    campaign = _Campaign(
-        iter(problems), incumbent, proposer, executor, store, settings, run_name, out_of_time, progress,
-        find_candidates, stored, standing,
-    )  # fmt: skip
-    in_flight = max(1, min(executor.in_flight(), len(problems)))
+    campaign = _Campaign(plan, executor, progress)
+    in_flight = max(1, min(executor.in_flight(), len(plan.problems)))
     host = ThreadedHost(executor, in_flight)
-    ranks: list[Race] = []
+    by_rank: list[Race] = []
 
-    def learn(flight: Flight) -> None:
-        ranks.append(flight.race)
-        after(flight.race)
+    def learn(ranked: RankedRace) -> None:
+        by_rank.append(ranked.race)
+        after(ranked.race)
 
     try:
         run_races(campaign.begin, host, in_flight, campaign.end, learn)
     finally:
         host.close()
-    standing.races = ranks
-    return standing
+    campaign.standing.races = by_rank
+    return campaign.standing
+
+
+def run_in_turns(
+    plan: Plan,
+    executor: Executor,
+    progress: Callable[[Standing], None] = lambda _: None,
+    after: Callable[[Race], None] = lambda _: None,
+) -> Standing:
+    """``run`` where the budget is short for the problems: each gets ``FIRST`` evaluations before any gets more, then
+    twice as many, and so on; then those that have a faster record than the incumbent are timed for longer, the largest
+    gain first.
+
+    ``after`` receives the races at the end. Raises ValueError for a plan without a budget.
+    """
+    if plan.budget_seconds is None:
+        raise ValueError("problems take turns within a budget: set Plan.budget_seconds")
+    whole = Standing(len(plan.problems), time.monotonic())
+    latest: dict[Problem, Race] = {}
+
+    def turn(problems: Sequence[Problem], share: float, settings: races.Settings) -> None:
+        left = share * (plan.budget_seconds or 0.0) - (time.monotonic() - whole.begin)
+        if left > 0:
+            ended = run(replace(plan, problems=problems, settings=settings, budget_seconds=left), executor, progress)
+            latest.update({race.problem: race for race in ended.races})
+            whole.faults += [fault for fault in ended.faults if fault not in whole.faults]
+
+    most, evaluations = plan.settings.evaluations, 0
+    while evaluations < most:
+        evaluations = min(most, 2 * evaluations or FIRST)
+        short = replace(plan.settings, evaluations=evaluations, batch=min(FIRST, plan.settings.batch), longer=False)
+        turn(plan.problems, SHORT_SHARE, short)
+    gains = {problem: gain for problem, race in latest.items() if (gain := _short_gain(race)) > 1}
+    turn(sorted(gains, key=lambda problem: -gains[problem]), 1.0, replace(plan.settings, evaluations=1))
+    whole.races = [latest[problem] for problem in plan.problems if problem in latest]
+    for race in whole.races:
+        if len(race.evaluations) < most and race.stop_reason != races.FINISHED:
+            race.stop_reason = "out of time"
+        after(race)
+    return whole
+
+
+def _short_gain(race: Race) -> float:
+    """The incumbent's time over that of the fastest short trial; infinite without an incumbent, 0 without a trial."""
+    best = min((trial for trial in race.short_trials if trial.measured), key=lambda trial: trial.cost, default=None)
+    if best is None:
+        return 0.0
+    ratio = best.faster_than(INCUMBENT)
+    return ratio.value if ratio else math.inf
 
 
 def replayed(standing: Standing, least_us: Callable[[Problem], float]) -> str:
@@ -226,6 +281,8 @@ def may_write(race: Race, verdict_clean: bool) -> str:
         return "nothing improved beyond noise"
     if winner.environment != "gpu":
         return f"its times come from the {winner.environment} environment ({winner.on}), not from a GPU"
+    if model_of(winner.on) not in (None, race.problem.gpu):
+        return f"it was measured on {winner.on}, not on {race.problem.gpu}"
     return "" if verdict_clean else "its kernel has no clean verdict"
 
 

@@ -101,7 +101,7 @@ class Costs:
     def __init__(self, model: CostModel, candidates: Candidates) -> None:
         self.model, self.candidates = model, candidates
         described = facts(candidates.records)
-        self._numbers, self._log_us = described.numbers, described.log_us
+        self._numbers, self._modelled_us = described.numbers, described.modelled_us
         self._structure = [self._fixed(row, names) for row, names in enumerate(described.tokens)]
         self._tokens = {
             family: [[tokens(fields) for fields in alternatives] for alternatives in heads.values()]
@@ -147,7 +147,7 @@ class Costs:
         names = [
             (*self._structure[place.row], *itertools.chain.from_iterable(self._alternatives(place))) for place in places
         ]
-        return self.model.inputs(Facts(self._numbers[rows], names, self._log_us[rows]))
+        return self.model.inputs(Facts(self._numbers[rows], names, self._modelled_us[rows]))
 
     def _alternatives(self, place: Choices) -> list[tuple[str, ...]]:
         heads = self._tokens[self.candidates.records[place.row].family]

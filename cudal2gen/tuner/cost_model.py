@@ -68,7 +68,11 @@ class CostModel:
 
     def times(self, records: Sequence[Record]) -> list[float]:
         """Modelled times of records of one problem up to a common factor, from training alone."""
-        times: list[float] = np.exp(self.prior(self.inputs(facts(records))).mean(0)).tolist()
+        return self.times_of(facts(records))
+
+    def times_of(self, described: Facts) -> list[float]:
+        """``times`` of records whose facts are at hand."""
+        times: list[float] = np.exp(self.prior(self.inputs(described)).mean(0)).tolist()
         return times
 
     def posterior(self, observed: Inputs, log_us: NDArray[np.float64], noise: float = NOISE) -> Posterior:

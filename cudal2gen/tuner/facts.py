@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen.kernel import Fields, Record
-from cudal2gen.model import estimate_kernel
+from cudal2gen.model import Estimate, Kernel, estimate_kernel
 from cudal2gen.recordings.tile import kernel_of
 
 Floats = NDArray[np.float32]
@@ -26,18 +26,27 @@ COUNTED = frozenset({"bm", "bn", "bk", "stages", "split_k", "warps"})
 
 
 class Facts(NamedTuple):
-    """Records of one problem. ``numbers``: (records, ``NUMBERS``); ``log_us``: of the timing model's estimates."""
+    """Records of one problem. ``numbers``: (records, ``NUMBERS``); ``modelled_us``: the timing model's estimates."""
 
     numbers: Floats
     tokens: list[tuple[str, ...]]
-    log_us: Floats
+    modelled_us: NDArray[np.float64]
+
+    @property
+    def log_us(self) -> Floats:
+        """Logarithms of the estimates, as the networks see them."""
+        log_us: Floats = self.numbers[:, EXTENTS] * np.log(2.0)
+        return log_us
 
 
 def facts(records: Sequence[Record]) -> Facts:
     """Numbers, tokens and estimates of records."""
-    rows = [_numbers(record) for record in records]
+    kernels = [kernel_of(record) for record in records]
+    estimates = [estimate_kernel(kernel) for kernel in kernels]
+    rows = [_numbers(*described) for described in zip(records, kernels, estimates, strict=True)]
     numbers = np.array(rows, np.float32).reshape(len(rows), NUMBERS)
-    return Facts(numbers, [tokens(record.decisions()) for record in records], numbers[:, EXTENTS] * np.log(2.0))
+    modelled_us = np.array([estimate.us for estimate in estimates], np.float64)
+    return Facts(numbers, [tokens(record.decisions()) for record in records], modelled_us)
 
 
 def tokens(fields: Fields) -> tuple[str, ...]:
@@ -67,9 +76,7 @@ class Tokens:
         return encoded
 
 
-def _numbers(record: Record) -> list[float]:
-    kernel = kernel_of(record)
-    estimate = estimate_kernel(kernel)
+def _numbers(record: Record, kernel: Kernel, estimate: Estimate) -> list[float]:
     problem, work, chip, log2 = kernel.problem, kernel.work, kernel.target, math.log2
     steps, per_sm = kernel.tile_steps, kernel.ctas / kernel.target.sms
     waves = per_sm / kernel.resident
@@ -88,7 +95,7 @@ def _numbers(record: Record) -> list[float]:
         *(float(_twos(extent)) for extent in (problem.m, problem.n, problem.k)),
         float(problem.layout == "nn"), float(problem.acc == "f32"), chip.sms / 132, float(chip.capability.has_wgmma),
         log2(record.smem_bytes + 1024) - 10, record.estimated_registers / 128, log2(1 + problem.m * problem.n / 2**20),
-        work.l2_bytes / 2**15, 0.3 * log2(group), float(record.work.issuers),
+        work.l2_bytes / 2**15, 0.3 * log2(group), float(work.issuers),
     ]  # fmt: skip
 
 

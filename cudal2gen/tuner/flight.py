@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol
 
 from cudal2gen.results import Trial
 from cudal2gen.tuner.executor import Executor
-from cudal2gen.tuner.race import Evaluation, Race, Steps, Thought
+from cudal2gen.tuner.race import Evaluation, ProposerStep, Race, Steps
 
 THREADS = 16  # most threads for proposers: those that compute share one core, the others wait for servers
 
 
-class Flight(NamedTuple):
+class RankedRace(NamedTuple):
     """A race that has begun. ``rank``: its place in the order, the least first."""
 
     rank: int
@@ -26,13 +26,13 @@ class Flight(NamedTuple):
     steps: Steps
 
 
-Waiting = Future[list[Trial]]  # trials of an evaluation; a thought has none
+Waiting = Future[list[Trial]]  # trials of an evaluation; a proposer's step has none
 
 
 class Host(Protocol):
     """Carries out the steps of races."""
 
-    def start(self, step: Thought | Evaluation, rank: int) -> Waiting:
+    def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
         """Begins a step, or puts it in a queue, those of lesser rank first."""
         ...
 
@@ -42,20 +42,20 @@ class Host(Protocol):
 
 
 class ThreadedHost:
-    """``Host``: an executor, and threads that think; a single race thinks on the calling thread."""
+    """``Host``: an executor, and threads for proposers; a single race's proposer runs on the calling thread."""
 
     def __init__(self, executor: Executor, in_flight: int) -> None:
         self._executor = executor
-        self._threads = ThreadPoolExecutor(min(in_flight, THREADS), "thought") if in_flight > 1 else None
+        self._threads = ThreadPoolExecutor(min(in_flight, THREADS), "proposer") if in_flight > 1 else None
 
-    def start(self, step: Thought | Evaluation, rank: int) -> Waiting:
+    def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
         """See ``Host``."""
         if isinstance(step, Evaluation):
             return self._executor.submit(step.job, rank)
         if self._threads is not None:
-            return self._threads.submit(_think, step)
+            return self._threads.submit(_propose, step)
         ended: Waiting = Future()
-        ended.set_result(_think(step))
+        ended.set_result(_propose(step))
         return ended
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
@@ -63,13 +63,13 @@ class ThreadedHost:
         return wait(waiting, return_when=FIRST_COMPLETED).done
 
     def close(self) -> None:
-        """Drops thoughts that have not begun."""
+        """Drops proposers' steps that have not begun."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _think(thought: Thought) -> list[Trial]:
-    thought.run()
+def _propose(step: ProposerStep) -> list[Trial]:
+    step.run()
     return []
 
 
@@ -80,47 +80,47 @@ def lag(in_flight: int) -> int:
 
 
 def run_races(
-    begin: Callable[[int], Flight | None],
+    begin: Callable[[int], RankedRace | None],
     host: Host,
     in_flight: int,
-    end: Callable[[Flight], None],
-    learn: Callable[[Flight], None],
+    end: Callable[[RankedRace], None],
+    learn: Callable[[RankedRace], None],
 ) -> None:
     """Runs races, ``in_flight`` of them at a time, until ``begin``, which gets one rank after the other, returns None.
 
     ``end`` receives each race as it ends; ``learn`` receives each in order, as late as possible. Both run on this
-    thread, as do all parts of races but thoughts and evaluations, so one thread stores trials.
+    thread, as do all parts of races but their steps, so one thread stores trials.
     """
-    waiting: dict[Waiting, tuple[Flight, Thought | Evaluation]] = {}
-    ended: dict[int, Flight] = {}
+    waiting: dict[Waiting, tuple[RankedRace, ProposerStep | Evaluation]] = {}
+    ended: dict[int, RankedRace] = {}
     begun = learnt = 0
-    more = True
+    exhausted = False
 
-    def advance(flight: Flight) -> None:
-        step = next(flight.steps, None)
+    def advance(ranked: RankedRace) -> None:
+        step = next(ranked.steps, None)
         if step is None:
-            ended[flight.rank] = flight
-            end(flight)
+            ended[ranked.rank] = ranked
+            end(ranked)
         else:
-            waiting[host.start(step, flight.rank)] = flight, step
+            waiting[host.start(step, ranked.rank)] = ranked, step
 
     while True:
-        while more and len(waiting) < in_flight and (begun - lag(in_flight) < learnt or learnt in ended):
+        while not exhausted and len(waiting) < in_flight and (begun - lag(in_flight) < learnt or learnt in ended):
             if begun - lag(in_flight) >= learnt:
                 learn(ended.pop(learnt))
                 learnt += 1
-            flight = begin(begun)
-            more = flight is not None
-            if flight is not None:
+            ranked = begin(begun)
+            exhausted = ranked is None
+            if ranked is not None:
                 begun += 1
-                advance(flight)
+                advance(ranked)
         if not waiting:
             break
         for future in sorted(host.first(waiting), key=lambda future: waiting[future][0].rank):
-            flight, step = waiting.pop(future)
+            ranked, step = waiting.pop(future)
             answer = future.result()
             if isinstance(step, Evaluation):
                 step.trials.extend(answer)
-            advance(flight)
+            advance(ranked)
     for rank in range(learnt, begun):
         learn(ended.pop(rank))

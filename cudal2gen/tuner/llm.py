@@ -250,7 +250,7 @@ class Llm(FixedStrategy):
 
 def connect(
     endpoint: Endpoint | None, memory: Memory, transcript: Path | None = None, replay: Path | None = None,
-    tokens: int | None = None, pool: Sequence[Record] = (), beside: bool = False,
+    tokens: int | None = None, pool: Sequence[Record] = (), *, beside: bool = False,
     warn: Callable[[str], None] = _warn, evidence: Evidence | None = None,
 ) -> Llm:  # fmt: skip
     """The proposer that a command line describes. ``tokens``: the budget of the whole campaign.

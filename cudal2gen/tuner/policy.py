@@ -339,6 +339,7 @@ def practise(
     views: Sequence[View],
     rewards: Callable[[Problem, Sequence[Record]], Sequence[float]],
     rounds: int,
+    *,
     group: int = 16,
     problems: int = 8,
     kl: float = 0.02,

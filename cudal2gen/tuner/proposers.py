@@ -243,7 +243,7 @@ class PolicyProposer:
     """
 
     def __init__(
-        self, policy: Policy, name: str = "policy", seed: int = 0, frozen: bool = False, adapt: int = 12,
+        self, policy: Policy, name: str = "policy", seed: int = 0, frozen: bool = False, *, adapt: int = 12,
         group: bool = False, keep: bool = False, shuffled: bool = False, reward: reward.Settings | None = None,
     ) -> None:  # fmt: skip
         self.name = name

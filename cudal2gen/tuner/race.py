@@ -32,13 +32,14 @@ class Settings:
 
     ``evaluations``: short trials of legal records. ``patience``: those without an improvement that end it. ``prune``: a
     race skips records whose modelled time exceeds this multiple of the least; None for no bound, as in the model
-    environment.
+    environment. ``longer``: whether the best are timed again, for longer.
     """
 
     evaluations: int = 64
     batch: int = 8
     patience: int | None = None
     prune: float | None = 4.0
+    longer: bool = True
 
 
 @dataclass
@@ -106,7 +107,7 @@ class Race:
         return Question(self.candidates, tuple(self.short_trials), self.incumbent, keys)
 
 
-class Thought(NamedTuple):
+class ProposerStep(NamedTuple):
     """A proposer's step of a race: it observes new trials, then proposes. No other step of the race uses the proposer
     meanwhile, so any thread may run it. ``proposals`` receives the answer; ``stop`` ends its waiting."""
 
@@ -145,7 +146,7 @@ class Evaluation(NamedTuple):
     trials: list[Trial]
 
 
-Steps = Iterator[Thought | Evaluation]
+Steps = Iterator[ProposerStep | Evaluation]
 
 
 def run(
@@ -160,7 +161,7 @@ def run(
 ) -> Race:
     """Runs a race to its end, starting from the trials that it has."""
     for step in steps(race, proposer, executor, store, settings, run_name, out_of_time, progress):
-        if isinstance(step, Thought):
+        if isinstance(step, ProposerStep):
             step.run()
         else:
             (result,) = executor.run([step.job])
@@ -190,8 +191,8 @@ def steps(
             break
         places = settings.evaluations - len(race.evaluations)
         question = replace(race.question, last=places <= settings.batch)
-        yield (thought := Thought(proposer, question, new, min(settings.batch, places), [], out_of_time))
-        legal, illegal = _triage(question, thought.proposals)
+        yield (step := ProposerStep(proposer, question, new, min(settings.batch, places), [], out_of_time))
+        legal, illegal = _triage(question, step.proposals)
         affordable = [
             proposal
             for proposal in legal
@@ -208,8 +209,8 @@ def steps(
             race.trials += new
         progress(race)
     if new:
-        yield Thought(proposer, race.question, new, 0, [])
-    for effort, most in HALVES:
+        yield ProposerStep(proposer, race.question, new, 0, [])
+    for effort, most in HALVES if settings.longer else ():
         if best := _best(race, effort, most):
             yield (evaluation := _evaluation(race, best, effort))
             trials = _attributed(best, evaluation, run_name)

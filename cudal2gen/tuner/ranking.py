@@ -25,7 +25,7 @@ from cudal2gen.tuner import benchmark, cost_model, recorded
 from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder
 from cudal2gen.tuner.cost_model import CostModel
 from cudal2gen.tuner.environment import Replay
-from cudal2gen.tuner.facts import facts
+from cudal2gen.tuner.facts import Facts, facts
 from cudal2gen.tuner.proposal import MissingLibrary, Proposer
 from cudal2gen.tuner.proposers import Heuristics, Nearest, Random
 
@@ -59,11 +59,12 @@ class Row(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Models and summaries of all but one part of the sizes, and the recordings of that part."""
+    """Models and summaries of all but one part of the sizes, and the recordings of that part with their facts."""
 
     seed: int
     trained: Recordings
     held_out: Recordings
+    described: Mapping[Problem, Facts]
     model: CostModel
     ratios: Mapping[str, Mapping[Tile, float]]  # GPU -> tile -> its median time over its problem's best
     best: Mapping[str, list[Record]]  # GPU -> the best record of each training problem
@@ -86,7 +87,8 @@ def folds(recordings: Recordings, settings: Settings, progress: Callable[[str], 
             trained = {p: recording for p, recording in recordings.items() if part_of[p.m, p.n, p.k] != part}
             held_out = {p: recording for p, recording in recordings.items() if part_of[p.m, p.n, p.k] == part}
             model = cost_model.train_described([described[problem] for problem in trained], seed)
-            yield Fold(seed, trained, held_out, model, *_summaries(trained))
+            facts_of = {problem: described[problem][0] for problem in held_out}
+            yield Fold(seed, trained, held_out, facts_of, model, *_summaries(trained))
 
 
 def _summaries(trained: Recordings) -> tuple[dict[str, dict[Tile, float]], dict[str, list[Record]]]:
@@ -139,14 +141,14 @@ def compare(
     """Ranking of all problems, and searches in some of them."""
     ranked: Regrets = {}
     searched: Regrets = {}
-    chosen = sample(recordings, settings)
+    replays = {p: Replay(recorded.as_trials(p, recordings[p])) for p in sample(recordings, settings)}
     for fold in folds(recordings, settings, progress):
         for problem, recording in fold.held_out.items():
             for name, order in _orders(fold, problem, recording).items():
                 regrets = [min(order[:count]) / min(order) - 1 for count in (1, 3)]
                 ranked.setdefault((problem.gpu, name), {})[fold.seed, problem.key] = regrets
-            if problem in chosen:
-                for name, regrets in _searches(fold, problem, recording).items():
+            if problem in replays:
+                for name, regrets in _searches(fold, problem, replays[problem]).items():
                     searched.setdefault((problem.gpu, name), {})[fold.seed, problem.key] = regrets
     return _rows(ranked, (1, 3)), _rows(searched, CHECKPOINTS)
 
@@ -162,21 +164,19 @@ def sample(recordings: Recordings, settings: Settings) -> set[Problem]:
 
 def _orders(fold: Fold, problem: Problem, recording: Recording) -> dict[str, list[float]]:
     """By the ranking's name: the recorded times, in µs, in its order."""
-    records = [record_of(problem, tile) for tile in recording.tiles]
     us = list(recording.tiles.values())
-    ratios = fold.ratios[problem.gpu]
+    ratios, described = fold.ratios[problem.gpu], fold.described[problem]
     scores = {
         "portfolio": [ratios.get(tile, math.inf) for tile in recording.tiles],
-        "timing model": benchmark.timing_model(records),
-        "cost model": fold.model.times(records),
+        "timing model": described.modelled_us.tolist(),
+        "cost model": fold.model.times_of(described),
     }
     return {name: [us[place] for place in np.argsort(score, kind="stable")] for name, score in scores.items()}
 
 
-def _searches(fold: Fold, problem: Problem, recording: Recording) -> dict[str, list[float]]:
+def _searches(fold: Fold, problem: Problem, replay: Replay) -> dict[str, list[float]]:
     """By the proposer's name: the regret at each of ``CHECKPOINTS``."""
-    replay = Replay(recorded.as_trials(problem, recording))
-    candidates, best = replay.candidates(problem), min(recording.tiles.values())
+    candidates, best = replay.candidates(problem), min(fold.held_out[problem].tiles.values())
     regrets = {}
     for name, proposer in proposers(fold, problem.gpu, fold.seed).items():
         noisy, true = benchmark.search(replay, proposer, candidates, CHECKPOINTS[-1], 1)

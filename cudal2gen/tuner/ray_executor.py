@@ -185,6 +185,7 @@ class RayExecutor:
         make: Callable[[], Environment],
         address: str | None = None,
         prepare: Callable[[Sequence[Record]], Parcel] | None = None,
+        *,
         resource: str = GPU,
         seconds: float = 120.0,
         patience: float = 120.0,

@@ -35,6 +35,11 @@ class Ensemble:
     def members(self) -> int:
         return len(self.arrays["w1"])
 
+    def member(self, place: int) -> Ensemble:
+        """One member, as an ensemble on the same memory."""
+        own = ("w1", "b1", "w2", "b2", "w3")
+        return Ensemble(self.arrays | {name: self.arrays[name][place : place + 1] for name in own})
+
     def predict(self, inputs: Floats) -> Floats:
         """Each member's output; shape (members, rows)."""
         return self._forward(self._scaled(inputs)[None])[0]
@@ -45,8 +50,12 @@ class Ensemble:
 
     def _forward(self, inputs: Floats) -> tuple[Floats, tuple[Floats, ...]]:
         a = self.arrays
-        first = np.tanh(inputs @ a["w1"] + a["b1"])
-        second = np.tanh(first @ a["w2"] + a["b2"])
+        first: Floats = inputs @ a["w1"]
+        first += a["b1"]
+        np.tanh(first, out=first)
+        second: Floats = first @ a["w2"]
+        second += a["b2"]
+        np.tanh(second, out=second)
         output: Floats = (second @ a["w3"])[..., 0]
         return output, (first, second)
 
@@ -54,8 +63,10 @@ class Ensemble:
         """Of the loss with respect to the arrays; ``error``: with respect to the outputs, (members, rows)."""
         first, second = hidden
         back = error[..., None]
-        at_second = (back @ self.arrays["w3"].transpose(0, 2, 1)) * (1 - second**2)
-        at_first = (at_second @ self.arrays["w2"].transpose(0, 2, 1)) * (1 - first**2)
+        at_second = back * self.arrays["w3"].transpose(0, 2, 1)
+        at_second *= _slope(second)
+        at_first = at_second @ self.arrays["w2"].transpose(0, 2, 1)
+        at_first *= _slope(first)
         return {
             "w3": second.transpose(0, 2, 1) @ back,
             "w2": first.transpose(0, 2, 1) @ at_second,
@@ -65,13 +76,21 @@ class Ensemble:
         }
 
 
+def _slope(units: Floats) -> Floats:
+    """The derivative of tanh where it has these values."""
+    slope: Floats = units * units
+    np.subtract(1, slope, out=slope)
+    return slope
+
+
 def fit(
     samples: Samples, members: int = 4, epochs: int = 40, batch: int = 24, rate: float = 4e-3, decay: float = 1e-3,
     seed: int = 0, hidden: int = HIDDEN,
 ) -> Ensemble:  # fmt: skip
-    """Trains all members at once by Adam with a warm-up and a cosine; ``batch``: problems of a step.
+    """Trains the members by Adam with a warm-up and a cosine; ``batch``: problems of a step.
 
-    Each member starts elsewhere and weighs problems by draws of its own, so that their spread says where data lack.
+    Members take a step one after the other: a core's cache holds the arrays of one, not those of all. Each member
+    starts elsewhere and weighs problems by draws of its own, so that their spread says where data lack.
     """
     rng = np.random.default_rng(seed)
     ensemble = Ensemble(_start(samples.inputs, members, hidden, rng))
@@ -91,12 +110,15 @@ def fit(
             rows = np.concatenate([np.arange(slices[place].start, slices[place].stop) for place in chosen])
             lengths = [slices[place].stop - slices[place].start for place in chosen]
             weight = samples.weight[rows] * np.repeat(shares[:, chosen], lengths, axis=1)
-            block = inputs[rows][None]
-            output, hidden_units = ensemble._forward(block)
-            error = _centred(output - samples.target[rows], weight, lengths) * weight / weight.sum(1, keepdims=True)
+            block, target = inputs[rows][None], samples.target[rows]
             pace = rate * min(1.0, step / (0.1 * total)) * 0.5 * (1 + np.cos(np.pi * step / total))
-            for name, gradient in ensemble.gradients(block, error, hidden_units).items():
-                _adam(ensemble.arrays[name], gradient, moments[name], step, pace, decay)
+            for place in range(members):
+                network, own = ensemble.member(place), weight[place : place + 1]
+                output, hidden_units = network._forward(block)
+                error = _centred(output - target, own, lengths) * own / own.sum(1, keepdims=True)
+                for name, gradient in network.gradients(block, error, hidden_units).items():
+                    own_moments = [moment[place : place + 1] for moment in moments[name]]
+                    _adam(network.arrays[name], gradient, own_moments, step, pace, decay)
     return ensemble
 
 
