@@ -24,8 +24,8 @@ quick: .venv/dev check
 gpu-test: .venv/dev
 	$(BIN)/python -m pytest -m gpu -q
 
-# Before half an hour on a borrowed H200: compiles what the plan needs, fetches the wheels that a bare machine lacks, and
-# prints the plan and its budget. On that machine, where only Python and PyTorch are: python scripts/gpu_day.py call 1
+# Before half an hour on a borrowed H100 or H200: compiles what the plan needs, fetches the wheels that a bare machine lacks, and
+# prints the plan and its budget. On that machine, where only Python and PyTorch are: python3 scripts/gpu_day.py call 1
 # (then 2 and 3). The rehearsal runs all of it against an emulated device.
 gpu-day: .venv/dev
 	$(BIN)/python scripts/gpu_day.py prepare

@@ -349,16 +349,15 @@ class _Descriptors:
     """cuBLASLt's descriptors of an operation and its matrices; D is its own C. They are destroyed with the last call
     that uses them; at exit the library cleans up itself."""
 
-    def __init__(
-        self, ab: Element, output: Element, acc: Acc, layout: Layout,
-        m: int, n: int, k: int, lda: int, ldb: int, ldd: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, types: tuple[Element, Element], acc: Acc, layout: Layout, *sizes: int) -> None:
+        """``types``: of A and B, and of D; ``sizes``: m, n, k, lda, ldb and ldd."""
         from nvmath import CudaDataType
         from nvmath.bindings import cublas, cublasLt
 
+        m, n, k, lda, ldb, ldd = sizes
         compute = cublas.ComputeType.COMPUTE_16F if acc == "f16" else cublas.ComputeType.COMPUTE_32F
         scale = CudaDataType[F16.cuda_type if acc == "f16" else "CUDA_R_32F"]
-        kind, kind_d = int(CudaDataType[ab.cuda_type]), int(CudaDataType[output.cuda_type])
+        kind, kind_d = (int(CudaDataType[element.cuda_type]) for element in types)
         self.operation = int(cublasLt.matmul_desc_create(int(compute), int(scale)))
         transposed = np.array([int(cublas.Operation.T if layout == "tn" else cublas.Operation.N)], np.int32)
         attribute = cublasLt.MatmulDescAttribute.TRANSA
@@ -458,7 +457,7 @@ class CublasLt(Vendor):
         key: tuple[str | int, ...] = (*(element.name for element in types), *sizes)
         descriptors = self._described.get(key)
         if descriptors is None:
-            descriptors = _Descriptors(*types, self.acc, self.layout, *sizes)
+            descriptors = _Descriptors(types, self.acc, self.layout, *sizes)
             self._described[key] = descriptors
         return descriptors
 

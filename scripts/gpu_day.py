@@ -1,14 +1,16 @@
-"""A day on a borrowed GPU: what is verified and measured on one H200, in three calls of under ten minutes.
+"""A day on a borrowed GPU: what is verified and measured on one H100 or H200, in three calls of under ten minutes.
 
-    python scripts/gpu_day.py prepare          on any machine: kernels and wheels into build/gpu_day/, then the budget
-    python scripts/gpu_day.py budget           the plan: seconds of each step, bytes carried, files brought back
-    python scripts/gpu_day.py call 1           on the card, then 2 and 3; results in results/, or in --out DIR
-    python scripts/gpu_day.py rehearse         all calls here: emulated device, stand-in clock, small problems
+    python3 scripts/gpu_day.py prepare         on any machine: kernels and wheels into build/gpu_day/, then the budget
+    python3 scripts/gpu_day.py budget          the plan: seconds of each step, bytes carried, files brought back
+    python3 scripts/gpu_day.py call 1          on the card, then 2 and 3; results in results/, or in --out DIR
+    python3 scripts/gpu_day.py adopt FILE      afterwards: puts the records that ``tune`` improved into the catalog
+    python3 scripts/gpu_day.py rehearse        all calls here: emulated device, stand-in clock, small problems
 
 A call needs Python with PyTorch for CUDA 13, and nothing else: it unpacks the wheels and kernels that ``prepare`` left
-in build/gpu_day/. Each call starts from the files in results/ and leaves their continuations in --out, so what one call
-has not finished the next one, or the same one run again, takes up. A step that fails or runs out of time ends alone:
-the next step starts. Clocks and other settings of the card stay as they are.
+in build/gpu_day/. Both cards run the same kernels; a call asks which card is there, and every step works under its
+name. Each call starts from the files in results/ and leaves their continuations in --out, so what one call has not
+finished the next one, or the same one run again, takes up. A step that fails or runs out of time ends alone: the next
+step starts. Clocks and other settings of the card stay as they are.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LUGGAGE = ROOT / "build" / "gpu_day"
 KERNELS, WHEELS, VERSIONS = "kernels", "wheels", "toolchain.json"
+CARDS = ("h100", "h200")  # they run the same code; the catalog has records of the latter
 PUBLISHED = "published"  # what `python -m scripts.race_published CHECKOUT --build-only --built` leaves in the luggage
 
 CALL_SECONDS = 570  # of the 600 that a call may take: the rest is unpacking, and leaving in order
@@ -43,22 +47,24 @@ LUGGAGE_BYTES = 64 << 20
 MAX_FILES, FILE_BYTES = 8, 16 << 20
 RESERVE_SECONDS = 15  # of a step with a budget of its own: start, compilation check, last measurement
 GRACE_SECONDS = 5  # between asking a step to end and killing it
+CARD_SECONDS = 90  # in which the card tells its name: PyTorch is read from disk for the first time
 SAMPLE = 60  # problems of the smaller benchmarks
 EVALUATIONS, REHEARSED_EVALUATIONS = 24, 2  # of a problem, by ``tune``
+REHEARSED_SECONDS = 2.0  # budget of each step, by the stand-in clock
 LOSERS = 24  # problems that ``tune`` is given
 SMALL = ((64, 64, 64), (128, 64, 128))  # of a rehearsal
 
-# What a machine with PyTorch, pytest, hypothesis, typer, rich, jinja2 and ninja lacks.
+# What a machine with PyTorch, pytest, hypothesis, rich, jinja2 and ninja lacks, and typer, whose insides the CLI uses.
 PACKAGES = (
-    "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "nvidia-cutlass",
+    "typer", "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "nvidia-cutlass",
     "nvmath-python", "cuda-core>=0.5,<2", "cuda-pathfinder>=1.5.1",
 )  # fmt: skip
 PYTHON = "3.12"
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34)))
 
 PREBUILT = "CUDAL2GEN_PREBUILT"
-PACK = "cudal2gen-h200.whl"
-JOURNAL, LOG, LOSING = "gpu_day.jsonl", "gpu_day.log", "losing.jsonl"
+PACKS = "cudal2gen_*.whl"  # as a wheel's name must be, whatever --out says
+JOURNAL, LOG, LOSING, TUNED = "gpu_day.jsonl", "gpu_day.log", "losing.jsonl", "tuned.jsonl"
 REST = "log_and_report.tar.xz"  # the log, the report, and the smallest stores where there are many
 
 
@@ -73,23 +79,28 @@ class Step:
     purpose: str
     compiles: bool = False  # kernels that no one built before, with the machine's own nvcc
 
-    def command(self, out: Path, budget_seconds: float | None = None) -> list[str]:
-        """The command line, ``{out}`` being the folder of results; ``budget_seconds`` in place of the plan's own."""
-        budget = self.seconds - RESERVE_SECONDS if budget_seconds is None else budget_seconds
-        evaluations = EVALUATIONS if budget_seconds is None else REHEARSED_EVALUATIONS
-        products = "" if budget_seconds is None else "--mnk 64_64_64 --mnk 33_64_128"
-        line = self.line.format(out=out, budget=f"{budget:g}s", evaluations=evaluations, products=products)
+    def budget(self, most: float) -> float:
+        """Seconds that a step measures for where it is ended after ``most``."""
+        return max(1.0, min(self.seconds, most) - RESERVE_SECONDS)
+
+    def command(self, out: Path, gpu: str, budget: float, small: bool = False) -> list[str]:
+        """The command line for a card: ``{out}`` is the folder of results. ``small``: of a rehearsal."""
+        line = self.line.format(
+            out=out, gpu=gpu, budget=f"{budget:g}s",
+            evaluations=REHEARSED_EVALUATIONS if small else EVALUATIONS,
+            products="--mnk 64_64_64 --mnk 33_64_128" if small else "",
+        )  # fmt: skip
         words = shlex.split(line)
         return [sys.executable, *([] if words[0] == "-m" else ["-m", "cudal2gen"]), *words]
 
 
-H200 = "--gpu h200 --acc"
+RECORDS = "--gpu {gpu} --acc"
 PLAN = (
     Step("doctor", 1, 15, "doctor", "what the machine has"),
-    Step("first verdict", 1, 30, f"validate --mnk 64_64_64 {H200} f32 --on gpu", "one kernel from end to end"),
-    Step("first timing", 1, 30, f"bench --mnk 64_64_64 {H200} f32 --budget {{budget}}", "every baseline once"),
+    Step("first verdict", 1, 30, f"validate --mnk 64_64_64 {RECORDS} f32 --on gpu", "one kernel from end to end"),
+    Step("first timing", 1, 30, f"bench --mnk 64_64_64 {RECORDS} f32 --budget {{budget}}", "every baseline once"),
     Step(
-        "verdicts f32", 1, 100, f"validate --changed {H200} f32 --on gpu", "all f32 kernels right",
+        "verdicts f32", 1, 100, f"validate --changed {RECORDS} f32 --on gpu", "all f32 kernels right",
     ),
     Step(
         "operators race", 1, 45, "-m scripts.race_operators --out {out} --budget {budget} {products}",
@@ -99,32 +110,39 @@ PLAN = (
         "tests", 1, 200, '-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k "not sanitizer"',
         "paths of the templates, adversaries, streams, graphs, refusals",
     ),
-    Step("verdicts f16", 1, 90, f"validate --changed {H200} f16 --on gpu", "the same for f16"),
+    Step("verdicts f16", 1, 90, f"validate --changed {RECORDS} f16 --on gpu", "the same for f16"),
     Step(
-        "bits", 1, 30, f"validate --sample 8 {H200} f32 --on gpu --compare-emulator",
+        "bits", 1, 30, f"validate --sample 8 {RECORDS} f32 --on gpu --compare-emulator",
         "how far the emulator's rounding is the card's",
     ),
-    Step("bench f32", 2, 510, f"bench --all {H200} f32 --budget {{budget}}", "1000 shapes against every baseline"),
-    Step("bench f16", 3, 115, f"bench --all {H200} f16 --budget {{budget}}", "as many shapes as fit, over all classes"),
+    Step("bench f32", 2, 510, f"bench --all {RECORDS} f32 --budget {{budget}}", "1000 shapes against every baseline"),
+    Step("bench f16", 3, 100, f"bench --all {RECORDS} f16 --budget {{budget}}", "as many of all classes as fit"),
     Step(
-        "A100 records", 3, 40, f"bench --sample {SAMPLE} {H200} f32 --records-of a100 --budget {{budget}}",
+        "A100 records", 3, 40, f"bench --sample {SAMPLE} {RECORDS} f32 --records-of a100 --budget {{budget}}",
         "what mma.sync kernels are worth on this card",
     ),
     Step(
         "host protocols", 3, 50,
-        f"bench --sample {SAMPLE} {H200} f32 --protocol offline,server --benchmark-seconds 0.4 --budget {{budget}}",
+        f"bench --sample {SAMPLE} {RECORDS} f32 --protocol offline,server --benchmark-seconds 0.4 --budget {{budget}}",
         "the modes of the CUDA-L2 paper",
     ),
     Step(
-        "tune", 3, 65,
-        f"tune --problems {{out}}/{LOSING} {H200} f32 --proposers nearest,evolution "
-        "--evaluations {evaluations} --budget {budget}",
-        "the problems that lose most against cuBLASLt", compiles=True,
+        "losers", 3, 10, f"-m scripts.gpu_day losers {{gpu}} {{out}}/{LOSING}", "what loses most against cuBLASLt",
     ),
+    Step(
+        "tune", 3, 65,
+        f"tune --problems {{out}}/{LOSING} {RECORDS} f32 --proposers nearest,evolution "
+        "--evaluations {evaluations} --budget {budget}",
+        "faster records for these problems", compiles=True,
+    ),
+    Step("tuned records", 3, 5, f"-m scripts.gpu_day tuned {{out}}/{TUNED}", "the catalog's improvements travel home"),
     Step("sanitizer", 3, 70, "-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k sanitizer",
          "compute-sanitizer on one small problem per path"),
-    Step("operators", 3, 45, '-m pytest -svm gpu tests/test_operators_on_gpu.py -k "not never_slower"',
-         "cudal2gen.matmul in eager mode, graphs and torch.compile"),
+    Step(
+        "operators", 3, 45,
+        '-m pytest -svm gpu -p no:cacheprovider tests/test_operators_on_gpu.py -k "not never_slower"',
+        "cudal2gen.matmul in eager mode, graphs and torch.compile",
+    ),
     Step(
         "published", 3, 50, f"-m scripts.race_published --built build/{LUGGAGE.name}/{PUBLISHED} --out {{out}} "
         "--warmup-seconds 1 --budget {budget}",
@@ -157,7 +175,7 @@ def budget(luggage: Path = LUGGAGE) -> str:
     rows += [
         "",
         f"carried: {carried / 2**20:.1f} MiB in {luggage} and {tree / 2**20:.1f} MiB of the repository, of "
-        f"{LUGGAGE_BYTES >> 20}" + ("" if carried else "; run `python scripts/gpu_day.py prepare` first"),
+        f"{LUGGAGE_BYTES >> 20}" + ("" if carried else "; run `python3 scripts/gpu_day.py prepare` first"),
         f"brought back: at most {MAX_FILES} files of {FILE_BYTES >> 20} MiB",
     ]
     return "\n".join(rows)
@@ -170,14 +188,17 @@ def _tracked() -> list[str]:
 
 
 def prepare(luggage: Path = LUGGAGE, environment: Mapping[str, str] = os.environ, wheels: bool = True) -> None:
-    """Compiles and packs every kernel of the plan, and a pack of an H200's candidates; fetches the wheels that the
+    """Compiles and packs every kernel of the plan, and a pack of each card's candidates; fetches the wheels that the
     card's machine lacks."""
     luggage.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, __file__, "pack", str(luggage / f"{KERNELS}.tar.xz")]
     there = dict(environment) | {"PYTHONPATH": str(ROOT)}
     subprocess.run(command, env=there, cwd=ROOT, check=True)
-    candidates = ["pack", "--gpu", "h200", "--candidates", "--out", str(luggage / PACK)]
-    subprocess.run([sys.executable, "-m", "cudal2gen", *candidates], env=there, cwd=ROOT, check=True)
+    for wheel in luggage.glob(PACKS):
+        wheel.unlink()
+    for gpu in CARDS:
+        candidates = ["pack", "--gpu", gpu, "--candidates", "--out", str(luggage / f"cudal2gen-{gpu}.whl")]
+        subprocess.run([sys.executable, "-m", "cudal2gen", *candidates], env=there, cwd=ROOT, check=True)
     if wheels:
         fetch_wheels(luggage / WHEELS)
 
@@ -230,9 +251,10 @@ def unpack(luggage: Path, scratch: Path) -> dict[str, str]:
     if (archive := luggage / f"{KERNELS}.tar.xz").is_file():
         with tarfile.open(archive) as packed:
             packed.extractall(kernels, filter="data")
-    with suppress(FileNotFoundError), zipfile.ZipFile(luggage / PACK) as packed:
-        packed.extractall(scratch / "pack")
-    packs = [str(path.parent) for path in (scratch / "pack").rglob("pack.json")]
+    for wheel in sorted(luggage.glob(PACKS)):
+        with zipfile.ZipFile(wheel) as packed:
+            packed.extractall(scratch / "packs" / wheel.stem)
+    packs = [str(path.parent) for path in sorted((scratch / "packs").rglob("pack.json"))]
     return {
         "CUDAL2GEN_BUILD_DIR": str(kernels),
         PREBUILT: str(kernels / VERSIONS),
@@ -259,40 +281,77 @@ class Journal:
             file.write(text + "\n")
 
 
+def card_of(environment: Mapping[str, str]) -> str:
+    """The model of the card at hand, told by a process in the steps' environment; empty where it is none of ``CARDS``,
+    as that process says."""
+    command = [sys.executable, "-m", "scripts.gpu_day", "card"]
+    try:
+        process = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=dict(environment),
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=CARD_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        print(f"error: the card did not tell its name in {CARD_SECONDS} s", file=sys.stderr)
+        return ""
+    return process.stdout.split()[-1] if process.returncode == 0 else ""
+
+
+def tell_card() -> int:
+    """Prints the model of the card at hand; answers the exit code."""
+    from cudal2gen import gpu
+    from cudal2gen.errors import UserError
+
+    try:
+        card = gpu.connect()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    if card.model not in CARDS:
+        print(f"error: this is {card.name}; the plan and its kernels are for {' and '.join(CARDS)}", file=sys.stderr)
+        return 2
+    print(card.model)
+    return 0
+
+
 def run_call(
     number: int,
+    gpu: str,
     out: Path,
     environment: Mapping[str, str],
     plan: Sequence[Step] = PLAN,
     seconds: float = CALL_SECONDS,
-    budget_seconds: float | None = None,
+    small: bool = False,
 ) -> int:
-    """Runs the steps of one call, each in a process group of its own; answers how many of them failed.
+    """Runs the steps of one call on a card, each in a process group of its own; answers how many of them failed.
 
-    ``budget_seconds``: of steps that take a budget, in place of the plan's.
+    A step is ended after its seconds and those that earlier steps left over. ``small``: in a rehearsal.
     """
-    journal, begin, failures = Journal(out), time.monotonic(), 0
-    steps = [step for step in plan if step.call == number]
-    for step in steps:
-        left = seconds - (time.monotonic() - begin)
-        if left < 2 * GRACE_SECONDS:
-            journal.show(f"== {step.name}: not started, {left:.0f} s of the call are left")
-            journal.note(step=step.name, call=number, exit=None, seconds=0.0, left=step.line)
+    journal, begin, planned, failures = Journal(out), time.monotonic(), 0.0, 0
+    for step in [step for step in plan if step.call == number]:
+        spent = time.monotonic() - begin
+        left = seconds - spent - GRACE_SECONDS
+        most = min(step.seconds + max(0.0, planned - spent), left)
+        planned += step.seconds
+        if left < GRACE_SECONDS:
+            journal.show(f"== {step.name}: not started, {seconds - spent:.0f} s of the call are left")
+            journal.note(step=step.name, call=number, gpu=gpu, exit=None, seconds=0.0, left=step.line)
             failures += 1
             continue
-        if step.name == "tune":
-            write_losers(out / LOSING, environment)
-        journal.show(f"== {step.name}: {step.purpose} (at most {min(step.seconds, left):.0f} s)")
+        journal.show(f"== {step.name}: {step.purpose} (at most {most:.0f} s)")
         start = time.monotonic()
         there = {name: value for name, value in environment.items() if not (step.compiles and name == PREBUILT)}
-        most = min(step.seconds, left - GRACE_SECONDS)
-        code = run_step(step.command(out, budget_seconds), there, most, out / LOG)
+        budget = REHEARSED_SECONDS if small else step.budget(most)
+        code = run_step(step.command(out, gpu, budget, small), there, most, out / LOG)
         took = time.monotonic() - start
         state = "done" if code == 0 else "out of time" if code is None else f"exit {code}"
         journal.show(f"== {step.name}: {state} after {took:.1f} s")
-        journal.note(
-            step=step.name, call=number, exit=code, seconds=round(took, 1), left="" if code == 0 else step.line
-        )
+        undone = "" if code == 0 else step.line
+        journal.note(step=step.name, call=number, gpu=gpu, exit=code, seconds=round(took, 1), left=undone)
         failures += code != 0
     return failures
 
@@ -329,27 +388,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def rehearse(out: Path, budget_seconds: float = 2.0) -> int:
+def rehearse(out: Path, card: str = "H100") -> int:
     """All calls against an emulated device, small problems in the catalog; answers how many steps failed.
 
-    The kernels are packed and unpacked, and results travel from call to call, as on the day.
+    The kernels are packed and unpacked, and results travel from call to call, as on the day. ``card``: a class of
+    tests/rehearsal.py.
     """
+    from cudal2gen import catalog
+
     scratch = Path(tempfile.mkdtemp(prefix="gpu-rehearsal-"))
-    luggage, catalog = scratch / "luggage", scratch / "kernels.jsonl"
+    luggage, small = scratch / "luggage", scratch / "kernels.jsonl"
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
-        "CUDAL2GEN_CATALOG": str(catalog),
+        "CUDAL2GEN_CATALOG": str(small),
         "CUDAL2GEN_CACHE_DIR": str(scratch / "cache"),  # where a device is kept to one process
-        "CUDAL2GEN_GPU": "tests.rehearsal:Rehearsal",
+        "CUDAL2GEN_GPU": f"tests.rehearsal:{card}",
     }
-    choose = (
-        "import pathlib, sys; from cudal2gen import catalog\n"
-        f"sizes = {SMALL!r}\n"
-        "chosen = [one for one in catalog.load() if (one.m, one.n, one.k) in sizes and one.gpu in ('h200', 'a100')]\n"
-        "catalog.save(chosen, pathlib.Path(sys.argv[1]))\n"
-    )
-    plain = {name: value for name, value in environment.items() if name != "CUDAL2GEN_CATALOG"}
-    subprocess.run([sys.executable, "-c", choose, str(catalog)], env=plain, cwd=ROOT, check=True)
+    records = catalog.load(ROOT / "configs" / "kernels.jsonl", ["h200", "a100"])
+    catalog.save([record for record in records if (record.m, record.n, record.k) in SMALL], small)
     prepare(luggage, environment, wheels=False)
     failures, before = 0, scratch / "nothing"
     for number in (1, 2, 3):
@@ -357,7 +413,7 @@ def rehearse(out: Path, budget_seconds: float = 2.0) -> int:
         bring(before, results)
         unpacked = unpack(luggage, scratch / f"machine-{number}")
         there = environment | unpacked | {"CUDAL2GEN_RESULTS": str(results)}
-        failures += run_call(number, results, there, budget_seconds=budget_seconds)
+        failures += run_call(number, card_of(there), results, there, small=True)
         for fault in leave(results):
             print(f"too much to bring back: {fault}")
             failures += 1
@@ -366,19 +422,42 @@ def rehearse(out: Path, budget_seconds: float = 2.0) -> int:
     return failures
 
 
-def write_losers(path: Path, environment: Mapping[str, str]) -> None:
-    """The measured problems that lose most against cuBLASLt's fastest candidates, as a list for ``tune``."""
-    program = (
-        "import sys, pathlib; from cudal2gen import results, catalog\n"
-        "rows = {}\n"
-        "for row in results.measurements().measurements:\n"
-        "    counts = row.protocol == 'device' and row.problem.acc == 'f32'\n"
-        "    ratio = results.speedup(row, 'cublaslt-autotuning-max') if counts else None\n"
-        "    if ratio is not None: rows[row.problem] = min(ratio.value, rows.get(row.problem, ratio.value))\n"
-        f"worst = sorted(rows, key=rows.get)[:{LOSERS}]\n"
-        "pathlib.Path(sys.argv[1]).write_text(''.join(row.model_dump_json() + '\\n' for row in worst))\n"
-    )
-    subprocess.run([sys.executable, "-c", program, str(path)], env=dict(environment), cwd=ROOT, check=False)
+def losers(gpu: str, path: Path) -> None:
+    """Writes the problems that lose most against cuBLASLt's fastest candidates on this card, as a list for ``tune``."""
+    from cudal2gen import results
+    from cudal2gen.report.aims import BASELINE
+
+    stored = results.measurements()
+    rows = [
+        row for row in stored.latest()
+        if (row.protocol, row.acc, row.gpu, stored.environments[row.environment].gpu) == ("device", "f32", gpu, gpu)
+    ]  # fmt: skip
+    lowest: dict[Any, float] = {}  # by problem, in the worse state of the L2
+    for row, ratio in zip(rows, results.speedups(rows, BASELINE), strict=True):
+        if ratio is not None:
+            lowest[row.problem] = min(ratio.value, lowest.get(row.problem, ratio.value))
+    worst = sorted(lowest, key=lowest.__getitem__)[:LOSERS]
+    path.write_text("".join(problem.model_dump_json() + "\n" for problem in worst))
+    print(f"{len(worst)} of {len(lowest)} measured problems in {path}")
+
+
+def tuned(path: Path) -> None:
+    """Adds the catalog's tuned records to a file, since the catalog itself stays on the card's machine."""
+    from cudal2gen import catalog
+
+    records = {record.key: record for record in catalog.load(path)} if path.is_file() else {}
+    records |= {record.key: record for record in catalog.load() if record.origin.structure == "tuned"}
+    if records:
+        catalog.save(records.values(), path)
+    print(f"{len(records)} tuned records in {path}")
+
+
+def adopt(path: Path) -> None:
+    """Puts the records of a file into the catalog."""
+    from cudal2gen import catalog
+
+    for record in catalog.load(path):
+        print(f"{record.gpu} {record.mnk} {record.name}: written to {catalog.put(record)}")
 
 
 def bring(source: Path, out: Path) -> None:
@@ -423,43 +502,67 @@ def _same(path: Path, other: Path) -> bool:
     return other.is_file() and path.read_bytes() == other.read_bytes()
 
 
-def main() -> int:
-    """Runs what the command line asks for; answers the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(dest="verb", required=True)
+def parser() -> argparse.ArgumentParser:
+    """The command line. Verbs without help are steps of a call."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = options.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("prepare", help="compile the plan's kernels and fetch wheels into build/gpu_day/")
     packing = verbs.add_parser("pack", help="the kernels alone, into one file")
-    packing.add_argument("archive", type=Path)
+    packing.add_argument("file", type=Path)
     verbs.add_parser("budget", help="print the plan and what it needs")
     rehearsal = verbs.add_parser("rehearse", help="run all calls here, against an emulated device")
     rehearsal.add_argument("--out", type=Path, help="folder for results, by default a temporary one")
+    rehearsal.add_argument("--card", choices=("H100", "H200"), default="H100", help="default H100")
     call = verbs.add_parser("call", help="run one call, on the card")
     call.add_argument("number", type=int, choices=(1, 2, 3))
     call.add_argument("--out", type=Path, default=ROOT / "results", help="folder for results, default results/")
     call.add_argument("--seconds", type=float, default=CALL_SECONDS, help="end the call after so many seconds")
-    arguments = parser.parse_args()
-    if arguments.verb == "rehearse":
-        with tempfile.TemporaryDirectory() as folder:
-            return 1 if rehearse((arguments.out or Path(folder)).resolve()) else 0
-    if arguments.verb == "pack":
-        pack(arguments.archive)
-        return 0
-    if arguments.verb == "prepare":
-        prepare()
-    if arguments.verb != "call":
-        print(budget())
-        return 0 if not fits() else 1
+    verbs.add_parser("card")
+    losing = verbs.add_parser("losers")
+    losing.add_argument("gpu")
+    losing.add_argument("file", type=Path)
+    verbs.add_parser("tuned").add_argument("file", type=Path)
+    verbs.add_parser("adopt", help="put tuned records into the catalog").add_argument("file", type=Path)
+    return options
+
+
+def run_here(number: int, out: Path, seconds: float) -> int:
+    """Runs one call on this machine's card; answers the exit code."""
     begin = time.monotonic()
-    out = arguments.out.resolve()
     bring(ROOT / "results", out)
     scratch = Path(tempfile.mkdtemp(prefix="gpu-day-"))
     environment = os.environ | unpack(LUGGAGE, scratch) | {"CUDAL2GEN_RESULTS": str(out)}
-    failures = run_call(arguments.number, out, environment, seconds=arguments.seconds - (time.monotonic() - begin))
+    gpu = card_of(environment)
+    print(f"card: {gpu or 'none'}, after {time.monotonic() - begin:.0f} s", flush=True)
+    failures = run_call(number, gpu, out, environment, seconds=seconds - (time.monotonic() - begin)) if gpu else 1
     shutil.rmtree(scratch, ignore_errors=True)
     # A folder of its own is what is brought back; the repository's results stay as they are.
     for fault in leave(out) if out != ROOT / "results" else ():
         print(f"too much to bring back: {fault}")
     return 1 if failures else 0
+
+
+def main() -> int:
+    """Runs what the command line asks for; answers the exit code."""
+    arguments = parser().parse_args()
+    match arguments.verb:
+        case "rehearse":
+            with tempfile.TemporaryDirectory() as folder:
+                return 1 if rehearse((arguments.out or Path(folder)).resolve(), arguments.card) else 0
+        case "call":
+            return run_here(arguments.number, arguments.out.resolve(), arguments.seconds)
+        case "card":
+            return tell_card()
+        case "losers":
+            losers(arguments.gpu, arguments.file)
+        case "pack" | "tuned" | "adopt":
+            {"pack": pack, "tuned": tuned, "adopt": adopt}[arguments.verb](arguments.file)
+        case "prepare" | "budget":
+            if arguments.verb == "prepare":
+                prepare()
+            print(budget())
+            return 0 if not fits() else 1
+    return 0
 
 
 if __name__ == "__main__":

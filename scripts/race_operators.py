@@ -23,11 +23,12 @@ import cudal2gen
 from cudal2gen import bench, gpu, ratios, results
 from cudal2gen.cli import selection
 from cudal2gen.cli.options import seconds
-from cudal2gen.errors import UserError
+from cudal2gen.errors import UserError, WrongInput
 from cudal2gen.gpu import Call, Device, Race
 from cudal2gen.kernel import Problem
 from cudal2gen.operands import Operands
 from cudal2gen.operators import dispatch
+from cudal2gen.pack import installed, search
 from cudal2gen.results import KERNEL, Measurement
 
 if TYPE_CHECKING:
@@ -97,6 +98,17 @@ def race(card: Device, chosen: Sequence[Problem], store: Path, budget: float | N
     return 0
 
 
+def check_pack(model: str) -> None:
+    """Raises WrongInput without a pack for a GPU: torch would race itself, and lose nothing."""
+    packs = search(installed())
+    if model not in packs.packs:
+        there = "; ".join([*packs.refused, f"packs for {', '.join(packs.packs) or 'no GPU'} are there"])
+        raise WrongInput(
+            f"no pack for {model} ({there}): 'cudal2gen pack --gpu {model} --candidates --out FOLDER', and name the "
+            "folder in CUDAL2GEN_PACK"
+        )
+
+
 def table(rows: Sequence[Measurement]) -> tuple[list[str], int]:
     """Times and ratios, worst first, and how many problems are slower than torch beyond noise, or wrong."""
     lines = [f"| problem | types | L2 | {KERNEL} us | {TORCH} us | speedup [95 %] |", "|---|---|---|--:|--:|--:|"]
@@ -120,7 +132,7 @@ def table(rows: Sequence[Measurement]) -> tuple[list[str], int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0: never slower; 1: slower beyond noise, or wrong; 2: wrong options, or no GPU."""
+    """Exit code 0: never slower; 1: slower beyond noise, or wrong; 2: wrong options, no GPU, or no pack for it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=SAMPLE, help=f"so many products, default {SAMPLE}")
     parser.add_argument("--mnk", action="append", metavar="M_N_K", help="these sizes in place of layers")
@@ -131,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = options.out.resolve() / f"{STORE}.jsonl" if options.out else results.store(STORE)
     try:
         card = gpu.connect(options.device)
+        check_pack(card.model)
         chosen = problems(card.model, options.mnk or drawn(options.sample))
         with gpu.alone(options.device):
             left = race(card, chosen, store, options.budget)

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cudal2gen import bench, ratios, results
 from cudal2gen.bench.check import Reference
+from cudal2gen.chips import related
 from cudal2gen.cli.options import seconds
 from cudal2gen.cli.selection import Selection
 from cudal2gen.errors import Failure, UserError, WrongInput
@@ -272,7 +273,7 @@ def race(options: argparse.Namespace) -> int:
         return 0
     card = connect(options.device)
     gpu = card.environment.gpu
-    built = [library for library in everything if library.gpu == gpu]
+    built = [library for library in everything if related(library.gpu, gpu)]
     if options.library:
         built = [library for library in built if library.path.name in options.library]
     elif options.mnk:
@@ -317,8 +318,7 @@ def _race_of(
         settings = bench.Settings((protocol,), options.warmup_seconds, options.benchmark_seconds, seed=options.seed)
 
         def run(rivals: Sequence[Contender], settings: bench.Settings = settings) -> bench.Outcome:
-            return bench.run(
-                card,
+            plan = bench.Plan(
                 [record for record in records if record.problem in kernels],
                 lambda record: kernels[record.problem].open(card),
                 lambda record: kernels[record.problem].artifact.digest,
@@ -328,6 +328,7 @@ def _race_of(
                 budget_seconds=budget,
                 again=options.again,
             )
+            return bench.run(card, plan)
 
         outcome = until_possible(run, contenders, rivals)
         print("\n".join(f"fault: {fault}" for fault in outcome.faults), file=sys.stderr)

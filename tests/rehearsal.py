@@ -1,19 +1,21 @@
 """A card that is not there, for rehearsals: kernels are executed in the emulator, time is a stand-in clock's.
 
-``CUDAL2GEN_GPU=tests.rehearsal:Rehearsal`` puts it in the place of the CUDA device in every command. It calls itself an
-H200, so that records, stores and plans are those of the real day; what it stores says ``rehearsal`` in its environment,
-and its figures mean nothing.
+``CUDAL2GEN_GPU=tests.rehearsal:H200`` puts it in the place of the CUDA device in every command; ``H100`` is the other
+card. Names and clocks are the cards', so that records, stores and plans are those of the real day; what it stores says
+``rehearsal`` in its environment, and its figures mean nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cudal2gen import emulator, gpu
+from cudal2gen.chips import GPUS
 from cudal2gen.gpu import Call, Reading
 from cudal2gen.kernel import Problem
 from cudal2gen.operands import Operands, draw
@@ -27,40 +29,35 @@ if TYPE_CHECKING:
 
 LAUNCH_US = 8.0  # what any call takes by the stand-in clock
 SYNCHRONIZE_US = 5000.0  # long, so that protocols with the host inside take few samples
-DEVICE = emulator.Device(
-    sm_count=2,
-    smem_optin_bytes=emulator.HOPPER.smem_optin_bytes,
-    capability=emulator.HOPPER.capability,
-    name="NVIDIA H200",
-    smem_per_sm_bytes=emulator.HOPPER.smem_per_sm_bytes,
-    threads_per_sm=512,
-    l2_bytes=emulator.HOPPER.l2_bytes,
-)
 
 
 class Rehearsal(gpu.Gpu):
-    """The emulator behind the face of ``gpu.Gpu``. Its clock advances by ``LAUNCH_US`` for every call it times."""
+    """The emulator behind the face of ``gpu.Gpu``. Its clock advances by ``LAUNCH_US`` for every call it times.
+
+    ``CARD``: its name, ``MEMORY``: its device memory's clock in MHz and its width in bits.
+    """
+
+    CARD: str
+    MEMORY: tuple[int, int]
 
     def __init__(self, index: int = 0) -> None:
         if index:
             raise gpu.GpuError(f"--device {index}: there is 1 CUDA device, counted from 0")
         self._memory = emulator.Memory()
-        self._session = Streams(self._memory, DEVICE, emulator.Options(hazards=False))
+        chip = emulator.Device.of(GPUS[self.model])
+        self._emulated = replace(chip, name=self.CARD, sm_count=2, threads_per_sm=512)
+        self._session = Streams(self._memory, self._emulated, emulator.Options(hazards=False))
         self._session.__enter__()
         self._time = 0.0
         vendor.install(pytest.MonkeyPatch(), lambda _us, _name: None)
 
     @property
-    def model(self) -> str:
-        return "h200"
-
-    @property
     def capability(self) -> tuple[int, int]:
-        return DEVICE.capability
+        return self._emulated.capability
 
     @property
     def name(self) -> str:
-        return DEVICE.name
+        return self.CARD
 
     @property
     def runtime_library(self) -> Path:
@@ -68,10 +65,13 @@ class Rehearsal(gpu.Gpu):
 
     @property
     def environment(self) -> Environment:  # type: ignore[override]
-        return ENVIRONMENT.model_copy(update={"id": "rehearsal", "l2_bytes": DEVICE.l2_bytes})
+        mhz, bits = self.MEMORY
+        facts = {"gpu": self.model, "name": self.CARD, "max_memory_mhz": mhz, "memory_bus_bits": bits}
+        identity = {"id": f"rehearsal-{self.model}", "l2_bytes": self._emulated.l2_bytes}
+        return ENVIRONMENT.model_copy(update=identity | facts)
 
     def reading(self) -> Reading:
-        return Reading(1755, 3201, 650.0, 60, frozenset())
+        return Reading(1755, self.MEMORY[0], 650.0, 60, frozenset())
 
     def stream(self) -> int:
         return STREAM
@@ -132,3 +132,11 @@ class Rehearsal(gpu.Gpu):
 
     def sleep(self, seconds: float) -> None:
         self._time += seconds
+
+
+class H200(Rehearsal):
+    CARD, MEMORY = "NVIDIA H200", (3201, 6144)
+
+
+class H100(Rehearsal):
+    CARD, MEMORY = "NVIDIA H100 80GB HBM3", (2619, 5120)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cudal2gen import catalog, model, report
+from cudal2gen.kernel import Problem, revise
 from cudal2gen.report import aims
 from cudal2gen.report.statistics import spearman
-from cudal2gen.results import KERNEL, Measurement
-from tests.measured import measurement, timing
+from cudal2gen.results import KERNEL, Environment, Measurement
+from tests.measured import H200, measurement, timing
 from tests.test_report import rows, store_of, table
 
 SPLIT_K = (128, 128, 16384)
@@ -21,9 +22,9 @@ def beside_cublaslt(mnk: tuple[int, int, int], speedup: float, **fields: object)
     return measurement(mnk, [timing(KERNEL, [10.0] * 9, record="r"), *vendors], **fields)
 
 
-def promised(*measurements: Measurement) -> dict[str, dict[str, str]]:
-    document = report.report(store_of(*measurements), [])
-    return rows(table(document, "measured-1", "The project's aims"))
+def promised(*measurements: Measurement, card: Environment = H200) -> dict[str, dict[str, str]]:
+    document = report.report(store_of(*measurements, environment=card), [])
+    return rows(table(document, "measured-1", f"The project's aims on {card.name}, "))
 
 
 def test_aims_have_figures_of_their_problems_alone() -> None:
@@ -45,6 +46,27 @@ def test_an_aim_that_is_missed_by_little_is_missed() -> None:
     f16 = promised(beside_cublaslt(SMALL, 1.09, acc="f16"))
     assert list(f16) == ["all problems"]
     assert (f16["all problems"]["aim"], f16["all problems"]["reached"]) == ("1.100", "no")
+
+
+def test_aims_name_the_card_that_measured() -> None:
+    h100 = H200.model_copy(update={"gpu": "h100", "name": "NVIDIA H100 80GB HBM3"})
+    for gpu in ("h100", "h200"):  # also where a problem says another
+        assert promised(beside_cublaslt(SMALL, 1.2, acc="f32", gpu=gpu), card=h100)["all problems"]["reached"] == "yes"
+    a100 = H200.model_copy(update={"gpu": "a100", "name": "NVIDIA A100-SXM4-80GB"})
+    document = report.report(store_of(beside_cublaslt(SMALL, 1.2, acc="f32"), environment=a100), [])
+    assert not [part for part in document.sections[1].tables if part.caption.startswith("The project's aims")]
+
+
+def test_the_timing_model_is_the_measuring_cards() -> None:
+    """An H200's record that an H100 measured stands beside the modelled time of an H100."""
+    record = catalog.find(Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=64)).record
+    times = {card: model.estimate(revise(record, gpu=card)).us for card in ("h100", "h200")}
+    assert times["h100"] > 1.1 * times["h200"], "device memory bounds it"
+    h100 = H200.model_copy(update={"gpu": "h100", "name": "NVIDIA H100 80GB HBM3"})
+    row = measurement((4096, 4096, 64), [timing(KERNEL, [20.0] * 9, record=record.name)], acc="f32", gpu="h100")
+    document = report.report(store_of(row, environment=h100), [record])
+    (beside,) = rows(table(document, "measured-1", "Beside the card's floor")).values()
+    assert float(beside["ours / modelled"]) == pytest.approx(20.0 / times["h100"], abs=0.001)
 
 
 def test_aims_concern_one_baseline_protocol_and_state_of_the_l2() -> None:

@@ -271,17 +271,17 @@ def records() -> list[Record]:
 
 
 def run(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> bench.Outcome:
-    settings = options.pop("settings", Settings(warmup_seconds=0.0))
-    return bench.run(
-        device,
+    progress = options.pop("progress", lambda *_: None)
+    plan = bench.Plan(
         options.pop("records", records()),
         lambda record: FakeKernel(device, record, us),
         lambda record: FakeKernel(device, record, us).digest,
         options.pop("baselines", [Product(device, "torch.matmul", 9.0)]),
-        settings,
+        options.pop("settings", Settings(warmup_seconds=0.0)),
         store,
         **options,
     )
+    return bench.run(device, plan, progress)
 
 
 @pytest.mark.slow
@@ -350,10 +350,8 @@ def test_the_device_is_warmed_up_before_the_first_problem_alone(tmp_path: Path) 
         opened_at.append(device.time)
         return FakeKernel(device, record, 8.0, faulty=note)
 
-    outcome = bench.run(
-        device, records(), open_kernel, lambda record: record.name, [], Settings(warmup_seconds=2.0),
-        tmp_path / "m.jsonl",
-    )  # fmt: skip
+    store, settings = tmp_path / "m.jsonl", Settings(warmup_seconds=2.0)
+    outcome = bench.run(device, bench.Plan(records(), open_kernel, lambda record: record.name, [], settings, store))
     assert (outcome.measured, len(first_calls)) == (8, 4)
     waits = [call - start for start, call in zip(opened_at, first_calls, strict=True)]
     assert 2.0 < waits[0] < 2.1
@@ -416,10 +414,9 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
         return Unloaded(device, record, 8.0, faulty=crash if record.problem == first else None)
 
     def go() -> bench.Outcome:
-        return bench.run(
-            device, records(), open_kernel, lambda record: open_kernel(record).digest, [], Settings(warmup_seconds=0.0),
-            tmp_path / "m.jsonl",
-        )  # fmt: skip
+        store, settings = tmp_path / "m.jsonl", Settings(warmup_seconds=0.0)
+        plan = bench.Plan(records(), open_kernel, lambda record: open_kernel(record).digest, [], settings, store)
+        return bench.run(device, plan)
 
     with pytest.raises(bench.Stopped, match=f"{first.mnk}: .* stopped the device: CUDA error: an illegal"):
         go()
@@ -537,7 +534,7 @@ class FakeCard(FakeDevice):
         super().__init__()
 
     def check(self, record: Record) -> None:
-        assert record.gpu == "h200"
+        assert record.arch.startswith("sm_90")
 
 
 @pytest.fixture
@@ -564,10 +561,11 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     monkeypatch.setattr(baselines, "contenders", contenders)
 
+    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
+
     def invoke(*arguments: str) -> Any:
-        return CliRunner().invoke(
-            cli.app, ["bench", "--warmup-seconds", "0", "--out", str(tmp_path / "m.jsonl"), *arguments]
-        )
+        out = () if "--records-of" in arguments else ("--out", str(tmp_path / "m.jsonl"))
+        return CliRunner().invoke(cli.app, ["bench", "--warmup-seconds", "0", *out, *arguments])
 
     return invoke
 
@@ -616,17 +614,25 @@ def test_a_stopped_device_is_one_line_of_the_command(command: Any, monkeypatch: 
     assert (done.exit_code, done.stderr.splitlines()[-1][:26]) == (1, "error: 64_64_64: k or a ba")
 
 
+def test_a_measurement_is_of_the_card_that_takes_it(command: Any, tmp_path: Path) -> None:
+    done = command("--mnk", "64_64_64", "--acc", "f32", "--gpu", "h100")
+    assert done.exit_code == 2
+    assert "h100: this is NVIDIA H200, and measurements are of the card that takes them; leave out" in done.stderr
+    assert not (tmp_path / "m.jsonl").exists()
+
+
 @pytest.mark.slow
 def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) -> None:
     done = command("--mnk", "64_64_64", "--acc", "f32", "--records-of", "rtx3090", "--baselines", "none")
     assert done.exit_code == 0, done.output
     record = catalog.find(Problem(gpu="rtx3090", acc="f32", layout="tn", m=64, n=64, k=64)).record
-    timing = stored(tmp_path / "m.jsonl")[0].timings[0]
+    timing = stored(tmp_path / "rtx3090-records.jsonl")[0].timings[0]
     assert timing.record == record.name
+    assert not (tmp_path / "measurements.jsonl").exists(), "they would replace those of the card's own records"
     odd = command("--mnk", "65_64_64", "--acc", "f32", "--records-of", "rtx3090", "--baselines", "none")
     assert odd.exit_code == 0, odd.output
     assert "that of rtx3090 64_64_64 stands in, by mma.sync at 62% of h200's tensor cores, predicated" in odd.stderr
-    assert stored(tmp_path / "m.jsonl")[-1].mnk == "65_64_64"
+    assert stored(tmp_path / "rtx3090-records.jsonl")[-1].mnk == "65_64_64"
 
 
 @pytest.mark.slow

@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
 import sys
 import tarfile
 import time
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cudal2gen import results
-from cudal2gen.kernel import Problem
+from cudal2gen import catalog, chips, gpu, results
+from cudal2gen.cli.selection import Selection
+from cudal2gen.kernel import Problem, revise
+from cudal2gen.results import Measurement
 from scripts import gpu_day, race_operators
 from scripts.gpu_day import PLAN, Step
-from tests import processes
+from tests import measured, processes
 from tests.devices import FakeDevice
+from tests.on_gpu_kernels import SERVED, SERVED_NN, served
+from tests.paths import small
+
+ENVIRONMENT = "as its environment"
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -35,9 +44,10 @@ def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of these tests is a program, not a verb."""
     command = Step.command
 
-    def programs(step: Step, out: Path, budget_seconds: float | None = None) -> list[str]:
-        whole = command(step, out, budget_seconds) if step in PLAN else [sys.executable, "-c", step.line]
-        return list(whole)
+    def programs(step: Step, out: Path, gpu: str, budget: float, small: bool = False) -> list[str]:
+        return (
+            command(step, out, gpu, budget, small) if step in PLAN else [sys.executable, "-c", step.line, f"{budget:g}"]
+        )
 
     monkeypatch.setattr(Step, "command", programs)
 
@@ -62,17 +72,37 @@ def test_the_budget_names_every_step_and_what_is_carried(tmp_path: Path) -> None
 
 def test_budgets_of_steps_leave_time_to_start_and_end() -> None:
     (bench,) = (step for step in PLAN if step.name == "bench f32")
-    command = gpu_day.Step.command(bench, Path("out"))
-    assert command[command.index("--budget") + 1] == f"{bench.seconds - gpu_day.RESERVE_SECONDS}s"
-    assert command[1:4] == ["-m", "cudal2gen", "bench"]
+    assert bench.budget(600) == bench.seconds - gpu_day.RESERVE_SECONDS
+    assert (bench.budget(100), bench.budget(3)) == (100 - gpu_day.RESERVE_SECONDS, 1), "no more than the call has left"
+    command = " ".join(bench.command(Path("out"), "h100", 495.0)[1:])
+    assert command == "-m cudal2gen bench --all --gpu h100 --acc f32 --budget 495s"
     (tests,) = (step for step in PLAN if step.name == "tests")
-    assert gpu_day.Step.command(tests, Path("out"))[-1] == "not sanitizer"
+    assert tests.command(Path("out"), "h100", 1)[-1] == "not sanitizer"
+
+
+def test_no_step_names_a_card_or_leaves_a_brace() -> None:
+    for step in PLAN:
+        (whole,) = {" ".join(step.command(Path("out"), gpu, 30)).replace(gpu, "CARD") for gpu in gpu_day.CARDS}
+        assert "{" not in whole
+        assert "h200" not in whole, "each card's measurements are its own"
+        assert whole.count("CARD") == (step.line.count("{gpu}"))
+
+
+def test_steps_take_over_what_earlier_ones_leave(tmp_path: Path) -> None:
+    """Time that is over goes to the end of a step, not into its budget."""
+    plan = [
+        *steps("pass", seconds=6),
+        *steps("import sys, time; print('budget', sys.argv[1]); time.sleep(4)", seconds=2),
+    ]
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ, plan) == 0
+    assert "budget 1\n" in (tmp_path / gpu_day.LOG).read_text()
 
 
 def test_a_failing_step_ends_alone(tmp_path: Path) -> None:
     plan = steps("raise SystemExit(3)", "print('second')", "import os; os.kill(os.getpid(), 9)")
-    assert gpu_day.run_call(1, tmp_path, os.environ, plan) == 2
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ, plan) == 2
     assert [(row["step"], row["exit"]) for row in rows(tmp_path)] == [("step 0", 3), ("step 1", 0), ("step 2", -9)]
+    assert {row["gpu"] for row in rows(tmp_path)} == {"h100"}
     assert [bool(row["left"]) for row in rows(tmp_path)] == [True, False, True]
     assert "second" in (tmp_path / gpu_day.LOG).read_text()
 
@@ -80,7 +110,7 @@ def test_a_failing_step_ends_alone(tmp_path: Path) -> None:
 def test_only_steps_that_compile_see_the_machines_compiler(tmp_path: Path) -> None:
     program = f"import os; raise SystemExit(int({gpu_day.PREBUILT!r} in os.environ))"
     plan = [Step("finds", 1, 20, program, ""), Step("compiles", 1, 20, program, "", compiles=True)]
-    assert gpu_day.run_call(1, tmp_path, os.environ | {gpu_day.PREBUILT: "file"}, plan) == 1
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ | {gpu_day.PREBUILT: "file"}, plan) == 1
     assert [row["exit"] for row in rows(tmp_path)] == [1, 0]
     assert [step.name for step in PLAN if step.compiles] == ["tune"]
 
@@ -93,7 +123,7 @@ def test_a_hanging_step_is_ended_with_its_children(tmp_path: Path) -> None:
         f"pathlib.Path({str(child)!r}).write_text(str(process.pid)); time.sleep(60)"
     )
     begin = time.monotonic()
-    assert gpu_day.run_call(1, tmp_path, os.environ, steps(program, seconds=2)) == 1
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ, steps(program, seconds=2)) == 1
     assert time.monotonic() - begin < 55, "the step would sleep for 60"
     assert rows(tmp_path)[0]["exit"] is None
     # SIGKILL is sent at once; the kernel takes its time to act on a process that the step does not wait for.
@@ -110,7 +140,7 @@ def running(pid: int) -> bool:
 
 def test_what_a_call_has_no_time_for_is_left(tmp_path: Path) -> None:
     plan = steps("import time; time.sleep(30)", "print('never')")
-    assert gpu_day.run_call(1, tmp_path, os.environ, plan, seconds=11) == 2
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ, plan, seconds=11) == 2
     first, second = rows(tmp_path)
     assert first["exit"] is None
     assert 5 <= first["seconds"] < 8.5
@@ -120,7 +150,7 @@ def test_what_a_call_has_no_time_for_is_left(tmp_path: Path) -> None:
 def test_what_outlives_a_step_delays_no_other(tmp_path: Path) -> None:
     program = "import subprocess; print(subprocess.Popen(['sleep', '40'], start_new_session=True).pid, flush=True)"
     started = time.monotonic()
-    assert gpu_day.run_call(1, tmp_path, os.environ, steps(program)) == 0
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ, steps(program)) == 0
     assert time.monotonic() - started < 25
     text = (tmp_path / gpu_day.LOG).read_text().splitlines()
     os.kill(int(next(line for line in text if line.isdecimal())), 9)
@@ -173,23 +203,121 @@ def test_kernels_are_packed_alike_and_unpacked_whole(tmp_path: Path) -> None:
     assert Path(environment[gpu_day.PREBUILT]).read_text() == "{}"
 
 
+def test_a_card_tells_its_name_unless_the_plan_is_for_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def here(name: str) -> None:
+        card = SimpleNamespace(name=name, model=chips.model_of(name) or name)
+        monkeypatch.setattr(gpu, "connect", lambda: card)
+
+    for name, model in (("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200")):
+        here(name)
+        assert (gpu_day.tell_card(), capsys.readouterr().out) == (0, f"{model}\n")
+    for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 NVL"):
+        here(name)
+        assert gpu_day.tell_card() == 2
+        assert capsys.readouterr() == ("", f"error: this is {name}; the plan and its kernels are for h100 and h200\n")
+
+
+def test_the_name_comes_from_a_process_that_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_day, "CARD_SECONDS", 1)
+    program = tmp_path / "python"
+    for text, model in (("echo a warning; echo h100", "h100"), ("echo h100; exit 3", ""), ("exec sleep 9", "")):
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        assert gpu_day.card_of(os.environ) == model
+
+
+def test_packs_of_both_cards_are_found(tmp_path: Path) -> None:
+    for card in gpu_day.CARDS:
+        with zipfile.ZipFile(tmp_path / f"cudal2gen_{card}-1.0+candidates-py3-none-linux_x86_64.whl", "w") as wheel:
+            wheel.writestr(f"cudal2gen_pack/{card}/pack.json", "{}")
+    folders = gpu_day.unpack(tmp_path, tmp_path / "machine")["CUDAL2GEN_PACK"].split(os.pathsep)
+    assert [Path(folder).name for folder in folders] == ["h100", "h200"]
+
+
+def test_both_cards_run_the_same_kernels() -> None:
+    """What ``prepare`` compiles for an H200 is what an H100 asks for."""
+    names = {
+        card: [record.name for record in Selection(sample=40, gpu=card, acc="any").records() + served(card)]
+        for card in gpu_day.CARDS
+    }
+    assert len(names["h100"]) == 40 + SERVED + SERVED_NN
+    assert names["h100"] == names["h200"]
+
+
+def test_losers_are_of_the_card_and_of_the_latest_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
+    h100 = measured.H200.model_copy(update={"id": "h100", "gpu": "h100", "name": "NVIDIA H100 80GB HBM3"})
+
+    def row(m: int, us: float, **fields: object) -> Measurement:
+        vendor = [measured.timing(f"cublaslt-autotuning-{layout}", [10.0] * 9) for layout in ("nn", "tn")]
+        times = [measured.timing(results.KERNEL, [us] * 9), *vendor]
+        return measured.measurement((m, 64, 64), times, **({"acc": "f32"} | fields))
+
+    on_h100 = {"environment": "h100", "gpu": "h100"}
+    rows = [
+        row(64, 30.0, **on_h100), row(64, 9.0, **on_h100),  # measured again, faster
+        row(128, 9.0, **on_h100), row(128, 12.0, l2="hot", **on_h100),
+        row(256, 99.0), row(256, 99.0, environment="h100"), row(256, 11.0, **on_h100),  # an H200's, and as if it were
+        row(512, 50.0, acc="f16", **on_h100),
+    ]  # fmt: skip
+    results.append([measured.H200, h100, *rows], results.store("measurements"))
+    monkeypatch.setattr(gpu_day, "LOSERS", 2)
+    gpu_day.losers("h100", tmp_path / "losing.jsonl")
+    assert [(problem.gpu, problem.m) for problem in catalog.load_problems(tmp_path / "losing.jsonl")] == [
+        ("h100", 128), ("h100", 256),
+    ]  # fmt: skip
+
+
+def test_tuned_records_come_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, here, file = tmp_path / "there.jsonl", tmp_path / "here.jsonl", tmp_path / "tuned.jsonl"
+    old, other = small(gpu="h100", acc="f32"), small(gpu="h100", acc="f32", m=128)
+    origin = {"source": "cudal2gen tune", "structure": "tuned", "changed": []}
+    first, second = (revise(record, stages=3, origin=origin) for record in (old, other))
+    for path in (there, here):
+        catalog.save([old, other], path)
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(there))
+    gpu_day.tuned(file)
+    assert not file.exists()
+    catalog.put(first)
+    gpu_day.tuned(file)
+    catalog.save([old, second], there)  # a later call, whose machine lacks the first
+    gpu_day.tuned(file)
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(here))
+    gpu_day.adopt(file)
+    assert catalog.load(here) == catalog.load(file) == [first, second]
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 def test_the_whole_day_in_rehearsal(tmp_path: Path) -> None:
-    """Every step of the plan on an emulated device: no step fails, and each leaves what the next needs."""
+    """Every step of the plan on an emulated H100 with an H200's records: no step fails, each leaves what the next
+    needs, and what is measured is the H100's."""
     pytest.importorskip("nvmath")
     assert gpu_day.rehearse(tmp_path) == 0
-    last = tmp_path / "call-3"
-    journal = [row for call in (1, 2, 3) for row in rows(tmp_path / f"call-{call}")]
+    for call in (1, 2, 3):
+        gpu_day.bring(tmp_path / f"call-{call}", tmp_path / f"brought-{call}")
+        with tarfile.open(tmp_path / f"call-{call}" / gpu_day.REST) as packed:
+            packed.extractall(tmp_path / f"rest-{call}", filter="data")
+    journal = [row for call in (1, 2, 3) for row in rows(tmp_path / f"brought-{call}")]
     assert {row["step"] for row in journal} == {step.name for step in PLAN}
-    assert {row["exit"] for row in journal} == {0}
-    with tarfile.open(last / gpu_day.REST) as packed:
-        packed.extractall(tmp_path, filter="data")
-    losers = [json.loads(line) for line in (tmp_path / gpu_day.LOSING).read_text().splitlines()]
-    assert {(row["gpu"], row["acc"]) for row in losers} == {("h200", "f32")}
-    on_card = [line for line in (last / "verdicts.jsonl").read_text().splitlines() if json.loads(line)["on"] == "h200"]
-    assert len(on_card) >= 4
-    assert "<html" in (tmp_path / "report.html").read_text()
+    assert {(row["exit"], row["gpu"]) for row in journal} == {(0, "h100")}
+    first, last = tmp_path / "rest-1", tmp_path / "rest-3"
+    assert re.search(r"ok +packs +h100 in \S+; h200 in ", (first / gpu_day.LOG).read_text())
+    losers = [json.loads(line) for line in (last / gpu_day.LOSING).read_text().splitlines()]
+    assert {(row["gpu"], row["acc"]) for row in losers} == {("h100", "f32")}
+    stores = (tmp_path / "brought-3").glob("*.jsonl")
+    by_name = {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in stores}
+    assert sum(row["on"] == "h100" for row in by_name["verdicts.jsonl"]) >= 4
+    assert not [row for row in by_name["verdicts.jsonl"] if row["on"] == "h200"]
+    for name in ("measurements.jsonl", "a100-records.jsonl", "operators.jsonl"):
+        kinds = {(row["kind"], row["gpu"], row.get("name", ENVIRONMENT)) for row in by_name[name]}
+        assert kinds == {("environment", "h100", "NVIDIA H100 80GB HBM3"), ("measurement", "h100", ENVIRONMENT)}, name
+    page = (last / "report.html").read_text()
+    assert "aims on NVIDIA H100 80GB HBM3" in page
+    assert "NVIDIA H200" not in page
 
 
 def race_of_operators(
@@ -215,6 +343,20 @@ def race_of_operators(
     assert race_operators.race(card, chosen, store, None) == 0
     assert race_operators.race(card, chosen, store, 0.0) == 0, "what is stored is not measured again"
     return race_operators.table(results.measurements(store).latest())
+
+
+def test_without_a_pack_no_operators_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch would race itself, and the step would pass."""
+    monkeypatch.setenv(gpu.STAND_IN, "tests.rehearsal:H100")
+    monkeypatch.setenv("CUDAL2GEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CUDAL2GEN_PACK", str(tmp_path / "nowhere"))
+    assert race_operators.main(["--mnk", "64_64_64", "--out", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: no pack for h100 (")
+    assert "nowhere" in message
+    assert not (tmp_path / "operators.jsonl").exists()
 
 
 def test_the_race_of_operators_says_where_a_call_is_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

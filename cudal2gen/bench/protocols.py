@@ -147,8 +147,10 @@ def measure(
             calls = count if item.protocol == "device" else 1
             timings.append(_timing(entry, samples[entry.contender.name], calls, error, padding_us))
         digest, options = (kernel.digest, kernel.record.launch_options) if kernel else ("", {})
-        environment = device.environment
-        yield measurement_of(environment, problem, item, digest, options, settings, refused, timings, readings)
+        yield measurement_of(
+            device.environment, problem, item, digest, options, settings,
+            absent=refused, timings=timings, readings=readings,
+        )  # fmt: skip
 
 
 def _sample(
@@ -186,6 +188,7 @@ def measurement_of(
     digest: str,
     options: dict[str, int],
     settings: Settings,
+    *,
     absent: dict[str, str],
     timings: Sequence[Timing] = (),
     readings: Sequence[Reading] = (),

@@ -78,13 +78,14 @@ def _on_this_card(stored: results.Measurements, environment: Environment) -> dic
     """Stored measurements by problem, of the same card, driver and library versions."""
     by_problem: dict[Problem, list[Measurement]] = {}
     for measurement in stored.measurements:
-        if _same(stored.environments[measurement.environment], environment):
+        if _card(stored.environments[measurement.environment]) == _card(environment):
             by_problem.setdefault(measurement.problem, []).append(measurement)
     return by_problem
 
 
-def _same(environment: Environment, other: Environment) -> bool:
-    return (environment.name, environment.driver, environment.versions) == (other.name, other.driver, other.versions)
+def _card(environment: Environment) -> tuple[object, ...]:
+    """What measurements of one card share: its name, driver and library versions."""
+    return environment.name, environment.driver, environment.versions
 
 
 class TimeLeft:
@@ -120,12 +121,30 @@ class TimeLeft:
     @property
     def seconds(self) -> float:
         """To the end of all problems, or of the budget where that comes first."""
-        rest = sum(count * self.expected(size_class) for size_class, count in self._to_come.items())
-        return rest if self._budget is None else min(rest, self._budget - self._elapsed)
+        expected = sum(count * self.expected(size_class) for size_class, count in self._to_come.items())
+        return expected if self._budget is None else min(expected, self._budget - self._elapsed)
 
     @property
     def _elapsed(self) -> float:
         return self._now() - self._begin
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run measures, and where measurements go: to ``store``.
+
+    ``open_kernel``, ``digest``: a record's kernel, and the digest of its binary. ``again``: what the store holds is
+    measured again. ``budget_seconds``: no problem is begun that it does not leave time for.
+    """
+
+    records: Sequence[Record]
+    open_kernel: Callable[[Record], Kernel]
+    digest: Callable[[Record], str]
+    baselines: Sequence[Contender]
+    settings: Settings
+    store: Path
+    budget_seconds: float | None = None
+    again: bool = False
 
 
 class Task(NamedTuple):
@@ -136,39 +155,28 @@ class Task(NamedTuple):
     work: list[Work]
 
 
-def run(
-    device: Device,
-    records: Sequence[Record],
-    open_kernel: Callable[[Record], Kernel],
-    digest: Callable[[Record], str],
-    baselines: Sequence[Contender],
-    settings: Settings,
-    store: Path,
-    budget_seconds: float | None = None,
-    again: bool = False,
-    progress: Callable[[int, int, float], None] = lambda *_: None,
-) -> Outcome:
-    """Measures records in stratified order and stores each measurement as it is taken.
+def run(device: Device, plan: Plan, progress: Callable[[int, int, float], None] = lambda *_: None) -> Outcome:
+    """Measures a plan's records in stratified order and stores each measurement as it is taken.
 
-    What ``store`` holds is not measured again, unless ``again``; no problem is begun that the budget does not leave
-    time for. ``progress`` is called with problems done, problems in all, and seconds left to the end of all or of the
-    budget. Raises TooGood, and Stopped where a kernel took the device down; that kernel is not tried again.
+    ``progress`` is called with problems done, problems in all, and seconds left to the end of all or of the budget.
+    Raises TooGood, and Stopped where a kernel took the device down; that kernel is not tried again.
     """
     begin, environment = device.now(), device.environment
-    stored = results.measurements(store)
-    by_problem = {} if again else _on_this_card(stored, environment)
-    names = [baseline.name for baseline in baselines]
-    record_of = {record.problem: record for record in records}
+    stored = results.measurements(plan.store)
+    by_problem = {} if plan.again else _on_this_card(stored, environment)
+    names = [baseline.name for baseline in plan.baselines]
+    record_of = {record.problem: record for record in plan.records}
     tasks = []
-    for problem in stratified(record_of, settings.seed):
+    for problem in stratified(record_of, plan.settings.seed):
         record = record_of[problem]
-        work = pending(record, digest(record), names, settings, environment, by_problem.get(problem, ()))
+        digest = plan.digest(record)
+        work = pending(record, digest, names, plan.settings, environment, by_problem.get(problem, ()))
         if work:
-            tasks.append(Task(record, digest(record), work))
+            tasks.append(Task(record, digest, work))
     outcome = Outcome(stored=len(record_of) - len(tasks))
     if tasks and environment.id not in stored.environments:
-        results.append([environment], store)
-    time_left = TimeLeft(device.now, begin, [task.record.problem for task in tasks], budget_seconds)
+        results.append([environment], plan.store)
+    time_left = TimeLeft(device.now, begin, [task.record.problem for task in tasks], plan.budget_seconds)
     for number, task in enumerate(tasks):
         problem = task.record.problem
         if not time_left.allows(problem):
@@ -176,34 +184,25 @@ def run(
             break
         try:
             with time_left.spent_on(problem):
-                _run_task(device, task, open_kernel, baselines, settings, store, number > 0, outcome)
+                _run_task(device, plan, task, number > 0, outcome)
         except TooGood:
             raise
         except RuntimeError as error:
             if _stopped(device):
-                raise _give_up(environment, task, settings, store, error) from error
+                raise _give_up(environment, plan, task, error) from error
             outcome.faults.append(f"{problem.mnk}: {first_line(error)}")  # such as device memory that is too small
             continue
         progress(number + 1, len(tasks), time_left.seconds)
     return outcome
 
 
-def _run_task(
-    device: Device,
-    task: Task,
-    open_kernel: Callable[[Record], Kernel],
-    baselines: Sequence[Contender],
-    settings: Settings,
-    store: Path,
-    warm: bool,
-    outcome: Outcome,
-) -> None:
+def _run_task(device: Device, plan: Plan, task: Task, warm: bool, outcome: Outcome) -> None:
     """Measures one record, stores each measurement, and adds to the outcome; what our kernel refuses is a fault."""
     problem = task.record.problem
     try:
-        with open_kernel(task.record) as kernel:
-            for measurement in measure(device, problem, [kernel, *baselines], task.work, settings, warm):
-                results.append([measurement], store)
+        with plan.open_kernel(task.record) as kernel:
+            for measurement in measure(device, problem, [kernel, *plan.baselines], task.work, plan.settings, warm):
+                results.append([measurement], plan.store)
                 outcome.measured += 1
                 if reason := measurement.absent.get(KERNEL):
                     outcome.faults.append(f"{problem.mnk}: {reason}")
@@ -211,14 +210,15 @@ def _run_task(
         outcome.faults.append(f"{problem.mnk}: {error}")
 
 
-def _give_up(environment: Environment, task: Task, settings: Settings, store: Path, error: Exception) -> Stopped:
+def _give_up(environment: Environment, plan: Plan, task: Task, error: Exception) -> Stopped:
     """Stores that this kernel stopped the device, so that no later run tries it again."""
     problem, reason = task.record.problem, f"stopped the device: {first_line(error)}"
     absent, options = {KERNEL: reason}, task.record.launch_options
     given_up = [
-        measurement_of(environment, problem, item, task.digest, options, settings, absent) for item in task.work
+        measurement_of(environment, problem, item, task.digest, options, plan.settings, absent=absent)
+        for item in task.work
     ]
-    results.append(given_up, store)
+    results.append(given_up, plan.store)
     return Stopped(f"{problem.mnk}: {task.record.name} or a baseline {reason}")
 
 

@@ -96,6 +96,19 @@ class Timing:
         return baselines.contenders([name for name in names if name != "none"], problem.acc, card, tuned)
 
 
+RecordsOf = Annotated[
+    str | None,
+    OneOf(tuple(GPUS)),
+    typer.Option(
+        "--records-of", help="Measure this GPU's records, as far as they are legal here, into a file of their own."
+    ),
+]
+MeasurementsFile = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The file of measurements to add to; by default results/measurements.jsonl."),
+]
+
+
 @verb(app, "bench")
 def measure(
     selection: Annotated[
@@ -109,17 +122,13 @@ def measure(
     ],
     timing: Timing,
     compilation: Compilation,
-    source: Annotated[
-        str | None,
-        OneOf(tuple(GPUS)),
-        typer.Option("--records-of", help="Measure this GPU's records, as far as they are legal here."),
-    ] = None,
+    source: RecordsOf = None,
     budget: Duration = None,
     resume: Annotated[
         bool, typer.Option("--resume/--again", help="Skip what is stored (the default), or measure it again.")
     ] = True,
     device: Device = 0,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file of measurements to add to.")] = None,
+    out: MeasurementsFile = None,
 ) -> None:
     """Measure kernels against the vendor's libraries on the GPU. Every measurement is stored as it is taken."""
     from cudal2gen import bench, results
@@ -131,24 +140,25 @@ def measure(
         refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
     records = selection.on(card.environment.gpu).records(source, timing.seed)
     card.check(records[0])
-    store = out or results.store("measurements")
+    _check_model(card, records[0].gpu)
+    # Times of another GPU's records never replace those of the card's own in choices and reports.
+    store = out or results.store(f"{source}-records" if source else "measurements")
     # Before anything is compiled: the vendor's packages may be missing.
     contenders = timing.contenders(records[0].problem, card, store.with_name("cublaslt.jsonl"))
     kernels = compilation.kernels(records)
     uncompiled = sum(record.problem not in kernels for record in records)
+    plan = bench.Plan(
+        [record for record in records if record.problem in kernels],
+        lambda record: kernels[record.problem].open(card),
+        lambda record: kernels[record.problem].artifact.digest,
+        contenders,
+        timing.settings,
+        store,
+        budget_seconds=budget,
+        again=not resume,
+    )
     with alone(device), progress.countdown("measuring") as report:
-        outcome = bench.run(
-            card,
-            [record for record in records if record.problem in kernels],
-            lambda record: kernels[record.problem].open(card),
-            lambda record: kernels[record.problem].artifact.digest,
-            contenders,
-            timing.settings,
-            store,
-            budget_seconds=budget,
-            again=not resume,
-            progress=report,
-        )
+        outcome = bench.run(card, plan, report)
     for fault in outcome.faults:
         print(f"fault: {fault}", file=sys.stderr)
     print(
@@ -157,6 +167,15 @@ def measure(
     )
     if outcome.faults or uncompiled:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _check_model(card: Gpu, model: str) -> None:
+    """Ends the command where records are for another model than that of the card, whose measurements they would be."""
+    if card.environment.gpu not in ("", model):
+        refuse(
+            f"{model}: this is {card.environment.name}, and measurements are of the card that takes them; "
+            f"leave out --gpu, or choose --records-of {model}"
+        )
 
 
 @verb(app, "report")

@@ -1,4 +1,4 @@
-"""What the project promises on an H200, beside what was measured."""
+"""What the project promises on an H100 and an H200, beside what was measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cudal2gen.pages import Table, interval, times
 from cudal2gen.report.groups import Group
 from cudal2gen.report.statistics import summarise
 
-GPU, BASELINE = "h200", "cublaslt-autotuning-max"
+CARDS, BASELINE = ("h100", "h200"), "cublaslt-autotuning-max"
 LARGE_FLOP = 1e10
 
 
@@ -33,7 +33,7 @@ AIMS = (
 
 def table(group: Group) -> Table | None:
     """The aims that concern a group of measurements, with its figures; None where none does."""
-    if (group.gpu, group.protocol, group.l2) != (GPU, "device", "cold") or BASELINE not in group.baselines:
+    if group.card not in CARDS or (group.protocol, group.l2) != ("device", "cold") or BASELINE not in group.baselines:
         return None
     rows = []
     for aim in AIMS:
@@ -47,7 +47,7 @@ def table(group: Group) -> Table | None:
     if not rows:
         return None
     return Table(
-        f"The project's aims on this card, over {BASELINE}; they are of all 1000 problems of the catalog",
+        f"The project's aims on {group.name}, over {BASELINE}; they are of all 1000 problems of the catalog",
         ("problems", "measured", "aim", "geomean speedup [95 %]", "reached"),
         tuple(rows),
     )

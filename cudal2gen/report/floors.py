@@ -7,7 +7,7 @@ from math import isnan
 from statistics import median, quantiles
 
 from cudal2gen import model
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import IllegalRecord, Record, revise
 from cudal2gen.pages import Table, microseconds, times
 from cudal2gen.report.groups import Group
 from cudal2gen.report.statistics import spearman
@@ -31,8 +31,7 @@ def each(group: Group, records: Mapping[tuple[str, str], Record]) -> Table:
         if timing is None:
             continue
         us, floor = timing.median_us, group.floor_us(measurement)
-        record = records.get((timing.record or "", measurement.mnk))
-        modelled = model.estimate(record).us if record else None
+        modelled = _modelled_us(group, measurement, records)
         over = f"{times(us / floor)}{': faster than the card can be' if us < floor else ''}"
         beside = (microseconds(modelled), times(us / modelled)) if modelled else ("—", "—")
         rows.append((us / floor, (measurement.mnk, microseconds(us), microseconds(floor), over, *beside)))
@@ -71,9 +70,22 @@ def by_class(group: Group, records: Mapping[tuple[str, str], Record]) -> Table |
 def _pairs(group: Group, records: Mapping[tuple[str, str], Record]) -> Iterator[tuple[Measurement, float, float]]:
     """Measurements with the kernel's measured and modelled times in microseconds, where there are both."""
     for measurement in group.measurements:
-        timing = measurement.timing(KERNEL)
-        if timing and (record := records.get((timing.record or "", measurement.mnk))):
-            yield measurement, timing.median_us, model.estimate(record).us
+        timing, modelled = measurement.timing(KERNEL), _modelled_us(group, measurement, records)
+        if timing and modelled:
+            yield measurement, timing.median_us, modelled
+
+
+def _modelled_us(group: Group, measurement: Measurement, records: Mapping[tuple[str, str], Record]) -> float | None:
+    """The modelled time of our kernel on the card that measured it, though its record may be another GPU's; None where
+    no record is known."""
+    timing = measurement.timing(KERNEL)
+    record = records.get((timing.record or "", measurement.mnk)) if timing else None
+    if record is None:
+        return None
+    try:
+        return model.estimate(revise(record, gpu=group.card) if group.card else record).us
+    except IllegalRecord:
+        return None
 
 
 def apart(group: Group, records: Mapping[tuple[str, str], Record]) -> str:

@@ -95,6 +95,11 @@ class Group:
         return f"{self.name}, {self.types}, {self.layout}, {self.protocol}{state}{load}"
 
     @property
+    def card(self) -> str:
+        """The model of the card that measured, whatever its problems say; empty for one that is not in ``GPUS``."""
+        return self.environments[0].gpu
+
+    @property
     def acc(self) -> Acc:
         """The accumulator of all."""
         return self.measurements[0].acc
