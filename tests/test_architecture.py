@@ -153,6 +153,38 @@ def test_modules_and_functions_are_small(checkout: Path) -> None:
                 assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
 
 
+MAX_POSITIONAL = 8
+# Functions whose arguments another program lays down: BLAS's order of a product, Triton's kernels and launch hook, the
+# tools of the MCP server. Options of the command line are verbs' arguments.
+FOREIGN_SIGNATURES = {
+    "launcher.py: launch", "launcher.py: bound", "triton_matmul.py: persistent_matmul", "backend.py: __call__",
+    "server.py: check",
+}  # fmt: skip
+
+
+def positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How many arguments a caller may pass by position, but for an object's own."""
+    arguments = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    return len(arguments) - (arguments[:1] in (["self"], ["cls"]))
+
+
+def is_verb(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(decorator).startswith("verb(") for decorator in function.decorator_list)
+
+
+def test_functions_take_few_arguments_by_position(checkout: Path) -> None:
+    """Further ones are named at the call, or travel together in a class that says what they are."""
+    foreign = set()
+    for path in sources(checkout):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_verb(node):
+                continue
+            if (count := positional(node)) > MAX_POSITIONAL:
+                foreign.add(name := f"{path.name}: {node.name}")
+                assert name in FOREIGN_SIGNATURES, f"{path}: {node.name} takes {count} arguments by position"
+    assert foreign == FOREIGN_SIGNATURES
+
+
 def names(tree: ast.AST) -> set[str]:
     """What a file names: variables, arguments, attributes, functions, classes; without underscores at the ends."""
     names: list[str | None] = []

@@ -64,7 +64,10 @@ class _Tools:
         deadlocks. outcome: clean, errors or not checked. A finding names rule, message, hint, the line (access.home),
         the other side of a race (other.home), the buffer and index (place). ending: why the run did not end, such as
         the limit of time. output: what the kernels print."""
-        return self._answer(launches, source, path, buffers, device, nvcc_args, adverse, sample, seconds, False)
+        return self._answer(
+            seconds, launches=launches, source=source, path=path, buffers=buffers, device=device, nvcc_args=nvcc_args,
+            adverse=adverse, sample=sample,
+        )  # fmt: skip
 
     def count(
         self, launches: Launches, source: Source = "", path: File = "", buffers: Buffers = {}, device: Device = "",  # noqa: B006
@@ -72,7 +75,10 @@ class _Tools:
     ) -> dict[str, Any]:  # fmt: skip
         """Count what launches execute, per kernel: instructions (of warps), mma and wgmma, bytes, 32-byte sectors and
         the fewest possible, bank conflicts, barriers. Counts of an emulator, not a measurement of time."""
-        document = self._answer(launches, source, path, buffers, device, nvcc_args, False, sample, seconds, True)
+        document = self._answer(
+            seconds, launches=launches, source=source, path=path, buffers=buffers, device=device, nvcc_args=nvcc_args,
+            sample=sample, counters=True,
+        )  # fmt: skip
         kernels = [
             {key: kernel[key] for key in ("name", "launches", "ctas", "grids", "counters")}
             for kernel in document["kernels"]
@@ -91,17 +97,9 @@ class _Tools:
         except UserError as error:
             raise ToolError(str(error)) from None
 
-    def _answer(
-        self, launches: list[LaunchEntry], source: str, path: str, buffers: dict[str, str], device: str,
-        nvcc_args: str, adverse: bool, sample: int, seconds: float | None, counters: bool,
-    ) -> dict[str, Any]:  # fmt: skip
+    def _answer(self, seconds: float | None, **fields: Any) -> dict[str, Any]:
+        """The answer to a request with these fields, within the server's limits."""
         try:
-            return answers.answer(
-                Request(
-                    source=source, path=path, launches=launches, buffers=buffers, device=device, nvcc_args=nvcc_args,
-                    adverse=adverse, sample=sample, counters=counters, gib=self.gib,
-                    seconds=min(seconds or self.seconds, self.seconds),
-                )
-            )  # fmt: skip
+            return answers.answer(Request(**fields, gib=self.gib, seconds=min(seconds or self.seconds, self.seconds)))
         except (UserError, ValidationError) as error:
             raise ToolError(str(error)) from None

@@ -35,10 +35,12 @@ WARPGROUP_THREADS = 128
 class LaunchFacts(Schema):
     """A launch as ``--launch`` spells it."""
 
-    ctas: Annotated[int, Field(ge=1, le=2**31, description="of the grid")]
-    threads: Annotated[int, Field(ge=32, le=1024, multiple_of=32, description="of a CTA")]
-    smem_bytes: Annotated[int, Field(ge=0, le=1 << 20, description="of a CTA, static and dynamic together")]
-    turns: Annotated[int, Field(ge=1, le=2**31, description="of the main loop that each CTA makes")]
+    ctas: Annotated[int, Field(ge=1, le=2**31, description="CTAs of the grid")]
+    threads: Annotated[int, Field(ge=32, le=1024, multiple_of=32, description="Threads of a CTA")]
+    smem_bytes: Annotated[
+        int, Field(ge=0, le=1 << 20, description="Bytes of shared memory of a CTA, static and dynamic together")
+    ]
+    turns: Annotated[int, Field(ge=1, le=2**31, description="Turns of the main loop that each CTA makes")]
 
     @classmethod
     def load(cls, path: Path) -> LaunchFacts:

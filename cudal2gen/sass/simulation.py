@@ -22,7 +22,7 @@ from cudal2gen.chips import SUB_CORES, TMA_CYCLES
 from cudal2gen.sass.decoding import Instruction
 from cudal2gen.sass.operations import Kind, Machine, Operation, Stall
 from cudal2gen.sass.pipes import Pipe
-from cudal2gen.sass.timeline import Issue, Timeline
+from cudal2gen.sass.timeline import Issue, Row, Timeline
 
 __all__ = ["Issue", "Machine", "Stall", "Stream", "Timeline", "simulate", "steady_cycles"]
 
@@ -192,8 +192,10 @@ class _SubCore:
     def _issue(self, warp: _Warp, operation: Operation, cycle: float, accepted: float) -> None:
         if self.detail:
             self.timeline.rows.append(
-                (warp.index, operation.instruction, cycle, warp.before, warp.fixed, warp.ready, warp.reason, accepted,
-                 operation.throttle)
+                Row(
+                    warp.index, operation.instruction, cycle, warp.before, warp.fixed, warp.ready, warp.reason,
+                    accepted, operation.throttle,
+                )
             )  # fmt: skip
         result, read = cycle + operation.result, cycle + operation.read
         kind = operation.kind

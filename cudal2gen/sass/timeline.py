@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from cudal2gen.sass.decoding import Instruction
 from cudal2gen.sass.operations import Stall
@@ -21,6 +22,37 @@ class Issue:
     stalls: Mapping[Stall, float]
 
 
+class Row(NamedTuple):
+    """An issue in ``cycle``, as the simulation appends it. The cycles since the warp's issue ``before``: the stall
+    count until ``fixed``, a dependency, for ``reason``, until ``ready``, the pipe, which ``throttle`` names, until
+    ``accepted``, other warps until ``cycle``."""
+
+    warp: int
+    instruction: Instruction
+    cycle: float
+    before: float
+    fixed: float
+    ready: float
+    reason: Stall
+    accepted: float
+    throttle: Stall
+
+    @property
+    def issue(self) -> Issue:
+        """The cycles split by reason."""
+        spans = (
+            (Stall.WAIT, self.fixed - self.before - 1),
+            (self.reason, self.ready - self.fixed),
+            (self.throttle, self.accepted - self.ready),
+            (Stall.NOT_SELECTED, self.cycle - self.accepted),
+        )
+        stalls = {Stall.SELECTED: 1.0}
+        for stall, cycles in spans:
+            if cycles > 0:
+                stalls[stall] = stalls.get(stall, 0.0) + cycles
+        return Issue(self.warp, self.instruction, self.cycle, stalls)
+
+
 @dataclass
 class Timeline:
     """Results of a simulation. ``ends``: per warp, the cycles in which the repetitions of its parts had issued.
@@ -30,11 +62,11 @@ class Timeline:
     cycles: float = 0.0
     ends: list[list[float]] = field(default_factory=list)
     busy: dict[Pipe, float] = field(default_factory=dict)
-    rows: list[tuple[int, Instruction, float, float, float, float, Stall, float, Stall]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
     @cached_property
     def issues(self) -> list[Issue]:
-        return [_issue(*row) for row in self.rows]
+        return [row.issue for row in self.rows]
 
     @property
     def stalls(self) -> dict[Stall, float]:
@@ -44,29 +76,3 @@ class Timeline:
             for stall, cycles in issue.stalls.items():
                 total[stall] = total.get(stall, 0.0) + cycles
         return total
-
-
-def _issue(
-    warp: int,
-    instruction: Instruction,
-    cycle: float,
-    before: float,
-    fixed: float,
-    ready: float,
-    reason: Stall,
-    accepted: float,
-    pipe: Stall,
-) -> Issue:
-    """Splits the cycles since the issue ``before``: the stall count until ``fixed``, a dependency until ``ready``, the
-    pipe until ``accepted``, other warps until ``cycle``."""
-    spans = (
-        (Stall.WAIT, fixed - before - 1),
-        (reason, ready - fixed),
-        (pipe, accepted - ready),
-        (Stall.NOT_SELECTED, cycle - accepted),
-    )
-    stalls = {Stall.SELECTED: 1.0}
-    for stall, cycles in spans:
-        if cycles > 0:
-            stalls[stall] = stalls.get(stall, 0.0) + cycles
-    return Issue(warp, instruction, cycle, stalls)
