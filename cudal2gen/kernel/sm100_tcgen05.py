@@ -11,9 +11,9 @@ from pydantic import Field
 from cudal2gen.chips import GPUS, REGISTERS_THREAD, Chip
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
-from cudal2gen.kernel.sm90 import CHUNK, Overlap
+from cudal2gen.kernel.sm90 import Overlap
 from cudal2gen.kernel.tma_ring import (
-    STORE_BUFFERS,
+    UNTUNED,
     HintA,
     HintB,
     RasterAxis,
@@ -23,8 +23,8 @@ from cudal2gen.kernel.tma_ring import (
     Stages,
     StoreD,
     StreamK,
-    SummedIn,
     TmaRing,
+    deepest_ring,
     widest,
 )
 from cudal2gen.kernel.work import Work
@@ -112,12 +112,9 @@ class Sm100Tcgen05(TmaRing):
             "pair": False,
             "accumulators": 2,
             "raster_axis": "m",
-            "raster_group": 8,
             "split_k": 1,
             "epilogue": "direct" if problem.n % VECTOR else "tma",
-            "hint_a": "normal",
-            "hint_b": "normal",
-            "pdl": False,
+            **UNTUNED,
         }
 
     def violations(self) -> Iterator[str]:
@@ -245,10 +242,6 @@ class Sm100Tcgen05(TmaRing):
         return self.accumulators
 
     @property
-    def summed_in(self) -> SummedIn:
-        return "stream" if self.stream_k else "workspace" if self.split_k > 1 else "none"
-
-    @property
     def warnings(self) -> list[str]:
         """Warns of work that misses SMs."""
         return [*super().warnings, *self.cluster_warnings()]
@@ -288,10 +281,8 @@ class Sm100Tcgen05(TmaRing):
             if (split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k) or (wide and (cluster, pair) != WIDE_CLUSTER):
                 continue
             epilogue = "direct" if split_k > 1 or problem.n % VECTOR else "tma"
-            buffers = STORE_WARPS * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes if epilogue == "tma" else 0
-            room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - 512
-            halves = bm + bn - (bm if swap_ab else bn) // 2 if pair else bm + bn
-            deepest = min(8, room // (halves * bk * problem.element.bytes))
+            extent = bm + bn - (bm if swap_ab else bn) // 2 if pair else bm + bn
+            deepest = deepest_ring(problem, extent, bk, STORE_WARPS if epilogue == "tma" else 0)
             depths = [(stages, "static") for stages in range(deepest, max(1, deepest - 3), -1)]
             waves = ceil_div(problem.m, bm) * ceil_div(problem.n, bn) / GPUS[problem.gpu].sms
             if waves > 1 and split_k == 1 and deepest > 1:
@@ -300,8 +291,7 @@ class Sm100Tcgen05(TmaRing):
                 yield {
                     "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": across, "pair": pair,
                     "accumulators": 1 if wide else 2, "raster_axis": "m" if problem.m >= problem.n else "n",
-                    "raster_group": 8, "split_k": split_k, "swap_ab": swap_ab, "epilogue": epilogue,
-                    "hint_a": "normal", "hint_b": "normal", "pdl": False,
+                    "split_k": split_k, "swap_ab": swap_ab, "epilogue": epilogue, **UNTUNED,
                     **({"scheduler": scheduler} if scheduler != "static" else {}),
                 }  # fmt: skip
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.chips import GPUS, Chip
+from cudal2gen.chips import Chip
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CHUNK, Overlap
 from cudal2gen.kernel.tma_ring import (
-    STORE_BUFFERS,
+    UNTUNED,
     HintA,
     HintB,
     RasterAxis,
@@ -23,10 +23,10 @@ from cudal2gen.kernel.tma_ring import (
     Stages,
     StoreD,
     StreamK,
-    SummedIn,
+    deepest_ring,
     widest,
 )
-from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Warpgroups
+from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Tile, Warpgroups
 from cudal2gen.kernel.work import Work
 
 GROUP_M = 64  # rows of four warps, 16 each
@@ -34,7 +34,6 @@ GROUP_M = 64  # rows of four warps, 16 each
 LIVE_REGISTERS = 32
 PRODUCER_REGISTERS = 24
 # What the tuner tries: bm, bn, schedule, consumers and registers; slices of k.
-Tile = tuple[int, int, str, int, list[int] | None]
 TILES: tuple[Tile, ...] = (
     *((128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192)),
     *((64, bn, "cooperative", 1, None) for bn in (32, 64, 96, 128)),
@@ -91,14 +90,11 @@ class Sm120Mma(Warpgroups):
             "consumers": 2,
             "schedule": "cooperative",
             "raster_axis": "m",
-            "raster_group": 8,
             "split_k": 1,
             "epilogue": "direct" if problem.n % VECTOR else "tma",
             "registers": [40, 232],
-            "hint_a": "normal",
-            "hint_b": "normal",
-            "pdl": False,
             "min_blocks": 1,
+            **UNTUNED,
         }
 
     def violations(self) -> Iterator[str]:
@@ -160,10 +156,6 @@ class Sm120Mma(Warpgroups):
     def atom_cols(self) -> int:
         return self.cols
 
-    @property
-    def summed_in(self) -> SummedIn:
-        return "stream" if self.stream_k else "workspace" if self.split_k > 1 else "none"
-
     # For the tuner and the cost model.
 
     FOLLOWING: ClassVar[frozenset[str]] = Warpgroups.FOLLOWING | {"registers", "swap_ab"}
@@ -176,26 +168,20 @@ class Sm120Mma(Warpgroups):
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
         """Tiles, splits of k; as many stages as fit, first, then one fewer."""
-        tiles = [(False, tile) for tile in TILES]
-        if problem.m <= GROUP_M:
-            bm = ceil_div(problem.m, 16) * 16
-            tiles += [(True, (bm, bn, "cooperative", groups, None)) for bn, groups in ((64, 1), (128, 1), (128, 2))]
+        tiles = [(False, tile) for tile in TILES] + [(True, tile) for tile in cls.swapped_tiles(problem)]
         for (swap_ab, tile), split_k, bk in product(tiles, SPLITS, (64, 128)):
             bm, bn, schedule, consumers, registers = tile
-            if (not swap_ab and bm >= 2 * problem.m > 128) or (bn >= 2 * problem.n and bn > 64):
+            if cls.wastes_tile(problem, bm, bn):
                 continue
             if split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k:
                 continue
             epilogue = "direct" if split_k > 1 or problem.n % VECTOR else "tma"
-            buffers = consumers * 4 * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes if epilogue == "tma" else 0
-            room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - 512
-            deepest = min(8, room // ((bm + bn) * bk * problem.element.bytes))
+            deepest = deepest_ring(problem, bm + bn, bk, 4 * consumers if epilogue == "tma" else 0)
             for stages in range(deepest, max(1, deepest - 2), -1):
                 yield {
                     "bm": bm, "bn": bn, "bk": bk, "stages": stages, "consumers": consumers, "schedule": schedule,
-                    "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8, "split_k": split_k,
-                    "swap_ab": swap_ab, "epilogue": epilogue, "registers": registers, "hint_a": "normal",
-                    "hint_b": "normal", "pdl": False, "min_blocks": 1,
+                    "raster_axis": "m" if problem.m >= problem.n else "n", "split_k": split_k, "swap_ab": swap_ab,
+                    "epilogue": epilogue, "registers": registers, "min_blocks": 1, **UNTUNED,
                 }  # fmt: skip
 
     @property

@@ -11,9 +11,9 @@ from pydantic import Field
 from cudal2gen.chips import GPUS
 from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
-from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Overlap
+from cudal2gen.kernel.sm90 import CLUSTER_SPLITS, Overlap
 from cudal2gen.kernel.tma_ring import (
-    STORE_BUFFERS,
+    UNTUNED,
     HintA,
     HintB,
     RasterAxis,
@@ -24,9 +24,10 @@ from cudal2gen.kernel.tma_ring import (
     StoreD,
     StreamK,
     SummedIn,
+    deepest_ring,
     widest,
 )
-from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Warpgroups
+from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Tile, Warpgroups
 from cudal2gen.kernel.work import Work
 
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
@@ -41,7 +42,6 @@ PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster with boxes of 16 
 
 # What the tuner tries: bm, bn, schedule, consumers and registers of tiles that ptxas compiles without spills,
 # by accumulator; clusters; splits of k with their reduction and stream_k; bands of tiles.
-Tile = tuple[int, int, str, int, list[int] | None]
 TILES: dict[str, list[Tile]] = {
     "f32": [
         *[(128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
@@ -130,15 +130,12 @@ class Sm90Wgmma(Warpgroups):
             "atom_n": bm if swap_ab else bn,
             "schedule": "cooperative",
             "raster_axis": "m",
-            "raster_group": 8,
             "split_k": 1,
             "reduce": None,
             "epilogue": "direct" if problem.n % VECTOR else "tma",
             "registers": [40, 232],
-            "hint_a": "normal",
-            "hint_b": "normal",
-            "pdl": False,
             "min_blocks": 1,
+            **UNTUNED,
         }
 
     def violations(self) -> Iterator[str]:
@@ -160,7 +157,7 @@ class Sm90Wgmma(Warpgroups):
 
     def _split_violations(self) -> Iterator[str]:
         if (self.reduce is not None) != (self.split_k > 1):
-            yield f"reduce={_null(self.reduce)}: is given for split_k above 1, and only there"
+            yield f"reduce={self.reduce or 'null'}: is given for split_k above 1, and only there"
         if not self.reduces_in_cluster:
             return
         if self.split_k not in CLUSTER_SPLITS:
@@ -241,14 +238,10 @@ class Sm90Wgmma(Warpgroups):
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
         """Tiles, clusters, splits of k; as many stages as fit, first, then one and two fewer."""
-        tiles = [(False, tile) for tile in TILES[problem.acc]]
-        if problem.m <= WGMMA_M:
-            # Few rows: D^T = B^T A^T, whose rows are many.
-            bm = ceil_div(problem.m, 16) * 16
-            tiles += [(True, (bm, bn, "cooperative", groups, None)) for bn, groups in ((64, 1), (128, 1), (128, 2))]
+        tiles = [(False, tile) for tile in TILES[problem.acc]] + [(True, tile) for tile in cls.swapped_tiles(problem)]
         for (swap_ab, tile), cluster, (split_k, reduce, stream_k), bk in product(tiles, CLUSTERS, SPLITS, (64, 128)):
             bm, bn, schedule, consumers, registers = tile
-            if (not swap_ab and bm >= 2 * problem.m > 128) or (bn >= 2 * problem.n and bn > 64):
+            if cls.wastes_tile(problem, bm, bn):
                 continue
             alone = cluster == [1, 1] and schedule == "cooperative"
             if split_k > 1 and (not alone or ceil_div(problem.k, bk) < 2 * split_k):
@@ -256,16 +249,13 @@ class Sm90Wgmma(Warpgroups):
             if stream_k and (schedule != "cooperative" or not cls._shares_last_wave(problem, bm, bn, bk, cluster)):
                 continue
             epilogue = "direct" if reduce or problem.n % VECTOR else "tma"
-            buffers = consumers * 4 * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes if epilogue == "tma" else 0
-            room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - 512
-            deepest = min(8, room // ((bm + bn) * bk * problem.element.bytes))
+            deepest = deepest_ring(problem, bm + bn, bk, 4 * consumers if epilogue == "tma" else 0)
             for stages in range(deepest, max(1, deepest - 3), -1):
                 yield {
                     "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": cluster, "consumers": consumers,
                     "atom_n": bm if swap_ab else bn if bn <= WGMMA_N else bn // 2, "schedule": schedule,
-                    "raster_axis": "m" if problem.m >= problem.n else "n", "raster_group": 8, "split_k": split_k,
-                    "reduce": reduce, "swap_ab": swap_ab, "epilogue": epilogue, "registers": registers,
-                    "hint_a": "normal", "hint_b": "normal", "pdl": False, "min_blocks": 1,
+                    "raster_axis": "m" if problem.m >= problem.n else "n", "split_k": split_k, "reduce": reduce,
+                    "swap_ab": swap_ab, "epilogue": epilogue, "registers": registers, "min_blocks": 1, **UNTUNED,
                     **({"stream_k": True} if stream_k else {}),
                 }  # fmt: skip
 
@@ -295,7 +285,3 @@ class Sm90Wgmma(Warpgroups):
             issue_clocks=LOOP_CLOCKS + WGMMA_CLOCKS * own_wgmmas,
             summed_by="cluster" if self.reduces_in_cluster else "all",
         )
-
-
-def _null(value: str | None) -> str:
-    return "null" if value is None else value

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
+from cudal2gen.chips import GPUS
 from cudal2gen.kernel.launch import Hint, Launch, Tma
 from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import Fields, Ring
@@ -15,6 +16,10 @@ from cudal2gen.kernel.sm90 import CHUNK, Sm90Kernel
 MAX_BOX = 256  # rows or columns of one TMA box
 STORE_BUFFERS = 2  # store buffers per warp
 GROUPS = (1, 4, 8, 16)  # bands of tiles that the tuner tries
+# For the tuner: most stages that it tries, and bytes that it leaves for mbarriers and what is kept beside them.
+MOST_STAGES, RESERVED_BYTES = 8, 512
+# Data fields of a record that was not tuned.
+UNTUNED: Fields = {"raster_group": 8, "hint_a": "normal", "hint_b": "normal", "pdl": False}
 
 RingBk = Annotated[Literal[64, 128], Field(description="k of a stage, elements")]
 Stages = Annotated[int, Field(ge=2, le=16, description="k-tiles in the ring in shared memory")]
@@ -218,7 +223,7 @@ class TmaRing(Ring, Sm90Kernel):
     @property
     def summed_in(self) -> SummedIn:
         """Where partial sums over k meet: of slices in shared or device memory, of the last wave in device memory."""
-        raise NotImplementedError
+        return "stream" if self.stream_k else "workspace" if self.split_k > 1 else "none"
 
     @property
     def keeps_parts(self) -> bool:
@@ -336,6 +341,16 @@ class TmaRing(Ring, Sm90Kernel):
             "hint_a": [{"hint_a": hint} for hint in get_args(Hint)],
             "hint_b": [{"hint_b": hint} for hint in get_args(Hint)],
         }
+
+
+def deepest_ring(problem: Problem, extent: int, bk: int, store_warps: int) -> int:
+    """Most stages that fit on the problem's GPU, up to ``MOST_STAGES``.
+
+    ``extent``: rows of A and columns of B in a stage; ``store_warps``: warps with store buffers for TMA, 0 without.
+    """
+    buffers = store_warps * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes
+    room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - RESERVED_BYTES
+    return min(MOST_STAGES, room // (extent * bk * problem.element.bytes))
 
 
 def widest(extent: int, element_bytes: int) -> int:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.chips import REGISTERS_SM, REGISTERS_THREAD
+from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.tma_ring import TmaRing
 
+# What the tuner tries: bm, bn, schedule, consumers, registers.
+Tile = tuple[int, int, str, int, list[int] | None]
 Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
 Consumers = Annotated[Literal[1, 2, 3], Field(description="warpgroups that multiply, beside one that loads")]
 Schedule = Annotated[
@@ -150,3 +153,18 @@ class Warpgroups(TmaRing):
     @property
     def facts(self) -> dict[str, int | str]:
         return super().facts | {"entry_registers": self.entry_registers}
+
+    # For the tuner and the cost model.
+
+    @classmethod
+    def swapped_tiles(cls, problem: Problem) -> list[Tile]:
+        """Tiles of D^T = B^T A^T, whose rows are many where those of D are few; none where they are not."""
+        if problem.m > cls.atom_rows:
+            return []
+        bm = ceil_div(problem.m, 16) * 16
+        return [(bm, bn, "cooperative", groups, None) for bn, groups in ((64, 1), (128, 1), (128, 2))]
+
+    @classmethod
+    def wastes_tile(cls, problem: Problem, bm: int, bn: int) -> bool:
+        """Whether half of a tile or more lies beyond the problem, and a smaller one is tried."""
+        return bm >= 2 * problem.m > 2 * cls.atom_rows or (bn >= 2 * problem.n and bn > cls.atom_rows)
