@@ -65,13 +65,17 @@ def find_cutlass() -> Path | None:
     return Path(spec.origin).parent / "source" / "include"
 
 
-@cache
 def find_nvdisasm() -> Path:
     """CUDA's disassembler: ``CUDAL2GEN_NVDISASM``, PATH, the system folder, the wheels nvidia-cuda-nvdisasm and triton.
 
     Raises ToolchainError that names a command to install it.
     """
-    if configured := os.environ.get("CUDAL2GEN_NVDISASM"):
+    return _nvdisasm(os.environ.get("CUDAL2GEN_NVDISASM"), os.environ.get("PATH"))
+
+
+@cache
+def _nvdisasm(configured: str | None, _path: str | None) -> Path:
+    if configured:
         if not os.access(configured, os.X_OK):
             raise ToolchainError(f"CUDAL2GEN_NVDISASM={configured} is no program; name nvdisasm, or unset the variable")
         return Path(configured).absolute()
@@ -89,22 +93,30 @@ def find_nvdisasm() -> Path:
     )
 
 
-@cache
 def discover(nvcc: Path | None = None) -> Toolchain:
-    """The toolchain of this machine. Raises ToolchainError that names the missing part and a command to install it.
+    """The toolchain of this machine, searched once for each state of the environment variables that choose it.
+
+    Raises ToolchainError that names the missing part and a command to install it.
 
     ``CUDAL2GEN_PREBUILT`` names a file of ``versions``, as JSON: the build directory was filled elsewhere by that
     toolchain. Unless this machine's is the same, the one returned finds those kernels and compiles nothing.
     """
+    choices = [os.environ.get(name) for name in ("CUDAL2GEN_NVCC", "CUTLASS_PATH", "PATH")]
     if not (file := os.environ.get(PREBUILT)):
-        return _installed(nvcc)
+        return _installed(nvcc, *choices)
     try:
         versions = json.loads(Path(file).read_text())
         nvcc_version, cutlass_version = str(versions["nvcc"]), str(versions["cutlass"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ToolchainError(f"{PREBUILT}={file}: holds no versions of nvcc and cutlass ({error})") from None
+    return _elsewhere(nvcc_version, cutlass_version, nvcc, *choices)
+
+
+@cache
+def _elsewhere(nvcc_version: str, cutlass_version: str, nvcc: Path | None, *variables: str | None) -> Toolchain:
+    """This machine's toolchain if it has these versions, else one that compiles nothing and has them."""
     try:
-        tools = _installed(nvcc)
+        tools = _installed(nvcc, *variables)
     except ToolchainError:
         nowhere = Path(os.devnull)
         tools = Toolchain(nowhere, nowhere, nowhere, nowhere, "", "")
@@ -113,7 +125,9 @@ def discover(nvcc: Path | None = None) -> Toolchain:
     return replace(tools, nvcc_version=nvcc_version, cutlass_version=cutlass_version, compiles=False)
 
 
-def _installed(nvcc: Path | None) -> Toolchain:
+@cache
+def _installed(nvcc: Path | None, *_variables: str | None) -> Toolchain:
+    """The first toolchain found; ``_variables``: those of the environment that the search reads."""
     cutlass = find_cutlass()
     if cutlass is None or not (cutlass / "cute" / "layout.hpp").is_file():
         raise ToolchainError("the CuTe headers are missing; install them: pip install nvidia-cutlass==4.2.0.0")

@@ -66,28 +66,22 @@ def test_prebuilt_kernels_are_found_without_their_compiler(tmp_path: Path, monke
     other = {"nvcc": "13.0.1", "cutlass": here.cutlass_version}
     versions.write_text(json.dumps(other))
     monkeypatch.setenv(toolchain.PREBUILT, str(versions))
-    toolchain.discover.cache_clear()
-    try:
-        tools = toolchain.discover()
-        assert tools.versions == other
-        elsewhere = compiler.job(RECORDS[0], replace(here, nvcc_version="13.0.1")).digest
-        assert compiler.job(RECORDS[0], tools).digest == elsewhere
-        with pytest.raises(ToolchainError, match=r"and 1 more: not in .*nvcc 13\.0\.1 elsewhere"):
-            compiler.build(RECORDS[:2], build_dir=tmp_path / "empty", tools=tools)
-        with pytest.raises(ToolchainError, match="the launcher: not in"):
-            compiler.launcher(build_dir=tmp_path / "empty", tools=tools)
-        (built,) = compiler.build(RECORDS[:1], build_dir=tmp_path / "build", tools=here)
-        shutil.copytree(built.directory, tmp_path / "build" / elsewhere)
-        assert compiler.build(RECORDS[:1], build_dir=tmp_path / "build", tools=tools)[0].digest == elsewhere
-        versions.write_text(json.dumps(here.versions))
-        toolchain.discover.cache_clear()
-        assert toolchain.discover().compiles
-        versions.write_text("{}")
-        toolchain.discover.cache_clear()
-        with pytest.raises(ToolchainError, match="holds no versions"):
-            toolchain.discover()
-    finally:
-        toolchain.discover.cache_clear()
+    tools = toolchain.discover()
+    assert tools.versions == other
+    elsewhere = compiler.job(RECORDS[0], replace(here, nvcc_version="13.0.1")).digest
+    assert compiler.job(RECORDS[0], tools).digest == elsewhere
+    with pytest.raises(ToolchainError, match=r"and 1 more: not in .*nvcc 13\.0\.1 elsewhere"):
+        compiler.build(RECORDS[:2], build_dir=tmp_path / "empty", tools=tools)
+    with pytest.raises(ToolchainError, match="the launcher: not in"):
+        compiler.launcher(build_dir=tmp_path / "empty", tools=tools)
+    (built,) = compiler.build(RECORDS[:1], build_dir=tmp_path / "build", tools=here)
+    shutil.copytree(built.directory, tmp_path / "build" / elsewhere)
+    assert compiler.build(RECORDS[:1], build_dir=tmp_path / "build", tools=tools)[0].digest == elsewhere
+    versions.write_text(json.dumps(here.versions))
+    assert toolchain.discover().compiles
+    versions.write_text("{}")
+    with pytest.raises(ToolchainError, match="holds no versions"):
+        toolchain.discover()
 
 
 @pytest.mark.slow
@@ -280,12 +274,9 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_missing_nvcc_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "nvcc_candidates", lambda nvcc: [])
-    toolchain.discover.cache_clear()
-    try:
-        with pytest.raises(ToolchainError, match=r"no nvcc found .*pip install 'cudal2gen\[nvcc\]'"):
-            toolchain.discover()
-    finally:
-        toolchain.discover.cache_clear()
+    monkeypatch.setattr(toolchain, "_installed", toolchain._installed.__wrapped__)
+    with pytest.raises(ToolchainError, match=r"no nvcc found .*pip install 'cudal2gen\[nvcc\]'"):
+        toolchain.discover()
 
 
 def test_an_nvcc_that_is_none_says_so(tmp_path: Path) -> None:
@@ -297,7 +288,6 @@ def test_an_nvcc_that_is_none_says_so(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="does not run or answer like nvcc"):
         toolchain.discover(fake)
     fake.write_text("#!/bin/sh\necho '#$ TOP=/usr'; echo V12.4.131\n")
-    toolchain.discover.cache_clear()
     with pytest.raises(ToolchainError, match=r"is of CUDA 12.4.131, not 13; install a compiler"):
         toolchain.discover(fake)
 
@@ -368,14 +358,21 @@ def test_a_compiler_that_is_killed_costs_its_own_kernel_only(tmp_path: Path, cou
     assert str(caught.value).count("\n") == 0, "once for each kernel"
 
 
+def test_tools_follow_the_environment_of_a_process_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = toolchain.discover(), toolchain.find_nvdisasm()
+    for name, search in (("CUDAL2GEN_NVCC", toolchain.discover), ("CUDAL2GEN_NVDISASM", toolchain.find_nvdisasm)):
+        monkeypatch.setenv(name, "/nowhere")
+        with pytest.raises(ToolchainError, match="/nowhere"):
+            search()
+        monkeypatch.delenv(name)
+    assert (toolchain.discover(), toolchain.find_nvdisasm()) == before
+
+
 def test_missing_headers_say_what_installs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toolchain.discover()
     monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
-    toolchain.discover.cache_clear()
-    try:
-        with pytest.raises(ToolchainError, match=r"CuTe headers are missing.*nvidia-cutlass"):
-            toolchain.discover()
-    finally:
-        toolchain.discover.cache_clear()
+    with pytest.raises(ToolchainError, match=r"CuTe headers are missing.*nvidia-cutlass"):
+        toolchain.discover()
 
 
 def test_ninja_text_is_a_pure_function_of_its_jobs() -> None:

@@ -220,6 +220,20 @@ def test_a_process_keeps_its_runtime_when_the_cache_moves(tmp_path: Path, monkey
     assert not (tmp_path / "later").exists()
 
 
+def test_a_launcher_that_was_compiled_again_is_the_new_one(tmp_path: Path) -> None:
+    """Two versions of a file in one process, as in a notebook; the first one goes on to work."""
+    launcher, answers = tmp_path / "launcher.so", []
+    for answer in (1, 2):
+        text = f"int answer(void) {{ return {answer}; }}"
+        subprocess.run(["gcc", "-shared", "-x", "c", "-", "-o", launcher], input=text, text=True, check=True)
+        answers += [emulator.load(PARAMETERS, launcher=launcher) for _ in range(2)]
+    with emulator.session():
+        assert [program.call("answer") for program in answers] == [1, 1, 2, 2]
+    assert len({program.owner for program in answers}) == 2
+    with pytest.raises(EmulatorError, match=r"absent\.so: .*No such file"):
+        emulator.load(PARAMETERS, launcher=tmp_path / "absent.so")
+
+
 PARAMETERS = """.version 8.0
 .target sm_80
 .address_size 64

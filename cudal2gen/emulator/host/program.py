@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
 import struct
+import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 
@@ -239,9 +242,9 @@ def _raw_argument(arg: KernelArgument, param: Variable, name: str) -> bytes:
 _FLOATS = ("f16", "f32", "f64")
 
 
-# Launchers that have been opened: path -> number under which the stand-in knows their kernels, number -> library and
-# the program that stands behind it at present.
-_owner_of_path: dict[str, int] = {}
+# Launchers that have been opened: the file's version -> number under which the stand-in knows their kernels, number ->
+# library and the program that stands behind it at present.
+_owner_of_version: dict[tuple[str, int, int, int], int] = {}
 _libraries: dict[int, ctypes.CDLL] = {}
 owners: dict[int, Program] = {}
 
@@ -264,20 +267,31 @@ def load(source: str | Path, launcher: str | Path | None = None) -> Program:
 
 
 def _open(path: str) -> int:
-    """The number of a launcher, opened once per process."""
-    owner = _owner_of_path.get(path)
-    if owner is None:
-        owner = len(_owner_of_path) + 1
-        # Its static constructors register kernels: they are this launcher's.
+    """The number of a launcher; each version of the file is opened once per process."""
+    try:
+        stat = Path(path).stat()
+        version = path, stat.st_ino, stat.st_mtime_ns, stat.st_size
+        owner = _owner_of_version.get(version)
+        if owner is None:
+            owner = len(_owner_of_version) + 1
+            older = any(file == path for file, *_ in _owner_of_version)
+            _libraries[owner] = _opened(path, owner, renamed=older)
+            _owner_of_version[version] = owner
+    except OSError as error:
+        raise EmulatorError(f"launcher {path}: {error}") from error
+    return owner
+
+
+def _opened(path: str, owner: int, *, renamed: bool) -> ctypes.CDLL:
+    """Opens a launcher whose static constructors register kernels as an owner's. ``renamed``: under another name, since
+    the system's loader answers a name that it knows with the file that it opened under it."""
+    with tempfile.TemporaryDirectory(prefix="cudal2gen-launcher-") if renamed else nullcontext() as folder:
+        name = shutil.copy(path, folder) if folder else path
         standin().emulator_owner(owner)
         try:
-            _libraries[owner] = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
-        except OSError as error:
-            raise EmulatorError(f"launcher {path}: {error}") from error
+            return ctypes.CDLL(name, mode=ctypes.RTLD_LOCAL)
         finally:
             standin().emulator_owner(0)
-        _owner_of_path[path] = owner
-    return owner
 
 
 def from_file(path: Path) -> Program:
