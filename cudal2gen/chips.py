@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 REGISTERS_SM = 65536  # 32-bit registers of an SM; on all capabilities here
 REGISTERS_THREAD = 255  # of them that a thread can address
 SUB_CORES = 4  # of an SM, each with a scheduler and a quarter of the registers
 TMA_CYCLES = 170  # of a load by TMA beyond a plain one: arXiv 2501.12084, of an H800
+MIN_SMEM_BLOCK_BYTES = 99 << 10  # of shared memory that a CTA gets on every capability since 8.0, at least
 L2_PORT = 64  # bytes a clock that one SM takes from the L2 at most: NVIDIA's white paper of GA100
 
 
@@ -218,6 +220,65 @@ def model_of(name: str) -> str | None:
         if title <= words and not (words - title) & VARIANTS:
             return gpu
     return None
+
+
+def runs(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether a device of a compute capability runs a cubin for an architecture, such as sm_90a.
+
+    Plain code runs on its capability and on later ones of the same major number. With ``a`` it runs on exactly one
+    capability, with ``f`` on those of its family, which for the families there are is the rule of plain code. Source:
+    CUDA C++ Programming Guide, "Compute Capabilities", family- and architecture-specific features.
+    """
+    number, suffix = re.fullmatch(r"sm_(\d+)([af]?)", arch).groups()  # type: ignore[union-attr]
+    major, minor = divmod(int(number), 10)
+    return (major, minor) == capability if suffix == "a" else major == capability[0] and minor <= capability[1]
+
+
+class CardFacts(NamedTuple):
+    """A card as its driver describes it, whether it is a model of ``GPUS`` or not.
+
+    ``model``: in ``GPUS``, None for another, also for a part or a cut-down card of the same name, which has other SMs.
+    ``smem_block_bytes``: shared memory of a CTA at most.
+    """
+
+    name: str
+    model: str | None
+    capability: tuple[int, int]
+    sms: int
+    smem_block_bytes: int
+
+    @classmethod
+    def of(cls, name: str, capability: tuple[int, int], sms: int, smem_block_bytes: int = 0) -> CardFacts:
+        """From the driver's answers; where it does not say how much shared memory there is, the capability does."""
+        kind, model = CAPABILITIES.get(".".join(map(str, capability))), model_of(name)
+        smem = smem_block_bytes or (kind.smem_block_bytes if kind else MIN_SMEM_BLOCK_BYTES)
+        return cls(name, model if model and GPUS[model].sms == sms else None, capability, sms, smem)
+
+    @property
+    def sm(self) -> str:
+        return f"sm_{self.capability[0]}{self.capability[1]}"
+
+    @property
+    def text(self) -> str:
+        """Name, architecture and SMs."""
+        return f"{self.name} ({self.sm}, {self.sms} SMs)"
+
+    def takes(self, arch: str, smem_bytes: int) -> bool:
+        """Whether a kernel runs here: by its cubin's architecture and by the shared memory of its CTA. Clusters are of
+        portable sizes, and the grids of persistent kernels are computed from what the device says."""
+        return runs(arch, self.capability) and smem_bytes <= self.smem_block_bytes
+
+    def stand_ins(self, models: Iterable[str]) -> list[str]:
+        """Which of these models of ``GPUS`` have records for this card, the nearest first: its own, then those of its
+        capability by the ratio of SMs, then those of earlier capabilities whose plain code runs here as well."""
+
+        def order(model: str) -> tuple[bool, int, float]:
+            chip = GPUS[model]
+            return model != self.model, -chip.capability.number[1], abs(math.log2(chip.sms / max(1, self.sms)))
+
+        return sorted(
+            (model for model in models if model in GPUS and runs(GPUS[model].capability.sm, self.capability)), key=order
+        )
 
 
 def distance(gpu: str, other: str) -> float:

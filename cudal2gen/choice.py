@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Annotated, Any, Literal, NamedTuple
@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, Field, ValidationError
 
 from cudal2gen import catalog, results
+from cudal2gen.chips import CardFacts
 from cudal2gen.element import ElementName, OutputName
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, Record, Use, ceil_div, explain, parse, serving
@@ -47,12 +48,13 @@ BANDWIDTH = 500_000.0  # bytes per microsecond (0.5 TB/s) assumed of an unknown 
 class Kernel:
     """One record of a table, and the binary that it stands for. ``fields``: the record's JSON values.
 
-    ``place``: where these come from, for messages.
+    ``place``: where these come from, for messages. ``card``: that it is to run on, where that is not its own model.
     """
 
     digest: str
     fields: Mapping[str, Any]
     place: str = field(default="table", compare=False)
+    card: CardFacts | None = field(default=None, compare=False)
 
     @cached_property
     def record(self) -> Record:
@@ -81,7 +83,13 @@ class Kernel:
 
         Other sizes than the record's own are computed where they are legal and leave the binary as it is.
         """
-        return serving.use(self.record, sizes, operands)
+        return serving.use(self.record, sizes, operands) if self.runs else None
+
+    @cached_property
+    def runs(self) -> bool:
+        """Whether its card takes it; its own model does."""
+        record = self.record
+        return self.card is None or self.card.takes(record.arch, record.smem_bytes + record.smem_static_bytes)
 
 
 class Row(NamedTuple):
@@ -150,13 +158,26 @@ class Choice(NamedTuple):
 
 @dataclass
 class Table:
-    """Kernels for one GPU model and what was measured of them. ``bandwidth``: the card's, bytes per microsecond."""
+    """Kernels for one GPU model and what was measured of them. ``bandwidth``: the card's, bytes per microsecond.
+    ``card``: that the table serves, where that is of another model."""
 
     gpu: str
     kernels: list[Kernel]
     rows: list[Row]
     bandwidth: float = BANDWIDTH
     notes: list[str] = field(default_factory=list)
+    card: CardFacts | None = None
+
+    def on(self, card: CardFacts) -> Table:
+        """The table for a card: as it is for one of its model; for another one the kernels whose code runs there, and
+        no row, since a measurement says nothing of another card."""
+        if card.model == self.gpu:
+            return self
+        # An architecture follows from the family, so one record of each is parsed.
+        families = {kernel.fields["family"]: kernel for kernel in self.kernels}
+        able = {family for family, kernel in families.items() if card.takes(kernel.record.arch, 0)}
+        kernels = [replace(kernel, card=card) for kernel in self.kernels if kernel.fields["family"] in able]
+        return Table(self.gpu, kernels, [], card=card)
 
     @cached_property
     def _by_problem(self) -> dict[tuple[tuple[Any, ...], Sizes, int], Row]:
@@ -256,6 +277,8 @@ class Table:
             return Choice(None, None, f"{sizes.text}: {reason}", "vector, not measured")
         if not near:
             reason = "nothing was measured within a factor of two"
+            if self.card is not None and not self.rows:
+                reason = f"nothing was measured on this card; the kernels are {self.gpu}'s"
             return Choice(None, None, f"{sizes.text}: {reason}", reason)
         neighbours = "; ".join(f"{row.text} {_speedup(row)}" for row in near)
         if not all(row.wins for row in near):

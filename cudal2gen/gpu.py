@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from cudal2gen import places
-from cudal2gen.chips import model_of
+from cudal2gen.chips import GPUS, CardFacts, runs
 from cudal2gen.element import F16
 from cudal2gen.errors import MissingTool
 from cudal2gen.kernel import Problem, Record, ceil_div, serving
@@ -317,6 +317,14 @@ def _groups(operands: Operands) -> Groups:
     return Groups(operands.ends.data_ptr(), operands.products, _apart(operands.b, 3), _apart(operands.bias, 2))
 
 
+def card_facts(properties: Any) -> CardFacts:
+    """From torch's properties of a device; older versions do not tell its shared memory."""
+    smem = int(getattr(properties, "shared_memory_per_block_optin", 0))
+    return CardFacts.of(
+        str(properties.name), (properties.major, properties.minor), properties.multi_processor_count, smem
+    )
+
+
 class Card:
     """A CUDA device as torch and NVML describe it. Raises GpuError where there is none."""
 
@@ -341,7 +349,7 @@ class Card:
     @property
     def model(self) -> str:
         """The model in ``GPUS``, else the device's own name."""
-        return model_of(self.name) or self.name
+        return self.facts.model or self.name
 
     @property
     def runtime_library(self) -> Path:
@@ -351,20 +359,28 @@ class Card:
     def capability(self) -> tuple[int, int]:
         return (self._properties.major, self._properties.minor)
 
-    def check(self, record: Record) -> None:
-        """Raises GpuError for a record of another GPU model: its tuning, and perhaps its code, do not fit this one."""
-        arch, (major, minor) = record.arch, self.capability
-        number = int(arch.removeprefix("sm_").rstrip("a"))
-        # Code for sm_90a runs on 9.0 alone; other code on later members of its generation too.
-        fits = (
-            divmod(number, 10) == (major, minor)
-            if arch.endswith("a")
-            else number // 10 == major and number % 10 <= minor
+    @property
+    def facts(self) -> CardFacts:
+        """What decides which kernels run here."""
+        return card_facts(self._properties)
+
+    @property
+    def records_of(self) -> str:
+        """The model whose records serve here: the card's own, else the nearest one. Raises GpuError where there is
+        none."""
+        if models := self.facts.stand_ins(GPUS):
+            return models[0]
+        raise GpuError(
+            f"{self.facts.text}: no GPU of the catalog is of its architecture, so no record is compiled for it"
         )
-        if not fits:
+
+    def check(self, record: Record) -> None:
+        """Raises GpuError for a record whose code does not run here."""
+        if not runs(record.arch, self.capability):
+            models = self.facts.stand_ins(GPUS)
             raise GpuError(
-                f"{record.gpu} {record.family} is for {arch}; this is {self.name}, sm_{major}{minor}: "
-                f"choose --gpu {model_of(self.name) or 'of this capability'}"
+                f"{record.gpu} {record.family} is for {record.arch}; this is {self.facts.text}: "
+                + (f"choose --gpu {models[0]}" if models else "the catalog has no GPU of its architecture")
             )
 
     @cached_property
@@ -382,7 +398,7 @@ class Card:
             output = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
             versions["nvcc"] = (re.findall(r"V([\d.]+)", output) or [""])[0]
         facts: dict[str, Any] = {
-            "gpu": model_of(device.name) or "",
+            "gpu": self.facts.model or "",
             "name": device.name,
             "capability": f"{device.major}.{device.minor}",
             "sms": device.multi_processor_count,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudal2gen import emulator
+from cudal2gen.chips import GPUS, CardFacts
 from cudal2gen.compiler import Artifact
 from cudal2gen.gpu import Kernel
 from cudal2gen.kernel import Record
@@ -126,11 +127,18 @@ class EmulatedDevice:
         return replay
 
 
-class OperatorDevice:
-    """A ``binding.Device`` on an emulated device: what operators ask of a GPU, which its pack takes for its own."""
+def card_of(model: str) -> CardFacts:
+    """A model of ``GPUS`` as its driver describes it."""
+    chip = GPUS[model]
+    return CardFacts.of(f"NVIDIA {chip.title}", chip.capability.number, chip.sms)
 
-    def __init__(self, device: EmulatedDevice, model: str | None, name: str = "NVIDIA Emulated") -> None:
-        self.device, self.model, self.name = device, model, name
+
+class OperatorDevice:
+    """A ``binding.Device`` on an emulated device: what operators ask of a GPU. ``card``: what it claims to be, or the
+    name of a model in ``GPUS``."""
+
+    def __init__(self, device: EmulatedDevice, card: str | CardFacts) -> None:
+        self.device, self.card = device, card_of(card) if isinstance(card, str) else card
         self.alone = True
         self.captures = False
         self.place: Place | None = None  # the memory is the emulator's

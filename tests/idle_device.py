@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudal2gen import pack
+from cudal2gen.chips import CardFacts
 from cudal2gen.gpu import GpuError
 from cudal2gen.operators.meter import Meter
 from cudal2gen.operators.native import Place
@@ -22,7 +23,7 @@ STREAM = 0x77
 class IdleDevice:
     """A ``binding.Device``; ``native``: whether C++ may call it."""
 
-    name, model, alone = "a stand-in", "a100", True
+    card, alone = CardFacts.of("NVIDIA A100", (8, 0), 108), True
 
     def __init__(self, folder: Path, native: bool = True) -> None:
         self.runtime_library = idle_runtime.build(folder)

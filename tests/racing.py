@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cudal2gen import pack, results
+from cudal2gen.chips import CardFacts
 from cudal2gen.gpu import GpuError
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorDevice
@@ -70,8 +71,8 @@ class Clock:
 
 
 class Timed(OperatorDevice):
-    def __init__(self, device: EmulatedDevice, clock: Clock | None) -> None:
-        super().__init__(device, "a100")
+    def __init__(self, device: EmulatedDevice, clock: Clock | None, card: str | CardFacts = "a100") -> None:
+        super().__init__(device, card)
         self.clock = clock
 
     def meter(self) -> Clock:

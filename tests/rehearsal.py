@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cudal2gen import emulator, gpu
-from cudal2gen.chips import GPUS
+from cudal2gen import chips, emulator, gpu
+from cudal2gen.chips import GPUS, CardFacts
 from cudal2gen.gpu import Call, Reading
 from cudal2gen.kernel import Problem
 from cudal2gen.operands import Operands, draw
@@ -50,6 +50,12 @@ class Rehearsal(gpu.Gpu):
         self._session.__enter__()
         self._time = 0.0
         vendor.install(pytest.MonkeyPatch(), lambda _us, _name: None)
+
+    @property
+    def facts(self) -> CardFacts:
+        model = chips.model_of(self.CARD)
+        assert model is not None
+        return CardFacts.of(self.CARD, GPUS[model].capability.number, GPUS[model].sms)
 
     @property
     def capability(self) -> tuple[int, int]:

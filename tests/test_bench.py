@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 import torch
 
-from cudal2gen import baselines, bench, catalog, ratios, results
+from cudal2gen import baselines, bench, catalog, choice, ratios, results
 from cudal2gen.bench import Reference, Settings, TooGood, Work, measure, states, stratified
 from cudal2gen.bench.check import bands
+from cudal2gen.chips import GPUS, CardFacts
 from cudal2gen.cli import options
 from cudal2gen.gpu import alone
 from cudal2gen.kernel import Problem, Record
@@ -530,6 +531,9 @@ def test_medians_and_ratios_by_hand() -> None:
 class FakeCard(FakeDevice):
     """What the command line opens in the place of a GPU."""
 
+    facts = CardFacts.of("NVIDIA H200", (9, 0), 132)
+    records_of = "h200"
+
     def __init__(self, index: int) -> None:
         super().__init__()
 
@@ -619,6 +623,32 @@ def test_a_measurement_is_of_the_card_that_takes_it(command: Any, tmp_path: Path
     assert done.exit_code == 2
     assert "h100: this is NVIDIA H200, and measurements are of the card that takes them; leave out" in done.stderr
     assert not (tmp_path / "m.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_card_without_records_is_measured_with_the_nearest_ones_under_its_own_name(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pcie = CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114)
+    own = {"id": "pcie", "gpu": "", "name": pcie.name, "sms": pcie.sms}
+    monkeypatch.setattr(FakeCard, "facts", pcie)
+    monkeypatch.setattr(FakeCard, "records_of", pcie.stand_ins(GPUS)[0])
+    monkeypatch.setattr(
+        FakeCard, "__init__", lambda self, _: FakeDevice.__init__(self, 0.0, ENVIRONMENT.model_copy(update=own))
+    )
+    done = command("--mnk", "64_64_64", "--acc", "f32", "--baselines", "torch.matmul")
+    assert done.exit_code == 0, done.output
+    assert (
+        "NVIDIA H100 PCIe (sm_90, 114 SMs) has no records of its own: measuring those of h100, under its" in done.stderr
+    )
+    measured = results.measurements(tmp_path / "m.jsonl")
+    assert {row.gpu for row in measured.measurements} == {"h100"}
+    assert [(card.gpu, card.name, card.sms) for card in measured.environments.values()] == [("", pcie.name, 114)]
+    # So no pack, and no choice, of an H100 takes what another card measured.
+    records = choice.measured_records(measured.measurements[0].problem, measured)
+    assert choice.tabulate("h100", records, measured).rows == []
+    whole = {id_: card.model_copy(update={"gpu": "h100"}) for id_, card in measured.environments.items()}
+    assert len(choice.tabulate("h100", records, measured._replace(environments=whole)).rows) == 1
 
 
 @pytest.mark.slow

@@ -137,17 +137,17 @@ def test_records_of_another_capability_are_refused(h200: Gpu) -> None:
     h200.check(revise(record, gpu="h100"))
     for other, sm in (("a100", "sm_80"), ("l40s", "sm_89"), ("rtx5090", "sm_120")):
         with pytest.raises(
-            GpuError, match=rf"{other} sm80_multistage is for {sm}; this is NVIDIA H200, sm_90: .*--gpu h200"
+            GpuError, match=rf"{other} sm80_multistage is for {sm}; this is NVIDIA H200 \(sm_90, .*: choose --gpu h200"
         ):
             h200.check(revise(record, gpu=other))
     h200._properties.name, h200._properties.major, h200._properties.minor = "NVIDIA GeForce RTX 3090", 8, 6
     h200.check(revise(record, gpu="a100", bm=32))  # sm_80 code runs on 8.6
-    with pytest.raises(GpuError, match="this is NVIDIA GeForce RTX 3090, sm_86"):
+    with pytest.raises(GpuError, match=r"this is NVIDIA GeForce RTX 3090 \(sm_86"):
         h200.check(revise(record, gpu="l40s"))
     h200._properties.name, h200._properties.major, h200._properties.minor = "NVIDIA H200", 9, 0
     h200.check(wgmma())
     h200._properties.name, h200._properties.major, h200._properties.minor = "NVIDIA B200", 10, 0
-    with pytest.raises(GpuError, match="h200 sm90_wgmma is for sm_90a; this is NVIDIA B200, sm_100"):
+    with pytest.raises(GpuError, match=r"h200 sm90_wgmma is for sm_90a; this is NVIDIA B200 \(sm_100"):
         h200.check(wgmma())
 
 

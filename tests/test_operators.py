@@ -19,6 +19,7 @@ import pytest
 
 import cudal2gen
 from cudal2gen import pack
+from cudal2gen.chips import CardFacts
 from cudal2gen.choice import Kernel
 from cudal2gen.kernel.launch import Sizes
 from cudal2gen.launcher import LaunchError, OpenKernel
@@ -311,8 +312,12 @@ def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_pack_for_another_gpu_is_said_once(device: EmulatedDevice, opened: pack.Pack) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
-    with emulated(OperatorDevice(device, None, "NVIDIA Alien"), [opened], prefer="kernel") as dispatcher:
-        with pytest.warns(UserWarning, match="no kernels for NVIDIA Alien: packs are there for a100; torch computes"):
+    alien = CardFacts.of("NVIDIA Alien", (7, 5), 40)
+    with emulated(OperatorDevice(device, alien), [opened], prefer="kernel") as dispatcher:
+        with pytest.warns(
+            UserWarning,
+            match=r"no kernels for NVIDIA Alien \(sm_75, 40 SMs\): packs are there for a100; torch computes",
+        ):
             cudal2gen.matmul(a, b)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -320,7 +325,7 @@ def test_a_pack_for_another_gpu_is_said_once(device: EmulatedDevice, opened: pac
                 assert torch.equal(cudal2gen.matmul(a, b.contiguous()), product(a, b))
         assert dispatcher.stats()["torch"] == {"no pack for this GPU": 4}
     with (
-        emulated(OperatorDevice(device, "h200", "NVIDIA H200"), []),
+        emulated(OperatorDevice(device, "h200"), []),
         pytest.warns(UserWarning, match="no pack is installed"),
     ):
         cudal2gen.matmul(a, b)
@@ -532,14 +537,15 @@ def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) ->
         def __exit__(self, *_: object) -> None:
             events.append("out")
 
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="NVIDIA H200"))
+    properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(torch.cuda, "device", There)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
     card = binding.Cuda(1)
-    assert (card.name, card.model, card.alone, card.stream(), card.capturing()) == (
-        "NVIDIA H200",
+    assert (card.card.text, card.card.model, card.alone, card.stream(), card.capturing()) == (
+        "NVIDIA H200 (sm_90, 132 SMs)",
         "h200",
         False,
         1001,

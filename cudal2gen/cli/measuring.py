@@ -14,7 +14,7 @@ from cudal2gen import catalog
 from cudal2gen.cli import progress
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.groups import Offer, OneOf, verb
-from cudal2gen.cli.messages import EXIT_FAILED, refuse
+from cudal2gen.cli.messages import EXIT_FAILED, note, refuse
 from cudal2gen.cli.options import Device, Duration, Names, ResultFiles, listed_names
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, LATER, PLAIN, Filter, Selection
@@ -137,8 +137,8 @@ def measure(
     timing.check(selection)
     card = connect(device)
     if not card.environment.gpu and selection.gpu == ANY:
-        refuse(f"{card.environment.name} is not in the table of GPUs; choose the nearest by --gpu")
-    records = selection.on(card.environment.gpu).records(source, timing.seed)
+        note(f"{card.facts.text} has no records of its own: measuring those of {card.records_of}, under its own name")
+    records = selection.on(card.records_of).records(source, timing.seed)
     card.check(records[0])
     _check_model(card, records[0].gpu)
     # Times of another GPU's records never replace those of the card's own in choices and reports.

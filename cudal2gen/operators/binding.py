@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cudal2gen.chips import model_of
+from cudal2gen.chips import CardFacts
 from cudal2gen.element import F16
-from cudal2gen.gpu import runtime
+from cudal2gen.gpu import card_facts, runtime
 from cudal2gen.kernel import Layout, Use, aligned, ceil_div
 from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, OpenKernel
@@ -32,12 +32,13 @@ _OPERATORS: dict[Run, str] = {torch_matmul: "aten::matmul", torch_linear: "aten:
 
 
 class Device(Protocol):
-    """What launching asks of a device. ``model``: the pack's GPU, None for one that no pack can be for."""
+    """What launching asks of a device."""
 
     @property
-    def name(self) -> str: ...
-    @property
-    def model(self) -> str | None: ...
+    def card(self) -> CardFacts:
+        """What decides which kernels run there, and whose measurements count."""
+        ...
+
     @property
     def runtime_library(self) -> Path: ...
     @property
@@ -76,8 +77,7 @@ class Cuda:
         import torch
 
         self._torch, self._index = torch, index
-        self.name = str(torch.cuda.get_device_properties(index).name)
-        self.model = model_of(self.name)
+        self.card = card_facts(torch.cuda.get_device_properties(index))
         self.alone = torch.cuda.device_count() == 1
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream: Callable[[], int] = partial(raw or _current_stream, index)

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from cudal2gen.chips import CardFacts
 from cudal2gen.choice import Choice, Kernel, Prefer, Table
 from cudal2gen.errors import WrongInput
 from cudal2gen.gpu import GpuError
@@ -30,7 +31,7 @@ from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.native import NATIVE, NativeCall
 from cudal2gen.operators.products import Request, Run
 from cudal2gen.operators.races import Mode, mode_of
-from cudal2gen.pack import Pack, installed, open_pack, search
+from cudal2gen.pack import Pack, installed, open_pack, search, serving
 
 if TYPE_CHECKING:
     import torch
@@ -93,6 +94,7 @@ class Dispatcher:
         self.plans: dict[Key, Plan] = {}
         self.prefer: Prefer = prefer or _preference()
         self._packs = None if packs is None else {pack.gpu: pack for pack in packs}
+        self._serving: dict[CardFacts, Pack | None] = {}
         self._shadowed: dict[str, list[str]] = {}
         self._cuda: dict[int, Cuda] = {}
         self._opened: dict[tuple[int, Path, str], OpenKernel] = {}
@@ -256,8 +258,11 @@ class Dispatcher:
         try:
             return pack.table
         except WrongInput as error:
-            self._warn(f"{error}; make the pack anew")
-            raise ByTorch("pack not understood") from None
+            raise self._not_understood(error) from None
+
+    def _not_understood(self, error: WrongInput) -> ByTorch:
+        self._warn(f"{error}; make the pack anew")
+        return ByTorch("pack not understood")
 
     def _choose(self, pack: Pack, problem: Problem, request: Request) -> Choice:
         # A bias or an activation is one more pass over D, which the vendor's product has built in.
@@ -270,8 +275,7 @@ class Dispatcher:
                 of_bucket = buckets.choose(table, problem, request.operands, extra_us, products)
             return of_bucket or table.choose(problem, request.operands, self.prefer, extra_us, products)
         except WrongInput as error:  # whole, and yet with a record of another version
-            self._warn(f"{error}; make the pack anew")
-            raise ByTorch("pack not understood") from None
+            raise self._not_understood(error) from None
 
     def _race(self, request: Request) -> Race | None:
         """What may be measured of a request; None where nothing is."""
@@ -321,14 +325,28 @@ class Dispatcher:
         return self._cuda[index]
 
     def _pack(self, device: Device) -> Pack:
-        packs = self._search()
-        if device.model in packs:
-            return packs[device.model]
-        available = f"packs are there for {', '.join(sorted(packs))}" if packs else "no pack is installed"
-        self._warn(
-            f"no kernels for {device.name}: {available}; torch computes all products. See 'cudal2gen pack --help'"
-        )
-        raise ByTorch("no pack for this GPU")
+        """The pack for a device, of its own model or of one whose kernels run there. Raises ByTorch without one."""
+        card = device.card
+        if card not in self._serving:
+            packs = self._search()
+            try:
+                pack = self._serving[card] = serving(packs, card)
+            except WrongInput as error:
+                raise self._not_understood(error) from None
+            available = f"packs are there for {', '.join(sorted(packs))}" if packs else "no pack is installed"
+            if pack is None:
+                self._warn(
+                    f"no kernels for {card.text}: {available}; torch computes all products. See 'cudal2gen pack --help'"
+                )
+            elif pack.card is not None and self.mode == "off" and self.prefer == "measured":
+                self._warn(
+                    f"{card.text} has no pack of its own; kernels of {pack.gpu}'s run on it, but nothing was measured "
+                    "on it: torch computes all products. CUDAL2GEN_AUTOTUNE=once races the kernels"
+                )
+        pack = self._serving[card]
+        if pack is None:
+            raise ByTorch("no pack for this GPU")
+        return pack
 
     def _search(self) -> dict[str, Pack]:
         if self._packs is None:
@@ -346,6 +364,7 @@ class Dispatcher:
         """Uses a pack from now on."""
         with self._lock:
             self._packs = self._search() | {pack.gpu: pack}
+            self._serving.clear()
             self._shadowed.pop(pack.gpu, None)
             vars(self).pop("regardless", None)
             self.forget()

@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
@@ -122,7 +122,7 @@ class Autotuner:
         raced = self.store.rows(table)
         replaced = {(row.kind, row.sizes, row.products) for row in raced}
         kept = [row for row in table.rows if (row.kind, row.sizes, row.products) not in replaced]
-        return Table(table.gpu, table.kernels, [*kept, *raced], table.bandwidth, table.notes)
+        return replace(table, rows=[*kept, *raced])
 
     def target(self, table: Table, problem: Problem, products: int, *, hot: bool = False) -> Target | None:
         """What is still to be measured for a problem, while the process has time left: its bucket, or where it is

@@ -20,6 +20,7 @@ from cudal2gen.pack.reading import Pack as Pack
 from cudal2gen.pack.reading import installed as installed
 from cudal2gen.pack.reading import open_pack as open_pack
 from cudal2gen.pack.reading import search as search
+from cudal2gen.pack.reading import serving as serving
 from cudal2gen.pack.writing import check_target as check_target
 from cudal2gen.pack.writing import write_folder as write_folder
 from cudal2gen.pack.writing import write_wheel as write_wheel

@@ -6,13 +6,14 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cudal2gen.chips import CardFacts
 from cudal2gen.choice import Table
 from cudal2gen.errors import WrongInput, parse_json, reading
 from cudal2gen.kernel import spelled
@@ -27,10 +28,11 @@ FILE_NAME = re.compile(r"(?!.*\.\.)\w[\w./-]{0,200}", re.ASCII)  # names of file
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack whose files were checked when it was opened."""
+    """A pack whose files were checked when it was opened. ``card``: that it serves, where that is not of its model."""
 
     directory: Path
     facts: dict[str, Any]
+    card: CardFacts | None = None
 
     @property
     def gpu(self) -> str:
@@ -49,11 +51,24 @@ class Pack:
     def table(self) -> Table:
         """Kernels and rows. Raises WrongInput for a table of another version."""
         path = self.directory / "table.json"
-        return Table.load(_read_json(path), str(path))
+        table = Table.load(_read_json(path), str(path))
+        return table if self.card is None else table.on(self.card)
 
     def kernel(self, digest: str) -> Path:
         """The folder of a built kernel."""
         return self.directory / "kernels" / digest
+
+
+def serving(packs: Mapping[str, Pack], card: CardFacts) -> Pack | None:
+    """The pack for a card, of packs by their GPU: its own model's, else the nearest one with a kernel that runs there,
+    without what was measured on the other model. Raises WrongInput for a table of another version."""
+    for model in card.stand_ins(packs):
+        if model == card.model:
+            return packs[model]
+        pack = replace(packs[model], card=card)
+        if pack.table.kernels:
+            return pack
+    return None
 
 
 def open_pack(directory: Path) -> Pack:
