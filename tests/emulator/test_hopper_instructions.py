@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -677,6 +678,30 @@ def test_accumulators_in_flight_and_fences() -> None:
         assert old in text
         result = launch(text.replace(old, new), [x, c, y, c, 0], memory, block=128, check_outputs=False)
         assert {r.kind for r in result.reports} == ({kind} if kind else set()), (old, new)
+
+
+@pytest.mark.parametrize(
+    ("waits", "unwaited"),
+    [
+        ("setp.lt.u32 %Q, %t, 96; @%Q wgmma.wait_group.sync.aligned 0;", range(96, 128)),
+        ("setp.gt.u32 %Q, %t, 31; @%Q wgmma.wait_group.sync.aligned 0;", range(32)),
+        # Every warp waits, in one branch or in the other.
+        ("@%Q bra own; wgmma.wait_group.sync.aligned 0; bra both; own: wgmma.wait_group.sync.aligned 0; both:", ()),
+        # A warp that does not wait, and does not read either.
+        ("setp.gt.u32 %Q, %t, 31; @!%Q bra out; wgmma.wait_group.sync.aligned 0;", ()),
+    ],
+)
+def test_a_wait_counts_for_the_warp_that_waits(waits: str, unwaited: Sequence[int]) -> None:
+    a, b = descriptor(0, 128, 256, "none"), descriptor(16384, 128, 256, "none")
+    text = wgmma_kernel(8, "f32", "f16", a, b, False, False, "1, 1", False)
+    text = text.replace("wgmma.fence", "setp.gt.u32 %Q, %t, 63; wgmma.fence", 1).replace("ret; }", "out: ret; }")
+    memory = Memory()
+    x, c = memory.upload(np.zeros(32768, np.uint8)), memory.upload(np.zeros((128, 4), np.float32))
+    y = memory.upload(np.empty((128, 4), np.float32), "output")
+    text = text.replace("wgmma.wait_group.sync.aligned 0;", waits)
+    result = launch(text, [x, c, y, c, 0], memory, block=128, check_outputs=False)
+    assert {r.kind for r in result.reports} == ({"wgmma-registers"} if unwaited else set())
+    assert {thread for r in result.reports for thread in r.access.threads} <= set(unwaited)
 
 
 def test_sources_in_registers_are_lent() -> None:

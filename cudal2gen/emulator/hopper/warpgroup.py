@@ -41,9 +41,10 @@ MAX_PLACES = 256
 class Warpgroups:
     """The warpgroups of a batch, numbered row by row.
 
-    Groups of wgmma count from 1 per warpgroup: ``committed`` is the last one closed, ``retired`` the last waited for.
-    Invariants: retired <= committed; a tile whose group is beyond ``retired`` is under way; ``fenced`` says that since
-    the last wgmma.fence no other instruction has touched registers that wgmma uses.
+    Groups of wgmma count from 1 per warpgroup: ``committed`` is the last one closed, ``retired`` the last that each of
+    its warps has waited for, (warps, warpgroups): a wait is of the executing threads, a commit of the warpgroup.
+    Invariants: retired <= committed; a tile whose group is beyond a warp's ``retired`` is under way for that warp;
+    ``fenced`` says that since the last wgmma.fence no other instruction has touched registers that wgmma uses.
     """
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks, shared: ClusterMemory) -> None:
@@ -55,7 +56,9 @@ class Warpgroups:
         # First lane of every warpgroup.
         self.starts = [q // self.per_row * batch.width + q % self.per_row * 128 for q in range(self.count)]
         self.committed: Array = np.zeros(self.count, np.int64)
-        self.retired: Array = np.zeros(self.count, np.int64)
+        self.retired: Array = np.zeros((4, self.count), np.int64)
+        # Which of its warpgroup's warps a lane is of.
+        self.warp_of_lane: Array = batch.warp & 3
         # Per warpgroup, the tick at which each group was committed.
         self.group_ticks: list[list[int]] = [[] for _ in range(self.count)]
         self.fenced: Array = np.zeros(self.count, bool)
@@ -91,7 +94,7 @@ class Warpgroups:
         busy = tile.group > self.retired
         if not self.hazards or not busy.any():
             return
-        lanes = busy[self.of_lane] & self.batch.running(m)
+        lanes = busy[self.warp_of_lane, self.of_lane] & self.batch.running(m)
         if lanes.any():
             operand = "a source" if tile.lent else "an accumulator"
             text = f"{verb} {operand} of a wgmma that has not been waited for"
@@ -317,8 +320,8 @@ class Warpgroups:
             self.group_ticks[q].append(self.launch.tick)
 
     def wait(self, pending: int, m: Mask) -> None:
-        """wgmma.wait_group: all but the ``pending`` newest groups are complete, and the waiting warps know what they
-        have read."""
+        """wgmma.wait_group: for the waiting warps all but the ``pending`` newest groups are complete, and they know what
+        these have read."""
         batch = self.batch
         lanes = batch.lanes(m)
         groups = self.of_lane[lanes]
@@ -326,9 +329,9 @@ class Warpgroups:
             done = int(self.committed[q]) - pending
             if done <= 0:
                 continue
-            self.retired[q] = max(int(self.retired[q]), done)
+            row, index = divmod(q, self.per_row)
+            warps = distinct(batch.warp[lanes[groups == q]])
+            self.retired[warps & 3, q] = np.maximum(self.retired[warps & 3, q], done)
             if self.hazards:
-                row, index = divmod(q, self.per_row)
-                warps = distinct(batch.warp[lanes[groups == q]])
                 column = self.clocks.wgmma_column(row, index)
                 self.clocks.learn(row, warps, column, self.group_ticks[q][done - 1])
