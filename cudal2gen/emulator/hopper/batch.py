@@ -11,6 +11,7 @@ from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.cluster_barrier import ClusterBarriers
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
 from cudal2gen.emulator.hopper.map_edits import MapEdits
+from cudal2gen.emulator.hopper.map_proxy import MapProxy
 from cudal2gen.emulator.hopper.mbarrier import MBarriers
 from cudal2gen.emulator.hopper.peers import Peers
 from cudal2gen.emulator.hopper.register_pool import RegisterPool
@@ -29,8 +30,9 @@ class HopperBatch(Batch):
         clocks, shared = self.cluster_clocks, self.cluster_memory
         self.mbarriers = MBarriers(self, self.scheduler, clocks, self.peers, shared, self.copies)
         self.cluster_barriers = ClusterBarriers(self, self.scheduler, clocks, self.mbarriers)
-        self.bulk = Bulk(self, clocks, self.peers, shared, self.mbarriers, self.memory)
-        self.map_edits = MapEdits(self, shared, self.memory)
+        map_proxy = MapProxy(self, clocks, self.memory)
+        self.bulk = Bulk(self, clocks, self.peers, shared, self.mbarriers, self.memory, map_proxy)
+        self.map_edits = MapEdits(self, shared, self.memory, map_proxy)
         self.warpgroups = Warpgroups(self, clocks, shared)
         self.registers = RegisterPool(self)
         # Called with a CTA whose last thread has exited.

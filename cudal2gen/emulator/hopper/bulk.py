@@ -10,6 +10,7 @@ import numpy as np
 from cudal2gen.emulator.hopper.async_reads import Elements
 from cudal2gen.emulator.hopper.clocks import ClusterClocks
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.map_proxy import MapProxy
 from cudal2gen.emulator.hopper.mbarrier import MBarriers
 from cudal2gen.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
 from cudal2gen.emulator.hopper.tensor_map import (
@@ -73,10 +74,11 @@ class Bulk:
         shared: ClusterMemory,
         mbarriers: MBarriers,
         device: DeviceMemory,
+        map_proxy: MapProxy,
     ) -> None:
         self.batch, self.launch = batch, batch.launch
         self.clocks, self.peers, self.shared, self.mbarriers, self.device = clocks, peers, shared, mbarriers, device
-        self.arena, self.counters = device.arena, batch.launch.counters
+        self.map_proxy, self.arena, self.counters = map_proxy, device.arena, batch.launch.counters
         self.hazards = batch.launch.options.hazards
         self.maps: dict[bytes, TensorMap | None] = {}
         self.swizzled: dict[tuple[int, int, int], Array] = {}
@@ -96,7 +98,10 @@ class Bulk:
             raw = self.device.state.parameters[address & 0xFFFFFFFF :][:MAP_BYTES]
         else:
             at = address - self.arena.base
-            raw = b"" if self.arena.find(at) is None else self.arena.data[at : at + MAP_BYTES].tobytes()
+            buffer = self.arena.find(at) if 0 <= at < self.arena.capacity else None
+            raw = b"" if buffer is None else self.arena.data[at : at + MAP_BYTES].tobytes()
+            if buffer is not None and at + MAP_BYTES <= buffer.end:
+                self.map_proxy.use(buffer, at, lane, site)
         if raw not in self.maps:
             map_ = decode(raw)
             self.maps[raw] = None if map_ is None or refuse(map_) else map_

@@ -1,4 +1,4 @@
-"""Tensor maps that a kernel makes: tensormap.replace in shared memory, tensormap.cp_fenceproxy to global memory."""
+"""Tensor maps that a kernel makes: tensormap.replace, tensormap.cp_fenceproxy from shared to global memory."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import struct
 import numpy as np
 
 from cudal2gen.emulator.hopper.cluster_memory import ClusterMemory
+from cudal2gen.emulator.hopper.map_proxy import MapProxy
 from cudal2gen.emulator.hopper.tensor_map import DEVICE_TYPES, FIELDS, MAGIC, MAP_BYTES, decode, refuse
 from cudal2gen.emulator.memory.device import DeviceMemory
 from cudal2gen.emulator.state.arrays import Array, Mask
 from cudal2gen.emulator.state.batch import BatchState
+from cudal2gen.emulator.state.scopes import Scope
 
 _CHUNK = 16
 
 
 class MapEdits:
-    """Edits of tensor maps by a batch. Fields are read and written as shared memory, so that races are seen; a map that
-    no tensor map of the driver could be is reported where it is published."""
+    """Edits of tensor maps by a batch. Fields are read and written as the memory that they lie in, so that races are
+    seen; a map that no tensor map of the driver could be is reported where it is published."""
 
-    def __init__(self, batch: BatchState, shared: ClusterMemory, device: DeviceMemory) -> None:
-        self.batch, self.shared, self.device = batch, shared, device
+    def __init__(self, batch: BatchState, shared: ClusterMemory, device: DeviceMemory, proxy: MapProxy) -> None:
+        self.batch, self.shared, self.device, self.proxy = batch, shared, device, proxy
 
     def replace(self, field: str, address: Array, ordinal: int, value: Array, m: Mask, site: int) -> None:
-        """tensormap.replace.tile: one field of the map in shared memory at ``address``. ``ordinal``: the dimension."""
+        """tensormap.replace.tile: one field of the map at ``address``, of shared memory (uint32) or global memory.
+        ``ordinal``: the dimension."""
         offset, form, step = FIELDS[field]
         self._edit(address, 0, MAGIC, m, site)
         for lane in self.batch.lanes(m).tolist():
@@ -36,14 +39,17 @@ class MapEdits:
     def _edit(self, address: Array, offset: int, raw: bytes, m: Mask, site: int) -> None:
         """Bytes of the map, within one chunk."""
         start = offset % _CHUNK
-        at = address + np.uint32(offset - start)
-        chunk = self.shared.load(at, _CHUNK, m, site).copy()
+        at = address + address.dtype.type(offset - start)
+        memory = self.shared if address.dtype == np.uint32 else self.device
+        chunk = memory.load(at, _CHUNK, m, site).copy()
         chunk.view(np.uint8).reshape(-1, _CHUNK)[:, start : start + len(raw)] = np.frombuffer(raw, np.uint8)
-        self.shared.store(at, chunk, _CHUNK, m, site)
+        memory.store(at, chunk, _CHUNK, m, site)
 
-    def publish(self, to: Array, source: Array, m: Mask, site: int) -> None:
-        """tensormap.cp_fenceproxy: the first lane of each warp copies the map from shared to global memory."""
+    def publish(self, to: Array, source: Array, scope: Scope, m: Mask, site: int) -> None:
+        """tensormap.cp_fenceproxy: the first lane of each warp copies the map from shared to global memory, for all of
+        the warp, and releases it to the proxy of tensor maps."""
         lanes = self.batch.lanes(m)
+        self.proxy.clocks.warp_sync(m)
         first = lanes[np.unique(lanes >> 5, return_index=True)[1]]
         mask = np.zeros(self.batch.size, bool)
         mask[first] = True
@@ -58,3 +64,5 @@ class MapEdits:
             why = "no field of a tensor map has been set" if map_ is None else refuse(map_)
             if why:
                 self.batch.report_lane("tensor-map", why, site, lane)
+        self.proxy.release(m, scope)
+        self.proxy.clocks.warp_sync(m)

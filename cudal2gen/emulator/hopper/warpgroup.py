@@ -320,8 +320,8 @@ class Warpgroups:
             self.group_ticks[q].append(self.launch.tick)
 
     def wait(self, pending: int, m: Mask) -> None:
-        """wgmma.wait_group: for the waiting warps all but the ``pending`` newest groups are complete, and they know what
-        these have read."""
+        """wgmma.wait_group: for these warps all but the ``pending`` newest groups are complete, and they know what
+        those have read."""
         batch = self.batch
         lanes = batch.lanes(m)
         groups = self.of_lane[lanes]

@@ -9,6 +9,7 @@ from cudal2gen.emulator.memory.order import GlobalOrder
 from cudal2gen.emulator.memory.tags import Tags
 from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.launch import Origin
+from cudal2gen.emulator.state.scopes import Scope
 
 
 class Touched(NamedTuple):
@@ -42,6 +43,8 @@ class DeviceState:
         self.granule_shift = SHIFT[granule]
         self.symbols = symbols or {}
         self.order = GlobalOrder(-(-threads // 32) * 32)
+        # (CTA, scope) -> the tick of its last release to the proxy of tensor maps.
+        self.map_releases: dict[tuple[int, Scope], int] = {}
         self._tags: dict[int, Tags] = {}
         # Per instruction: the buffers that its address may be computed from.
         self.targets = {site: buffers for site, names in (origins or {}).items() if (buffers := self._buffers(names))}

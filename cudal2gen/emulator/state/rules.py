@@ -233,6 +233,11 @@ _ERRORS = {
         "pass the CUtensorMap that cuTensorMapEncodeTiled filled as a __grid_constant__ parameter, and its "
         "address to the instruction",
     ),
+    "tensor-map-fence": (
+        "a tensor map that the kernel has written, used without fences of its proxy",
+        "release it where it is written (tensormap.cp_fenceproxy, or fence.proxy.tensormap::generic.release), and let "
+        "the warp that uses it execute fence.proxy.tensormap::generic.acquire of its address before",
+    ),
     "registers": (
         "setmaxnreg against the pool of registers",
         "raise no more registers than the other warpgroups have given back; all four warps execute setmaxnreg "

@@ -82,8 +82,8 @@ def fence_init(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 
 @instruction("fence.proxy", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap))
 def fence_proxy(e: Emitter, ins: Instr) -> None:
-    """fence.proxy.async; those of tensor maps and aliases have no effect here."""
-    if any(p.startswith("tensormap") for p in ins.parts) or "alias" in ins.parts:
+    """fence.proxy.async; that of aliases has no effect here."""
+    if "alias" in ins.parts:
         return
     mask = e.mask()
     if "global" not in ins.parts:
