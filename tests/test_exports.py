@@ -13,11 +13,12 @@ import pytest
 from cudal2gen import results
 from cudal2gen.results import INCUMBENT
 from cudal2gen.tuner import curriculum, executor, exports, prompt, race, reward, space
-from cudal2gen.tuner.chat import Chat, Message, Request, ServerWire
+from cudal2gen.tuner.chat import Chat, ServerWire
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.llm import Llm
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposal import Question
+from cudal2gen.tuner.transcript import Message, Request
 from tests.chat_server import proposes, says, serving
 from tests.commands import run
 from tests.packages import require

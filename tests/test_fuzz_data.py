@@ -23,8 +23,9 @@ from cudal2gen.pack.abi import FORMAT
 from cudal2gen.pack.facts import as_json
 from cudal2gen.results import Case, Trial, Verdict
 from cudal2gen.tuner import memory
-from cudal2gen.tuner.chat import Exchange, ReplayWire
+from cudal2gen.tuner.chat import ReplayWire
 from cudal2gen.tuner.environment import Replay
+from cudal2gen.tuner.transcript import Exchange
 from cudal2gen.version import __version__
 from tests import measured
 from tests.fuzzed import ANYTHING, VALUES, damaged, examples, limited, mutated, refusal

@@ -20,12 +20,13 @@ from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import answers, campaign, chat, executor, llm, prompt, race, space
-from cudal2gen.tuner.chat import Chat, Endpoint, Exchange, Outcome, ReplayWire, Request, ServerWire, Unavailable
+from cudal2gen.tuner.chat import Chat, Endpoint, ReplayWire, ServerWire
 from cudal2gen.tuner.environment import Model, refusal_trial
 from cudal2gen.tuner.llm import Llm
 from cudal2gen.tuner.memory import Memory, Note, tokens
 from cudal2gen.tuner.proposal import MissingLibrary, Question
 from cudal2gen.tuner.proposers import Mixture, Random
+from cudal2gen.tuner.transcript import Exchange, Message, Outcome, Reply, Request, Unavailable, read
 from tests.chat_server import (
     Server,
     Step,
@@ -220,7 +221,7 @@ def test_the_prompt_has_the_floor_the_vendor_the_bound_and_winners_of_neighbours
 def test_beside_measurements_questions_show_machine_code(tmp_path: Path) -> None:
     with serving(proposes(("incumbent", {"stages": 3}))) as server:
         options = LanguageModel(url=server.url, model="scripted")
-        proposer = options.connect(NO_NOTES, Trials(chosen="gpu", file=tmp_path / "trials.jsonl"), [])
+        proposer = options.connect(NO_NOTES, Trials(chosen="gpu", file=tmp_path / "trials.jsonl"), [], "run")
         assert proposer.propose(question(), 2) == []
         assert proposer.wait(PROBLEM)
         (item,) = proposer.propose(replace(question(), last=True), 2)
@@ -601,7 +602,8 @@ def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on(tmp_path: Path)
     assert proposer.usage.tokens == 1200 * count <= 6000
     assert len([trial for trial in trials if trial.effort == "short"]) == 12
     assert warnings[-1] == (
-        "proposer llm: the budget of 6000 tokens is spent, so nothing more is asked; --llm-budget TOKENS raises it"
+        "proposer llm: the budget of 6000 tokens is spent, so nothing more is asked; --llm-budget TOKENS raises it, "
+        "another --seed begins a run with its own"
     )
 
 
@@ -619,7 +621,7 @@ def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on(tmp_path: Path)
 )
 def test_reasoning_is_kept_apart_from_the_answer(message: dict[str, Any], text: str, reasoning: str) -> None:
     with serving(says(message["content"], **{k: v for k, v in message.items() if k != "content"})) as server:
-        request = Request((chat.Message("system", "s"), chat.Message("user", "u")), {})
+        request = Request((Message("system", "s"), Message("user", "u")), {})
         reply = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
     assert (reply.text, reply.reasoning) == (text, reasoning)
 
@@ -649,7 +651,7 @@ def test_an_answer_is_read_whatever_a_server_writes_beside_it(step: Step) -> Non
 @pytest.mark.parametrize("counts", [(-5000, 200), (1000, -1), (True, 200)])
 def test_impossible_counts_of_tokens_are_estimated(counts: tuple[int, int]) -> None:
     with serving(says(GOOD, usage=counts)) as server:
-        request = Request((chat.Message("system", "s" * 400), chat.Message("user", "u" * 400)), {})
+        request = Request((Message("system", "s" * 400), Message("user", "u" * 400)), {})
         answer = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
     assert answer.estimated
     assert answer.tokens_in == 2 * tokens("s" * 400)
@@ -767,7 +769,7 @@ def test_a_transcript_replays_bit_for_bit(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
     assert replayed.usage == online.usage
     assert KEY not in first.read_text()
-    exchanges = [line for line in chat.transcript(first) if isinstance(line, Exchange) and line.messages]
+    exchanges = [line for line in read(first) if isinstance(line, Exchange) and line.messages]
     assert len(exchanges) == len(server.requests)
 
 
@@ -792,7 +794,7 @@ def test_a_transcript_says_what_became_of_answers(tmp_path: Path) -> None:
         proposes(("incumbent", {"stages": 12, "bn": 256}), ("incumbent", {"stages": 3})), says("nonsense")
     ) as server:
         Llm(Chat(ServerWire(endpoint(server)), path), Memory()).propose(question(), 2)
-    lines = list(chat.transcript(path))
+    lines = list(read(path))
     assert [line.kind for line in lines] == ["exchange", "outcome"] * 2
     for exchange, outcome in zip(lines[::2], lines[1::2], strict=True):
         assert isinstance(exchange, Exchange)
@@ -815,7 +817,7 @@ def test_a_replay_makes_nothing_up(tmp_path: Path) -> None:
         Llm(Chat(ServerWire(endpoint(server)), path), Memory()).propose(question(), 1)
     wire = ReplayWire(path)
     line = json.loads(path.read_text().splitlines()[0])
-    request = Request(tuple(chat.Message(*message) for message in line["messages"]), answers.schema(("sm90_wgmma",)))
+    request = Request(tuple(Message(*message) for message in line["messages"]), answers.schema(("sm90_wgmma",)))
     assert wire.send(request, "schema", PROBLEM).text == GOOD
     with pytest.raises(Unavailable, match="or no further one"):
         wire.send(request, "schema", PROBLEM)
@@ -973,7 +975,7 @@ def test_what_an_exchange_beside_raises_is_raised_where_it_is_collected() -> Non
     class Broken:
         live = True
 
-        def send(self, *_: Any) -> chat.Reply:
+        def send(self, *_: Any) -> Reply:
             raise OSError("disk full")
 
     proposer = Llm(Chat(Broken()), Memory(), beside=True)

@@ -18,8 +18,9 @@ from cudal2gen.kernel import Record, parse
 from cudal2gen.renderer import render
 from cudal2gen.results import Trial
 from cudal2gen.tuner import chat, memory
-from cudal2gen.tuner.chat import Endpoint, Reply
+from cudal2gen.tuner.chat import Endpoint
 from cudal2gen.tuner.executor import InProcess
+from cudal2gen.tuner.transcript import Outcome, Reply, read
 from cudal2gen.tuner.writing import answers, counters, outcome, patches, prompt, proof
 from cudal2gen.tuner.writing.answers import Base
 from cudal2gen.tuner.writing.modelled import ModelledTimes, Profiler
@@ -451,7 +452,7 @@ def test_the_profiler_is_asked_once_for_each_kernel(story: Story, monkeypatch: p
 
 def test_rewards_go_to_the_transcript(story: Story) -> None:
     """One line for each answer, for ``tune --export``: the mean reward of its kernels."""
-    outcomes = [line for line in chat.transcript(story.folder / "llm.jsonl") if isinstance(line, chat.Outcome)]
+    outcomes = [line for line in read(story.folder / "llm.jsonl") if isinstance(line, Outcome)]
     first, second = ([attempt.reward for attempt in story.session.attempts[part]] for part in (slice(2), slice(2, 3)))
     assert [line.reward for line in outcomes] == pytest.approx([sum(first) / 2, sum(second)])
     assert {line.stage for line in outcomes} == {"hgemm"}
@@ -485,7 +486,8 @@ def test_the_command_writes_proves_times_and_proposes(
     ]  # fmt: skip
     with serving(writes(KERNELS["wrong"][0], KERNELS["faster"][0]), writes(KERNELS["race"][0])) as server:
         first = CliRunner().invoke(cli.app, [*options, "--llm-url", server.url])
-        second = CliRunner().invoke(cli.app, [*options, "--llm-url", server.url, "--put-modelled"])
+        more = ["--write-kernels", "2", "--put-modelled"]
+        second = CliRunner().invoke(cli.app, [*options, "--llm-url", server.url, *more])
     assert (first.exit_code, second.exit_code) == (0, 0), (first.output, second.output)
     assert "a100 f32 tn 64_48_64: 2 kernels written: 1 wrong result, 1 measured" in first.output
     assert "times as fast (modelled, not measured)" in first.output
@@ -494,7 +496,7 @@ def test_the_command_writes_proves_times_and_proposes(
     assert [trial.outcome for trial in results.trials(trials)] == ["wrong result", "measured", "wrong result"]
     (page,) = (tmp_path / "trials-proposals").iterdir()
     assert "+#pragma unroll 4" in page.read_text()
-    assert "## best1: " in server.requests[1]["messages"][1]["content"], "earlier sessions are taken up"
+    assert "## best1: " in server.requests[1]["messages"][1]["content"], "the first round is taken up"
     assert f"written to {file}" in second.output
     (record,) = catalog.load(file)
     assert render(record).endswith(gemm((LOOP, UNROLLED)))

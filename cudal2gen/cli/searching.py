@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cudal2gen.tuner.llm import Llm
     from cudal2gen.tuner.memory import Memory
     from cudal2gen.tuner.policy import Policy
+    from cudal2gen.tuner.transcript import Usage
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class LanguageModel:
     ] = None
     token_budget: Annotated[
         int | None,
-        typer.Option("--llm-budget", metavar="TOKENS", min=1, help="Tokens in and out, after which it is not asked."),
+        typer.Option("--llm-budget", metavar="TOKENS", min=1, help="Tokens in and out of all starts of a run."),
     ] = None
     prices: Annotated[
         tuple[float, float], typer.Option("--llm-prices", help="Per million tokens in and out: cost is shown.")
@@ -194,23 +195,28 @@ class LanguageModel:
         """The transcript: beside the trials if none is named."""
         return self.transcript or trials.store.with_name(f"{trials.store.stem}-llm.jsonl")
 
-    def connect(self, lessons: Memory, trials: Trials, pool: Sequence[Record]) -> Llm:
-        """The proposer. Exchanges run beside measurements, which a GPU must not wait for; a model's or a replay's
-        trials cost nothing, so these wait for each answer. Beside measurements questions show machine code, which is
+    def interrupted(self, usage: Usage, trials: Trials, store: Path) -> str:
+        """What an interruption leaves stored, and how the run goes on. ``store``: the file of its trials."""
+        answers = "" if self.replay else f"; answers are in {self.file(trials)}, after {usage}"
+        return f"interrupted: trials are in {store}{answers}; the same command takes them up"
+
+    def connect(self, lessons: Memory, trials: Trials, pool: Sequence[Record], run: str) -> Llm:
+        """The proposer of a run. Exchanges run beside measurements, which a GPU must not wait for; trials of a model or
+        a replay cost nothing, so these wait for each answer. Beside measurements questions show machine code, which is
         built anyway. Raises WrongInput and MissingLibrary."""
         from cudal2gen.tuner import llm
 
         measured = trials.environment == "gpu"
         return llm.connect(
             self._server, lessons, self.file(trials), self.replay, self.token_budget, pool,
-            beside=measured and self.replay is None, evidence=_machine_code() if measured else None,
+            run=run, beside=measured and self.replay is None, evidence=_machine_code() if measured else None,
         )  # fmt: skip
 
-    def chat(self, trials: Trials) -> Chat:
-        """Exchanges of any kind. Raises WrongInput and MissingLibrary."""
+    def chat(self, trials: Trials, run: str) -> Chat:
+        """Exchanges of a run of any kind. Raises WrongInput and MissingLibrary."""
         from cudal2gen.tuner import chat
 
-        return chat.connect(self._server, self.file(trials), self.replay, self.token_budget)
+        return chat.connect(self._server, self.file(trials), self.replay, self.token_budget, run)
 
     @property
     def _server(self) -> Endpoint:

@@ -95,6 +95,7 @@ class Participants:
 
     def __init__(self, search: Search, language_model: LanguageModel, trials: Trials, gpu: str, acc: Acc) -> None:
         self._search, self._language_model, self._trials = search, language_model, trials
+        self.run_name = f"{trials.environment} {','.join(search.proposers)} seed {search.seed}"
         self._gpu, self._acc = gpu, acc
         default = places.build_dir() / "tuner" / f"policy-{gpu}-{acc}-{trials.environment}.pt"
         self.checkpoint = search.checkpoint or default
@@ -114,7 +115,7 @@ class Participants:
         pool = [record for record in records if not (model and record.origin.structure == "modelled")]
 
         def llm() -> Llm:
-            self._llm = self._language_model.connect(lessons, self._trials, pool)
+            self._llm = self._language_model.connect(lessons, self._trials, pool, self.run_name)
             return self._llm
 
         names = self._search.proposers
@@ -130,6 +131,13 @@ class Participants:
             from cudal2gen.tuner import checkpoint
 
             checkpoint.save(self._policy, self.checkpoint)
+
+    @property
+    def interrupted(self) -> str:
+        """What is stored, and how the search goes on."""
+        if self._llm is not None:
+            return self._language_model.interrupted(self._llm.usage, self._trials, self._trials.store)
+        return f"interrupted: trials are in {self._trials.store}; the same command takes them up"
 
     def print_cost(self) -> None:
         """Says what the language model cost, where one was asked."""
@@ -216,7 +224,6 @@ def _run(
 
     prune = 4.0 if trials.environment == "gpu" else None
     settings = race.Settings(search.evaluations, patience=search.patience, prune=prune)
-    name = f"{trials.environment} {','.join(search.proposers)} seed {search.seed}"
     ended = 0
 
     def after(race: Race) -> None:
@@ -231,14 +238,15 @@ def _run(
     begin = time.monotonic()
     incumbents = campaign.Incumbents(records)
     plan = campaign.Plan(
-        problems, incumbents, roster.proposer, trials.store, name, settings, search.budget, find_candidates
-    )
+        problems, incumbents, roster.proposer, trials.store, participants.run_name, settings, search.budget,
+        find_candidates,
+    )  # fmt: skip
     try:
         with progress.live_view() as show:
             in_turns = search.budget is not None and trials.environment == "gpu"
             standing = (campaign.run_in_turns if in_turns else campaign.run)(plan, executor, show, after)
     except SystemExit:
-        print(f"interrupted: trials are in {trials.store}; the same command takes them up", file=sys.stderr)
+        print(participants.interrupted, file=sys.stderr)
         raise
     finally:
         executor.close()

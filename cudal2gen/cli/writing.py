@@ -15,6 +15,7 @@ import typer
 from cudal2gen import catalog, places
 from cudal2gen.cli.messages import refuse
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials
+from cudal2gen.errors import Failure
 from cudal2gen.files import write
 from cudal2gen.kernel import Problem, Record
 
@@ -70,6 +71,7 @@ class Writing:
         """A session for each problem; prints attempts as they end, then winners and where they went."""
         from cudal2gen import results
         from cudal2gen.tuner import campaign, memory
+        from cudal2gen.tuner.transcript import Unasked
         from cudal2gen.tuner.writing import session
         from cudal2gen.tuner.writing.modelled import Profiler
         from cudal2gen.tuner.writing.proof import Bounds
@@ -80,9 +82,11 @@ class Writing:
         profiler, incumbents, store = Profiler(), campaign.Incumbents(records), self.store(trials)
         bounds = Bounds(self.check_seconds, seed=zlib.crc32(f"written {seed}".encode()))
         settings = session.Settings(self.rounds or 1, self.kernels, bounds=bounds, reward=rewarded.settings)
-        talk = language_model.chat(trials)
+        run_name = f"{trials.environment} writer seed {seed}"
+        talk = language_model.chat(trials, run_name)
         executor = _executor(trials, records, seed, profiler, incumbents)
         lessons = memory.load(memory.lessons_path(trials.store))
+        unavailable = None
         try:
             for problem in problems:
                 incumbent = incumbents(problem)
@@ -96,18 +100,22 @@ class Writing:
                     continue
                 written = session.Session(
                     problem, incumbent, talk, executor, lessons, settings, partial(results.append, path=store),
-                    f"{trials.environment} writer seed {seed}", profiler=profiler, metrics=_metrics(trials),
+                    run_name, profiler=profiler, metrics=_metrics(trials),
                 )  # fmt: skip
                 written.restore(results.trials(store) if store.is_file() else [])
                 written.run()
                 self._conclude(written, store, dry_run)
+                if (unavailable := written.unavailable) is not None:
+                    break
         except SystemExit:
-            print(f"interrupted: trials are in {store}; the same command takes them up", file=sys.stderr)
+            print(language_model.interrupted(talk.usage, trials, store), file=sys.stderr)
             raise
         finally:
             executor.close()
         print(f"llm: {talk.usage}; transcript: {language_model.replay or language_model.file(trials)}")
         print(f"trials in {store}")
+        if unavailable is not None and not isinstance(unavailable, Unasked):
+            raise Failure(f"the model cannot be asked: {unavailable}; then the same command goes on")
 
     def _conclude(self, written: Session, store: Path, dry_run: bool) -> None:
         """Prints what a session won, writes the proposal, and puts the record where that is asked for."""

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, explain, fit
 from cudal2gen.tuner import space
-from cudal2gen.tuner.chat import Reply
 from cudal2gen.tuner.proposal import Proposal
+from cudal2gen.tuner.transcript import Reply
 
 PROPOSER = "llm"
 MAX_FAULTS = 12  # most faults that are kept of one answer

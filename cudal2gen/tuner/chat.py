@@ -3,46 +3,51 @@
 ``ServerWire`` makes one exchange with the ``openai`` library, bounded in time and bytes; ``ReplayWire`` answers from a
 transcript only. ``Chat`` uses one of them, repeats an exchange after a transient failure, falls back to a plainer form
 of response where the server rejects a schema, and rests after a failure: longer each time, never for good.
-
-A transcript has two kinds of lines. ``Exchange`` is one request with its answer, or with the error in place of one;
-``error`` with no ``messages`` is a question that was not asked, because the model rested or its budget was spent.
-``Outcome`` says what became of an answer, whose ``Exchange.key`` it names: its ``proposals`` (fields of records, whose
-trials have the times), or the ``reward`` itself where an answer is no record. ``tuner.exports`` joins the two.
+Every exchange is a line of a ``transcript``, from which a restarted run goes on.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
-
-from pydantic import Field, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cudal2gen import results
-from cudal2gen.errors import WrongInput, reading
-from cudal2gen.kernel import Fields, Problem, explain
-from cudal2gen.tuner import completions
+from cudal2gen.errors import WrongInput
+from cudal2gen.kernel import Fields, Problem
+from cudal2gen.tuner import completions, transcript
 from cudal2gen.tuner.curriculum import Stage, stage
 from cudal2gen.tuner.memory import tokens
 from cudal2gen.tuner.proposal import MissingLibrary
+from cudal2gen.tuner.transcript import (
+    FORMS,
+    Exchange,
+    Form,
+    History,
+    Outcome,
+    Reply,
+    Request,
+    State,
+    Unasked,
+    Unavailable,
+    Usage,
+    answer_key,
+)
 
 if TYPE_CHECKING:
     import openai
 
 KEY = "CUDAL2GEN_LLM_KEY"  # the variable of the key; never OPENAI_API_KEY, which belongs to one particular server
-Form = Literal["schema", "object", "text"]
-FORMS: tuple[Form, ...] = ("schema", "object", "text")  # response_format json_schema, json_object, or none
 NOT_UNDERSTOOD = (400, 415, 422, 501)  # a server's status for an unknown response_format
 RATE_LIMIT = 429
+RESTING = (RATE_LIMIT, 502, 503, 504, 529)  # a limit, or an overloaded or restarting server: worth waiting for
 HOPELESS = (401, 402, 403, 404)
 TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)
 PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
@@ -57,61 +62,6 @@ MAX_BYTES = 1 << 20  # most bytes of an answer
 KEY_HINT = "set its key in the variable CUDAL2GEN_LLM_KEY, or name another one by --llm-key"
 HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at --llm-url, which mostly ends in /v1, and at --llm-model"}
 LONGEST_ERROR = 400  # characters of a server's message
-
-
-class Message(NamedTuple):
-    """One turn of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class Request(NamedTuple):
-    """A conversation, and the JSON schema of its answer."""
-
-    messages: tuple[Message, ...]
-    schema: dict[str, Any]
-
-    @property
-    def digest(self) -> str:
-        """A hash of conversation and schema, independent of server and form."""
-        text = json.dumps([list(map(list, self.messages)), self.schema], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-class Reply(results.Line):
-    """An answer. ``reasoning``: what the model thought before it, where a server or the text keeps that apart.
-
-    ``cost``: in the prices' currency. ``estimated``: token counts are estimates, the server sent none.
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    refusal: str = ""
-    cut_off: bool = False
-    tokens_in: int = 0
-    tokens_out: int = 0
-    cost: float = 0.0
-    estimated: bool = False
-    seconds: float = 0.0
-    model: str = ""
-
-
-class Unavailable(RuntimeError):
-    """No answer. ``status``: of HTTP, 0 without a response. ``for_good``: until somebody mends it; ``passing``:
-    transient. ``retry_after``: seconds until the server wants to be asked again, and from ``Chat.ask`` until it is;
-    None if neither says."""
-
-    def __init__(
-        self, message: str, status: int = 0, for_good: bool = False, passing: bool = False,
-        retry_after: float | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(message)
-        self.status, self.for_good, self.passing, self.retry_after = status, for_good, passing, retry_after
-
-
-class Unasked(Unavailable):
-    """No exchange took place: the model rests after a failure, or (``for_good``) its budget of tokens is spent."""
 
 
 class Wire(Protocol):
@@ -273,69 +223,6 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     return min(max(seconds, 0.0), LATEST_RETRY) if math.isfinite(seconds) else None
 
 
-class Exchange(Reply):
-    """A line of a transcript: a reply, or ``error`` without one, with its question and form."""
-
-    kind: Literal["exchange"] = "exchange"
-    digest: str
-    problem: str
-    form: Form
-    messages: tuple[Message, ...] = ()
-    error: str = ""
-    status: int = 0
-    for_good: bool = False
-    passing: bool = False
-    retry_after: float | None = None
-
-    @property
-    def key(self) -> str:
-        """A hash of the question and the answer, by which an outcome names its exchange."""
-        return answer_key(self.digest, self.text)
-
-    @property
-    def reply(self) -> Reply:
-        """The answer. Raises Unavailable as the exchange did."""
-        if self.error:
-            kind = Unavailable if self.messages else Unasked
-            raise kind(self.error, self.status, self.for_good, self.passing, self.retry_after)
-        return Reply(**self.model_dump(include=set(Reply.model_fields)))
-
-
-class Outcome(results.Line):
-    """A line of a transcript: what became of an answer. ``exchange``: its ``Exchange.key``.
-
-    ``proposals``: decisions of the records that it proposes, and of illegal ones their fields with ``violation``;
-    ``fault`` says what was wrong with the rest of it. ``reward``: where the answer is no record. ``problem``: fields.
-    """
-
-    kind: Literal["outcome"] = "outcome"
-    exchange: str
-    problem: Fields
-    stage: Stage
-    proposals: tuple[Fields, ...] = ()
-    reward: float | None = None
-    fault: str = ""
-
-
-def answer_key(digest: str, text: str) -> str:
-    """A hash of a question's digest and an answer's text."""
-    return hashlib.sha256(f"{digest}\n{text}".encode(errors="surrogatepass")).hexdigest()[:32]
-
-
-def transcript(path: Path) -> Iterator[Exchange | Outcome]:
-    """The lines of a transcript. Raises WrongInput without the file, and for a line of another kind."""
-    # Only a line feed ends a line, because answers may contain other line breaks of Unicode. Bytes after the last
-    # line feed are from a killed process.
-    with reading(path):
-        content = path.read_bytes()
-    adapter: TypeAdapter[Exchange | Outcome] = TypeAdapter(Annotated[Exchange | Outcome, Field(discriminator="kind")])
-    for number, line in enumerate(content.split(b"\n")[:-1], 1):
-        try:
-            yield adapter.validate_json(line)
-        except ValidationError as error:
-            raise WrongInput(f"{path}:{number}: {explain(error)}; no line of --llm-transcript") from None
-
-
 class ReplayWire:
     """A wire that answers from a transcript, with its failures; equal questions in their recorded order.
 
@@ -347,7 +234,7 @@ class ReplayWire:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._exchanges: dict[tuple[str, Form], deque[Exchange]] = {}
-        for line in transcript(path):
+        for line in transcript.read(path):
             if isinstance(line, Exchange):
                 self._exchanges.setdefault((line.digest, line.form), deque()).append(line)
 
@@ -360,31 +247,12 @@ class ReplayWire:
 
 
 @dataclass
-class Usage:
-    """Sums over the exchanges so far."""
-
-    exchanges: int = 0
-    failed: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
-    cost: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in and out."""
-        return self.tokens_in + self.tokens_out
-
-    def __str__(self) -> str:
-        exchanges = f"{self.exchanges} exchanges" + (f", {self.failed} of them failed" if self.failed else "")
-        cost = f", cost {self.cost:.4f}" if self.cost else ""
-        return f"{exchanges}, {self.tokens_in} tokens in, {self.tokens_out} out{cost}"
-
-
-@dataclass
 class Chat:
     """Asks a wire; several threads may. After a server rejects a form of response, all further questions use a plainer
-    one. ``path``: the transcript that every exchange is added to before it counts. ``budget``: of tokens, in and out;
-    no question is asked that would begin beyond it. ``pause`` and ``clock``: seconds, for tests.
+    one. ``path``: the transcript that every exchange is added to before it counts, under the name of the ``run``.
+    ``history``: what earlier starts of the run left there; a paid answer that was not used answers its question.
+    ``budget``: of the run's tokens, in and out; no question is asked that would begin beyond it. ``pause`` and
+    ``clock``: seconds, for tests.
 
     A failure rests the model for a time that grows to ``MAX_BACKOFF_S`` seconds; a server that names a time is asked
     again then. Questions meanwhile are ``Unasked``; a caller without other work waits with ``wait_for_server``. While
@@ -396,7 +264,8 @@ class Chat:
     budget: int | None = None
     pause: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
-    usage: Usage = field(default_factory=Usage)
+    run: str = ""
+    history: History = field(default_factory=History)
     _forms: tuple[Form, ...] = FORMS
     _failures: int = 0
     _backoff_end: float = -math.inf
@@ -407,6 +276,8 @@ class Chat:
 
     def ask(self, request: Request, problem: Problem) -> Reply:
         """An answer. Raises Unavailable where the plainest form fails too, Unasked, and OSError of the transcript."""
+        if recorded := self.history.unused(request.digest):
+            return recorded.reply
         self._check(request, problem)
         begin = self.clock()
         try:
@@ -419,6 +290,11 @@ class Chat:
         with self._lock:
             self._failures, self._backoff_end, self._limited = 0, -math.inf, False
         return reply
+
+    @property
+    def usage(self) -> Usage:
+        """Sums over the exchanges of the run, those of earlier starts included."""
+        return self.history.usage
 
     def wait_for_server(self, stop: Callable[[], bool], announce: Callable[[float], None]) -> bool:
         """Waits for the end of a rest that a limit of the server's began; whether there was one. ``announce`` receives
@@ -446,16 +322,22 @@ class Chat:
         of_stage: Stage | None = None, reward: float | None = None, fault: str = "",
     ) -> None:  # fmt: skip
         """Adds an answer's ``Outcome`` to the transcript, if there is one. ``of_stage``: the problem's if None."""
+        key = answer_key(request.digest, reply.text)
+        self.history.conclude(key)
         outcome = Outcome(
-            exchange=answer_key(request.digest, reply.text),
+            run=self.run,
+            exchange=key,
             problem=problem.model_dump(mode="json"),
             stage=of_stage or stage(problem),
             proposals=tuple(proposals),
             reward=reward,
             fault=fault,
         )
-        if self.path is not None:
-            results.append([outcome], self.path)
+        self._record(outcome)
+
+    def keep(self, problem: Problem, of: str, content: Fields) -> None:
+        """Adds a ``State`` to the transcript, if there is one."""
+        self._record(State(run=self.run, problem=problem.title, of=of, content=content))
 
     def _check(self, request: Request, problem: Problem) -> None:
         """Raises Unasked while the model rests, and where the question would exceed the budget."""
@@ -466,14 +348,20 @@ class Chat:
         if self.budget is not None and self.usage.tokens + size > self.budget:
             is_spent = True
             reason = (
-                f"the budget of {self.budget} tokens is spent, so nothing more is asked; --llm-budget TOKENS raises it"
+                f"the budget of {self.budget} tokens is spent{', earlier starts included' * bool(self.usage.earlier)}, "
+                "so nothing more is asked; --llm-budget TOKENS raises it, another --seed begins a run with its own"
             )
         elif self._is_backing_off():
             reason = "the model rests after a failure"
         if reason:
             self._record(
                 Exchange(
-                    digest=request.digest, problem=problem.title, form=self._forms[0], error=reason, for_good=is_spent
+                    run=self.run,
+                    digest=request.digest,
+                    problem=problem.title,
+                    form=self._forms[0],
+                    error=reason,
+                    for_good=is_spent,
                 )
             )
             raise Unasked(reason, for_good=is_spent, retry_after=None if is_spent else self._backoff_end - self.clock())
@@ -505,6 +393,7 @@ class Chat:
     def _send(self, request: Request, form: Form, problem: Problem) -> Reply:
         """One exchange, counted and recorded."""
         question: dict[str, Any] = {
+            "run": self.run,
             "digest": request.digest,
             "problem": problem.title,
             "form": form,
@@ -516,21 +405,29 @@ class Chat:
             self._record(Exchange(**question | {"messages": ()}, error=str(error), for_good=error.for_good))
             raise
         except Unavailable as error:
-            with self._lock:
-                self.usage.exchanges += 1
-                self.usage.failed += 1
             details = {name: getattr(error, name) for name in ("status", "for_good", "passing", "retry_after")}
-            self._record(Exchange(**question, error=str(error) or "no answer", **details))
+            self._count(Exchange(**question, error=str(error) or "no answer", **details | self._lost(request, error)))
             raise
-        with self._lock:
-            self.usage.exchanges += 1
-            self.usage.tokens_in += reply.tokens_in
-            self.usage.tokens_out += reply.tokens_out
-            self.usage.cost += reply.cost
-        self._record(Exchange(**question, **reply.model_dump()))
+        except SystemExit:
+            self._count(Exchange(**question, error="interrupted", **self._lost(request)))
+            raise
+        self._count(Exchange(**question, **reply.model_dump()))
         return reply
 
-    def _record(self, line: Exchange) -> None:
+    @staticmethod
+    def _lost(request: Request, error: Unavailable | None = None) -> Fields:
+        """What an exchange cost whose answer was lost after the server had begun with it: its prompt at the least."""
+        if error is not None and (error.status or error.passing):
+            return {}
+        return {"tokens_in": sum(tokens(message.content) for message in request.messages), "estimated": True}
+
+    def _count(self, exchange: Exchange) -> None:
+        """An answer is stored before it is used."""
+        with self._lock:
+            self.usage.add(exchange, failed=bool(exchange.error))
+        self._record(exchange)
+
+    def _record(self, line: transcript.Line) -> None:
         if self.path is not None:
             results.append([line], self.path)
 
@@ -543,7 +440,7 @@ class Chat:
 
     def _back_off(self, error: Unavailable, duration_s: float) -> None:
         """Begins a rest after a failure that took ``duration_s`` seconds."""
-        self._limited = error.retry_after is not None or error.status == RATE_LIMIT
+        self._limited = error.retry_after is not None or error.status in RESTING
         if not self.wire.live:
             return
         with self._lock:
@@ -561,11 +458,13 @@ class Chat:
 
 
 def connect(
-    endpoint: Endpoint | None, path: Path | None = None, replay: Path | None = None, budget: int | None = None
-) -> Chat:
-    """The chat of a command line. Raises WrongInput, MissingLibrary."""
+    endpoint: Endpoint | None, path: Path | None = None, replay: Path | None = None, budget: int | None = None,
+    run: str = "",
+) -> Chat:  # fmt: skip
+    """The chat of a command line; a ``run`` with a name goes on from its earlier starts. Raises WrongInput,
+    MissingLibrary."""
     if replay is not None:
         return Chat(ReplayWire(replay))
     if endpoint is None or not endpoint.url or not endpoint.model:
         raise WrongInput("a language model needs --llm-url and --llm-model, or --llm-replay FILE")
-    return Chat(ServerWire(endpoint), path, budget)
+    return Chat(ServerWire(endpoint), path, budget, run=run, history=History.of(path, run))

@@ -22,10 +22,10 @@ from typing import Any
 from cudal2gen import files
 from cudal2gen.kernel import Fields, Problem
 from cudal2gen.results import Effort, Trial
-from cudal2gen.tuner import answers, chat, completions, prompt, reward, space
-from cudal2gen.tuner.chat import Exchange, Outcome
+from cudal2gen.tuner import answers, completions, prompt, reward, space, transcript
 from cudal2gen.tuner.curriculum import STAGES, Stage
 from cudal2gen.tuner.environment import Environment
+from cudal2gen.tuner.transcript import Exchange, Outcome, Reply
 
 EFFORTS: tuple[Effort, ...] = ("long", "medium", "short")
 
@@ -82,13 +82,15 @@ def _key(problem: Problem, fields: Mapping[str, Any]) -> str:
     return json.dumps([problem.key, decisions], sort_keys=True)
 
 
-def examples(transcript: Path, rewards: Rewards) -> Iterator[Example]:
+def examples(file: Path, rewards: Rewards) -> Iterator[Example]:
     """The rewarded answers of a transcript, in its order. Raises WrongInput."""
     exchanges: dict[str, Exchange] = {}
-    for line in chat.transcript(transcript):
+    for line in transcript.read(file):
         if isinstance(line, Exchange):
             if line.messages and not line.error:
                 exchanges[line.key] = line
+        elif not isinstance(line, Outcome):
+            continue
         elif (exchange := exchanges.get(line.exchange)) and (value := rewards.of_answer(line)) is not None:
             thoughts = f"<think>\n{exchange.reasoning}\n</think>\n\n" if exchange.reasoning else ""
             yield Example(
@@ -151,7 +153,7 @@ class Scorer:
             return None
         problem, bases = question
         reasoning, text = completions.split_reasoning(completion[-1]["content"])
-        ideas, faults = answers.ideas_of(chat.Reply(text=text, reasoning=reasoning), answers.MAX_FAULTS)
+        ideas, faults = answers.ideas_of(Reply(text=text, reasoning=reasoning), answers.MAX_FAULTS)
         failures, records = len(faults), {}
         for idea in ideas:
             proposal = answers.revised(idea, bases)

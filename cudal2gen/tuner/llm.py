@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cudal2gen.kernel import Problem, Record, parse
-from cudal2gen.tuner import answers, chat, prompt
+from cudal2gen.tuner import answers, chat, prompt, space
 from cudal2gen.tuner.answers import LONGEST_REASON, Fault
-from cudal2gen.tuner.chat import Chat, Endpoint, Message, Reply, Request, Unasked, Unavailable, Usage
+from cudal2gen.tuner.chat import Chat, Endpoint
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.prompt import Evidence
-from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question
+from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question, proposal
+from cudal2gen.tuner.transcript import Message, Reply, Request, Unasked, Unavailable, Usage
 
 RETRIES = 2  # repetitions of a question after faulty answers
 WAITING = 16  # most records in a prompt that were proposed and have no trial
@@ -36,8 +37,9 @@ def _warn(text: str) -> None:
 @dataclass
 class _Dialogue:
     """What was asked and answered about one problem. ``useless``: answers in a row without a usable proposal;
-    ``absence``: rounds until the next question."""
+    ``absence``: rounds until the next question; ``paid``: proposals of an earlier start, to be made before one."""
 
+    paid: list[Proposal] = field(default_factory=list)
     proposed: dict[object, Record] = field(default_factory=dict)
     useless: int = 0
     absence: int = 0
@@ -105,12 +107,18 @@ class Llm(FixedStrategy):
         """
         if count < 1:
             return []
-        dialogue = self._dialogues.setdefault(question.problem, _Dialogue())
-        proposals: list[Proposal] = []
+        dialogue = self._dialogues.get(question.problem)
+        if dialogue is None:
+            dialogue = self._dialogues[question.problem] = _Dialogue(self._paid(question.problem))
+        proposals = _unproposed(dialogue.paid, question, count)
+        dialogue.paid = [paid for paid in dialogue.paid if paid not in proposals]
+        if legal := [proposal.record for proposal in proposals if proposal.record]:
+            dialogue.proposed |= {record.kernel_key: record for record in legal}
+            return proposals
         if dialogue.exchange is not None:
             if not dialogue.exchange.ended:
                 return []
-            proposals = _unproposed(dialogue.exchange.result(), question, count)
+            proposals += _unproposed(dialogue.exchange.result(), question, count)
             dialogue.exchange = None
             if question.last:
                 return proposals
@@ -123,7 +131,7 @@ class Llm(FixedStrategy):
             return self._converse(request, bases, question, count, dialogue)
 
         if not self._beside:
-            return converse()
+            return proposals + converse()
         dialogue.exchange = _Beside(converse)
         return proposals
 
@@ -144,6 +152,20 @@ class Llm(FixedStrategy):
         if dialogue is not None and dialogue.exchange is not None and not dialogue.exchange.result():
             dialogue.exchange = None  # it began during the rest, so no question was sent
         return True
+
+    def _paid(self, problem: Problem) -> list[Proposal]:
+        """The proposals of the last answers of the run's earlier starts, of which some may have no trial yet: those to
+        a question and to one that was asked beside its evaluation."""
+        proposals: list[Proposal] = []
+        for outcome in self._chat.history.outcomes(problem)[-2 * (1 + RETRIES) :]:
+            for fields in outcome.proposals:
+                own = {name: value for name, value in fields.items() if name != "violation"}
+                if "violation" in fields:
+                    proposals.append(Proposal(self.name, own, None, str(fields["violation"])))
+                else:
+                    whole = problem.model_dump(mode="json") | own | {"origin": space.tuned(self.name)}
+                    proposals.append(proposal(self.name, whole)._replace(fields=own))
+        return proposals
 
     def _request(
         self, question: Question, dialogue: _Dialogue, count: int
@@ -250,21 +272,19 @@ class Llm(FixedStrategy):
 
 def connect(
     endpoint: Endpoint | None, memory: Memory, transcript: Path | None = None, replay: Path | None = None,
-    tokens: int | None = None, pool: Sequence[Record] = (), *, beside: bool = False,
+    tokens: int | None = None, pool: Sequence[Record] = (), *, run: str = "", beside: bool = False,
     warn: Callable[[str], None] = _warn, evidence: Evidence | None = None,
 ) -> Llm:  # fmt: skip
-    """The proposer that a command line describes. ``tokens``: the budget of the whole campaign.
+    """The proposer that a command line describes. ``tokens``: the budget of the ``run``, over all its starts.
 
     Raises MissingLibrary without the openai library, WrongInput without a server or a transcript.
     """
-    return Llm(
-        chat.connect(endpoint, transcript, replay, tokens), memory, pool, beside=beside, warn=warn, evidence=evidence
-    )
+    talk = chat.connect(endpoint, transcript, replay, tokens, run)
+    return Llm(talk, memory, pool, beside=beside, warn=warn, evidence=evidence)
 
 
 def _unproposed(proposals: Sequence[Proposal], question: Question, count: int) -> list[Proposal]:
-    """Proposals that no other proposer has made since the question: at most ``count`` legal ones, and the illegal
-    ones."""
+    """Proposals that were not made before: at most ``count`` legal ones, and the illegal ones with them."""
     legal = [
         proposal
         for proposal in proposals

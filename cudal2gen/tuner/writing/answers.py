@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cudal2gen.errors import brief
 from cudal2gen.kernel import LAUNCHED, Fields, device_text, explain
-from cudal2gen.tuner.chat import Reply
+from cudal2gen.tuner.transcript import Reply
 from cudal2gen.tuner.writing import patches
 
 CHANGEABLE = (*LAUNCHED, "padding", "options")

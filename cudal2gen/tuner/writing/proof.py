@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -60,6 +60,7 @@ class Proof:
     report: str = ""
     artifact: Artifact | None = None
     verdict: Verdict | None = None
+    counters: Mapping[str, float] = field(default_factory=dict)  # of the verdict
 
     @property
     def right(self) -> bool:
@@ -160,7 +161,7 @@ def _judged(record: Record, artifact: Artifact, library: Path, bounds: Bounds) -
         return Proof(outcome, f"its verdict {answer}", f"the emulator's verdict {answer}", artifact)
     assert isinstance(answer, Verdict)
     if answer.passed:
-        return Proof("measured", artifact=artifact, verdict=answer)
+        return Proof("measured", artifact=artifact, verdict=answer, counters=answer.counters)
     endless = all(re.search(r"runaway|deadlock", finding) for finding in answer.findings)
     reason = next(iter(answer.findings), "no case was executed")
     report = "\n".join(answer.findings[:MAX_FINDINGS])[:LONGEST_REPORT]

@@ -7,10 +7,13 @@ times at most, and costs no evaluation.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,16 +24,18 @@ from cudal2gen.kernel import IllegalRecord, Origin, Problem, Record, device_text
 from cudal2gen.renderer import render
 from cudal2gen.results import INCUMBENT, Outcome, Trial
 from cudal2gen.tuner import reward
-from cudal2gen.tuner.chat import MIN_BACKOFF_S, Chat, Message, Reply, Request, Unavailable
+from cudal2gen.tuner.chat import MIN_BACKOFF_S, Chat
 from cudal2gen.tuner.environment import refusal_trial, trial_of
 from cudal2gen.tuner.executor import Executor, Job
 from cudal2gen.tuner.memory import Memory, Note
+from cudal2gen.tuner.transcript import Exchange, Message, Reply, Request, Unavailable
 from cudal2gen.tuner.writing import answers, evidence, prompt, proof
 from cudal2gen.tuner.writing.answers import Base, Draft
 from cudal2gen.tuner.writing.modelled import Profiler, as_text
 from cudal2gen.tuner.writing.proof import Bounds, Proof
 
 PROPOSER = "writer"
+TURNS = 2  # messages of a question without corrections
 RETRIES = 2  # repetitions of a question after faults
 BEST, WORST, FAILED = 3, 2, 4  # most kernels and failures in a prompt
 WHOLE = 2  # most kernels in a prompt with their whole text
@@ -82,7 +87,10 @@ class Session:
     metrics: Callable[[Record], Sequence[str]] = lambda _: ()  # a device profiler's metrics of a record, as lines
     pause: Callable[[float], None] = time.sleep  # waits while the model rests
     attempts: list[Attempt] = field(default_factory=list)
+    unavailable: Unavailable | None = None  # why the model can be asked no more, until somebody mends it
     _metrics: dict[object, Sequence[str]] = field(default_factory=dict, repr=False)
+    _answers: deque[Exchange] = field(default_factory=deque, repr=False)  # of earlier starts, not yet taken up
+    _ended_trials: dict[str, Trial] = field(default_factory=dict, repr=False)  # those of their kernels
 
     @cached_property
     def base(self) -> Base:
@@ -110,58 +118,116 @@ class Session:
         return best
 
     def restore(self, trials: Sequence[Trial]) -> None:
-        """Adds the last attempt of each text from earlier sessions on this problem whose text still exists."""
+        """Takes up the answers of the run's earlier starts, whose trials are not repeated, with the incumbent that they
+        began with; and adds the last attempt of each text from other sessions on this problem before the run's, where
+        its text still exists."""
+        history = self.chat.history
+        self._answers = deque(history.answers(self.problem))
+        if fields := history.state(self.problem, INCUMBENT):
+            with suppress(UserError):  # illegal by now, or its text is gone
+                self.incumbent = parse(fields)
         for trial in trials:
             if trial.problem != self.problem or trial.proposer != PROPOSER or trial.environment != self.executor.name:
                 continue
-            try:
-                record = parse(trial.record)
-                draft = Draft("incumbent", "", *kernel.as_text(record, ""))
-            except UserError:  # illegal, or its text is gone
-                continue
-            proven = Proof(trial.outcome, trial.reason, trial.reason)
-            self.attempts.append(Attempt(draft, trial, proven, record, reward.of_trials([trial], self.settings.reward)))
+            if trial.run == self.run_name and self._answers:
+                self._ended_trials[_key(trial)] = trial
+            elif not self._ended_trials:
+                self._restore(trial)
+        if self._answers:
+            self.say(f"writer: takes up {len(self._answers)} answers and {len(self._ended_trials)} trials")
+
+    def _restore(self, trial: Trial) -> None:
+        try:
+            record = parse(trial.record)
+            draft = Draft("incumbent", "", *kernel.as_text(record, ""))
+        except UserError:  # illegal, or its text is gone
+            return
+        self.attempts.append(self._of_stored(draft, trial, record))
+
+    def _of_stored(self, draft: Draft, trial: Trial, record: Record | None) -> Attempt:
+        """The attempt of a stored trial."""
+        state = self.chat.history.state(self.problem, _key(trial)) or {}
+        report = state.get("report") or trial.reason
+        proven = Proof(trial.outcome, trial.reason, report, counters=state.get("counters") or {})
+        return Attempt(draft, trial, proven, record, reward.of_trials([trial], self.settings.reward))
 
     def run(self) -> list[Attempt]:
-        """All rounds; the attempts so far."""
-        idle = 0
-        for number in range(1, self.settings.rounds + 1):
+        """All rounds; the attempts so far. An answered question is a round, also of an earlier start."""
+        if self.chat.history.state(self.problem, INCUMBENT) is None:
+            self.chat.keep(self.problem, INCUMBENT, self.incumbent.model_dump(mode="json"))
+        idle, number = 0, 1
+        while number <= self.settings.rounds and idle < self.settings.patience:
             before = len(self.attempts)
-            available = self._round(number)
+            try:
+                self._round(number)
+                number += 1
+            except Unavailable as error:
+                self.say(f"writer: {error}")
+                if error.for_good:
+                    self.unavailable = error
+                    break
+                if self._waits():
+                    continue
+                self.pause(error.retry_after or MIN_BACKOFF_S)
             idle = 0 if len(self.attempts) > before else idle + 1
-            if not available or idle >= self.settings.patience:
-                break
         self._learn()
         return self.attempts
 
-    def _round(self, number: int) -> bool:
-        """One question with its corrections; whether the model may be asked again."""
+    def _waits(self) -> bool:
+        """Waits for a server that asked for time or is overloaded; whether it may be asked again."""
+        waiting = "writer: waits {:.0f} s, after which the server may be asked again"
+        return self.chat.wait_for_server(lambda: False, lambda seconds: self.say(waiting.format(seconds)))
+
+    def _round(self, number: int) -> None:
+        """One question with its corrections. Raises Unavailable."""
         bases, count = self._bases(), self.settings.kernels
-        messages = [Message("system", prompt.system()), Message("user", self._question(bases))]
-        for _ in range(1 + RETRIES):
-            request = Request(tuple(messages), answers.schema())
-            try:
-                reply = self.chat.ask(request, self.problem)
-            except Unavailable as error:
-                self.say(f"writer: {error}")
-                if not error.for_good and number < self.settings.rounds:
-                    self.pause(error.retry_after or MIN_BACKOFF_S)
-                return not error.for_good
+        messages: tuple[Message, ...] = ()
+        for turn in range(1 + RETRIES):
+            stored = self._stored_answer(turn)
+            if stored is None:
+                if turn and self._answers:
+                    return  # the next answer is to another question
+                messages = messages or (Message("system", prompt.system()), Message("user", self._question(bases)))
+                request = Request(messages, answers.schema())
+                reply = self._ask(request)
+            else:
+                request, reply = Request(stored.messages, answers.schema()), stored.reply
             if reply.refusal:
                 self.say(f"writer: the model refused: {reply.refusal[:200]}")
-                return True
+                self._conclude(request, reply, (), [f"refused: {reply.refusal}"])
+                return
             drafts, faults = answers.drafts(reply, bases, count)
             earlier = len(self.attempts)
             refused = self._try(drafts, number)
             faults += refused
-            self._conclude(request, reply, self.attempts[earlier:], faults)
+            if stored is None or not self.chat.history.concluded(stored.key):
+                self._conclude(request, reply, self.attempts[earlier:], faults)
             count -= len(drafts) - len(refused)
             if not faults or count < 1:
-                return True
-            for fault in dict.fromkeys(faults):
-                self.say(f"writer: {fault}")
-            messages += [Message("assistant", reply.text), Message("user", prompt.correction(faults, count))]
-        return True
+                return
+            if not self._answers:
+                for fault in dict.fromkeys(faults):
+                    self.say(f"writer: {fault}")
+            correction = Message("user", prompt.correction(faults, count))
+            messages = (*request.messages, Message("assistant", reply.text), correction)
+
+    def _stored_answer(self, turn: int) -> Exchange | None:
+        """The next answer of an earlier start, if it is one to a question (``turn`` 0) or to a correction."""
+        while self._answers and not turn and len(self._answers[0].messages) > TURNS:
+            self._answers.popleft()
+        if self._answers and (len(self._answers[0].messages) > TURNS) == bool(turn):
+            return self._answers.popleft()
+        return None
+
+    def _ask(self, request: Request) -> Reply:
+        """Asks again where a server asks for time in the midst of a round."""
+        while True:
+            try:
+                return self.chat.ask(request, self.problem)
+            except Unavailable as error:
+                if error.for_good or not self._waits():
+                    raise
+                self.say(f"writer: {error}")
 
     def _conclude(self, request: Request, reply: Reply, attempts: Sequence[Attempt], faults: Sequence[str]) -> None:
         """Adds the reward of an answer to the transcript: the mean over its kernels, or that of a failure without
@@ -183,11 +249,19 @@ class Session:
                 continue
             attempt = self.attempt(draft)
             self.attempts.append(attempt)
-            self.store([attempt.trial])
-            self.say(f"round {number}: {_line(attempt)}")
+            if self._ended_trials.pop(_key(attempt.trial), None) is None:
+                self._keep(attempt)
+                self.say(f"round {number}: {_line(attempt)}")
             if attempt.record is None:
                 faults.append(f"a kernel is illegal: {attempt.trial.reason}")
         return faults
+
+    def _keep(self, attempt: Attempt) -> None:
+        """Stores what a restart needs of an attempt; the trial last, since what has one is not tried again."""
+        details = {"report": attempt.proof.report, "counters": attempt.proof.counters}
+        if any(details.values()):
+            self.chat.keep(self.problem, _key(attempt.trial), details)
+        self.store([attempt.trial])
 
     def attempt(self, draft: Draft) -> Attempt:
         """How a draft ends. Nothing of its text runs on this machine."""
@@ -199,6 +273,8 @@ class Session:
         except IllegalRecord as error:
             return self._illegal(draft, str(error))
         catalog.keep_text(draft.text, places.user_data() / "sources", device_text.digest(draft.text))
+        if (trial := self._ended_trials.get(_key(self._trial(record, "measured", Proof("measured"))))) is not None:
+            return self._of_stored(draft, trial, record)
         proven = proof.prove(record, self.settings.bounds)
         if not proven.right:
             return self._ended(draft, self._trial(record, proven.outcome, proven), proven, record)
@@ -258,10 +334,9 @@ class Session:
         for label, attempt in self._contrast().items():
             assert attempt.record is not None
             profiled = self.profiler.profile(attempt.record)
-            counters = attempt.proof.verdict.counters if attempt.proof.verdict else {}
             yield attempt.trial.cost, prompt.Variant(
                 label, _time(attempt.trial), attempt.draft.why, attempt.draft.launch, attempt.draft.text,
-                [*evidence.lines(attempt.record, profiled, counters), *self._measured(attempt.record)],
+                [*evidence.lines(attempt.record, profiled, attempt.proof.counters), *self._measured(attempt.record)],
                 evidence.listing(profiled) if label == "best1" else (),
             )  # fmt: skip
 
@@ -329,3 +404,9 @@ def _line(attempt: Attempt) -> str:
     trial = attempt.trial
     how = _time(trial) if trial.measured else trial.reason
     return f"{trial.outcome}: {how}; reward {attempt.reward:.3f}"
+
+
+def _key(trial: Trial) -> str:
+    """Equal for trials of one text with one launch."""
+    fields = {name: value for name, value in trial.record.items() if name != "origin"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:32]
