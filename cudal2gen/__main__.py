@@ -1,5 +1,16 @@
-"""``python -m cudal2gen`` is the ``cudal2gen`` command."""
+"""``python -m cudal2gen`` and the ``cudal2gen`` command."""
 
-from cudal2gen.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """Runs the command line of this process; until that is imported, Ctrl-C ends the process without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from cudal2gen.cli import main
+
+    main()
+
+
+if __name__ == "__main__":
+    main()

@@ -20,16 +20,21 @@ def shipped(name: str) -> Path:
     return (checkout() or PACKAGE) / name
 
 
+def _home() -> Path:
+    """The user's home; ``/~``, which nobody can write to, for a user without one, as in some containers."""
+    return Path("/", os.path.expanduser("~"))  # noqa: PTH111 - pathlib's raises an error of its own
+
+
 def user_data() -> Path:
     """The user's folder for an edited catalog."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "cudal2gen"
+    return Path(os.environ.get("XDG_DATA_HOME") or _home() / ".local/share") / "cudal2gen"
 
 
 def user_cache() -> Path:
     """The user's folder for files that can be made again; ``CUDAL2GEN_CACHE_DIR`` moves it."""
     if configured := os.environ.get("CUDAL2GEN_CACHE_DIR"):
         return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cudal2gen"
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "cudal2gen"
 
 
 def catalog() -> Path:
@@ -61,3 +66,25 @@ def build_dir() -> Path:
         return Path(configured)
     root = checkout()
     return root / "build" if root is not None else user_cache() / "build"
+
+
+def results() -> Path:
+    """The folder of the stores: ``CUDAL2GEN_RESULTS``, the checkout's ``results``, or the user's data folder."""
+    if configured := os.environ.get("CUDAL2GEN_RESULTS"):
+        return Path(configured)
+    root = checkout()
+    return (root if root is not None else user_data()) / "results"
+
+
+def remedy(path: Path) -> str:
+    """What moves a path that cannot be used, as the end of a sentence: the variables that name the folders around it,
+    or the folders that could not be made below it. Empty for a path that the user named."""
+    folders = {
+        "CUDAL2GEN_RESULTS": results(),
+        "CUDAL2GEN_CATALOG": editable_catalog(),
+        "CUDAL2GEN_BUILD_DIR": build_dir(),
+        "CUDAL2GEN_CACHE_DIR": user_cache(),
+    }
+    within = [name for name, folder in folders.items() if path.is_relative_to(folder)]
+    names = within[:1] or [name for name, folder in folders.items() if folder.is_relative_to(path)]
+    return f"; name another place by {' and '.join(names)}" if names else ""

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -140,8 +141,12 @@ def _installed(nvcc: Path | None, *_variables: str | None) -> Toolchain:
     for candidate in nvcc_candidates(nvcc):
         try:
             root, version = _interrogate(candidate)
-        except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        except (OSError, ValueError) as error:
             faults.append(f"{candidate} does not run or answer like nvcc ({error})")
+            continue
+        except subprocess.CalledProcessError as error:
+            words = (error.stderr or error.stdout).strip().splitlines() or [f"exit code {error.returncode}"]
+            faults.append(f"{candidate} does not run or answer like nvcc ({words[-1]})")
             continue
         if version.split(".")[0] == "13":
             return Toolchain(candidate, root / "bin/ptxas", root / "include", cutlass, version, cutlass_version)
@@ -165,6 +170,8 @@ def _interrogate(nvcc: Path) -> tuple[Path, str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of compilers without variables that change their output: the digest does not cover them."""
+    """The environment of compilers without variables that change their output: the digest does not cover them. Their
+    temporary folder is Python's, which exists: nvcc fails where TMPDIR does not."""
     variables = {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
-    return {name: value for name, value in os.environ.items() if name not in variables}
+    kept = {name: value for name, value in os.environ.items() if name not in variables}
+    return kept | {"TMPDIR": tempfile.gettempdir()}

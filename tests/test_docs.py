@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import typer
 
 from cudal2gen import cli
+from cudal2gen.cli.program import USAGE_ERROR
 from cudal2gen.kernel import FAMILIES, Problem
 from tests.commands import run
 
@@ -108,17 +110,43 @@ def commands() -> dict[str, set[str]]:
     return options_by_command
 
 
-def test_commands_and_options_exist(checkout: Path) -> None:
-    options_by_command = commands()
+def command_lines(text: str) -> list[list[str]]:
+    """The words of each command in the blocks of a page, which a reader copies, without those of a checked program."""
+    lines = re.findall(r"^ *(?:\$ )?(cudal2gen [a-z].*)$", text, re.MULTILINE)
+    commands = [part for line in lines for part in re.sub(r"\s+#.*", "", line).split("; ")]
+    return [shlex.split(command)[1:] for command in commands]
+
+
+def test_command_lines_of_readme_and_docs_parse(checkout: Path) -> None:
+    """By the parser of each verb, which knows options, their values and how many arguments there are."""
+    group = typer.main.get_command(cli.app)
     verbs = set()
-    for path in pages(checkout):
-        for line in re.findall(r"^cudal2gen (.*?)(?:\s{2,}#.*)?$", path.read_text(), re.MULTILINE):
-            verb, *words = line.split(" -- ")[0].split()  # what stands behind is a checked program's
-            assert verb in options_by_command, f"{path.name}: {line}"
-            for option in (word.split("=")[0] for word in words if word.startswith("--")):
-                assert option in options_by_command[verb], f"{path.name}: {line}"
+    for path in [checkout / "README.md", *pages(checkout)]:
+        for verb, *words in command_lines(path.read_text()):
+            if "|" in " ".join(words):
+                continue  # a summary of alternatives
+            command = group.commands[verb]  # type: ignore[attr-defined]
+            try:
+                command.make_context(verb, list(words))
+            except USAGE_ERROR as error:
+                pytest.fail(f"{path.name}: {verb} {shlex.join(words)}: {error.format_message()}")  # type: ignore[attr-defined]
             verbs.add(verb)
-    assert {"bench", "validate", "pack", "show"} <= verbs
+    assert verbs >= set(commands()) - {"contribute", "grade"}, "every other verb has a line to copy"
+
+
+def test_commands_within_sentences_exist(checkout: Path) -> None:
+    options_by_command = commands()
+    mentioned = set()
+    for path in [checkout / "README.md", *pages(checkout)]:
+        if path.name == "CHANGELOG.md":
+            continue  # of earlier versions
+        for verb, rest in re.findall(r"`cudal2gen ([a-z][a-z-]*)([^`]*)`", path.read_text()):
+            assert verb in options_by_command, f"{path.name}: {verb}"
+            words = shlex.split(rest.split(" -- ")[0])
+            for option in (word.split("=")[0] for word in words if re.match("--[a-z]", word)):
+                assert option in options_by_command[verb], f"{path.name}: {verb} {option}"
+            mentioned.add(verb)
+    assert {"check", "grade", "pack"} <= mentioned
 
 
 def test_files_that_are_named_exist(checkout: Path) -> None:

@@ -193,15 +193,15 @@ def _compile(command: Sequence[str], target: Path, folder: Path, seconds: float 
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         code, output = process_tree.output([*command, "-o", str(scratch)], environment(), seconds, folder)
+        if code:
+            lines = [line for line in output.splitlines() if line.strip()]
+            faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined|multiple definition", line)]
+            raise Failure("nvcc failed:\n" + "\n".join((faults or lines)[:12]))
+        scratch.replace(target)
     except subprocess.TimeoutExpired:
-        scratch.unlink(missing_ok=True)
         raise Failure(f"nvcc did not end within {seconds:.0f} s") from None
-    if code:
+    finally:
         scratch.unlink(missing_ok=True)
-        lines = [line for line in output.splitlines() if line.strip()]
-        faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined|multiple definition", line)] or lines
-        raise Failure("nvcc failed:\n" + "\n".join(faults[:12]))
-    scratch.replace(target)
 
 
 def _digest(*parts: str | bytes) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
+from cudal2gen import places
 from cudal2gen.errors import LONGEST, MissingTool, UserError, WrongInput, brief, printable
 
 EXIT_FAILED, EXIT_USAGE, EXIT_TOOL = 1, 2, 3
@@ -41,6 +44,20 @@ def report(failure: UserError | OSError) -> int:
         for line in filter(None, str(failure).split("\n")):
             error(line)
         return next(code for kind, code in EXIT_CODES if isinstance(failure, kind))
-    where = os.fsdecode(failure.filename) if isinstance(failure.filename, str | bytes) else "output"
-    error(f"{where}: {failure.strerror or failure}")
+    reason = failure.strerror or failure
+    if isinstance(failure.filename, str | bytes):
+        path = os.fsdecode(failure.filename)
+        error(f"{path}: {reason}{places.remedy(Path(path))}")
+    elif failure.errno == errno.ENOENT and not _has_folder():
+        error("the current folder was removed; change to another one")
+    else:
+        error(f"output: {reason}")
     return EXIT_FAILED
+
+
+def _has_folder() -> bool:
+    """Whether the folder that this process runs in still has a path."""
+    try:
+        return bool(Path.cwd())
+    except FileNotFoundError:
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import warnings
@@ -15,7 +14,7 @@ import typer
 from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 from typer.core import TyperGroup
 
-from cudal2gen.cli import signals
+from cudal2gen.cli import signals, streams
 from cudal2gen.cli.messages import EXIT_FAILED, EXIT_USAGE, error, note, report
 from cudal2gen.errors import LONGEST, SkippedLine, UserError, brief
 
@@ -140,22 +139,18 @@ def settings(
 
 def main() -> None:
     """Entry point of the ``cudal2gen`` command; an output that cannot be written is exit code 1."""
-    import signal
-
-    # A reader that closes the pipe, as `head` does, ends this program without a message.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    written = streams.prepare()
     signals.handle()
-    if sys.stdout is None:  # `>&-`
+    if not written:  # `>&-`
         error("standard output is closed; send it to a file or to /dev/null")
         sys.exit(EXIT_FAILED)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
         try:
             app(prog_name="cudal2gen")
         finally:
             sys.stdout.flush()
     except OSError as failure:
-        # Python flushes stdout once more at exit, and what is still in its buffer would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(report(failure))
+        streams.discard(1)
+        ended = failure.__context__
+        is_reported = isinstance(ended, SystemExit) and isinstance(ended.__context__, OSError)
+        sys.exit(ended.code if isinstance(ended, SystemExit) and is_reported else report(failure))

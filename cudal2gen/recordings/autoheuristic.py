@@ -19,7 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from cudal2gen.element import F16
-from cudal2gen.errors import WrongInput
+from cudal2gen.errors import WrongInput, reading
 from cudal2gen.kernel import Layout, Problem
 from cudal2gen.kernel.problem import VECTOR
 
@@ -123,7 +123,7 @@ def timings(path: Path) -> Iterator[Row]:
 def _timings(path: Path) -> Iterator[Row]:
     # A file has a hundred rows of each product, and of each choice, so each is read once.
     product, choice = cache(_product), cache(_choice)
-    with path.open(encoding="utf-8", errors="replace", newline="") as lines:
+    with reading(path), path.open(encoding="utf-8", errors="replace", newline="") as lines:
         gpu = _gpu(next(lines, ""))
         if gpu is None:
             return

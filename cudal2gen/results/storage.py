@@ -26,10 +26,7 @@ _MEASUREMENT: TypeAdapter[Environment | Measurement] = TypeAdapter(
 
 def store(name: str = "verdicts") -> Path:
     """The file ``<name>.jsonl`` in ``CUDAL2GEN_RESULTS``, the checkout's ``results``, or the user's data folder."""
-    if configured := os.environ.get("CUDAL2GEN_RESULTS"):
-        return Path(configured) / f"{name}.jsonl"
-    root = places.checkout()
-    return (root / "results" if root is not None else places.user_data() / "results") / f"{name}.jsonl"
+    return places.results() / f"{name}.jsonl"
 
 
 def append(lines: Iterable[Line], path: Path | None = None) -> None:

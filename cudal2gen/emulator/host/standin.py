@@ -36,7 +36,8 @@ def cache_dir() -> Path:
     if own:
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "cudal2gen"
+    home = Path("/", os.path.expanduser("~"))  # noqa: PTH111 - /~ for a user without a home, where pathlib's raises
+    return (Path(base) if base else home / ".cache") / "cudal2gen"
 
 
 @cache
