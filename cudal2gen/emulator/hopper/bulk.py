@@ -63,7 +63,8 @@ class Bulk:
     what a store reads counts as being read until its group has been waited for.
 
     Per lane: ``open`` are the ticks of its stores that no group holds yet, ``groups`` those of each committed group
-    that has not been waited for, oldest first.
+    that has not been waited for, oldest first. ``writes`` are the writes to global memory of each committed group whose
+    end has not been waited for (``.read`` waits for reads only), and last of those that no group holds yet.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Bulk:
         self.swizzled: dict[tuple[int, int, int], Array] = {}
         self.open: dict[int, list[int]] = {}
         self.groups: dict[int, list[list[int]]] = {}
+        self.writes: dict[int, list[list[GlobalAccess]]] = {}
         # The instruction of each lane's last store.
         self.sites: dict[int, int] = {}
 
@@ -194,8 +196,20 @@ class Bulk:
             else:
                 device.hazards.before_write(access, None)
             device.mark(access)
+            self._begin_write(access, [lane])
         else:
-            device.hazards.before_read(access)
+            device.hazards.before_copy(access)
+
+    def _begin_write(self, access: GlobalAccess, lanes: list[int]) -> None:
+        """A store's write is under way until the lanes have waited for their groups."""
+        if not self.hazards:
+            return
+        self.device.hazards.begin_copy(access)
+        of_lane = self.batch.everyone if access.lanes is None else access.lanes
+        for lane in lanes:
+            own = of_lane == lane
+            part = access if len(lanes) == 1 else access._replace(lanes=of_lane[own], offset=access.offset[own])
+            self.writes.setdefault(lane, [[]])[-1].append(part)
 
     # --- loads ---
 
@@ -418,6 +432,7 @@ class Bulk:
         access = GlobalAccess(buffer, np.repeat(lanes, lines.size), offset, 16, site)
         self.device.hazards.before_write(access, None)
         self.device.mark(access)
+        self._begin_write(access, lanes.tolist())
         arena.views[16][offset >> SHIFT[16]] = self.shared.views[16].take(at).reshape(-1)
         self.launch.version += 1
         return True
@@ -493,14 +508,19 @@ class Bulk:
             ticks = self.open.pop(lane, None)
             if ticks is not None or lane in self.groups:
                 self.groups.setdefault(lane, []).append(ticks or [])
+            if lane in self.writes:
+                self.writes[lane].append([])
 
-    def wait(self, pending: int, m: Mask) -> None:
-        """cp.async.bulk.wait_group(.read): all but the ``pending`` newest groups have read their source."""
+    def wait(self, pending: int, reads: bool, m: Mask) -> None:
+        """cp.async.bulk.wait_group: all but the ``pending`` newest groups are complete, or (``reads``) have read their
+        source."""
         if not self.hazards:
             return
         self.launch.tick += 1
         done = []
         for lane in self._lanes(m):
+            if not reads and lane in self.writes:
+                self._end_writes(lane, pending)
             groups = self.groups.get(lane)
             if groups is not None and len(groups) > pending:
                 self.groups[lane] = groups[len(groups) - pending :] if pending else []
@@ -518,6 +538,15 @@ class Bulk:
             clock = self.clocks.empty()
             self.clocks.set(clock, self.clocks.bulk_column(row, index), min(left, default=self.launch.tick))
             self.clocks.acquire(np.array([lane for lane in done if lane >> 5 == warp]), clock)
+
+    def _end_writes(self, lane: int, pending: int) -> None:
+        """The writes of all but a lane's ``pending`` newest groups are complete."""
+        *groups, still_open = self.writes[lane]
+        ended = max(0, len(groups) - pending)
+        for group in groups[:ended]:
+            for access in group:
+                self.device.hazards.end_copy(access)
+        self.writes[lane] = [*groups[ended:], still_open]
 
     def exited(self, row: int) -> None:
         """A CTA has ended: no bulk store may still read its shared memory."""

@@ -14,7 +14,7 @@ from cudal2gen.emulator.memory.flags import Side
 from cudal2gen.emulator.memory.order import Clock
 from cudal2gen.emulator.memory.places import ROW, Form, Places, Rows, put, take
 from cudal2gen.emulator.memory.shared import SharedMemory
-from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask
+from cudal2gen.emulator.state.arrays import MOVER, SHIFT, Array, Mask, distinct
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
 from cudal2gen.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_of
@@ -291,6 +291,13 @@ class DeviceMemory:
                 written[relative + k] = 1
 
     # --- flags and fences ---
+
+    def fence_proxy(self, m: Mask) -> None:
+        """fence.proxy.async of global memory by the lanes of ``m``."""
+        if self.launch.options.hazards:
+            self.launch.tick += 1
+            for row in distinct(self.batch.row_of[self.batch.lanes(m)]).tolist():
+                self.state.proxy_fences[int(self.batch.ctas[row])] = self.launch.tick
 
     def _flags(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 from cudal2gen.emulator.memory.arena import Buffer
 from cudal2gen.emulator.memory.device_state import DeviceState
 from cudal2gen.emulator.memory.places import ROW, Form, Places, Rows, put, take
-from cudal2gen.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, Run, Tags
+from cudal2gen.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, Run, Tags
 from cudal2gen.emulator.state.arrays import SHIFT, Array
 from cudal2gen.emulator.state.batch import BatchState
 from cudal2gen.emulator.state.clocks import Clocks
@@ -115,6 +115,48 @@ class DeviceHazards:
             if bad.any():
                 self._report("read-only-path", "reads by ld.global.nc what this launch has written", access, bad)
                 return
+
+    # --- bulk copies
+
+    def begin_copy(self, access: GlobalAccess) -> None:
+        """A bulk store's write, checked and tagged, is under way until its group is complete."""
+        tags = self.state.tags(access.buffer, self.launch.recording)
+        if tags.copied is None:
+            tags.copied = np.zeros(tags.granules, bool)
+        moment = UNDER_WAY << TICK_SHIFT | self._moment(access.strong) & SCOPE << SCOPE_SHIFT
+        for touched in self._granules(access):
+            put(tags.written, touched, self.batch.gthread[access.lanes] | moment)
+            put(tags.copied, touched, True)
+
+    def end_copy(self, access: GlobalAccess) -> None:
+        """What is still there of a bulk store's write is complete, as if its lanes had written it now."""
+        tags = self.state.tags(access.buffer, self.launch.recording)
+        stamp = self._stamp(access.lanes, access.strong)
+        for touched in self._granules(access):
+            old = take(tags.written, touched)
+            still = (old >> TICK_SHIFT == UNDER_WAY) & (old & THREAD == stamp & THREAD)
+            put(tags.written, touched, np.where(still, stamp, old))
+
+    def before_copy(self, access: GlobalAccess) -> None:
+        """A bulk copy's read: a fence of proxies stands between it and what threads have written, in their CTA or in
+        that of whoever copies."""
+        self.before_read(access)
+        tags = self.state.tags(access.buffer, self.launch.recording)
+        if not self.hazards or not tags.is_written:
+            return
+        own = int(self.batch.ctas[self.batch.row_of[access.lanes[0]]]) if access.lanes is not None else 0
+        fences = self.state.proxy_fences
+        for touched in self._granules(access):
+            written = take(tags.written, touched)
+            generic = written != 0
+            if tags.copied is not None:
+                generic &= ~take(tags.copied, touched)
+            for tag in np.unique(written[generic]).tolist():
+                writer, tick = (tag & THREAD) // self.batch.width, tag >> TICK_SHIFT
+                if max(fences.get(writer, 0), fences.get(own, 0)) <= tick:
+                    text = "a bulk copy reads what a thread wrote to global memory without a fence.proxy.async between"
+                    self._report("proxy-fence", text, access, written == tag)
+                    return
 
     def _report(self, kind: str, text: str, access: GlobalAccess, bad: Array, doubtful: bool = False) -> None:
         """A finding of the ``bad`` ones of an access's lanes."""
@@ -364,10 +406,12 @@ class DeviceHazards:
         relation = "in the same CTA" if index == batch.cta_index(int(batch.row_of[lanes[first]])) else "in another CTA"
         both_strong = strong and int(tags[first]) >> SCOPE_SHIFT & SCOPE
         mixed = both_strong and not np.broadcast_to(origin.alike(strong), len(tags))[first]
-        sizes = ": both are strong, but of different sizes" if mixed else ""
+        why = ": both are strong, but of different sizes" if mixed else ""
+        if int(tags[first]) >> TICK_SHIFT == UNDER_WAY:
+            why = ": nothing has waited for that bulk store (cp.async.bulk.wait_group, without .read)"
         batch.report_lanes(
             kind,
-            f"{hazard} by a thread {relation}, with no barrier or release and acquire between{sizes}",
+            f"{hazard} by a thread {relation}, with no barrier or release and acquire between{why}",
             access.site,
             lanes[bad],
             int(access.offset[first]) + arena.base,

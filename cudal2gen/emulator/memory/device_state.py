@@ -43,6 +43,8 @@ class DeviceState:
         self.granule_shift = SHIFT[granule]
         self.symbols = symbols or {}
         self.order = GlobalOrder(-(-threads // 32) * 32)
+        # CTA -> the tick of its last proxy fence between threads and bulk copies in global memory.
+        self.proxy_fences: dict[int, int] = {}
         # (CTA, scope) -> the tick of its last release to the proxy of tensor maps.
         self.map_releases: dict[tuple[int, Scope], int] = {}
         self._tags: dict[int, Tags] = {}

@@ -15,6 +15,8 @@ from cudal2gen.emulator.state.arrays import Array
 THREAD = (1 << 32) - 1
 SCOPE_SHIFT, SCOPE = 32, 3
 TICK_SHIFT = 34
+# The tick of writes that are under way: no synchronisation orders them before another thread.
+UNDER_WAY = (1 << 29) - 1
 # Most runs of a buffer; beyond them its tags are kept granule by granule.
 MAX_RUNS = 4096
 
@@ -81,7 +83,7 @@ class Tags:
     """
 
     __slots__ = (
-        "_read", "_read_runs", "_written", "_written_runs", "granules", "read_at", "read_only", "read_sizes",
+        "_read", "_read_runs", "_written", "_written_runs", "copied", "granules", "read_at", "read_only", "read_sizes",
         "written_at", "written_sizes",
     )  # fmt: skip
 
@@ -90,6 +92,8 @@ class Tags:
         self._written_runs, self._read_runs = Runs(), Runs()
         self._written: Array | None = None
         self._read: Array | None = None
+        # Granules that a bulk store has written, once there are any.
+        self.copied: Array | None = None
         # Granules read through the read-only path, once there are any.
         self.read_only: Array | None = None
         # Sizes of strong accesses (codes of ``state.scopes``), made at the first one; those of weak accesses are stale.

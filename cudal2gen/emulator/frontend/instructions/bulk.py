@@ -82,4 +82,4 @@ def commit(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 @instruction("cp.async.bulk.wait_group", writes=Writes.MEMORY, hopper=True, mutations=(drop, weaken, swap))
 def wait(e: Emitter, ins: Instr) -> None:
     """cp.async.bulk.wait_group."""
-    e.line(f"C.wait({e.literal(ins.operands[0])}, {e.mask()})")
+    e.line(f"C.wait({e.literal(ins.operands[0])}, {'read' in ins.parts}, {e.mask()})")

@@ -88,6 +88,8 @@ def fence_proxy(e: Emitter, ins: Instr) -> None:
     mask = e.mask()
     if "global" not in ins.parts:
         e.line(f"S.fence_proxy({mask})")
+    if not any("shared" in part for part in ins.parts):
+        e.line(f"G.fence_proxy({mask})")
     e.line(f"B.fence_init({mask})")
 
 
