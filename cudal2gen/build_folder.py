@@ -52,11 +52,11 @@ class Locks:
     They belong to the open file, so threads of one process exclude each other too.
     """
 
-    # Linux's F_OFD_SETLK and F_OFD_SETLKW, which the fcntl module names from Python 3.9 on only where libc does.
-    SET, SET_WAIT = 37, 38
+    # Linux's F_OFD_GETLK, F_OFD_SETLK and F_OFD_SETLKW, which the fcntl module names only where libc does.
+    GET, SET, SET_WAIT = 36, 37, 38
 
-    def __init__(self, root: Path) -> None:
-        self._file = (root / ".lock").open("a+b")
+    def __init__(self, root: Path, file: str = ".lock") -> None:
+        self._file = (root / file).open("a+b")
 
     def __enter__(self) -> Locks:
         return self
@@ -81,15 +81,20 @@ class Locks:
         finally:
             self._call(self.SET, fcntl.F_UNLCK, name)
 
+    def held_elsewhere(self, name: str) -> bool:
+        """Whether another holder has the lock of ``name``; it is not touched."""
+        (kind,) = struct.unpack_from("h", self._call(self.GET, fcntl.F_WRLCK, name))
+        return bool(kind != fcntl.F_UNLCK)
+
     def release_all(self) -> None:
         """Releases every lock of this file."""
         self._lock(self.SET, fcntl.F_UNLCK, 0, 0)
 
-    def _call(self, command: int, kind: int, name: str) -> None:
-        self._lock(command, kind, int(hashlib.sha256(name.encode()).hexdigest()[:15], 16), 1)
+    def _call(self, command: int, kind: int, name: str) -> bytes:
+        return self._lock(command, kind, int(hashlib.sha256(name.encode()).hexdigest()[:15], 16), 1)
 
-    def _lock(self, command: int, kind: int, start: int, length: int) -> None:
-        fcntl.fcntl(self._file, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
+    def _lock(self, command: int, kind: int, start: int, length: int) -> bytes:
+        return fcntl.fcntl(self._file, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
 
 
 def writable(folder: Path) -> tuple[bool, str]:

@@ -560,6 +560,30 @@ def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) ->
     assert binding.Cuda(1).stream() == 2001, "where torch lacks the short way"
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_capture_is_seen_on_either_device(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tensors, and the current one, which may be another."""
+    current, captured = [0], {0}
+
+    @contextmanager
+    def entered(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="NVIDIA H200"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] in captured)
+    cards = [binding.Cuda(index) for index in range(count)]
+    assert [card.capturing() for card in cards] == [True] * count
+    captured.clear()
+    assert [card.capturing() for card in cards] == [False] * count
+    captured.add(1)
+    assert [card.capturing() for card in cards] == [False, True][:count]
+    assert current == [0]
+
+
 def test_one_of_several_devices_is_made_current(
     device: EmulatedDevice, operator_device: OperatorDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,12 @@ from cudal2gen.operators.binding import Device
 from cudal2gen.operators.contests import Arguments, Contest, copies
 from cudal2gen.operators.products import Request
 from cudal2gen.operators.races import Autotuner, Contests, Mode, Target
-from cudal2gen.operators.tuned import Store
+from cudal2gen.operators.tuned import Raced, Store
 
+KEPT = (
+    "what was measured counts until this process ends; make room there or allow writing, or name another folder by "
+    "CUDAL2GEN_RESULTS"
+)
 Opened = Callable[[Kernel], OpenKernel]  # raises LaunchError, GpuError or OSError
 
 
@@ -56,21 +60,34 @@ class Autotuning:
         return self._tuners[index]
 
     def table(self, table: Table, index: int, device: Device) -> Table:
-        """A pack's table with what calls measured by themselves; where that cannot be read, the pack's alone."""
+        """A pack's table with what calls measured by themselves."""
+        return self.raced(table, index, device).whole
+
+    def raced(self, table: Table, index: int, device: Device) -> Raced:
+        """The same, also without what was measured when there were other kernels; where that cannot be read, with what
+        this process has read before."""
         tuner = self.tuner(index, device) if self.mode != "off" else None
         if tuner is None:
-            return table
+            return Raced(table, table)
         try:
-            return tuner.table(table)
+            return tuner.store.raced(table)
         except (OSError, WrongInput) as error:
             self.stop(error, index)
-            return table
+            remembered = tuner.store.remembered(table)
+            return Raced(remembered, remembered)
 
     def stop(self, error: Exception, index: int) -> None:
-        """Ends races after a failed one; for good if the store cannot be used."""
-        self._warn(f"no autotuning: {error}")
-        if isinstance(error, OSError | WrongInput):
-            self._tuners[index] = None
+        """Ends races after a failed one; for good if the store cannot be used, from which on nothing new is measured
+        and what is known stays in use."""
+        tuner = self._tuners.get(index)
+        if not isinstance(error, OSError | WrongInput) or tuner is None:
+            self._warn(f"no autotuning: {error}")
+        elif not tuner.halted:
+            tuner.halted = True
+            reason = str(error)
+            if isinstance(error, OSError):
+                reason = f"cannot use {error.filename or tuner.store.file}: {error.strerror or error}"
+            self._warn(f"no autotuning: {reason}; {KEPT}")
 
     def drop(self) -> None:
         """Ends the race in the background."""
@@ -142,13 +159,13 @@ class Race:
     def _targets(self, hot: bool) -> Iterator[tuple[Entry, Target]]:
         """What is to be measured, each when it is asked for; behind a fused kernel that wins nothing."""
         for entry in self._entries:
-            tuner, table = self._alive(), self._tuning.table(self._table, self._index, self._device)
+            tuner, raced = self._alive(), self._tuning.raced(self._table, self._index, self._device)
             if tuner is None:
                 return
-            if target := tuner.target(table, entry.problem, entry.products, hot=hot):
+            if target := tuner.target(raced.current, entry.problem, entry.products, hot=hot):
                 yield entry, target
-                table = self._tuning.table(self._table, self._index, self._device)
-            if buckets.wins(table, entry.problem, entry.products):
+                raced = self._tuning.raced(self._table, self._index, self._device)
+            if buckets.wins(raced.whole, entry.problem, entry.products):
                 return
 
     def _steps(self, tuner: Autotuner, arguments: Arguments, hot: bool) -> Iterator[None]:

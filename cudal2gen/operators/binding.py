@@ -60,7 +60,11 @@ class Device(Protocol):
         """The device for calls from C++; None where only Python has its memory."""
         ...
 
-    def capturing(self) -> bool: ...
+    def capturing(self) -> bool:
+        """Whether a graph is captured, by its current stream or by that of the current device: what waits for any
+        device may end a capture of another."""
+        ...
+
     def meter(self) -> Meter:
         """Its clock. Raises GpuError where none can be read."""
         ...
@@ -94,7 +98,11 @@ class Cuda:
         return CudaMeter(self._index)
 
     def capturing(self) -> bool:
-        return bool(self._torch.cuda.is_current_stream_capturing())
+        captures = self._torch.cuda.is_current_stream_capturing  # the current device's
+        if captures() or self.alone:
+            return bool(captures())
+        with self.current():
+            return bool(captures())
 
     @contextmanager
     def current(self) -> Iterator[None]:

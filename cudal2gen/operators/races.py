@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
@@ -46,7 +46,7 @@ MIN_ROUNDS, MAX_ROUNDS = 6, 30  # rounds of two samples per contender
 SAMPLE_US = 30.0  # shorter samples would mostly measure the events around them
 STALE_SECONDS = 5.0  # seconds without calls after which a race in the background gives way to another
 MAX_MODELLED = 64  # most records, the nearest ones, that the timing model ranks
-MAX_UNJUDGED = 10  # most races of a target that tell nothing of its other calls, each after twice the calls of the last
+MAX_INCONCLUSIVE = 10  # most races of a target that tell nothing of its other calls, each after twice as many calls
 
 
 class Target(NamedTuple):
@@ -101,33 +101,19 @@ class Autotuner:
         self.meter, self.store, self.seconds, self.spent = meter, store, seconds, 0.0
         self.tried: set[Target] = set()
         self.failed: set[str] = set()  # digests of kernels that this process could not launch
-        self.unjudged: Counter[Target] = Counter()  # races whose operands left nothing to compare or to store
+        self.inconclusive: Counter[Target] = Counter()  # races that told nothing of a target's other calls
+        self.halted = False  # whether nothing more is raced, because the store cannot be used
         self.racing = threading.Lock()  # held by a thread that races to the end
         self._turn = threading.Lock()  # guards the race in the background
         self._owner: object | None = None
         self._steps: Iterator[None] = iter(())
         self._stepped = 0.0
-        self._merged: tuple[object, Table, Table] | None = None
-
-    def table(self, table: Table) -> Table:
-        """The pack's table with the rows that this card's own races add or replace. Raises OSError or WrongInput where
-        the store cannot be read."""
-        measurements, merged = self.store.measurements(), self._merged
-        if merged is not None and merged[0] is measurements and merged[1] is table:
-            return merged[2]
-        self._merged = measurements, table, (whole := self._with_raced(table))
-        return whole
-
-    def _with_raced(self, table: Table) -> Table:
-        raced = self.store.rows(table)
-        replaced = {(row.kind, row.sizes, row.products) for row in raced}
-        kept = [row for row in table.rows if (row.kind, row.sizes, row.products) not in replaced]
-        return replace(table, rows=[*kept, *raced])
 
     def target(self, table: Table, problem: Problem, products: int, *, hot: bool = False) -> Target | None:
         """What is still to be measured for a problem, while the process has time left: its bucket, or where it is
-        ``hot`` the problem itself. None where it was measured or tried."""
-        if self.spent >= self.seconds[1] or table.measured(problem, products) is not None:
+        ``hot`` the problem itself. None where it was measured or tried. ``table``: the pack's with what was measured of
+        its kernels, `Raced.current`."""
+        if self.halted or self.spent >= self.seconds[1] or table.measured(problem, products) is not None:
             return None
         least, most = buckets.bucket(problem, products)
         if hot or least == most:
@@ -185,12 +171,12 @@ class Autotuner:
             raise
         finally:
             # Not before: other threads' plans of it wait until there is something to know.
-            if judged or self.unjudged[target] >= MAX_UNJUDGED:
+            if judged or self.inconclusive[target] >= MAX_INCONCLUSIVE:
                 self.tried.add(target)
 
     def pause(self, target: Target) -> int:
         """Calls before a target is raced, more after each race that told nothing of its other calls."""
-        return (1 << self.unjudged[target]) - 1
+        return (1 << self.inconclusive[target]) - 1
 
     def _raced(self, table: Table, target: Target, contests: Callable[[], Contests]) -> Generator[None, None, bool]:
         """What the race's steps answer."""
@@ -206,7 +192,7 @@ class Autotuner:
                     race.began = start
                     next(steps)
             except StopIteration as end:
-                self.unjudged[target] += not end.value
+                self.inconclusive[target] += not end.value
                 return bool(end.value)
             finally:
                 elapsed = self.meter.now() - start
@@ -218,7 +204,7 @@ class Autotuner:
     def candidates(self, table: Table, target: Target, contest: Contest) -> list[tuple[Kernel, Use]]:
         """Kernels to race: the nearest, those that the timing model expects to be fastest, the next nearest ones; each
         binary once, none that is banned, of a bucket those that take its least rows as well."""
-        problem, banned = target.problem, self.store.banned() | self.failed
+        problem, banned = target.problem, self.store.first_runs.banned() | self.failed
         alike = [kernel for kernel in table.kernels if kernel.computes(problem) and kernel.digest not in banned]
         near = sorted(alike, key=lambda kernel: kernel.distance(problem))
         fast = sorted(near[:MAX_MODELLED], key=lambda kernel: _modelled_us(kernel, problem))
@@ -245,10 +231,17 @@ def _use(kernel: Kernel, target: Target, contest: Contest) -> Use | None:
 
 @contextmanager
 def _plainly() -> Iterator[None]:
-    """A context without gradients, and without an autocast that would change torch's product."""
+    """A context without gradients, without an autocast that would change torch's product, and outside of any inference
+    mode: a race's tensors outlive the call, and those made in it are none that others may change or follow."""
     import torch
 
-    with torch.no_grad(), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+    # Leaving the inference mode allows gradients again, so it comes first.
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cuda", enabled=False),
+        torch.autocast("cpu", enabled=False),
+    ):
         yield
 
 
@@ -398,26 +391,26 @@ class _Race:
         floor_us = self._floor_us(contest)
         if min(entrant.samples_us) >= floor_us:
             return True
-        self.store.end(entrant.kernel.digest, f"faster than {floor_us:.2f} us, which no kernel can be")
+        self.store.first_runs.ban(entrant.kernel.digest, f"faster than {floor_us:.2f} us, which no kernel can be")
         return False
 
     def _first_run(self, contest: Contest, kernel: Kernel, use: Use) -> Entrant | None:
         """The kernel, run once and compared; None where it fails, which bans it."""
         import torch
 
-        self.store.begin(kernel.digest)
-        try:
-            result = contest.call(kernel, use, stale=True)()
-            self.meter.synchronize()
-            largest_error, wrong = contest.compare(result)
-        except (LaunchError, GpuError, OSError) as error:  # of the driver, the operands or the memory, not a crash
-            self.store.lift(kernel.digest, f"does not run: {error}")
-            self.tuner.failed.add(kernel.digest)
-            return None
-        except torch.OutOfMemoryError:  # not the kernel's fault
-            self.store.lift(kernel.digest)
-            raise
-        self.store.end(kernel.digest, wrong)
+        with self.store.first_runs.begun(kernel.digest) as note:
+            try:
+                result = contest.call(kernel, use, stale=True)()
+                self.meter.synchronize()
+                largest_error, wrong = contest.compare(result)
+            except (LaunchError, GpuError, OSError) as error:  # of the driver, the operands or the memory, not a crash
+                note("not run", f"does not run: {error}")
+                self.tuner.failed.add(kernel.digest)
+                return None
+            except torch.OutOfMemoryError:  # not the kernel's fault
+                note("not run", "")
+                raise
+            note("wrong" if wrong else "right", wrong)
         if wrong:
             warnings.warn(f"cudal2gen: {kernel.record.name}: {wrong}; it is not used on this card", stacklevel=2)
             return None
@@ -433,7 +426,7 @@ class _Race:
             except (LaunchError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # a fault of the device, as torch raises it where it is waited for
-                self.store.end(kernel.digest, f"fails after its first run: {error}")
+                self.store.first_runs.ban(kernel.digest, f"fails after its first run: {error}")
                 raise
 
         return sample
@@ -466,6 +459,7 @@ class _Race:
             seed=0,
             digest=digest,
             options=record.launch_options,
+            offer=self.store.offer(self.table, problem),
             timings=timings,
             conditions=Conditions(sm_mhz=(), memory_mhz=(), power_w=(), temperature_c=(), throttle=()),
         )

@@ -1,48 +1,26 @@
 """The user's store of measurements made during calls, shared by processes, in the format of ``bench``.
 
-A measurement counts for the card, driver, clocks and versions that it was taken on. A kernel that is about to run for
-the first time is banned on disk, and the ban is lifted when it has run and its result is right: where it hangs, crashes
-or is wrong, no process tries it again. The file of these is compacted to the bans where it exceeds ``MAX_BYTES``.
+A measurement counts for the card, driver, clocks and versions that it was taken on, and where it says so for the
+kernels that there were to choose from (its ``offer``): where a pack has others, it counts until they have raced.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import ConfigDict, TypeAdapter
-
-from cudal2gen import files, results
+from cudal2gen import results
 from cudal2gen.choice import Kernel, Row, Table, row_of
-from cudal2gen.errors import Failure, reading
-from cudal2gen.results import Environment, Line, Measurement
-from cudal2gen.version import __version__
+from cudal2gen.kernel import Problem
+from cudal2gen.operators.first_runs import FirstRuns
+from cudal2gen.results import Environment, Measurement
 
-MAX_BYTES = 1 << 16  # most bytes of the file of first runs: some 200 kernels, read in milliseconds
-
-
-class Trial(Line):
-    """A kernel's first run on a card. ``outcome``: begun, right, wrong, or not run; ``reason``: of the last two."""
-
-    kind: Literal["first run"] = "first run"
-    card: str
-    version: str
-    digest: str
-    outcome: str
-    reason: str = ""
-
-    # Unknown fields of later versions must not hide a ban.
-    model_config = ConfigDict(extra="ignore")
-
-    @property
-    def banned(self) -> bool:
-        """Whether the kernel began and did not end well, or ended in a way that a later version knows."""
-        return self.outcome not in ("right", "not run")
-
-
-_TRIALS = TypeAdapter(Trial)
+Key = tuple[tuple[Any, ...], Any, int]  # of a problem: its kind, its sizes, and how many products
 
 
 class Conditions(NamedTuple):
@@ -60,107 +38,124 @@ class Conditions(NamedTuple):
         return cls(environment.name, environment.driver, environment.max_sm_mhz, environment.power_limit_w, versions)
 
 
+class Raced(NamedTuple):
+    """A pack's table with what races measured. ``whole``: all of it; ``current``: without the measurements of races
+    that had other kernels to choose from."""
+
+    whole: Table
+    current: Table
+
+
 class Store:
     """The store of one card. ``folder``: where its files are, by default beside the user's other results."""
 
     def __init__(self, environment: Environment, folder: Path | None = None) -> None:
         self.environment = environment
-        self.measurements_file = results.store("autotune") if folder is None else folder / "autotune.jsonl"
-        self.trials_file = self.measurements_file.with_name("autotune-first-runs.jsonl")
-        self._read: tuple[int, int] = (-1, -1)
+        self.file = results.store("autotune") if folder is None else folder / "autotune.jsonl"
+        self.first_runs = FirstRuns(environment.name, self.file.with_name("autotune-first-runs.jsonl"))
+        self._inode, self._end = -1, results.START  # how far the file was read
+        self._environments: dict[str, Environment] = {}
         self._measurements: list[Measurement] = []
-        self._trials: dict[str, Trial] = {}
-        self._state: tuple[int, ...] = ()  # state of the file of trials when it was last read
-
-    # --- measurements ---
+        self._unstored: list[Measurement] = []  # what the file did not take
+        self._rows = _Rows(Table("", [], []))
 
     def add(self, measurements: Sequence[Measurement]) -> None:
-        """Stores measurements with their environment; they are on disk when this returns. Raises OSError."""
-        results.append([self.environment, *measurements], self.measurements_file)
+        """Stores measurements with their environment; they are on disk when this returns. Raises OSError; then they
+        are kept in memory, and stored by the next call that can."""
+        try:
+            results.append([self.environment, *self._unstored, *measurements], self.file)
+        except OSError:
+            self._unstored.extend(measurements)
+            self._measurements.extend(measurements)
+            raise
+        self._unstored.clear()
 
     def measurements(self) -> Sequence[Measurement]:
-        """Those taken under this card's conditions; the file is read again when another process has added to it."""
+        """Those taken under this card's conditions, in their order. What was added to the file since the last call is
+        read; what was read stays where the file is gone. Raises WrongInput."""
         try:
-            status = self.measurements_file.stat()
+            status = self.file.stat()
         except OSError:
-            return ()
-        if self._read != (status.st_size, status.st_mtime_ns):
-            stored, conditions = results.measurements(self.measurements_file), Conditions.of(self.environment)
-            self._measurements = [
-                row for row in stored.measurements if Conditions.of(stored.environments[row.environment]) == conditions
-            ]
-            self._read = status.st_size, status.st_mtime_ns
+            return self._measurements
+        if status.st_ino != self._inode or status.st_size < self._end.bytes:  # another file
+            self._inode, self._end, self._environments = status.st_ino, results.START, {}
+            self._measurements, self._rows = list(self._unstored), _Rows(self._rows.table)
+        if status.st_size > self._end.bytes:
+            end = results.end_of(self.file, self._end)
+            stored = results.measurements(self.file, self._end, end, self._environments)
+            alike = Conditions.of(self.environment)
+            conditions = {name: Conditions.of(each) for name, each in stored.environments.items()}
+            self._measurements.extend(row for row in stored.measurements if conditions[row.environment] == alike)
+            self._end, self._environments = end, stored.environments
         return self._measurements
 
-    def rows(self, table: Table) -> list[Row]:
-        """Rows of a pack's table: the latest measurement of each problem whose kernel the pack has, or that the
-        vendor's library won."""
+    def raced(self, table: Table) -> Raced:
+        """A pack's table with the latest measurement of each problem whose kernel the pack has, those of races that had
+        all of the pack's kernels to choose from before others. Raises WrongInput."""
+        measurements = self.measurements()
+        return self._rows_of(table).read(measurements)
+
+    def remembered(self, table: Table) -> Table:
+        """The same, whole, of what was read before."""
+        return self._rows_of(table).read(self._measurements).whole
+
+    def offer(self, table: Table, problem: Problem) -> str:
+        """What a race of a problem can choose from, as a measurement's ``offer``."""
+        return self._rows_of(table).offers[problem.kind]
+
+    def _rows_of(self, table: Table) -> _Rows:
+        if self._rows.table is not table:
+            self._rows = _Rows(table)
+        return self._rows
+
+
+class _Rows:
+    """The rows of measurements for a pack's table, made once each: their intervals take a millisecond."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._read = 0  # so many measurements
+        self._current: dict[Key, Row] = {}
+        self._others: dict[Key, Row] = {}
+        self._raced = Raced(table, table)
+
+    @cached_property
+    def offers(self) -> dict[tuple[Any, ...], str]:
+        """Digests of the binaries of each kind."""
+        binaries: defaultdict[tuple[Any, ...], set[str]] = defaultdict(set)
+        for kernel in self.table.kernels:
+            binaries[Problem.kind_of(kernel.fields)].add(kernel.digest)
+        return {kind: hashlib.sha256(" ".join(sorted(of)).encode()).hexdigest()[:16] for kind, of in binaries.items()}
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, str], int]:
+        """Places of kernels in the table, by binary and options."""
         numbers: dict[tuple[str, str], int] = {}
-        for place, kernel in enumerate(table.kernels):
+        for place, kernel in enumerate(self.table.kernels):
             numbers.setdefault((kernel.digest, options_of(kernel)), place)
-        latest: dict[tuple[object, ...], Row] = {}
-        for measurement in self.measurements():
-            number = numbers.get((measurement.digest, repr(measurement.options)))
-            problem = measurement.problem
-            if number is not None:
-                row = row_of(problem, measurement.products, number, {measurement.l2: measurement})
-                if row is not None:
-                    latest[(problem.kind, row.sizes, row.products)] = row
-        return list(latest.values())
+        return numbers
 
-    # --- first runs ---
+    def read(self, measurements: Sequence[Measurement]) -> Raced:
+        """The table with all measurements; those that an earlier call had are the same."""
+        if self._read == len(measurements):
+            return self._raced
+        for measurement in measurements[self._read :]:
+            number, problem = self._numbers.get((measurement.digest, repr(measurement.options))), measurement.problem
+            if number is None:
+                continue
+            row = row_of(problem, measurement.products, number, {measurement.l2: measurement})
+            if row is not None:
+                rows = self._current if measurement.offer == self.offers.get(problem.kind) else self._others
+                rows[problem.kind, row.sizes, row.products] = row
+        self._read = len(measurements)
+        current = self._with(self._current)
+        self._raced = Raced(self._with(self._others | self._current) if self._others else current, current)
+        return self._raced
 
-    def begin(self, digest: str) -> None:
-        """Bans a kernel until ``end``. Raises OSError: what cannot be banned must not be tried."""
-        self._note(digest, "begun")
-
-    def end(self, digest: str, wrong: str = "") -> None:
-        """Lifts a ban; where the kernel was ``wrong``, says how, and it stays."""
-        self._note(digest, "wrong" if wrong else "right", wrong)
-
-    def lift(self, digest: str, reason: str = "") -> None:
-        """Lifts the ban of a kernel that did not come to run, and says why."""
-        self._note(digest, "not run", reason)
-
-    def _note(self, digest: str, outcome: Literal["begun", "right", "wrong", "not run"], reason: str = "") -> None:
-        row = Trial(card=self.environment.name, version=__version__, digest=digest, outcome=outcome, reason=reason)
-        results.append([row], self.trials_file)
-        if self.trials_file.stat().st_size > MAX_BYTES:
-            with suppress(Failure):  # the next append tries again
-                self._compact()
-
-    def _compact(self) -> None:
-        """Leaves the bans in the file of trials, of all cards, as they are spelled, and lines that are not understood.
-
-        The new file takes the old one's place at once: a process that is killed meanwhile leaves either. Raises Failure
-        and OSError.
-        """
-        path = self.trials_file
-        with files.locked(path):
-            for scratch in path.parent.glob(f".{path.name}.*"):  # left by killed processes: this one holds the lock
-                scratch.unlink(missing_ok=True)
-            rows = dict(results.read(_TRIALS, path))
-            last = {(row.card, row.digest): number for number, row in rows.items()}
-            stay = {number for number in last.values() if rows[number].banned}
-            lines = path.read_bytes().splitlines(keepends=True)
-            kept = [line for number, line in enumerate(lines, 1) if number in stay or number not in rows]
-            files.write(path, b"".join(kept))
-
-    def trials(self) -> dict[str, Trial]:
-        """The last entry of each kernel on this card, by digest; the file is read again where it has changed. Raises
-        WrongInput."""
-        with reading(self.trials_file):
-            status = self.trials_file.stat() if self.trials_file.exists() else None
-        state = () if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
-        if state != self._state:
-            rows = [row for _, row in results.read(_TRIALS, self.trials_file)]
-            self._trials = {row.digest: row for row in rows if row.card == self.environment.name}
-            self._state = state
-        return self._trials
-
-    def banned(self) -> set[str]:
-        """Digests of kernels that began and did not end well, in this process or another."""
-        return {digest for digest, row in self.trials().items() if row.banned}
+    def _with(self, raced: dict[Key, Row]) -> Table:
+        table = self.table
+        kept = [row for row in table.rows if (row.kind, row.sizes, row.products) not in raced]
+        return replace(table, rows=[*kept, *raced.values()])
 
 
 def options_of(kernel: Kernel) -> str:

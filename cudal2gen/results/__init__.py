@@ -36,6 +36,7 @@ from cudal2gen.results.storage import Measurements as Measurements
 from cudal2gen.results.storage import Place as Place
 from cudal2gen.results.storage import algorithms as algorithms
 from cudal2gen.results.storage import append as append
+from cudal2gen.results.storage import end_of as end_of
 from cudal2gen.results.storage import latest as latest
 from cudal2gen.results.storage import measurements as measurements
 from cudal2gen.results.storage import read as read

@@ -50,7 +50,7 @@ Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Extent = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
 Products = Annotated[int, Field(ge=1, lt=2**31)]
-NEUTRAL = Problem.NEUTRAL | {"products": 1}  # fields with these values are left out of a row
+NEUTRAL = Problem.NEUTRAL | {"products": 1, "offer": ""}  # fields with these values are left out of a row
 
 
 def rivals(problem: Problem) -> tuple[str, ...]:
@@ -247,7 +247,8 @@ class Measurement(Posed):
     """One problem under one protocol. ``absent``: contenders that could not run, and why.
 
     ``l2`` is ``exceeded`` where one set of operands is larger than three times the L2: hot and cold are then the same.
-    ``digest``: our binary's, also where it is absent; ``options``: the data that it was launched with.
+    ``digest``: our binary's, also where it is absent; ``options``: the data that it was launched with. ``offer``: of a
+    race during calls, a digest of the kernels that there were to choose from.
     """
 
     kind: Literal["measurement"] = "measurement"
@@ -265,6 +266,7 @@ class Measurement(Posed):
     seed: int
     digest: str = ""
     options: dict[str, int] = {}
+    offer: str = ""
     timings: Timings
     absent: dict[str, str] = {}
     conditions: Conditions

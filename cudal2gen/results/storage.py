@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
 
@@ -63,8 +64,20 @@ class Place(NamedTuple):
 START = Place(0, 0)
 
 
-def read(adapter: TypeAdapter[T], path: Path, start: Place = START) -> Iterator[tuple[int, T]]:
-    """The rows of a file from ``start`` on and the numbers of their lines; none without a file. Raises WrongInput.
+def end_of(path: Path, start: Place = START) -> Place:
+    """The place behind the last whole line of a file that is whole up to ``start``: another process may be writing the
+    next one. Raises WrongInput."""
+    with reading(path), path.open("rb") as file:
+        file.seek(start.bytes)
+        rest = file.read()
+    return Place(start.bytes + rest.rfind(b"\n") + 1, start.lines + rest.count(b"\n"))
+
+
+def read(
+    adapter: TypeAdapter[T], path: Path, start: Place = START, end: Place | None = None
+) -> Iterator[tuple[int, T]]:  # fmt: skip
+    """The rows of a file from ``start`` on, to ``end``, and the numbers of their lines; none without a file. Raises
+    WrongInput.
 
     A line of another form, such as a killed process leaves, is skipped with a warning.
     """
@@ -73,7 +86,8 @@ def read(adapter: TypeAdapter[T], path: Path, start: Place = START) -> Iterator[
     faults: list[str] = []
     with reading(path), path.open("rb") as file:
         file.seek(start.bytes)
-        for number, line in enumerate(file, start.lines + 1):
+        lines = file if end is None else islice(file, end.lines - start.lines)
+        for number, line in enumerate(lines, start.lines + 1):
             try:
                 row = adapter.validate_python(parse_json(line))
             except WrongInput as error:
@@ -147,12 +161,16 @@ class Measurements(NamedTuple):
         return list(last.values())
 
 
-def measurements(path: Path | None = None) -> Measurements:
-    """Reads a file of measurements. One whose environment does not stand before it is skipped with a warning."""
+def measurements(
+    path: Path | None = None, start: Place = START, end: Place | None = None,
+    environments: Mapping[str, Environment] | None = None,
+) -> Measurements:  # fmt: skip
+    """Reads a file of measurements, or the part of it from ``start`` to ``end``, before which ``environments`` stand.
+    One whose environment does not stand before it is skipped with a warning."""
     target = path or store("measurements")
-    rows = Measurements({}, [])
+    rows = Measurements(dict(environments or {}), [])
     strangers = []
-    for number, line in read(_MEASUREMENT, target):
+    for number, line in read(_MEASUREMENT, target, start, end):
         if isinstance(line, Environment):
             rows.environments[line.id] = line
         elif line.environment in rows.environments:
